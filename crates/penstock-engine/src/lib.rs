@@ -1,0 +1,1 @@
+//! Jobs: arena, lanes, completion queue and copies.

@@ -1,0 +1,1 @@
+//! Eviction policies, used by bounded stores, the arena and the simulator alike.

@@ -1,0 +1,78 @@
+//! Spans: which layers and heads of a chunk a piece of KV covers.
+
+use std::fmt;
+use std::ops::Range;
+
+/// A range of layers and a range of KV heads, by their index in the whole model.
+///
+/// Ranges are half open and never empty. A rank's share of the KV cache is a span, and
+/// so is what one object in a store holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Span {
+    layer_start: u16,
+    layer_end: u16,
+    head_start: u16,
+    head_end: u16,
+}
+
+/// Why a pair of ranges is not a span.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a span needs at least one layer and one head, got layers {layers:?} and heads {heads:?}")]
+pub struct EmptySpan {
+    layers: Range<u16>,
+    heads: Range<u16>,
+}
+
+impl Span {
+    /// Builds a span; refuses empty or reversed ranges.
+    pub fn new(layers: Range<u16>, heads: Range<u16>) -> Result<Self, EmptySpan> {
+        if layers.is_empty() || heads.is_empty() {
+            return Err(EmptySpan { layers, heads });
+        }
+        Ok(Self {
+            layer_start: layers.start,
+            layer_end: layers.end,
+            head_start: heads.start,
+            head_end: heads.end,
+        })
+    }
+
+    /// The layers covered.
+    pub fn layers(&self) -> Range<u16> {
+        self.layer_start..self.layer_end
+    }
+
+    /// The KV heads covered.
+    pub fn heads(&self) -> Range<u16> {
+        self.head_start..self.head_end
+    }
+
+    /// Number of layers covered.
+    pub fn layer_count(&self) -> usize {
+        usize::from(self.layer_end - self.layer_start)
+    }
+
+    /// Number of heads covered.
+    pub fn head_count(&self) -> usize {
+        usize::from(self.head_end - self.head_start)
+    }
+
+    /// Whether every layer and head of `other` is covered by `self`.
+    pub fn contains(&self, other: &Span) -> bool {
+        self.layer_start <= other.layer_start
+            && other.layer_end <= self.layer_end
+            && self.head_start <= other.head_start
+            && other.head_end <= self.head_end
+    }
+}
+
+/// `l0-8.h0-4`: the form used in keys.
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "l{}-{}.h{}-{}",
+            self.layer_start, self.layer_end, self.head_start, self.head_end
+        )
+    }
+}

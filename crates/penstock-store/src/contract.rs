@@ -1,0 +1,162 @@
+//! The contract that every store fulfils.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::time::Instant;
+
+use crate::{Error, Key, Namespace, Result};
+
+/// What a store can do; the behaviour suite reads it to know what to expect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Other processes see what this one puts.
+    pub shared: bool,
+    /// Values outlive the process.
+    pub persistent: bool,
+    /// The store itself keeps within a bound and evicts to do so.
+    pub bounded: bool,
+    /// Largest value accepted, header included, in bytes.
+    pub max_value_bytes: u64,
+}
+
+/// What became of a put that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutOutcome {
+    /// The value is in the store.
+    Stored,
+    /// The store already had a value of this length under the key and kept it.
+    AlreadyPresent,
+}
+
+/// What became of a get that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GetOutcome {
+    /// The whole value, of this many bytes, now fills the destination from its start. It may
+    /// be shorter than the destination.
+    Hit(u64),
+    /// No such key.
+    Miss,
+    /// The value, of this many bytes, does not fit the destination, whose content is now
+    /// unspecified.
+    TooLarge(u64),
+}
+
+/// One value to put: its bytes are the slices' concatenation.
+pub struct PutRequest<'a> {
+    /// The object's name.
+    pub key: Key,
+    /// The value's bytes, in order.
+    pub value: &'a [IoSlice<'a>],
+    /// Filled in by the store.
+    pub outcome: Option<Result<PutOutcome>>,
+}
+
+/// One value to get into the caller's memory.
+pub struct GetRequest<'a, 'b> {
+    /// The object's name.
+    pub key: Key,
+    /// Where the value's bytes go, in order.
+    pub into: &'a mut [IoSliceMut<'b>],
+    /// Filled in by the store.
+    pub outcome: Option<Result<GetOutcome>>,
+}
+
+/// An object as a listing reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// The object's name.
+    pub key: Key,
+    /// Bytes of its value, header included.
+    pub bytes: u64,
+}
+
+/// Counters of one store handle since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreStats {
+    /// Keys asked for in look-ups.
+    pub lookups: u64,
+    /// Keys that a look-up found.
+    pub lookup_hits: u64,
+    /// Gets that returned a value.
+    pub gets: u64,
+    /// Gets that found no value.
+    pub misses: u64,
+    /// Puts that stored a value.
+    pub puts: u64,
+    /// Puts that found the value already there.
+    pub puts_present: u64,
+    /// Bytes received by gets.
+    pub bytes_read: u64,
+    /// Bytes sent by puts.
+    pub bytes_written: u64,
+    /// Objects this handle evicted.
+    pub evictions: u64,
+    /// Operations that failed, of any kind.
+    pub errors: u64,
+    /// Connections opened.
+    pub connects: u64,
+}
+
+/// A place where objects live.
+///
+/// Implementations are shared by threads; any method may be called from any number of them at
+/// once. Every method returns by its deadline plus scheduling noise, whatever the other side
+/// does. Values are opaque bytes here: sealing and verification are in [`crate::value`].
+///
+/// A put is atomic: no get ever sees a part of it, even if the process dies in the middle. A get
+/// that returns [`GetOutcome::Hit`] delivered one whole value that some put stored, as long as
+/// the store itself kept it intact.
+pub trait Store: Send + Sync {
+    /// What this store can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// The URL that opens this store, without credentials.
+    fn url(&self) -> String;
+
+    /// For each key, in order, whether the store has it.
+    fn contains(&self, keys: &[Key], deadline: Instant) -> Result<Vec<bool>>;
+
+    /// Puts a batch, pipelined where the store can; fills in every request's outcome.
+    fn put_many(&self, batch: &mut [PutRequest<'_>], deadline: Instant);
+
+    /// Gets a batch, pipelined where the store can; fills in every request's outcome.
+    fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant);
+
+    /// Removes the keys that exist; returns how many did.
+    fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64>;
+
+    /// Visits every object, of one namespace if one is given, in no order. Objects put or removed
+    /// meanwhile may or may not be seen.
+    fn list(
+        &self,
+        namespace: Option<Namespace>,
+        visit: &mut dyn FnMut(Listed),
+        deadline: Instant,
+    ) -> Result<()>;
+
+    /// Facts about the store's own settings and state, as name and value (for a server, what it
+    /// reports of itself; for a directory, its bound and use).
+    fn describe(&self, deadline: Instant) -> Result<Vec<(String, String)>>;
+
+    /// Counters since this handle was opened.
+    fn stats(&self) -> StoreStats;
+
+    /// Puts one value.
+    fn put(&self, key: &Key, value: &[IoSlice<'_>], deadline: Instant) -> Result<PutOutcome> {
+        let mut batch = [PutRequest { key: *key, value, outcome: None }];
+        self.put_many(&mut batch, deadline);
+        let [request] = batch;
+        request.outcome.unwrap_or_else(|| Err(unanswered()))
+    }
+
+    /// Gets one value.
+    fn get(&self, key: &Key, into: &mut [IoSliceMut<'_>], deadline: Instant) -> Result<GetOutcome> {
+        let mut batch = [GetRequest { key: *key, into, outcome: None }];
+        self.get_many(&mut batch, deadline);
+        let [request] = batch;
+        request.outcome.unwrap_or_else(|| Err(unanswered()))
+    }
+}
+
+fn unanswered() -> Error {
+    Error::new(crate::ErrorKind::Protocol, "the store left a request without an outcome")
+}

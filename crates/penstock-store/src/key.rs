@@ -1,0 +1,131 @@
+//! Keys: the name of an object in every store.
+
+use std::fmt;
+
+use penstock_layout::Span;
+
+/// Bytes of a namespace digest.
+pub const NAMESPACE_BYTES: usize = 16;
+/// Bytes of a chunk's identity (a SHA-256 block hash fills it).
+pub const CHUNK_BYTES: usize = 32;
+
+/// The fingerprint of everything that must agree before two engines share objects.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Namespace(pub [u8; NAMESPACE_BYTES]);
+
+/// The name of one object: a namespace, a chunk and a span.
+///
+/// The text form, used by stores whose keys are strings, is
+/// `penstock:<namespace hex>:<chunk hex>:<span>`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    /// Which engines may share the object.
+    pub namespace: Namespace,
+    /// Identity of the chunk: the chained hash of its last block, zero-padded.
+    pub chunk: [u8; CHUNK_BYTES],
+    /// The layers and heads the object holds.
+    pub span: Span,
+}
+
+/// Prefix of every key in its text form.
+pub const KEY_PREFIX: &str = "penstock:";
+
+/// Why a text is not a key.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a Penstock key: {0:?}")]
+pub struct NotAKey(pub String);
+
+fn hex(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+}
+
+fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    if text.len() != 2 * N || !text.is_ascii() {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+        let digit = |c: u8| (c as char).to_digit(16);
+        *byte = (digit(pair[0])? * 16 + digit(pair[1])?) as u8;
+    }
+    Some(bytes)
+}
+
+impl fmt::Display for Namespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        hex(&self.0, f)
+    }
+}
+
+impl fmt::Debug for Namespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Namespace({self})")
+    }
+}
+
+impl Namespace {
+    /// Reads the hexadecimal form.
+    pub fn parse(text: &str) -> Result<Self, NotAKey> {
+        unhex(text).map(Self).ok_or_else(|| NotAKey(text.to_owned()))
+    }
+}
+
+impl Key {
+    /// A key for a chunk whose identity is at most [`CHUNK_BYTES`] long; shorter ones are
+    /// zero-padded (all identities in a namespace come from one hash, hence have one length).
+    pub fn new(namespace: Namespace, chunk: &[u8], span: Span) -> Result<Self, NotAKey> {
+        let mut padded = [0; CHUNK_BYTES];
+        padded
+            .get_mut(..chunk.len())
+            .ok_or_else(|| NotAKey(format!("chunk identity of {} bytes", chunk.len())))?
+            .copy_from_slice(chunk);
+        Ok(Self { namespace, chunk: padded, span })
+    }
+
+    /// Reads the text form.
+    pub fn parse(text: &str) -> Result<Self, NotAKey> {
+        Self::parse_parts(text).ok_or_else(|| NotAKey(text.to_owned()))
+    }
+
+    fn parse_parts(text: &str) -> Option<Self> {
+        let mut parts = text.strip_prefix(KEY_PREFIX)?.split(':');
+        let namespace = Namespace(unhex(parts.next()?)?);
+        let chunk = unhex(parts.next()?)?;
+        let (layers, heads) = parts.next()?.strip_prefix('l')?.split_once(".h")?;
+        if parts.next().is_some() {
+            return None;
+        }
+        let range = |text: &str| {
+            let (start, end) = text.split_once('-')?;
+            Some(start.parse().ok()?..end.parse().ok()?)
+        };
+        let span = Span::new(range(layers)?, range(heads)?).ok()?;
+        Some(Self { namespace, chunk, span })
+    }
+
+    /// The bytes that stand for this key inside a value's header: every field, fixed width.
+    pub fn to_bytes(&self) -> [u8; NAMESPACE_BYTES + CHUNK_BYTES + 8] {
+        let mut bytes = [0; NAMESPACE_BYTES + CHUNK_BYTES + 8];
+        bytes[..NAMESPACE_BYTES].copy_from_slice(&self.namespace.0);
+        bytes[NAMESPACE_BYTES..][..CHUNK_BYTES].copy_from_slice(&self.chunk);
+        let (layers, heads) = (self.span.layers(), self.span.heads());
+        for (i, n) in [layers.start, layers.end, heads.start, heads.end].into_iter().enumerate() {
+            bytes[NAMESPACE_BYTES + CHUNK_BYTES + 2 * i..][..2].copy_from_slice(&n.to_le_bytes());
+        }
+        bytes
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{KEY_PREFIX}{}:", self.namespace)?;
+        hex(&self.chunk, f)?;
+        write!(f, ":{}", self.span)
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({self})")
+    }
+}

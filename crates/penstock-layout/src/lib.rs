@@ -3,6 +3,12 @@
 //! Pure address arithmetic: no I/O and no `unsafe`. Everything is checked when it is built
 //! and infallible after.
 
+mod axes;
+mod descriptor;
+mod geometry;
 mod span;
 
+pub use axes::{Axis, Interior, KvLayout, UnknownLayout};
+pub use descriptor::{Descriptor, DescriptorError, LayerBase, Placement, Segment, SegmentError};
+pub use geometry::{Geometry, GeometryError, object_bytes};
 pub use span::{EmptySpan, Span};

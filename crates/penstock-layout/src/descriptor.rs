@@ -1,0 +1,510 @@
+//! Descriptors: where every byte of a rank's KV lies.
+
+use crate::{Axis, Interior, KvLayout, Span};
+
+/// A run of contiguous bytes in registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Segment {
+    /// Index of the region.
+    pub region: u32,
+    /// First byte, counted from the start of the region.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// Where a layer's KV begins: block 0, head 0 of the share, token 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LayerBase {
+    /// Index of the region.
+    pub region: u32,
+    /// Bytes from the start of the region.
+    pub offset: u64,
+}
+
+/// What a [`Descriptor`] is built from. Every size and stride is in bytes, save counts.
+///
+/// Token `n` of head `h` (counted from the share's first head) in block `b` of layer `l`
+/// lies at `layers[l].offset + b * block_stride + h * head_stride + n * token_stride`.
+/// The stride of an axis with one element is never used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// Layers and heads that lie here, by their index in the model.
+    pub share: Span,
+    /// Number of blocks.
+    pub blocks: u64,
+    /// Tokens in a block.
+    pub tokens: u64,
+    /// Bytes of key and value of one token and head, contiguous.
+    pub content_bytes: u64,
+    /// Order of heads and tokens in which segments are given.
+    pub interior: Interior,
+    /// Length of each region.
+    pub region_lens: Vec<u64>,
+    /// Where each of the share's layers begins.
+    pub layers: Vec<LayerBase>,
+    /// From a block to the next.
+    pub block_stride: u64,
+    /// From a head to the next.
+    pub head_stride: u64,
+    /// From a token to the next.
+    pub token_stride: u64,
+}
+
+/// Why a placement is not a descriptor.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DescriptorError {
+    /// A size is zero.
+    #[error("the number of {what} must not be zero")]
+    Zero {
+        /// Which size.
+        what: &'static str,
+    },
+    /// The share has another number of layers than there are bases.
+    #[error("the share has {share} layers, but {bases} have a place")]
+    LayerCount {
+        /// Layers in the share.
+        share: usize,
+        /// Layers with a base.
+        bases: usize,
+    },
+    /// A layer lies in a region that does not exist.
+    #[error("layer {layer} lies in region {region}, but there are {regions} regions")]
+    UnknownRegion {
+        /// Index of the layer in the model.
+        layer: u16,
+        /// Region it names.
+        region: u32,
+        /// Number of regions.
+        regions: usize,
+    },
+    /// One head's part of a page is larger than 4 GiB.
+    #[error("{tokens} tokens of {content_bytes} bytes make over 4 GiB for one head of a block")]
+    PageTooLarge {
+        /// Tokens in a block.
+        tokens: u64,
+        /// Bytes of one token and head.
+        content_bytes: u64,
+    },
+    /// The sizes do not fit 64-bit arithmetic.
+    #[error(
+        "{blocks} blocks {block_stride} bytes apart, {heads} heads {head_stride} apart and \
+         {tokens} tokens {token_stride} apart do not fit 64-bit addresses"
+    )]
+    Overflow {
+        /// Number of blocks.
+        blocks: u64,
+        /// From a block to the next.
+        block_stride: u64,
+        /// Number of heads.
+        heads: u64,
+        /// From a head to the next.
+        head_stride: u64,
+        /// Tokens in a block.
+        tokens: u64,
+        /// From a token to the next.
+        token_stride: u64,
+    },
+    /// A layer reaches past the end of its region.
+    #[error(
+        "layer {layer} begins at byte {offset} of region {region} and takes {extent} bytes, \
+         but the region has {region_len}"
+    )]
+    OutOfRegion {
+        /// Index of the layer in the model.
+        layer: u16,
+        /// Its region.
+        region: u32,
+        /// Its base.
+        offset: u64,
+        /// Bytes from the base to the end of its last element.
+        extent: u64,
+        /// Bytes in the region.
+        region_len: u64,
+    },
+    /// Neighbours on an axis are nearer than the bytes that lie inside one.
+    #[error("neighbours on axis {axis} are {stride} bytes apart, but each spans {inner} bytes")]
+    AxisOverlap {
+        /// The axis.
+        axis: Axis,
+        /// From an element to the next.
+        stride: u64,
+        /// Bytes that one element spans, gaps included.
+        inner: u64,
+    },
+    /// Two layers share bytes.
+    #[error(
+        "layers {first} and {second} share bytes of region {region}: one begins at byte {first_offset}, the other at {second_offset}"
+    )]
+    LayersOverlap {
+        /// Index of the layer with the lower base.
+        first: u16,
+        /// Index of the other.
+        second: u16,
+        /// Their region.
+        region: u32,
+        /// Base of the first.
+        first_offset: u64,
+        /// Base of the second.
+        second_offset: u64,
+    },
+}
+
+/// Why there are no segments.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SegmentError {
+    /// There is no such block.
+    #[error("block {block} of {blocks}")]
+    BlockOutOfRange {
+        /// The block asked for.
+        block: u64,
+        /// Number of blocks.
+        blocks: u64,
+    },
+    /// The span is not part of the share.
+    #[error("span {span} lies outside the share {share}")]
+    SpanOutsideShare {
+        /// The span asked for.
+        span: Span,
+        /// What lies here.
+        share: Span,
+    },
+}
+
+/// Where every byte of a rank's KV lies.
+///
+/// Once built, every address it gives lies inside its region, and no two elements share a
+/// byte.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    placement: Placement,
+}
+
+/// An axis of a single layer: elements, and bytes from one to the next.
+#[derive(Clone, Copy)]
+struct Strided {
+    axis: Axis,
+    count: u64,
+    stride: u64,
+    /// Bytes spanned by one element, gaps between what lies inside it included.
+    inner: u64,
+}
+
+impl Descriptor {
+    /// Checks a placement.
+    ///
+    /// The axes of a layer must nest: neighbours on an axis lie at least as far apart as the
+    /// bytes that one of them spans. Placements that do not nest yet happen not to overlap
+    /// are refused too. Layers may interleave in any way that shares no byte; that check is
+    /// exact, and takes time in the square of the number of layers in a region.
+    pub fn new(placement: Placement) -> Result<Self, DescriptorError> {
+        let p = &placement;
+        for (what, size) in [
+            ("blocks", p.blocks),
+            ("tokens", p.tokens),
+            ("content bytes", p.content_bytes),
+        ] {
+            if size == 0 {
+                return Err(DescriptorError::Zero { what });
+            }
+        }
+        // Keeps `block_bytes` within 64 bits for any span: there are under 2^16 layers and
+        // under 2^16 heads.
+        if p.tokens
+            .checked_mul(p.content_bytes)
+            .is_none_or(|bytes| bytes > 1 << 32)
+        {
+            return Err(DescriptorError::PageTooLarge {
+                tokens: p.tokens,
+                content_bytes: p.content_bytes,
+            });
+        }
+        if p.layers.len() != p.share.layer_count() {
+            return Err(DescriptorError::LayerCount {
+                share: p.share.layer_count(),
+                bases: p.layers.len(),
+            });
+        }
+        let (axes, extent) = nested_axes(p)?;
+        for (layer, base) in p.share.layers().zip(&p.layers) {
+            let Some(&region_len) = p.region_lens.get(base.region as usize) else {
+                return Err(DescriptorError::UnknownRegion {
+                    layer,
+                    region: base.region,
+                    regions: p.region_lens.len(),
+                });
+            };
+            if base
+                .offset
+                .checked_add(extent)
+                .is_none_or(|end| end > region_len)
+            {
+                return Err(DescriptorError::OutOfRegion {
+                    layer,
+                    region: base.region,
+                    offset: base.offset,
+                    extent,
+                    region_len,
+                });
+            }
+        }
+        check_layers_apart(p, &axes, extent)?;
+        Ok(Self { placement })
+    }
+
+    /// The descriptor of a freshly packed single region: no gap anywhere, layer, block and
+    /// head 0 of the share at offset 0.
+    pub fn packed(
+        layout: KvLayout,
+        share: Span,
+        blocks: u64,
+        tokens: u64,
+        content_bytes: u64,
+    ) -> Result<Self, DescriptorError> {
+        let (layers, heads) = (share.layer_count() as u64, share.head_count() as u64);
+        let (mut layer_stride, mut block_stride, mut head_stride, mut token_stride) = (0, 0, 0, 0);
+        let mut stride: Option<u64> = Some(1);
+        for axis in layout.order().into_iter().rev() {
+            let (slot, count) = match axis {
+                Axis::Layer => (&mut layer_stride, layers),
+                Axis::Block => (&mut block_stride, blocks),
+                Axis::Head => (&mut head_stride, heads),
+                Axis::Token => (&mut token_stride, tokens),
+                Axis::Content => (&mut 0, content_bytes),
+            };
+            *slot = stride.unwrap_or(u64::MAX);
+            stride = stride.and_then(|stride| stride.checked_mul(count));
+        }
+        let total = stride.ok_or(DescriptorError::Overflow {
+            blocks,
+            block_stride,
+            heads,
+            head_stride,
+            tokens,
+            token_stride,
+        })?;
+        Self::new(Placement {
+            share,
+            blocks,
+            tokens,
+            content_bytes,
+            interior: layout.interior(),
+            region_lens: vec![total],
+            // Products of factors of `total`: no overflow.
+            layers: (0..layers)
+                .map(|layer| LayerBase {
+                    region: 0,
+                    offset: layer * layer_stride,
+                })
+                .collect(),
+            block_stride,
+            head_stride,
+            token_stride,
+        })
+    }
+
+    /// The same bytes, with segments given in another order of heads and tokens.
+    ///
+    /// For a share of one head, or blocks of one token, the order makes no difference.
+    #[must_use]
+    pub fn with_interior(mut self, interior: Interior) -> Self {
+        self.placement.interior = interior;
+        self
+    }
+
+    /// Layers and heads that lie here.
+    pub fn share(&self) -> Span {
+        self.placement.share
+    }
+
+    /// Number of blocks.
+    pub fn blocks(&self) -> u64 {
+        self.placement.blocks
+    }
+
+    /// Tokens in a block.
+    pub fn tokens(&self) -> u64 {
+        self.placement.tokens
+    }
+
+    /// Bytes of key and value of one token and head.
+    pub fn content_bytes(&self) -> u64 {
+        self.placement.content_bytes
+    }
+
+    /// Order of heads and tokens in which segments are given.
+    pub fn interior(&self) -> Interior {
+        self.placement.interior
+    }
+
+    /// Bytes in each region.
+    pub fn region_lens(&self) -> &[u64] {
+        &self.placement.region_lens
+    }
+
+    /// Bytes of KV that one block holds for a span, wherever the span lies.
+    pub fn block_bytes(&self, span: &Span) -> u64 {
+        let p = &self.placement;
+        span.layer_count() as u64 * span.head_count() as u64 * (p.tokens * p.content_bytes)
+    }
+
+    /// Appends the fewest runs that hold a block's bytes of a span, in canonical order:
+    /// layer by layer, inside a layer in [`interior`](Self::interior) order.
+    ///
+    /// A run that continues the last one of `out` extends it, so the blocks of a chunk
+    /// merge when they are neighbours. On an error `out` is as it was.
+    pub fn segments(
+        &self,
+        block: u64,
+        span: &Span,
+        out: &mut Vec<Segment>,
+    ) -> Result<(), SegmentError> {
+        let p = &self.placement;
+        if block >= p.blocks {
+            return Err(SegmentError::BlockOutOfRange {
+                block,
+                blocks: p.blocks,
+            });
+        }
+        if !p.share.contains(span) {
+            return Err(SegmentError::SpanOutsideShare {
+                span: *span,
+                share: p.share,
+            });
+        }
+        // Nothing below overflows: each sum is the offset of an element that was checked to
+        // lie inside its region.
+        let first_head = u64::from(span.heads().start - p.share.heads().start);
+        let start = block * p.block_stride + first_head * p.head_stride;
+        let heads = (span.head_count() as u64, p.head_stride);
+        let tokens = (p.tokens, p.token_stride);
+        let ((mut outer, outer_stride), (mut inner, inner_stride)) = match p.interior {
+            Interior::Hnc => (heads, tokens),
+            Interior::Nhc => (tokens, heads),
+        };
+        let mut run = p.content_bytes;
+        if inner_stride == run {
+            run *= inner;
+            inner = 1;
+        }
+        if inner == 1 && outer_stride == run {
+            run *= outer;
+            outer = 1;
+        }
+        let first_layer = usize::from(span.layers().start - p.share.layers().start);
+        for base in &p.layers[first_layer..first_layer + span.layer_count()] {
+            for i in 0..outer {
+                for j in 0..inner {
+                    let offset = base.offset + start + i * outer_stride + j * inner_stride;
+                    push(
+                        out,
+                        Segment {
+                            region: base.region,
+                            offset,
+                            len: run,
+                        },
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn push(out: &mut Vec<Segment>, next: Segment) {
+    match out.last_mut() {
+        Some(last) if last.region == next.region && last.offset + last.len == next.offset => {
+            last.len += next.len;
+        }
+        _ => out.push(next),
+    }
+}
+
+/// A layer's axes with more than one element, outermost first, checked to nest; and the
+/// bytes that a layer spans.
+fn nested_axes(p: &Placement) -> Result<(Vec<Strided>, u64), DescriptorError> {
+    let heads = p.share.head_count() as u64;
+    let mut axes: Vec<Strided> = [
+        (Axis::Block, p.blocks, p.block_stride),
+        (Axis::Head, heads, p.head_stride),
+        (Axis::Token, p.tokens, p.token_stride),
+    ]
+    .into_iter()
+    .filter(|&(_, count, _)| count > 1)
+    .map(|(axis, count, stride)| Strided {
+        axis,
+        count,
+        stride,
+        inner: 0,
+    })
+    .collect();
+    axes.sort_by_key(|axis| axis.stride);
+    let mut extent = p.content_bytes;
+    for axis in &mut axes {
+        if axis.stride < extent {
+            return Err(DescriptorError::AxisOverlap {
+                axis: axis.axis,
+                stride: axis.stride,
+                inner: extent,
+            });
+        }
+        axis.inner = extent;
+        extent = (axis.count - 1)
+            .checked_mul(axis.stride)
+            .and_then(|bytes| bytes.checked_add(extent))
+            .ok_or(DescriptorError::Overflow {
+                blocks: p.blocks,
+                block_stride: p.block_stride,
+                heads,
+                head_stride: p.head_stride,
+                tokens: p.tokens,
+                token_stride: p.token_stride,
+            })?;
+    }
+    axes.reverse();
+    Ok((axes, extent))
+}
+
+fn check_layers_apart(p: &Placement, axes: &[Strided], extent: u64) -> Result<(), DescriptorError> {
+    let mut placed: Vec<(LayerBase, u16)> =
+        p.layers.iter().copied().zip(p.share.layers()).collect();
+    placed.sort_by_key(|(base, layer)| (base.region, base.offset, *layer));
+    for (i, &(first, first_layer)) in placed.iter().enumerate() {
+        for &(second, second_layer) in &placed[i + 1..] {
+            if second.region != first.region || second.offset - first.offset >= extent {
+                break;
+            }
+            let apart = i128::from(second.offset - first.offset);
+            if copies_meet(apart, axes, p.content_bytes) {
+                return Err(DescriptorError::LayersOverlap {
+                    first: first_layer,
+                    second: second_layer,
+                    region: first.region,
+                    first_offset: first.offset,
+                    second_offset: second.offset,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether two copies of a layer's elements, `apart` bytes from each other, share a byte.
+///
+/// They do if some step `k` along the outermost axis brings the copies of what lies inside
+/// to share one, for which they must be nearer than the `inner` bytes that it spans. Since
+/// axes nest, `inner` is at most the stride, so only the two steps around
+/// `apart / stride` can, and trying both is exact.
+fn copies_meet(apart: i128, axes: &[Strided], content_bytes: u64) -> bool {
+    let Some((outermost, rest)) = axes.split_first() else {
+        return apart.unsigned_abs() < u128::from(content_bytes);
+    };
+    let stride = i128::from(outermost.stride);
+    let below = apart.div_euclid(stride);
+    [below, below + 1].into_iter().any(|step| {
+        let left = apart - step * stride;
+        step.unsigned_abs() < u128::from(outermost.count)
+            && left.unsigned_abs() < u128::from(outermost.inner)
+            && copies_meet(left, rest, content_bytes)
+    })
+}

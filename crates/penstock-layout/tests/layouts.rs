@@ -1,0 +1,237 @@
+//! Hand-computed addresses: 2 layers, 3 blocks, 2 heads, 4 tokens, 8 bytes of content.
+
+use penstock_layout::{
+    Descriptor, DescriptorError, KvLayout, LayerBase, Placement, Segment, SegmentError, Span,
+};
+
+fn span(layers: std::ops::Range<u16>, heads: std::ops::Range<u16>) -> Span {
+    Span::new(layers, heads).unwrap()
+}
+
+/// `(offset, len)` of a block's segments. The share is layers 10 and 11, heads 4 and 5.
+fn runs(layout: KvLayout, block: u64, part: Span) -> Vec<(u64, u64)> {
+    let descriptor = Descriptor::packed(layout, span(10..12, 4..6), 3, 4, 8).unwrap();
+    assert_eq!(descriptor.region_lens(), [384]);
+    let mut out = Vec::new();
+    descriptor.segments(block, &part, &mut out).unwrap();
+    out.iter()
+        .map(|segment| (segment.offset, segment.len))
+        .collect()
+}
+
+#[test]
+fn whole_share_of_block_1() {
+    let whole = span(10..12, 4..6);
+    let expected: [(KvLayout, &[(u64, u64)]); 6] = [
+        // Pages of 64 bytes, three to a layer: block 1 is the second and the fifth.
+        (KvLayout::LBHNC, &[(64, 64), (256, 64)]),
+        (KvLayout::LBNHC, &[(64, 64), (256, 64)]),
+        // Half pages of 32 bytes, three to a head: 1st, 4th, 7th and 10th after block 0's.
+        (
+            KvLayout::LHBNC,
+            &[(32, 32), (128, 32), (224, 32), (320, 32)],
+        ),
+        // 128 bytes a block.
+        (KvLayout::BLHNC, &[(128, 128)]),
+        (KvLayout::BLNHC, &[(128, 128)]),
+        // Block 1 at 128; inside it head 0 of layers 10 and 11, then head 1 of both.
+        (
+            KvLayout::BHLNC,
+            &[(128, 32), (192, 32), (160, 32), (224, 32)],
+        ),
+    ];
+    for (layout, runs_of_block) in expected {
+        assert_eq!(runs(layout, 1, whole), runs_of_block, "{layout}");
+    }
+}
+
+#[test]
+fn second_layer_second_head_of_block_2() {
+    let part = span(11..12, 5..6);
+    let expected: [(KvLayout, &[(u64, u64)]); 6] = [
+        // Layer 192, block 2 * 64, head 32.
+        (KvLayout::LBHNC, &[(352, 32)]),
+        // Layer 192, block 2 * 64, head 8, a token every 16.
+        (KvLayout::LBNHC, &[(328, 8), (344, 8), (360, 8), (376, 8)]),
+        // Layer 192, head 96, block 2 * 32.
+        (KvLayout::LHBNC, &[(352, 32)]),
+        // Block 2 * 128, layer 64, head 32.
+        (KvLayout::BLHNC, &[(352, 32)]),
+        // Block 2 * 128, layer 64, head 8.
+        (KvLayout::BLNHC, &[(328, 8), (344, 8), (360, 8), (376, 8)]),
+        // Block 2 * 128, head 64, layer 32.
+        (KvLayout::BHLNC, &[(352, 32)]),
+    ];
+    for (layout, runs_of_block) in expected {
+        assert_eq!(runs(layout, 2, part), runs_of_block, "{layout}");
+    }
+}
+
+#[test]
+fn neighbouring_blocks_of_a_chunk_merge() {
+    let share = span(0..2, 0..2);
+    let mut out = Vec::new();
+    let descriptor = Descriptor::packed(KvLayout::BLHNC, share, 3, 4, 8).unwrap();
+    for block in [1, 2, 0] {
+        descriptor.segments(block, &share, &mut out).unwrap();
+    }
+    let segment = |offset, len| Segment {
+        region: 0,
+        offset,
+        len,
+    };
+    assert_eq!(out, [segment(128, 256), segment(0, 128)]);
+    assert_eq!(descriptor.block_bytes(&share), 128);
+    assert_eq!(descriptor.block_bytes(&span(0..1, 0..2)), 64);
+}
+
+#[test]
+fn another_interior_gives_the_same_bytes_in_another_order() {
+    let share = span(0..1, 0..2);
+    let descriptor = Descriptor::packed(KvLayout::LBHNC, share, 1, 2, 8)
+        .unwrap()
+        .with_interior(penstock_layout::Interior::Nhc);
+    let mut out = Vec::new();
+    descriptor.segments(0, &share, &mut out).unwrap();
+    let offsets: Vec<u64> = out.iter().map(|segment| segment.offset).collect();
+    assert_eq!(offsets, [0, 16, 8, 24]);
+}
+
+#[test]
+fn outside_block_or_share_is_refused_and_leaves_out_alone() {
+    let share = span(2..4, 1..3);
+    let descriptor = Descriptor::packed(KvLayout::LBHNC, share, 3, 4, 8).unwrap();
+    let mut out = Vec::new();
+    assert_eq!(
+        descriptor.segments(3, &share, &mut out),
+        Err(SegmentError::BlockOutOfRange {
+            block: 3,
+            blocks: 3
+        })
+    );
+    for outside in [
+        span(1..3, 1..3),
+        span(2..5, 1..3),
+        span(2..4, 0..3),
+        span(2..4, 1..4),
+    ] {
+        assert_eq!(
+            descriptor.segments(0, &outside, &mut out),
+            Err(SegmentError::SpanOutsideShare {
+                span: outside,
+                share
+            })
+        );
+    }
+    assert!(out.is_empty());
+}
+
+/// Two layers of one head and token: a page is 8 bytes.
+fn two_layers(bases: [u64; 2], blocks: u64, block_stride: u64, region: u64) -> Placement {
+    Placement {
+        share: span(0..2, 0..1),
+        blocks,
+        tokens: 1,
+        content_bytes: 8,
+        interior: penstock_layout::Interior::Hnc,
+        region_lens: vec![region],
+        layers: bases.map(|offset| LayerBase { region: 0, offset }).to_vec(),
+        block_stride,
+        head_stride: 0,
+        token_stride: 0,
+    }
+}
+
+#[test]
+fn interleaved_layers_are_told_from_overlapping_ones() {
+    assert!(Descriptor::new(two_layers([0, 8], 3, 16, 48)).is_ok());
+    assert!(Descriptor::new(two_layers([8, 0], 3, 16, 48)).is_ok());
+    let overlap = |first, second, first_offset, second_offset| {
+        Err(DescriptorError::LayersOverlap {
+            first,
+            second,
+            region: 0,
+            first_offset,
+            second_offset,
+        })
+    };
+    assert_eq!(
+        Descriptor::new(two_layers([0, 7], 3, 16, 48)),
+        overlap(0, 1, 0, 7)
+    );
+    assert_eq!(
+        Descriptor::new(two_layers([9, 0], 3, 16, 64)),
+        overlap(1, 0, 0, 9)
+    );
+    assert_eq!(
+        Descriptor::new(two_layers([0, 32], 3, 16, 72)),
+        overlap(0, 1, 0, 32)
+    );
+    assert!(Descriptor::new(two_layers([0, 40], 3, 16, 80)).is_ok());
+}
+
+#[test]
+fn bad_placements_are_refused_with_their_numbers() {
+    assert_eq!(
+        Descriptor::new(two_layers([0, 8], 3, 16, 47)),
+        Err(DescriptorError::OutOfRegion {
+            layer: 1,
+            region: 0,
+            offset: 8,
+            extent: 40,
+            region_len: 47
+        })
+    );
+    assert!(matches!(
+        Descriptor::new(two_layers([u64::MAX, 8], 3, 16, u64::MAX)),
+        Err(DescriptorError::OutOfRegion {
+            layer: 0,
+            offset: u64::MAX,
+            ..
+        })
+    ));
+    assert!(matches!(
+        Descriptor::new(two_layers([0, 8], u64::MAX, 1 << 40, u64::MAX)),
+        Err(DescriptorError::Overflow {
+            block_stride: 0x100_0000_0000,
+            ..
+        })
+    ));
+    assert_eq!(
+        Descriptor::new(two_layers([0, 8], 3, 7, 48))
+            .unwrap_err()
+            .to_string(),
+        "neighbours on axis B are 7 bytes apart, but each spans 8 bytes"
+    );
+    assert_eq!(
+        Descriptor::new(two_layers([0, 8], 0, 16, 48)),
+        Err(DescriptorError::Zero { what: "blocks" })
+    );
+    let mut placement = two_layers([0, 8], 3, 16, 48);
+    placement.layers[1].region = 1;
+    assert_eq!(
+        Descriptor::new(placement),
+        Err(DescriptorError::UnknownRegion {
+            layer: 1,
+            region: 1,
+            regions: 1
+        })
+    );
+    let mut placement = two_layers([0, 8], 3, 16, 48);
+    placement.layers.pop();
+    assert_eq!(
+        Descriptor::new(placement),
+        Err(DescriptorError::LayerCount { share: 2, bases: 1 })
+    );
+    assert_eq!(
+        Descriptor::packed(KvLayout::BLHNC, span(0..1, 0..1), 1, 1 << 16, (1 << 16) + 1),
+        Err(DescriptorError::PageTooLarge {
+            tokens: 1 << 16,
+            content_bytes: (1 << 16) + 1
+        })
+    );
+    assert!(matches!(
+        Descriptor::packed(KvLayout::BLHNC, span(0..64, 0..64), u64::MAX, 16, 256),
+        Err(DescriptorError::Overflow { .. })
+    ));
+}

@@ -1,0 +1,95 @@
+//! Least recently used.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use crate::Policy;
+use crate::queue::{Queue, Slab};
+
+/// Evicts the entry whose last use is longest ago.
+pub struct Lru<K> {
+    index: HashMap<K, u32>,
+    slab: Slab<(K, u64)>,
+    queue: Queue,
+    weight: u64,
+}
+
+impl<K> Lru<K> {
+    /// An empty policy.
+    pub fn new() -> Self {
+        Self {
+            index: HashMap::new(),
+            slab: Slab::new(),
+            queue: Queue::new(),
+            weight: 0,
+        }
+    }
+}
+
+impl<K> Default for Lru<K> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<K: Hash + Eq + Clone> Lru<K> {
+    fn make_youngest(&mut self, node: u32) {
+        self.queue.unlink(&mut self.slab, node);
+        self.queue.push_back(&mut self.slab, node);
+    }
+
+    fn release(&mut self, node: u32) -> (K, u64) {
+        self.queue.unlink(&mut self.slab, node);
+        let (key, weight) = self.slab.free(node);
+        self.weight -= weight;
+        (key, weight)
+    }
+}
+
+impl<K: Hash + Eq + Clone + Send> Policy<K> for Lru<K> {
+    fn insert(&mut self, key: K, weight: u64) -> Option<u64> {
+        self.weight += weight;
+        if let Some(&node) = self.index.get(&key) {
+            self.make_youngest(node);
+            let before = std::mem::replace(&mut self.slab.get_mut(node).1, weight);
+            self.weight -= before;
+            return Some(before);
+        }
+        let node = self.slab.alloc((key.clone(), weight));
+        self.queue.push_back(&mut self.slab, node);
+        self.index.insert(key, node);
+        None
+    }
+
+    fn touch(&mut self, key: &K) -> bool {
+        let node = self.index.get(key).copied();
+        if let Some(node) = node {
+            self.make_youngest(node);
+        }
+        node.is_some()
+    }
+
+    fn remove(&mut self, key: &K) -> Option<u64> {
+        let node = self.index.remove(key)?;
+        Some(self.release(node).1)
+    }
+
+    fn evict(&mut self) -> Option<(K, u64)> {
+        let node = self.queue.front()?;
+        let (key, weight) = self.release(node);
+        self.index.remove(&key);
+        Some((key, weight))
+    }
+
+    fn contains(&self, key: &K) -> bool {
+        self.index.contains_key(key)
+    }
+
+    fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    fn weight(&self) -> u64 {
+        self.weight
+    }
+}

@@ -1,0 +1,33 @@
+//! The contract of an eviction policy.
+
+/// Chooses which entry a bounded holder gives up next.
+///
+/// A key is held at most once. Every method runs in constant time, amortised over the calls.
+pub trait Policy<K>: Send {
+    /// Takes in an entry, most recently used. If the key is already held, this is a touch that
+    /// also changes its weight; the previous weight is returned.
+    fn insert(&mut self, key: K, weight: u64) -> Option<u64>;
+
+    /// Notes a use of the entry; returns whether it is held.
+    fn touch(&mut self, key: &K) -> bool;
+
+    /// Lets go of an entry that its owner gave up for reasons of its own; returns its weight.
+    fn remove(&mut self, key: &K) -> Option<u64>;
+
+    /// Chooses a victim and lets go of it; none only if the policy is empty.
+    fn evict(&mut self) -> Option<(K, u64)>;
+
+    /// Whether the entry is held. Not a use.
+    fn contains(&self, key: &K) -> bool;
+
+    /// Number of entries held.
+    fn len(&self) -> usize;
+
+    /// Sum of the weights of the entries held.
+    fn weight(&self) -> u64;
+
+    /// Whether no entry is held.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

@@ -134,7 +134,8 @@ pub enum DescriptorError {
     },
     /// Two layers share bytes.
     #[error(
-        "layers {first} and {second} share bytes of region {region}: one begins at byte {first_offset}, the other at {second_offset}"
+        "layers {first} and {second} share bytes of region {region}: one begins at byte \
+         {first_offset}, the other at {second_offset}"
     )]
     LayersOverlap {
         /// Index of the layer with the lower base.

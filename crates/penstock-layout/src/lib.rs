@@ -4,11 +4,15 @@
 //! and infallible after.
 
 mod axes;
+mod coverage;
 mod descriptor;
+mod detect;
 mod geometry;
 mod span;
 
 pub use axes::{Axis, Interior, KvLayout, UnknownLayout};
+pub use coverage::{Coverage, CoverageError, Turn};
 pub use descriptor::{Descriptor, DescriptorError, LayerBase, Placement, Segment, SegmentError};
+pub use detect::{Detected, DetectionError, RegionAddr, TensorView, detect};
 pub use geometry::{Geometry, GeometryError, object_bytes};
 pub use span::{EmptySpan, Span};

@@ -1,0 +1,433 @@
+//! Detection of layouts from tensors, as vLLM makes them.
+
+use penstock_layout::{
+    Axis, Descriptor, DescriptorError, DetectionError, Interior, KvLayout, LayerBase, Placement,
+    RegionAddr, Segment, Span, TensorView, detect,
+};
+use proptest::prelude::*;
+
+const STORAGE: u64 = 0x7000_0000;
+
+/// vLLM's `compute_layout_strides`: strides of L, B, H and N in elements, the page optionally
+/// padded.
+fn vllm_strides(layout: KvLayout, [l, b, h, n, c]: [u64; 5], padding: u64) -> [u64; 4] {
+    let page_axes = [Axis::Layer, Axis::Block];
+    let mut strides = [0; 4];
+    let mut stride = 1;
+    let mut padded = padding == 0;
+    for axis in layout.order().into_iter().rev() {
+        if !padded && page_axes.contains(&axis) {
+            stride += padding;
+            padded = true;
+        }
+        let count = match axis {
+            Axis::Layer => l,
+            Axis::Block => b,
+            Axis::Head => h,
+            Axis::Token => n,
+            Axis::Content => c,
+        };
+        match axis {
+            Axis::Layer => strides[0] = stride,
+            Axis::Block => strides[1] = stride,
+            Axis::Head => strides[2] = stride,
+            Axis::Token => strides[3] = stride,
+            Axis::Content => {}
+        }
+        stride *= count;
+    }
+    strides
+}
+
+/// The tensors of layers `keep` of a buffer with `sizes`, as `create_kv_cache_views` makes them.
+fn views(
+    layout: KvLayout,
+    sizes: [u64; 5],
+    padding: u64,
+    itemsize: u64,
+    keep: std::ops::Range<u64>,
+) -> Vec<TensorView> {
+    let [l, b, h, n, c] = sizes;
+    let strides = vllm_strides(layout, sizes, padding);
+    let elements = l * b * (h * n * c + padding);
+    keep.map(|layer| TensorView {
+        layer: layer as u16,
+        address: STORAGE + layer * strides[0] * itemsize,
+        shape: [b, h, n, c],
+        strides: [strides[1] as i64, strides[2] as i64, strides[3] as i64, 1],
+        itemsize,
+        storage_address: STORAGE,
+        storage_bytes: elements * itemsize,
+    })
+    .collect()
+}
+
+fn simple() -> Vec<TensorView> {
+    views(KvLayout::LBHNC, [3, 4, 2, 8, 16], 0, 2, 0..3)
+}
+
+#[test]
+fn vllms_layouts_are_recognised() {
+    for layout in KvLayout::ALL {
+        let views = views(layout, [3, 4, 2, 8, 16], 0, 2, 0..3);
+        let found = detect(&views, 6).unwrap();
+        let share = Span::new(0..3, 6..8).unwrap();
+        assert_eq!(
+            found.descriptor,
+            Descriptor::packed(layout, share, 4, 8, 32).unwrap()
+        );
+        assert_eq!(found.layout, Some(layout));
+        assert_eq!(
+            found.regions,
+            [RegionAddr {
+                address: STORAGE,
+                len: 3 * 4 * 2 * 8 * 32
+            }]
+        );
+    }
+}
+
+#[test]
+fn a_storage_for_each_layer() {
+    let mut views = simple();
+    for (view, storage) in views
+        .iter_mut()
+        .zip([0x9000_0000, 0x2000_0000, 0x5000_0000])
+    {
+        (view.address, view.storage_address) = (storage + 64, storage);
+    }
+    views.reverse();
+    let found = detect(&views, 0).unwrap();
+    assert_eq!(found.layout, Some(KvLayout::LBHNC));
+    let addresses: Vec<u64> = found.regions.iter().map(|region| region.address).collect();
+    assert_eq!(addresses, [0x2000_0000, 0x5000_0000, 0x9000_0000]);
+    let mut out = Vec::new();
+    found
+        .descriptor
+        .segments(1, &found.descriptor.share(), &mut out)
+        .unwrap();
+    let page = |region| Segment {
+        region,
+        offset: 64 + 512,
+        len: 512,
+    };
+    assert_eq!(out, [page(2), page(0), page(1)]);
+}
+
+#[test]
+fn single_axes_have_no_place_and_their_strides_are_ignored() {
+    let mut views = views(KvLayout::BLNHC, [3, 4, 1, 8, 16], 0, 2, 0..3);
+    for (view, odd) in views.iter_mut().zip([0, -7, 3]) {
+        view.strides[1] = odd;
+    }
+    let found = detect(&views, 2).unwrap();
+    // BLHNC, BLNHC and BHLNC are the same with one head.
+    assert_eq!(found.layout, None);
+    assert_eq!(found.descriptor.interior(), Interior::Hnc);
+    let mut out = Vec::new();
+    found
+        .descriptor
+        .segments(2, &Span::new(0..3, 2..3).unwrap(), &mut out)
+        .unwrap();
+    assert_eq!(
+        out,
+        [Segment {
+            region: 0,
+            offset: 2 * 768,
+            len: 768
+        }]
+    );
+}
+
+#[test]
+fn unevenly_placed_layers_are_described_without_a_name() {
+    let mut views = simple();
+    views[2].address += 32;
+    for view in &mut views {
+        view.storage_bytes += 32;
+    }
+    let found = detect(&views, 0).unwrap();
+    assert_eq!(found.layout, None);
+    let mut out = Vec::new();
+    found
+        .descriptor
+        .segments(0, &Span::new(2..3, 0..2).unwrap(), &mut out)
+        .unwrap();
+    assert_eq!(
+        out,
+        [Segment {
+            region: 0,
+            offset: 2 * 2048 + 32,
+            len: 512
+        }]
+    );
+}
+
+#[test]
+fn tensors_it_cannot_reproduce_are_refused() {
+    let refused = |change: &dyn Fn(&mut Vec<TensorView>)| {
+        let mut views = simple();
+        change(&mut views);
+        detect(&views, 0).unwrap_err()
+    };
+    assert_eq!(refused(&|v| v.clear()), DetectionError::NoLayers);
+    assert_eq!(
+        refused(&|v| v[2].layer = 1),
+        DetectionError::DuplicateLayer { layer: 1 }
+    );
+    assert_eq!(
+        refused(&|v| v[2].layer = 3),
+        DetectionError::MissingLayer {
+            before: 1,
+            after: 3
+        }
+    );
+    assert!(matches!(
+        refused(&|v| v[1].shape[2] = 4),
+        DetectionError::ShapesDiffer {
+            layer: 1,
+            shape: [4, 2, 4, 16],
+            first: 0,
+            ..
+        }
+    ));
+    assert!(matches!(
+        refused(&|v| v[1].itemsize = 1),
+        DetectionError::ShapesDiffer {
+            layer: 1,
+            itemsize: 1,
+            first_itemsize: 2,
+            ..
+        }
+    ));
+    assert!(matches!(
+        refused(&|v| v[2].strides[0] = 512),
+        DetectionError::StridesDiffer {
+            layer: 2,
+            strides: [512, 128, 16, 1],
+            first: 0,
+            ..
+        }
+    ));
+    let all = |change: &dyn Fn(&mut TensorView)| refused(&|v| v.iter_mut().for_each(change));
+    assert!(matches!(
+        all(&|v| v.shape[0] = 0),
+        DetectionError::Empty { .. }
+    ));
+    assert!(matches!(
+        all(&|v| v.itemsize = 0),
+        DetectionError::Empty { .. }
+    ));
+    assert_eq!(
+        all(&|v| v.strides[1] = 0),
+        DetectionError::BadStride {
+            axis: Axis::Head,
+            count: 2,
+            stride: 0
+        }
+    );
+    assert_eq!(
+        all(&|v| v.strides[0] = -256),
+        DetectionError::BadStride {
+            axis: Axis::Block,
+            count: 4,
+            stride: -256
+        }
+    );
+    // Key and value apart: [2, B, …] seen as [B, H, N, 2, C].
+    assert_eq!(
+        all(&|v| v.strides[3] = 2),
+        DetectionError::ContentNotContiguous {
+            count: 16,
+            stride: 2
+        }
+    );
+    assert!(matches!(
+        all(&|v| (v.strides[0], v.itemsize) = (i64::MAX, 4)),
+        DetectionError::Overflow { itemsize: 4, .. }
+    ));
+    assert_eq!(
+        refused(&|v| v[1].address += 1),
+        DetectionError::Misaligned {
+            layer: 1,
+            address: STORAGE + 2049,
+            itemsize: 2
+        }
+    );
+    assert_eq!(
+        refused(&|v| v[0].address -= 2),
+        DetectionError::BeforeStorage {
+            layer: 0,
+            address: STORAGE - 2,
+            storage: STORAGE
+        }
+    );
+    assert_eq!(
+        refused(&|v| v[2].address += 2),
+        DetectionError::Placement(DescriptorError::OutOfRegion {
+            layer: 2,
+            region: 0,
+            offset: 4098,
+            extent: 2048,
+            region_len: 6144
+        })
+    );
+    assert!(matches!(
+        refused(&|v| v[2].address = v[1].address + 512),
+        DetectionError::Placement(DescriptorError::LayersOverlap {
+            first: 1,
+            second: 2,
+            ..
+        })
+    ));
+    assert!(matches!(
+        all(&|v| v.strides[0] = 255),
+        DetectionError::Placement(DescriptorError::AxisOverlap {
+            axis: Axis::Block,
+            ..
+        })
+    ));
+    assert!(matches!(
+        refused(&|v| v[0].storage_bytes -= 2),
+        DetectionError::StoragesOverlap {
+            first_len: 6142,
+            second_len: 6144,
+            ..
+        }
+    ));
+    assert!(matches!(
+        refused(&|v| v[0].storage_address -= 2),
+        DetectionError::StoragesOverlap { .. }
+    ));
+    assert!(matches!(
+        refused(&|v| v[0].storage_bytes = u64::MAX),
+        DetectionError::StorageTooLarge { layer: 0, .. }
+    ));
+    assert!(matches!(
+        detect(&simple(), u16::MAX - 1),
+        Err(DetectionError::TooMany {
+            first_head: 65534,
+            heads: 2,
+            ..
+        })
+    ));
+}
+
+fn every_run(descriptor: &Descriptor) -> Vec<Segment> {
+    let mut out = Vec::new();
+    for block in 0..descriptor.blocks() {
+        for layer in descriptor.share().layers() {
+            let layer = Span::new(layer..layer + 1, descriptor.share().heads()).unwrap();
+            descriptor.segments(block, &layer, &mut out).unwrap();
+        }
+    }
+    out
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// vLLM's own buffers: any layout and sizes, padded pages, a range of the layers.
+    #[test]
+    fn what_vllm_allocates_is_found(
+        layout in proptest::sample::select(&KvLayout::ALL),
+        sizes in [1u64..6, 1u64..5, 1u64..4, 1u64..5, 1u64..5],
+        padding in prop_oneof![Just(0u64), 1u64..9],
+        itemsize in proptest::sample::select(&[1u64, 2, 4]),
+        (skip, take) in (0u64..6, 1u64..6),
+        first_head in 0u16..9,
+        order in any::<u64>(),
+    ) {
+        let [l, b, h, n, c] = sizes;
+        let pads = matches!(layout.order()[..2], [Axis::Layer, Axis::Block] | [Axis::Block, Axis::Layer]);
+        let padding = if pads { padding } else { 0 };
+        let start = skip.min(l - 1);
+        let keep = start..(start + take).min(l);
+        let mut views = views(layout, sizes, padding, itemsize, keep.clone());
+        let len = views.len();
+        views.rotate_left(order as usize % len);
+        let found = detect(&views, first_head).unwrap();
+
+        let strides = vllm_strides(layout, sizes, padding);
+        let truth = Placement {
+            share: Span::new(keep.start as u16..keep.end as u16, first_head..first_head + h as u16).unwrap(),
+            blocks: b,
+            tokens: n,
+            content_bytes: c * itemsize,
+            interior: layout.interior(),
+            region_lens: vec![views[0].storage_bytes],
+            layers: keep
+                .clone()
+                .map(|layer| LayerBase { region: 0, offset: layer * strides[0] * itemsize })
+                .collect(),
+            block_stride: strides[1] * itemsize,
+            head_stride: strides[2] * itemsize,
+            token_stride: strides[3] * itemsize,
+        };
+        let truth = Descriptor::new(truth).unwrap();
+        prop_assert_eq!(every_run(&found.descriptor), every_run(&truth));
+        prop_assert_eq!(found.descriptor.share(), truth.share());
+        if h > 1 && n > 1 {
+            prop_assert_eq!(found.descriptor.interior(), layout.interior());
+        }
+        if found.layout.is_some() || (keep.end - keep.start > 1 && b > 1 && h > 1 && n > 1) {
+            prop_assert_eq!(found.layout, Some(layout));
+        }
+    }
+
+    /// Any numbers at all: the bytes it describes are those the tensors address, or it refuses.
+    #[test]
+    fn arbitrary_tensors_are_reproduced_or_refused(
+        shape in [0u64..4, 0u64..4, 0u64..4, 0u64..4],
+        strides in [-3i64..40, -3i64..40, -3i64..40, 1i64..3],
+        places in proptest::collection::vec((0u64..200, proptest::sample::select(&[0u64, 4096])), 1..4),
+        storage_bytes in 0u64..600,
+        itemsize in proptest::sample::select(&[1u64, 2]),
+    ) {
+        let views: Vec<TensorView> = (0..).zip(&places)
+            .map(|(layer, &(offset, storage))| TensorView {
+                layer,
+                address: 0x1000 + storage + offset * itemsize,
+                shape,
+                strides,
+                itemsize,
+                storage_address: 0x1000 + storage,
+                storage_bytes,
+            })
+            .collect();
+        let Ok(found) = detect(&views, 0) else { return Ok(()) };
+        let mut addressed = Vec::new();
+        for view in &views {
+            for b in 0..shape[0] as i64 {
+                for h in 0..shape[1] as i64 {
+                    for n in 0..shape[2] as i64 {
+                        for c in 0..shape[3] as i64 {
+                            let at = b * strides[0] + h * strides[1] + n * strides[2] + c * strides[3];
+                            let element = view.address + at as u64 * itemsize;
+                            addressed.extend(element..element + itemsize);
+                        }
+                    }
+                }
+            }
+        }
+        let ranges = found.regions.iter().map(|region| region.address..region.address + region.len);
+        let inside = addressed.iter().all(|byte| ranges.clone().any(|range| range.contains(byte)));
+        prop_assert!(inside, "{:?} leave {:?}", views, found.regions);
+        let mut described = Vec::new();
+        for block in 0..shape[0] {
+            let mut segments = Vec::new();
+            let share = found.descriptor.share();
+            found.descriptor.segments(block, &share, &mut segments).unwrap();
+            for segment in segments {
+                let address = found.regions[segment.region as usize].address + segment.offset;
+                described.extend(address..address + segment.len);
+            }
+        }
+        let bytes = addressed.len();
+        addressed.sort_unstable();
+        addressed.dedup();
+        prop_assert_eq!(addressed.len(), bytes, "overlapping views accepted");
+        described.sort_unstable();
+        prop_assert_eq!(described, addressed);
+    }
+}

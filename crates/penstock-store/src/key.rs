@@ -27,6 +27,9 @@ pub struct Key {
     pub span: Span,
 }
 
+/// Bytes of a key in its fixed-width form.
+pub const KEY_BYTES: usize = NAMESPACE_BYTES + CHUNK_BYTES + 8;
+
 /// Prefix of every key in its text form.
 pub const KEY_PREFIX: &str = "penstock:";
 
@@ -104,8 +107,8 @@ impl Key {
     }
 
     /// The bytes that stand for this key inside a value's header: every field, fixed width.
-    pub fn to_bytes(&self) -> [u8; NAMESPACE_BYTES + CHUNK_BYTES + 8] {
-        let mut bytes = [0; NAMESPACE_BYTES + CHUNK_BYTES + 8];
+    pub fn to_bytes(&self) -> [u8; KEY_BYTES] {
+        let mut bytes = [0; KEY_BYTES];
         bytes[..NAMESPACE_BYTES].copy_from_slice(&self.namespace.0);
         bytes[NAMESPACE_BYTES..][..CHUNK_BYTES].copy_from_slice(&self.chunk);
         let (layers, heads) = (self.span.layers(), self.span.heads());
@@ -113,6 +116,19 @@ impl Key {
             bytes[NAMESPACE_BYTES + CHUNK_BYTES + 2 * i..][..2].copy_from_slice(&n.to_le_bytes());
         }
         bytes
+    }
+
+    /// Reads the form that [`Key::to_bytes`] gives.
+    pub fn from_bytes(bytes: &[u8; KEY_BYTES]) -> Result<Self, NotAKey> {
+        let (namespace, rest) = bytes.split_at(NAMESPACE_BYTES);
+        let (chunk, bounds) = rest.split_at(CHUNK_BYTES);
+        let bound = |i: usize| u16::from_le_bytes([bounds[2 * i], bounds[2 * i + 1]]);
+        let span = Span::new(bound(0)..bound(1), bound(2)..bound(3))
+            .map_err(|empty| NotAKey(empty.to_string()))?;
+        let mut key = Self { namespace: Namespace([0; NAMESPACE_BYTES]), chunk: [0; CHUNK_BYTES], span };
+        key.namespace.0.copy_from_slice(namespace);
+        key.chunk.copy_from_slice(chunk);
+        Ok(key)
     }
 }
 
@@ -127,5 +143,24 @@ impl fmt::Display for Key {
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Key({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms_read_back_and_an_empty_span_is_no_key() {
+        let key = Key {
+            namespace: Namespace(*b"0123456789abcdef"),
+            chunk: std::array::from_fn(|i| i as u8 * 7),
+            span: Span::new(258..300, 4..513).unwrap(),
+        };
+        assert_eq!(Key::from_bytes(&key.to_bytes()), Ok(key));
+        assert_eq!(Key::parse(&key.to_string()), Ok(key));
+        let mut bytes = key.to_bytes();
+        bytes[KEY_BYTES - 8..KEY_BYTES - 4].copy_from_slice(&[9, 0, 9, 0]);
+        assert!(Key::from_bytes(&bytes).is_err());
     }
 }

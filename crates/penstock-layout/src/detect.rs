@@ -369,7 +369,7 @@ fn storages(views: &[TensorView]) -> Result<Vec<RegionAddr>, DetectionError> {
     regions.sort_by_key(|region| (region.address, region.len));
     regions.dedup();
     for pair in regions.windows(2) {
-        if pair[0].address + pair[0].len > pair[1].address || pair[0].address == pair[1].address {
+        if pair[0].address + pair[0].len > pair[1].address {
             return Err(DetectionError::StoragesOverlap {
                 first: pair[0].address,
                 first_len: pair[0].len,

@@ -66,10 +66,28 @@ fn simple() -> Vec<TensorView> {
     views(KvLayout::LBHNC, [3, 4, 2, 8, 16], 0, 2, 0..3)
 }
 
+/// What vLLM 0.32's `create_kv_cache_views` makes of 3 layers, 4 blocks, 2 heads, 8 tokens
+/// and head size 8 in bfloat16: bytes between layers, strides of blocks, heads and tokens.
 #[test]
 fn vllms_layouts_are_recognised() {
-    for layout in KvLayout::ALL {
-        let views = views(layout, [3, 4, 2, 8, 16], 0, 2, 0..3);
+    let made: [(KvLayout, u64, [i64; 4]); 6] = [
+        (KvLayout::LBHNC, 2048, [256, 128, 16, 1]),
+        (KvLayout::LBNHC, 2048, [256, 16, 32, 1]),
+        (KvLayout::LHBNC, 2048, [128, 512, 16, 1]),
+        (KvLayout::BLHNC, 512, [768, 128, 16, 1]),
+        (KvLayout::BLNHC, 512, [768, 16, 32, 1]),
+        (KvLayout::BHLNC, 256, [768, 384, 16, 1]),
+    ];
+    for (layout, layer_bytes, strides) in made {
+        let views = [0, 1, 2].map(|layer| TensorView {
+            layer,
+            address: STORAGE + u64::from(layer) * layer_bytes,
+            shape: [4, 2, 8, 16],
+            strides,
+            itemsize: 2,
+            storage_address: STORAGE,
+            storage_bytes: 6144,
+        });
         let found = detect(&views, 6).unwrap();
         let share = Span::new(0..3, 6..8).unwrap();
         assert_eq!(
@@ -81,10 +99,34 @@ fn vllms_layouts_are_recognised() {
             found.regions,
             [RegionAddr {
                 address: STORAGE,
-                len: 3 * 4 * 2 * 8 * 32
+                len: 6144
             }]
         );
     }
+}
+
+#[test]
+fn blocks_of_layers_that_mesh_like_teeth_have_no_name() {
+    let mut views = simple();
+    views.pop();
+    for view in &mut views {
+        // Layer 0 in pages 0, 2, 4, 6 and layer 1 in pages 3, 5, 7, 9.
+        view.address = STORAGE + u64::from(view.layer) * 3 * 512;
+        view.strides[0] = 2 * 256;
+    }
+    let found = detect(&views, 0).unwrap();
+    assert_eq!(found.layout, None);
+    let mut out = Vec::new();
+    found
+        .descriptor
+        .segments(1, &found.descriptor.share(), &mut out)
+        .unwrap();
+    let page = |n: u64| Segment {
+        region: 0,
+        offset: n * 512,
+        len: 512,
+    };
+    assert_eq!(out, [page(2), page(5)]);
 }
 
 #[test]
@@ -339,8 +381,8 @@ proptest! {
         order in any::<u64>(),
     ) {
         let [l, b, h, n, c] = sizes;
-        let pads = matches!(layout.order()[..2], [Axis::Layer, Axis::Block] | [Axis::Block, Axis::Layer]);
-        let padding = if pads { padding } else { 0 };
+        let pages_whole = !layout.order()[..2].contains(&Axis::Head);
+        let padding = if pages_whole { padding } else { 0 };
         let start = skip.min(l - 1);
         let keep = start..(start + take).min(l);
         let mut views = views(layout, sizes, padding, itemsize, keep.clone());
@@ -349,8 +391,13 @@ proptest! {
         let found = detect(&views, first_head).unwrap();
 
         let strides = vllm_strides(layout, sizes, padding);
+        let share = Span::new(
+            keep.start as u16..keep.end as u16,
+            first_head..first_head + h as u16,
+        )
+        .unwrap();
         let truth = Placement {
-            share: Span::new(keep.start as u16..keep.end as u16, first_head..first_head + h as u16).unwrap(),
+            share,
             blocks: b,
             tokens: n,
             content_bytes: c * itemsize,
@@ -380,7 +427,10 @@ proptest! {
     fn arbitrary_tensors_are_reproduced_or_refused(
         shape in [0u64..4, 0u64..4, 0u64..4, 0u64..4],
         strides in [-3i64..40, -3i64..40, -3i64..40, 1i64..3],
-        places in proptest::collection::vec((0u64..200, proptest::sample::select(&[0u64, 4096])), 1..4),
+        places in proptest::collection::vec(
+            (0u64..200, proptest::sample::select(&[0u64, 4096])),
+            1..4,
+        ),
         storage_bytes in 0u64..600,
         itemsize in proptest::sample::select(&[1u64, 2]),
     ) {
@@ -402,7 +452,7 @@ proptest! {
                 for h in 0..shape[1] as i64 {
                     for n in 0..shape[2] as i64 {
                         for c in 0..shape[3] as i64 {
-                            let at = b * strides[0] + h * strides[1] + n * strides[2] + c * strides[3];
+                            let at: i64 = [b, h, n, c].iter().zip(strides).map(|(i, s)| i * s).sum();
                             let element = view.address + at as u64 * itemsize;
                             addressed.extend(element..element + itemsize);
                         }

@@ -143,7 +143,8 @@ proptest! {
         for pick in picks {
             let block = pick.index(p.blocks as usize) as u64;
             descriptor.segments(block, &part, &mut segments).unwrap();
-            expected.extend(elements(&p, block, &part).into_iter().map(|(r, o)| (r, o, p.content_bytes)));
+            let of_block = elements(&p, block, &part);
+            expected.extend(of_block.into_iter().map(|(r, o)| (r, o, p.content_bytes)));
             let sum: u64 = segments.iter().map(|segment| segment.len).sum();
             prop_assert_eq!(sum % descriptor.block_bytes(&part), 0);
         }

@@ -1,0 +1,229 @@
+"""The connector that vLLM loads: a facade over the two halves.
+
+Configure it with ``{"kv_connector": "PenstockConnector", "kv_connector_module_path":
+"penstock.vllm.connector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}``;
+`penstock serve` does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+
+from penstock.errors import ConfigError
+from penstock.vllm import compat
+from penstock.vllm.messages import RankShare, StepOrders, WorkerReport
+from penstock.vllm.scheduler import SchedulerHalf
+from penstock.vllm.settings import Settings
+from penstock.vllm.stats import PenstockPromMetrics, PenstockStats
+from penstock.vllm.worker import WorkerHalf
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Orders(KVConnectorMetadata):  # type: ignore[misc]
+    """Envelope for the scheduler half's orders."""
+
+    def __init__(self, orders: StepOrders) -> None:
+        self.orders = orders
+
+
+class Report(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """Envelope for worker halves' reports."""
+
+    def __init__(self, report: WorkerReport) -> None:
+        self.report = report
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> Report:
+        """Merges another rank's report into this one."""
+        self.report.merge(other.report)
+        return self
+
+
+class Share(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+    """Envelope for what a rank tells of itself at start-up."""
+
+    def __init__(self, share: RankShare) -> None:
+        self.share = share
+
+
+class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """Loads KV blocks from a pool before their request is scheduled, stores every new one."""
+
+    def __init__(
+        self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any
+    ) -> None:
+        compat.check_version()
+        super().__init__(vllm_config, role, kv_cache_config)
+        if self._kv_transfer_config.kv_load_failure_policy != "recompute":
+            raise ConfigError(
+                'set "kv_load_failure_policy": "recompute" in --kv-transfer-config: a block that '
+                "does not come from the pool must be recomputed, not fail its request"
+            )
+        compat.check_supported(vllm_config, kv_cache_config)
+        settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config)
+        self._scheduler: SchedulerHalf | None = None
+        self._worker: WorkerHalf | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = SchedulerHalf(settings, vllm_config, kv_cache_config)
+        else:
+            self._worker = WorkerHalf(settings, vllm_config, kv_cache_config)
+
+    @property
+    def scheduler(self) -> SchedulerHalf:
+        """The scheduler half; only in the scheduler's process."""
+        assert self._scheduler is not None
+        return self._scheduler
+
+    @property
+    def worker(self) -> WorkerHalf:
+        """The worker half; only in a worker."""
+        assert self._worker is not None
+        return self._worker
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A best-effort cache: a store that is dropped is a miss later, nothing worse."""
+        return False
+
+    # --- worker ---------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Called once, with every layer's view of the KV cache."""
+        self.worker.register(kv_caches)
+
+    def get_handshake_metadata(self) -> Share | None:
+        """What this rank holds, for the scheduler half to check against the others."""
+        share = self.worker.share
+        return None if share is None else Share(share)
+
+    def handle_preemptions(self, kv_connector_metadata: Orders) -> None:
+        """Called before the step that may overwrite preempted requests' blocks."""
+        self.worker.flush(kv_connector_metadata.orders)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Submits this step's loads; none is needed by this step's forward pass."""
+        self.worker.start_loads(self._orders())
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: loads end before their request is scheduled."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Nothing per layer: blocks are stored whole, after the forward pass."""
+
+    def wait_for_save(self) -> None:
+        """Submits this step's stores, now that the forward pass has filled the blocks."""
+        self.worker.start_stores(self._orders())
+
+    def _orders(self) -> StepOrders:
+        orders: StepOrders = self._get_connector_metadata().orders
+        return orders
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Requests whose blocks may be freed, and requests whose load ended."""
+        free, loaded = self.worker.poll()
+        return free or None, loaded or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks that must be recomputed."""
+        return self.worker.take_failed_blocks()
+
+    def build_connector_worker_meta(self) -> Report | None:
+        """What became of jobs, for the scheduler half."""
+        report = self.worker.take_report()
+        return None if report is None else Report(report)
+
+    # --- scheduler ------------------------------------------------------------------------
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """Called once, with every rank's share; refuses shares that do not fit together."""
+        self.scheduler.accept_shares({rank: envelope.share for rank, envelope in metadata.items()})
+
+    def on_new_request(self, request: Any) -> None:
+        """Starts the look-up of the request's blocks."""
+        self.scheduler.on_new_request(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """How many tokens the pool adds to those computed; None while that is not known."""
+        return self.scheduler.match(request, num_computed_tokens)
+
+    def update_state_after_alloc(
+        self, request: Any, blocks: Any, num_external_tokens: int
+    ) -> None:
+        """The engine allocated blocks for what `get_num_new_matched_tokens` offered."""
+        if num_external_tokens:
+            self.scheduler.on_allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Orders:
+        """The orders that go to the workers with this step."""
+        return Orders(self.scheduler.build_orders(scheduler_output))
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Takes in the workers' reports."""
+        envelope = connector_output.kv_connector_worker_meta
+        self.scheduler.on_worker_output(
+            report=None if envelope is None else envelope.report,
+            loaded=connector_output.finished_recving or (),
+            freed=connector_output.finished_sending or (),
+        )
+
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Whether the request's blocks must be kept until its stores have read them."""
+        return self.scheduler.on_request_finished(request, block_ids), None
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """The same, as vLLM asks with the hybrid memory allocator on."""
+        return self.request_finished(request, block_ids[0])
+
+    def reset_cache(self) -> bool:
+        """Forgets what is known of the pool's content; the pool itself is not touched."""
+        self.scheduler.forget_presence()
+        return True
+
+    # --- both -----------------------------------------------------------------------------
+
+    def get_kv_connector_stats(self) -> PenstockStats | None:
+        """Counters since the last call."""
+        half = self._scheduler if self._scheduler is not None else self.worker
+        return half.take_stats()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> PenstockStats:
+        """Counters rebuilt from their serialized form."""
+        return PenstockStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> PenstockPromMetrics:
+        """The counters as Prometheus series."""
+        return PenstockPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def shutdown(self) -> None:
+        """Ends this half's native threads within a bounded time."""
+        for half in (self._scheduler, self._worker):
+            if half is not None:
+                half.shutdown()

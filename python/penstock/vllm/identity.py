@@ -1,0 +1,121 @@
+"""Which model this is: what goes into the namespace so that engines share only equal KV."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import ConfigError
+
+SAMPLE_BYTES = 4096
+"""Bytes read at the start, the middle and the end of every tensor."""
+
+_FILE_SAMPLES = 64
+"""Places read in a weight file whose tensors cannot be told apart."""
+
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+
+_VOLATILE = ("_name_or_path", "transformers_version", "_commit_hash", "_attn_implementation")
+"""Parts of a Hugging Face configuration that say nothing about the model's computation."""
+
+
+def config_digest(hf_config: Any) -> str:
+    """SHA-256 of the content of a Hugging Face configuration, volatile parts left out."""
+    content = _without_volatile(hf_config.to_dict())
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _without_volatile(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {k: _without_volatile(v) for k, v in content.items() if k not in _VOLATILE}
+    if isinstance(content, (list, tuple)):
+        return [_without_volatile(item) for item in content]
+    return content
+
+
+def weights_digest(folder: Path) -> str | None:
+    """SHA-256 over samples of all weights in a model folder; None if it holds none.
+
+    Of each tensor its name, type, shape and three pieces of :data:`SAMPLE_BYTES` are read, so
+    that the cost is a few reads per tensor, not the size of the model. Training changes nearly
+    every element of a tensor it touches; two revisions that agree in every sampled piece but
+    differ elsewhere would be taken for one (set ``penstock.model_id`` apart for such).
+
+    Raises:
+        ConfigError: a file that says it is safetensors is not.
+    """
+    files = sorted(p for p in folder.iterdir() if p.suffix in _WEIGHT_SUFFIXES and p.is_file())
+    if any(p.suffix == ".safetensors" for p in files):
+        files = [p for p in files if p.suffix == ".safetensors"]
+    if not files:
+        return None
+    digest = hashlib.sha256()
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size};".encode())
+        with path.open("rb", buffering=0) as file:
+            if path.suffix == ".safetensors":
+                places = _tensor_places(path, file.fileno(), size, digest)
+            else:
+                places = iter(size * i // _FILE_SAMPLES for i in range(_FILE_SAMPLES))
+            for place in places:
+                digest.update(os.pread(file.fileno(), SAMPLE_BYTES, place))
+    return digest.hexdigest()
+
+
+def _tensor_places(path: Path, fd: int, size: int, digest: Any) -> Iterator[int]:
+    """Offsets to sample in a safetensors file; its header goes into the digest whole."""
+    try:
+        (length,) = struct.unpack("<Q", os.pread(fd, 8, 0))
+        if length > size - 8:
+            raise ValueError(f"a header of {length} bytes in a file of {size}")
+        header = os.pread(fd, length, 8)
+        tensors = {k: v for k, v in json.loads(header).items() if k != "__metadata__"}
+        extents = sorted(tuple(t["data_offsets"]) for t in tensors.values())
+    except (struct.error, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is not a safetensors file: {error}") from error
+    digest.update(json.dumps(tensors, sort_keys=True).encode())
+    base = 8 + length
+    for start, end in extents:
+        middle = (start + end) // 2
+        for place in (start, middle, max(start, end - SAMPLE_BYTES)):
+            yield base + place
+
+
+def weights_identity(vllm_config: Any, model_id: str) -> str:
+    """What stands for the weights in the namespace.
+
+    Raises:
+        ConfigError: the weights are not in files that can be read here, and `model_id` is empty.
+    """
+    if model_id:
+        return f"id:{model_id}"
+    model = vllm_config.model_config
+    load_format = str(vllm_config.load_config.load_format)
+    if load_format == "dummy":
+        return f"dummy:{model.seed}"
+    folder = _model_folder(model.model, model.revision)
+    digest = weights_digest(folder) if folder is not None else None
+    if digest is None:
+        raise ConfigError(
+            f"cannot read the weights of {model.model!r} to tell its revisions apart: set "
+            "penstock.model_id in kv_connector_extra_config to a name that changes with them"
+        )
+    return f"sha256:{digest}"
+
+
+def _model_folder(model: str, revision: str | None) -> Path | None:
+    if os.path.isdir(model):
+        return Path(model)
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(model, revision=revision, local_files_only=True))
+    except (ImportError, OSError, ValueError):
+        return None

@@ -1,0 +1,85 @@
+"""What the two halves of the connector say to each other. Plain data, pickled by vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Span = tuple[int, int, int, int]
+"""Layers ``[0, 1)`` and KV heads ``[2, 3)`` by their index in the whole model."""
+
+
+@dataclass(frozen=True)
+class BlockJob:
+    """Blocks of one request to load or to store.
+
+    ``job`` is unique in the life of the scheduler. ``block_ids[i]`` is the engine's block whose
+    content is named by ``hashes[i]``.
+    """
+
+    job: int
+    request_id: str
+    block_ids: tuple[int, ...]
+    hashes: tuple[bytes, ...]
+
+
+@dataclass
+class StepOrders:
+    """Scheduler half → every worker half, with each step."""
+
+    namespace: bytes = b""
+    loads: list[BlockJob] = field(default_factory=list)
+    stores: list[BlockJob] = field(default_factory=list)
+    cancel_loads: list[int] = field(default_factory=list)
+    """Load jobs whose request is gone; they end as soon as nothing writes any more."""
+    flush: list[int] = field(default_factory=list)
+    """Store jobs whose source blocks are about to be overwritten (preemption)."""
+    finished: list[str] = field(default_factory=list)
+    """Requests whose blocks wait for their stores to have been read."""
+
+
+@dataclass
+class WorkerReport:
+    """Worker halves → scheduler half: what became of jobs since the last step."""
+
+    released: dict[int, int] = field(default_factory=dict)
+    """Store job → number of ranks that have read its blocks."""
+    stored: dict[int, list[list[bool]]] = field(default_factory=dict)
+    """Store job → for each rank that is done, whether each block is now in the pool."""
+    lost: set[bytes] = field(default_factory=set)
+    """Hashes of blocks that are not in the pool, or not whole, though a look-up found them."""
+    unloaded: dict[str, set[bytes]] = field(default_factory=dict)
+    """Request → hashes of the blocks that its load did not get, for whatever reason."""
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing to report."""
+        return not (self.released or self.stored or self.lost or self.unloaded)
+
+    def merge(self, other: WorkerReport) -> WorkerReport:
+        """Adds another rank's report to this one."""
+        for job, ranks in other.released.items():
+            self.released[job] = self.released.get(job, 0) + ranks
+        for job, results in other.stored.items():
+            self.stored.setdefault(job, []).extend(results)
+        self.lost |= other.lost
+        for request_id, hashes in other.unloaded.items():
+            self.unloaded.setdefault(request_id, set()).update(hashes)
+        return self
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """What one worker holds, told to the scheduler half at start-up.
+
+    ``span`` is None on a pipeline rank without attention layers. ``block_bytes`` is the KV of
+    one block in this rank's span; ``page_tokens`` the tokens of one page as the attention
+    backend sees it (its kernel block); ``interior`` the order of heads and tokens in a page.
+    """
+
+    span: Span | None
+    num_blocks: int
+    block_bytes: int
+    page_tokens: int
+    interior: str
+    dtype: str
+    content_bytes: int
+    slots: int

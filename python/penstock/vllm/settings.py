@@ -1,0 +1,90 @@
+"""The connector's settings, from ``kv_connector_extra_config`` and the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from penstock._native import parse_size
+from penstock.errors import ConfigError
+
+PREFIX = "penstock."
+"""Every setting is a key ``penstock.<name>`` of vLLM's ``kv_connector_extra_config``."""
+
+POOL_VARIABLE = "PENSTOCK_POOL"
+"""Environment variable that names the pool when the settings do not: a URL with a password
+stays out of command lines this way."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What can be set, with the defaults."""
+
+    pool: str
+    host_bytes: int = 1 << 30
+    """Host memory for values on their way, for all ranks of the engine together."""
+    lookup_timeout: float = 0.25
+    """Seconds after which a look-up counts as a miss."""
+    load_timeout: float = 0.5
+    """Seconds a load may take at least; `load_floor` adds to it by size."""
+    load_floor: int = 64 << 20
+    """Bytes per second below which a load is given up."""
+    drain_timeout: float = 5.0
+    """Seconds that shutdown waits for stores to reach the pool."""
+    io_lanes: int = 2
+    """Native threads that talk to the pool, per rank."""
+    copy_lanes: int = 1
+    """Native threads that copy between KV memory and host memory, per rank."""
+    salt: str = ""
+    """Goes into the namespace: engines with another salt share nothing with this one."""
+    model_id: str = ""
+    """Stands for the weights in the namespace where they cannot be read from files."""
+
+    @classmethod
+    def parse(cls, extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
+        """Reads the settings.
+
+        Raises:
+            ConfigError: an unknown ``penstock.`` key, a bad value, or no pool.
+        """
+        kinds = {f.name: f.type for f in fields(cls)}
+        values: dict[str, Any] = {}
+        for key, value in extra.items():
+            if not key.startswith(PREFIX):
+                continue
+            name = key[len(PREFIX) :]
+            if name not in kinds:
+                known = ", ".join(PREFIX + n for n in kinds)
+                raise ConfigError(f"unknown setting {key!r} of the connector; known: {known}")
+            values[name] = _convert(key, value, str(kinds[name]))
+        if not values.get("pool"):
+            values["pool"] = environ.get(POOL_VARIABLE, "")
+        if not values["pool"]:
+            raise ConfigError(
+                f"no pool: set {PREFIX}pool in kv_connector_extra_config, or {POOL_VARIABLE}, "
+                "to a URL such as file:///var/cache/penstock or valkey://host:6379"
+            )
+        return cls(**values)
+
+    def load_deadline(self, num_bytes: int) -> float:
+        """Seconds that a load of this size may take."""
+        return self.load_timeout + num_bytes / self.load_floor
+
+
+def _convert(key: str, value: Any, kind: str) -> Any:
+    try:
+        if kind == "str":
+            return str(value)
+        if kind == "float":
+            number = float(value)
+        elif isinstance(value, str):
+            number = parse_size(value)
+        else:
+            number = int(value)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from error
+    if number <= 0:
+        raise ConfigError(f"{key} must be positive, got {value!r}")
+    return number

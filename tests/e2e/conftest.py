@@ -1,0 +1,64 @@
+"""Fixtures of the end-to-end tests: models, pools, and engines that live as long as a module."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e import models
+from tests.e2e.node import Node
+from tests.servers import Server
+
+BLOCK = 128
+"""vLLM's default block size on CPU."""
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    """A prompt of so many random tokens, the same for the same seed."""
+    rng = random.Random(seed)
+    return [rng.randrange(3, models.VOCABULARY) for _ in range(count)]
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Llama with grouped-query attention."""
+    return models.llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Node]]:
+    """Starts engines; all that still run are ended with the module."""
+    folder = tmp_path_factory.mktemp("nodes")
+    nodes: list[Node] = []
+
+    def start_node(model: Path, *, ready: bool = True, **options: Any) -> Node:
+        node = Node(model, folder / f"node-{len(nodes)}.log", **options)
+        nodes.append(node)
+        if ready:
+            node.wait_ready()
+        return node
+
+    yield start_node
+    for node in nodes:
+        node.kill()
+
+
+@pytest.fixture(scope="module")
+def plain(llama: Path, start: Callable[..., Node]) -> Node:
+    """vLLM alone: the reference."""
+    return start(llama)
+
+
+@pytest.fixture(params=["file", "redis-tcp", "redis-unix", "valkey-unix"])
+def any_pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty pool of every kind."""
+    if request.param == "file":
+        yield f"file://{tmp_path}/pool?size=1GiB"
+        return
+    kind, transport = request.param.split("-")
+    with Server(kind, tmp_path) as server:
+        yield server.tcp_url if transport == "tcp" else server.unix_url

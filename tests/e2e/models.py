@@ -1,0 +1,97 @@
+"""Small models with random weights whose greedy output varies from token to token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 512
+
+
+def llama(
+    folder: Path,
+    *,
+    seed: int = 0,
+    hidden: int = 256,
+    layers: int = 8,
+    heads: int = 4,
+    kv_heads: int = 2,
+    dtype: str = "float32",
+) -> Path:
+    """A Llama without tokenizer; prompts are token ids."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        **_COMMON,
+    )
+    return _save(folder, LlamaForCausalLM, config, seed, dtype)
+
+
+def gemma2(folder: Path, *, seed: int = 0) -> Path:
+    """A Gemma-2: every other layer looks back over a window only."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    config = Gemma2Config(
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        sliding_window=256,
+        **_COMMON,
+    )
+    return _save(folder, Gemma2ForCausalLM, config, seed, "float32")
+
+
+def deepseek_v2(folder: Path, *, seed: int = 0) -> Path:
+    """A DeepSeek-V2: multi-head latent attention."""
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    config = DeepseekV2Config(
+        hidden_size=256,
+        intermediate_size=512,
+        moe_intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        kv_lora_rank=512,
+        q_lora_rank=None,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
+        **_COMMON,
+    )
+    return _save(folder, DeepseekV2ForCausalLM, config, seed, "float32")
+
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 8192,
+    # With the usual 0.02 greedy output is one token repeated, which proves nothing.
+    "initializer_range": 0.12,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    "tie_word_embeddings": False,
+}
+
+
+def _save(folder: Path, kind: Any, config: Any, seed: int, dtype: str) -> Path:
+    import torch
+
+    torch.manual_seed(seed)
+    model = kind(config).to(getattr(torch, dtype))
+    model.save_pretrained(folder)
+    return folder

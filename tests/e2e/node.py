@@ -1,0 +1,288 @@
+"""A vLLM engine in a process of its own, driven over its standard input and output.
+
+Run as a program it serves requests, one JSON object a line; :class:`Node` is its other end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+START_TIMEOUT = 240.0
+ANSWER_TIMEOUT = 180.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What the engine said to one prompt."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    cached: int
+    """Prompt tokens that vLLM counts as cached, locally or from the pool."""
+    finish: str
+    seconds: float
+
+    @property
+    def text(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """What must be equal bit for bit."""
+        return self.tokens, self.logprobs
+
+
+class Node:
+    """An engine process. Use as a context manager; leaving it ends the process."""
+
+    def __init__(
+        self,
+        model: Path,
+        log: Path,
+        *,
+        pool: str | None = None,
+        settings: dict[str, Any] | None = None,
+        env: dict[str, str] | None = None,
+        **engine_args: Any,
+    ) -> None:
+        args: dict[str, Any] = {
+            "model": str(model),
+            "skip_tokenizer_init": True,
+            "enforce_eager": True,
+            "max_model_len": 4096,
+            "kv_cache_memory_bytes": 256 << 20,
+            "dtype": "float32",
+            "disable_log_stats": False,
+        } | engine_args
+        if pool is not None:
+            extra = {"penstock.pool": pool, "penstock.host_bytes": "128MiB"} | (settings or {})
+            args["kv_transfer_config"] = {
+                "kv_connector": "PenstockConnector",
+                "kv_connector_module_path": "penstock.vllm.connector",
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": extra,
+            }
+        self.log = log
+        environ = os.environ | {"VLLM_LOGGING_LEVEL": "INFO", "HF_HUB_OFFLINE": "1"} | (env or {})
+        with log.open("ab") as log_file:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, json.dumps(args)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log_file,
+                env=environ,
+                start_new_session=True,
+            )
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, queue.Queue[dict[str, Any]]] = {0: queue.Queue()}
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def __enter__(self) -> Node:
+        self.wait_ready()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def wait_ready(self) -> None:
+        """Returns when the engine serves; raises with the log's end if it does not come up."""
+        try:
+            ready = self._waiting[0].get(timeout=START_TIMEOUT)
+        except queue.Empty:
+            self.kill()
+            raise
+        if "ready" not in ready:
+            raise StartError(self.log.read_text()[-6000:])
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if not line.startswith(b'{"id"'):
+                continue
+            message = json.loads(line)
+            self._waiting.setdefault(message["id"], queue.Queue()).put(message)
+        for waiting in list(self._waiting.values()):
+            waiting.put({"error": "the engine process ended"})
+
+    def send(self, operation: str, **arguments: Any) -> int:
+        """Starts an operation; returns its number for `result`."""
+        number = next(self._ids)
+        self._waiting[number] = queue.Queue()
+        assert self.process.stdin is not None
+        line = json.dumps({"id": number, "op": operation} | arguments) + "\n"
+        self.process.stdin.write(line.encode())
+        self.process.stdin.flush()
+        return number
+
+    def result(self, number: int, timeout: float = ANSWER_TIMEOUT) -> Any:
+        """Waits for an operation's result."""
+        message = self._waiting[number].get(timeout=timeout)
+        if "error" in message:
+            raise RuntimeError(message["error"] + "\n" + self.log.read_text()[-4000:])
+        return message["result"]
+
+    def start(self, prompt: list[int], max_tokens: int = 8, **sampling: Any) -> int:
+        """Starts a request; returns its number for `answer` and `abort`."""
+        return self.send("generate", prompt=prompt, max_tokens=max_tokens, sampling=sampling)
+
+    def answer(self, number: int, timeout: float = ANSWER_TIMEOUT) -> Answer:
+        """Waits for a request's answer."""
+        result = self.result(number, timeout)
+        return Answer(
+            tuple(result["tokens"]),
+            tuple(result["logprobs"]),
+            result["cached"],
+            result["finish"],
+            result["seconds"],
+        )
+
+    def ask(self, prompt: list[int], max_tokens: int = 8, **sampling: Any) -> Answer:
+        """Sends a request and waits for its answer."""
+        return self.answer(self.start(prompt, max_tokens, **sampling))
+
+    def abort(self, number: int) -> None:
+        """Aborts a request."""
+        self.result(self.send("abort", request=number))
+
+    def forget(self) -> None:
+        """Empties the engine's own prefix cache."""
+        assert self.result(self.send("reset")) is True
+
+    def counters(self) -> dict[str, float]:
+        """Penstock's counters, as vLLM's metrics show them, plus vLLM's preemptions."""
+        counters: dict[str, float] = self.result(self.send("counters"))
+        return counters
+
+    def wait_for(self, counter: str, at_least: float, timeout: float = 30.0) -> None:
+        """Waits until a counter is high enough. Idle engines report with their next step, so
+        this runs a small request now and then."""
+        end = time.monotonic() + timeout
+        while (seen := self.counters().get(counter, 0)) < at_least:
+            if time.monotonic() > end:
+                raise TimeoutError(f"{counter} is {seen}, not {at_least}: {self.counters()}")
+            self.ask([7, 8, 9], max_tokens=2)
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Ends the engine as vLLM would."""
+        if self.process.poll() is None:
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+            try:
+                self.process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                pass
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends the process and all its children at once."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+
+class StartError(RuntimeError):
+    """The engine did not come up; the message is the end of its log."""
+
+
+async def _serve(args: dict[str, Any]) -> None:
+    from vllm import SamplingParams
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    if transfer := args.pop("kv_transfer_config", None):
+        args["kv_transfer_config"] = KVTransferConfig(**transfer)
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
+
+    def say(number: int, **content: Any) -> None:
+        sys.stdout.write(json.dumps({"id": number} | content) + "\n")
+        sys.stdout.flush()
+
+    async def generate(number: int, request: dict[str, Any]) -> dict[str, Any]:
+        params = SamplingParams(
+            max_tokens=request["max_tokens"],
+            temperature=0.0,
+            ignore_eos=True,
+            logprobs=1,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            **request["sampling"],
+        )
+        began = time.monotonic()
+        final = None
+        async for output in engine.generate(
+            {"prompt_token_ids": request["prompt"]}, params, str(number)
+        ):
+            final = output
+        assert final is not None
+        completion = final.outputs[0]
+        return {
+            "tokens": list(completion.token_ids),
+            "logprobs": [
+                step[token].logprob
+                for token, step in zip(completion.token_ids, completion.logprobs, strict=True)
+            ],
+            "cached": final.num_cached_tokens,
+            "finish": completion.finish_reason,
+            "seconds": time.monotonic() - began,
+        }
+
+    async def handle(message: dict[str, Any]) -> None:
+        number = message["id"]
+        try:
+            match message["op"]:
+                case "generate":
+                    result: Any = await generate(number, message)
+                case "abort":
+                    result = await engine.abort(str(message["request"]))
+                case "reset":
+                    result = await engine.reset_prefix_cache()
+                case "counters":
+                    result = _counters()
+            say(number, result=result)
+        except Exception as error:
+            say(number, error=repr(error))
+
+    say(0, ready=True)
+    loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[None]] = set()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        task = asyncio.create_task(handle(json.loads(line)))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    engine.shutdown()
+
+
+def _counters() -> dict[str, float]:
+    import prometheus_client
+
+    found: dict[str, float] = {}
+    for metric in prometheus_client.REGISTRY.collect():
+        for sample in metric.samples:
+            if sample.name.endswith("_total"):
+                name = sample.name.removeprefix("vllm:").removesuffix("_total")
+                found[name.removeprefix("penstock_")] = (
+                    found.get(name.removeprefix("penstock_"), 0) + sample.value
+                )
+    return found
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(_serve(json.loads(sys.argv[1])))
+    except BaseException as error:
+        print(json.dumps({"id": 0, "failed": repr(error)}), flush=True)
+        raise

@@ -1,0 +1,97 @@
+"""Engines that differ in anything that matters never see each other's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e import models
+from tests.e2e.conftest import BLOCK, tokens
+from tests.e2e.node import Node, StartError
+
+pytestmark = pytest.mark.e2e
+
+PROMPT = tokens(4 * BLOCK + 5, seed=5)
+
+
+@pytest.fixture(scope="module")
+def filled_pool(
+    llama: Path, start: Callable[..., Node], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    pool = f"file://{tmp_path_factory.mktemp('pool')}?size=1GiB"
+    with start(llama, pool=pool) as node:
+        node.ask(PROMPT)
+        node.wait_for("stored_blocks", 4)
+    yield pool
+
+
+def test_the_same_engine_hits(filled_pool: str, llama: Path, start: Callable[..., Node]) -> None:
+    with start(llama, pool=filled_pool) as node:
+        assert node.ask(PROMPT).cached == 4 * BLOCK
+
+
+@pytest.mark.parametrize(
+    ("model_options", "engine_args"),
+    [
+        pytest.param({"seed": 1}, {}, id="weights"),
+        pytest.param({"heads": 8}, {}, id="model"),
+        pytest.param({}, {"dtype": "bfloat16"}, id="dtype"),
+        pytest.param({}, {"block_size": 64}, id="block-size"),
+    ],
+)
+def test_another_engine_never_hits(
+    filled_pool: str,
+    model_options: dict[str, Any],
+    engine_args: dict[str, Any],
+    start: Callable[..., Node],
+    tmp_path: Path,
+) -> None:
+    model = models.llama(tmp_path / "model", **model_options)
+    with start(model, pool=filled_pool, **engine_args) as node:
+        answer = node.ask(PROMPT)
+        counters = node.counters()
+        assert answer.cached == 0
+        assert counters["lookups"] >= 1
+        assert counters.get("lookup_hit_blocks", 0) == 0
+
+
+def test_mla_is_refused_in_words(start: Callable[..., Node], tmp_path: Path) -> None:
+    model = models.deepseek_v2(tmp_path / "model")
+    with pytest.raises(StartError, match="only full attention .* is supported yet"):
+        start(model, pool=f"file://{tmp_path}/pool?size=64MiB")
+
+
+def test_hybrid_is_refused_in_words_and_the_advice_works(
+    start: Callable[..., Node], tmp_path: Path
+) -> None:
+    model = models.gemma2(tmp_path / "model")
+    pool = f"file://{tmp_path}/pool?size=256MiB"
+    with pytest.raises(StartError, match="start vLLM with --disable-hybrid-kv-cache-manager"):
+        start(model, pool=pool)
+    with start(model, pool=pool, disable_hybrid_kv_cache_manager=True) as node:
+        cold, own_hit = node.ask(PROMPT), node.ask(PROMPT)
+        node.wait_for("stored_blocks", 4)
+        node.forget()
+        loaded = node.ask(PROMPT)
+        assert loaded.cached == own_hit.cached == 4 * BLOCK
+        assert loaded.text == own_hit.text
+        assert loaded.tokens == cold.tokens
+        assert node.counters()["loaded_tokens"] == 4 * BLOCK
+
+
+def test_another_failure_policy_is_refused(
+    llama: Path, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    with pytest.raises(StartError, match="kv_load_failure_policy"):
+        start(
+            llama,
+            kv_transfer_config={
+                "kv_connector": "PenstockConnector",
+                "kv_connector_module_path": "penstock.vllm.connector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {"penstock.pool": f"file://{tmp_path}/pool"},
+            },
+        )

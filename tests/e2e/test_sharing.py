@@ -1,0 +1,52 @@
+"""One engine computes, another, started later, loads: same tokens, same logprobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import BLOCK, tokens
+from tests.e2e.node import Node
+
+pytestmark = pytest.mark.e2e
+
+LENGTHS = (3 * BLOCK - 1, 3 * BLOCK, 3 * BLOCK + 1, 7 * BLOCK + 100)
+"""Prompts that end beside, on and just behind a block border, and in the middle of a block."""
+
+
+def test_second_process_loads(
+    any_pool: str, llama: Path, plain: Node, start: Callable[..., Node]
+) -> None:
+    prompts = [tokens(length, seed=length) for length in LENGTHS]
+    turn = tokens(2 * BLOCK + 50, seed=99)
+    with start(llama, pool=any_pool) as first:
+        for prompt in prompts:
+            first.ask(prompt)
+        said = list(first.ask(turn, max_tokens=BLOCK + 60).tokens)
+        first.wait_for("stored_blocks", sum(n // BLOCK for n in LENGTHS) + 3)
+    next_turn = turn + said + tokens(40, seed=98)
+
+    with start(llama, pool=any_pool) as second:
+        loaded = 0
+        for prompt in prompts:
+            cold, own_hit, answer = plain.ask(prompt), plain.ask(prompt), second.ask(prompt)
+            reachable = (len(prompt) - 1) // BLOCK * BLOCK
+            assert answer.cached == own_hit.cached == reachable
+            assert answer.text == own_hit.text
+            assert answer.tokens == cold.tokens
+            loaded += reachable
+
+        assert list(plain.ask(turn, max_tokens=BLOCK + 60).tokens) == said
+        own_hit, answer = plain.ask(next_turn), second.ask(next_turn)
+        generated_too = (len(turn) + len(said) - 1) // BLOCK * BLOCK
+        assert generated_too > len(turn)
+        assert answer.cached == own_hit.cached == generated_too
+        assert answer.text == own_hit.text
+        loaded += generated_too
+
+        counters = second.counters()
+        assert counters["loaded_tokens"] == loaded
+        assert counters.get("load_failed_blocks", 0) == 0
+        assert counters.get("stored_blocks", 0) == 0, "nothing is stored twice"

@@ -1,0 +1,73 @@
+//! Commands as the server reads them: arrays of strings.
+
+use std::fmt::Write as _;
+
+use crate::Key;
+
+/// A pipeline of whole commands.
+#[derive(Debug, Default)]
+pub(super) struct Commands {
+    text: Vec<u8>,
+    count: usize,
+}
+
+impl Commands {
+    pub(super) fn push(&mut self, arguments: &[&str]) {
+        array(&mut self.text, arguments.len());
+        arguments.iter().for_each(|argument| string(&mut self.text, argument.as_bytes()));
+        self.count += 1;
+    }
+
+    /// A command whose arguments are keys.
+    pub(super) fn push_keys(&mut self, name: &str, keys: &[Key]) {
+        array(&mut self.text, 1 + keys.len());
+        string(&mut self.text, name.as_bytes());
+        let mut form = String::new();
+        keys.iter().for_each(|key| string(&mut self.text, key_form(key, &mut form)));
+        self.count += 1;
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.text
+    }
+
+    /// How many replies these commands ask for.
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+}
+
+/// Appends a whole GET.
+pub(super) fn get(text: &mut Vec<u8>, key: &Key) {
+    array(text, 2);
+    string(text, b"GET");
+    string(text, key_form(key, &mut String::new()));
+}
+
+/// Appends a SET up to its value, which is to follow with a CR LF after it.
+pub(super) fn set(text: &mut Vec<u8>, key: &Key, value_bytes: u64) {
+    array(text, 3);
+    string(text, b"SET");
+    string(text, key_form(key, &mut String::new()));
+    head(text, '$', value_bytes);
+}
+
+fn key_form<'f>(key: &Key, form: &'f mut String) -> &'f [u8] {
+    form.clear();
+    write!(form, "{key}").expect("a String takes anything");
+    form.as_bytes()
+}
+
+fn array(text: &mut Vec<u8>, elements: usize) {
+    head(text, '*', elements as u64);
+}
+
+fn string(text: &mut Vec<u8>, bytes: &[u8]) {
+    head(text, '$', bytes.len() as u64);
+    text.extend_from_slice(bytes);
+    text.extend_from_slice(b"\r\n");
+}
+
+fn head(text: &mut Vec<u8>, kind: char, number: u64) {
+    text.extend_from_slice(format!("{kind}{number}\r\n").as_bytes());
+}

@@ -1,0 +1,286 @@
+//! Connections: a socket, what was received on it and not used yet, and commands whose replies
+//! are small.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use rustix::event::PollFlags;
+
+use super::address::{Address, PASSWORD_VARIABLE};
+use super::command::Commands;
+use super::failure::Failure;
+use super::parser::{MAX_LINE, Reply, ReplyReader};
+use super::socket::{Resolver, Socket, wait};
+use crate::ErrorKind;
+
+/// Bytes of a connection's receive buffer. Replies' heads and small replies go through it.
+const BUFFER_BYTES: usize = 16 << 10;
+// Or a line could fill the buffer and neither be complete nor too long.
+const _: () = assert!(BUFFER_BYTES > MAX_LINE);
+
+/// An authenticated connection to the pool's database.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) socket: Socket,
+    pub(super) received: Received,
+    /// Every request on it was answered and nothing else was received. While this is false, the
+    /// connection must not be used for anything but what is under way.
+    pub(super) settled: bool,
+    /// Some bytes have come since [`Self::begin`].
+    pub(super) heard: bool,
+    /// It has lain idle since it was used last, so the server may have closed it meanwhile.
+    reused: bool,
+}
+
+impl Connection {
+    /// Connects, authenticates and selects the database.
+    pub(super) fn open(
+        address: &Address,
+        resolver: &Resolver,
+        deadline: Instant,
+    ) -> Result<Self, Failure> {
+        let socket = Socket::connect(&address.endpoint, resolver, deadline)?;
+        let mut connection = Self {
+            socket,
+            received: Received::default(),
+            settled: true,
+            heard: false,
+            reused: false,
+        };
+        connection.shake_hands(address, deadline)?;
+        Ok(connection)
+    }
+
+    /// Prepares for an operation after the connection lay idle; false if it is unfit.
+    pub(super) fn reuse(&mut self) -> bool {
+        self.reused = true;
+        self.heard = false;
+        self.settled && self.received.bytes().is_empty() && self.socket.is_quiet()
+    }
+
+    /// Whether this failure may only mean that the server closed the connection while it lay idle:
+    /// then nothing has been answered on it, and everything may be sent again on another.
+    pub(super) fn was_stale(&self, failure: &Failure) -> bool {
+        self.reused && !self.heard && failure.kind == ErrorKind::Unreachable
+    }
+
+    /// Sends commands and calls `visit` with each reply, in order.
+    pub(super) fn call(
+        &mut self,
+        commands: &Commands,
+        deadline: Instant,
+        mut visit: impl FnMut(usize, Reply) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        self.settled = false;
+        let (mut unsent, mut answered) = (commands.bytes(), 0);
+        let mut reader = ReplyReader::default();
+        while answered < commands.count() {
+            // Replies are taken before more is sent: the server never has to hold back.
+            let heard = self.hear(&mut reader, |reply| {
+                visit(answered, reply)?;
+                answered += 1;
+                let done = answered == commands.count();
+                Ok(if done { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+            })?;
+            let sent = if unsent.is_empty() {
+                0
+            } else {
+                match self.socket.send(&[IoSlice::new(unsent)]) {
+                    Ok(sent) => sent.unwrap_or(0),
+                    Err(cause) => return Err(self.last_words(Failure::system("sending", cause))),
+                }
+            };
+            unsent = &unsent[sent..];
+            if !heard && sent == 0 && answered < commands.count() {
+                let sending = if unsent.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
+                let mut polled = [self.socket.polled(PollFlags::IN | sending)];
+                wait(&mut polled, deadline, "waiting for the server's reply")?;
+            } else if Instant::now() >= deadline && answered < commands.count() {
+                return Err(Failure::timed_out("reading the server's reply"));
+            }
+        }
+        if !unsent.is_empty() || !self.received.bytes().is_empty() {
+            return Err(Failure::protocol("the server sent a reply that nobody asked for"));
+        }
+        self.settled = true;
+        Ok(())
+    }
+
+    /// Takes what has been received; returns whether anything had.
+    fn hear(
+        &mut self,
+        reader: &mut ReplyReader,
+        mut visit: impl FnMut(Reply) -> Result<ControlFlow<()>, Failure>,
+    ) -> Result<bool, Failure> {
+        let mut heard = false;
+        loop {
+            while !self.received.bytes().is_empty() {
+                let (taken, reply) = reader
+                    .feed(self.received.bytes())
+                    .map_err(|violation| Failure::protocol(violation.to_string()))?;
+                self.received.consume(taken);
+                match reply.map(&mut visit).transpose()? {
+                    Some(ControlFlow::Break(())) => return Ok(true),
+                    Some(ControlFlow::Continue(())) => {}
+                    // What is left is the beginning of a line.
+                    None => break,
+                }
+            }
+            // Once, so that a peer that never stops talking cannot keep us from the deadline.
+            if heard || self.fill()? == Came::Nothing {
+                return Ok(heard);
+            }
+            heard = true;
+        }
+    }
+
+    /// Receives into the buffer what is there now.
+    pub(super) fn fill(&mut self) -> Result<Came, Failure> {
+        let (came, bytes) =
+            receive(&self.socket, &mut [IoSliceMut::new(self.received.space())])?;
+        self.heard |= bytes > 0;
+        self.received.extend(bytes);
+        Ok(came)
+    }
+
+    /// After sending failed: the server may have said why before it closed the connection.
+    pub(super) fn last_words(&mut self, failure: Failure) -> Failure {
+        // If nothing has come, the bytes below are none or too few for a reply.
+        let _ = self.fill();
+        match ReplyReader::default().feed(self.received.bytes()) {
+            Ok((_, Some(Reply::Error(line)))) => Failure::refused(&line),
+            _ => failure,
+        }
+    }
+
+    fn shake_hands(&mut self, address: &Address, deadline: Instant) -> Result<(), Failure> {
+        #[derive(Clone, Copy)]
+        enum Step {
+            Authenticate,
+            Select,
+            Name,
+        }
+        let mut steps = Vec::new();
+        let mut commands = Commands::default();
+        let password = address.password.as_ref().map(|secret| secret.reveal());
+        match (&address.user, password) {
+            (None, None) => {}
+            (None, Some(password)) => {
+                steps.push(Step::Authenticate);
+                commands.push(&["AUTH", password]);
+            }
+            // A user may be one that needs no password.
+            (Some(user), password) => {
+                steps.push(Step::Authenticate);
+                commands.push(&["AUTH", user, password.unwrap_or_default()]);
+            }
+        }
+        if address.database != 0 {
+            steps.push(Step::Select);
+            commands.push(&["SELECT", &address.database.to_string()]);
+        }
+        steps.push(Step::Name);
+        commands.push(&["CLIENT", "SETNAME", "penstock"]);
+
+        self.call(&commands, deadline, |i, reply| match (steps[i], reply) {
+            (_, Reply::Status(_)) => Ok(()),
+            (Step::Authenticate, Reply::Error(line)) => {
+                let refused = Failure::refused(&line);
+                match refused.kind {
+                    ErrorKind::Unavailable => Err(refused),
+                    // In our own words: a server's could repeat what it was sent.
+                    _ => Err(refused.reworded(ErrorKind::Denied, denial(password.is_some()))),
+                }
+            }
+            (Step::Select, Reply::Error(line)) => {
+                let refused = Failure::refused(&line);
+                match refused.kind {
+                    ErrorKind::Protocol => {
+                        let message = format!("the server has no database {}", address.database);
+                        Err(refused.reworded(ErrorKind::Config, message))
+                    }
+                    _ => Err(refused),
+                }
+            }
+            // The name is only a help to whoever looks at the server; its reply also tells
+            // whether we may be here at all.
+            (Step::Name, Reply::Error(line)) => match (&line, Failure::refused(&line)) {
+                (line, _) if line.starts_with(b"NOPERM") || line.starts_with(b"LOADING") => Ok(()),
+                (_, refused) if refused.kind == ErrorKind::Protocol => Ok(()),
+                (_, refused) => Err(refused),
+            },
+            _ => Err(Failure::protocol("the server answered the greeting with nonsense")),
+        })
+    }
+}
+
+/// How much of the room that was given a receive has filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Came {
+    Nothing,
+    /// All there was.
+    Some,
+    /// There may be more.
+    Full,
+}
+
+/// Receives what is there now, and says how many bytes; the end of the stream is a failure.
+pub(super) fn receive(
+    socket: &Socket,
+    slices: &mut [IoSliceMut<'_>],
+) -> Result<(Came, usize), Failure> {
+    let room: usize = slices.iter().map(|slice| slice.len()).sum();
+    match socket.receive(slices).map_err(|cause| Failure::system("receiving", cause))? {
+        None => Ok((Came::Nothing, 0)),
+        Some(0) => Err(Failure::closed()),
+        Some(bytes) => Ok((if bytes < room { Came::Some } else { Came::Full }, bytes)),
+    }
+}
+
+fn denial(with_password: bool) -> String {
+    if with_password {
+        "the server refused the user or the password".to_owned()
+    } else {
+        format!("the server refused the user without a password (is {PASSWORD_VARIABLE} set?)")
+    }
+}
+
+/// Bytes received and not used yet.
+#[derive(Debug)]
+pub(super) struct Received {
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl Default for Received {
+    fn default() -> Self {
+        Self { buffer: vec![0; BUFFER_BYTES].into(), start: 0, end: 0 }
+    }
+}
+
+impl Received {
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.buffer[self.start..self.end]
+    }
+
+    pub(super) fn consume(&mut self, bytes: usize) {
+        assert!(bytes <= self.end - self.start, "consumes what was not received");
+        self.start += bytes;
+    }
+
+    /// Where further bytes may be received; never empty as long as less than a line is held.
+    pub(super) fn space(&mut self) -> &mut [u8] {
+        self.buffer.copy_within(self.start..self.end, 0);
+        self.end -= self.start;
+        self.start = 0;
+        &mut self.buffer[self.end..]
+    }
+
+    /// Counts bytes that were received into [`Self::space`].
+    pub(super) fn extend(&mut self, bytes: usize) {
+        assert!(bytes <= self.buffer.len() - self.end, "received more than there was space for");
+        self.end += bytes;
+    }
+}

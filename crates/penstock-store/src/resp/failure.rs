@@ -1,0 +1,122 @@
+//! Failures of connections and the server's refusals, before they become [`Error`]s.
+
+use std::io;
+
+use rustix::io::Errno;
+
+use crate::{Error, ErrorKind};
+
+/// Longest part of a server's message that is passed on, in bytes.
+const MESSAGE_LIMIT: usize = 200;
+
+/// What went wrong with a connection or a request.
+///
+/// Unlike [`Error`] it can be copied: one broken connection fails every request that it owed an
+/// answer.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    pub(super) kind: ErrorKind,
+    message: String,
+    cause: Option<Errno>,
+}
+
+impl Failure {
+    pub(super) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), cause: None }
+    }
+
+    pub(super) fn timed_out(doing: &str) -> Self {
+        Self::new(ErrorKind::TimedOut, format!("the deadline passed while {doing}"))
+    }
+
+    pub(super) fn closed() -> Self {
+        Self::new(ErrorKind::Unreachable, "the server closed the connection")
+    }
+
+    pub(super) fn protocol(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Protocol, message)
+    }
+
+    /// A system call on a socket failed.
+    pub(super) fn system(doing: &str, cause: Errno) -> Self {
+        let message = format!("{doing} failed");
+        Self { kind: ErrorKind::Unreachable, message, cause: Some(cause) }
+    }
+
+    /// The server answered with an error line (without its leading `-`).
+    pub(super) fn refused(line: &[u8]) -> Self {
+        let code = line.split(|&byte| byte == b' ').next().unwrap_or_default();
+        let kind = match code {
+            b"NOAUTH" | b"WRONGPASS" | b"NOPERM" | b"DENIED" => ErrorKind::Denied,
+            b"OOM" => ErrorKind::Full,
+            b"LOADING" | b"BUSY" | b"CLUSTERDOWN" | b"TRYAGAIN" | b"MASTERDOWN" | b"READONLY"
+            | b"NOREPLICAS" | b"MISCONF" => ErrorKind::Unavailable,
+            b"MOVED" | b"ASK" => {
+                return Self::new(
+                    ErrorKind::Unavailable,
+                    format!(
+                        "the server is part of a cluster, which is not supported yet: {}",
+                        printable(line)
+                    ),
+                );
+            }
+            _ if line.starts_with(b"ERR max number of clients") => ErrorKind::Unavailable,
+            _ => ErrorKind::Protocol,
+        };
+        Self::new(kind, format!("the server refused: {}", printable(line)))
+    }
+
+    /// Replaces the message, so that nothing of what the server said remains.
+    pub(super) fn reworded(self, kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), cause: self.cause }
+    }
+
+    /// The error to hand to the caller.
+    pub(super) fn error(&self, store: &str, operation: &'static str) -> Error {
+        let error = Error::new(self.kind, self.message.clone())
+            .with("store", store)
+            .with("operation", operation);
+        match self.cause {
+            Some(cause) => error.caused_by(io::Error::from(cause)),
+            None => error,
+        }
+    }
+}
+
+/// A server's words, fit for a log line: bounded, one line, no control characters.
+fn printable(line: &[u8]) -> String {
+    let cut = &line[..line.len().min(MESSAGE_LIMIT)];
+    String::from_utf8_lossy(cut).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_have_kinds() {
+        for (line, kind) in [
+            ("NOAUTH Authentication required.", ErrorKind::Denied),
+            ("WRONGPASS invalid username-password pair or user is disabled.", ErrorKind::Denied),
+            ("NOPERM User x has no permissions to run the 'set' command", ErrorKind::Denied),
+            ("OOM command not allowed when used memory > 'maxmemory'.", ErrorKind::Full),
+            ("LOADING Redis is loading the dataset in memory", ErrorKind::Unavailable),
+            ("READONLY You can't write against a read only replica.", ErrorKind::Unavailable),
+            ("MOVED 3999 127.0.0.1:6381", ErrorKind::Unavailable),
+            ("ERR max number of clients reached", ErrorKind::Unavailable),
+            ("WRONGTYPE Operation against a key", ErrorKind::Protocol),
+            ("ERR syntax error", ErrorKind::Protocol),
+            ("", ErrorKind::Protocol),
+        ] {
+            assert_eq!(Failure::refused(line.as_bytes()).kind, kind, "{line}");
+        }
+    }
+
+    #[test]
+    fn refusals_are_bounded_and_on_one_line() {
+        let line = [b"ERR a\x1b[2Jb\n".as_slice(), &[b'x'; 5000]].concat();
+        let text = Failure::refused(&line).error("redis://h:1", "get").to_string();
+        assert!(text.len() < 400, "{text}");
+        assert!(!text.contains(['\n', '\x1b']), "{text}");
+    }
+}

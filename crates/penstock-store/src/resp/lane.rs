@@ -1,0 +1,426 @@
+//! Lanes: one connection's share of a batch of values on the move.
+//!
+//! Values go straight between the caller's slices and the socket. A lane sends requests ahead of
+//! the replies, within a window, and never waits: [`Lane::step`] does what can be done now.
+
+use std::collections::VecDeque;
+use std::io::{IoSlice, IoSliceMut};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::connection::{Came, Connection, receive};
+use super::failure::Failure;
+use super::parser::{Head, MAX_STRING, Violation, head};
+use super::pool::Lent;
+use crate::ErrorKind;
+
+/// Most slices in one system call.
+const MOST_SLICES: usize = 64;
+/// Most bytes received in one system call: more at once is slower, since the server then waits
+/// for the space that we empty.
+const RECEIVE_BYTES: u64 = 128 << 10;
+/// Most requests of one lane in flight.
+const MOST_IN_FLIGHT: usize = 64;
+/// Requests that a lane may have in flight whatever their size: the server must have the next
+/// one at hand when it finishes one.
+const LEAST_IN_FLIGHT: usize = 2;
+/// Text of requests gathered for one system call, in bytes.
+const GATHERED_TEXT: usize = 8 << 10;
+
+/// A request's reply, as far as the lane understands it.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// The server has taken the value.
+    Taken,
+    /// The value, of this many bytes, is in the destination.
+    Value(u64),
+    /// The value, of this many bytes, is larger than the destination.
+    TooLarge(u64),
+    /// The server has no value.
+    Nothing,
+}
+
+/// Requests of one kind, by index.
+pub(super) trait Batch {
+    /// How many requests there are.
+    fn count(&self) -> usize;
+    /// Appends a request's text: all of it, or if it carries a value, all up to the value.
+    fn encode(&self, index: usize, text: &mut Vec<u8>);
+    /// The value that a request carries.
+    fn carries(&self, index: usize) -> Option<&[IoSlice<'_>]>;
+    /// The bytes that the destination holds, if the reply may be a value.
+    fn capacity(&self, index: usize) -> Option<u64>;
+    /// The destination from byte `from` on, at most `most` bytes of it, in few slices.
+    fn destination(&mut self, index: usize, from: u64, most: u64) -> Vec<IoSliceMut<'_>>;
+    /// Bytes of value that a request puts in flight, either way.
+    fn weight(&self, index: usize) -> u64;
+    /// Takes a request's outcome.
+    fn finish(&mut self, index: usize, outcome: Result<Answer, Failure>);
+}
+
+/// Requests that no lane has begun.
+#[derive(Debug)]
+pub(super) struct Queue {
+    next: usize,
+    count: usize,
+    again: Vec<usize>,
+}
+
+impl Queue {
+    pub(super) fn new(count: usize) -> Self {
+        Self { next: 0, count, again: Vec::new() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.again.is_empty() && self.next == self.count
+    }
+
+    pub(super) fn take(&mut self) -> Option<usize> {
+        self.again.pop().or_else(|| {
+            let index = self.next;
+            (index < self.count).then(|| {
+                self.next += 1;
+                index
+            })
+        })
+    }
+}
+
+/// How much a lane may have in flight.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Window {
+    /// Bytes of values, beyond the least number of requests.
+    pub(super) bytes: u64,
+    /// Requests.
+    pub(super) requests: usize,
+}
+
+/// What is being sent: text, then a value and CR LF if there is one.
+#[derive(Debug, Default)]
+struct Outgoing {
+    text: Vec<u8>,
+    value_of: Option<usize>,
+    bytes: u64,
+    sent: u64,
+}
+
+/// Where in the reply to the oldest request in flight the lane is.
+#[derive(Clone, Copy, Debug)]
+enum Incoming {
+    Head,
+    /// `at` of `bytes` have gone to the destination.
+    Value { at: u64, bytes: u64 },
+    /// A value too large: `left` of `bytes` are still to be thrown away.
+    Discard { left: u64, bytes: u64 },
+    /// The CR LF after a value.
+    End(u64, Fit),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Fit {
+    Fits,
+    TooLarge,
+}
+
+/// One connection and what is in flight on it.
+#[derive(Debug)]
+pub(super) struct Lane<'p> {
+    connection: Lent<'p>,
+    window: Window,
+    outgoing: Outgoing,
+    incoming: Incoming,
+    /// Requests whose sending has begun and whose reply has not been read whole, oldest first.
+    in_flight: VecDeque<usize>,
+    weight: u64,
+    /// What the last attempt or the last poll said.
+    may_send: bool,
+    may_receive: bool,
+}
+
+impl<'p> Lane<'p> {
+    pub(super) fn new(mut connection: Lent<'p>, window: Window) -> Self {
+        connection.settled = false;
+        Self {
+            connection,
+            window,
+            outgoing: Outgoing::default(),
+            incoming: Incoming::Head,
+            in_flight: VecDeque::new(),
+            weight: 0,
+            may_send: true,
+            may_receive: false,
+        }
+    }
+
+    /// Sends and receives once each, if that is possible now; returns whether anything moved.
+    pub(super) fn step<B: Batch>(
+        &mut self,
+        batch: &mut B,
+        queue: &mut Queue,
+    ) -> Result<bool, Failure> {
+        let sent = self.send(batch, queue)?;
+        let received = self.receive(batch)?;
+        Ok(sent || received)
+    }
+
+    /// Whether nothing is in flight.
+    pub(super) fn is_idle(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
+    /// What the lane waits for.
+    pub(super) fn polled(&self) -> PollFd<'_> {
+        let sending = if self.outgoing.bytes > 0 { PollFlags::OUT } else { PollFlags::empty() };
+        self.connection.socket.polled(PollFlags::IN | sending)
+    }
+
+    /// Tells the lane what a poll of [`Self::polled`] returned.
+    pub(super) fn woken(&mut self, events: PollFlags) {
+        self.may_send |= events.intersects(PollFlags::OUT | PollFlags::ERR | PollFlags::HUP);
+        self.may_receive |= events.intersects(PollFlags::IN | PollFlags::ERR | PollFlags::HUP);
+    }
+
+    /// Ends the lane; its connection is kept if nothing is in flight.
+    pub(super) fn finish(mut self) {
+        let quiet = self.in_flight.is_empty() && self.outgoing.bytes == 0;
+        self.connection.settled = quiet && self.connection.received.bytes().is_empty();
+    }
+
+    /// Ends the lane after a failure. Either all that was in flight goes back into the queue,
+    /// which is reported by true, or it fails.
+    pub(super) fn fail<B: Batch>(
+        self,
+        failure: &Failure,
+        batch: &mut B,
+        queue: &mut Queue,
+        may_requeue: bool,
+    ) -> bool {
+        let requeue = may_requeue && self.connection.was_stale(failure);
+        if requeue {
+            queue.again.extend(self.in_flight.iter().rev());
+        } else {
+            self.in_flight.iter().for_each(|&index| batch.finish(index, Err(failure.clone())));
+        }
+        requeue
+    }
+
+    fn send<B: Batch>(&mut self, batch: &mut B, queue: &mut Queue) -> Result<bool, Failure> {
+        if self.outgoing.bytes == 0 {
+            self.gather(batch, queue);
+        }
+        if self.outgoing.bytes == 0 || !self.may_send {
+            return Ok(false);
+        }
+        let outgoing = &mut self.outgoing;
+        let value = outgoing.value_of.and_then(|index| batch.carries(index)).unwrap_or_default();
+        let end: &[u8] = if outgoing.value_of.is_some() { b"\r\n" } else { b"" };
+        let parts = [outgoing.text.as_slice()]
+            .into_iter()
+            .chain(value.iter().map(|slice| &**slice))
+            .chain([end]);
+        let slices: Vec<_> = from_byte(parts, outgoing.sent).take(MOST_SLICES).collect();
+        match self.connection.socket.send(&slices) {
+            Ok(Some(bytes)) => {
+                outgoing.sent += bytes as u64;
+                // A full socket buffer takes a part; asking again at once would be in vain.
+                let asked: usize = slices.iter().map(|slice| slice.len()).sum();
+                self.may_send = bytes == asked;
+                if outgoing.sent == outgoing.bytes {
+                    outgoing.text.clear();
+                    *outgoing =
+                        Outgoing { text: std::mem::take(&mut outgoing.text), ..Default::default() };
+                }
+                Ok(true)
+            }
+            Ok(None) => {
+                self.may_send = false;
+                Ok(false)
+            }
+            Err(cause) => Err(self.connection.last_words(Failure::system("sending", cause))),
+        }
+    }
+
+    /// Begins as many requests as the window allows and one system call can send.
+    fn gather<B: Batch>(&mut self, batch: &mut B, queue: &mut Queue) {
+        let outgoing = &mut self.outgoing;
+        while self.in_flight.len() < self.window.requests.min(MOST_IN_FLIGHT)
+            && (self.weight < self.window.bytes || self.in_flight.len() < LEAST_IN_FLIGHT)
+            && outgoing.text.len() < GATHERED_TEXT
+            && outgoing.value_of.is_none()
+        {
+            let Some(index) = queue.take() else { break };
+            if batch.carries(index).is_some() && batch.weight(index) > MAX_STRING {
+                // The server would refuse it only by closing the connection on all others.
+                let message = format!("a value has {MAX_STRING} bytes at most");
+                batch.finish(index, Err(Failure::new(ErrorKind::Config, message)));
+                continue;
+            }
+            batch.encode(index, &mut outgoing.text);
+            self.in_flight.push_back(index);
+            self.weight += batch.weight(index);
+            if let Some(value) = batch.carries(index) {
+                outgoing.value_of = Some(index);
+                outgoing.bytes += 2 + value.iter().map(|slice| slice.len() as u64).sum::<u64>();
+            }
+        }
+        outgoing.bytes += outgoing.text.len() as u64;
+    }
+
+    fn receive<B: Batch>(&mut self, batch: &mut B) -> Result<bool, Failure> {
+        if !self.may_receive {
+            return Ok(false);
+        }
+        let came = match (self.incoming, self.in_flight.front()) {
+            (Incoming::Value { at, bytes }, Some(&index)) => {
+                let (came, of_value) =
+                    receive_value(&mut self.connection, batch, index, at, bytes)?;
+                self.incoming = Incoming::Value { at: at + of_value, bytes };
+                came
+            }
+            _ => self.connection.fill()?,
+        };
+        // Less than there was room for is all there is: asking again at once would be in vain.
+        self.may_receive = came == Came::Full;
+        while self.understand(batch)? {}
+        Ok(came != Came::Nothing)
+    }
+
+    /// Makes something of the received bytes; false if there are too few.
+    fn understand<B: Batch>(&mut self, batch: &mut B) -> Result<bool, Failure> {
+        let received = &mut self.connection.received;
+        let Some(&index) = self.in_flight.front() else {
+            return if received.bytes().is_empty() {
+                Ok(false)
+            } else {
+                Err(Failure::protocol("the server sent a reply that nobody asked for"))
+            };
+        };
+        let answer = match self.incoming {
+            Incoming::Head => {
+                let violates = |violation: Violation| Failure::protocol(violation.to_string());
+                let Some((head, length)) = head(received.bytes()).map_err(violates)? else {
+                    return Ok(false);
+                };
+                let answer = match (head, batch.capacity(index)) {
+                    (Head::Status(b"OK"), None) => Ok(Answer::Taken),
+                    (Head::Nil, Some(_)) => Ok(Answer::Nothing),
+                    (Head::Error(line), _) => Err(Failure::refused(line)),
+                    (Head::String(bytes), Some(capacity)) => {
+                        received.consume(length);
+                        self.incoming = if bytes <= capacity {
+                            Incoming::Value { at: 0, bytes }
+                        } else {
+                            Incoming::Discard { left: bytes, bytes }
+                        };
+                        return Ok(true);
+                    }
+                    _ => return Err(Failure::protocol("the server sent a reply of another kind")),
+                };
+                received.consume(length);
+                answer
+            }
+            Incoming::Value { at, bytes } if at < bytes => {
+                let here = received.bytes();
+                if here.is_empty() {
+                    return Ok(false);
+                }
+                let take = (bytes - at).min(here.len() as u64);
+                let mut taken = 0;
+                for slice in &mut batch.destination(index, at, take) {
+                    let bytes = slice.len();
+                    slice.copy_from_slice(&here[taken..taken + bytes]);
+                    taken += bytes;
+                }
+                received.consume(taken);
+                self.incoming = Incoming::Value { at: at + taken as u64, bytes };
+                return Ok(true);
+            }
+            Incoming::Value { bytes, .. } => {
+                self.incoming = Incoming::End(bytes, Fit::Fits);
+                return Ok(true);
+            }
+            Incoming::Discard { left: 0, bytes } => {
+                self.incoming = Incoming::End(bytes, Fit::TooLarge);
+                return Ok(true);
+            }
+            Incoming::Discard { left, bytes } => {
+                let take = left.min(received.bytes().len() as u64);
+                received.consume(take as usize);
+                self.incoming = Incoming::Discard { left: left - take, bytes };
+                return Ok(take > 0);
+            }
+            Incoming::End(bytes, fit) => {
+                match received.bytes() {
+                    [b'\r', b'\n', ..] => received.consume(2),
+                    [] | [b'\r'] => return Ok(false),
+                    _ => return Err(Failure::protocol("a value does not end in CR LF")),
+                }
+                match fit {
+                    Fit::Fits => Ok(Answer::Value(bytes)),
+                    Fit::TooLarge => Ok(Answer::TooLarge(bytes)),
+                }
+            }
+        };
+        self.answered(batch, index, answer)?;
+        Ok(true)
+    }
+
+    /// The reply to the oldest request in flight has been read whole.
+    fn answered<B: Batch>(
+        &mut self,
+        batch: &mut B,
+        index: usize,
+        answer: Result<Answer, Failure>,
+    ) -> Result<(), Failure> {
+        self.incoming = Incoming::Head;
+        // The last request begun may not be sent whole yet.
+        let early = self.in_flight.len() == 1 && self.outgoing.bytes > 0;
+        if early {
+            return Err(match answer {
+                Err(refused) => refused,
+                Ok(_) => Failure::protocol("the server answered before it was asked"),
+            });
+        }
+        self.in_flight.pop_front();
+        self.weight -= batch.weight(index);
+        batch.finish(index, answer);
+        Ok(())
+    }
+}
+
+/// Receives into what is missing of a value, and into the connection's buffer if the rest of the
+/// value leaves room. Returns also how many bytes the value got.
+fn receive_value<B: Batch>(
+    connection: &mut Connection,
+    batch: &mut B,
+    index: usize,
+    at: u64,
+    bytes: u64,
+) -> Result<(Came, u64), Failure> {
+    let missing = bytes - at;
+    let mut slices = batch.destination(index, at, missing.min(RECEIVE_BYTES));
+    slices.truncate(MOST_SLICES);
+    let asked: u64 = slices.iter().map(|slice| slice.len() as u64).sum();
+    if asked == missing {
+        // With the end of this value comes the head of the next one.
+        slices.push(IoSliceMut::new(connection.received.space()));
+    }
+    let (came, bytes) = receive(&connection.socket, &mut slices)?;
+    connection.heard |= bytes > 0;
+    let of_value = asked.min(bytes as u64);
+    connection.received.extend(bytes - of_value as usize);
+    Ok((came, of_value))
+}
+
+/// The parts' concatenation from one of its bytes on, without empty slices.
+fn from_byte<'s>(
+    parts: impl Iterator<Item = &'s [u8]>,
+    mut from: u64,
+) -> impl Iterator<Item = IoSlice<'s>> {
+    parts.filter_map(move |part| {
+        let skip = from.min(part.len() as u64);
+        from -= skip;
+        let rest = &part[skip as usize..];
+        (!rest.is_empty()).then(|| IoSlice::new(rest))
+    })
+}

@@ -1,0 +1,379 @@
+//! Valkey and Redis, over the RESP protocol (version 2), by TCP or unix socket.
+//!
+//! An object is a string under its key's text form. A put is one SET, so it is atomic and
+//! replaces what was there; a get is one GET, whose value goes from the socket straight into the
+//! caller's memory. Opening does not connect: a server may be absent, go away and come back.
+//!
+//! From the address to the bytes: `address` reads the URL, `socket` and `connection` reach the
+//! server, `pool` keeps connections, `command` and `parser` speak the protocol, `lane` moves
+//! values over one connection and `transfer` over several.
+
+mod address;
+mod command;
+mod connection;
+mod failure;
+mod lane;
+mod parser;
+mod pool;
+mod socket;
+mod transfer;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use address::{Address, PASSWORD_VARIABLE};
+use command::Commands;
+use connection::Connection;
+use failure::Failure;
+use parser::{MAX_STRING, Reply};
+use pool::{ConnectionPool, condemns_others};
+use transfer::{Gets, Puts};
+
+use crate::{
+    Capabilities, Error, ErrorKind, GetOutcome, GetRequest, KEY_PREFIX, Key, Listed, Namespace,
+    PutOutcome, PutRequest, Result, Store, StoreStats,
+};
+
+/// Keys in one command.
+const KEYS_PER_COMMAND: usize = 1024;
+/// Keys that the server looks at in one step of a listing.
+const SCAN_COUNT: &str = "1000";
+/// The settings that decide how the server serves a pool.
+const SETTINGS: [&str; 6] =
+    ["maxmemory", "maxmemory-policy", "save", "appendonly", "io-threads", "proto-max-bulk-len"];
+
+/// Opens a Valkey or Redis server as a store; does not connect yet.
+pub fn open_resp(url: &str) -> Result<Arc<dyn Store>> {
+    let address = Address::parse(url, std::env::var(PASSWORD_VARIABLE).ok())?;
+    Ok(Arc::new(RespStore {
+        url: address.to_string(),
+        pool: ConnectionPool::new(address),
+        counters: Counters::default(),
+    }))
+}
+
+struct RespStore {
+    url: String,
+    pool: ConnectionPool,
+    counters: Counters,
+}
+
+#[derive(Default)]
+struct Counters {
+    lookups: AtomicU64,
+    lookup_hits: AtomicU64,
+    gets: AtomicU64,
+    misses: AtomicU64,
+    puts: AtomicU64,
+    bytes_read: AtomicU64,
+    bytes_written: AtomicU64,
+    errors: AtomicU64,
+}
+
+fn add(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+impl RespStore {
+    /// Runs an operation on a connection, once more on a fresh one if the first turned out to
+    /// have been closed while it lay idle.
+    fn converse<T>(
+        &self,
+        operation: &'static str,
+        deadline: Instant,
+        mut talk: impl FnMut(&mut Connection) -> std::result::Result<T, Failure>,
+    ) -> Result<T> {
+        let mut attempt = || {
+            let mut connection = self.pool.lend(deadline)?;
+            let failure = match talk(&mut connection) {
+                Err(failure) if connection.was_stale(&failure) => failure,
+                other => return other,
+            };
+            drop((connection, failure));
+            talk(&mut *self.pool.lend_fresh(deadline)?)
+        };
+        attempt().map_err(|failure: Failure| {
+            if condemns_others(&failure) {
+                self.pool.discard_idle();
+            }
+            add(&self.counters.errors, 1);
+            failure.error(&self.url, operation)
+        })
+    }
+
+    fn failed(&self, operation: &'static str) -> impl Fn(&Failure, &Key) -> Error {
+        move |failure, key| failure.error(&self.url, operation).with("key", key)
+    }
+}
+
+impl Store for RespStore {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            shared: true,
+            persistent: true,
+            bounded: true,
+            max_value_bytes: MAX_STRING,
+        }
+    }
+
+    fn url(&self) -> String {
+        self.url.clone()
+    }
+
+    fn contains(&self, keys: &[Key], deadline: Instant) -> Result<Vec<bool>> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let found = self.converse("contains", deadline, |connection| {
+            look_up(connection, keys, deadline)
+        })?;
+        add(&self.counters.lookups, keys.len() as u64);
+        add(&self.counters.lookup_hits, found.iter().filter(|&&found| found).count() as u64);
+        Ok(found)
+    }
+
+    fn put_many(&self, batch: &mut [PutRequest<'_>], deadline: Instant) {
+        let describe = self.failed("put");
+        transfer::run(
+            &self.pool,
+            &mut Puts { requests: &mut *batch, describe: &describe },
+            deadline,
+        );
+        for request in batch {
+            match request.outcome {
+                Some(Ok(PutOutcome::Stored)) => {
+                    add(&self.counters.puts, 1);
+                    let bytes: usize = request.value.iter().map(|slice| slice.len()).sum();
+                    add(&self.counters.bytes_written, bytes as u64);
+                }
+                _ => add(&self.counters.errors, 1),
+            }
+        }
+    }
+
+    fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
+        let describe = self.failed("get");
+        transfer::run(
+            &self.pool,
+            &mut Gets { requests: &mut *batch, describe: &describe },
+            deadline,
+        );
+        for request in batch {
+            match request.outcome {
+                Some(Ok(GetOutcome::Hit(bytes))) => {
+                    add(&self.counters.gets, 1);
+                    add(&self.counters.bytes_read, bytes);
+                }
+                Some(Ok(GetOutcome::Miss)) => add(&self.counters.misses, 1),
+                Some(Ok(GetOutcome::TooLarge(_))) => {}
+                Some(Err(_)) | None => add(&self.counters.errors, 1),
+            }
+        }
+    }
+
+    fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
+        if keys.is_empty() {
+            return Ok(0);
+        }
+        let mut commands = Commands::default();
+        keys.chunks(KEYS_PER_COMMAND).for_each(|keys| commands.push_keys("UNLINK", keys));
+        self.converse("remove", deadline, |connection| {
+            let mut removed = 0;
+            connection.call(&commands, deadline, |_, reply| {
+                removed += count(reply)?;
+                Ok(())
+            })?;
+            Ok(removed)
+        })
+    }
+
+    fn list(
+        &self,
+        namespace: Option<Namespace>,
+        visit: &mut dyn FnMut(Listed),
+        deadline: Instant,
+    ) -> Result<()> {
+        let pattern = match namespace {
+            Some(namespace) => format!("{KEY_PREFIX}{namespace}:*"),
+            None => format!("{KEY_PREFIX}*"),
+        };
+        // Each step is a conversation of its own, so that a connection found stale at the start
+        // does not make anything be visited twice.
+        let mut cursor = "0".to_owned();
+        loop {
+            let (next, listed) = self.converse("list", deadline, |connection| {
+                scan(connection, &cursor, &pattern, deadline)
+            })?;
+            listed.into_iter().for_each(&mut *visit);
+            if next == "0" {
+                return Ok(());
+            }
+            cursor = next;
+        }
+    }
+
+    fn describe(&self, deadline: Instant) -> Result<Vec<(String, String)>> {
+        self.converse("describe", deadline, |connection| facts(connection, deadline))
+    }
+
+    fn stats(&self) -> StoreStats {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.counters;
+        StoreStats {
+            lookups: of(&counters.lookups),
+            lookup_hits: of(&counters.lookup_hits),
+            gets: of(&counters.gets),
+            misses: of(&counters.misses),
+            puts: of(&counters.puts),
+            bytes_read: of(&counters.bytes_read),
+            bytes_written: of(&counters.bytes_written),
+            errors: of(&counters.errors),
+            connects: self.pool.opened(),
+            ..StoreStats::default()
+        }
+    }
+}
+
+fn look_up(
+    connection: &mut Connection,
+    keys: &[Key],
+    deadline: Instant,
+) -> std::result::Result<Vec<bool>, Failure> {
+    // One EXISTS of many keys only counts, but does so in a fraction of the time; in a look-up
+    // either all keys or none are there as a rule.
+    let chunks: Vec<Range<usize>> = (0..keys.len())
+        .step_by(KEYS_PER_COMMAND)
+        .map(|start| start..keys.len().min(start + KEYS_PER_COMMAND))
+        .collect();
+    let mut commands = Commands::default();
+    chunks.iter().for_each(|chunk| commands.push_keys("EXISTS", &keys[chunk.clone()]));
+    let mut found = vec![false; keys.len()];
+    let mut unclear = Vec::new();
+    connection.call(&commands, deadline, |i, reply| {
+        let chunk = chunks[i].clone();
+        match count(reply)? {
+            0 => {}
+            n if n == chunk.len() as u64 => found[chunk].fill(true),
+            _ => unclear.extend(chunk),
+        }
+        Ok(())
+    })?;
+    if unclear.is_empty() {
+        return Ok(found);
+    }
+    let mut commands = Commands::default();
+    unclear.iter().for_each(|&i| commands.push_keys("EXISTS", &keys[i..=i]));
+    connection.call(&commands, deadline, |i, reply| {
+        found[unclear[i]] = count(reply)? > 0;
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+/// One step of a listing: the next cursor and the objects seen.
+fn scan(
+    connection: &mut Connection,
+    cursor: &str,
+    pattern: &str,
+    deadline: Instant,
+) -> std::result::Result<(String, Vec<Listed>), Failure> {
+    let mut commands = Commands::default();
+    commands.push(&["SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT]);
+    let mut page = None;
+    connection.call(&commands, deadline, |_, reply| {
+        page = Some(scan_page(reply)?);
+        Ok(())
+    })?;
+    let Some((next, keys)) = page else { return Err(unexpected()) };
+
+    let mut commands = Commands::default();
+    keys.iter().for_each(|key| commands.push_keys("STRLEN", &[*key]));
+    let mut listed = Vec::with_capacity(keys.len());
+    if !keys.is_empty() {
+        connection.call(&commands, deadline, |i, reply| match reply {
+            // It is not a string, so no store put it there.
+            Reply::Error(line) if line.starts_with(b"WRONGTYPE") => Ok(()),
+            // Removed meanwhile: a missing key has no length. (Values are never empty: a sealed
+            // one has a header.)
+            Reply::Integer(0) => Ok(()),
+            reply => {
+                listed.push(Listed { key: keys[i], bytes: count(reply)? });
+                Ok(())
+            }
+        })?;
+    }
+    Ok((next, listed))
+}
+
+fn scan_page(reply: Reply) -> std::result::Result<(String, Vec<Key>), Failure> {
+    let Reply::Array(parts) = refuse(reply)? else { return Err(unexpected()) };
+    let Ok([Reply::String(cursor), Reply::Array(names)]) = <[Reply; 2]>::try_from(parts) else {
+        return Err(unexpected());
+    };
+    let cursor = String::from_utf8(cursor).map_err(|_| unexpected())?;
+    if !cursor.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(unexpected());
+    }
+    let keys = names.into_iter().filter_map(|name| match name {
+        // A key that only begins like ours belongs to somebody else.
+        Reply::String(name) => std::str::from_utf8(&name).ok().and_then(|n| Key::parse(n).ok()),
+        _ => None,
+    });
+    Ok((cursor, keys.collect()))
+}
+
+/// What INFO says, by its names, and the settings, as `config:NAME`.
+fn facts(
+    connection: &mut Connection,
+    deadline: Instant,
+) -> std::result::Result<Vec<(String, String)>, Failure> {
+    let mut commands = Commands::default();
+    commands.push(&["INFO"]);
+    SETTINGS.iter().for_each(|setting| commands.push(&["CONFIG", "GET", setting]));
+    let mut facts = BTreeMap::new();
+    connection.call(&commands, deadline, |i, reply| {
+        match (i, reply) {
+            (0, reply) => {
+                let Reply::String(text) = refuse(reply)? else { return Err(unexpected()) };
+                for line in String::from_utf8_lossy(&text).lines() {
+                    if let Some((name, value)) = line.split_once(':') {
+                        facts.insert(name.to_owned(), value.to_owned());
+                    }
+                }
+            }
+            (_, Reply::Array(pairs)) => {
+                for pair in pairs.chunks_exact(2) {
+                    if let [Reply::String(name), Reply::String(value)] = pair {
+                        let name = format!("config:{}", String::from_utf8_lossy(name));
+                        facts.insert(name, String::from_utf8_lossy(value).into_owned());
+                    }
+                }
+            }
+            // CONFIG is often forbidden, or renamed away.
+            (_, _) => {}
+        }
+        Ok(())
+    })?;
+    Ok(facts.into_iter().collect())
+}
+
+fn refuse(reply: Reply) -> std::result::Result<Reply, Failure> {
+    match reply {
+        Reply::Error(line) => Err(Failure::refused(&line)),
+        reply => Ok(reply),
+    }
+}
+
+fn count(reply: Reply) -> std::result::Result<u64, Failure> {
+    match refuse(reply)? {
+        Reply::Integer(number) => u64::try_from(number).map_err(|_| unexpected()),
+        _ => Err(unexpected()),
+    }
+}
+
+fn unexpected() -> Failure {
+    Failure::new(ErrorKind::Protocol, "the server sent a reply of another kind")
+}

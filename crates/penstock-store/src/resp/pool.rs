@@ -1,0 +1,155 @@
+//! The connections of one store: opened on demand, kept while idle, bounded in number.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::address::Address;
+use super::connection::Connection;
+use super::failure::Failure;
+use super::socket::Resolver;
+use crate::ErrorKind;
+
+/// Most connections of one store at any time.
+pub(super) const MAX_CONNECTIONS: usize = 32;
+
+#[derive(Debug)]
+pub(super) struct ConnectionPool {
+    address: Address,
+    resolver: Resolver,
+    state: Mutex<State>,
+    returned: Condvar,
+    opened: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Settled connections, the one used last at the end.
+    idle: Vec<Connection>,
+    /// All there are: idle ones, those lent, and those being opened.
+    count: usize,
+}
+
+impl ConnectionPool {
+    pub(super) fn new(address: Address) -> Self {
+        Self {
+            address,
+            resolver: Resolver::default(),
+            state: Mutex::default(),
+            returned: Condvar::new(),
+            opened: AtomicU64::new(0),
+        }
+    }
+
+    /// Connections opened since the pool was made.
+    pub(super) fn opened(&self) -> u64 {
+        self.opened.load(Ordering::Relaxed)
+    }
+
+    /// Lends a connection: an idle one, else a new one, else the first that comes back.
+    pub(super) fn lend(&self, deadline: Instant) -> Result<Lent<'_>, Failure> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(lent) = self.take_idle(&mut state) {
+                return Ok(lent);
+            }
+            if state.count < MAX_CONNECTIONS {
+                state.count += 1;
+                drop(state);
+                return self.open(deadline);
+            }
+            if self.returned.wait_until(&mut state, deadline).timed_out() {
+                return Err(Failure::timed_out("all connections were in use"));
+            }
+        }
+    }
+
+    /// Lends one more connection to someone who has one already; never waits for another's.
+    pub(super) fn lend_another(&self, deadline: Instant) -> Option<Lent<'_>> {
+        let mut state = self.state.lock();
+        if let Some(lent) = self.take_idle(&mut state) {
+            return Some(lent);
+        }
+        if state.count >= MAX_CONNECTIONS {
+            return None;
+        }
+        state.count += 1;
+        drop(state);
+        self.open(deadline).ok()
+    }
+
+    /// Lends a connection opened just now.
+    pub(super) fn lend_fresh(&self, deadline: Instant) -> Result<Lent<'_>, Failure> {
+        self.discard_idle();
+        self.lend(deadline)
+    }
+
+    /// Closes what lies idle: after one connection broke, the others are likely dead too.
+    pub(super) fn discard_idle(&self) {
+        let mut state = self.state.lock();
+        let dead = std::mem::take(&mut state.idle);
+        state.count -= dead.len();
+        drop(state);
+        self.returned.notify_all();
+    }
+
+    fn take_idle(&self, state: &mut State) -> Option<Lent<'_>> {
+        while let Some(mut connection) = state.idle.pop() {
+            if connection.reuse() {
+                return Some(Lent { pool: self, connection: Some(connection) });
+            }
+            state.count -= 1;
+        }
+        None
+    }
+
+    /// Opens a connection that has been counted already.
+    fn open(&self, deadline: Instant) -> Result<Lent<'_>, Failure> {
+        // Counts it back if opening fails.
+        let mut lent = Lent { pool: self, connection: None };
+        lent.connection = Some(Connection::open(&self.address, &self.resolver, deadline)?);
+        self.opened.fetch_add(1, Ordering::Relaxed);
+        Ok(lent)
+    }
+}
+
+/// A lent connection. Dropping it gives it back if it is settled, and closes it otherwise.
+#[derive(Debug)]
+pub(super) struct Lent<'p> {
+    pool: &'p ConnectionPool,
+    /// `None` only while it is being opened.
+    connection: Option<Connection>,
+}
+
+impl std::ops::Deref for Lent<'_> {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        self.connection.as_ref().expect("opened before it is lent")
+    }
+}
+
+impl std::ops::DerefMut for Lent<'_> {
+    fn deref_mut(&mut self) -> &mut Connection {
+        self.connection.as_mut().expect("opened before it is lent")
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        let connection = self.connection.take().filter(|connection| connection.settled);
+        let mut state = self.pool.state.lock();
+        match connection {
+            Some(connection) => state.idle.push(connection),
+            None => state.count -= 1,
+        }
+        drop(state);
+        self.pool.returned.notify_one();
+    }
+}
+
+/// Whether a failure of one connection suggests that the idle ones are dead as well.
+pub(super) fn condemns_others(failure: &Failure) -> bool {
+    matches!(failure.kind, ErrorKind::Unreachable | ErrorKind::TimedOut)
+}

@@ -1,0 +1,238 @@
+//! Sockets: connecting, sending and receiving, none of which ever waits beyond a deadline.
+
+use std::collections::HashMap;
+use std::io::{IoSlice, IoSliceMut};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketAddrUnix, SocketFlags,
+    SocketType, sockopt,
+};
+
+use super::address::Endpoint;
+use super::failure::Failure;
+use crate::ErrorKind;
+
+/// How long to wait before trying again to enter a unix socket's full backlog.
+const BACKLOG_PAUSE: Duration = Duration::from_millis(2);
+
+/// A connected stream socket in non-blocking mode.
+#[derive(Debug)]
+pub(super) struct Socket(OwnedFd);
+
+impl Socket {
+    /// Connects, trying a host's addresses in the resolver's order.
+    pub(super) fn connect(
+        endpoint: &Endpoint,
+        resolver: &Resolver,
+        deadline: Instant,
+    ) -> Result<Self, Failure> {
+        match endpoint {
+            Endpoint::Unix(path) => Self::connect_unix(path, deadline),
+            Endpoint::Tcp { host, port } => {
+                let addresses = resolver.resolve(host, *port, deadline)?;
+                let mut failure = Failure::new(ErrorKind::Unreachable, "the host has no address");
+                for (i, address) in addresses.iter().enumerate() {
+                    // An address that swallows packets must leave time for those after it.
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    let share = left / (addresses.len() - i) as u32;
+                    match Self::connect_tcp(*address, Instant::now() + share) {
+                        Ok(socket) => return Ok(socket),
+                        Err(f) => failure = f,
+                    }
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    fn connect_tcp(address: SocketAddr, deadline: Instant) -> Result<Self, Failure> {
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let fd = Self::create(family)?;
+        let failed = |cause| Failure::system("connecting", cause);
+        match rustix::net::connect(&fd, &address) {
+            Ok(()) => {}
+            Err(Errno::INPROGRESS | Errno::INTR) => {
+                let mut polled = [PollFd::new(&fd, PollFlags::OUT)];
+                wait(&mut polled, deadline, "connecting")?;
+                sockopt::socket_error(&fd).and_then(|outcome| outcome).map_err(failed)?;
+            }
+            Err(cause) => return Err(failed(cause)),
+        }
+        sockopt::set_tcp_nodelay(&fd, true).map_err(failed)?;
+        // The other side may vanish without a word while the connection lies idle.
+        sockopt::set_socket_keepalive(&fd, true).map_err(failed)?;
+        #[cfg(target_os = "linux")]
+        if address.ip().to_canonical().is_loopback() {
+            // Nothing is congested on the way to this very machine, and a host's default that
+            // paces what it sends (bbr) costs up to a third of the throughput there. Any other
+            // algorithm works as well, so a refusal is no reason to fail.
+            let _ = sockopt::set_tcp_congestion(&fd, "reno");
+        }
+        Ok(Self(fd))
+    }
+
+    fn connect_unix(path: &Path, deadline: Instant) -> Result<Self, Failure> {
+        let address = SocketAddrUnix::new(path).map_err(|cause| {
+            Failure::system("using the socket's path", cause)
+                .reworded(ErrorKind::Config, "the unix socket's path is too long")
+        })?;
+        loop {
+            let fd = Self::create(AddressFamily::UNIX)?;
+            match rustix::net::connect(&fd, &address) {
+                Ok(()) => return Ok(Self(fd)),
+                // A full backlog, which cannot be polled for.
+                Err(Errno::AGAIN | Errno::INTR) if Instant::now() + BACKLOG_PAUSE < deadline => {
+                    thread::sleep(BACKLOG_PAUSE);
+                }
+                Err(Errno::AGAIN | Errno::INTR) => return Err(Failure::timed_out("connecting")),
+                Err(cause) => return Err(Failure::system("connecting", cause)),
+            }
+        }
+    }
+
+    fn create(family: AddressFamily) -> Result<OwnedFd, Failure> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        rustix::net::socket_with(family, SocketType::STREAM, flags, None)
+            .map_err(|cause| Failure::system("making a socket", cause))
+    }
+
+    /// Sends what the socket takes now; `None` if nothing.
+    pub(super) fn send(&self, slices: &[IoSlice<'_>]) -> Result<Option<usize>, Errno> {
+        // Not `writev`, which would raise SIGPIPE in a host program that does not ignore it.
+        let mut no_control = SendAncillaryBuffer::default();
+        now_or_later(|| {
+            rustix::net::sendmsg(&self.0, slices, &mut no_control, SendFlags::NOSIGNAL)
+        })
+    }
+
+    /// Receives what is there now; `None` if nothing, 0 at the end of the stream.
+    pub(super) fn receive(&self, slices: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Errno> {
+        now_or_later(|| rustix::io::readv(&self.0, slices))
+    }
+
+    /// Whether the connection is open and the server has sent nothing that was not received.
+    pub(super) fn is_quiet(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let mut byte = [0];
+        matches!(now_or_later(|| rustix::net::recv(&self.0, &mut byte, flags)), Ok(None))
+    }
+
+    /// For [`wait`].
+    pub(super) fn polled(&self, events: PollFlags) -> PollFd<'_> {
+        PollFd::from_borrowed_fd(self.0.as_fd(), events)
+    }
+}
+
+fn now_or_later<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<Option<T>, Errno> {
+    loop {
+        match call() {
+            Ok(value) => return Ok(Some(value)),
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(Errno::INTR) => {}
+            Err(cause) => return Err(cause),
+        }
+    }
+}
+
+/// Waits until one of the sockets is ready, or the deadline has passed.
+pub(super) fn wait(
+    sockets: &mut [PollFd<'_>],
+    deadline: Instant,
+    doing: &str,
+) -> Result<(), Failure> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Failure::timed_out(doing));
+        }
+        // A far deadline may not fit; waking up early is harmless.
+        let left = left.min(Duration::from_secs(3600));
+        let timeout =
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        match poll(sockets, Some(&timeout)) {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(cause) => return Err(Failure::system("polling", cause)),
+        }
+    }
+}
+
+/// Looks up host names without making the caller wait beyond its deadline.
+///
+/// The system's look-up knows no deadline, so it runs on a thread of its own, at most one for a
+/// host and port at a time: callers that gave up leave it running, later ones wait for the same.
+#[derive(Debug, Default)]
+pub(super) struct Resolver {
+    shared: Arc<Lookups>,
+}
+
+#[derive(Debug, Default)]
+struct Lookups {
+    /// What is being looked up (`None`), and what was found and nobody fetched yet.
+    answers: Mutex<HashMap<(String, u16), Option<Answer>>>,
+    arrived: Condvar,
+}
+
+type Answer = Result<Vec<SocketAddr>, Failure>;
+
+impl Resolver {
+    fn resolve(&self, host: &str, port: u16, deadline: Instant) -> Answer {
+        if let Ok(ip) = host.parse::<IpAddr>() {
+            return Ok(vec![SocketAddr::new(ip, port)]);
+        }
+        let name = (host.to_owned(), port);
+        let mut answers = self.shared.answers.lock();
+        if !answers.contains_key(&name) {
+            let (shared, name) = (Arc::clone(&self.shared), name.clone());
+            let started = thread::Builder::new().name("penstock-dns".into()).spawn({
+                let name = name.clone();
+                move || {
+                    let answer = look_up(&name);
+                    shared.answers.lock().insert(name, Some(answer));
+                    shared.arrived.notify_all();
+                }
+            });
+            if started.is_err() {
+                let message = "no thread to look up the host's name on";
+                return Err(Failure::new(ErrorKind::Io, message));
+            }
+            answers.insert(name, None);
+        }
+        loop {
+            match answers.get(&name) {
+                Some(Some(_)) => return answers.remove(&name).flatten().expect("just seen"),
+                Some(None) => {
+                    if self.shared.arrived.wait_until(&mut answers, deadline).timed_out() {
+                        return Err(Failure::timed_out("looking up the host's name"));
+                    }
+                }
+                // Another caller fetched the answer that both waited for.
+                None => {
+                    drop(answers);
+                    return self.resolve(host, port, deadline);
+                }
+            }
+        }
+    }
+}
+
+fn look_up(name: &(String, u16)) -> Answer {
+    let (host, port) = name;
+    match (host.as_str(), *port).to_socket_addrs() {
+        Ok(addresses) => Ok(addresses.collect()),
+        // The system's text says no more than this.
+        Err(_) => Err(Failure::new(
+            ErrorKind::Unreachable,
+            format!("the host's name {host:?} could not be looked up"),
+        )),
+    }
+}

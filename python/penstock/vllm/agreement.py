@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock._native import Store
 from penstock.errors import ConfigError, StoreError
-from penstock.layout import check_shares
+from penstock.layout import check_ranks
 from penstock.pool.namespace import namespace_digest, publish_namespace
 from penstock.vllm import compat, identity
 from penstock.vllm.messages import RankShare, Span
@@ -50,6 +50,7 @@ class Agreement:
         Raises:
             ConfigError: a rank is missing, or two ranks differ where they must not; the message
                 has both sides' numbers.
+            LayoutError: the ranks' spans leave a gap, overlap, or cannot be cut into objects.
         """
         parallel = self._vllm_config.parallel_config
         expected = {
@@ -75,10 +76,12 @@ class Agreement:
                         "ranks must agree"
                     )
         model = self._vllm_config.model_config
-        self.spans = check_shares(
+        self.spans, _ = check_ranks(
             [share.span for share in holding.values() if share.span is not None],
-            num_layers=model.get_total_num_hidden_layers(),
-            num_heads=model.get_total_num_kv_heads(),
+            model.get_total_num_hidden_layers(),
+            model.get_total_num_kv_heads(),
+            layers_per_object=self._settings.layers_per_object or None,
+            heads_per_object=self._settings.heads_per_object or None,
         )
         self._shares = dict(shares)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock._native import Lookup, Store
+from penstock.errors import StoreError
 from penstock.vllm import compat
 from penstock.vllm.agreement import Agreement
 from penstock.vllm.messages import BlockJob, RankShare, StepOrders, WorkerReport
@@ -95,13 +96,18 @@ class SchedulerHalf:
         tracked.present = None
         self._stats.count("lookups")
         self._stats.count("lookup_blocks", len(hashes))
-        self._lookup.submit(
-            self._next_id,
-            self._agreement.namespace,
-            list(hashes),
-            self._agreement.spans,
-            self._settings.lookup_timeout,
-        )
+        try:
+            self._lookup.submit(
+                self._next_id,
+                self._agreement.namespace,
+                list(hashes),
+                self._agreement.spans,
+                self._settings.lookup_timeout,
+            )
+        except StoreError:
+            # More look-ups wait than may: this request does without.
+            self._stats.count("lookup_failures")
+            tracked.lookup, tracked.present = None, []
 
     def match(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens to load beyond `num_computed_tokens` (a multiple of the block size).

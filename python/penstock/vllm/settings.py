@@ -37,6 +37,11 @@ class Settings:
     """Native threads that talk to the pool, per rank."""
     copy_lanes: int = 1
     """Native threads that copy between KV memory and host memory, per rank."""
+    layers_per_object: int = 0
+    """Layers in one object; 0 means all that a rank holds. A common divisor of several
+    topologies' stages makes objects that all of them find."""
+    heads_per_object: int = 0
+    """KV heads in one object; 0 means all that a rank holds."""
     salt: str = ""
     """Goes into the namespace: engines with another salt share nothing with this one."""
     model_id: str = ""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock._native import Descriptor, Engine, Store
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, Full
+from penstock.layout import objects as object_spans
 from penstock.vllm import compat
 from penstock.vllm.messages import BlockJob, RankShare, Span, StepOrders, WorkerReport
 from penstock.vllm.settings import Settings
@@ -24,6 +26,9 @@ HEADER_BYTES = 64
 
 CHUNK_BYTES = 32
 """Bytes of a chunk's identity in a key."""
+
+_Outcome = tuple[str, int]
+"""What became of an object, and its bytes."""
 
 _MIN_SLOTS = 4
 _FLUSH_TIMEOUT = 10.0
@@ -38,11 +43,13 @@ class WorkerHalf:
         self._kv_cache_config = kv_cache_config
         self._engine: Engine | None = None
         self._share: RankShare | None = None
-        self._key_tail = b""
+        self._key_tails: list[bytes] = []
         self._block_parts = 1
         self._replica = (0, 1)
         self._loads: dict[int, BlockJob] = {}
         self._stores: dict[int, BlockJob] = {}
+        self._refused: list[tuple[int, str, list[_Outcome]]] = []
+        """Completions of jobs that the engine, at its bound, did not take."""
         self._unread: dict[str, set[int]] = {}
         self._finished: set[str] = set()
         self._failed_blocks: set[int] = set()
@@ -94,21 +101,26 @@ class WorkerHalf:
                 f"heads {span[2:]}, but configured {num_blocks} blocks of {spec.block_size} "
                 f"tokens with heads {heads}"
             )
-        block_bytes = descriptor.block_bytes(span) * self._block_parts
-        slots = max(_MIN_SLOTS, self._host_bytes(span) // (block_bytes + HEADER_BYTES))
+        spans = object_spans(
+            span,
+            layers_per_object=self._settings.layers_per_object or None,
+            heads_per_object=self._settings.heads_per_object or None,
+        )
+        object_bytes = max(descriptor.block_bytes(part) for part in spans) * self._block_parts
+        slots = max(_MIN_SLOTS, self._host_bytes(span) // (object_bytes + HEADER_BYTES))
         self._engine = Engine(
             Store.open(self._settings.pool, client_name="penstock-worker"),
-            slot_bytes=block_bytes,
+            slot_bytes=object_bytes,
             slots=slots,
             copy_lanes=self._settings.copy_lanes,
             io_lanes=self._settings.io_lanes,
         )
         self._engine.register(descriptor)
-        self._key_tail = struct.pack("<4H", *span)
+        self._key_tails = [struct.pack("<4H", *part) for part in spans]
         self._share = RankShare(
             span=span,
             num_blocks=num_blocks,
-            block_bytes=block_bytes,
+            block_bytes=descriptor.block_bytes(span) * self._block_parts,
             page_tokens=descriptor.tokens,
             interior=descriptor.interior,
             dtype=str(spec.dtype),
@@ -116,10 +128,12 @@ class WorkerHalf:
             slots=slots,
         )
         logger.info(
-            "Penstock: layout %s, layers %d-%d, heads %d-%d, %d bytes a block, %d arena slots",
+            "Penstock: layout %s, layers %d-%d, heads %d-%d, %d bytes a block in %d objects, "
+            "%d arena slots",
             descriptor.layout or "unnamed",
             *span,
-            block_bytes,
+            self._share.block_bytes,
+            len(spans),
             slots,
         )
 
@@ -155,12 +169,12 @@ class WorkerHalf:
             assert self._share is not None
             num_bytes = len(job.block_ids) * self._share.block_bytes
             self._stats.count("loads")
-            self._engine.submit_load(
-                job.job,
-                self._objects(orders.namespace, job),
-                self._settings.load_deadline(num_bytes),
-                True,
-            )
+            objects = self._objects(orders.namespace, job, range(len(job.hashes)))
+            deadline = self._settings.load_deadline(num_bytes)
+            try:
+                self._engine.submit_load(job.job, objects, deadline, prefix=True)
+            except Full:
+                self._refused.append((job.job, "loaded", [("dropped", 0)] * len(objects)))
         for number in orders.cancel_loads:
             if number in self._loads and self._engine is not None:
                 self._engine.cancel(number)
@@ -171,14 +185,16 @@ class WorkerHalf:
             self._stores[job.job] = job
             if self._engine is None:
                 continue
-            mine = self._mine(job)
-            if not mine:
-                self._report.released[job.job] = 1
-                self._on_stored(job.job, [])
-                continue
-            objects = self._objects(orders.namespace, job)
             self._unread.setdefault(job.request_id, set()).add(job.job)
-            self._engine.submit_store(job.job, [objects[i] for i in mine])
+            objects = self._objects(orders.namespace, job, self._mine(job))
+            try:
+                if objects:
+                    self._engine.submit_store(job.job, objects)
+                    continue
+            except Full:
+                pass
+            self._refused.append((job.job, "released", []))
+            self._refused.append((job.job, "stored", [("dropped", 0)] * len(objects)))
         self._finished.update(orders.finished)
 
     def _mine(self, job: BlockJob) -> list[int]:
@@ -186,15 +202,24 @@ class WorkerHalf:
         index, count = self._replica
         return [i for i, block_hash in enumerate(job.hashes) if block_hash[-1] % count == index]
 
-    def _objects(self, namespace: bytes, job: BlockJob) -> list[tuple[bytes, list[int]]]:
+    def _objects(
+        self, namespace: bytes, job: BlockJob, indices: Iterable[int]
+    ) -> list[tuple[bytes, list[int]]]:
+        """Keys and pages of the job's blocks, object by object, block after block."""
         parts = self._block_parts
         return [
             (
-                namespace + block_hash.ljust(CHUNK_BYTES, b"\0") + self._key_tail,
-                list(range(block * parts, (block + 1) * parts)),
+                namespace + job.hashes[i].ljust(CHUNK_BYTES, b"\0") + tail,
+                list(range(job.block_ids[i] * parts, (job.block_ids[i] + 1) * parts)),
             )
-            for block, block_hash in zip(job.block_ids, job.hashes, strict=True)
+            for i in indices
+            for tail in self._key_tails
         ]
+
+    def _by_block(self, outcomes: list[_Outcome]) -> Iterator[list[_Outcome]]:
+        """The outcomes of each block's objects, in the order of `_objects`."""
+        count = len(self._key_tails)
+        return (outcomes[i : i + count] for i in range(0, len(outcomes), count))
 
     def poll(self) -> tuple[set[str], set[str]]:
         """Takes in what the engine finished.
@@ -206,7 +231,8 @@ class WorkerHalf:
         if self._engine is None:
             self._finish_without_engine(loaded)
         else:
-            for number, event, outcomes in self._engine.poll():
+            refused, self._refused = self._refused, []
+            for number, event, outcomes in refused + self._engine.poll():
                 if event == "released":
                     self._on_released(number)
                 elif event == "stored":
@@ -236,11 +262,11 @@ class WorkerHalf:
         if not unread:
             self._unread.pop(request_id, None)
 
-    def _on_stored(self, number: int, outcomes: list[tuple[str, int]]) -> None:
+    def _on_stored(self, number: int, outcomes: list[_Outcome]) -> None:
         job = self._stores.pop(number)
         kept = [True] * len(job.hashes)
-        for i, (outcome, _) in zip(self._mine(job), outcomes, strict=True):
-            kept[i] = outcome in ("stored", "already_present")
+        for i, block in zip(self._mine(job), self._by_block(outcomes), strict=True):
+            kept[i] = all(outcome in ("stored", "already_present") for outcome, _ in block)
         self._report.stored.setdefault(number, []).append(kept)
         for outcome, num_bytes in outcomes:
             if outcome == "stored":
@@ -250,19 +276,20 @@ class WorkerHalf:
             elif outcome.startswith("failed"):
                 self._stats.count("stores_failed")
 
-    def _on_loaded(self, number: int, outcomes: list[tuple[str, int]]) -> str:
+    def _on_loaded(self, number: int, outcomes: list[_Outcome]) -> str:
         job = self._loads.pop(number)
-        for block, block_hash, (outcome, num_bytes) in zip(
-            job.block_ids, job.hashes, outcomes, strict=True
+        for block, block_hash, parts in zip(
+            job.block_ids, job.hashes, self._by_block(outcomes), strict=True
         ):
-            if outcome == "loaded":
-                self._stats.count("loaded_bytes", num_bytes)
+            self._stats.count("loaded_bytes", sum(n for name, n in parts if name == "loaded"))
+            names = [name for name, _ in parts if name != "loaded"]
+            if not names:
                 continue
             self._failed_blocks.add(block)
             self._report.unloaded.setdefault(job.request_id, set()).add(block_hash)
-            if outcome.startswith("rejected"):
-                self._stats.count("rejected_objects")
-            if outcome == "miss" or outcome.startswith("rejected"):
+            rejected = sum(name.startswith("rejected") for name in names)
+            self._stats.count("rejected_objects", rejected)
+            if rejected or "miss" in names:
                 self._report.lost.add(block_hash)
         return job.request_id
 

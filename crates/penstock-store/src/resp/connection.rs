@@ -37,6 +37,7 @@ impl Connection {
     /// Connects, authenticates and selects the database.
     pub(super) fn open(
         address: &Address,
+        name: &str,
         resolver: &Resolver,
         deadline: Instant,
     ) -> Result<Self, Failure> {
@@ -48,7 +49,7 @@ impl Connection {
             heard: false,
             reused: false,
         };
-        connection.shake_hands(address, deadline)?;
+        connection.shake_hands(address, name, deadline)?;
         Ok(connection)
     }
 
@@ -154,7 +155,12 @@ impl Connection {
         }
     }
 
-    fn shake_hands(&mut self, address: &Address, deadline: Instant) -> Result<(), Failure> {
+    fn shake_hands(
+        &mut self,
+        address: &Address,
+        name: &str,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
         #[derive(Clone, Copy)]
         enum Step {
             Authenticate,
@@ -181,7 +187,7 @@ impl Connection {
             commands.push(&["SELECT", &address.database.to_string()]);
         }
         steps.push(Step::Name);
-        commands.push(&["CLIENT", "SETNAME", "penstock"]);
+        commands.push(&["CLIENT", "SETNAME", name]);
 
         self.call(&commands, deadline, |i, reply| match (steps[i], reply) {
             (_, Reply::Status(_)) => Ok(()),

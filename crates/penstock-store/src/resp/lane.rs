@@ -12,7 +12,7 @@ use super::connection::{Came, Connection, receive};
 use super::failure::Failure;
 use super::parser::{Head, MAX_STRING, Violation, head};
 use super::pool::Lent;
-use crate::ErrorKind;
+use crate::{ErrorKind, slices};
 
 /// Most slices in one system call.
 const MOST_SLICES: usize = 64;
@@ -260,7 +260,7 @@ impl<'p> Lane<'p> {
             self.weight += batch.weight(index);
             if let Some(value) = batch.carries(index) {
                 outgoing.value_of = Some(index);
-                outgoing.bytes += 2 + value.iter().map(|slice| slice.len() as u64).sum::<u64>();
+                outgoing.bytes += 2 + slices::len_of(value);
             }
         }
         outgoing.bytes += outgoing.text.len() as u64;

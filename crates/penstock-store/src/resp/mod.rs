@@ -21,7 +21,6 @@ mod transfer;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use address::{Address, PASSWORD_VARIABLE};
@@ -32,9 +31,10 @@ use parser::{MAX_STRING, Reply};
 use pool::{ConnectionPool, condemns_others};
 use transfer::{Gets, Puts};
 
+use crate::counters::Counters;
 use crate::{
-    Capabilities, Error, ErrorKind, GetOutcome, GetRequest, KEY_PREFIX, Key, Listed, Namespace,
-    PutOutcome, PutRequest, Result, Store, StoreStats,
+    Capabilities, Error, ErrorKind, GetRequest, KEY_PREFIX, Key, Listed, Namespace, OpenOptions,
+    PutRequest, Result, Store, StoreStats, slices,
 };
 
 /// Keys in one command.
@@ -46,11 +46,11 @@ const SETTINGS: [&str; 6] =
     ["maxmemory", "maxmemory-policy", "save", "appendonly", "io-threads", "proto-max-bulk-len"];
 
 /// Opens a Valkey or Redis server as a store; does not connect yet.
-pub fn open_resp(url: &str) -> Result<Arc<dyn Store>> {
+pub(crate) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     let address = Address::parse(url, std::env::var(PASSWORD_VARIABLE).ok())?;
     Ok(Arc::new(RespStore {
         url: address.to_string(),
-        pool: ConnectionPool::new(address),
+        pool: ConnectionPool::new(address, options.clone()),
         counters: Counters::default(),
     }))
 }
@@ -59,22 +59,6 @@ struct RespStore {
     url: String,
     pool: ConnectionPool,
     counters: Counters,
-}
-
-#[derive(Default)]
-struct Counters {
-    lookups: AtomicU64,
-    lookup_hits: AtomicU64,
-    gets: AtomicU64,
-    misses: AtomicU64,
-    puts: AtomicU64,
-    bytes_read: AtomicU64,
-    bytes_written: AtomicU64,
-    errors: AtomicU64,
-}
-
-fn add(counter: &AtomicU64, by: u64) {
-    counter.fetch_add(by, Ordering::Relaxed);
 }
 
 impl RespStore {
@@ -99,7 +83,6 @@ impl RespStore {
             if condemns_others(&failure) {
                 self.pool.discard_idle();
             }
-            add(&self.counters.errors, 1);
             failure.error(&self.url, operation)
         })
     }
@@ -129,10 +112,9 @@ impl Store for RespStore {
         }
         let found = self.converse("contains", deadline, |connection| {
             look_up(connection, keys, deadline)
-        })?;
-        add(&self.counters.lookups, keys.len() as u64);
-        add(&self.counters.lookup_hits, found.iter().filter(|&&found| found).count() as u64);
-        Ok(found)
+        });
+        self.counters.looked_up(&found);
+        found
     }
 
     fn put_many(&self, batch: &mut [PutRequest<'_>], deadline: Instant) {
@@ -143,13 +125,8 @@ impl Store for RespStore {
             deadline,
         );
         for request in batch {
-            match request.outcome {
-                Some(Ok(PutOutcome::Stored)) => {
-                    add(&self.counters.puts, 1);
-                    let bytes: usize = request.value.iter().map(|slice| slice.len()).sum();
-                    add(&self.counters.bytes_written, bytes as u64);
-                }
-                _ => add(&self.counters.errors, 1),
+            if let Some(outcome) = &request.outcome {
+                self.counters.put(outcome, slices::len_of(request.value));
             }
         }
     }
@@ -162,14 +139,8 @@ impl Store for RespStore {
             deadline,
         );
         for request in batch {
-            match request.outcome {
-                Some(Ok(GetOutcome::Hit(bytes))) => {
-                    add(&self.counters.gets, 1);
-                    add(&self.counters.bytes_read, bytes);
-                }
-                Some(Ok(GetOutcome::Miss)) => add(&self.counters.misses, 1),
-                Some(Ok(GetOutcome::TooLarge(_))) => {}
-                Some(Err(_)) | None => add(&self.counters.errors, 1),
+            if let Some(outcome) = &request.outcome {
+                self.counters.got(outcome);
             }
         }
     }
@@ -180,14 +151,15 @@ impl Store for RespStore {
         }
         let mut commands = Commands::default();
         keys.chunks(KEYS_PER_COMMAND).for_each(|keys| commands.push_keys("UNLINK", keys));
-        self.converse("remove", deadline, |connection| {
+        let removed = self.converse("remove", deadline, |connection| {
             let mut removed = 0;
             connection.call(&commands, deadline, |_, reply| {
                 removed += count(reply)?;
                 Ok(())
             })?;
             Ok(removed)
-        })
+        });
+        removed.inspect_err(|_| self.counters.failed())
     }
 
     fn list(
@@ -204,9 +176,10 @@ impl Store for RespStore {
         // does not make anything be visited twice.
         let mut cursor = "0".to_owned();
         loop {
-            let (next, listed) = self.converse("list", deadline, |connection| {
+            let step = self.converse("list", deadline, |connection| {
                 scan(connection, &cursor, &pattern, deadline)
-            })?;
+            });
+            let (next, listed) = step.inspect_err(|_| self.counters.failed())?;
             listed.into_iter().for_each(&mut *visit);
             if next == "0" {
                 return Ok(());
@@ -217,23 +190,11 @@ impl Store for RespStore {
 
     fn describe(&self, deadline: Instant) -> Result<Vec<(String, String)>> {
         self.converse("describe", deadline, |connection| facts(connection, deadline))
+            .inspect_err(|_| self.counters.failed())
     }
 
     fn stats(&self) -> StoreStats {
-        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let counters = &self.counters;
-        StoreStats {
-            lookups: of(&counters.lookups),
-            lookup_hits: of(&counters.lookup_hits),
-            gets: of(&counters.gets),
-            misses: of(&counters.misses),
-            puts: of(&counters.puts),
-            bytes_read: of(&counters.bytes_read),
-            bytes_written: of(&counters.bytes_written),
-            errors: of(&counters.errors),
-            connects: self.pool.opened(),
-            ..StoreStats::default()
-        }
+        StoreStats { connects: self.pool.opened(), ..self.counters.snapshot() }
     }
 }
 

@@ -9,14 +9,12 @@ use super::address::Address;
 use super::connection::Connection;
 use super::failure::Failure;
 use super::socket::Resolver;
-use crate::ErrorKind;
-
-/// Most connections of one store at any time.
-pub(super) const MAX_CONNECTIONS: usize = 32;
+use crate::{ErrorKind, OpenOptions};
 
 #[derive(Debug)]
 pub(super) struct ConnectionPool {
     address: Address,
+    options: OpenOptions,
     resolver: Resolver,
     state: Mutex<State>,
     returned: Condvar,
@@ -32,9 +30,10 @@ struct State {
 }
 
 impl ConnectionPool {
-    pub(super) fn new(address: Address) -> Self {
+    pub(super) fn new(address: Address, options: OpenOptions) -> Self {
         Self {
             address,
+            options,
             resolver: Resolver::default(),
             state: Mutex::default(),
             returned: Condvar::new(),
@@ -54,7 +53,7 @@ impl ConnectionPool {
             if let Some(lent) = self.take_idle(&mut state) {
                 return Ok(lent);
             }
-            if state.count < MAX_CONNECTIONS {
+            if state.count < self.most() {
                 state.count += 1;
                 drop(state);
                 return self.open(deadline);
@@ -71,7 +70,7 @@ impl ConnectionPool {
         if let Some(lent) = self.take_idle(&mut state) {
             return Some(lent);
         }
-        if state.count >= MAX_CONNECTIONS {
+        if state.count >= self.most() {
             return None;
         }
         state.count += 1;
@@ -94,6 +93,10 @@ impl ConnectionPool {
         self.returned.notify_all();
     }
 
+    fn most(&self) -> usize {
+        self.options.pool_connections.max(1)
+    }
+
     fn take_idle(&self, state: &mut State) -> Option<Lent<'_>> {
         while let Some(mut connection) = state.idle.pop() {
             if connection.reuse() {
@@ -108,7 +111,16 @@ impl ConnectionPool {
     fn open(&self, deadline: Instant) -> Result<Lent<'_>, Failure> {
         // Counts it back if opening fails.
         let mut lent = Lent { pool: self, connection: None };
-        lent.connection = Some(Connection::open(&self.address, &self.resolver, deadline)?);
+        let limit = Instant::now() + self.options.connect_timeout;
+        let name = &self.options.client_name;
+        let opened = Connection::open(&self.address, name, &self.resolver, deadline.min(limit));
+        lent.connection = Some(opened.map_err(|failure| match failure.kind {
+            ErrorKind::TimedOut if limit < deadline => failure.reworded(
+                ErrorKind::Unreachable,
+                format!("no connection was made within {:?}", self.options.connect_timeout),
+            ),
+            _ => failure,
+        })?);
         self.opened.fetch_add(1, Ordering::Relaxed);
         Ok(lent)
     }

@@ -10,7 +10,7 @@ use super::failure::Failure;
 use super::lane::{Answer, Batch, Lane, Queue, Window};
 use super::pool::{ConnectionPool, condemns_others};
 use super::socket::wait;
-use crate::{GetOutcome, GetRequest, Key, PutOutcome, PutRequest};
+use crate::{GetOutcome, GetRequest, Key, PutOutcome, PutRequest, slices};
 
 /// Most lanes of one transfer: while the server's thread waits for the room in one connection, it
 /// can serve another.
@@ -52,7 +52,7 @@ impl Batch for Puts<'_, '_> {
     }
 
     fn weight(&self, index: usize) -> u64 {
-        self.requests[index].value.iter().map(|slice| slice.len() as u64).sum()
+        slices::len_of(self.requests[index].value)
     }
 
     fn finish(&mut self, index: usize, outcome: Result<Answer, Failure>) {
@@ -107,7 +107,7 @@ impl Batch for Gets<'_, '_, '_> {
     }
 
     fn weight(&self, index: usize) -> u64 {
-        self.requests[index].into.iter().map(|slice| slice.len() as u64).sum()
+        slices::room_of(self.requests[index].into)
     }
 
     fn finish(&mut self, index: usize, outcome: Result<Answer, Failure>) {
@@ -161,8 +161,7 @@ fn move_all<B: Batch>(
             None => break,
         }
     }
-    // A second connection that turns out stale would have been opened after the first one was
-    // replaced, so more replacements than lanes mean that something else is wrong.
+    // Each lane may turn out stale once; its replacement is new as a rule.
     let mut replacements = lanes.len();
 
     loop {

@@ -1,0 +1,311 @@
+//! The engine and the look-up for Python: plain integers, bytes and tuples in and out.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use penstock_engine::{
+    Completion, Engine as Native, EngineConfig, EngineError, EngineStats, Lookup as NativeLookup,
+    LookupConfig, Object, Outcome, Region,
+};
+use penstock_store::CHUNK_BYTES;
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::errors::{config_error, exception};
+use crate::layout::{Descriptor, SpanTuple, span};
+use crate::store::{Store, key, namespace, seconds};
+
+fn engine_error(py: Python<'_>, error: &EngineError) -> PyErr {
+    let class = match error {
+        EngineError::NotInLayout(_)
+        | EngineError::RegionCount { .. }
+        | EngineError::RegionTooSmall { .. } => "LayoutError",
+        EngineError::Busy { .. } => "Full",
+        EngineError::Closed => "Closed",
+        _ => "ConfigError",
+    };
+    exception(py, class, (error.to_string(),))
+}
+
+/// `loaded`, `miss`, `rejected:payload_checksum`, `failed:unreachable`, …
+fn outcome_name(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Rejected(reason) => format!("{}:{}", outcome.name(), reason.name()),
+        Outcome::Failed(kind) => format!("{}:{}", outcome.name(), kind.name()),
+        _ => outcome.name().to_owned(),
+    }
+}
+
+fn objects(
+    py: Python<'_>,
+    objects: Vec<(Bound<'_, PyBytes>, Vec<u64>)>,
+) -> PyResult<Vec<Object>> {
+    objects
+        .into_iter()
+        .map(|(bytes, blocks)| Ok(Object { key: key(py, bytes.as_bytes())?, blocks }))
+        .collect()
+}
+
+/// A completion: job, event, and for each object what became of it and its bytes.
+type CompletionTuple = (u64, &'static str, Vec<(String, u64)>);
+
+/// Moves blocks between KV memory and a store on native threads.
+///
+/// Jobs have ids that the caller chooses; one may be used again after the job's last completion
+/// was polled.
+#[pyclass(frozen, module = "penstock._native")]
+pub(crate) struct Engine {
+    native: Native,
+}
+
+#[pymethods]
+impl Engine {
+    /// Reserves host memory of `slots` times `slot_bytes` and starts the threads.
+    #[new]
+    #[pyo3(signature = (store, *, slot_bytes, slots, copy_lanes = 1, io_lanes = 4))]
+    fn new(
+        py: Python<'_>,
+        store: &Store,
+        slot_bytes: usize,
+        slots: usize,
+        copy_lanes: usize,
+        io_lanes: usize,
+    ) -> PyResult<Self> {
+        let mut config = EngineConfig::new(slot_bytes, slots);
+        config.copy_lanes = copy_lanes;
+        config.io_lanes = io_lanes;
+        let store = store.shared();
+        py.detach(|| Native::new(store, config))
+            .map(|native| Self { native })
+            .map_err(|error| engine_error(py, &error))
+    }
+
+    /// Names the memory that jobs read and write. The tensors that the descriptor was detected
+    /// from must stay alive until `unregister` or `shutdown` has returned.
+    fn register(&self, py: Python<'_>, descriptor: &Descriptor) -> PyResult<()> {
+        let memory = descriptor.memory();
+        if memory.is_empty() {
+            return Err(config_error(py, "no tensors lie behind this descriptor"));
+        }
+        let regions = memory
+            .iter()
+            .map(|memory| {
+                // SAFETY: the addresses are those of tensors' storages. That they stay alive,
+                // and that nobody touches a job's blocks until it is released or loaded, is
+                // what the Python caller is told to keep to.
+                #[allow(unsafe_code)]
+                unsafe {
+                    Region::new(memory.address as usize, memory.len)
+                }
+            })
+            .collect();
+        self.native
+            .register(descriptor.inner().clone(), regions)
+            .map_err(|error| engine_error(py, &error))
+    }
+
+    /// Forgets the memory, once no copy touches it any more.
+    fn unregister(&self, py: Python<'_>) {
+        py.detach(|| self.native.unregister());
+    }
+
+    /// Stores objects, each a key of 56 bytes and its blocks. The blocks must not change until
+    /// the job's event `released`.
+    fn submit_store(
+        &self,
+        py: Python<'_>,
+        job: u64,
+        objects: Vec<(Bound<'_, PyBytes>, Vec<u64>)>,
+    ) -> PyResult<()> {
+        let objects = self::objects(py, objects)?;
+        self.native.submit_store(job, objects).map_err(|error| engine_error(py, &error))
+    }
+
+    /// Loads objects into their blocks, which must be left alone until the job's event `loaded`.
+    /// After `timeout` seconds what is left is given up. With `prefix`, whatever follows an
+    /// object that was not loaded is skipped.
+    #[pyo3(signature = (job, objects, timeout, prefix = false))]
+    fn submit_load(
+        &self,
+        py: Python<'_>,
+        job: u64,
+        objects: Vec<(Bound<'_, PyBytes>, Vec<u64>)>,
+        timeout: f64,
+        prefix: bool,
+    ) -> PyResult<()> {
+        let objects = self::objects(py, objects)?;
+        let deadline = Instant::now() + seconds(py, timeout)?;
+        self.native
+            .submit_load(job, objects, deadline, prefix)
+            .map_err(|error| engine_error(py, &error))
+    }
+
+    /// What happened since the last call, in order: `(job, event, [(outcome, bytes)])`, where
+    /// event is `released`, `stored` or `loaded`. Does not wait.
+    fn poll(&self) -> Vec<CompletionTuple> {
+        let mut completions = Vec::new();
+        self.native.poll(&mut completions);
+        completions
+            .iter()
+            .map(|Completion { job, event }| {
+                let outcomes = event.outcomes().iter();
+                let outcomes = outcomes.map(|o| (outcome_name(o), o.bytes())).collect();
+                (*job, event.name(), outcomes)
+            })
+            .collect()
+    }
+
+    /// Waits until there is something to poll; False if the time is over first.
+    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let timeout = bound(py, timeout)?;
+        Ok(py.detach(|| self.native.wait(timeout)))
+    }
+
+    /// Waits until no block of these store jobs is being read, dropping what was not read yet;
+    /// False if the time is over first.
+    fn wait_released(&self, py: Python<'_>, jobs: Vec<u64>, timeout: f64) -> PyResult<bool> {
+        let timeout = bound(py, timeout)?;
+        Ok(py.detach(|| self.native.wait_released(&jobs, timeout)))
+    }
+
+    /// Gives up what can be given up of a job; it completes all the same.
+    fn cancel(&self, job: u64) {
+        self.native.cancel(job);
+    }
+
+    /// Waits until all stores are over; if the time is over first, drops the rest and returns
+    /// False.
+    fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let timeout = bound(py, timeout)?;
+        Ok(py.detach(|| self.native.drain(timeout)))
+    }
+
+    /// Gives up all jobs and ends the threads; False if one is still inside the store when the
+    /// time is over. Registered memory is not touched afterwards in any case.
+    fn shutdown(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let timeout = bound(py, timeout)?;
+        Ok(py.detach(|| self.native.shutdown(timeout)))
+    }
+
+    /// Counters since the engine was made; rejections and failures also by reason, as
+    /// `rejected:<reason>` and `failed:<kind>`.
+    fn stats(&self) -> HashMap<String, u64> {
+        let stats: EngineStats = self.native.stats();
+        let plain = stats.counters().into_iter().map(|(name, n)| (name.to_owned(), n));
+        let rejected = stats.rejected.iter().map(|(name, n)| (format!("rejected:{name}"), *n));
+        let failed = stats.failed.iter().map(|(name, n)| (format!("failed:{name}"), *n));
+        plain.chain(rejected).chain(failed).collect()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // Collected without a shutdown: other Python threads run on while lanes end.
+        Python::attach(|py| py.detach(|| self.native.shutdown(LAST_WAIT)));
+    }
+}
+
+impl Drop for Lookup {
+    fn drop(&mut self) {
+        Python::attach(|py| py.detach(|| self.native.shutdown(LAST_WAIT)));
+    }
+}
+
+/// Longer than any operation of a lane.
+const LAST_WAIT: Duration = Duration::from_secs(60);
+
+/// A chunk's identity, zero-padded.
+fn padded(py: Python<'_>, chunk: &[u8]) -> PyResult<[u8; CHUNK_BYTES]> {
+    let mut padded = [0; CHUNK_BYTES];
+    match padded.get_mut(..chunk.len()) {
+        Some(start) => start.copy_from_slice(chunk),
+        None => {
+            let message = format!("a chunk has {CHUNK_BYTES} bytes at most, not {}", chunk.len());
+            return Err(config_error(py, message));
+        }
+    }
+    Ok(padded)
+}
+
+/// A time to wait; zero only looks.
+fn bound(py: Python<'_>, timeout: f64) -> PyResult<Duration> {
+    if timeout == 0.0 { Ok(Duration::ZERO) } else { seconds(py, timeout) }
+}
+
+/// Asks a store which chunks it has, on native threads.
+#[pyclass(frozen, module = "penstock._native")]
+pub(crate) struct Lookup {
+    native: NativeLookup,
+}
+
+#[pymethods]
+impl Lookup {
+    /// Starts the threads.
+    #[new]
+    #[pyo3(signature = (store, *, threads = 2))]
+    fn new(py: Python<'_>, store: &Store, threads: usize) -> PyResult<Self> {
+        let config = LookupConfig { threads, ..LookupConfig::default() };
+        let store = store.shared();
+        py.detach(|| NativeLookup::new(store, config))
+            .map(|native| Self { native })
+            .map_err(|error| engine_error(py, &error))
+    }
+
+    /// Asks for each chunk (an identity of at most 32 bytes) whether the store has it with every
+    /// span. Answered within `timeout` seconds.
+    fn submit(
+        &self,
+        py: Python<'_>,
+        id: u64,
+        namespace: &[u8],
+        chunks: Vec<Bound<'_, PyBytes>>,
+        spans: Vec<SpanTuple>,
+        timeout: f64,
+    ) -> PyResult<()> {
+        let namespace = self::namespace(py, namespace)?;
+        let spans =
+            spans.into_iter().map(|tuple| span(py, tuple)).collect::<PyResult<Vec<_>>>()?;
+        let timeout = seconds(py, timeout)?;
+        let chunks = chunks
+            .iter()
+            .map(|chunk| padded(py, chunk.as_bytes()))
+            .collect::<PyResult<Vec<_>>>()?;
+        self.native
+            .submit(id, namespace, &chunks, &spans, timeout)
+            .map_err(|error| engine_error(py, &error))
+    }
+
+    /// All answers there are: `(id, [present])`, or `(id, kind of error)`. Does not wait.
+    fn poll(&self, py: Python<'_>) -> PyResult<Vec<(u64, Py<PyAny>)>> {
+        self.native
+            .poll()
+            .into_iter()
+            .map(|(id, answer)| {
+                let answer = match answer {
+                    Ok(present) => present.into_py_any(py)?,
+                    Err(kind) => kind.name().into_py_any(py)?,
+                };
+                Ok((id, answer))
+            })
+            .collect()
+    }
+
+    /// Waits until there is an answer to poll; False if the time is over first.
+    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let timeout = bound(py, timeout)?;
+        Ok(py.detach(|| self.native.wait(timeout)))
+    }
+
+    /// Forgets a look-up, answered or not.
+    fn cancel(&self, id: u64) {
+        self.native.cancel(id);
+    }
+
+    /// Ends the threads; False if one is still inside the store when the time is over.
+    #[pyo3(signature = (timeout = 5.0))]
+    fn shutdown(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let timeout = bound(py, timeout)?;
+        Ok(py.detach(|| self.native.shutdown(timeout)))
+    }
+}

@@ -1,0 +1,270 @@
+//! Layout descriptors and geometry for Python. Spans are tuples `(first layer, past the last
+//! layer, first head, past the last head)`.
+
+use penstock_layout::{
+    Coverage, Descriptor as Layout, Geometry, Interior, KvLayout, RegionAddr, Segment, Span,
+    TensorView, detect,
+};
+use pyo3::prelude::*;
+
+use crate::errors::layout_error;
+
+pub(crate) type SpanTuple = (u16, u16, u16, u16);
+type TurnTuple = (u32, u32);
+type View = (u16, u64, [u64; 4], [i64; 4], u64, u64, u64);
+
+pub(crate) fn span(py: Python<'_>, tuple: SpanTuple) -> PyResult<Span> {
+    let (layer_start, layer_end, head_start, head_end) = tuple;
+    Span::new(layer_start..layer_end, head_start..head_end).map_err(|e| layout_error(py, e))
+}
+
+fn tuple(span: &Span) -> SpanTuple {
+    let (layers, heads) = (span.layers(), span.heads());
+    (layers.start, layers.end, heads.start, heads.end)
+}
+
+fn geometry(
+    py: Python<'_>,
+    layers_per_object: Option<u16>,
+    heads_per_object: Option<u16>,
+) -> PyResult<Geometry> {
+    Geometry::new(layers_per_object, heads_per_object, 1).map_err(|e| layout_error(py, e))
+}
+
+/// Where every byte of a rank's KV cache lies.
+#[pyclass(frozen, module = "penstock._native")]
+pub(crate) struct Descriptor {
+    layout: Layout,
+    name: Option<KvLayout>,
+    regions: Vec<RegionAddr>,
+}
+
+impl Descriptor {
+    /// The descriptor itself.
+    #[expect(dead_code, reason = "for the engine's bindings")]
+    pub(crate) fn inner(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The memory of each region; none for a descriptor that no tensors lie behind.
+    #[expect(dead_code, reason = "for the engine's bindings")]
+    pub(crate) fn memory(&self) -> &[RegionAddr] {
+        &self.regions
+    }
+}
+
+#[pymethods]
+impl Descriptor {
+    /// Reproduces the layout of one tensor per layer, or refuses with the reason.
+    ///
+    /// A view is `(layer, address, shape, strides in elements, bytes of an element, address of
+    /// the storage, bytes of the storage)`; shape and strides run along blocks, heads, tokens
+    /// and content. `head_start` is the index in the model of the tensors' first head.
+    #[staticmethod]
+    #[pyo3(signature = (views, *, head_start = 0))]
+    fn detect(py: Python<'_>, views: Vec<View>, head_start: u16) -> PyResult<Self> {
+        let views: Vec<TensorView> = views
+            .into_iter()
+            .map(
+                |(layer, address, shape, strides, itemsize, storage_address, storage_bytes)| {
+                    TensorView {
+                        layer,
+                        address,
+                        shape,
+                        strides,
+                        itemsize,
+                        storage_address,
+                        storage_bytes,
+                    }
+                },
+            )
+            .collect();
+        let detected = detect(&views, head_start).map_err(|e| layout_error(py, e))?;
+        Ok(Self {
+            layout: detected.descriptor,
+            name: detected.layout,
+            regions: detected.regions,
+        })
+    }
+
+    /// The descriptor of one region without gaps, in a layout by its name.
+    #[staticmethod]
+    #[pyo3(signature = (layout, share, *, blocks, tokens, content_bytes))]
+    fn packed(
+        py: Python<'_>,
+        layout: &str,
+        share: SpanTuple,
+        blocks: u64,
+        tokens: u64,
+        content_bytes: u64,
+    ) -> PyResult<Self> {
+        let name: KvLayout = layout.parse().map_err(|e| layout_error(py, e))?;
+        let layout = Layout::packed(name, span(py, share)?, blocks, tokens, content_bytes)
+            .map_err(|e| layout_error(py, e))?;
+        Ok(Self {
+            layout,
+            name: Some(name),
+            regions: Vec::new(),
+        })
+    }
+
+    /// The same bytes, with segments in another order of heads and tokens: "HNC" or "NHC".
+    fn with_interior(&self, py: Python<'_>, interior: &str) -> PyResult<Self> {
+        let interior = match interior {
+            "HNC" => Interior::Hnc,
+            "NHC" => Interior::Nhc,
+            other => {
+                let message =
+                    format!("no order of heads and tokens is named {other:?}; HNC or NHC");
+                return Err(layout_error(py, message));
+            }
+        };
+        Ok(Self {
+            layout: self.layout.clone().with_interior(interior),
+            name: self.name,
+            regions: self.regions.clone(),
+        })
+    }
+
+    /// The layout's name, where exactly one fits.
+    #[getter]
+    fn layout(&self) -> Option<&'static str> {
+        self.name.map(KvLayout::name)
+    }
+
+    /// Layers and heads that lie here.
+    #[getter]
+    fn share(&self) -> SpanTuple {
+        tuple(&self.layout.share())
+    }
+
+    /// Number of blocks.
+    #[getter]
+    fn blocks(&self) -> u64 {
+        self.layout.blocks()
+    }
+
+    /// Tokens in a block.
+    #[getter]
+    fn tokens(&self) -> u64 {
+        self.layout.tokens()
+    }
+
+    /// Bytes of key and value of one token and head.
+    #[getter]
+    fn content_bytes(&self) -> u64 {
+        self.layout.content_bytes()
+    }
+
+    /// Order of heads and tokens in which segments are given: "HNC" or "NHC".
+    #[getter]
+    fn interior(&self) -> String {
+        self.layout.interior().to_string()
+    }
+
+    /// Bytes of each region.
+    #[getter]
+    fn region_bytes(&self) -> Vec<u64> {
+        self.layout.region_lens().to_vec()
+    }
+
+    /// Address of each region, where tensors lie behind the descriptor.
+    #[getter]
+    fn region_addresses(&self) -> Vec<u64> {
+        self.regions.iter().map(|region| region.address).collect()
+    }
+
+    /// Bytes of KV that one block holds for a span.
+    fn block_bytes(&self, py: Python<'_>, span: SpanTuple) -> PyResult<u64> {
+        Ok(self.layout.block_bytes(&self::span(py, span)?))
+    }
+
+    /// The fewest runs `(region, offset, bytes)` that hold a block's bytes of a span, in
+    /// canonical order.
+    fn segments(
+        &self,
+        py: Python<'_>,
+        block: u64,
+        span: SpanTuple,
+    ) -> PyResult<Vec<(u32, u64, u64)>> {
+        let span = self::span(py, span)?;
+        let mut runs = Vec::new();
+        self.layout
+            .segments(block, &span, &mut runs)
+            .map_err(|e| layout_error(py, e))?;
+        Ok(runs
+            .into_iter()
+            .map(
+                |Segment {
+                     region,
+                     offset,
+                     len,
+                 }| (region, offset, len),
+            )
+            .collect())
+    }
+
+    fn __eq__(&self, other: &Self) -> bool {
+        self.layout == other.layout && self.regions == other.regions
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "Descriptor({} {}, {} blocks of {} tokens, {} B a token and head)",
+            self.name.map_or("unnamed", KvLayout::name),
+            self.layout.share(),
+            self.layout.blocks(),
+            self.layout.tokens(),
+            self.layout.content_bytes(),
+        )
+    }
+}
+
+/// The spans of the objects that hold one chunk of a share; without a size, the whole share.
+#[pyfunction]
+#[pyo3(signature = (share, *, layers_per_object = None, heads_per_object = None))]
+pub(crate) fn objects(
+    py: Python<'_>,
+    share: SpanTuple,
+    layers_per_object: Option<u16>,
+    heads_per_object: Option<u16>,
+) -> PyResult<Vec<SpanTuple>> {
+    let share = span(py, share)?;
+    let spans = geometry(py, layers_per_object, heads_per_object)?
+        .objects(&share)
+        .map_err(|e| layout_error(py, e))?;
+    Ok(spans.iter().map(tuple).collect())
+}
+
+/// Checks that all ranks' shares together make up the model, and that their objects meet.
+///
+/// Returns the spans of a chunk's objects over all ranks, and for each rank `(replica,
+/// replicas)`: its place among the ranks that hold the same share.
+#[pyfunction]
+#[pyo3(signature = (
+    shares, layers, heads, *, layers_per_object = None, heads_per_object = None
+))]
+pub(crate) fn check_ranks(
+    py: Python<'_>,
+    shares: Vec<SpanTuple>,
+    layers: u16,
+    heads: u16,
+    layers_per_object: Option<u16>,
+    heads_per_object: Option<u16>,
+) -> PyResult<(Vec<SpanTuple>, Vec<TurnTuple>)> {
+    let shares: Vec<Span> = shares
+        .into_iter()
+        .map(|share| span(py, share))
+        .collect::<PyResult<_>>()?;
+    let geometry = geometry(py, layers_per_object, heads_per_object)?;
+    let coverage =
+        Coverage::new(&geometry, layers, heads, &shares).map_err(|e| layout_error(py, e))?;
+    Ok((
+        coverage.objects().iter().map(tuple).collect(),
+        coverage
+            .turns()
+            .iter()
+            .map(|turn| (turn.replica, turn.replicas))
+            .collect(),
+    ))
+}

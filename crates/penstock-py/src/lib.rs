@@ -1,0 +1,20 @@
+//! `penstock._native`: the bindings. They register, convert and release the GIL; they decide
+//! nothing.
+
+mod buffer;
+mod dlpack;
+mod errors;
+mod layout;
+mod store;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use crate::buffer::Buffer;
+    #[pymodule_export]
+    use crate::layout::{Descriptor, check_ranks, objects};
+    #[pymodule_export]
+    use crate::store::{Store, parse_size};
+}

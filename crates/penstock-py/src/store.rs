@@ -1,0 +1,476 @@
+//! Stores for Python: keys and buffers in, sealed values on the wire, verified values out.
+
+use std::collections::BTreeMap;
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use penstock_store::value::{self, Checksum, HEADER_BYTES, Rejection};
+use penstock_store::{
+    GetOutcome, GetRequest, KEY_BYTES, Key, Namespace, OpenOptions, PutOutcome, PutRequest,
+};
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::buffer::{Part, check_apart, parts};
+use crate::errors::{config_error, exception, store_error, without_gil};
+
+/// Longest timeout, a day: anything longer is as good as this.
+const LONGEST_SECONDS: f64 = 86_400.0;
+
+/// A handle on a store. Every operation returns by its timeout, in seconds, and runs without the
+/// GIL; any thread may use it.
+#[pyclass(frozen, module = "penstock._native")]
+pub(crate) struct Store {
+    inner: Arc<dyn penstock_store::Store>,
+    rejected: AtomicU64,
+}
+
+impl Store {
+    /// The store itself, to share with native threads.
+    #[expect(dead_code, reason = "for the engine's bindings")]
+    pub(crate) fn shared(&self) -> Arc<dyn penstock_store::Store> {
+        Arc::clone(&self.inner)
+    }
+
+    fn get_verified(&self, batch: &[(Key, Vec<Part>)], deadline: Instant) -> Vec<Got> {
+        let mut headers = vec![[0; HEADER_BYTES]; batch.len()];
+        let outcomes = {
+            let mut slices: Vec<Vec<IoSliceMut<'_>>> = headers
+                .iter_mut()
+                .zip(batch)
+                .map(|(header, (_, into))| {
+                    let mut slices = Vec::with_capacity(1 + into.len());
+                    slices.push(IoSliceMut::new(header));
+                    slices.extend(into.iter().map(|part| {
+                        // SAFETY: destinations were checked not to overlap, and no other slice of
+                        // theirs is made until these are gone.
+                        #[allow(unsafe_code)]
+                        IoSliceMut::new(unsafe { part.pinned().bytes_mut() })
+                    }));
+                    slices
+                })
+                .collect();
+            let mut requests: Vec<GetRequest<'_, '_>> = batch
+                .iter()
+                .zip(&mut slices)
+                .map(|((key, _), into)| GetRequest {
+                    key: *key,
+                    into,
+                    outcome: None,
+                })
+                .collect();
+            self.inner.get_many(&mut requests, deadline);
+            requests
+                .into_iter()
+                .map(|request| request.outcome)
+                .collect::<Vec<_>>()
+        };
+        outcomes
+            .into_iter()
+            .zip(&headers)
+            .zip(batch)
+            .map(|((outcome, header), (key, into))| match outcome {
+                Some(Ok(GetOutcome::Hit(bytes))) => match verify(key, header, into, bytes) {
+                    Ok(payload) => Got::Hit(payload),
+                    Err(rejection) => {
+                        self.rejected.fetch_add(1, Ordering::Relaxed);
+                        Got::Rejected(rejection)
+                    }
+                },
+                Some(Ok(GetOutcome::Miss)) => Got::Miss,
+                Some(Ok(GetOutcome::TooLarge(bytes))) => {
+                    Got::TooLarge(bytes.saturating_sub(HEADER_BYTES as u64))
+                }
+                Some(Err(error)) => Got::Failed(error),
+                None => Got::Failed(unanswered()),
+            })
+            .collect()
+    }
+
+    fn put_sealed(
+        &self,
+        batch: &[(Key, Vec<Part>)],
+        deadline: Instant,
+    ) -> Vec<penstock_store::Result<PutOutcome>> {
+        let headers: Vec<[u8; HEADER_BYTES]> = batch
+            .iter()
+            .map(|(key, value)| {
+                let mut checksum = Checksum::new();
+                let mut bytes = 0;
+                for part in value {
+                    checksum.update(part.pinned().bytes());
+                    bytes += part.pinned().bytes().len() as u64;
+                }
+                value::seal(key, bytes, checksum.finish())
+            })
+            .collect();
+        let slices: Vec<Vec<IoSlice<'_>>> = headers
+            .iter()
+            .zip(batch)
+            .map(|(header, (_, value))| {
+                let parts = value.iter().map(|part| part.pinned().bytes());
+                std::iter::once(header.as_slice())
+                    .chain(parts)
+                    .map(IoSlice::new)
+                    .collect()
+            })
+            .collect();
+        let mut requests: Vec<PutRequest<'_>> = batch
+            .iter()
+            .zip(&slices)
+            .map(|((key, _), value)| PutRequest {
+                key: *key,
+                value,
+                outcome: None,
+            })
+            .collect();
+        self.inner.put_many(&mut requests, deadline);
+        requests
+            .into_iter()
+            .map(|request| request.outcome.unwrap_or_else(|| Err(unanswered())))
+            .collect()
+    }
+}
+
+/// What became of a get, verification included.
+enum Got {
+    Hit(u64),
+    Miss,
+    TooLarge(u64),
+    Rejected(Rejection),
+    Failed(penstock_store::Error),
+}
+
+impl Got {
+    /// Bytes of the payload, or None for a miss.
+    fn into_result(self, py: Python<'_>, key: &Key) -> PyResult<Option<u64>> {
+        match self {
+            Got::Hit(bytes) => Ok(Some(bytes)),
+            Got::Miss => Ok(None),
+            Got::TooLarge(bytes) => {
+                let message = format!("the value has {bytes} bytes, more than its destination");
+                Err(exception(py, "TooSmall", (message, bytes)))
+            }
+            Got::Rejected(rejection) => Err(exception(
+                py,
+                "Rejected",
+                (format!("{rejection} ({key})"), rejection.name()),
+            )),
+            Got::Failed(error) => Err(store_error(py, &error)),
+        }
+    }
+}
+
+fn verify(
+    key: &Key,
+    header: &[u8; HEADER_BYTES],
+    into: &[Part],
+    bytes: u64,
+) -> Result<u64, Rejection> {
+    let Some(payload) = bytes.checked_sub(HEADER_BYTES as u64) else {
+        return Err(Rejection::Truncated {
+            expected: HEADER_BYTES as u64,
+            found: bytes,
+        });
+    };
+    let expected = value::verify(header, key, payload)?;
+    let mut checksum = Checksum::new();
+    let mut rest = usize::try_from(payload).unwrap_or(usize::MAX);
+    for part in into {
+        let bytes = part.pinned().bytes();
+        let here = rest.min(bytes.len());
+        checksum.update(&bytes[..here]);
+        rest -= here;
+    }
+    expected.check(checksum.finish())?;
+    Ok(payload)
+}
+
+fn unanswered() -> penstock_store::Error {
+    let kind = penstock_store::ErrorKind::Protocol;
+    penstock_store::Error::new(kind, "the store left a request without an outcome")
+}
+
+fn key(py: Python<'_>, bytes: &[u8]) -> PyResult<Key> {
+    let fixed: &[u8; KEY_BYTES] = bytes.try_into().map_err(|_| {
+        config_error(
+            py,
+            format!("a key has {KEY_BYTES} bytes, not {}", bytes.len()),
+        )
+    })?;
+    Key::from_bytes(fixed).map_err(|error| config_error(py, error.to_string()))
+}
+
+fn keys(py: Python<'_>, bytes: &[Bound<'_, PyBytes>]) -> PyResult<Vec<Key>> {
+    bytes
+        .iter()
+        .map(|bytes| key(py, bytes.as_bytes()))
+        .collect()
+}
+
+fn batch(
+    py: Python<'_>,
+    items: Vec<(Bound<'_, PyBytes>, Bound<'_, PyAny>)>,
+    writable: bool,
+) -> PyResult<Vec<(Key, Vec<Part>)>> {
+    items
+        .into_iter()
+        .map(|(bytes, buffers)| Ok((key(py, bytes.as_bytes())?, parts(&buffers, writable)?)))
+        .collect()
+}
+
+fn seconds(py: Python<'_>, timeout: f64) -> PyResult<Duration> {
+    if timeout > 0.0 {
+        Ok(Duration::from_secs_f64(timeout.min(LONGEST_SECONDS)))
+    } else {
+        Err(config_error(
+            py,
+            format!("a timeout must be over 0 seconds, not {timeout}"),
+        ))
+    }
+}
+
+fn deadline(py: Python<'_>, timeout: f64) -> PyResult<Instant> {
+    Ok(Instant::now() + seconds(py, timeout)?)
+}
+
+fn namespace(py: Python<'_>, digest: &[u8]) -> PyResult<Namespace> {
+    digest.try_into().map(Namespace).map_err(|_| {
+        config_error(
+            py,
+            format!("a namespace digest has 16 bytes, not {}", digest.len()),
+        )
+    })
+}
+
+#[pymethods]
+impl Store {
+    /// Opens the store that a URL names; does not wait for a server. `client_name` is what a
+    /// server's list of clients shows, `connect_timeout` (seconds) bounds making a connection,
+    /// `connections` is the most held to one server.
+    #[staticmethod]
+    #[pyo3(signature = (url, *, client_name = "penstock", connect_timeout = 1.0, connections = 8))]
+    fn open(
+        py: Python<'_>,
+        url: &str,
+        client_name: &str,
+        connect_timeout: f64,
+        connections: usize,
+    ) -> PyResult<Self> {
+        let options = OpenOptions {
+            client_name: client_name.to_owned(),
+            connect_timeout: seconds(py, connect_timeout)?,
+            pool_connections: connections,
+        };
+        let inner = without_gil(py, || penstock_store::open(url, &options))?;
+        Ok(Self {
+            inner,
+            rejected: AtomicU64::new(0),
+        })
+    }
+
+    /// The URL, without credentials.
+    #[getter]
+    fn url(&self) -> String {
+        self.inner.url()
+    }
+
+    /// What the store can do: `shared`, `persistent`, `bounded`, `max_value_bytes` (the value's
+    /// header of 64 bytes included).
+    fn capabilities<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let can = self.inner.capabilities();
+        let dict = PyDict::new(py);
+        dict.set_item("shared", can.shared)?;
+        dict.set_item("persistent", can.persistent)?;
+        dict.set_item("bounded", can.bounded)?;
+        dict.set_item("max_value_bytes", can.max_value_bytes)?;
+        Ok(dict)
+    }
+
+    /// For each key, whether the store has it.
+    #[pyo3(signature = (keys, *, timeout))]
+    fn contains(
+        &self,
+        py: Python<'_>,
+        keys: Vec<Bound<'_, PyBytes>>,
+        timeout: f64,
+    ) -> PyResult<Vec<bool>> {
+        let (keys, deadline) = (self::keys(py, &keys)?, deadline(py, timeout)?);
+        without_gil(py, || self.inner.contains(&keys, deadline))
+    }
+
+    /// Stores a value: a buffer, or a list or tuple of buffers. False if the store has a value of
+    /// this length already and kept it.
+    #[pyo3(signature = (key, value, *, timeout))]
+    fn put(
+        &self,
+        py: Python<'_>,
+        key: &[u8],
+        value: &Bound<'_, PyAny>,
+        timeout: f64,
+    ) -> PyResult<bool> {
+        let batch = [(self::key(py, key)?, parts(value, false)?)];
+        let deadline = deadline(py, timeout)?;
+        let outcome = without_gil(py, || {
+            self.put_sealed(&batch, deadline)
+                .pop()
+                .unwrap_or_else(|| Err(unanswered()))
+        })?;
+        Ok(outcome == PutOutcome::Stored)
+    }
+
+    /// Stores several values; for each, what `put` would return, or the exception it would raise.
+    #[pyo3(signature = (items, *, timeout))]
+    fn put_many(
+        &self,
+        py: Python<'_>,
+        items: Vec<(Bound<'_, PyBytes>, Bound<'_, PyAny>)>,
+        timeout: f64,
+    ) -> PyResult<Vec<Py<PyAny>>> {
+        let (batch, deadline) = (batch(py, items, false)?, deadline(py, timeout)?);
+        without_gil(py, || Ok(self.put_sealed(&batch, deadline)))?
+            .into_iter()
+            .map(|outcome| match outcome {
+                Ok(outcome) => (outcome == PutOutcome::Stored).into_py_any(py),
+                Err(error) => Ok(store_error(py, &error).into_value(py).into_any()),
+            })
+            .collect()
+    }
+
+    /// Fetches a value into a writable buffer, or a list or tuple of them, from its start, and
+    /// verifies it. Returns its bytes, or None if there is no such value. If it raises, what the
+    /// buffers hold is undefined.
+    #[pyo3(signature = (key, into, *, timeout))]
+    fn get(
+        &self,
+        py: Python<'_>,
+        key: &[u8],
+        into: &Bound<'_, PyAny>,
+        timeout: f64,
+    ) -> PyResult<Option<u64>> {
+        let key = self::key(py, key)?;
+        let batch = [(key, parts(into, true)?)];
+        check_apart(py, batch[0].1.iter())?;
+        let deadline = deadline(py, timeout)?;
+        let got = without_gil(py, || Ok(self.get_verified(&batch, deadline).pop()))?;
+        got.unwrap_or_else(|| Got::Failed(unanswered()))
+            .into_result(py, &key)
+    }
+
+    /// Fetches several values; for each, what `get` would return, or the exception it would
+    /// raise.
+    #[pyo3(signature = (items, *, timeout))]
+    fn get_many(
+        &self,
+        py: Python<'_>,
+        items: Vec<(Bound<'_, PyBytes>, Bound<'_, PyAny>)>,
+        timeout: f64,
+    ) -> PyResult<Vec<Py<PyAny>>> {
+        let batch = batch(py, items, true)?;
+        check_apart(py, batch.iter().flat_map(|(_, parts)| parts))?;
+        let deadline = deadline(py, timeout)?;
+        without_gil(py, || Ok(self.get_verified(&batch, deadline)))?
+            .into_iter()
+            .zip(&batch)
+            .map(|(got, (key, _))| match got.into_result(py, key) {
+                Ok(bytes) => bytes.into_py_any(py),
+                Err(error) => Ok(error.into_value(py).into_any()),
+            })
+            .collect()
+    }
+
+    /// Removes the keys that exist; returns how many did.
+    #[pyo3(signature = (keys, *, timeout))]
+    fn remove(&self, py: Python<'_>, keys: Vec<Bound<'_, PyBytes>>, timeout: f64) -> PyResult<u64> {
+        let (keys, deadline) = (self::keys(py, &keys)?, deadline(py, timeout)?);
+        without_gil(py, || self.inner.remove(&keys, deadline))
+    }
+
+    /// Every object of a namespace as `(key, bytes)`, header included, in no order.
+    #[pyo3(signature = (namespace, *, timeout))]
+    fn list<'py>(
+        &self,
+        py: Python<'py>,
+        namespace: &[u8],
+        timeout: f64,
+    ) -> PyResult<Vec<(Bound<'py, PyBytes>, u64)>> {
+        let (namespace, deadline) = (self::namespace(py, namespace)?, deadline(py, timeout)?);
+        let listed = without_gil(py, || {
+            let mut listed = Vec::new();
+            self.inner
+                .list(Some(namespace), &mut |object| listed.push(object), deadline)?;
+            Ok(listed)
+        })?;
+        Ok(listed
+            .into_iter()
+            .map(|object| (PyBytes::new(py, &object.key.to_bytes()), object.bytes))
+            .collect())
+    }
+
+    /// For each namespace, its digest, objects and bytes (headers included), by digest.
+    #[pyo3(signature = (*, timeout))]
+    fn usage<'py>(
+        &self,
+        py: Python<'py>,
+        timeout: f64,
+    ) -> PyResult<Vec<(Bound<'py, PyBytes>, u64, u64)>> {
+        let deadline = deadline(py, timeout)?;
+        let usage = without_gil(py, || {
+            let mut usage = BTreeMap::<Namespace, (u64, u64)>::new();
+            let mut count = |object: penstock_store::Listed| {
+                let (objects, bytes) = usage.entry(object.key.namespace).or_default();
+                *objects += 1;
+                *bytes += object.bytes;
+            };
+            self.inner.list(None, &mut count, deadline)?;
+            Ok(usage)
+        })?;
+        Ok(usage
+            .into_iter()
+            .map(|(namespace, (objects, bytes))| (PyBytes::new(py, &namespace.0), objects, bytes))
+            .collect())
+    }
+
+    /// Facts about the store's own settings and state.
+    #[pyo3(signature = (*, timeout))]
+    fn describe(&self, py: Python<'_>, timeout: f64) -> PyResult<BTreeMap<String, String>> {
+        let deadline = deadline(py, timeout)?;
+        without_gil(py, || self.inner.describe(deadline)).map(BTreeMap::from_iter)
+    }
+
+    /// Counters of this handle since it was opened.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.inner.stats();
+        let dict = PyDict::new(py);
+        for (name, count) in [
+            ("lookups", stats.lookups),
+            ("lookup_hits", stats.lookup_hits),
+            ("gets", stats.gets),
+            ("misses", stats.misses),
+            ("rejected", self.rejected.load(Ordering::Relaxed)),
+            ("puts", stats.puts),
+            ("puts_present", stats.puts_present),
+            ("bytes_read", stats.bytes_read),
+            ("bytes_written", stats.bytes_written),
+            ("evictions", stats.evictions),
+            ("errors", stats.errors),
+            ("connects", stats.connects),
+        ] {
+            dict.set_item(name, count)?;
+        }
+        Ok(dict)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Store({:?})", self.inner.url())
+    }
+}
+
+/// Bytes that a text such as "64KiB", "1.5 GB" or "4096" stands for.
+#[pyfunction]
+pub(crate) fn parse_size(py: Python<'_>, text: &str) -> PyResult<u64> {
+    penstock_store::parse_size(text).map_err(|error| store_error(py, &error))
+}

@@ -1,0 +1,15 @@
+"""Penstock: KV cache carried between a shared pool and the engines that use it.
+
+>>> import penstock
+>>> with penstock.open("memory://?size=64MiB") as pool:
+...     _ = pool.put("a prompt", b"its keys and values")
+...     bytes(pool.get("a prompt"))
+b'its keys and values'
+"""
+
+from penstock.errors import PenstockError
+from penstock.pool import AsyncPool, Pool, open, open_async
+
+__all__ = ["AsyncPool", "PenstockError", "Pool", "__version__", "open", "open_async"]
+
+__version__ = "0.1.0"

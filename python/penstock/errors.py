@@ -1,0 +1,132 @@
+"""Everything Penstock raises, under one root.
+
+Where Python has a builtin for the same situation, the exception is also that builtin, so that
+code which knows nothing of Penstock still handles it (``except TimeoutError``).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "Closed",
+    "ConfigError",
+    "Denied",
+    "Full",
+    "IoError",
+    "LayoutError",
+    "NotFound",
+    "PenstockError",
+    "ProtocolError",
+    "Rejected",
+    "StoreError",
+    "TimedOut",
+    "TooSmall",
+    "Unavailable",
+    "Unreachable",
+]
+
+
+class PenstockError(Exception):
+    """Root of every exception that Penstock raises on purpose."""
+
+    #: Stable lower-case name of the situation, as used in counters and in JSON output.
+    kind: ClassVar[str] = "penstock"
+
+
+class ConfigError(PenstockError, ValueError):
+    """A URL, an option or an argument is wrong: nothing works until it is changed."""
+
+    kind = "config"
+
+
+class Closed(PenstockError, ValueError):
+    """The pool was closed, as a closed file raises :class:`ValueError`."""
+
+    kind = "closed"
+
+
+class LayoutError(PenstockError, ValueError):
+    """Sizes, strides or tensors do not describe a layout, with the reason."""
+
+    kind = "layout"
+
+
+class NotFound(PenstockError, KeyError):
+    """No verified value lies under the key."""
+
+    kind = "not_found"
+
+    def __str__(self) -> str:
+        # KeyError shows the repr of its argument, which is for keys, not for sentences.
+        return Exception.__str__(self)
+
+
+class Rejected(PenstockError):
+    """A value arrived and failed verification, so none of it may be used."""
+
+    kind = "rejected"
+
+    def __init__(self, message: str, reason: str = "unknown") -> None:
+        super().__init__(message)
+        #: Which check failed, as a stable lower-case name.
+        self.reason = reason
+
+
+class TooSmall(PenstockError, ValueError):
+    """A value does not fit the destination it was to be fetched into."""
+
+    kind = "too_small"
+
+    def __init__(self, message: str, nbytes: int = 0) -> None:
+        super().__init__(message)
+        #: Bytes of the value.
+        self.nbytes = nbytes
+
+
+class StoreError(PenstockError):
+    """A store failed; subclasses say how."""
+
+    kind = "store"
+
+
+class Unreachable(StoreError, ConnectionError):
+    """The store cannot be reached, or went away in the middle of an operation."""
+
+    kind = "unreachable"
+
+
+class TimedOut(StoreError, TimeoutError):
+    """The deadline passed; what was under way was given up."""
+
+    kind = "timed_out"
+
+
+class Denied(StoreError, PermissionError):
+    """Credentials are missing, wrong, or do not permit the operation."""
+
+    kind = "denied"
+
+
+class Full(StoreError):
+    """The store has no room and its policy does not make any."""
+
+    kind = "full"
+
+
+class Unavailable(StoreError):
+    """The store answers but cannot serve now (loading, read-only replica, cluster down)."""
+
+    kind = "unavailable"
+
+
+class ProtocolError(StoreError):
+    """The peer said something that the protocol does not allow."""
+
+    kind = "protocol"
+
+
+class IoError(StoreError, OSError):
+    """The operating system refused (files, directories)."""
+
+    kind = "io"

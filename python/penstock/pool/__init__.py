@@ -1,0 +1,17 @@
+"""A pool of values, for those without an engine: see :class:`Pool` and :class:`AsyncPool`."""
+
+from penstock.pool.asynchronous import AsyncPool, open_async
+from penstock.pool.namespace import namespace_digest, publish_namespace, read_namespace
+from penstock.pool.pool import Entry, NamespaceUsage, Pool, open
+
+__all__ = [
+    "AsyncPool",
+    "Entry",
+    "NamespaceUsage",
+    "Pool",
+    "namespace_digest",
+    "open",
+    "open_async",
+    "publish_namespace",
+    "read_namespace",
+]

@@ -1,0 +1,115 @@
+"""Namespaces: who may share objects with whom, and what people read about it.
+
+A namespace is a digest over a description of everything that must agree before two users of
+a pool share objects. The digest alone says nothing to people, so a description can be
+published in the pool, under a well-known key, for ``penstock pool ls`` to show.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from penstock._native import Store
+from penstock.errors import ConfigError, Rejected, TooSmall
+
+__all__ = [
+    "DESCRIPTIONS",
+    "DIGEST_BYTES",
+    "namespace_digest",
+    "object_key",
+    "publish_namespace",
+    "read_namespace",
+]
+
+DIGEST_BYTES = 16
+"""Bytes of a namespace's digest."""
+
+DESCRIPTION_LIMIT = 64 << 10
+"""Bytes of a description's JSON, at most."""
+
+_DIGEST_DOMAIN = b"penstock namespace 1\n"
+_WHOLE = b"\0\0\1\0" * 2
+
+DESCRIPTIONS = hashlib.sha256(b"penstock namespace descriptions").digest()[:DIGEST_BYTES]
+"""The namespace in which descriptions of namespaces lie."""
+
+
+def canonical_json(description: Mapping[str, Any]) -> bytes:
+    """The one JSON text of a description: sorted keys, no spaces, ASCII.
+
+    Raises:
+        ConfigError: it holds something that JSON has no exact form for.
+    """
+    try:
+        text = json.dumps(
+            description, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"a namespace's description must be plain JSON: {error}") from error
+    return text.encode("ascii")
+
+
+def namespace_digest(description: Mapping[str, Any]) -> bytes:
+    """The namespace of a description; every difference in it makes another namespace.
+
+    >>> a = namespace_digest({"model": "m", "dtype": "bfloat16"})
+    >>> a == namespace_digest({"dtype": "bfloat16", "model": "m"})
+    True
+    >>> a == namespace_digest({"model": "m", "dtype": "float16"})
+    False
+    >>> len(a)
+    16
+
+    Raises:
+        ConfigError: the description is not plain JSON.
+    """
+    return hashlib.sha256(_DIGEST_DOMAIN + canonical_json(description)).digest()[:DIGEST_BYTES]
+
+
+def object_key(namespace: bytes, chunk: bytes) -> bytes:
+    """The key, in its fixed-width form, of an object that is not cut by layers or heads."""
+    return namespace + chunk.ljust(32, b"\0") + _WHOLE
+
+
+def publish_namespace(
+    store: Store, digest: bytes, description: Mapping[str, Any], *, timeout: float = 5.0
+) -> None:
+    """Makes a description readable to people; the first one published stays.
+
+    Raises:
+        ConfigError: the description is not plain JSON, or too long.
+        StoreError: the store failed.
+    """
+    text = canonical_json(description)
+    if len(text) > DESCRIPTION_LIMIT:
+        raise ConfigError(
+            f"a namespace's description may have {DESCRIPTION_LIMIT} bytes, this has {len(text)}"
+        )
+    if read_namespace(store, digest, timeout=timeout) is None:
+        key = object_key(DESCRIPTIONS, digest)
+        # What lies there, if anything, cannot be read: a put would keep it.
+        store.remove([key], timeout=timeout)
+        store.put(key, text, timeout=timeout)
+
+
+def read_namespace(store: Store, digest: bytes, *, timeout: float = 5.0) -> dict[str, Any] | None:
+    """The description published for a namespace; None if there is none that can be believed.
+
+    Raises:
+        StoreError: the store failed.
+    """
+    text = bytearray(DESCRIPTION_LIMIT)
+    try:
+        nbytes = store.get(object_key(DESCRIPTIONS, digest), text, timeout=timeout)
+    except (Rejected, TooSmall):
+        return None
+    if nbytes is None:
+        return None
+    try:
+        description = json.loads(bytes(text[:nbytes]))
+    except ValueError:
+        return None
+    return description if isinstance(description, dict) else None

@@ -1,0 +1,474 @@
+"""The pool: values by key, in any store, verified."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import hashlib
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, TypeAlias, TypeVar, overload
+
+from penstock._native import Buffer, Store
+from penstock.errors import (
+    Closed,
+    ConfigError,
+    NotFound,
+    PenstockError,
+    Rejected,
+    StoreError,
+    TooSmall,
+)
+from penstock.pool.namespace import (
+    DESCRIPTIONS,
+    DIGEST_BYTES,
+    namespace_digest,
+    object_key,
+    publish_namespace,
+    read_namespace,
+)
+
+__all__ = ["Entry", "Key", "NamespaceUsage", "Pool", "open"]
+
+Key: TypeAlias = str | bytes
+"""A key of any length; text stands for its UTF-8 bytes."""
+
+Namespace: TypeAlias = str | bytes | Mapping[str, Any]
+
+T = TypeVar("T")
+
+_FIRST_GUESS = 64 << 10
+_GUESSED_BYTES_AT_ONCE = 256 << 20
+_DESCRIPTION_TIMEOUT = 1.0
+
+
+class _Unset:
+    """No default was given: a miss raises."""
+
+
+_UNSET = _Unset()
+
+
+class Entry(NamedTuple):
+    """An object as a listing shows it. Keys themselves are not in a store, only identities."""
+
+    identity: bytes
+    """SHA-256 of the key, see :meth:`Pool.identity`."""
+    nbytes: int
+    """Bytes that the store holds for it, the header of 64 bytes included."""
+
+
+class NamespaceUsage(NamedTuple):
+    """What one namespace takes up in a pool."""
+
+    digest: bytes
+    objects: int
+    nbytes: int
+    """Bytes of its values, headers included."""
+    description: dict[str, Any] | None
+    """What its users published about it."""
+
+
+class Pool:
+    """Values by key in a store shared by many machines; open one with :func:`penstock.open`.
+
+    A key stands for its content: once a value is stored, a put of the same length under the
+    same key keeps what is there. To change a value, remove it first.
+
+    Buffers are anything with the buffer protocol (``bytes``, ``bytearray``, ``memoryview``,
+    numpy arrays) or DLPack in host memory (torch tensors, ``bfloat16`` included), or a list or
+    tuple of them, which is their concatenation. What is not contiguous, not in host memory or,
+    as a destination, not writable is refused before anything is touched. Bytes go from and to
+    these buffers without a copy on the way; each stays in place until the operation ends.
+
+    A get never yields bytes that were not verified against the checksum, key and namespace that
+    they were stored with. A value that fails is removed from the pool and is a miss; ``stats()``
+    counts it as ``rejected``. Only when a get raises may its destination hold something else
+    than before.
+
+    Every method but :meth:`close`, :meth:`identity` and :meth:`stats` talks to the store, takes a
+    ``timeout`` in seconds for the whole call (the pool's own if None), and raises a
+    :class:`~penstock.errors.StoreError` if the store fails (:class:`~penstock.errors.TimedOut` at
+    the timeout) or :class:`~penstock.errors.Closed` after :meth:`close`. All may be called from
+    any number of threads; native code runs without the GIL.
+
+    >>> import penstock
+    >>> pool = penstock.open("memory://?size=64MiB")
+    >>> pool.put("prompt", b"its KV")
+    True
+    >>> "prompt" in pool, pool.contains(["prompt", "another"])
+    (True, [True, False])
+    >>> into = bytearray(6)
+    >>> pool.get("prompt", into=into), bytes(into)
+    (6, b'its KV')
+    >>> pool.get("another", default=None) is None
+    True
+    >>> pool.close()
+    """
+
+    def __init__(self, store: Store, namespace: Namespace, *, timeout: float = 10.0) -> None:
+        self._store: Store | None = store
+        self._timeout = timeout
+        self._guess = _FIRST_GUESS
+        self._description: Mapping[str, Any] | None = None
+        if isinstance(namespace, bytes):
+            if len(namespace) != DIGEST_BYTES:
+                raise ConfigError(
+                    f"a namespace given as bytes is a digest of {DIGEST_BYTES}, "
+                    f"not {len(namespace)}"
+                )
+            self.namespace = namespace
+            """Digest of the namespace, 16 bytes."""
+        else:
+            if isinstance(namespace, str):
+                namespace = {"kind": "pool", "name": namespace}
+            self._description = namespace
+            self.namespace = namespace_digest(namespace)
+
+    @property
+    def url(self) -> str:
+        """The store's URL, without credentials."""
+        return self._open_store().url
+
+    def __repr__(self) -> str:
+        where = "closed" if self._store is None else repr(self._store.url)
+        return f"Pool({where}, namespace={self.namespace.hex()!r})"
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the store; operations under way in other threads come to their end."""
+        self._store = None
+
+    @staticmethod
+    def identity(key: Key) -> bytes:
+        """What stands for a key in the store: SHA-256 of its bytes.
+
+        >>> Pool.identity("a") == Pool.identity(b"a")
+        True
+        """
+        return hashlib.sha256(key.encode() if isinstance(key, str) else key).digest()
+
+    def contains(self, keys: Iterable[Key], *, timeout: float | None = None) -> builtins.list[bool]:
+        """For each key, whether the store has a value, unverified. ``key in pool`` asks for one."""
+        deadline = self._deadline(timeout)
+        return self._open_store().contains(self._object_keys(keys), timeout=deadline.left())
+
+    def __contains__(self, key: Key) -> bool:
+        return self.contains([key])[0]
+
+    def put(self, key: Key, value: Any, *, timeout: float | None = None) -> bool:
+        """Stores a value; False if one of this length was there already and was kept.
+
+        Raises:
+            ConfigError: the value is not a buffer that can be read, or is larger than the store
+                takes.
+        """
+        deadline = self._deadline(timeout)
+        store = self._open_store()
+        stored = store.put(self._object_key(key), value, timeout=deadline.left())
+        self._describe_namespace(store, deadline)
+        return stored
+
+    def put_many(
+        self,
+        items: Mapping[Key, Any] | Iterable[tuple[Key, Any]],
+        *,
+        timeout: float | None = None,
+    ) -> builtins.list[bool]:
+        """Stores several values, pipelined; for each, what :meth:`put` returns.
+
+        Raises:
+            StoreError: of the first value that failed. Those after it may have been stored.
+        """
+        deadline = self._deadline(timeout)
+        store = self._open_store()
+        pairs = items.items() if isinstance(items, Mapping) else items
+        batch = [(self._object_key(key), value) for key, value in pairs]
+        outcomes = store.put_many(batch, timeout=deadline.left())
+        self._describe_namespace(store, deadline)
+        return [_or_raise(outcome) for outcome in outcomes]
+
+    @overload
+    def get(self, key: Key, *, timeout: float | None = None) -> bytearray: ...
+    @overload
+    def get(self, key: Key, *, into: Any, timeout: float | None = None) -> int: ...
+    @overload
+    def get(self, key: Key, *, default: T, timeout: float | None = None) -> bytearray | T: ...
+    @overload
+    def get(self, key: Key, *, into: Any, default: T, timeout: float | None = None) -> int | T: ...
+
+    def get(
+        self,
+        key: Key,
+        *,
+        into: Any = None,
+        default: Any = _UNSET,
+        timeout: float | None = None,
+    ) -> Any:
+        """Fetches a value: into the buffer ``into``, from its start, and returns the value's
+        bytes; without ``into``, returns a new ``bytearray``.
+
+        Giving ``into`` spares the memory and, for values of varying sizes, a second round trip.
+
+        Raises:
+            NotFound: a :class:`KeyError`; there is no value that verifies, and no ``default``.
+            TooSmall: the value does not fit ``into``; its size is ``.nbytes``.
+            ConfigError: ``into`` is not a writable contiguous buffer in host memory.
+        """
+        [outcome] = self._get_many([key], None if into is None else [into], timeout)
+        if outcome is not None:
+            return outcome
+        if isinstance(default, _Unset):
+            raise NotFound(f"no verified value under {key!r}")
+        return default
+
+    @overload
+    def get_many(
+        self, keys: Iterable[Key], *, timeout: float | None = None
+    ) -> builtins.list[bytearray | None]: ...
+    @overload
+    def get_many(
+        self, keys: Iterable[Key], *, into: Sequence[Any], timeout: float | None = None
+    ) -> builtins.list[int | None]: ...
+
+    def get_many(
+        self,
+        keys: Iterable[Key],
+        *,
+        into: Sequence[Any] | None = None,
+        timeout: float | None = None,
+    ) -> builtins.list[Any]:
+        """Fetches several values, pipelined; for each, what :meth:`get` returns, or None for a
+        miss. ``into`` has one destination for each key; no two may overlap.
+
+        Raises:
+            StoreError: of the first value that failed.
+            TooSmall: a value does not fit its destination.
+            ConfigError: a destination cannot be used; nothing was fetched.
+        """
+        return self._get_many(_several(keys), into, timeout)
+
+    def remove(self, keys: Iterable[Key], *, timeout: float | None = None) -> int:
+        """Removes the keys that exist; returns how many did."""
+        deadline = self._deadline(timeout)
+        return self._open_store().remove(self._object_keys(keys), timeout=deadline.left())
+
+    def list(self, *, timeout: float | None = None) -> builtins.list[Entry]:
+        """Every object of this namespace, in no order."""
+        deadline = self._deadline(timeout)
+        listed = self._open_store().list(self.namespace, timeout=deadline.left())
+        return [Entry(key[DIGEST_BYTES:][:32], nbytes) for key, nbytes in listed]
+
+    def namespaces(self, *, timeout: float | None = None) -> builtins.list[NamespaceUsage]:
+        """What every namespace takes up in the whole store, this pool's among others."""
+        deadline = self._deadline(timeout)
+        store = self._open_store()
+        found = []
+        for digest, objects, nbytes in store.usage(timeout=deadline.left()):
+            if digest == DESCRIPTIONS:
+                description: dict[str, Any] | None = {"kind": "descriptions of namespaces"}
+            else:
+                description = read_namespace(store, digest, timeout=deadline.left())
+            found.append(NamespaceUsage(digest, objects, nbytes, description))
+        return found
+
+    def describe(self, *, timeout: float | None = None) -> dict[str, str]:
+        """What the store says of its own settings and state."""
+        return self._open_store().describe(timeout=self._deadline(timeout).left())
+
+    def stats(self) -> dict[str, int]:
+        """Counters of this pool since it was opened.
+
+        >>> import penstock
+        >>> with penstock.open("memory://?size=1MiB") as pool:
+        ...     _ = pool.get("nothing", default=None)
+        ...     pool.stats()["misses"]
+        1
+        """
+        return self._open_store().stats()
+
+    def _open_store(self) -> Store:
+        if self._store is None:
+            raise Closed("the pool is closed")
+        return self._store
+
+    def _deadline(self, timeout: float | None) -> _Deadline:
+        return _Deadline(self._timeout if timeout is None else timeout)
+
+    def _object_key(self, key: Key) -> bytes:
+        return object_key(self.namespace, self.identity(key))
+
+    def _object_keys(self, keys: Iterable[Key]) -> builtins.list[bytes]:
+        return [self._object_key(key) for key in _several(keys)]
+
+    def _describe_namespace(self, store: Store, deadline: _Deadline) -> None:
+        """Tells people, once, what this namespace is. Values are stored with or without it."""
+        description, self._description = self._description, None
+        if description is not None:
+            with contextlib.suppress(StoreError):
+                timeout = min(_DESCRIPTION_TIMEOUT, deadline.left())
+                publish_namespace(store, self.namespace, description, timeout=timeout)
+
+    def _get_many(
+        self, keys: Iterable[Key], into: Sequence[Any] | None, timeout: float | None
+    ) -> builtins.list[Any]:
+        deadline = self._deadline(timeout)
+        store = self._open_store()
+        names = [self._object_key(key) for key in keys]
+        if into is None:
+            return self._get_new(store, names, deadline)
+        if len(into) != len(names):
+            raise ConfigError(f"{len(names)} keys, but {len(into)} destinations")
+        outcomes = store.get_many(list(zip(names, into, strict=True)), timeout=deadline.left())
+        self._remove_rejected(store, names, outcomes, deadline)
+        return [
+            None if isinstance(outcome, Rejected) else _or_raise(outcome) for outcome in outcomes
+        ]
+
+    def _get_new(
+        self, store: Store, names: builtins.list[bytes], deadline: _Deadline
+    ) -> builtins.list[bytearray | None]:
+        values: builtins.list[bytearray | None] = []
+        while len(values) < len(names):
+            # Values of a pool tend to be of one size: the last one's is the guess.
+            at_once = max(1, _GUESSED_BYTES_AT_ONCE // max(1, self._guess))
+            some = names[len(values) :][:at_once]
+            sizes = [self._guess] * len(some)
+            values += self._get_sized(store, some, sizes, deadline)
+        return values
+
+    def _get_sized(
+        self,
+        store: Store,
+        names: builtins.list[bytes],
+        sizes: builtins.list[int],
+        deadline: _Deadline,
+    ) -> builtins.list[bytearray | None]:
+        values: builtins.list[bytearray | None] = [bytearray(size) for size in sizes]
+        outcomes = store.get_many(list(zip(names, values, strict=True)), timeout=deadline.left())
+        self._remove_rejected(store, names, outcomes, deadline)
+        for i, outcome in enumerate(outcomes):
+            if isinstance(outcome, TooSmall):
+                self._guess = outcome.nbytes
+                values[i] = None
+                [values[i]] = self._get_sized(store, [names[i]], [outcome.nbytes], deadline)
+            elif outcome is None or isinstance(outcome, Rejected):
+                values[i] = None
+            else:
+                nbytes = _or_raise(outcome)
+                self._guess = nbytes
+                value = values[i]
+                assert value is not None
+                del value[nbytes:]
+        return values
+
+    def _remove_rejected(
+        self,
+        store: Store,
+        names: builtins.list[bytes],
+        outcomes: builtins.list[int | PenstockError | None],
+        deadline: _Deadline,
+    ) -> None:
+        rejected = [
+            name
+            for name, outcome in zip(names, outcomes, strict=True)
+            if isinstance(outcome, Rejected)
+        ]
+        if rejected:
+            # A put would keep the bad value; but it is a miss whether or not it can be removed.
+            with contextlib.suppress(StoreError):
+                store.remove(rejected, timeout=deadline.left())
+
+
+class _Deadline:
+    """A timeout that several operations share."""
+
+    _LEAST = 0.001
+
+    def __init__(self, timeout: float) -> None:
+        if not timeout > 0:
+            raise ConfigError(f"a timeout must be over 0 seconds, not {timeout}")
+        self._at = time.monotonic() + timeout
+
+    def left(self) -> float:
+        """Seconds left, at least a moment: whoever is late hears it from the store."""
+        return max(self._LEAST, self._at - time.monotonic())
+
+
+def _several(keys: Iterable[Key]) -> Iterable[Key]:
+    if isinstance(keys, (str, bytes)):
+        raise ConfigError(f"a list of keys is wanted here, not one key: write [{keys!r}]")
+    return keys
+
+
+def _or_raise(outcome: T | PenstockError) -> T:
+    if isinstance(outcome, PenstockError):
+        raise outcome
+    return outcome
+
+
+def pin(buffers: Any, *, writable: bool) -> Any:
+    """The same buffers, checked and kept in place from now on.
+
+    Raises:
+        ConfigError: one of them cannot be used.
+    """
+    if isinstance(buffers, (list, tuple)):
+        return [pin(buffer, writable=writable) for buffer in buffers]
+    if isinstance(buffers, Buffer) and not (writable and buffers.readonly):
+        return buffers
+    return Buffer(buffers, writable=writable)
+
+
+def open(
+    url: str,
+    *,
+    namespace: Namespace = "default",
+    timeout: float = 10.0,
+    connect_timeout: float = 1.0,
+    connections: int = 8,
+    client_name: str = "penstock",
+) -> Pool:
+    """Opens a pool.
+
+    Args:
+        url: where the values lie: ``memory://?size=1GiB`` (this process),
+            ``file:///absolute/path?size=10GiB`` (processes of this machine),
+            ``valkey://[user[:password]@]host[:port][/db]`` or ``redis://…``,
+            ``unix:///path.sock[?db=N]``. A password may come from the environment variable
+            ``PENSTOCK_POOL_PASSWORD`` instead.
+        namespace: only users of one namespace see each other's values. A name; or a mapping of
+            everything that must agree between them; or the digest of a namespace, 16 bytes.
+        timeout: seconds that an operation may take unless it says otherwise.
+        connect_timeout: seconds that making a connection may take.
+        connections: most connections held to one server.
+        client_name: how a server's list of clients shows this one.
+
+    A server is not waited for: it may come up later, and operations fail until it does.
+
+    >>> import penstock
+    >>> with penstock.open("memory://?size=1MiB", namespace="docs") as pool:
+    ...     pool.put_many({"a": b"1", "b": [b"2", b"3"]})
+    ...     [bytes(value) for value in pool.get_many(["a", "b"])]
+    [True, True]
+    [b'1', b'23']
+
+    Raises:
+        ConfigError: something in the URL or an argument is wrong.
+        IoError: the directory cannot be used.
+    """
+    store = Store.open(
+        url, client_name=client_name, connect_timeout=connect_timeout, connections=connections
+    )
+    return Pool(store, namespace, timeout=timeout)

@@ -1,1 +1,32 @@
 //! Jobs: arena, lanes, completion queue and copies.
+//!
+//! An [`Engine`] moves KV blocks between registered memory and a store without ever making its
+//! caller wait. A store job gathers blocks into slots of a bounded arena, frees the blocks, and
+//! puts the slots; a load job gets values into slots, verifies them, and writes them into
+//! blocks. A [`Lookup`] asks a store which chunks it has. Both answer by polling.
+
+mod arena;
+mod completion;
+mod config;
+mod copy;
+mod engine;
+mod error;
+mod job;
+mod lane;
+mod load;
+mod lookup;
+mod queue;
+mod region;
+mod signal;
+mod stats;
+mod store;
+
+pub use config::EngineConfig;
+pub use engine::Engine;
+pub use error::EngineError;
+pub use job::{Completion, Event, Object, Outcome};
+pub use lookup::{Answer, Lookup, LookupConfig};
+pub use region::Region;
+pub use stats::EngineStats;
+
+pub(crate) use stats::Counters;

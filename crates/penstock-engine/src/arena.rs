@@ -1,0 +1,217 @@
+//! The arena: a bounded piece of host memory, in slots of one size.
+//!
+//! A slot holds one object's value: 64 bytes of header, then the payload. What may be done with
+//! it follows from its type: an [`Empty`] slot is filled, by a gather and then sealed, or by a
+//! store and then verified; only a [`Sealed`] one is put, only a [`Verified`] one is scattered.
+//! Whatever the state, dropping the slot gives it back.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use memmap2::{MmapMut, MmapRaw};
+use parking_lot::Mutex;
+use penstock_store::Key;
+use penstock_store::value::{self, Checksum, HEADER_BYTES, Rejection};
+
+use crate::config::EngineConfig;
+use crate::signal::Signals;
+use crate::{Counters, EngineError};
+
+const PAGE: usize = 4096;
+
+/// What a slot is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Load,
+    Store,
+}
+
+/// The memory and its free slots.
+pub(crate) struct Arena {
+    memory: MmapRaw,
+    stride: usize,
+    slot_bytes: usize,
+    store_slots: usize,
+    free: Mutex<Free>,
+    signals: Arc<Signals>,
+    counters: Arc<Counters>,
+}
+
+struct Free {
+    /// Last in, first out: the slot used last is the one whose pages exist and may be in cache.
+    slots: Vec<usize>,
+    held_by_stores: usize,
+}
+
+impl Arena {
+    /// Reserves address space; pages come into being when a slot is first used.
+    pub(crate) fn new(
+        config: &EngineConfig,
+        signals: Arc<Signals>,
+        counters: Arc<Counters>,
+    ) -> Result<Self, EngineError> {
+        let stride = (HEADER_BYTES + config.slot_bytes).next_multiple_of(PAGE);
+        let bytes = stride
+            .checked_mul(config.slots)
+            .ok_or(EngineError::Config("slots times slot_bytes overflows"))?;
+        let memory =
+            MmapMut::map_anon(bytes).map_err(|source| EngineError::Memory { bytes, source })?;
+        // Fewer page faults and TLB misses where the system has huge pages; nothing is lost
+        // where it refuses.
+        #[cfg(target_os = "linux")]
+        let _ = memory.advise(memmap2::Advice::HugePage);
+        Ok(Self {
+            memory: memory.into(),
+            stride,
+            slot_bytes: config.slot_bytes,
+            store_slots: config.store_slots,
+            free: Mutex::new(Free {
+                slots: (0..config.slots).rev().collect(),
+                held_by_stores: 0,
+            }),
+            signals,
+            counters,
+        })
+    }
+
+    /// A free slot, unless there is none or stores hold their share already.
+    pub(crate) fn lease(self: &Arc<Self>, purpose: Purpose) -> Option<Slot<Empty>> {
+        let mut free = self.free.lock();
+        if purpose == Purpose::Store {
+            if free.held_by_stores == self.store_slots {
+                return None;
+            }
+            let index = free.slots.pop()?;
+            free.held_by_stores += 1;
+            Some(self.slot(index, purpose))
+        } else {
+            free.slots.pop().map(|index| self.slot(index, purpose))
+        }
+    }
+
+    fn slot(self: &Arc<Self>, index: usize, purpose: Purpose) -> Slot<Empty> {
+        let in_use = self.counters.slots_in_use.fetch_add(1, Ordering::Relaxed) + 1;
+        self.counters.slots_peak.fetch_max(in_use, Ordering::Relaxed);
+        Slot { lease: Lease { arena: Arc::clone(self), index, purpose }, state: Empty }
+    }
+}
+
+/// The right to use one slot.
+struct Lease {
+    arena: Arc<Arena>,
+    index: usize,
+    purpose: Purpose,
+}
+
+impl Lease {
+    fn address(&self) -> *mut u8 {
+        self.arena.memory.as_mut_ptr().wrapping_add(self.index * self.arena.stride)
+    }
+
+    fn capacity(&self) -> usize {
+        HEADER_BYTES + self.arena.slot_bytes
+    }
+
+    #[allow(unsafe_code)]
+    fn bytes(&self, range: Range<usize>) -> &[u8] {
+        assert!(range.start <= range.end && range.end <= self.capacity());
+        // SAFETY: the slot's `stride >= capacity` bytes lie in the mapping, which lives as long
+        // as the arena that the lease holds; anonymous mappings are zeroed, hence initialised.
+        // The index was popped from the free list and returns to it only when the lease is
+        // dropped, so nobody else touches these bytes; `&self` keeps `bytes_mut` away.
+        unsafe { std::slice::from_raw_parts(self.address().add(range.start), range.len()) }
+    }
+
+    #[allow(unsafe_code)]
+    fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+        assert!(range.start <= range.end && range.end <= self.capacity());
+        // SAFETY: as in `bytes`; `&mut self` makes the slice unique.
+        unsafe { std::slice::from_raw_parts_mut(self.address().add(range.start), range.len()) }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        {
+            let mut free = self.arena.free.lock();
+            free.slots.push(self.index);
+            if self.purpose == Purpose::Store {
+                free.held_by_stores -= 1;
+            }
+        }
+        self.arena.counters.slots_in_use.fetch_sub(1, Ordering::Relaxed);
+        self.arena.signals.copy.notify_one();
+        self.arena.signals.io.notify_one();
+    }
+}
+
+/// A slot whose content means nothing yet.
+pub(crate) struct Empty;
+
+/// A slot that holds a whole value, ready to be put.
+pub(crate) struct Sealed {
+    value_bytes: usize,
+}
+
+/// A slot that holds a value which arrived whole, under its own key, and matches its checksum.
+pub(crate) struct Verified {
+    payload_bytes: usize,
+}
+
+/// A slot of the arena, in one of its states.
+pub(crate) struct Slot<State> {
+    lease: Lease,
+    state: State,
+}
+
+impl Slot<Empty> {
+    /// Room for a payload of `bytes`.
+    pub(crate) fn payload_mut(&mut self, bytes: usize) -> &mut [u8] {
+        self.lease.bytes_mut(HEADER_BYTES..HEADER_BYTES + bytes)
+    }
+
+    /// Room for a value with a payload of `payload_bytes`.
+    pub(crate) fn value_mut(&mut self, payload_bytes: usize) -> &mut [u8] {
+        self.lease.bytes_mut(0..HEADER_BYTES + payload_bytes)
+    }
+
+    /// Makes a value of the first `payload_bytes` of payload, whose checksum is given.
+    pub(crate) fn seal(
+        mut self,
+        key: &Key,
+        payload_bytes: usize,
+        checksum: &Checksum,
+    ) -> Slot<Sealed> {
+        let header = value::seal(key, payload_bytes as u64, checksum.finish());
+        self.lease.bytes_mut(0..HEADER_BYTES).copy_from_slice(&header);
+        Slot { lease: self.lease, state: Sealed { value_bytes: HEADER_BYTES + payload_bytes } }
+    }
+
+    /// Checks the value of `value_bytes` that a store left here: that it is `key`'s, whole, with
+    /// a payload of exactly `payload_bytes`.
+    pub(crate) fn verify(
+        self,
+        key: &Key,
+        value_bytes: u64,
+        payload_bytes: usize,
+    ) -> Result<Slot<Verified>, Rejection> {
+        // Bytes past the value's end are another's: they must not be looked at.
+        let room = HEADER_BYTES + payload_bytes;
+        let arrived = usize::try_from(value_bytes).unwrap_or(room).min(room);
+        value::verify_value(self.lease.bytes(0..arrived), key, payload_bytes as u64)?;
+        Ok(Slot { lease: self.lease, state: Verified { payload_bytes } })
+    }
+}
+
+impl Slot<Sealed> {
+    pub(crate) fn value(&self) -> &[u8] {
+        self.lease.bytes(0..self.state.value_bytes)
+    }
+}
+
+impl Slot<Verified> {
+    pub(crate) fn payload(&self) -> &[u8] {
+        self.lease.bytes(HEADER_BYTES..HEADER_BYTES + self.state.payload_bytes)
+    }
+}

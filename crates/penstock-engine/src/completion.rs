@@ -1,0 +1,147 @@
+//! The completion queue, and the table of jobs that have not been completed to their owner yet.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::load::LoadJob;
+use crate::store::StoreJob;
+use crate::{Completion, EngineError, Event, Outcome};
+
+/// Completions that nobody has polled yet, in the order in which things happened.
+///
+/// It holds at most two entries for each job of the table. Its lock is a leaf.
+#[derive(Default)]
+pub(crate) struct Completions {
+    queue: Mutex<Vec<Completion>>,
+    pushed: Condvar,
+}
+
+impl Completions {
+    pub(crate) fn push(&self, job: u64, event: Event) {
+        self.queue.lock().push(Completion { job, event });
+        self.pushed.notify_all();
+    }
+
+    /// Moves everything to the end of `out`.
+    pub(crate) fn drain(&self, out: &mut Vec<Completion>) {
+        out.append(&mut self.queue.lock());
+    }
+
+    /// Sleeps until there is something to drain (true) or `until` has come.
+    pub(crate) fn wait(&self, until: Instant) -> bool {
+        let mut queue = self.queue.lock();
+        while queue.is_empty() {
+            if self.pushed.wait_until(&mut queue, until).timed_out() {
+                return !queue.is_empty();
+            }
+        }
+        true
+    }
+}
+
+#[derive(Clone)]
+pub(crate) enum Job {
+    Load(Arc<LoadJob>),
+    Store(Arc<StoreJob>),
+}
+
+impl Job {
+    fn objects(&self) -> usize {
+        match self {
+            Self::Load(job) => job.len(),
+            Self::Store(job) => job.len(),
+        }
+    }
+}
+
+/// Jobs from their submission until their last completion is polled. Its lock is a leaf.
+pub(crate) struct Table {
+    jobs: Mutex<Jobs>,
+    max_objects: usize,
+}
+
+#[derive(Default)]
+struct Jobs {
+    by_id: HashMap<u64, Job>,
+    /// Load jobs by deadline.
+    deadlines: BTreeSet<(Instant, u64)>,
+    objects: usize,
+}
+
+impl Table {
+    pub(crate) fn new(max_objects: usize) -> Self {
+        Self { jobs: Mutex::default(), max_objects }
+    }
+
+    pub(crate) fn insert(&self, id: u64, job: Job) -> Result<(), EngineError> {
+        let mut jobs = self.jobs.lock();
+        if jobs.by_id.contains_key(&id) {
+            return Err(EngineError::DuplicateJob(id));
+        }
+        // An empty job takes a place too.
+        let outstanding = jobs.objects + job.objects().max(1);
+        if outstanding > self.max_objects {
+            return Err(EngineError::Busy { outstanding, bound: self.max_objects });
+        }
+        jobs.objects = outstanding;
+        if let Job::Load(load) = &job {
+            jobs.deadlines.insert((load.deadline(), id));
+        }
+        jobs.by_id.insert(id, job);
+        Ok(())
+    }
+
+    pub(crate) fn get(&self, id: u64) -> Option<Job> {
+        self.jobs.lock().by_id.get(&id).cloned()
+    }
+
+    pub(crate) fn remove(&self, id: u64) {
+        let mut jobs = self.jobs.lock();
+        if let Some(job) = jobs.by_id.remove(&id) {
+            jobs.objects -= job.objects().max(1);
+            if let Job::Load(load) = &job {
+                jobs.deadlines.remove(&(load.deadline(), id));
+            }
+        }
+    }
+
+    /// Gives up every load job whose deadline is past; returns whether there was one, and the
+    /// next deadline.
+    ///
+    /// Nobody can see a job's state but by polling, so it is enough to do this then, and no
+    /// timer is needed.
+    pub(crate) fn expire(&self, now: Instant) -> (bool, Option<Instant>) {
+        let mut overdue = Vec::new();
+        let next = {
+            let mut jobs = self.jobs.lock();
+            loop {
+                match jobs.deadlines.first() {
+                    Some(&(deadline, id)) if deadline <= now => {
+                        jobs.deadlines.pop_first();
+                        if let Some(Job::Load(job)) = jobs.by_id.get(&id) {
+                            overdue.push(Arc::clone(job));
+                        }
+                    }
+                    first => break first.map(|&(deadline, _)| deadline),
+                }
+            }
+        };
+        for job in &overdue {
+            job.abandon(Outcome::TimedOut);
+        }
+        (!overdue.is_empty(), next)
+    }
+
+    /// Every load job there is.
+    pub(crate) fn loads(&self) -> Vec<Arc<LoadJob>> {
+        let jobs = self.jobs.lock();
+        let load = |job: &Job| match job {
+            Job::Load(job) => Some(Arc::clone(job)),
+            Job::Store(_) => None,
+        };
+        jobs.by_id.values().filter_map(load).collect()
+    }
+}

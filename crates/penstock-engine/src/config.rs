@@ -1,0 +1,91 @@
+//! Settings of an engine, and what they must satisfy.
+
+use std::time::Duration;
+
+use crate::EngineError;
+
+/// Sizes, bounds and times of one engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// Payload bytes that a slot holds: the largest object.
+    pub slot_bytes: usize,
+    /// Number of slots in the arena.
+    pub slots: usize,
+    /// Slots that stores may hold at once; the rest is kept for loads. At least 1, less than
+    /// `slots`.
+    pub store_slots: usize,
+    /// Threads that gather blocks into slots.
+    pub copy_lanes: usize,
+    /// Threads that talk to the store and scatter what they got. Puts occupy all but one of them
+    /// at most (unless there is only one).
+    pub io_lanes: usize,
+    /// Most objects in one call to the store.
+    pub batch: usize,
+    /// Most payload bytes in one call to the store, if that is more than one object.
+    pub batch_bytes: usize,
+    /// Most objects that wait to be gathered; further ones are dropped.
+    pub max_pending_objects: usize,
+    /// Most payload bytes that wait to be gathered; further objects are dropped.
+    pub max_pending_bytes: usize,
+    /// How long an object may wait for a slot before it is dropped. The engine cannot reuse the
+    /// blocks meanwhile.
+    pub store_wait: Duration,
+    /// Time given to one put.
+    pub put_timeout: Duration,
+    /// Most time given to one get, however far the deadline of its job is.
+    pub get_timeout: Duration,
+    /// How long stores are dropped at once after a whole batch of puts failed.
+    pub store_backoff: Duration,
+    /// Most objects of jobs whose last completion has not been polled yet.
+    pub max_outstanding_objects: usize,
+}
+
+impl EngineConfig {
+    /// Settings for an arena of `slots` slots of `slot_bytes` each; everything else at its default.
+    pub fn new(slot_bytes: usize, slots: usize) -> Self {
+        Self {
+            slot_bytes,
+            slots,
+            store_slots: (slots - slots / 4).min(slots.saturating_sub(1)).max(1),
+            copy_lanes: 1,
+            io_lanes: 4,
+            batch: 4,
+            batch_bytes: 4 << 20,
+            max_pending_objects: 4096,
+            max_pending_bytes: 1 << 30,
+            store_wait: Duration::from_millis(100),
+            put_timeout: Duration::from_secs(5),
+            get_timeout: Duration::from_secs(10),
+            store_backoff: Duration::from_secs(1),
+            max_outstanding_objects: 1 << 18,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), EngineError> {
+        let refuse = |what: &'static str| Err(EngineError::Config(what));
+        if self.slot_bytes == 0 || self.slot_bytes > 1 << 40 {
+            return refuse("slot_bytes must be between 1 and 2^40");
+        }
+        if self.slots < 2 || self.slots > 1 << 24 {
+            return refuse("slots must be between 2 and 2^24: stores and loads need one each");
+        }
+        if self.store_slots == 0 || self.store_slots >= self.slots {
+            return refuse("store_slots must be at least 1 and less than slots");
+        }
+        if self.copy_lanes == 0 || self.copy_lanes > 64 {
+            return refuse("copy_lanes must be between 1 and 64");
+        }
+        if self.io_lanes == 0 || self.io_lanes > 64 {
+            return refuse("io_lanes must be between 1 and 64");
+        }
+        if self.batch == 0 {
+            return refuse("batch must be at least 1");
+        }
+        Ok(())
+    }
+
+    /// Lanes that puts may occupy at once.
+    pub(crate) fn put_lanes(&self) -> usize {
+        self.io_lanes.saturating_sub(1).max(1)
+    }
+}

@@ -1,0 +1,72 @@
+//! Copies for KV that lies in host memory.
+
+use std::ptr;
+
+use penstock_layout::Segment;
+use penstock_store::value::Checksum;
+
+use super::Executor;
+use crate::Region;
+
+/// Bytes copied before they are summed: both fit a core's own cache, so the checksum reads what
+/// the copy has just written from there.
+const PIECE: usize = 64 << 10;
+
+/// Plain copies by the calling thread.
+pub(crate) struct HostExecutor;
+
+fn address(regions: &[Region], segment: &Segment) -> *mut u8 {
+    let base = regions[segment.region as usize].address();
+    ptr::with_exposed_provenance_mut::<u8>(base).wrapping_add(segment.offset as usize)
+}
+
+#[allow(unsafe_code)]
+impl Executor for HostExecutor {
+    unsafe fn gather(
+        &self,
+        regions: &[Region],
+        segments: &[Segment],
+        payload: &mut [u8],
+        checksum: &mut Checksum,
+    ) {
+        // What lies in `summed..filled` is copied but not summed yet.
+        let (mut summed, mut filled) = (0, 0);
+        for segment in segments {
+            let source = address(regions, segment);
+            let len = segment.len as usize;
+            let mut done = 0;
+            while done < len {
+                let piece = (len - done).min(PIECE - (filled - summed));
+                // SAFETY: the caller promises that the segment is mapped and not written
+                // meanwhile, that it does not overlap `payload`, and that all segments together
+                // are as long as `payload`, so `filled + piece` stays within it.
+                unsafe {
+                    ptr::copy_nonoverlapping(
+                        source.add(done),
+                        payload.as_mut_ptr().add(filled),
+                        piece,
+                    );
+                }
+                done += piece;
+                filled += piece;
+                if filled - summed == PIECE {
+                    checksum.update(&payload[summed..filled]);
+                    summed = filled;
+                }
+            }
+        }
+        checksum.update(&payload[summed..filled]);
+    }
+
+    unsafe fn scatter(&self, payload: &[u8], regions: &[Region], segments: &[Segment]) {
+        let mut done = 0;
+        for segment in segments {
+            let len = segment.len as usize;
+            let source = &payload[done..done + len];
+            // SAFETY: the caller promises that the segment is mapped, touched by nobody else
+            // meanwhile, and does not overlap `payload`.
+            unsafe { ptr::copy_nonoverlapping(source.as_ptr(), address(regions, segment), len) };
+            done += len;
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! The engine: what its owner calls.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock};
+use penstock_layout::Descriptor;
+use penstock_store::Store;
+
+use crate::arena::Arena;
+use crate::completion::{Completions, Job, Table};
+use crate::copy::HostExecutor;
+use crate::lane::{self, Floor};
+use crate::load::LoadJob;
+use crate::region::Registration;
+use crate::signal::Signals;
+use crate::store::{Gauge, StoreJob};
+use crate::{
+    Completion, Counters, EngineConfig, EngineError, EngineStats, Object, Outcome, Region,
+};
+
+/// Moves blocks between registered memory and a store, on its own threads.
+///
+/// Submitting checks, queues and returns; no call but [`wait`](Self::wait),
+/// [`wait_released`](Self::wait_released), [`drain`](Self::drain), [`shutdown`](Self::shutdown)
+/// and [`unregister`](Self::unregister) waits for anything. Job ids are the caller's; one may be
+/// used again once the last completion of its job has been polled.
+///
+/// Dropping the engine shuts it down and waits for its threads, as long as the store returns by
+/// its deadlines.
+pub struct Engine {
+    floor: Arc<Floor>,
+    table: Table,
+    completions: Arc<Completions>,
+    stores_in_flight: Arc<Gauge>,
+    registration: RwLock<Option<Arc<Registration>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Engine {
+    /// Reserves the arena and starts the lanes.
+    pub fn new(store: Arc<dyn Store>, config: EngineConfig) -> Result<Self, EngineError> {
+        config.check()?;
+        let signals = Arc::new(Signals::default());
+        let counters = Arc::new(Counters::default());
+        let arena = Arc::new(Arena::new(&config, Arc::clone(&signals), Arc::clone(&counters))?);
+        let queues = crate::queue::Queues::new(config.clone(), arena, Arc::clone(&signals));
+        let table = Table::new(config.max_outstanding_objects);
+        let running = Gauge::default();
+        let floor = Arc::new(Floor { config, store, queues, signals, counters, running });
+        let threads = lane::start(&floor)?;
+        Ok(Self {
+            floor,
+            table,
+            completions: Arc::default(),
+            stores_in_flight: Arc::default(),
+            registration: RwLock::default(),
+            threads: Mutex::new(threads),
+        })
+    }
+
+    /// Names the memory that jobs read and write: one region for each of the descriptor's.
+    pub fn register(
+        &self,
+        descriptor: Descriptor,
+        regions: Vec<Region>,
+    ) -> Result<(), EngineError> {
+        let new = Registration::new(descriptor, regions, Box::new(HostExecutor))?;
+        let mut registration = self.registration.write();
+        if self.floor.queues.is_closed() {
+            return Err(EngineError::Closed);
+        }
+        if registration.is_some() {
+            return Err(EngineError::AlreadyRegistered);
+        }
+        *registration = Some(Arc::new(new));
+        Ok(())
+    }
+
+    /// Gives up all loads and all that was not gathered yet, waits for the copies under way (not
+    /// for the store), and forgets the registered memory. Once it has returned the memory is not
+    /// touched any more.
+    pub fn unregister(&self) {
+        let registration = self.registration.write().take();
+        self.floor.queues.drop_gathers(Outcome::Dropped, |_| true);
+        for job in self.table.loads() {
+            job.abandon(Outcome::Cancelled);
+        }
+        self.floor.queues.prune_loads();
+        if let Some(registration) = registration {
+            registration.close();
+        }
+    }
+
+    /// Stores objects. Their blocks must not change until [`Event::Released`](crate::Event).
+    pub fn submit_store(&self, job: u64, objects: Vec<Object>) -> Result<(), EngineError> {
+        let registration = self.registration()?;
+        let transfers = registration.transfers(objects, self.floor.config.slot_bytes)?;
+        let store = StoreJob::new(
+            job,
+            transfers,
+            registration,
+            Arc::clone(&self.completions),
+            Arc::clone(&self.floor.counters),
+            Arc::clone(&self.stores_in_flight),
+        );
+        self.table.insert(job, Job::Store(Arc::clone(&store)))?;
+        self.floor.counters.store_jobs.fetch_add(1, Ordering::Relaxed);
+        self.floor.queues.push_gathers(store.tickets());
+        Ok(())
+    }
+
+    /// Loads objects into their blocks by `deadline`. The blocks must be left alone until
+    /// [`Event::Loaded`](crate::Event).
+    ///
+    /// With `prefix`, an object is only wanted if all before it are loaded: after one that is
+    /// not, the rest is skipped.
+    pub fn submit_load(
+        &self,
+        job: u64,
+        objects: Vec<Object>,
+        deadline: Instant,
+        prefix: bool,
+    ) -> Result<(), EngineError> {
+        let registration = self.registration()?;
+        let transfers = registration.transfers(objects, self.floor.config.slot_bytes)?;
+        let load = LoadJob::new(
+            job,
+            transfers,
+            registration,
+            deadline,
+            prefix,
+            Arc::clone(&self.completions),
+            Arc::clone(&self.floor.counters),
+        );
+        self.table.insert(job, Job::Load(Arc::clone(&load)))?;
+        self.floor.counters.load_jobs.fetch_add(1, Ordering::Relaxed);
+        load.report_if_empty();
+        self.floor.queues.push_load(load);
+        Ok(())
+    }
+
+    fn registration(&self) -> Result<Arc<Registration>, EngineError> {
+        if self.floor.queues.is_closed() {
+            return Err(EngineError::Closed);
+        }
+        self.registration.read().clone().ok_or(EngineError::NotRegistered)
+    }
+
+    /// Appends what happened since the last poll. Does not wait.
+    pub fn poll(&self, out: &mut Vec<Completion>) {
+        self.expire();
+        let first = out.len();
+        self.completions.drain(out);
+        for completion in out[first..].iter().filter(|completion| completion.event.is_last()) {
+            self.table.remove(completion.job);
+        }
+    }
+
+    /// Waits until there is something to poll (true), or the time is over.
+    pub fn wait(&self, timeout: Duration) -> bool {
+        let end = Instant::now() + timeout;
+        loop {
+            let next_deadline = self.expire();
+            if self.completions.wait(next_deadline.map_or(end, |next| next.min(end))) {
+                return true;
+            }
+            if Instant::now() >= end {
+                return false;
+            }
+        }
+    }
+
+    fn expire(&self) -> Option<Instant> {
+        let (expired, next) = self.table.expire(Instant::now());
+        if expired {
+            self.floor.queues.prune_loads();
+        }
+        next
+    }
+
+    /// Drops what was not gathered yet of these store jobs, and waits until none of their blocks
+    /// is being read (true), or the time is over. Ids of other jobs, or of none, are ignored.
+    pub fn wait_released(&self, jobs: &[u64], timeout: Duration) -> bool {
+        let end = Instant::now() + timeout;
+        self.floor.queues.drop_gathers(Outcome::Dropped, |job| jobs.contains(&job));
+        jobs.iter().all(|&job| match self.table.get(job) {
+            Some(Job::Store(job)) => job.wait_released(end),
+            Some(Job::Load(_)) | None => true,
+        })
+    }
+
+    /// Gives up what can be given up of a job: what is not being put, or is not being written
+    /// into blocks. The job completes all the same, a load at once unless a write is under way.
+    pub fn cancel(&self, job: u64) {
+        match self.table.get(job) {
+            Some(Job::Load(load)) => {
+                load.abandon(Outcome::Cancelled);
+                self.floor.queues.prune_loads();
+            }
+            Some(Job::Store(_)) => {
+                self.floor.queues.drop_stores(Outcome::Cancelled, |id| id == job);
+            }
+            None => {}
+        }
+    }
+
+    /// Waits until every object of every store job has an outcome (true). When the time is over,
+    /// drops those that no lane is working on (false). Stores submitted meanwhile are dropped.
+    pub fn drain(&self, timeout: Duration) -> bool {
+        let _refusing = self.floor.queues.refuse_stores();
+        let drained = self.stores_in_flight.wait_zero(Instant::now() + timeout);
+        if !drained {
+            self.floor.queues.drop_stores(Outcome::Dropped, |_| true);
+        }
+        drained
+    }
+
+    /// Gives up all jobs, waits for the copies under way, and ends the lanes: true once no
+    /// thread is left, false if a lane is still inside the store when the time is over (it ends
+    /// at that operation's deadline, and touches no registered memory any more). Jobs that were
+    /// given up can still be polled. May be called again.
+    pub fn shutdown(&self, timeout: Duration) -> bool {
+        let end = Instant::now() + timeout;
+        self.floor.queues.close();
+        self.unregister();
+        if !self.floor.running.wait_zero(end) {
+            return false;
+        }
+        for thread in self.threads.lock().drain(..) {
+            // A lane contains panics; should one have escaped all the same, the thread is gone.
+            let _ = thread.join();
+        }
+        true
+    }
+
+    /// Counters since the engine was made.
+    pub fn stats(&self) -> EngineStats {
+        self.floor.counters.snapshot()
+    }
+
+    /// The settings that the engine was made with.
+    pub fn config(&self) -> &EngineConfig {
+        &self.floor.config
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let operation = self.floor.config.put_timeout.max(self.floor.config.get_timeout);
+        self.shutdown(operation + Duration::from_secs(2));
+    }
+}

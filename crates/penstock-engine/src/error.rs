@@ -1,0 +1,76 @@
+//! What an engine refuses.
+
+use penstock_layout::SegmentError;
+
+/// Why an engine refused a call. What happens to an accepted job is told by its outcomes, never
+/// by an error.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// A setting is out of bounds.
+    #[error("{0}")]
+    Config(&'static str),
+    /// The arena's memory could not be had.
+    #[error("cannot reserve {bytes} bytes of host memory: {source}")]
+    Memory {
+        /// Bytes asked for.
+        bytes: usize,
+        /// The operating system's answer.
+        source: std::io::Error,
+    },
+    /// A lane's thread could not be started.
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
+    /// No memory is registered.
+    #[error("no KV memory is registered with this engine")]
+    NotRegistered,
+    /// Memory is registered already.
+    #[error("KV memory is registered with this engine already")]
+    AlreadyRegistered,
+    /// A region is smaller than the layout says.
+    #[error("region {region} has {given} bytes, but the layout takes it to have {expected}")]
+    RegionTooSmall {
+        /// The region's index.
+        region: usize,
+        /// Bytes the layout counts on.
+        expected: u64,
+        /// Bytes given.
+        given: u64,
+    },
+    /// The number of regions is not the descriptor's.
+    #[error("the layout has {expected} regions, but {given} were given")]
+    RegionCount {
+        /// Regions of the descriptor.
+        expected: usize,
+        /// Regions given.
+        given: usize,
+    },
+    /// An object holds more than a slot can.
+    #[error("an object of {bytes} bytes does not fit a slot of {slot_bytes}")]
+    ObjectTooLarge {
+        /// Payload bytes of the object.
+        bytes: u64,
+        /// Payload bytes of a slot.
+        slot_bytes: usize,
+    },
+    /// An object names layers, heads or a block that the registered memory does not have.
+    #[error("not in the registered memory: {0}")]
+    NotInLayout(#[from] SegmentError),
+    /// An object without blocks.
+    #[error("an object needs at least one block")]
+    NoBlocks,
+    /// The job id is in use until the job's last completion has been polled.
+    #[error("job {0} is still outstanding")]
+    DuplicateJob(u64),
+    /// Too many objects whose completions nobody has polled.
+    #[error("{outstanding} objects are outstanding, {bound} are allowed: poll completions first")]
+    Busy {
+        /// Objects outstanding, those of the refused job included.
+        outstanding: usize,
+        /// The bound.
+        bound: usize,
+    },
+    /// The engine was shut down.
+    #[error("the engine was shut down")]
+    Closed,
+}

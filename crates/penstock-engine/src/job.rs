@@ -1,0 +1,125 @@
+//! Jobs as their owner sees them: objects in, completions out.
+
+use penstock_store::value::Rejection;
+use penstock_store::{ErrorKind, Key};
+
+/// One object of a job: a value in the store and the blocks that it holds, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Object {
+    /// The object's name.
+    pub key: Key,
+    /// The blocks of registered memory that the object's payload consists of.
+    pub blocks: Vec<u64>,
+}
+
+/// What became of one object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The store took the value; payload bytes.
+    Stored(u64),
+    /// The store had the value already.
+    AlreadyPresent,
+    /// Not stored: no room in the arena or in the queue, the store is failing, or the engine is
+    /// draining.
+    Dropped,
+    /// Verified and written into its blocks; payload bytes.
+    Loaded(u64),
+    /// The store does not have it.
+    Miss,
+    /// The store's value did not verify. Its blocks were not touched.
+    Rejected(Rejection),
+    /// The job's deadline passed first. Its blocks were not touched.
+    TimedOut,
+    /// The job was cancelled, or the engine shut down, first.
+    Cancelled,
+    /// Not fetched, because an earlier object of a prefix job was not loaded.
+    Skipped,
+    /// The store failed.
+    Failed(ErrorKind),
+}
+
+impl Outcome {
+    /// Stable lower-case name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Stored(_) => "stored",
+            Self::AlreadyPresent => "already_present",
+            Self::Dropped => "dropped",
+            Self::Loaded(_) => "loaded",
+            Self::Miss => "miss",
+            Self::Rejected(_) => "rejected",
+            Self::TimedOut => "timed_out",
+            Self::Cancelled => "cancelled",
+            Self::Skipped => "skipped",
+            Self::Failed(_) => "failed",
+        }
+    }
+
+    /// Payload bytes moved.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Stored(bytes) | Self::Loaded(bytes) => *bytes,
+            _ => 0,
+        }
+    }
+}
+
+/// What happened to a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The source blocks of a store job are not read any more: they may be freed. Precedes
+    /// [`Event::Stored`].
+    Released,
+    /// A load job is over. None of its blocks is written any more.
+    Loaded {
+        /// One outcome for each object, in the order submitted.
+        objects: Vec<Outcome>,
+    },
+    /// A store job is over.
+    Stored {
+        /// One outcome for each object, in the order submitted.
+        objects: Vec<Outcome>,
+    },
+}
+
+impl Event {
+    /// Stable lower-case name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Released => "released",
+            Self::Loaded { .. } => "loaded",
+            Self::Stored { .. } => "stored",
+        }
+    }
+
+    /// Whether nothing further will be reported of the job, and its id may be used again.
+    pub fn is_last(&self) -> bool {
+        !matches!(self, Self::Released)
+    }
+
+    /// The outcomes reported, none for [`Event::Released`].
+    pub fn outcomes(&self) -> &[Outcome] {
+        match self {
+            Self::Released => &[],
+            Self::Loaded { objects } | Self::Stored { objects } => objects,
+        }
+    }
+}
+
+/// One entry of the completion queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The id that the job was submitted with.
+    pub job: u64,
+    /// What happened.
+    pub event: Event,
+}
+
+/// An object whose size has been checked against the layout and the slots.
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    pub(crate) key: Key,
+    pub(crate) blocks: Vec<u64>,
+    /// Payload bytes.
+    pub(crate) bytes: usize,
+}

@@ -1,0 +1,47 @@
+//! Copy lanes gather blocks into slots, so that the serving engine can reuse the blocks.
+
+use std::time::Instant;
+
+use penstock_layout::Segment;
+
+use super::Floor;
+use crate::Outcome;
+use crate::arena::{Empty, Slot};
+use crate::queue::{CopyWork, Put};
+use crate::stats::add_time;
+use crate::store::StoreTicket;
+
+pub(super) fn run(floor: &Floor) {
+    let mut segments = Vec::new();
+    loop {
+        let seen = floor.signals.copy.generation();
+        match floor.queues.next_copy() {
+            CopyWork::Gather(ticket, slot) => {
+                floor.contain(|| gather(floor, ticket, slot, &mut segments));
+            }
+            CopyWork::Wait(until) => floor.signals.copy.wait(seen, until),
+            CopyWork::Close => return,
+        }
+    }
+}
+
+fn gather(
+    floor: &Floor,
+    mut ticket: StoreTicket,
+    mut slot: Slot<Empty>,
+    segments: &mut Vec<Segment>,
+) {
+    let start = Instant::now();
+    let transfer = ticket.transfer();
+    let (key, bytes) = (transfer.key, transfer.bytes);
+    let checksum = ticket.registration().gather(transfer, slot.payload_mut(bytes), segments);
+    add_time(&floor.counters.gather_nanos, start);
+    match checksum {
+        Some(checksum) => {
+            ticket.gathered();
+            let slot = slot.seal(&key, bytes, &checksum);
+            floor.queues.push_put(Put { ticket, slot });
+        }
+        None => ticket.resolve(Outcome::Dropped),
+    }
+}

@@ -1,0 +1,78 @@
+//! Lanes: the threads that move bytes.
+
+mod copy;
+mod io;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::{Builder, JoinHandle};
+
+use penstock_store::Store;
+
+use crate::config::EngineConfig;
+use crate::queue::Queues;
+use crate::signal::Signals;
+use crate::store::Gauge;
+use crate::{Counters, EngineError};
+
+/// What lanes work with.
+pub(crate) struct Floor {
+    pub(crate) config: EngineConfig,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) queues: Queues,
+    pub(crate) signals: Arc<Signals>,
+    pub(crate) counters: Arc<Counters>,
+    /// Lanes that run.
+    pub(crate) running: Gauge,
+}
+
+/// Starts every lane. If one cannot be started, those that were end.
+pub(crate) fn start(floor: &Arc<Floor>) -> Result<Vec<JoinHandle<()>>, EngineError> {
+    let copy = (0..floor.config.copy_lanes).map(|i| (format!("penstock-copy-{i}"), copy::run as Lane));
+    let io = (0..floor.config.io_lanes).map(|i| (format!("penstock-io-{i}"), io::run as Lane));
+    let mut threads = Vec::new();
+    for (name, lane) in copy.chain(io) {
+        match spawn(name, lane, Arc::clone(floor)) {
+            Ok(thread) => threads.push(thread),
+            Err(error) => {
+                floor.queues.close();
+                for thread in threads {
+                    let _ = thread.join();
+                }
+                return Err(EngineError::Thread(error));
+            }
+        }
+    }
+    Ok(threads)
+}
+
+type Lane = fn(&Floor);
+
+fn spawn(name: String, lane: Lane, floor: Arc<Floor>) -> std::io::Result<JoinHandle<()>> {
+    floor.running.add(1);
+    let running = Running(floor);
+    // A failed spawn drops the closure, and `running` with it.
+    Builder::new().name(name).spawn(move || lane(&running.0))
+}
+
+/// Counts a lane while it lives.
+struct Running(Arc<Floor>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.running.sub(1);
+    }
+}
+
+impl Floor {
+    /// Runs one piece of work. Should it panic (a store broke its contract), the objects it was
+    /// working on fail as their tickets are dropped, and the lane lives on.
+    fn contain(&self, work: impl FnOnce()) {
+        // Nothing that the work leaves half done is seen again: it owns its slots and tickets,
+        // and no lock of ours is held while foreign code runs.
+        if catch_unwind(AssertUnwindSafe(work)).is_err() {
+            self.counters.panics.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}

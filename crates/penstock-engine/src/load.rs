@@ -1,0 +1,218 @@
+//! The life of a load job.
+//!
+//! Each object goes from queued to fetching (a lane has a slot and asks the store) to scattering
+//! (the value is verified and is being written into the blocks) to done. The step to scattering
+//! is taken under the job's lock and only before the deadline; a job is given up by moving
+//! everything that is not scattering to done. So once every object is done, and only then is
+//! the job reported, no byte of it is written any more.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use penstock_store::ErrorKind;
+
+use crate::completion::Completions;
+use crate::job::Transfer;
+use crate::region::Registration;
+use crate::{Counters, Event, Outcome};
+
+pub(crate) struct LoadJob {
+    id: u64,
+    objects: Vec<Transfer>,
+    registration: Arc<Registration>,
+    deadline: Instant,
+    /// Whether an object is useless without those before it.
+    prefix: bool,
+    state: Mutex<State>,
+    completions: Arc<Completions>,
+    counters: Arc<Counters>,
+}
+
+struct State {
+    progress: Vec<Progress>,
+    /// No object before this one is queued.
+    next: usize,
+    unfinished: usize,
+    reported: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    Queued,
+    Fetching,
+    Scattering,
+    Done(Outcome),
+}
+
+impl LoadJob {
+    pub(crate) fn new(
+        id: u64,
+        objects: Vec<Transfer>,
+        registration: Arc<Registration>,
+        deadline: Instant,
+        prefix: bool,
+        completions: Arc<Completions>,
+        counters: Arc<Counters>,
+    ) -> Arc<Self> {
+        let state = State {
+            progress: vec![Progress::Queued; objects.len()],
+            next: 0,
+            unfinished: objects.len(),
+            reported: false,
+        };
+        let state = Mutex::new(state);
+        Arc::new(Self { id, objects, registration, deadline, prefix, state, completions, counters })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.objects.len()
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// Number of objects that nobody fetches yet.
+    pub(crate) fn queued(&self) -> usize {
+        let mut state = self.state.lock();
+        self.skip_finished(&mut state);
+        state.progress[state.next..].iter().filter(|p| **p == Progress::Queued).count()
+    }
+
+    /// Takes up to `objects` objects, no more than `bytes` of payload unless the first alone is,
+    /// to be fetched now.
+    pub(crate) fn take(self: &Arc<Self>, objects: usize, bytes: usize) -> Vec<LoadTicket> {
+        let mut tickets: Vec<LoadTicket> = Vec::new();
+        let mut taken_bytes = 0;
+        let mut state = self.state.lock();
+        while tickets.len() < objects {
+            self.skip_finished(&mut state);
+            let index = state.next;
+            let Some(transfer) = self.objects.get(index) else { break };
+            if !tickets.is_empty() && taken_bytes + transfer.bytes > bytes {
+                break;
+            }
+            taken_bytes += transfer.bytes;
+            state.progress[index] = Progress::Fetching;
+            state.next += 1;
+            tickets.push(LoadTicket { job: Arc::clone(self), index });
+        }
+        tickets
+    }
+
+    fn skip_finished(&self, state: &mut State) {
+        while state.progress.get(state.next).is_some_and(|p| *p != Progress::Queued) {
+            state.next += 1;
+        }
+    }
+
+    /// Gives up everything that is not being scattered already.
+    pub(crate) fn abandon(&self, outcome: Outcome) {
+        let mut state = self.state.lock();
+        self.finish_from(&mut state, 0, outcome);
+        self.report(&mut state);
+    }
+
+    /// Reports a job without objects.
+    pub(crate) fn report_if_empty(&self) {
+        if self.objects.is_empty() {
+            self.report(&mut self.state.lock());
+        }
+    }
+
+    fn finish(&self, state: &mut State, index: usize, outcome: Outcome) {
+        state.progress[index] = Progress::Done(outcome);
+        state.unfinished -= 1;
+        self.counters.count(&outcome);
+    }
+
+    fn finish_from(&self, state: &mut State, first: usize, outcome: Outcome) {
+        for index in first..self.objects.len() {
+            if matches!(state.progress[index], Progress::Queued | Progress::Fetching) {
+                self.finish(state, index, outcome);
+            }
+        }
+    }
+
+    /// Reports the job, once, if it is over.
+    fn report(&self, state: &mut State) {
+        if state.unfinished == 0 && !state.reported {
+            state.reported = true;
+            let objects = state
+                .progress
+                .iter()
+                .map(|progress| match progress {
+                    Progress::Done(outcome) => *outcome,
+                    _ => unreachable!("no object is unfinished"),
+                })
+                .collect();
+            self.completions.push(self.id, Event::Loaded { objects });
+        }
+    }
+}
+
+/// One object of a load job in the hands of a lane. It gets an outcome whatever becomes of the
+/// lane: dropped without one, it has failed.
+pub(crate) struct LoadTicket {
+    job: Arc<LoadJob>,
+    index: usize,
+}
+
+impl LoadTicket {
+    pub(crate) fn transfer(&self) -> &Transfer {
+        &self.job.objects[self.index]
+    }
+
+    pub(crate) fn registration(&self) -> &Registration {
+        &self.job.registration
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        self.job.deadline
+    }
+
+    /// Whether anybody still wants the object.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.job.state.lock().progress[self.index] == Progress::Fetching
+    }
+
+    /// Asks to write into the blocks. If true, the job is not reported before `resolve`.
+    pub(crate) fn begin_scatter(&self) -> bool {
+        let mut state = self.job.state.lock();
+        let wanted = state.progress[self.index] == Progress::Fetching;
+        if wanted && Instant::now() >= self.job.deadline {
+            self.job.finish_from(&mut state, 0, Outcome::TimedOut);
+            self.job.report(&mut state);
+            return false;
+        }
+        if wanted {
+            state.progress[self.index] = Progress::Scattering;
+        }
+        wanted
+    }
+
+    /// Sets the outcome, unless the object was given up meanwhile.
+    pub(crate) fn resolve(self, outcome: Outcome) {
+        self.settle(outcome);
+    }
+
+    fn settle(&self, outcome: Outcome) {
+        let job = &self.job;
+        let mut state = job.state.lock();
+        if matches!(state.progress[self.index], Progress::Done(_)) {
+            return;
+        }
+        job.finish(&mut state, self.index, outcome);
+        if job.prefix && !matches!(outcome, Outcome::Loaded(_)) {
+            job.finish_from(&mut state, self.index + 1, Outcome::Skipped);
+        }
+        job.report(&mut state);
+    }
+}
+
+impl Drop for LoadTicket {
+    fn drop(&mut self) {
+        self.settle(Outcome::Failed(ErrorKind::Protocol));
+    }
+}

@@ -1,0 +1,339 @@
+//! Look-ups: which chunks a store has, asked without waiting for the answer.
+
+use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use penstock_layout::Span;
+use penstock_store::{CHUNK_BYTES, ErrorKind, Key, Namespace, Store};
+
+use crate::EngineError;
+use crate::store::Gauge;
+
+/// Bounds of a [`Lookup`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LookupConfig {
+    /// Threads that ask the store.
+    pub threads: usize,
+    /// Most look-ups that wait for a thread; further ones are answered
+    /// [`ErrorKind::Unavailable`] at once.
+    pub max_queued: usize,
+    /// Most keys in one call to the store, if that is more than one look-up. Look-ups that wait
+    /// go together.
+    pub max_keys: usize,
+    /// Most look-ups whose answer has not been taken.
+    pub max_outstanding: usize,
+}
+
+impl Default for LookupConfig {
+    fn default() -> Self {
+        Self { threads: 2, max_queued: 1024, max_keys: 8192, max_outstanding: 1 << 16 }
+    }
+}
+
+/// For each chunk asked for, in order, whether the store has all its spans.
+pub type Answer = Result<Vec<bool>, ErrorKind>;
+
+/// Asks a store which chunks it has, on threads of its own.
+///
+/// Ids are the caller's; one may be used again once its answer was taken or it was cancelled.
+/// Every look-up is answered by its deadline, whatever the store does. Dropping it ends the
+/// threads, once the calls they are in have returned.
+pub struct Lookup {
+    desk: Arc<Desk>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+struct Desk {
+    store: Arc<dyn Store>,
+    config: LookupConfig,
+    state: Mutex<State>,
+    queued: Condvar,
+    answered: Condvar,
+    running: Gauge,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Request>,
+    /// Look-ups without an answer.
+    open: HashMap<u64, Open>,
+    answers: HashMap<u64, Answer>,
+    tickets: u64,
+    closed: bool,
+}
+
+/// The ticket tells a look-up from a later one with the same id.
+#[derive(Clone, Copy)]
+struct Open {
+    ticket: u64,
+    deadline: Instant,
+}
+
+struct Request {
+    id: u64,
+    ticket: u64,
+    deadline: Instant,
+    /// Chunk by chunk, each with all spans.
+    keys: Vec<Key>,
+    spans: usize,
+}
+
+impl State {
+    fn is_open(&self, request: &Request) -> bool {
+        self.open.get(&request.id).is_some_and(|open| open.ticket == request.ticket)
+    }
+
+    fn answer(&mut self, request: &Request, answer: Answer) {
+        if self.is_open(request) {
+            self.open.remove(&request.id);
+            self.answers.insert(request.id, answer);
+        }
+    }
+
+    fn expire(&mut self, now: Instant) {
+        let overdue: Vec<u64> =
+            self.open.iter().filter(|(_, open)| open.deadline <= now).map(|(&id, _)| id).collect();
+        for id in overdue {
+            self.open.remove(&id);
+            self.answers.insert(id, Err(ErrorKind::TimedOut));
+            self.queue.retain(|request| request.id != id);
+        }
+    }
+}
+
+impl Lookup {
+    /// Starts the threads.
+    pub fn new(store: Arc<dyn Store>, config: LookupConfig) -> Result<Self, EngineError> {
+        if config.threads == 0 || config.threads > 64 {
+            return Err(EngineError::Config("threads must be between 1 and 64"));
+        }
+        let threads = config.threads;
+        let desk = Arc::new(Desk {
+            store,
+            config,
+            state: Mutex::default(),
+            queued: Condvar::new(),
+            answered: Condvar::new(),
+            running: Gauge::default(),
+        });
+        let lookup = Self { desk, threads: Mutex::default() };
+        for i in 0..threads {
+            let desk = Arc::clone(&lookup.desk);
+            desk.running.add(1);
+            // A failed spawn drops the closure, and the guard with it.
+            let running = Running(Arc::clone(&desk));
+            let thread = Builder::new()
+                .name(format!("penstock-look-{i}"))
+                .spawn(move || {
+                    let _running = running;
+                    desk.serve();
+                })
+                .map_err(EngineError::Thread)?;
+            lookup.threads.lock().push(thread);
+        }
+        Ok(lookup)
+    }
+
+    /// Asks for each chunk whether the store has it with every one of `spans`.
+    ///
+    /// Refused without a span, while `id` is in use, and when too many answers wait to be taken.
+    pub fn submit(
+        &self,
+        id: u64,
+        namespace: Namespace,
+        chunks: &[[u8; CHUNK_BYTES]],
+        spans: &[Span],
+        timeout: Duration,
+    ) -> Result<(), EngineError> {
+        if spans.is_empty() {
+            return Err(EngineError::Config("a look-up needs at least one span"));
+        }
+        let deadline = Instant::now() + timeout;
+        let keys = chunks
+            .iter()
+            .flat_map(|&chunk| spans.iter().map(move |&span| Key { namespace, chunk, span }))
+            .collect();
+        let mut state = self.desk.state.lock();
+        if state.closed {
+            return Err(EngineError::Closed);
+        }
+        if state.open.contains_key(&id) || state.answers.contains_key(&id) {
+            return Err(EngineError::DuplicateJob(id));
+        }
+        let (outstanding, bound) =
+            (state.open.len() + state.answers.len() + 1, self.desk.config.max_outstanding);
+        if outstanding > bound {
+            return Err(EngineError::Busy { outstanding, bound });
+        }
+        if chunks.is_empty() || state.queue.len() >= self.desk.config.max_queued {
+            let answer = if chunks.is_empty() { Ok(vec![]) } else { Err(ErrorKind::Unavailable) };
+            state.answers.insert(id, answer);
+            self.desk.answered.notify_all();
+            return Ok(());
+        }
+        state.tickets += 1;
+        let ticket = state.tickets;
+        state.open.insert(id, Open { ticket, deadline });
+        state.queue.push_back(Request { id, ticket, deadline, keys, spans: spans.len() });
+        drop(state);
+        self.desk.queued.notify_one();
+        Ok(())
+    }
+
+    /// Takes all answers there are. Does not wait.
+    pub fn poll(&self) -> Vec<(u64, Answer)> {
+        let mut state = self.desk.state.lock();
+        state.expire(Instant::now());
+        state.answers.drain().collect()
+    }
+
+    /// Takes the answer of one look-up, if it is there. Does not wait.
+    pub fn take(&self, id: u64) -> Option<Answer> {
+        let mut state = self.desk.state.lock();
+        state.expire(Instant::now());
+        state.answers.remove(&id)
+    }
+
+    /// Waits until there is an answer to take (true), or the time is over.
+    pub fn wait(&self, timeout: Duration) -> bool {
+        let end = Instant::now() + timeout;
+        let mut state = self.desk.state.lock();
+        loop {
+            let now = Instant::now();
+            state.expire(now);
+            if !state.answers.is_empty() {
+                return true;
+            }
+            if now >= end {
+                return false;
+            }
+            let next = state.open.values().map(|open| open.deadline).min();
+            let until = next.map_or(end, |next| next.min(end));
+            let _ = self.desk.answered.wait_until(&mut state, until);
+        }
+    }
+
+    /// Forgets a look-up, answered or not.
+    pub fn cancel(&self, id: u64) {
+        let mut state = self.desk.state.lock();
+        state.open.remove(&id);
+        state.answers.remove(&id);
+        state.queue.retain(|request| request.id != id);
+    }
+
+    /// Answers [`ErrorKind::Unavailable`] to all that is open and ends the threads: true once
+    /// none is left, false if one is still inside the store when the time is over. May be called
+    /// again.
+    pub fn shutdown(&self, timeout: Duration) -> bool {
+        let end = Instant::now() + timeout;
+        {
+            let mut state = self.desk.state.lock();
+            state.closed = true;
+            state.queue.clear();
+            let open: Vec<u64> = state.open.drain().map(|(id, _)| id).collect();
+            state.answers.extend(open.into_iter().map(|id| (id, Err(ErrorKind::Unavailable))));
+        }
+        self.desk.queued.notify_all();
+        self.desk.answered.notify_all();
+        if !self.desk.running.wait_zero(end) {
+            return false;
+        }
+        for thread in self.threads.lock().drain(..) {
+            // Panics are contained; should one have escaped all the same, the thread is gone.
+            let _ = thread.join();
+        }
+        true
+    }
+}
+
+impl Drop for Lookup {
+    fn drop(&mut self) {
+        self.shutdown(Duration::from_secs(10));
+    }
+}
+
+struct Running(Arc<Desk>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.running.sub(1);
+    }
+}
+
+impl Desk {
+    fn serve(&self) {
+        while let Some(batch) = self.next() {
+            let keys: Vec<Key> = batch.iter().flat_map(|request| &request.keys).copied().collect();
+            let Some(earliest) = batch.iter().map(|request| request.deadline).min() else {
+                continue;
+            };
+            let asked = catch_unwind(AssertUnwindSafe(|| self.store.contains(&keys, earliest)));
+            let found = match asked {
+                Ok(Ok(found)) if found.len() == keys.len() => Ok(found),
+                Ok(Err(error)) => Err(error.kind()),
+                Ok(Ok(_)) | Err(_) => Err(ErrorKind::Protocol),
+            };
+            self.settle(batch, earliest, found);
+        }
+    }
+
+    /// Waits for look-ups and takes all that wait, within the bound.
+    fn next(&self) -> Option<Vec<Request>> {
+        let mut state = self.state.lock();
+        loop {
+            if state.closed {
+                return None;
+            }
+            let mut batch: Vec<Request> = Vec::new();
+            let mut keys = 0;
+            while let Some(next) = state.queue.front() {
+                keys += next.keys.len();
+                if !batch.is_empty() && keys > self.config.max_keys {
+                    break;
+                }
+                batch.extend(state.queue.pop_front());
+            }
+            if !batch.is_empty() {
+                return Some(batch);
+            }
+            self.queued.wait(&mut state);
+        }
+    }
+
+    fn settle(&self, batch: Vec<Request>, earliest: Instant, found: Result<Vec<bool>, ErrorKind>) {
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        match found {
+            Ok(found) => {
+                let mut found = found.as_slice();
+                for request in &batch {
+                    let (own, rest) = found.split_at(request.keys.len());
+                    found = rest;
+                    let chunks = own.chunks(request.spans).map(|spans| spans.iter().all(|&has| has));
+                    state.answer(request, Ok(chunks.collect()));
+                }
+            }
+            Err(kind) => {
+                for request in batch.into_iter().rev() {
+                    // Only the most impatient set this deadline; the others have time left.
+                    let has_time = request.deadline > earliest.max(now);
+                    if kind == ErrorKind::TimedOut && has_time && state.is_open(&request) {
+                        state.queue.push_front(request);
+                    } else {
+                        state.answer(&request, Err(kind));
+                    }
+                }
+            }
+        }
+        let again = !state.queue.is_empty();
+        drop(state);
+        self.answered.notify_all();
+        if again {
+            self.queued.notify_one();
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! What waits for a lane, and in which order lanes take it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+use crate::arena::{Arena, Empty, Purpose, Sealed, Slot};
+use crate::config::EngineConfig;
+use crate::load::{LoadJob, LoadTicket};
+use crate::signal::Signals;
+use crate::store::StoreTicket;
+use crate::Outcome;
+
+/// The queues of one engine. Their lock is taken before that of a job, never after.
+pub(crate) struct Queues {
+    state: Mutex<State>,
+    config: EngineConfig,
+    arena: Arc<Arena>,
+    signals: Arc<Signals>,
+}
+
+#[derive(Default)]
+struct State {
+    gathers: VecDeque<Gather>,
+    /// Payload bytes of `gathers`.
+    gather_bytes: usize,
+    puts: VecDeque<Put>,
+    /// Lanes that are putting.
+    putting: usize,
+    /// Jobs with queued objects, oldest first.
+    loads: VecDeque<Arc<LoadJob>>,
+    /// Calls to drain under way.
+    draining: usize,
+    /// Until when stores are dropped, because the last puts all failed.
+    failing_until: Option<Instant>,
+    closed: bool,
+}
+
+/// An object that waits for a slot.
+struct Gather {
+    ticket: StoreTicket,
+    since: Instant,
+}
+
+/// An object that waits to be put.
+pub(crate) struct Put {
+    pub(crate) ticket: StoreTicket,
+    pub(crate) slot: Slot<Sealed>,
+}
+
+/// What a copy lane does next.
+pub(crate) enum CopyWork {
+    Gather(StoreTicket, Slot<Empty>),
+    /// Nothing until a signal, or until this time.
+    Wait(Option<Instant>),
+    Close,
+}
+
+/// What an I/O lane does next.
+pub(crate) enum IoWork {
+    /// Objects of one job.
+    Load(Vec<(LoadTicket, Slot<Empty>)>),
+    /// To be followed by [`Queues::put_done`].
+    Put(Vec<Put>),
+    Wait,
+    Close,
+}
+
+impl Queues {
+    pub(crate) fn new(config: EngineConfig, arena: Arc<Arena>, signals: Arc<Signals>) -> Self {
+        Self { state: Mutex::default(), config, arena, signals }
+    }
+
+    /// Queues what there is room for and drops the rest.
+    pub(crate) fn push_gathers(&self, tickets: Vec<StoreTicket>) {
+        let since = Instant::now();
+        {
+            let mut state = self.state.lock();
+            let accepting = !state.closed
+                && state.draining == 0
+                && state.failing_until.is_none_or(|until| until <= since);
+            for ticket in tickets {
+                let bytes = state.gather_bytes + ticket.transfer().bytes;
+                if accepting
+                    && state.gathers.len() < self.config.max_pending_objects
+                    && bytes <= self.config.max_pending_bytes
+                {
+                    state.gather_bytes = bytes;
+                    state.gathers.push_back(Gather { ticket, since });
+                } else {
+                    ticket.resolve(Outcome::Dropped);
+                }
+            }
+        }
+        self.signals.copy.notify_all();
+    }
+
+    pub(crate) fn push_put(&self, put: Put) {
+        {
+            let mut state = self.state.lock();
+            let failing = state.failing_until.is_some_and(|until| until > Instant::now());
+            if state.closed || failing {
+                put.ticket.resolve(Outcome::Dropped);
+                return;
+            }
+            state.puts.push_back(put);
+        }
+        self.signals.io.notify_one();
+    }
+
+    pub(crate) fn push_load(&self, job: Arc<LoadJob>) {
+        {
+            let mut state = self.state.lock();
+            if state.closed {
+                job.abandon(Outcome::Cancelled);
+                return;
+            }
+            state.loads.push_back(job);
+        }
+        self.signals.io.notify_all();
+    }
+
+    pub(crate) fn next_copy(&self) -> CopyWork {
+        let mut state = self.state.lock();
+        if state.closed {
+            return CopyWork::Close;
+        }
+        while let Some(oldest) = state.gathers.front() {
+            if let Some(slot) = self.arena.lease(Purpose::Store) {
+                return match state.pop_gather() {
+                    Some(gather) => CopyWork::Gather(gather.ticket, slot),
+                    None => CopyWork::Wait(None),
+                };
+            }
+            let until = oldest.since + self.config.store_wait;
+            if Instant::now() < until {
+                return CopyWork::Wait(Some(until));
+            }
+            if let Some(gather) = state.pop_gather() {
+                gather.ticket.resolve(Outcome::Dropped);
+            }
+        }
+        CopyWork::Wait(None)
+    }
+
+    /// Loads come before puts, older jobs before younger ones.
+    pub(crate) fn next_io(&self) -> IoWork {
+        let mut state = self.state.lock();
+        if state.closed {
+            return IoWork::Close;
+        }
+        while let Some(job) = state.loads.front() {
+            let queued = job.queued();
+            if queued == 0 {
+                state.loads.pop_front();
+                continue;
+            }
+            // An even share for every lane: all of them begin with the front of the job.
+            let share = queued.div_ceil(self.config.io_lanes).min(self.config.batch);
+            let slots: Vec<_> =
+                (0..share).map_while(|_| self.arena.lease(Purpose::Load)).collect();
+            if slots.is_empty() {
+                break;
+            }
+            let tickets = job.take(slots.len(), self.config.batch_bytes);
+            if !tickets.is_empty() {
+                return IoWork::Load(tickets.into_iter().zip(slots).collect());
+            }
+        }
+        if state.putting < self.config.put_lanes() {
+            let batch = state.pop_puts(self.config.batch, self.config.batch_bytes);
+            if !batch.is_empty() {
+                state.putting += 1;
+                return IoWork::Put(batch);
+            }
+        }
+        IoWork::Wait
+    }
+
+    pub(crate) fn put_done(&self) {
+        self.state.lock().putting -= 1;
+        self.signals.io.notify_one();
+    }
+
+    /// Notes whether the store takes puts. While it does not, stores are dropped at once
+    /// instead of holding blocks and slots for nothing; after a while another is tried.
+    pub(crate) fn store_takes_puts(&self, yes: bool) {
+        if yes {
+            self.state.lock().failing_until = None;
+        } else {
+            self.state.lock().failing_until = Some(Instant::now() + self.config.store_backoff);
+            self.drop_stores(Outcome::Dropped, |_| true);
+        }
+    }
+
+    /// Ends every object that waits to be gathered for one of `jobs`.
+    pub(crate) fn drop_gathers(&self, outcome: Outcome, of: impl Fn(u64) -> bool) {
+        self.state.lock().drop_gathers(outcome, of);
+    }
+
+    /// Ends every object that waits to be gathered or put for one of `jobs`.
+    pub(crate) fn drop_stores(&self, outcome: Outcome, of: impl Fn(u64) -> bool) {
+        let mut state = self.state.lock();
+        state.drop_gathers(outcome, &of);
+        for put in std::mem::take(&mut state.puts) {
+            if of(put.ticket.job_id()) {
+                put.ticket.resolve(outcome);
+            } else {
+                state.puts.push_back(put);
+            }
+        }
+    }
+
+    /// Forgets load jobs of which nothing is to be fetched any more.
+    pub(crate) fn prune_loads(&self) {
+        self.state.lock().loads.retain(|job| job.queued() > 0);
+    }
+
+    /// While the guard lives, new stores are dropped.
+    pub(crate) fn refuse_stores(&self) -> Refusing<'_> {
+        self.state.lock().draining += 1;
+        Refusing { queues: self }
+    }
+
+    /// Ends all that waits and tells lanes to end. Idempotent.
+    pub(crate) fn close(&self) {
+        let loads = {
+            let mut state = self.state.lock();
+            state.closed = true;
+            std::mem::take(&mut state.loads)
+        };
+        for job in loads {
+            job.abandon(Outcome::Cancelled);
+        }
+        self.drop_stores(Outcome::Dropped, |_| true);
+        self.signals.notify_all();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state.lock().closed
+    }
+}
+
+impl State {
+    fn pop_gather(&mut self) -> Option<Gather> {
+        let gather = self.gathers.pop_front()?;
+        self.gather_bytes -= gather.ticket.transfer().bytes;
+        Some(gather)
+    }
+
+    fn drop_gathers(&mut self, outcome: Outcome, of: impl Fn(u64) -> bool) {
+        for gather in std::mem::take(&mut self.gathers) {
+            if of(gather.ticket.job_id()) {
+                self.gather_bytes -= gather.ticket.transfer().bytes;
+                gather.ticket.resolve(outcome);
+            } else {
+                self.gathers.push_back(gather);
+            }
+        }
+    }
+
+    fn pop_puts(&mut self, objects: usize, bytes: usize) -> Vec<Put> {
+        let mut batch: Vec<Put> = Vec::new();
+        let mut batch_bytes = 0;
+        while batch.len() < objects {
+            let Some(next) = self.puts.front() else { break };
+            batch_bytes += next.ticket.transfer().bytes;
+            if !batch.is_empty() && batch_bytes > bytes {
+                break;
+            }
+            batch.extend(self.puts.pop_front());
+        }
+        batch
+    }
+}
+
+/// See [`Queues::refuse_stores`].
+pub(crate) struct Refusing<'a> {
+    queues: &'a Queues,
+}
+
+impl Drop for Refusing<'_> {
+    fn drop(&mut self) {
+        self.queues.state.lock().draining -= 1;
+    }
+}

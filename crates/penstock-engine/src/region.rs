@@ -1,0 +1,182 @@
+//! Regions: the KV memory that an engine reads and writes.
+
+use parking_lot::RwLock;
+use penstock_layout::{Descriptor, Segment, SegmentError, Span};
+use penstock_store::value::Checksum;
+
+use crate::copy::Executor;
+use crate::job::{Object, Transfer};
+use crate::EngineError;
+
+/// Memory of the serving engine, where its KV lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    address: usize,
+    len: u64,
+}
+
+impl Region {
+    /// The `len` bytes at `address`.
+    ///
+    /// # Safety
+    ///
+    /// From its registration until [`crate::Engine::unregister`] or [`crate::Engine::shutdown`]
+    /// has returned, or the engine has been dropped:
+    /// - the bytes are mapped, readable and writable;
+    /// - no Rust reference to them exists while a job touches them;
+    /// - the blocks of a store job are not written until the job is released, and those of a
+    ///   load job are neither read nor written until the job is over.
+    #[allow(unsafe_code)]
+    pub unsafe fn new(address: usize, len: u64) -> Self {
+        Self { address, len }
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Address of the first byte.
+    pub fn address(&self) -> usize {
+        self.address
+    }
+}
+
+/// A layout laid over regions. Jobs hold the registration that they were submitted under.
+pub(crate) struct Registration {
+    descriptor: Descriptor,
+    regions: Vec<Region>,
+    executor: Box<dyn Executor>,
+    /// Whether the regions may still be touched. Copies hold it for reading while they run, so
+    /// closing waits for them.
+    open: RwLock<bool>,
+}
+
+impl Registration {
+    pub(crate) fn new(
+        descriptor: Descriptor,
+        regions: Vec<Region>,
+        executor: Box<dyn Executor>,
+    ) -> Result<Self, EngineError> {
+        let expected = descriptor.region_lens();
+        if expected.len() != regions.len() {
+            return Err(EngineError::RegionCount {
+                expected: expected.len(),
+                given: regions.len(),
+            });
+        }
+        for (region, (&expected, given)) in expected.iter().zip(&regions).enumerate() {
+            if given.len < expected {
+                return Err(EngineError::RegionTooSmall { region, expected, given: given.len });
+            }
+        }
+        Ok(Self { descriptor, regions, executor, open: RwLock::new(true) })
+    }
+
+    /// Waits for the copies under way; none starts afterwards.
+    pub(crate) fn close(&self) {
+        *self.open.write() = false;
+    }
+
+    /// Checks a job's objects: afterwards their segments exist and their payloads fit a slot.
+    pub(crate) fn transfers(
+        &self,
+        objects: Vec<Object>,
+        slot_bytes: usize,
+    ) -> Result<Vec<Transfer>, EngineError> {
+        objects
+            .into_iter()
+            .map(|Object { key, blocks }| {
+                if blocks.is_empty() {
+                    return Err(EngineError::NoBlocks);
+                }
+                self.check(&blocks, &key.span)?;
+                let bytes =
+                    self.descriptor.block_bytes(&key.span).saturating_mul(blocks.len() as u64);
+                if bytes > slot_bytes as u64 {
+                    return Err(EngineError::ObjectTooLarge { bytes, slot_bytes });
+                }
+                Ok(Transfer { key, blocks, bytes: bytes as usize })
+            })
+            .collect()
+    }
+
+    fn check(&self, blocks: &[u64], span: &Span) -> Result<(), SegmentError> {
+        let (share, count) = (self.descriptor.share(), self.descriptor.blocks());
+        if !share.contains(span) {
+            return Err(SegmentError::SpanOutsideShare { span: *span, share });
+        }
+        match blocks.iter().find(|&&block| block >= count) {
+            Some(&block) => Err(SegmentError::BlockOutOfRange { block, blocks: count }),
+            None => Ok(()),
+        }
+    }
+
+    /// Copies the blocks of a transfer, which `transfers` has made, into `payload`, which is as
+    /// long as its bytes; returns the payload's checksum, or nothing if the registration is
+    /// closed. `segments` is scratch space.
+    #[allow(unsafe_code)]
+    pub(crate) fn gather(
+        &self,
+        transfer: &Transfer,
+        payload: &mut [u8],
+        segments: &mut Vec<Segment>,
+    ) -> Option<Checksum> {
+        self.segments(transfer, payload.len(), segments);
+        let open = self.open.read();
+        if !*open {
+            return None;
+        }
+        let mut checksum = Checksum::new();
+        // SAFETY: `segments` has checked every segment against its region and their sum against
+        // the payload. While the registration is open, the regions are mapped and the blocks of
+        // a store job are not written: whoever made them has promised it. The payload is arena
+        // memory, which no region overlaps.
+        unsafe { self.executor.gather(&self.regions, segments, payload, &mut checksum) };
+        Some(checksum)
+    }
+
+    /// Copies a verified `payload` into the blocks of a transfer; false, and nothing copied, if
+    /// the registration is closed. `segments` is scratch space.
+    #[allow(unsafe_code)]
+    pub(crate) fn scatter(
+        &self,
+        transfer: &Transfer,
+        payload: &[u8],
+        segments: &mut Vec<Segment>,
+    ) -> bool {
+        self.segments(transfer, payload.len(), segments);
+        let open = self.open.read();
+        if *open {
+            // SAFETY: as in `gather`; the blocks of a load job are touched by nobody else.
+            unsafe { self.executor.scatter(payload, &self.regions, segments) };
+        }
+        *open
+    }
+
+    /// The segments of a transfer.
+    ///
+    /// Panics unless each lies inside its region and they have `bytes` in all. A descriptor only
+    /// gives such segments; this keeps a fault in one from becoming a stray write.
+    fn segments(&self, transfer: &Transfer, bytes: usize, out: &mut Vec<Segment>) {
+        out.clear();
+        for &block in &transfer.blocks {
+            self.descriptor
+                .segments(block, &transfer.key.span, out)
+                .expect("checked when the job was submitted");
+        }
+        let mut sum = 0;
+        for segment in &*out {
+            let region = &self.regions[segment.region as usize];
+            let end = segment.offset.checked_add(segment.len).expect("a segment within 64 bits");
+            assert!(end <= region.len, "a segment inside its region");
+            sum += segment.len;
+        }
+        assert_eq!(sum, bytes as u64, "segments as long as the payload");
+    }
+}

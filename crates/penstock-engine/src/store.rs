@@ -1,0 +1,184 @@
+//! The life of a store job.
+//!
+//! An object waits for a slot, is gathered into it, waits to be put, is put. Where it is shows in
+//! which queue or lane holds its ticket; the job only counts what is still to be read and what
+//! is still without an outcome.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+use penstock_store::ErrorKind;
+
+use crate::completion::Completions;
+use crate::job::Transfer;
+use crate::region::Registration;
+use crate::{Counters, Event, Outcome};
+
+pub(crate) struct StoreJob {
+    id: u64,
+    objects: Vec<Transfer>,
+    registration: Arc<Registration>,
+    state: Mutex<State>,
+    released: Condvar,
+    completions: Arc<Completions>,
+    counters: Arc<Counters>,
+    in_flight: Arc<Gauge>,
+}
+
+struct State {
+    outcomes: Vec<Option<Outcome>>,
+    /// Objects whose blocks may still be read.
+    unread: usize,
+    unfinished: usize,
+}
+
+impl StoreJob {
+    pub(crate) fn new(
+        id: u64,
+        objects: Vec<Transfer>,
+        registration: Arc<Registration>,
+        completions: Arc<Completions>,
+        counters: Arc<Counters>,
+        in_flight: Arc<Gauge>,
+    ) -> Arc<Self> {
+        let count = objects.len();
+        let state = State { outcomes: vec![None; count], unread: count, unfinished: count };
+        Arc::new(Self {
+            id,
+            objects,
+            registration,
+            state: Mutex::new(state),
+            released: Condvar::new(),
+            completions,
+            counters,
+            in_flight,
+        })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.objects.len()
+    }
+
+    /// A ticket for each object; to be called once. Reports the job if there is none.
+    pub(crate) fn tickets(self: &Arc<Self>) -> Vec<StoreTicket> {
+        if self.objects.is_empty() {
+            self.completions.push(self.id, Event::Released);
+            self.completions.push(self.id, Event::Stored { objects: Vec::new() });
+        }
+        self.in_flight.add(self.objects.len());
+        (0..self.objects.len())
+            .map(|index| StoreTicket { job: Arc::clone(self), index, read: false, finished: false })
+            .collect()
+    }
+
+    /// Waits until no block of the job will be read any more (true), or until `until`.
+    pub(crate) fn wait_released(&self, until: Instant) -> bool {
+        let mut state = self.state.lock();
+        while state.unread > 0 {
+            if self.released.wait_until(&mut state, until).timed_out() {
+                return state.unread == 0;
+            }
+        }
+        true
+    }
+}
+
+/// One object of a store job. It gets an outcome whatever becomes of its holder: dropped without
+/// one, it has failed.
+pub(crate) struct StoreTicket {
+    job: Arc<StoreJob>,
+    index: usize,
+    read: bool,
+    finished: bool,
+}
+
+impl StoreTicket {
+    pub(crate) fn transfer(&self) -> &Transfer {
+        &self.job.objects[self.index]
+    }
+
+    pub(crate) fn registration(&self) -> &Registration {
+        &self.job.registration
+    }
+
+    pub(crate) fn job_id(&self) -> u64 {
+        self.job.id
+    }
+
+    /// The blocks have been read and are not needed any more.
+    pub(crate) fn gathered(&mut self) {
+        if !self.read {
+            self.read = true;
+            let mut state = self.job.state.lock();
+            state.unread -= 1;
+            if state.unread == 0 {
+                self.job.completions.push(self.job.id, Event::Released);
+                self.job.released.notify_all();
+            }
+        }
+    }
+
+    /// Sets the outcome.
+    pub(crate) fn resolve(mut self, outcome: Outcome) {
+        self.settle(outcome);
+    }
+
+    fn settle(&mut self, outcome: Outcome) {
+        if self.finished {
+            return;
+        }
+        self.finished = true;
+        self.gathered();
+        let job = &self.job;
+        job.counters.count(&outcome);
+        {
+            let mut state = job.state.lock();
+            state.outcomes[self.index] = Some(outcome);
+            state.unfinished -= 1;
+            if state.unfinished == 0 {
+                let objects = state.outcomes.iter().copied().flatten().collect();
+                job.completions.push(job.id, Event::Stored { objects });
+            }
+        }
+        job.in_flight.sub(1);
+    }
+}
+
+impl Drop for StoreTicket {
+    fn drop(&mut self) {
+        self.settle(Outcome::Failed(ErrorKind::Protocol));
+    }
+}
+
+/// A number that can be waited on to become zero. Its lock is a leaf.
+#[derive(Default)]
+pub(crate) struct Gauge {
+    count: Mutex<usize>,
+    zero: Condvar,
+}
+
+impl Gauge {
+    pub(crate) fn add(&self, n: usize) {
+        *self.count.lock() += n;
+    }
+
+    pub(crate) fn sub(&self, n: usize) {
+        let mut count = self.count.lock();
+        *count -= n;
+        if *count == 0 {
+            self.zero.notify_all();
+        }
+    }
+
+    /// Waits until it is zero (true), or until `until`.
+    pub(crate) fn wait_zero(&self, until: Instant) -> bool {
+        let mut count = self.count.lock();
+        while *count > 0 {
+            if self.zero.wait_until(&mut count, until).timed_out() {
+                return *count == 0;
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,90 @@
+//! Counters behind [`StoreStats`], for stores to keep.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::{GetOutcome, PutOutcome, Result, StoreStats};
+
+/// One store handle's counters. Each is exact; a snapshot of several is not one instant's.
+#[derive(Default)]
+pub(crate) struct Counters {
+    lookups: AtomicU64,
+    lookup_hits: AtomicU64,
+    gets: AtomicU64,
+    misses: AtomicU64,
+    puts: AtomicU64,
+    puts_present: AtomicU64,
+    bytes_read: AtomicU64,
+    bytes_written: AtomicU64,
+    evictions: AtomicU64,
+    errors: AtomicU64,
+    connects: AtomicU64,
+}
+
+impl Counters {
+    /// Notes the answer to a look-up of so many keys.
+    pub(crate) fn looked_up(&self, answer: &Result<Vec<bool>>) {
+        match answer {
+            Ok(found) => {
+                self.lookups.fetch_add(found.len() as u64, Relaxed);
+                let hits = found.iter().filter(|&&hit| hit).count();
+                self.lookup_hits.fetch_add(hits as u64, Relaxed);
+            }
+            Err(_) => self.failed(),
+        }
+    }
+
+    /// Notes the outcome of one get.
+    pub(crate) fn got(&self, outcome: &Result<GetOutcome>) {
+        match outcome {
+            Ok(GetOutcome::Hit(bytes)) => {
+                self.gets.fetch_add(1, Relaxed);
+                self.bytes_read.fetch_add(*bytes, Relaxed);
+            }
+            Ok(GetOutcome::Miss) => {
+                self.misses.fetch_add(1, Relaxed);
+            }
+            Ok(GetOutcome::TooLarge(_)) => {}
+            Err(_) => self.failed(),
+        }
+    }
+
+    /// Notes the outcome of one put of a value of so many bytes.
+    pub(crate) fn put(&self, outcome: &Result<PutOutcome>, bytes: u64) {
+        match outcome {
+            Ok(PutOutcome::Stored) => {
+                self.puts.fetch_add(1, Relaxed);
+                self.bytes_written.fetch_add(bytes, Relaxed);
+            }
+            Ok(PutOutcome::AlreadyPresent) => {
+                self.puts_present.fetch_add(1, Relaxed);
+            }
+            Err(_) => self.failed(),
+        }
+    }
+
+    /// Notes objects given up to keep within the bound.
+    pub(crate) fn evicted(&self, objects: u64) {
+        self.evictions.fetch_add(objects, Relaxed);
+    }
+
+    /// Notes an operation that failed.
+    pub(crate) fn failed(&self) {
+        self.errors.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn snapshot(&self) -> StoreStats {
+        StoreStats {
+            lookups: self.lookups.load(Relaxed),
+            lookup_hits: self.lookup_hits.load(Relaxed),
+            gets: self.gets.load(Relaxed),
+            misses: self.misses.load(Relaxed),
+            puts: self.puts.load(Relaxed),
+            puts_present: self.puts_present.load(Relaxed),
+            bytes_read: self.bytes_read.load(Relaxed),
+            bytes_written: self.bytes_written.load(Relaxed),
+            evictions: self.evictions.load(Relaxed),
+            errors: self.errors.load(Relaxed),
+            connects: self.connects.load(Relaxed),
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! The pool's directory: what the handle and its upkeep both work on.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use super::temp::Writer;
+use super::usage::Usage;
+use super::{failure, names};
+use crate::counters::Counters;
+use crate::{Error, ErrorKind, Key, Result};
+
+/// What the file system sets aside for a file, however short: values are charged in whole blocks
+/// of this many bytes.
+const BLOCK_BYTES: u64 = 4096;
+
+/// The bytes that a value of this length is charged with.
+pub(super) fn charge(value_bytes: u64) -> u64 {
+    value_bytes.max(1).checked_next_multiple_of(BLOCK_BYTES).unwrap_or(u64::MAX)
+}
+
+/// A pool's directory and this handle's place in it.
+pub(super) struct Directory {
+    pub(super) root: PathBuf,
+    pub(super) capacity: u64,
+    pub(super) usage: Usage,
+    pub(super) writer: Writer,
+    pub(super) counters: Counters,
+}
+
+impl Directory {
+    pub(super) fn open(root: PathBuf, capacity: u64) -> Result<Self> {
+        let temporaries = root.join("tmp");
+        create_directories(&temporaries)
+            .map_err(|error| failure::of(error, "create the pool's directory", &root))?;
+        Ok(Self {
+            usage: Usage::open(&root.join("usage"))?,
+            writer: Writer::register(temporaries)?,
+            counters: Counters::default(),
+            capacity,
+            root,
+        })
+    }
+
+    pub(super) fn value_path(&self, key: &Key) -> PathBuf {
+        names::value_path(&self.root, key)
+    }
+
+    /// Removes values and gives their room back; returns how many were there and what room they
+    /// had. All under the count's lock: nobody else can have removed or replaced them between the
+    /// look at their length and their end.
+    pub(super) fn remove(&self, paths: &[PathBuf], deadline: Instant) -> Result<(u64, u64)> {
+        let mut locked = self.usage.lock(deadline)?;
+        let (mut removed, mut freed) = (0, 0);
+        let outcome = paths.iter().try_for_each(|path| {
+            let bytes = match fs::symlink_metadata(path) {
+                Ok(file) => charge(file.len()),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                Err(error) => return Err(failure::of(error, "look at a value", path)),
+            };
+            fs::remove_file(path).map_err(|error| failure::of(error, "remove a value", path))?;
+            removed += 1;
+            freed += bytes;
+            Ok(())
+        });
+        if freed > 0 {
+            locked.give_back(freed);
+            locked.save()?;
+        }
+        outcome.map(|()| (removed, freed))
+    }
+
+    /// Gives a value its name, unless the name is taken; returns whether it was free.
+    pub(super) fn publish(&self, temporary: &Path, path: &Path) -> Result<bool> {
+        loop {
+            match rename_if_free(temporary, path) {
+                Ok(()) => return Ok(true),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    // The first value of its directory, or the file was taken from us.
+                    let parent = path.parent().filter(|_| temporary.exists()).ok_or_else(|| {
+                        Error::new(ErrorKind::Unavailable, "the pool's directory was emptied")
+                    })?;
+                    create_directories(parent)
+                        .map_err(|error| failure::of(error, "create a directory", parent))?;
+                }
+                Err(error) => return Err(failure::of(error, "publish a value", path)),
+            }
+        }
+    }
+}
+
+/// Creates a directory and what is missing above it, for the owner only.
+fn create_directories(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+fn rename_if_free(from: &Path, to: &Path) -> io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    use rustix::io::Errno;
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        // The file system does not know the flag. A value that is replaced without our knowing
+        // leaves the count too high until the next scan.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => fs::rename(from, to),
+        outcome => outcome.map_err(io::Error::from),
+    }
+}

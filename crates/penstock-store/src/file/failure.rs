@@ -1,0 +1,19 @@
+//! From the operating system's errors to ours.
+
+use std::io;
+use std::path::Path;
+
+use crate::{Error, ErrorKind};
+
+/// What a failed attempt to do something with a path means to the caller.
+pub(super) fn of(error: io::Error, attempt: &str, path: &Path) -> Error {
+    use io::ErrorKind as Os;
+    let kind = match error.kind() {
+        Os::StorageFull | Os::QuotaExceeded | Os::FileTooLarge => ErrorKind::Full,
+        Os::PermissionDenied | Os::ReadOnlyFilesystem => ErrorKind::Denied,
+        // The pool's directory has gone from under us; it may be mounted again.
+        Os::NotFound => ErrorKind::Unavailable,
+        _ => ErrorKind::Io,
+    };
+    Error::new(kind, format!("cannot {attempt}")).with("path", path.display()).caused_by(error)
+}

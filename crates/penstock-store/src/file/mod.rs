@@ -1,0 +1,375 @@
+//! A store in a directory that the processes of a machine share: the embedded default.
+//!
+//! One file per value, written beside the values and then renamed: a value is there whole or not at
+//! all, whenever a process dies. Nothing is synced to the disk: after a power failure values may
+//! be torn, which their checksum tells. The bound holds for all processes together; each applies the
+//! size it was opened with.
+//!
+//! A process that is stopped (not killed) in the middle of making room keeps the others from
+//! making any until it goes on; their puts then fail with [`ErrorKind::Full`], gets go on.
+
+mod directory;
+mod failure;
+mod names;
+mod temp;
+mod upkeep;
+mod usage;
+
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::{
+    Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
+    PutRequest, Result, Store, StoreStats, deadline, slices,
+};
+use directory::{Directory, charge};
+use upkeep::{Upkeep, each_value, if_there};
+use usage::Room;
+
+/// The bound of a directory whose URL names none, if the file system has that much.
+const DEFAULT_CAPACITY: u64 = 10 << 30;
+/// A value's time of last use is kept no finer than this, to spare a system call on most hits.
+const RECENCY_GRAIN: Duration = Duration::from_secs(60);
+/// Longest that a put waits for room.
+const ROOM_WAIT: Duration = Duration::from_millis(20);
+
+/// Objects in a directory, shared with every process that opens it, bounded in bytes; the least
+/// recently used go first.
+pub struct FileStore {
+    /// First, so that it stops before the directory is let go of.
+    upkeep: Upkeep,
+    directory: Arc<Directory>,
+}
+
+impl FileStore {
+    /// Opens the directory, which is made if it is not there, with a bound in bytes. Values count
+    /// in whole blocks of 4 KiB.
+    ///
+    /// Fails with [`ErrorKind::Config`] if the path is not absolute, with [`ErrorKind::Denied`],
+    /// [`ErrorKind::Full`] or [`ErrorKind::Io`] if the directory cannot be used.
+    pub fn open(root: &Path, capacity: u64) -> Result<Self> {
+        if !root.is_absolute() {
+            return Err(Error::new(ErrorKind::Config, "a file pool needs an absolute path")
+                .with("path", root.display()));
+        }
+        let directory = Arc::new(Directory::open(root.to_owned(), capacity)?);
+        Ok(Self { upkeep: Upkeep::start(Arc::clone(&directory))?, directory })
+    }
+
+    /// Opens the directory with a bound of 10 GiB, or of 80 % of what the file system could give it
+    /// if that is less.
+    pub fn open_with_default_size(root: &Path) -> Result<Self> {
+        let unused = Self::open(root, DEFAULT_CAPACITY)?;
+        let known = unused.directory.usage.lock(Instant::now() + ROOM_WAIT)?.count;
+        let used = known.map_or(0, |count| count.used);
+        let possible = (free_bytes(root)?.saturating_add(used) / 5).saturating_mul(4);
+        if possible >= DEFAULT_CAPACITY {
+            return Ok(unused);
+        }
+        drop(unused);
+        Self::open(root, possible)
+    }
+
+    fn put_one(
+        &self,
+        key: &Key,
+        value: &[IoSlice<'_>],
+        deadline: Instant,
+    ) -> Result<PutOutcome> {
+        deadline::check(deadline)?;
+        let bytes = slices::len_of(value);
+        let limit = self.capabilities().max_value_bytes;
+        if bytes > limit {
+            return Err(Error::new(
+                ErrorKind::Config,
+                format!("a value of {bytes} bytes is larger than the pool takes ({limit})"),
+            ));
+        }
+        let path = self.directory.value_path(key);
+        match if_there(fs::metadata(&path)) {
+            Ok(None) => {}
+            Ok(Some(file)) if file.len() == bytes => {
+                if was_used_long_ago(&file)
+                    && let Ok(file) = File::open(&path)
+                {
+                    note_use(&file);
+                }
+                return Ok(PutOutcome::AlreadyPresent);
+            }
+            Ok(Some(_)) => {
+                self.directory.remove(std::slice::from_ref(&path), deadline)?;
+            }
+            Err(error) => return Err(failure::of(error, "look for a value", &path)),
+        }
+        let mut making = self.begin(bytes, deadline)?;
+        deadline::check(deadline)?;
+        write_all(&making.file, value)
+            .map_err(|error| failure::of(error, "write a value", &making.path))?;
+        if self.directory.publish(&making.path, &path)? {
+            making.published = true;
+            return Ok(PutOutcome::Stored);
+        }
+        // Another put was faster.
+        match if_there(fs::metadata(&path)) {
+            Ok(Some(file)) if file.len() == bytes => Ok(PutOutcome::AlreadyPresent),
+            _ => Err(Error::new(ErrorKind::Unavailable, "the value is being replaced by others")),
+        }
+    }
+
+    /// A new temporary file, with room taken for so many bytes.
+    fn begin(&self, bytes: u64, deadline: Instant) -> Result<Making<'_>> {
+        let bytes = charge(bytes);
+        let give_up = deadline.min(Instant::now() + ROOM_WAIT);
+        loop {
+            if let Some(making) = self.try_begin(bytes, deadline)? {
+                return Ok(making);
+            }
+            if Instant::now() >= give_up {
+                deadline::check(deadline)?;
+                return Err(Error::new(ErrorKind::Full, "the pool has no room now"));
+            }
+            self.upkeep.want_and_wait(bytes, give_up);
+        }
+    }
+
+    /// The same, if there is room now.
+    fn try_begin(&self, bytes: u64, deadline: Instant) -> Result<Option<Making<'_>>> {
+        let directory = &*self.directory;
+        let path = directory.writer.temporary(bytes);
+        let file = create_options()
+            .create_new(true)
+            .open(&path)
+            .map_err(|error| failure::of(error, "create a file", &path))?;
+        // Before the room is taken, so that a scan sees the file or the taking, or both.
+        let mut making = Making { directory, path, file, taken: 0, published: false };
+        let Room::Taken(used) = directory.usage.take(bytes, directory.capacity, deadline)? else {
+            return Ok(None);
+        };
+        making.taken = bytes;
+        if used > directory.capacity - directory.capacity / 20 {
+            self.upkeep.want(0);
+        }
+        Ok(Some(making))
+    }
+
+    fn get_one(
+        &self,
+        key: &Key,
+        into: &mut [IoSliceMut<'_>],
+        deadline: Instant,
+    ) -> Result<GetOutcome> {
+        deadline::check(deadline)?;
+        let path = self.directory.value_path(key);
+        let failed = |error| failure::of(error, "read a value", &path);
+        let Some(file) = if_there(File::open(&path)).map_err(failed)? else {
+            return Ok(GetOutcome::Miss);
+        };
+        let metadata = file.metadata().map_err(failed)?;
+        if was_used_long_ago(&metadata) {
+            note_use(&file);
+        }
+        let bytes = metadata.len();
+        if bytes > slices::room_of(into) {
+            return Ok(GetOutcome::TooLarge(bytes));
+        }
+        read_all(&file, into, bytes).map_err(failed)?;
+        Ok(GetOutcome::Hit(bytes))
+    }
+
+    fn place(&self, error: Error, key: &Key) -> Error {
+        error.with("store", self.url()).with("key", key)
+    }
+}
+
+impl Store for FileStore {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            shared: true,
+            persistent: true,
+            bounded: true,
+            // A longer value would be charged with more than the capacity.
+            max_value_bytes: self.directory.capacity / charge(1) * charge(1),
+        }
+    }
+
+    fn url(&self) -> String {
+        match url::Url::from_file_path(&self.directory.root) {
+            Ok(url) => format!("{url}?size={}", self.directory.capacity),
+            Err(()) => unreachable!("the root is absolute"),
+        }
+    }
+
+    fn contains(&self, keys: &[Key], deadline: Instant) -> Result<Vec<bool>> {
+        let look = |key: &Key| {
+            deadline::check(deadline)?;
+            let path = self.directory.value_path(key);
+            match if_there(fs::metadata(&path)) {
+                Ok(found) => Ok(found.is_some()),
+                Err(error) => Err(failure::of(error, "look for a value", &path)),
+            }
+        };
+        let answer = keys.iter().map(|key| look(key).map_err(|e| self.place(e, key))).collect();
+        self.directory.counters.looked_up(&answer);
+        answer
+    }
+
+    fn put_many(&self, batch: &mut [PutRequest<'_>], deadline: Instant) {
+        for request in batch {
+            let outcome = self
+                .put_one(&request.key, request.value, deadline)
+                .map_err(|error| self.place(error, &request.key));
+            self.directory.counters.put(&outcome, slices::len_of(request.value));
+            request.outcome = Some(outcome);
+        }
+    }
+
+    fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
+        for request in batch {
+            let outcome = self
+                .get_one(&request.key, request.into, deadline)
+                .map_err(|error| self.place(error, &request.key));
+            self.directory.counters.got(&outcome);
+            request.outcome = Some(outcome);
+        }
+    }
+
+    fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
+        let mut removed = 0;
+        for key in keys {
+            let path = self.directory.value_path(key);
+            let outcome = deadline::check(deadline)
+                .and_then(|()| self.directory.remove(std::slice::from_ref(&path), deadline));
+            removed += outcome
+                .map_err(|error| self.place(error, key))
+                .inspect_err(|_| self.directory.counters.failed())?
+                .0;
+        }
+        Ok(removed)
+    }
+
+    fn list(
+        &self,
+        namespace: Option<Namespace>,
+        visit: &mut dyn FnMut(Listed),
+        deadline: Instant,
+    ) -> Result<()> {
+        let mut visit_entry = |key, entry: &fs::DirEntry| {
+            if let Some(file) = if_there(entry.metadata())? {
+                visit(Listed { key, bytes: file.len() });
+            }
+            Ok(())
+        };
+        let root = &self.directory.root;
+        each_value(root, namespace, &mut visit_entry, &mut || Instant::now() < deadline)
+            .map_err(|error| failure::of(error, "list the pool", root))
+            .and_then(|complete| if complete { Ok(()) } else { deadline::check(deadline) })
+            .inspect_err(|_| self.directory.counters.failed())
+    }
+
+    fn describe(&self, deadline: Instant) -> Result<Vec<(String, String)>> {
+        let facts = || {
+            deadline::check(deadline)?;
+            let count = self.directory.usage.lock(deadline)?.count;
+            let used = count.map_or("unknown".to_owned(), |count| count.used.to_string());
+            Ok(vec![
+                ("path".into(), self.directory.root.display().to_string()),
+                ("capacity_bytes".into(), self.directory.capacity.to_string()),
+                ("used_bytes".into(), used),
+                ("disk_free_bytes".into(), free_bytes(&self.directory.root)?.to_string()),
+            ])
+        };
+        facts().inspect_err(|_| self.directory.counters.failed())
+    }
+
+    fn stats(&self) -> StoreStats {
+        self.directory.counters.snapshot()
+    }
+}
+
+/// A value in the making. Dropped before it is published, it leaves nothing behind.
+struct Making<'a> {
+    directory: &'a Directory,
+    path: PathBuf,
+    file: File,
+    taken: u64,
+    published: bool,
+}
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        if self.published {
+            return;
+        }
+        // If any of this fails the count stays too high, until the next scan.
+        let gone = fs::remove_file(&self.path).is_ok();
+        if gone && self.taken > 0
+            && let Ok(mut locked) = self.directory.usage.lock(Instant::now() + ROOM_WAIT)
+        {
+            locked.give_back(self.taken);
+            let _ = locked.save();
+        }
+    }
+}
+
+/// Options to write a file that only its owner can read.
+fn create_options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.write(true).mode(0o600);
+    options
+}
+
+/// Whether the last note of a value's use is worth renewing.
+fn was_used_long_ago(file: &Metadata) -> bool {
+    let age = file.modified().ok().and_then(|at| SystemTime::now().duration_since(at).ok());
+    age.is_some_and(|age| age >= RECENCY_GRAIN)
+}
+
+/// Notes a value's use. It is a hint: failing to leave it harms nothing.
+fn note_use(file: &File) {
+    let _ = file.set_modified(SystemTime::now());
+}
+
+fn write_all(mut file: &File, value: &[IoSlice<'_>]) -> io::Result<()> {
+    let bytes = slices::len_of(value);
+    let mut written = 0;
+    while written < bytes {
+        let outcome = match written {
+            0 => file.write_vectored(value),
+            _ => file.write_vectored(&slices::remaining(value, written as usize)),
+        };
+        match outcome {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => written += n as u64,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn read_all(mut file: &File, into: &mut [IoSliceMut<'_>], bytes: u64) -> io::Result<()> {
+    let mut read = 0;
+    while read < bytes {
+        let outcome = match read {
+            0 => file.read_vectored(into),
+            _ => file.read_vectored(&mut slices::remaining_mut(into, read as usize)),
+        };
+        match outcome {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => read += n as u64,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn free_bytes(path: &Path) -> Result<u64> {
+    let space = rustix::fs::statvfs(path)
+        .map_err(|error| failure::of(error.into(), "ask for the free space", path))?;
+    Ok(space.f_bavail.saturating_mul(space.f_frsize))
+}

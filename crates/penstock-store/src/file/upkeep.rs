@@ -1,0 +1,277 @@
+//! Keeping the directory within its bound: scanning, correcting the count, evicting.
+//!
+//! One thread per handle; of all handles, one works at a time, by the lock on `evict.lock`. Room is
+//! made ahead of need: when more than 95 % is in use, down to 90 %.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use parking_lot::{Condvar, Mutex};
+use penstock_evict::{Lru, Policy};
+
+use super::directory::{Directory, charge};
+use super::{failure, names};
+use crate::{Error, ErrorKind, Key, Namespace, Result};
+
+/// Values removed in one hold of the count's lock: others wait for it meanwhile.
+const REMOVED_AT_ONCE: usize = 8;
+/// How long the upkeep waits for the count's lock.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long to leave it alone when another process is at it.
+const ANOTHERS_TURN: Duration = Duration::from_millis(1);
+
+/// The upkeep thread and the means to wake it and to wait for it.
+pub(super) struct Upkeep {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    wake: Condvar,
+    passed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Room wanted, if any is.
+    wanted: Option<u64>,
+    /// Passes finished.
+    passes: u64,
+    stop: bool,
+}
+
+impl Upkeep {
+    /// Starts the thread, which begins with a pass.
+    pub(super) fn start(directory: Arc<Directory>) -> Result<Self> {
+        let lock_path = directory.root.join("evict.lock");
+        let lock = super::create_options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&lock_path)
+            .map_err(|error| failure::of(error, "open the pool's eviction lock", &lock_path))?;
+        let state = State { wanted: Some(0), ..State::default() };
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            wake: Condvar::new(),
+            passed: Condvar::new(),
+        });
+        let thread = std::thread::Builder::new()
+            .name("penstock-file".into())
+            .spawn({
+                let shared = Arc::clone(&shared);
+                move || run(&shared, &directory, &lock)
+            })
+            .map_err(|e| Error::new(ErrorKind::Io, "cannot start a thread").caused_by(e))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Asks for so much free room, without waiting.
+    pub(super) fn want(&self, bytes: u64) {
+        drop(self.shared.want(bytes));
+    }
+
+    /// Asks for so much free room and waits for a pass to end, until the deadline at most.
+    pub(super) fn want_and_wait(&self, bytes: u64, deadline: Instant) {
+        let mut state = self.shared.want(bytes);
+        // The pass that is on its way may have scanned before the room was needed; the caller
+        // tries again after it anyway.
+        let before = state.passes;
+        while state.passes == before && !state.stop {
+            if self.shared.passed.wait_until(&mut state, deadline).timed_out() {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Upkeep {
+    fn drop(&mut self) {
+        self.shared.state.lock().stop = true;
+        self.shared.wake.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A panic there was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn want(&self, bytes: u64) -> parking_lot::MutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        state.wanted = Some(state.wanted.unwrap_or(0).max(bytes));
+        self.wake.notify_one();
+        state
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.state.lock().stop
+    }
+}
+
+fn run(shared: &Shared, directory: &Directory, lock: &File) {
+    loop {
+        let wanted = {
+            let mut state = shared.state.lock();
+            loop {
+                if state.stop {
+                    return;
+                }
+                match state.wanted.take() {
+                    Some(wanted) => break wanted,
+                    None => shared.wake.wait(&mut state),
+                }
+            }
+        };
+        if lock.try_lock().is_ok() {
+            if pass(shared, directory, wanted).is_err() {
+                directory.counters.failed();
+            }
+            // Fails only if there is no lock.
+            let _ = lock.unlock();
+        } else {
+            std::thread::sleep(ANOTHERS_TURN);
+        }
+        shared.state.lock().passes += 1;
+        shared.passed.notify_all();
+    }
+}
+
+/// A value as the scan found it.
+struct Found {
+    used_at: SystemTime,
+    key: Key,
+    charge: u64,
+}
+
+/// Scans, settles the count, and evicts if less than the room wanted is free, or less than there
+/// should always be.
+fn pass(shared: &Shared, directory: &Directory, wanted: u64) -> Result<()> {
+    let patience = || Instant::now() + PATIENCE;
+    let before = directory.usage.lock(patience())?.count;
+    let Some(Scan { found, values, pending }) = scan(shared, directory)
+        .map_err(|error| failure::of(error, "scan the pool", &directory.root))?
+    else {
+        return Ok(());
+    };
+    let mut used = {
+        let mut locked = directory.usage.lock(patience())?;
+        let settled = locked.settle(before, values, pending);
+        locked.save()?;
+        settled.used
+    };
+    let capacity = directory.capacity;
+    if used <= capacity.saturating_sub(wanted.max(capacity / 20)) {
+        return Ok(());
+    }
+    let goal = capacity.saturating_sub(wanted.max(capacity / 10));
+    let mut recency = by_recency(found);
+    while used > goal && !shared.is_stopping() {
+        let mut enough = used - goal;
+        let mut victims = Vec::with_capacity(REMOVED_AT_ONCE);
+        while enough > 0 && victims.len() < REMOVED_AT_ONCE {
+            let Some((key, charge)) = recency.evict() else { break };
+            enough = enough.saturating_sub(charge);
+            victims.push(directory.value_path(&key));
+        }
+        if victims.is_empty() {
+            break;
+        }
+        let (removed, freed) = directory.remove(&victims, patience())?;
+        directory.counters.evicted(removed);
+        used = used.saturating_sub(freed);
+    }
+    Ok(())
+}
+
+fn by_recency(mut found: Vec<Found>) -> Lru<Key> {
+    found.sort_unstable_by_key(|value| (value.used_at, value.key));
+    let mut recency = Lru::new();
+    for value in found {
+        recency.insert(value.key, value.charge);
+    }
+    recency
+}
+
+struct Scan {
+    found: Vec<Found>,
+    /// What the values are charged with.
+    values: u64,
+    /// What the files in the making will be charged with, those met under their final name aside.
+    pending: u64,
+}
+
+/// Looks at everything in the directory; nothing if the handle is being closed.
+fn scan(shared: &Shared, directory: &Directory) -> io::Result<Option<Scan>> {
+    // First: a file that is renamed meanwhile is then seen twice rather than not at all, and known
+    // by its number.
+    let mut making = directory.writer.sweep()?;
+    let mut found = Vec::new();
+    let mut values = 0;
+    let mut visit = |key, entry: &fs::DirEntry| {
+        if let Some(file) = if_there(entry.metadata())? {
+            let charge = charge(file.len());
+            values += charge;
+            making.remove(&file.ino());
+            found.push(Found { used_at: file.modified()?, key, charge });
+        }
+        Ok(())
+    };
+    let complete = each_value(&directory.root, None, &mut visit, &mut || !shared.is_stopping())?;
+    let pending = making.into_values().sum();
+    Ok(complete.then_some(Scan { found, values, pending }))
+}
+
+/// Visits every value's directory entry, of one namespace if one is given. `go_on` is asked before
+/// each directory; returns whether it never said no. What vanishes meanwhile is passed over.
+pub(super) fn each_value(
+    root: &Path,
+    namespace: Option<Namespace>,
+    visit: &mut dyn FnMut(Key, &fs::DirEntry) -> io::Result<()>,
+    go_on: &mut dyn FnMut() -> bool,
+) -> io::Result<bool> {
+    let namespaces: Vec<(Namespace, PathBuf)> = match namespace {
+        Some(namespace) => vec![(namespace, root.join(namespace.to_string()))],
+        None => entries(root)?
+            .filter_map(|entry| Some((names::namespace_of(&entry.file_name())?, entry.path())))
+            .collect(),
+    };
+    for (namespace, path) in namespaces {
+        for shard in entries(&path)? {
+            if !go_on() {
+                return Ok(false);
+            }
+            for entry in entries(&shard.path())? {
+                if let Some(key) = names::key_of(namespace, &entry.file_name()) {
+                    visit(key, &entry)?;
+                }
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// The entries of a directory; none if it is not there or not a directory.
+fn entries(path: &Path) -> io::Result<impl Iterator<Item = fs::DirEntry>> {
+    let entries = match fs::read_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => None,
+        other => if_there(other)?,
+    };
+    // An entry that cannot be read ends the directory's listing in std; there is nothing to see.
+    Ok(entries.into_iter().flatten().filter_map(io::Result::ok))
+}
+
+/// None for what is not there.
+pub(super) fn if_there<T>(outcome: io::Result<T>) -> io::Result<Option<T>> {
+    match outcome {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}

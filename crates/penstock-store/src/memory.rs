@@ -1,0 +1,179 @@
+//! A store in this process's memory.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use penstock_evict::{Lru, Policy};
+
+use crate::counters::Counters;
+use crate::{
+    Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
+    PutRequest, Result, Store, StoreStats, deadline, slices,
+};
+
+/// What an object costs beside its value's bytes: its entries in the map and in the policy.
+const ENTRY_BYTES: u64 = 256;
+
+/// Objects in this process's memory, bounded in bytes; the least recently used go first.
+///
+/// Nothing outlives the handle, and nobody else sees it.
+pub struct MemoryStore {
+    capacity: u64,
+    held: Mutex<Held>,
+    counters: Counters,
+}
+
+struct Held {
+    values: HashMap<Key, Arc<Vec<u8>>>,
+    recency: Lru<Key>,
+}
+
+impl MemoryStore {
+    /// An empty store that holds at most so many bytes, 256 of them for each object beside its
+    /// value.
+    pub fn new(capacity: u64) -> Self {
+        let held = Held { values: HashMap::new(), recency: Lru::new() };
+        Self { capacity, held: Mutex::new(held), counters: Counters::default() }
+    }
+
+    fn put_one(&self, key: &Key, value: &[std::io::IoSlice<'_>]) -> Result<PutOutcome> {
+        let bytes = slices::len_of(value);
+        let limit = self.capabilities().max_value_bytes;
+        if bytes > limit {
+            return Err(Error::new(
+                ErrorKind::Config,
+                format!("a value of {bytes} bytes is larger than the store takes ({limit})"),
+            )
+            .with("store", self.url())
+            .with("key", key));
+        }
+        let present = |held: &Held| held.values.get(key).is_some_and(|v| v.len() as u64 == bytes);
+        {
+            let mut held = self.held.lock();
+            if present(&held) {
+                held.recency.touch(key);
+                return Ok(PutOutcome::AlreadyPresent);
+            }
+        }
+        let value = Arc::new(slices::gather(value));
+        // Freed after the lock is let go of.
+        let mut evicted = Vec::new();
+        let mut held = self.held.lock();
+        if present(&held) {
+            return Ok(PutOutcome::AlreadyPresent);
+        }
+        evicted.extend(held.values.insert(*key, value));
+        held.recency.insert(*key, bytes + ENTRY_BYTES);
+        let replaced = evicted.len();
+        while held.recency.weight() > self.capacity {
+            let Some((victim, _)) = held.recency.evict() else { break };
+            evicted.extend(held.values.remove(&victim));
+        }
+        drop(held);
+        self.counters.evicted((evicted.len() - replaced) as u64);
+        Ok(PutOutcome::Stored)
+    }
+
+    fn get_one(&self, key: &Key, into: &mut [std::io::IoSliceMut<'_>]) -> GetOutcome {
+        let mut held = self.held.lock();
+        let Some(value) = held.values.get(key).cloned() else { return GetOutcome::Miss };
+        held.recency.touch(key);
+        drop(held);
+        let bytes = value.len() as u64;
+        if bytes > slices::room_of(into) {
+            return GetOutcome::TooLarge(bytes);
+        }
+        slices::scatter(&value, into);
+        GetOutcome::Hit(bytes)
+    }
+}
+
+impl Store for MemoryStore {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            shared: false,
+            persistent: false,
+            bounded: true,
+            max_value_bytes: self.capacity.saturating_sub(ENTRY_BYTES),
+        }
+    }
+
+    fn url(&self) -> String {
+        format!("memory://?size={}", self.capacity)
+    }
+
+    fn contains(&self, keys: &[Key], deadline: Instant) -> Result<Vec<bool>> {
+        let answer = deadline::check(deadline).map(|()| {
+            let held = self.held.lock();
+            keys.iter().map(|key| held.values.contains_key(key)).collect()
+        });
+        self.counters.looked_up(&answer);
+        answer
+    }
+
+    fn put_many(&self, batch: &mut [PutRequest<'_>], deadline: Instant) {
+        for request in batch {
+            let outcome = deadline::check(deadline)
+                .and_then(|()| self.put_one(&request.key, request.value));
+            self.counters.put(&outcome, slices::len_of(request.value));
+            request.outcome = Some(outcome);
+        }
+    }
+
+    fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
+        for request in batch {
+            let outcome =
+                deadline::check(deadline).map(|()| self.get_one(&request.key, request.into));
+            self.counters.got(&outcome);
+            request.outcome = Some(outcome);
+        }
+    }
+
+    fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
+        deadline::check(deadline).inspect_err(|_| self.counters.failed())?;
+        let mut removed = Vec::new();
+        let mut held = self.held.lock();
+        for key in keys {
+            held.recency.remove(key);
+            removed.extend(held.values.remove(key));
+        }
+        drop(held);
+        Ok(removed.len() as u64)
+    }
+
+    fn list(
+        &self,
+        namespace: Option<Namespace>,
+        visit: &mut dyn FnMut(Listed),
+        deadline: Instant,
+    ) -> Result<()> {
+        deadline::check(deadline).inspect_err(|_| self.counters.failed())?;
+        // A copy, so that the visitor may use the store.
+        let held = self.held.lock();
+        let listed: Vec<Listed> = held
+            .values
+            .iter()
+            .filter(|(key, _)| namespace.is_none_or(|namespace| key.namespace == namespace))
+            .map(|(key, value)| Listed { key: *key, bytes: value.len() as u64 })
+            .collect();
+        drop(held);
+        listed.into_iter().for_each(visit);
+        Ok(())
+    }
+
+    fn describe(&self, deadline: Instant) -> Result<Vec<(String, String)>> {
+        deadline::check(deadline).inspect_err(|_| self.counters.failed())?;
+        let held = self.held.lock();
+        Ok(vec![
+            ("capacity_bytes".into(), self.capacity.to_string()),
+            ("used_bytes".into(), held.recency.weight().to_string()),
+            ("objects".into(), held.recency.len().to_string()),
+        ])
+    }
+
+    fn stats(&self) -> StoreStats {
+        self.counters.snapshot()
+    }
+}

@@ -1,0 +1,98 @@
+//! From a URL to a store.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use url::Url;
+
+use crate::file::FileStore;
+use crate::memory::MemoryStore;
+use crate::{Error, ErrorKind, Result, Store, parse_size, resp};
+
+const ACCEPTED: &str = "memory://?size=1GiB, file:///absolute/path?size=10GiB, \
+     valkey://[user[:password]@]host[:port][/db] (or redis://), unix:///path.sock[?db=N]";
+
+/// How to open a store, beside what its URL says.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// How a server's operator sees our connections.
+    pub client_name: String,
+    /// Longest that making a connection may take.
+    pub connect_timeout: Duration,
+    /// Most connections held to one server.
+    pub pool_connections: usize,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self {
+            client_name: "penstock".to_owned(),
+            connect_timeout: Duration::from_secs(1),
+            pool_connections: 8,
+        }
+    }
+}
+
+/// Opens the store that a URL names.
+///
+/// Opening checks what the URL says and, for a directory, that it can be used; it does not wait
+/// for a server, which may come up later. Fails with [`ErrorKind::Config`] on anything wrong in
+/// the URL. No error repeats the URL, which may hold a password.
+pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
+    let (scheme, _) = url.split_once(':').unwrap_or_default();
+    match scheme {
+        "memory" => open_memory(&parse(url)?),
+        "file" => open_file(&parse(url)?),
+        "redis" | "valkey" | "rediss" | "valkeys" | "unix" | "redis+unix" | "valkey+unix" => {
+            resp::open(url, options)
+        }
+        _ => Err(config("not a pool URL")),
+    }
+}
+
+fn open_memory(url: &Url) -> Result<Arc<dyn Store>> {
+    if url.has_host() || !matches!(url.path(), "" | "/") {
+        return Err(config("a memory pool has neither host nor path"));
+    }
+    let size = size_of(url)?.ok_or_else(|| config("a memory pool needs a size"))?;
+    Ok(Arc::new(MemoryStore::new(size)))
+}
+
+fn open_file(url: &Url) -> Result<Arc<dyn Store>> {
+    let path = (!url.has_host() && url.path().len() > 1)
+        .then(|| url.to_file_path().ok())
+        .flatten()
+        .ok_or_else(|| config("a file pool's URL has three slashes and an absolute path"))?;
+    let store = match size_of(url)? {
+        Some(size) => FileStore::open(&path, size)?,
+        None => FileStore::open_with_default_size(&path)?,
+    };
+    Ok(Arc::new(store))
+}
+
+fn parse(url: &str) -> Result<Url> {
+    let url = Url::parse(url).map_err(|error| config(&format!("not a pool URL: {error}")))?;
+    if url.fragment().is_some() {
+        return Err(config("a pool URL has no fragment: write '#' in a path as %23"));
+    }
+    Ok(url)
+}
+
+/// The `size` parameter, the only one there is.
+fn size_of(url: &Url) -> Result<Option<u64>> {
+    let mut size = None;
+    for (name, value) in url.query_pairs() {
+        if name != "size" || size.is_some() {
+            return Err(config(&format!("parameter {name:?} is unknown or given twice")));
+        }
+        size = Some(parse_size(&value)?).filter(|&size| size > 0);
+        if size.is_none() {
+            return Err(config("a pool of no bytes holds nothing"));
+        }
+    }
+    Ok(size)
+}
+
+fn config(problem: &str) -> Error {
+    Error::new(ErrorKind::Config, format!("{problem}; accepted: {ACCEPTED}"))
+}

@@ -1,0 +1,226 @@
+//! The form of an object's value: a 64-byte header, then the payload.
+//!
+//! | bytes  | content |
+//! |--------|---------|
+//! | 0..4   | `PNSK` |
+//! | 4..6   | format version, little endian, now 1 |
+//! | 6..8   | flags, none defined: zero |
+//! | 8..16  | payload length in bytes, little endian |
+//! | 16..32 | namespace digest |
+//! | 32..48 | XXH3-128 of the key's bytes ([`Key::to_bytes`]), little endian |
+//! | 48..56 | checksum of the payload, little endian |
+//! | 56..64 | checksum of bytes 0..56, little endian |
+//!
+//! A reader accepts a value only if all of it checks out; whatever does not is a [`Rejection`],
+//! which the reader treats as a miss. The checksum is XXH3-64: chosen by measurement, see
+//! `docs/benchmarks.md`. It catches damage and mix-ups, not an adversary who can write to the
+//! store.
+
+use std::hash::Hasher;
+
+use twox_hash::{XxHash3_64, XxHash3_128};
+
+use crate::{Key, NAMESPACE_BYTES};
+
+/// Bytes of the header in front of every payload.
+pub const HEADER_BYTES: usize = 64;
+/// The format version that this library writes, and the only one it reads.
+pub const FORMAT_VERSION: u16 = 1;
+
+const MAGIC: [u8; 4] = *b"PNSK";
+const VERSION_AT: usize = 4;
+const FLAGS_AT: usize = 6;
+const LENGTH_AT: usize = 8;
+const NAMESPACE_AT: usize = 16;
+const KEY_AT: usize = NAMESPACE_AT + NAMESPACE_BYTES;
+const PAYLOAD_CHECKSUM_AT: usize = 48;
+const HEADER_CHECKSUM_AT: usize = 56;
+
+/// Why a value was not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Rejection {
+    /// The value ends before its header or its payload does.
+    #[error("value ends after {found} of {expected} bytes")]
+    Truncated {
+        /// Bytes that the whole value has, header included.
+        expected: u64,
+        /// Bytes that are there.
+        found: u64,
+    },
+    /// Not one of our values at all.
+    #[error("value does not begin like one of Penstock's")]
+    BadMagic,
+    /// Written in a format that this library does not read.
+    #[error("value has format version {found}, not {FORMAT_VERSION}")]
+    Version {
+        /// The version in the header.
+        found: u16,
+    },
+    /// The header is damaged.
+    #[error("header checksum does not match")]
+    HeaderChecksum,
+    /// The header asks for something that this library does not know.
+    #[error("value has unknown flags {found:#06x}")]
+    Flags {
+        /// The flags in the header.
+        found: u16,
+    },
+    /// The value belongs to engines that this one must not share with.
+    #[error("value belongs to another namespace")]
+    Namespace,
+    /// The value was stored under another key.
+    #[error("value belongs to another key")]
+    Key,
+    /// The payload is not as long as the reader's geometry makes it.
+    #[error("payload of {found} bytes where {expected} were expected")]
+    Length {
+        /// Payload bytes that the reader expects.
+        expected: u64,
+        /// Payload bytes that there are.
+        found: u64,
+    },
+    /// The payload is damaged.
+    #[error("payload checksum does not match")]
+    PayloadChecksum,
+}
+
+impl Rejection {
+    /// Stable lower-case name, used in counters.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Truncated { .. } => "truncated",
+            Self::BadMagic => "bad_magic",
+            Self::Version { .. } => "version",
+            Self::HeaderChecksum => "header_checksum",
+            Self::Flags { .. } => "flags",
+            Self::Namespace => "namespace",
+            Self::Key => "key",
+            Self::Length { .. } => "length",
+            Self::PayloadChecksum => "payload_checksum",
+        }
+    }
+}
+
+/// A payload's checksum in the making, fed piece by piece; how it is cut does not matter.
+#[derive(Clone)]
+pub struct Checksum(XxHash3_64);
+
+impl Checksum {
+    /// The checksum of nothing yet.
+    pub fn new() -> Self {
+        Self(XxHash3_64::with_seed(0))
+    }
+
+    /// Takes in the payload's next bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.write(bytes);
+    }
+
+    /// The checksum of everything taken in so far.
+    pub fn finish(&self) -> u64 {
+        self.0.finish()
+    }
+
+    /// The checksum of a payload that lies in one piece.
+    pub fn of(payload: &[u8]) -> u64 {
+        XxHash3_64::oneshot(payload)
+    }
+}
+
+impl Default for Checksum {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What a verified header says the payload's checksum is: the payload is not verified until
+/// [`check`](Self::check) has passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the payload is not verified until its checksum is checked"]
+pub struct ExpectedChecksum(u64);
+
+impl ExpectedChecksum {
+    /// Compares with the checksum of the payload that arrived.
+    pub fn check(self, found: u64) -> Result<(), Rejection> {
+        if self.0 == found { Ok(()) } else { Err(Rejection::PayloadChecksum) }
+    }
+}
+
+/// The header for a payload of this length and checksum, stored under this key.
+pub fn seal(key: &Key, payload_len: u64, checksum: u64) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    header[..VERSION_AT].copy_from_slice(&MAGIC);
+    header[VERSION_AT..FLAGS_AT].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+    header[LENGTH_AT..NAMESPACE_AT].copy_from_slice(&payload_len.to_le_bytes());
+    header[NAMESPACE_AT..KEY_AT].copy_from_slice(&key.namespace.0);
+    header[KEY_AT..PAYLOAD_CHECKSUM_AT].copy_from_slice(&key_digest(key));
+    header[PAYLOAD_CHECKSUM_AT..HEADER_CHECKSUM_AT].copy_from_slice(&checksum.to_le_bytes());
+    let own = Checksum::of(&header[..HEADER_CHECKSUM_AT]);
+    header[HEADER_CHECKSUM_AT..].copy_from_slice(&own.to_le_bytes());
+    header
+}
+
+/// Checks a header against what the reader asked for. The payload follows only if this passes and
+/// the checksum returned matches.
+pub fn verify(
+    header: &[u8; HEADER_BYTES],
+    key: &Key,
+    expected_payload_len: u64,
+) -> Result<ExpectedChecksum, Rejection> {
+    let u16_at = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
+    let u64_at = |at: usize| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&header[at..at + 8]);
+        u64::from_le_bytes(bytes)
+    };
+    if header[..VERSION_AT] != MAGIC {
+        return Err(Rejection::BadMagic);
+    }
+    // Before the header's own checksum, whose form another version may have changed.
+    let version = u16_at(VERSION_AT);
+    if version != FORMAT_VERSION {
+        return Err(Rejection::Version { found: version });
+    }
+    if u64_at(HEADER_CHECKSUM_AT) != Checksum::of(&header[..HEADER_CHECKSUM_AT]) {
+        return Err(Rejection::HeaderChecksum);
+    }
+    let flags = u16_at(FLAGS_AT);
+    if flags != 0 {
+        return Err(Rejection::Flags { found: flags });
+    }
+    if header[NAMESPACE_AT..KEY_AT] != key.namespace.0 {
+        return Err(Rejection::Namespace);
+    }
+    if header[KEY_AT..PAYLOAD_CHECKSUM_AT] != key_digest(key) {
+        return Err(Rejection::Key);
+    }
+    let found = u64_at(LENGTH_AT);
+    if found != expected_payload_len {
+        return Err(Rejection::Length { expected: expected_payload_len, found });
+    }
+    Ok(ExpectedChecksum(u64_at(PAYLOAD_CHECKSUM_AT)))
+}
+
+/// Checks a whole value, header and payload in one piece, and nothing after them.
+pub fn verify_value(value: &[u8], key: &Key, expected_payload_len: u64) -> Result<(), Rejection> {
+    let found = value.len() as u64;
+    let expected = (HEADER_BYTES as u64).saturating_add(expected_payload_len);
+    let (header, payload) = value
+        .split_first_chunk::<HEADER_BYTES>()
+        .ok_or(Rejection::Truncated { expected, found })?;
+    let checksum = verify(header, key, expected_payload_len)?;
+    if found < expected {
+        return Err(Rejection::Truncated { expected, found });
+    }
+    if found > expected {
+        return Err(Rejection::Length {
+            expected: expected_payload_len,
+            found: payload.len() as u64,
+        });
+    }
+    checksum.check(Checksum::of(payload))
+}
+
+fn key_digest(key: &Key) -> [u8; 16] {
+    XxHash3_128::oneshot(&key.to_bytes()).to_le_bytes()
+}

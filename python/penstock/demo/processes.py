@@ -1,0 +1,216 @@
+"""Server processes that never outlive the demo."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from penstock.errors import PenstockError
+
+_GRACE_SECONDS = 10.0
+_LOG_LINES = 25
+
+
+class ServerFailed(PenstockError):
+    """A server ended, or did not come up in time; the message holds the end of its log."""
+
+    kind = "server_failed"
+
+
+class Interrupted(BaseException):
+    """A signal asked the demo to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interruption:
+    """Inside, the first signal that ends a program raises :class:`Interrupted`; later ones are
+    ignored, so what cleans up is not interrupted again. `held` puts the exception off."""
+
+    def __init__(self) -> None:
+        self._holds = 0
+        self._pending: int | None = None
+        self._raised = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        self._before = {each: signal.signal(each, self._receive) for each in _ENDING_SIGNALS}
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, nothing is interrupted; a signal that came meanwhile raises at the end."""
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
+        if self._pending is not None:
+            self._raise(self._pending)
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        if self._holds:
+            self._pending = number
+        else:
+            self._raise(number)
+
+    def _raise(self, number: int) -> None:
+        if not self._raised:
+            self._raised = True
+            raise Interrupted(number)
+
+
+class Processes:
+    """All the servers of a demo; none of their processes is left after the `with` block."""
+
+    def __init__(self, interruption: Interruption) -> None:
+        self._interruption = interruption
+        self._servers: list[Server] = []
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        with self._interruption.held():
+            _stop_all(self._servers)
+
+    def start(
+        self, name: str, command: Sequence[str], log: Path, environ: Mapping[str, str] | None = None
+    ) -> Server:
+        """Starts a program; its output goes to the file `log`."""
+        # Else a signal could come between the program's start and its entry into the list.
+        with self._interruption.held():
+            server = Server(name, command, log, environ)
+            self._servers.append(server)
+        return server
+
+
+class Server:
+    """A program in a session of its own, so that a Ctrl-C at the terminal reaches only the demo."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, environ: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self._log = log
+        self._started = time.monotonic()
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **(environ or {})},
+            )
+
+    def check(self, deadline: float) -> None:
+        """Raises ServerFailed if the program ended, or has been running for `deadline` seconds."""
+        status = self._process.poll()
+        if status is not None:
+            raise ServerFailed(f"{self.name} ended with status {status}{self._tail()}")
+        if time.monotonic() - self._started > deadline:
+            raise ServerFailed(f"{self.name} was not ready after {deadline:.0f} s{self._tail()}")
+
+    def _tail(self) -> str:
+        lines = self._log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        if not lines:
+            return " and left no log"
+        return f"; the end of its log {self._log}:\n" + "\n".join(f"  {line}" for line in lines)
+
+    def family(self) -> list[psutil.Process]:
+        """The program, what descends from it, and what has left it but not its session."""
+        session = self._process.pid
+        family = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(ProcessLookupError, psutil.Error):
+                if os.getsid(process.pid) == session:
+                    family.append(process)
+        with contextlib.suppress(psutil.Error):
+            family += psutil.Process(self._process.pid).children(recursive=True)
+        return list(set(family))
+
+    def terminate(self) -> None:
+        """Asks the program to end."""
+        if self._process.poll() is None:
+            self._process.terminate()
+
+
+def _stop_all(servers: Sequence[Server]) -> None:
+    families = {process for server in servers for process in server.family()}
+    for server in servers:
+        server.terminate()
+    psutil.wait_procs(families, timeout=_GRACE_SECONDS)
+    families.update(process for server in servers for process in server.family())
+    for process in families:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(families, timeout=_GRACE_SECONDS)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def start_pool_server(processes: Processes, kind: str, folder: Path) -> str:
+    """Starts Valkey or Redis on a unix socket in `folder`; its URL as a pool.
+
+    Raises:
+        ServerFailed: it is not installed, or does not start.
+    """
+    program = shutil.which(f"{kind}-server")
+    if program is None:
+        raise ServerFailed(
+            f"{kind}-server is not installed (Debian's package {kind}-server has it); "
+            "the default pool needs no server"
+        )
+    path = folder / f"{kind}.sock"
+    options = {
+        "port": "0",
+        "unixsocket": str(path),
+        "unixsocketperm": "700",
+        "dir": str(folder),
+        "save": "",
+        "appendonly": "no",
+        "maxmemory": "2gb",
+        "maxmemory-policy": "allkeys-lru",
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    server = processes.start(kind, [program, *words], folder / f"{kind}.log")
+    while not _accepts(path):
+        server.check(deadline=20.0)
+        time.sleep(0.05)
+    return f"{kind}+unix://{path}"
+
+
+def _accepts(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(str(path))
+        except OSError:
+            return False
+        return True

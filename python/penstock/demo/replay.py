@@ -1,0 +1,162 @@
+"""Sends a workload through two engines that share a pool, then each prompt to one without it."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from penstock.demo.engine import Answer, Counters, Engine
+from penstock.demo.model import BEGIN, VOCABULARY
+from penstock.demo.workload import NODES, Workload
+
+BLOCK_TOKENS = 128
+"""Tokens of a block of KV cache: what is stored, found and loaded as a whole."""
+
+_WARM_UP_TOKENS = 3 * BLOCK_TOKENS + 1
+
+
+class Situation(Enum):
+    """What a prompt meets, by what the nodes were sent before: where the largest part of it should
+    come from. It is worked out before the request is sent, so a load that fails does not turn a
+    warm request into a cold one."""
+
+    COLD = "cold"
+    OTHER_NODE = "warm on the other node"
+    SAME_NODE = "warm on the same node"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One step as it went."""
+
+    conversation: int
+    turn: int
+    node: int
+    situation: Situation
+    prompt: tuple[int, ...]
+    answer: Answer
+    moved: Counters
+
+    @property
+    def loaded_tokens(self) -> int:
+        """Prompt tokens whose KV came from the pool."""
+        return self.moved.loaded_tokens
+
+    @property
+    def local_tokens(self) -> int:
+        """Prompt tokens that the node had in its own prefix cache."""
+        return max(0, self.answer.cached_tokens - self.loaded_tokens)
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that the node computed."""
+        return len(self.prompt) - self.local_tokens - self.loaded_tokens
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A step beside the same prompt on the engine without Penstock and without any cache."""
+
+    exchange: Exchange
+    reference: Answer
+
+    @property
+    def equal(self) -> bool:
+        """Whether every token of both answers is the same."""
+        return self.exchange.answer.tokens == self.reference.tokens
+
+
+class Sightings:
+    """Which prefixes each node was sent, in whole blocks."""
+
+    def __init__(self) -> None:
+        self._seen: list[set[bytes]] = [set() for _ in range(NODES)]
+
+    def situation(self, prompt: Sequence[int], node: int) -> Situation:
+        """What `prompt` meets on `node`, which is then taken to have seen it."""
+        chain = _chain(prompt)
+        # vLLM always computes the last token itself.
+        reusable = chain[: (len(prompt) - 1) // BLOCK_TOKENS]
+        here = _shared(reusable, self._seen[node])
+        anywhere = max(here, *(_shared(reusable, seen) for seen in self._seen))
+        self.saw(prompt, node)
+        parts = {
+            Situation.SAME_NODE: here * BLOCK_TOKENS,
+            Situation.OTHER_NODE: (anywhere - here) * BLOCK_TOKENS,
+            Situation.COLD: len(prompt) - anywhere * BLOCK_TOKENS,
+        }
+        return max(parts, key=lambda part: parts[part])
+
+    def saw(self, tokens: Sequence[int], node: int) -> None:
+        """Notes that `node` has computed or loaded all of `tokens`."""
+        self._seen[node].update(_chain(tokens))
+
+
+def _chain(tokens: Sequence[int]) -> list[bytes]:
+    """A digest for each prefix of whole blocks."""
+    digest = hashlib.sha256()
+    chain = []
+    for end in range(BLOCK_TOKENS, len(tokens) + 1, BLOCK_TOKENS):
+        digest.update(array("I", tokens[end - BLOCK_TOKENS : end]).tobytes())
+        chain.append(digest.digest())
+    return chain
+
+
+def _shared(chain: Sequence[bytes], seen: set[bytes]) -> int:
+    return next((n for n, digest in enumerate(chain) if digest not in seen), len(chain))
+
+
+def warm_up(engines: Sequence[Engine]) -> None:
+    """One prompt for every engine, so that none pays for its first request while it is measured."""
+    prompt = [BEGIN, *(token % VOCABULARY for token in range(1, _WARM_UP_TOKENS))]
+    for engine in engines:
+        engine.complete(prompt, max_tokens=2)
+
+
+def replay(
+    workload: Workload, nodes: Sequence[Engine], progress: Callable[[], None]
+) -> list[Exchange]:
+    """Sends the steps one after the other, each to its node; calls `progress` after each."""
+    sightings = Sightings()
+    histories: dict[int, tuple[int, ...]] = {}
+    before = [node.counters() for node in nodes]
+    exchanges = []
+    for step in workload.steps:
+        node = nodes[step.node]
+        history = histories[step.conversation] if step.follows else ()
+        prompt = (*history, *step.tokens)
+        situation = sightings.situation(prompt, step.node)
+        answer = node.complete(prompt, step.answer_tokens)
+        # The KV of the answer's last token does not exist yet.
+        sightings.saw((*prompt, *answer.tokens[:-1]), step.node)
+        histories[step.conversation] = (*prompt, *answer.tokens)
+        after = node.counters()
+        exchanges.append(
+            Exchange(
+                step.conversation,
+                step.turn,
+                step.node,
+                situation,
+                prompt,
+                answer,
+                after - before[step.node],
+            )
+        )
+        before[step.node] = after
+        progress()
+    return exchanges
+
+
+def compare(
+    exchanges: Sequence[Exchange], reference: Engine, progress: Callable[[], None]
+) -> list[Comparison]:
+    """Sends the same prompts to `reference`; calls `progress` after each."""
+    comparisons = []
+    for exchange in exchanges:
+        answer = reference.complete(exchange.prompt, len(exchange.answer.tokens))
+        comparisons.append(Comparison(exchange, answer))
+        progress()
+    return comparisons

@@ -1,0 +1,191 @@
+"""What the demo asks: conversations about long documents, or an agent's recorded requests.
+
+Every step names the node that it goes to. A conversation changes nodes with each of its steps, as
+under a router that looks only at load.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sysconfig
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.demo.model import ASSISTANT, BEGIN, USER, encode
+from penstock.errors import ConfigError
+
+NODES = 2
+
+_DOCUMENT_TOKENS = 4_000
+_ANSWER_TOKENS = 24
+_TURNS = 3
+_MODULES = (
+    "argparse",
+    "typing",
+    "subprocess",
+    "tarfile",
+    "inspect",
+    "datetime",
+    "ast",
+    "zipfile",
+    "doctest",
+    "pathlib",
+    "locale",
+    "turtle",
+    "tokenize",
+    "threading",
+    "mailbox",
+    "smtplib",
+)
+_QUESTIONS = (
+    "What is this module for, in a sentence?",
+    "Which of its functions would you call first, and with what?",
+    "What happens when an argument is wrong?",
+)
+
+_TRACE_PROMPT_TOKENS = 8_192
+_TRACE_TOTAL_TOKENS = 110_000
+_TRACE_REQUESTS = 64
+_TRACE_SESSION_REQUESTS = 6
+
+
+@dataclass(frozen=True)
+class Step:
+    """One request, to one node."""
+
+    conversation: int
+    turn: int
+    node: int
+    tokens: tuple[int, ...]
+    """The prompt, or what follows the conversation's last prompt and its answer."""
+    follows: bool
+    """Whether `tokens` continue the conversation's last step."""
+    answer_tokens: int = _ANSWER_TOKENS
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Steps in the order in which they are sent."""
+
+    title: str
+    steps: tuple[Step, ...]
+    cuts: tuple[str, ...] = ()
+    """What was left out of the material so that it fits the model and the time, in words."""
+
+
+def documents(conversations: int) -> Workload:
+    """Conversations about sources of Python's standard library, a module each.
+
+    All first turns come first, then all second ones: people read an answer before they go on.
+
+    Raises:
+        ConfigError: there are not so many modules.
+    """
+    texts = list(_documents())
+    if not 1 <= conversations <= len(texts):
+        raise ConfigError(f"conversations: 1 to {len(texts)}, not {conversations}")
+    steps = []
+    for turn in range(_TURNS):
+        for conversation in range(conversations):
+            question = encode(_QUESTIONS[turn % len(_QUESTIONS)])
+            tokens = [USER, *question, ASSISTANT]
+            if turn == 0:
+                document = encode(f"{texts[conversation]}\n\n")
+                tokens = [BEGIN, USER, *document, *question, ASSISTANT]
+            steps.append(
+                Step(conversation, turn, (conversation + turn) % NODES, tuple(tokens), turn > 0)
+            )
+    return Workload(
+        f"{conversations} conversations of {_TURNS} turns about sources of the standard library",
+        tuple(steps),
+    )
+
+
+def _documents() -> Iterator[str]:
+    folder = Path(sysconfig.get_path("stdlib"))
+    for module in _MODULES:
+        path = folder / f"{module}.py"
+        if not path.exists():
+            path = folder / module / "__init__.py"
+        if path.exists():
+            source = path.read_bytes()[:_DOCUMENT_TOKENS]
+            # A whole number of lines, so that no character is cut in two.
+            yield source[: source.rfind(b"\n")].decode(errors="replace")
+
+
+def trace(path: Path) -> Workload:
+    """An agent's requests from a file of JSON lines, plain or gzipped, with the fields `timestamp`
+    (microseconds), `input`, `output` (texts) and `session_id`; in the order of their timestamps.
+
+    Raises:
+        ConfigError: the file cannot be read, or is of another form.
+    """
+    sessions: dict[str, list[tuple[int, str, str]]] = {}
+    for number, record in _records(path):
+        try:
+            entry = (int(record["timestamp"]), str(record["input"]), str(record["output"]))
+            sessions.setdefault(str(record["session_id"]), []).append(entry)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{path}, line {number}: not a request of a trace: {error!r}"
+            ) from None
+    if not sessions:
+        raise ConfigError(f"{path} holds no requests")
+
+    chosen: list[tuple[int, Step]] = []
+    total = shortened = 0
+    for conversation, session in enumerate(sessions.values()):
+        session.sort(key=lambda entry: entry[0])
+        turn = 0
+        seen: set[tuple[int, ...]] = set()
+        for timestamp, prompt, answer in session[:_TRACE_SESSION_REQUESTS]:
+            tokens = (BEGIN, *encode(prompt))
+            cut = tokens[:_TRACE_PROMPT_TOKENS]
+            # Cut to the same beginning, two prompts are one; the second would show nothing.
+            if cut != tokens and cut in seen:
+                continue
+            full = len(chosen) == _TRACE_REQUESTS or total + len(cut) > _TRACE_TOTAL_TOKENS
+            if chosen and full:
+                break
+            seen.add(cut)
+            shortened += cut != tokens
+            total += len(cut)
+            answer_tokens = max(1, min(_ANSWER_TOKENS, len(encode(answer))))
+            node = (conversation + turn) % NODES
+            chosen.append((timestamp, Step(conversation, turn, node, cut, False, answer_tokens)))
+            turn += 1
+    chosen.sort(key=lambda item: item[0])
+    steps = tuple(step for _, step in chosen)
+
+    requests = sum(len(session) for session in sessions.values())
+    cuts = []
+    if len(steps) < requests:
+        cuts.append(
+            f"{len(steps)} of {requests} requests are replayed: at most {_TRACE_SESSION_REQUESTS} "
+            f"of a session, {_TRACE_REQUESTS} and {_TRACE_TOTAL_TOKENS:,} prompt tokens in all"
+        )
+    if shortened:
+        cuts.append(f"{shortened} prompts are cut to their first {_TRACE_PROMPT_TOKENS:,} tokens")
+    cuts.append(f"answers have at most {_ANSWER_TOKENS} tokens")
+    return Workload(f"requests of {path.name}", steps, tuple(cuts))
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        raw = path.read_bytes()
+        text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if not isinstance(record, dict):
+                raise ConfigError(f"{path}, line {number}: not a JSON object")
+            yield number, record

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# The checks, fast ones first; each stage says how long it took. Runs in the repository's root with
+# the virtual environment first in PATH, as `make test` and `make lint` arrange it.
+#
+# Usage: scripts/test.sh all|lint
+set -euo pipefail
+
+summary=()
+trap 'status=$?; printf "\n%s\n" "${summary[@]:-}"; exit $status' EXIT
+
+# stage NAME SECONDS COMMAND...: runs the command, for so long at the most.
+stage() {
+    local name=$1 limit=$2 begin=$SECONDS status=0
+    shift 2
+    printf '\n== %s\n' "$name"
+    timeout --foreground --kill-after=20 "$limit" "$@" || status=$?
+    local line
+    line=$(printf '%-44s %4d s' "$name" $((SECONDS - begin)))
+    case $status in
+        0) ;;
+        124 | 137) line+="  FAILED: not done after $limit s" ;;
+        *) line+="  FAILED: status $status" ;;
+    esac
+    summary+=("$line")
+    return "$status"
+}
+
+lint() {
+    stage 'ruff check' 120 ruff check .
+    stage 'ruff format' 120 ruff format --check .
+    stage 'mypy' 300 mypy
+    stage 'native module against its stubs' 300 python -m mypy.stubtest penstock._native
+    stage 'cargo fmt' 120 cargo fmt --all --check
+    stage 'cargo clippy' 900 cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
+}
+
+all() {
+    stage 'Redis and Valkey servers' 300 scripts/install-servers.sh
+    lint
+    if cargo nextest --version >/dev/null 2>&1; then
+        stage 'Rust tests' 900 cargo nextest run --workspace --locked --no-fail-fast
+        stage 'Rust documentation tests' 600 cargo test --quiet --workspace --locked --doc
+    else
+        stage 'Rust tests' 1200 cargo test --quiet --workspace --locked --no-fail-fast
+    fi
+    stage 'Python tests' 600 python -m pytest -q --ignore tests/e2e --timeout 120
+    stage 'end-to-end tests on the real vLLM' 2400 python -m pytest -q tests/e2e --timeout 600
+}
+
+case ${1:-} in
+    all) all ;;
+    lint) lint ;;
+    *) printf 'usage: %s all|lint\n' "$0" >&2; exit 2 ;;
+esac

@@ -192,8 +192,8 @@ impl Engine {
         })
     }
 
-    /// Gives up what can be given up of a job: what is not being put, or is not being written
-    /// into blocks. The job completes all the same, a load at once unless a write is under way.
+    /// Gives up what can be given up of a job: what is not being gathered or put, or is not being
+    /// written into blocks. The job completes all the same, a load at once unless a write is under way.
     pub fn cancel(&self, job: u64) {
         match self.table.get(job) {
             Some(Job::Load(load)) => {

@@ -97,9 +97,12 @@ impl Queues {
         self.signals.copy.notify_all();
     }
 
-    pub(crate) fn push_put(&self, put: Put) {
+    /// Queues a gathered object. Its blocks are released no earlier than it can be found here,
+    /// so that who has seen the release and cancels finds it.
+    pub(crate) fn push_put(&self, mut put: Put) {
         {
             let mut state = self.state.lock();
+            put.ticket.gathered();
             let failing = state.failing_until.is_some_and(|until| until > Instant::now());
             if state.closed || failing {
                 put.ticket.resolve(Outcome::Dropped);

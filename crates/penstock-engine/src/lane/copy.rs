@@ -27,7 +27,7 @@ pub(super) fn run(floor: &Floor) {
 
 fn gather(
     floor: &Floor,
-    mut ticket: StoreTicket,
+    ticket: StoreTicket,
     mut slot: Slot<Empty>,
     segments: &mut Vec<Segment>,
 ) {
@@ -38,7 +38,6 @@ fn gather(
     add_time(&floor.counters.gather_nanos, start);
     match checksum {
         Some(checksum) => {
-            ticket.gathered();
             let slot = slot.seal(&key, bytes, &checksum);
             floor.queues.push_put(Put { ticket, slot });
         }

@@ -1,0 +1,137 @@
+//! Registration, shutdown, and what is left behind: nothing.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use penstock_engine::{Engine, EngineConfig, EngineError, Lookup, LookupConfig, Outcome};
+use penstock_layout::KvLayout;
+use penstock_store::{ErrorKind, Store};
+use support::*;
+
+// The one test here that counts this process's threads runs them all, one after the other.
+#[test]
+fn no_thread_is_left_and_every_job_is_answered() {
+    shutdown_answers_all_jobs_and_ends_all_threads();
+    shutdown_is_bounded_by_the_caller_and_then_by_the_operation();
+    dropping_an_engine_ends_its_threads();
+    an_engine_that_cannot_be_made_leaves_nothing();
+    unregistered_memory_is_left_alone();
+}
+
+fn shutdown_answers_all_jobs_and_ends_all_threads() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let mut config = config(8);
+    config.put_timeout = Duration::from_millis(200);
+    let engine = engine(&store, config, &kv);
+    assert_eq!(threads("penstock-io").len(), 4);
+    assert_eq!(threads("penstock-copy").len(), 1);
+    store.hold_puts(true);
+    store.hold_gets(true);
+    engine.submit_store(1, (0..10).map(|n| object(n, &[n])).collect()).unwrap();
+    engine.submit_load(2, (10..20).map(|n| object(n, &[n])).collect(), soon(), true).unwrap();
+    engine.submit_load(3, vec![object(20, &[20])], soon(), true).unwrap();
+    store.until(|call| matches!(call, Call::Get(_)));
+    store.hold_gets(false);
+    assert!(engine.shutdown(LONG));
+    assert!(engine.shutdown(Duration::ZERO));
+    assert_eq!(threads("penstock-"), Vec::<String>::new());
+    for job in [1, 2, 3] {
+        for outcome in outcomes(&engine, job) {
+            use Outcome::{Cancelled, Dropped, Failed, Miss, Skipped};
+            assert!(
+                matches!(outcome, Dropped | Cancelled | Failed(ErrorKind::TimedOut) | Miss | Skipped),
+                "job {job}: {outcome:?}"
+            );
+        }
+    }
+    let refused = engine.submit_load(4, vec![object(1, &[1])], soon(), true);
+    assert!(matches!(refused, Err(EngineError::Closed)));
+    let refused = engine.submit_store(4, vec![object(1, &[1])]);
+    assert!(matches!(refused, Err(EngineError::Closed)));
+    assert_eq!(engine.stats().slots_in_use, 0);
+}
+
+fn shutdown_is_bounded_by_the_caller_and_then_by_the_operation() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let mut config = config(8);
+    config.get_timeout = Duration::from_secs(1);
+    let engine = engine(&store, config, &kv);
+    store.hold_gets(true);
+    engine.submit_load(2, vec![object(1, &[1])], soon(), true).unwrap();
+    store.until(|call| matches!(call, Call::Get(_)));
+    let start = Instant::now();
+    assert!(!engine.shutdown(Duration::from_millis(10)));
+    assert_eq!(outcomes(&engine, 2), [Outcome::Cancelled]);
+    assert!(engine.shutdown(LONG));
+    assert!(start.elapsed() < LONG, "the store was held up for longer than the operation's bound");
+    assert_eq!(threads("penstock-"), Vec::<String>::new());
+}
+
+fn dropping_an_engine_ends_its_threads() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    for round in 0..20 {
+        let engine = engine(&store, config(4), &kv);
+        engine.submit_store(1, vec![object(round, &[1])]).unwrap();
+        engine.submit_load(2, vec![object(round, &[2])], soon(), false).unwrap();
+        let lookup =
+            Lookup::new(store.clone() as Arc<dyn Store>, LookupConfig::default()).unwrap();
+        lookup.submit(1, key(1).namespace, &[key(1).chunk], &[share()], LONG).unwrap();
+    }
+    assert_eq!(threads("penstock-"), Vec::<String>::new());
+    assert_eq!(Arc::strong_count(&store), 1);
+}
+
+fn an_engine_that_cannot_be_made_leaves_nothing() {
+    let store = Probe::new();
+    for config in [
+        EngineConfig::new(0, 4),
+        EngineConfig::new(64, 1),
+        EngineConfig { io_lanes: 0, ..EngineConfig::new(64, 4) },
+        EngineConfig { copy_lanes: 65, ..EngineConfig::new(64, 4) },
+        EngineConfig { batch: 0, ..EngineConfig::new(64, 4) },
+        EngineConfig { store_slots: 4, ..EngineConfig::new(64, 4) },
+    ] {
+        let made = Engine::new(store.clone() as Arc<dyn Store>, config.clone());
+        assert!(matches!(made, Err(EngineError::Config(_))), "{config:?}");
+    }
+    let huge = EngineConfig::new(1 << 40, 1 << 10);
+    let made = Engine::new(store.clone() as Arc<dyn Store>, huge);
+    assert!(matches!(made, Err(EngineError::Memory { .. })));
+    assert_eq!(Arc::strong_count(&store), 1);
+    assert_eq!(threads("penstock-"), Vec::<String>::new());
+}
+
+fn unregistered_memory_is_left_alone() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let mut config = config(8);
+    config.store_wait = LONG;
+    config.store_slots = 1;
+    let engine = engine(&store, config, &kv);
+    engine.submit_store(1, vec![object(1, &[1])]).unwrap();
+    outcomes(&engine, 1);
+    let before = kv.all();
+    store.hold_gets(true);
+    store.hold_puts(true);
+    engine.submit_load(2, vec![object(1, &[2])], soon(), true).unwrap();
+    store.until(|call| matches!(call, Call::Get(_)));
+    engine.submit_store(3, vec![object(3, &[3]), object(4, &[4])]).unwrap();
+    store.until(|call| *call == Call::Put(vec![key(3)]));
+    engine.unregister();
+    engine.unregister();
+    assert_eq!(outcomes(&engine, 2), [Outcome::Cancelled]);
+    assert!(matches!(
+        engine.submit_load(9, vec![object(1, &[2])], soon(), true),
+        Err(EngineError::NotRegistered)
+    ));
+    // What was gathered before is put; nothing else of the old memory is.
+    let other = Kv::new(KvLayout::BLHNC);
+    engine.register(other.descriptor.clone(), vec![other.region()]).unwrap();
+    store.hold_gets(false);
+    store.hold_puts(false);
+    assert_eq!(outcomes(&engine, 3), [Outcome::Stored(BLOCK_BYTES as u64), Outcome::Dropped]);
+    assert!(kv.all() == before);
+    engine.submit_load(9, vec![object(1, &[2])], soon(), true).unwrap();
+    assert_eq!(outcomes(&engine, 9), [Outcome::Loaded(BLOCK_BYTES as u64)]);
+}

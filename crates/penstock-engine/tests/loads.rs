@@ -1,0 +1,331 @@
+//! Load jobs: what is written, what never is, and when a job is over.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use penstock_engine::Outcome;
+use penstock_layout::{KvLayout, Span};
+use penstock_store::value::{Checksum, Rejection, seal};
+use penstock_store::{ErrorKind, Key};
+use support::*;
+
+const LOADED: Outcome = Outcome::Loaded(BLOCK_BYTES as u64);
+
+/// A store that holds `pattern(n)` under `key(n)` for each n.
+fn stocked(objects: std::ops::Range<u64>) -> std::sync::Arc<Probe> {
+    let store = Probe::new();
+    for n in objects {
+        store.plant(&key(n), &value(&key(n), &pattern(n)));
+    }
+    store
+}
+
+fn value(key: &Key, payload: &[u8]) -> Vec<u8> {
+    let header = seal(key, payload.len() as u64, Checksum::of(payload));
+    [header.as_slice(), payload].concat()
+}
+
+#[test]
+fn every_layout_reads_what_every_layout_wrote() {
+    for from in KvLayout::ALL {
+        let store = Probe::new();
+        let source = Kv::new(from);
+        for block in 0..BLOCKS {
+            source.fill(block, block);
+        }
+        let writer = engine(&store, config(32), &source);
+        // Chunks of two blocks that are not neighbours.
+        let chunks: Vec<_> = (0..BLOCKS / 2).map(|c| object(c, &[c, BLOCKS - 1 - c])).collect();
+        writer.submit_store(1, chunks.clone()).unwrap();
+        assert!(outcomes(&writer, 1).iter().all(|o| *o == Outcome::Stored(2 * BLOCK_BYTES as u64)));
+        for to in KvLayout::ALL {
+            let target = Kv::new(to);
+            let reader = engine(&store, config(5), &target);
+            reader.submit_load(7, chunks.clone(), soon(), true).unwrap();
+            let loaded = outcomes(&reader, 7);
+            assert_eq!(loaded, vec![Outcome::Loaded(2 * BLOCK_BYTES as u64); chunks.len()]);
+            for block in 0..BLOCKS {
+                assert_eq!(target.read(block, share()), pattern(block), "{from} to {to}, {block}");
+            }
+        }
+    }
+}
+
+#[test]
+fn parts_written_by_several_ranks_are_read_by_one() {
+    let store = Probe::new();
+    let source = Kv::new(KvLayout::LBNHC);
+    source.fill(3, 3);
+    let writer = engine(&store, config(8), &source);
+    let parts: Vec<Span> = [(0..2, 0..1), (0..2, 1..2), (2..3, 0..1), (2..3, 1..2)]
+        .map(|(layers, heads)| Span::new(layers, heads).unwrap())
+        .to_vec();
+    let objects = |block: u64| -> Vec<penstock_engine::Object> {
+        let part = |&span| penstock_engine::Object { key: key_of(3, span), blocks: vec![block] };
+        parts.iter().map(part).collect()
+    };
+    writer.submit_store(1, objects(3)).unwrap();
+    outcomes(&writer, 1);
+    let target = Kv::new(KvLayout::BHLNC);
+    target.fill(5, 50);
+    let reader = engine(&store, config(8), &target);
+    let mut some = objects(5);
+    some.remove(1);
+    reader.submit_load(1, some, soon(), false).unwrap();
+    assert!(outcomes(&reader, 1).iter().all(|o| matches!(o, Outcome::Loaded(_))));
+    for (i, span) in parts.iter().enumerate() {
+        let expected = if i == 1 { Kv::new(KvLayout::LBHNC) } else { Kv::new(KvLayout::BLHNC) };
+        expected.fill(0, if i == 1 { 50 } else { 3 });
+        assert_eq!(target.read(5, *span), expected.read(0, *span), "{span}");
+    }
+}
+
+#[test]
+fn what_does_not_verify_is_rejected_removed_and_written_nowhere() {
+    let key = key(1);
+    let good = value(&key, &pattern(1));
+    let with = |at: usize, bit: u8| {
+        let mut bad = good.clone();
+        bad[at] ^= bit;
+        bad
+    };
+    let foreign = {
+        let mut other = key;
+        other.namespace.0[0] ^= 1;
+        value(&other, &pattern(1))
+    };
+    let cases: Vec<(&str, Vec<u8>)> = vec![
+        ("bad_magic", with(0, 1)),
+        ("version", with(4, 2)),
+        ("header_checksum", with(9, 1)),
+        ("header_checksum", with(63, 128)),
+        ("payload_checksum", with(64, 1)),
+        ("payload_checksum", with(good.len() - 1, 128)),
+        ("payload_checksum", with(64 + BLOCK_BYTES / 2, 16)),
+        ("truncated", good[..good.len() - 1].to_vec()),
+        ("truncated", good[..64].to_vec()),
+        ("truncated", good[..17].to_vec()),
+        ("truncated", vec![]),
+        ("length", [good.as_slice(), &[0]].concat()),
+        ("length", value(&key, &pattern(1)[1..])),
+        ("key", value(&support::key(2), &pattern(1))),
+        ("namespace", foreign),
+    ];
+    for (reason, bad) in cases {
+        let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+        kv.fill(0, 40);
+        kv.fill(1, 41);
+        let before = kv.all();
+        let engine = engine(&store, config(2), &kv);
+        // The slot has held the good value: what a short one leaves of it must not count.
+        store.plant(&key, &good);
+        engine.submit_load(0, vec![object(1, &[9])], soon(), false).unwrap();
+        assert_eq!(outcomes(&engine, 0), [LOADED]);
+        kv.write(9, share(), &vec![0; BLOCK_BYTES]);
+        store.plant(&key, &bad);
+        engine.submit_load(1, vec![object(1, &[1])], soon(), false).unwrap();
+        let outcomes = outcomes(&engine, 1);
+        let [Outcome::Rejected(why)] = outcomes[..] else { panic!("{reason}: {outcomes:?}") };
+        assert_eq!(why.name(), reason);
+        assert!(kv.all() == before, "{reason}: memory was written");
+        assert_eq!(engine.stats().rejected[reason], 1);
+        eventually("the value is removed", || !store.has(&key));
+    }
+}
+
+#[test]
+fn a_length_rejection_tells_both_lengths() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    store.plant(&key(1), &[0; 4 * BLOCK_BYTES]);
+    let engine = engine(&store, config(2), &kv);
+    engine.submit_load(1, vec![object(1, &[1])], soon(), false).unwrap();
+    let expected = BLOCK_BYTES as u64;
+    let found = 4 * expected - 64;
+    let rejection = Rejection::Length { expected, found };
+    assert_eq!(outcomes(&engine, 1), [Outcome::Rejected(rejection)]);
+}
+
+#[test]
+fn a_miss_ends_a_prefix_job_but_not_another() {
+    let (store, kv) = (stocked(0..8), Kv::new(KvLayout::LBHNC));
+    let mut config = config(4);
+    config.io_lanes = 1;
+    config.batch = 1;
+    let engine = engine(&store, config, &kv);
+    let wanted = || [0, 1, 99, 3, 4].map(|n| object(n, &[n % 10])).to_vec();
+    engine.submit_load(1, wanted(), soon(), true).unwrap();
+    use Outcome::{Miss, Skipped};
+    assert_eq!(outcomes(&engine, 1), [LOADED, LOADED, Miss, Skipped, Skipped]);
+    let gets = store.calls().len();
+    assert_eq!(gets, 3, "nothing is fetched after the miss");
+    engine.submit_load(1, wanted(), soon(), false).unwrap();
+    assert_eq!(outcomes(&engine, 1), [LOADED, LOADED, Miss, LOADED, LOADED]);
+}
+
+#[test]
+fn a_deadline_ends_a_job_while_the_store_still_holds_it_up() {
+    let (store, kv) = (stocked(0..4), Kv::new(KvLayout::LBHNC));
+    let engine = engine(&store, config(4), &kv);
+    let before = kv.all();
+    store.hold_gets(true);
+    let deadline = Instant::now() + Duration::from_millis(50);
+    engine.submit_load(1, (0..4).map(|n| object(n, &[n])).collect(), deadline, false).unwrap();
+    assert_eq!(outcomes(&engine, 1), [Outcome::TimedOut; 4]);
+    assert!(Instant::now() >= deadline);
+    store.hold_gets(false);
+    eventually("slots return", || engine.stats().slots_in_use == 0);
+    assert!(kv.all() == before);
+    assert_eq!(engine.stats().timed_out_objects, 4);
+}
+
+#[test]
+fn a_deadline_that_is_past_loads_nothing() {
+    let (store, kv) = (stocked(0..1), Kv::new(KvLayout::LBHNC));
+    let engine = engine(&store, config(2), &kv);
+    engine.submit_load(1, vec![object(0, &[0])], Instant::now(), false).unwrap();
+    assert_eq!(outcomes(&engine, 1), [Outcome::TimedOut]);
+}
+
+#[test]
+fn a_job_that_waits_behind_a_stuck_one_still_ends_by_its_deadline() {
+    let (store, kv) = (stocked(0..8), Kv::new(KvLayout::LBHNC));
+    let mut config = config(8);
+    config.io_lanes = 1;
+    let engine = engine(&store, config, &kv);
+    store.hold_gets(true);
+    engine.submit_load(1, vec![object(0, &[0])], soon(), true).unwrap();
+    store.until(|call| matches!(call, Call::Get(_)));
+    let deadline = Instant::now() + Duration::from_millis(30);
+    engine.submit_load(2, vec![object(1, &[1])], deadline, true).unwrap();
+    assert_eq!(outcomes(&engine, 2), [Outcome::TimedOut]);
+    store.hold_gets(false);
+    assert_eq!(outcomes(&engine, 1), [LOADED]);
+}
+
+#[test]
+fn a_cancelled_load_is_over_at_once_and_writes_nothing_later() {
+    let (store, kv) = (stocked(0..4), Kv::new(KvLayout::BLNHC));
+    let engine = engine(&store, config(4), &kv);
+    let before = kv.all();
+    store.hold_gets(true);
+    engine.submit_load(1, (0..4).map(|n| object(n, &[n])).collect(), soon(), true).unwrap();
+    store.until(|call| matches!(call, Call::Get(_)));
+    engine.cancel(1);
+    let mut seen = Vec::new();
+    engine.poll(&mut seen);
+    assert_eq!(seen[0].event.outcomes(), [Outcome::Cancelled; 4]);
+    // The id is free again, though lanes still work for the old job.
+    store.hold_gets(false);
+    engine.submit_load(1, vec![object(2, &[7])], soon(), true).unwrap();
+    assert_eq!(outcomes(&engine, 1), [LOADED]);
+    eventually("slots return", || engine.stats().slots_in_use == 0);
+    assert_eq!(kv.read(7, share()), pattern(2));
+    kv.write(7, share(), &vec![0; BLOCK_BYTES]);
+    assert!(kv.all() == before);
+}
+
+#[test]
+fn loads_overtake_stores() {
+    let (store, kv) = (stocked(0..4), Kv::new(KvLayout::LBHNC));
+    let mut config = config(16);
+    config.io_lanes = 1;
+    config.batch = 2;
+    let engine = engine(&store, config, &kv);
+    store.hold_puts(true);
+    engine.submit_store(1, (10..20).map(|n| object(n, &[n])).collect()).unwrap();
+    released(&engine, 1);
+    store.until(|call| matches!(call, Call::Put(_)));
+    engine.submit_load(2, (0..4).map(|n| object(n, &[n])).collect(), soon(), true).unwrap();
+    store.hold_puts(false);
+    outcomes(&engine, 1);
+    let calls = store.calls();
+    let kinds: String = calls
+        .iter()
+        .map(|call| if matches!(call, Call::Get(_)) { 'g' } else { 'p' })
+        .collect();
+    assert_eq!(kinds, "pggpppp");
+}
+
+#[test]
+fn a_stuck_put_leaves_a_lane_for_loads() {
+    let (store, kv) = (stocked(0..4), Kv::new(KvLayout::LBHNC));
+    let mut config = config(16);
+    config.io_lanes = 3;
+    config.batch = 1;
+    let engine = engine(&store, config, &kv);
+    store.hold_puts(true);
+    engine.submit_store(1, (10..20).map(|n| object(n, &[n])).collect()).unwrap();
+    released(&engine, 1);
+    engine.submit_load(2, (0..4).map(|n| object(n, &[n])).collect(), soon(), true).unwrap();
+    assert_eq!(outcomes(&engine, 2), [LOADED; 4]);
+    let puts = store.calls().iter().filter(|call| matches!(call, Call::Put(_))).count();
+    assert_eq!(puts, 2);
+    store.hold_puts(false);
+    outcomes(&engine, 1);
+}
+
+#[test]
+fn a_load_spreads_over_the_lanes_front_first() {
+    let (store, kv) = (stocked(0..12), Kv::new(KvLayout::LBHNC));
+    let mut config = config(16);
+    config.io_lanes = 4;
+    config.batch = 8;
+    let engine = engine(&store, config, &kv);
+    store.hold_gets(true);
+    engine.submit_load(1, (0..12).map(|n| object(n, &[n])).collect(), soon(), true).unwrap();
+    eventually("every lane has a part", || store.calls().len() == 4);
+    let mut parts: Vec<Vec<Key>> = store
+        .calls()
+        .into_iter()
+        .map(|call| match call {
+            Call::Get(keys) => keys,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    parts.sort();
+    let sizes: Vec<usize> = parts.iter().map(Vec::len).collect();
+    assert!(sizes.iter().all(|&size| size <= 3), "{sizes:?}");
+    let asked: Vec<Key> = parts.concat();
+    assert!(asked.iter().enumerate().all(|(n, k)| *k == key(n as u64)), "not the job's front");
+    store.hold_gets(false);
+    assert_eq!(outcomes(&engine, 1), [LOADED; 12]);
+}
+
+#[test]
+fn batches_are_bounded_in_bytes() {
+    let (store, kv) = (stocked(0..6), Kv::new(KvLayout::LBHNC));
+    let mut config = config(16);
+    config.io_lanes = 1;
+    config.batch = 100;
+    config.batch_bytes = 2 * BLOCK_BYTES + 1;
+    let engine = engine(&store, config, &kv);
+    engine.submit_load(1, (0..6).map(|n| object(n, &[n])).collect(), soon(), true).unwrap();
+    assert_eq!(outcomes(&engine, 1), [LOADED; 6]);
+    assert!(store.calls().iter().all(|call| matches!(call, Call::Get(keys) if keys.len() == 2)));
+}
+
+#[test]
+fn a_failing_store_fails_loads_by_kind() {
+    let (store, kv) = (stocked(0..2), Kv::new(KvLayout::LBHNC));
+    let engine = engine(&store, config(4), &kv);
+    for (kind, expected) in [
+        (ErrorKind::Unreachable, Outcome::Failed(ErrorKind::Unreachable)),
+        (ErrorKind::TimedOut, Outcome::TimedOut),
+    ] {
+        store.fail(Some(kind));
+        engine.submit_load(1, vec![object(0, &[0])], soon(), true).unwrap();
+        assert_eq!(outcomes(&engine, 1), [expected]);
+    }
+    store.fail(None);
+    store.panic_on(key(1));
+    engine.submit_load(1, vec![object(1, &[0])], soon(), true).unwrap();
+    assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Protocol)]);
+    store.deaf(true);
+    engine.submit_load(1, vec![object(0, &[0])], soon(), true).unwrap();
+    assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Protocol)]);
+    store.deaf(false);
+    engine.submit_load(1, vec![object(0, &[0])], soon(), true).unwrap();
+    assert_eq!(outcomes(&engine, 1), [LOADED]);
+    assert_eq!(engine.stats().slots_in_use, 0);
+}

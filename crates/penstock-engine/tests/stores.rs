@@ -1,0 +1,292 @@
+//! Store jobs: what reaches the store, what is dropped, and when blocks are released.
+
+mod support;
+
+use std::time::Duration;
+
+use penstock_engine::{EngineError, Event, Outcome};
+use penstock_layout::{KvLayout, Span};
+use penstock_store::value::verify_value;
+use penstock_store::ErrorKind;
+use support::*;
+
+#[test]
+fn a_stored_value_is_the_blocks_in_order_behind_a_header() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBNHC));
+    kv.fill(4, 1);
+    kv.fill(2, 2);
+    let engine = engine(&store, config(4), &kv);
+    engine.submit_store(1, vec![object(9, &[4, 2])]).unwrap();
+    let objects = vec![Outcome::Stored(2 * BLOCK_BYTES as u64)];
+    assert_eq!(events(&engine, 1), [Event::Released, Event::Stored { objects }]);
+
+    let value = store.value(&key(9));
+    verify_value(&value, &key(9), 2 * BLOCK_BYTES as u64).unwrap();
+    assert_eq!(value[64..][..BLOCK_BYTES], pattern(1));
+    assert_eq!(value[64 + BLOCK_BYTES..], pattern(2));
+}
+
+#[test]
+fn a_value_that_is_there_is_kept() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::BLHNC));
+    let engine = engine(&store, config(4), &kv);
+    engine.submit_store(1, vec![object(1, &[0])]).unwrap();
+    assert_eq!(outcomes(&engine, 1), [Outcome::Stored(BLOCK_BYTES as u64)]);
+    engine.submit_store(1, vec![object(1, &[0]), object(2, &[1])]).unwrap();
+    assert_eq!(
+        outcomes(&engine, 1),
+        [Outcome::AlreadyPresent, Outcome::Stored(BLOCK_BYTES as u64)]
+    );
+}
+
+#[test]
+fn what_is_put_is_what_the_blocks_held_when_the_job_was_released() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    kv.fill(0, 5);
+    let engine = engine(&store, config(4), &kv);
+    store.hold_puts(true);
+    engine.submit_store(1, vec![object(1, &[0])]).unwrap();
+    released(&engine, 1);
+    kv.fill(0, 6);
+    store.hold_puts(false);
+    assert_eq!(outcomes(&engine, 1), [Outcome::Stored(BLOCK_BYTES as u64)]);
+    assert_eq!(store.value(&key(1))[64..], pattern(5));
+}
+
+#[test]
+fn under_pressure_stores_are_dropped_and_the_arena_keeps_room_for_loads() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let engine = engine(&store, config(4), &kv);
+    engine.submit_store(0, vec![object(0, &[0])]).unwrap();
+    outcomes(&engine, 0);
+
+    store.hold_puts(true);
+    let blocks = 1..BLOCKS;
+    engine.submit_store(1, blocks.clone().map(|b| object(b, &[b])).collect()).unwrap();
+    // Three slots are for stores; the rest waits for them no longer than `store_wait`.
+    released(&engine, 1);
+    assert_eq!(engine.stats().slots_in_use, 3);
+    engine.submit_load(2, vec![object(0, &[23])], soon(), true).unwrap();
+    assert_eq!(outcomes(&engine, 2), [Outcome::Loaded(BLOCK_BYTES as u64)]);
+    store.hold_puts(false);
+    let outcomes = outcomes(&engine, 1);
+    let dropped = outcomes.iter().filter(|o| **o == Outcome::Dropped).count();
+    assert_eq!(dropped, outcomes.len() - 3, "{outcomes:?}");
+    assert_eq!(engine.stats().dropped_objects as usize, dropped);
+}
+
+#[test]
+fn the_queue_is_bounded_in_objects_and_in_bytes() {
+    for by_bytes in [false, true] {
+        let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+        let mut config = config(2);
+        config.store_wait = LONG;
+        if by_bytes {
+            config.max_pending_bytes = 5 * BLOCK_BYTES + BLOCK_BYTES / 2;
+        } else {
+            config.max_pending_objects = 5;
+        }
+        let engine = engine(&store, config, &kv);
+        store.hold_puts(true);
+        // One is on its way into the store and holds the slot.
+        engine.submit_store(0, vec![object(0, &[0])]).unwrap();
+        released(&engine, 0);
+        engine.submit_store(1, (1..9).map(|b| object(b, &[b])).collect()).unwrap();
+        store.hold_puts(false);
+        let stored = Outcome::Stored(BLOCK_BYTES as u64);
+        let expected = [vec![stored; 5], vec![Outcome::Dropped; 3]].concat();
+        assert_eq!(outcomes(&engine, 1), expected, "by bytes: {by_bytes}");
+    }
+}
+
+#[test]
+fn a_failing_store_costs_its_jobs_and_then_nothing_until_it_is_tried_again() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let mut config = config(4);
+    config.store_backoff = Duration::from_millis(300);
+    let engine = engine(&store, config, &kv);
+    store.fail(Some(ErrorKind::Unreachable));
+    engine.submit_store(1, vec![object(1, &[1])]).unwrap();
+    assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Unreachable)]);
+    assert_eq!(engine.stats().failed["unreachable"], 1);
+    engine.submit_store(2, vec![object(2, &[2])]).unwrap();
+    assert_eq!(outcomes(&engine, 2), [Outcome::Dropped]);
+    assert_eq!(store.calls().len(), 1);
+
+    store.fail(None);
+    let mut job = 3;
+    eventually("stores are tried again", || {
+        job += 1;
+        engine.submit_store(job, vec![object(3, &[3])]).unwrap();
+        outcomes(&engine, job) == [Outcome::Stored(BLOCK_BYTES as u64)]
+    });
+}
+
+#[test]
+fn a_value_too_large_for_the_store_does_not_stop_others() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let engine = engine(&store, config(4), &kv);
+    store.fail(Some(ErrorKind::Config));
+    engine.submit_store(1, vec![object(1, &[1])]).unwrap();
+    assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Config)]);
+    store.fail(None);
+    engine.submit_store(2, vec![object(1, &[1])]).unwrap();
+    assert_eq!(outcomes(&engine, 2), [Outcome::Stored(BLOCK_BYTES as u64)]);
+}
+
+#[test]
+fn waiting_for_release_drops_what_is_queued_and_nothing_is_read_afterwards() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LHBNC));
+    let mut config = config(2);
+    config.store_wait = LONG;
+    let engine = engine(&store, config, &kv);
+    store.hold_puts(true);
+    engine.submit_store(1, vec![object(0, &[0])]).unwrap();
+    released(&engine, 1);
+    engine.submit_store(2, vec![object(1, &[1])]).unwrap();
+    engine.submit_store(3, vec![object(2, &[2]), object(3, &[3])]).unwrap();
+    assert!(engine.wait_released(&[3, 77], Duration::ZERO));
+    assert_eq!(outcomes(&engine, 3), [Outcome::Dropped; 2]);
+    kv.fill(2, 99);
+    store.hold_puts(false);
+    assert_eq!(outcomes(&engine, 2), [Outcome::Stored(BLOCK_BYTES as u64)]);
+    assert_eq!(outcomes(&engine, 1), [Outcome::Stored(BLOCK_BYTES as u64)]);
+    assert!(!store.has(&key(2)) && !store.has(&key(3)));
+}
+
+#[test]
+fn cancelling_a_store_ends_what_is_not_being_put() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::BHLNC));
+    let mut config = config(8);
+    config.batch = 1;
+    config.io_lanes = 1;
+    let engine = engine(&store, config, &kv);
+    store.hold_puts(true);
+    engine.submit_store(1, (0..3).map(|b| object(b, &[b])).collect()).unwrap();
+    released(&engine, 1);
+    store.until(|call| matches!(call, Call::Put(_)));
+    engine.cancel(1);
+    engine.cancel(1);
+    engine.cancel(12);
+    store.hold_puts(false);
+    let stored = Outcome::Stored(BLOCK_BYTES as u64);
+    assert_eq!(outcomes(&engine, 1), [stored, Outcome::Cancelled, Outcome::Cancelled]);
+    eventually("slots return", || engine.stats().slots_in_use == 0);
+}
+
+#[test]
+fn draining_lets_stores_finish_and_refuses_new_ones() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let engine = engine(&store, config(16), &kv);
+    engine.submit_store(1, (0..BLOCKS).map(|b| object(b, &[b])).collect()).unwrap();
+    assert!(engine.drain(LONG));
+    assert!(
+        outcomes(&engine, 1).iter().all(|o| matches!(o, Outcome::Stored(_) | Outcome::Dropped))
+    );
+
+    store.hold_puts(true);
+    engine.submit_store(2, vec![object(100, &[0])]).unwrap();
+    std::thread::scope(|scope| {
+        let draining = scope.spawn(|| engine.drain(LONG));
+        let mut job = 10;
+        let before = engine.stats().dropped_objects;
+        eventually("a store is refused", || {
+            job += 1;
+            engine.submit_store(job, vec![object(1, &[1])]).unwrap();
+            engine.stats().dropped_objects > before
+        });
+        store.hold_puts(false);
+        assert!(draining.join().unwrap());
+    });
+}
+
+#[test]
+fn draining_against_a_stuck_store_gives_up_in_time() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let mut config = config(8);
+    config.batch = 1;
+    config.io_lanes = 1;
+    config.put_timeout = Duration::from_secs(1);
+    let engine = engine(&store, config, &kv);
+    store.hold_puts(true);
+    engine.submit_store(1, (0..3).map(|b| object(b, &[b])).collect()).unwrap();
+    released(&engine, 1);
+    store.until(|call| matches!(call, Call::Put(_)));
+    assert!(!engine.drain(Duration::from_millis(50)));
+    assert_eq!(
+        outcomes(&engine, 1),
+        [Outcome::Failed(ErrorKind::TimedOut), Outcome::Dropped, Outcome::Dropped]
+    );
+}
+
+#[test]
+fn a_store_that_breaks_its_contract_fails_its_objects_only() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let mut config = config(4);
+    config.store_backoff = Duration::ZERO;
+    let engine = engine(&store, config, &kv);
+    store.panic_on(key(1));
+    engine.submit_store(1, vec![object(1, &[1])]).unwrap();
+    assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Protocol)]);
+    eventually("the panic is counted", || engine.stats().panics == 1);
+    store.deaf(true);
+    engine.submit_store(2, vec![object(2, &[1])]).unwrap();
+    assert_eq!(outcomes(&engine, 2), [Outcome::Failed(ErrorKind::Protocol)]);
+    store.deaf(false);
+    for job in 3..40 {
+        engine.submit_store(job, vec![object(job, &[1])]).unwrap();
+        assert_eq!(outcomes(&engine, job), [Outcome::Stored(BLOCK_BYTES as u64)]);
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_at_once() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let engine = unregistered(&store, config(2));
+    assert!(matches!(
+        engine.submit_store(1, vec![object(1, &[0])]),
+        Err(EngineError::NotRegistered)
+    ));
+    assert!(matches!(
+        engine.register(kv.descriptor.clone(), vec![]),
+        Err(EngineError::RegionCount { expected: 1, given: 0 })
+    ));
+    engine.register(kv.descriptor.clone(), vec![kv.region()]).unwrap();
+    assert!(matches!(
+        engine.register(kv.descriptor.clone(), vec![kv.region()]),
+        Err(EngineError::AlreadyRegistered)
+    ));
+    assert!(matches!(
+        engine.submit_store(1, vec![object(1, &[BLOCKS])]),
+        Err(EngineError::NotInLayout(_))
+    ));
+    let beyond = Span::new(0..LAYERS + 1, 0..HEADS).unwrap();
+    let foreign = penstock_engine::Object { key: key_of(1, beyond), blocks: vec![0] };
+    assert!(matches!(engine.submit_store(1, vec![foreign]), Err(EngineError::NotInLayout(_))));
+    assert!(matches!(engine.submit_store(1, vec![object(1, &[])]), Err(EngineError::NoBlocks)));
+    assert!(matches!(
+        engine.submit_store(1, vec![object(1, &[0, 1, 2])]),
+        Err(EngineError::ObjectTooLarge { .. })
+    ));
+    engine.submit_store(1, vec![]).unwrap();
+    assert!(matches!(engine.submit_store(1, vec![]), Err(EngineError::DuplicateJob(1))));
+    assert_eq!(outcomes(&engine, 1), []);
+    engine.submit_load(1, vec![], soon(), true).unwrap();
+    assert_eq!(outcomes(&engine, 1), []);
+}
+
+#[test]
+fn an_owner_who_never_polls_is_stopped() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let mut config = config(2);
+    config.max_outstanding_objects = 3;
+    let engine = engine(&store, config, &kv);
+    engine.submit_store(1, vec![object(1, &[0]), object(2, &[1])]).unwrap();
+    engine.submit_load(2, vec![], soon(), false).unwrap();
+    assert!(matches!(
+        engine.submit_store(3, vec![object(3, &[2])]),
+        Err(EngineError::Busy { outstanding: 4, bound: 3 })
+    ));
+    outcomes(&engine, 1);
+    engine.submit_store(3, vec![object(3, &[2])]).unwrap();
+}

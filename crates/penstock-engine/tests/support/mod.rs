@@ -1,0 +1,419 @@
+//! What the engine's tests share: KV memory with a naive oracle, and a store that can be slowed,
+//! stopped, broken and watched.
+#![allow(dead_code, unsafe_code, unreachable_pub)]
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use penstock_engine::{Completion, Engine, EngineConfig, Event, Object, Outcome, Region};
+use penstock_layout::{Axis, Descriptor, Interior, KvLayout, Span};
+use penstock_store::{
+    Capabilities, Error, ErrorKind, GetRequest, Key, Listed, MemoryStore, Namespace, PutRequest,
+    Result, Store, StoreStats,
+};
+
+pub const LAYERS: u16 = 3;
+pub const HEADS: u16 = 2;
+pub const TOKENS: u64 = 8;
+pub const CONTENT: u64 = 48;
+pub const BLOCKS: u64 = 24;
+/// Bytes of one block of all layers and heads.
+pub const BLOCK_BYTES: usize = (LAYERS as u64 * HEADS as u64 * TOKENS * CONTENT) as usize;
+pub const LONG: Duration = Duration::from_secs(30);
+
+pub fn share() -> Span {
+    Span::new(0..LAYERS, 0..HEADS).unwrap()
+}
+
+pub fn key(n: u64) -> Key {
+    key_of(n, share())
+}
+
+pub fn key_of(n: u64, span: Span) -> Key {
+    let mut chunk = [7; 32];
+    chunk[..8].copy_from_slice(&n.to_le_bytes());
+    Key { namespace: Namespace([3; 16]), chunk, span }
+}
+
+pub fn object(n: u64, blocks: &[u64]) -> Object {
+    Object { key: key(n), blocks: blocks.to_vec() }
+}
+
+pub fn config(slots: usize) -> EngineConfig {
+    EngineConfig::new(2 * BLOCK_BYTES, slots)
+}
+
+pub fn soon() -> Instant {
+    Instant::now() + LONG
+}
+
+/// KV memory of one rank, in some layout. Touched through raw pointers only, as the engine does.
+pub struct Kv {
+    pub layout: KvLayout,
+    pub descriptor: Descriptor,
+    memory: *mut u8,
+    len: usize,
+}
+
+// SAFETY: plain memory; tests touch a block only while no job of the engine does.
+unsafe impl Send for Kv {}
+// SAFETY: as above.
+unsafe impl Sync for Kv {}
+
+impl Drop for Kv {
+    fn drop(&mut self) {
+        // SAFETY: made by `Kv::new` from a boxed slice of this length.
+        drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.memory, self.len)) });
+    }
+}
+
+impl Kv {
+    /// Segments in the order of heads before tokens, whatever the layout: what a namespace
+    /// fixes.
+    pub fn new(layout: KvLayout) -> Self {
+        let descriptor = Descriptor::packed(layout, share(), BLOCKS, TOKENS, CONTENT)
+            .unwrap()
+            .with_interior(Interior::Hnc);
+        let len = descriptor.region_lens()[0] as usize;
+        let memory = Box::into_raw(vec![0_u8; len].into_boxed_slice()).cast();
+        Self { layout, descriptor, memory, len }
+    }
+
+    pub fn region(&self) -> Region {
+        // SAFETY: tests drop engines before the memory they registered, and keep off the
+        // blocks of jobs under way.
+        unsafe { Region::new(self.memory.expose_provenance(), self.len as u64) }
+    }
+
+    /// Where an element lies, from the layout's name alone.
+    fn offset(&self, layer: u64, block: u64, head: u64, token: u64, byte: u64) -> usize {
+        let mut offset = 0;
+        for axis in self.layout.order() {
+            let (index, count) = match axis {
+                Axis::Layer => (layer, u64::from(LAYERS)),
+                Axis::Block => (block, BLOCKS),
+                Axis::Head => (head, u64::from(HEADS)),
+                Axis::Token => (token, TOKENS),
+                Axis::Content => (byte, CONTENT),
+            };
+            offset = offset * count + index;
+        }
+        offset as usize
+    }
+
+    fn each(&self, block: u64, span: Span, mut visit: impl FnMut(*mut u8)) {
+        for layer in span.layers() {
+            for head in span.heads() {
+                for token in 0..TOKENS {
+                    for byte in 0..CONTENT {
+                        let at = self.offset(layer.into(), block, head.into(), token, byte);
+                        // SAFETY: offsets of a layout's elements lie in its memory.
+                        visit(unsafe { self.memory.add(at) });
+                    }
+                }
+            }
+        }
+    }
+
+    /// A block's bytes in canonical order.
+    pub fn read(&self, block: u64, span: Span) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        // SAFETY: no job touches the block now.
+        self.each(block, span, |at| bytes.push(unsafe { at.read() }));
+        bytes
+    }
+
+    pub fn write(&self, block: u64, span: Span, bytes: &[u8]) {
+        let mut bytes = bytes.iter();
+        // SAFETY: no job touches the block now.
+        self.each(block, span, |at| unsafe { at.write(*bytes.next().unwrap()) });
+        assert!(bytes.next().is_none());
+    }
+
+    /// Every byte of the memory.
+    pub fn all(&self) -> Vec<u8> {
+        // SAFETY: no job runs now.
+        unsafe { std::slice::from_raw_parts(self.memory, self.len) }.to_vec()
+    }
+
+    pub fn fill(&self, block: u64, seed: u64) {
+        self.write(block, share(), &pattern(seed));
+    }
+}
+
+/// The bytes of a block, different for each seed.
+pub fn pattern(seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..BLOCK_BYTES)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as u8
+        })
+        .collect()
+}
+
+/// An engine, and the completions polled from it that no test has asked for yet.
+pub struct Rig {
+    engine: Engine,
+    polled: Mutex<Vec<Completion>>,
+}
+
+impl std::ops::Deref for Rig {
+    type Target = Engine;
+
+    fn deref(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+pub fn engine(store: &Arc<Probe>, config: EngineConfig, kv: &Kv) -> Rig {
+    let rig = unregistered(store, config);
+    rig.register(kv.descriptor.clone(), vec![kv.region()]).unwrap();
+    rig
+}
+
+pub fn unregistered(store: &Arc<Probe>, config: EngineConfig) -> Rig {
+    let engine = Engine::new(Arc::clone(store) as Arc<dyn Store>, config).unwrap();
+    Rig { engine, polled: Mutex::default() }
+}
+
+/// Polls until `job` has an event that `is_it`; takes the events of the job up to that one.
+fn take(rig: &Rig, job: u64, is_it: impl Fn(&Event) -> bool) -> Vec<Event> {
+    let end = soon();
+    let mut polled = rig.polled.lock();
+    while !polled.iter().any(|c| c.job == job && is_it(&c.event)) {
+        assert!(Instant::now() < end, "job {job} never got there; polled: {polled:?}");
+        rig.wait(Duration::from_secs(1));
+        rig.poll(&mut polled);
+    }
+    let mut taken: Vec<Event> = Vec::new();
+    polled.retain(|c| {
+        let mine = c.job == job && !taken.last().is_some_and(&is_it);
+        if mine {
+            taken.push(c.event.clone());
+        }
+        !mine
+    });
+    taken
+}
+
+/// All events of a job, the last one included.
+pub fn events(rig: &Rig, job: u64) -> Vec<Event> {
+    take(rig, job, Event::is_last)
+}
+
+/// The outcomes of a job.
+pub fn outcomes(rig: &Rig, job: u64) -> Vec<Outcome> {
+    events(rig, job).last().unwrap().outcomes().to_vec()
+}
+
+/// Waits until `job` is released.
+pub fn released(rig: &Rig, job: u64) {
+    take(rig, job, |event| *event == Event::Released);
+}
+
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = soon();
+    while !holds() {
+        assert!(Instant::now() < end, "never came true: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Names of this process's threads that begin with `prefix`.
+pub fn threads(prefix: &str) -> Vec<String> {
+    std::fs::read_dir("/proc/self/task")
+        .unwrap()
+        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
+        .filter(|name| name.starts_with(prefix))
+        .collect()
+}
+
+/// What a probe has been asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Call {
+    Get(Vec<Key>),
+    Put(Vec<Key>),
+    Contains(usize),
+    Remove(Vec<Key>),
+}
+
+/// A memory store that is watched, and can be held up, made to fail or to panic. It keeps the
+/// contract: held up or not, it returns by the deadline.
+pub struct Probe {
+    pub inner: MemoryStore,
+    control: Mutex<Control>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Control {
+    calls: Vec<Call>,
+    hold_gets: bool,
+    hold_puts: bool,
+    hold_contains: bool,
+    fail: Option<ErrorKind>,
+    panic_on: HashSet<Key>,
+    deaf: bool,
+}
+
+impl Probe {
+    pub fn new() -> Arc<Self> {
+        let inner = MemoryStore::new(1 << 30);
+        Arc::new(Self { inner, control: Mutex::default(), changed: Condvar::new() })
+    }
+
+    pub fn calls(&self) -> Vec<Call> {
+        self.control.lock().calls.clone()
+    }
+
+    pub fn hold_gets(&self, hold: bool) {
+        self.set(|control| control.hold_gets = hold);
+    }
+
+    pub fn hold_puts(&self, hold: bool) {
+        self.set(|control| control.hold_puts = hold);
+    }
+
+    pub fn hold_contains(&self, hold: bool) {
+        self.set(|control| control.hold_contains = hold);
+    }
+
+    pub fn fail(&self, kind: Option<ErrorKind>) {
+        self.set(|control| control.fail = kind);
+    }
+
+    pub fn panic_on(&self, key: Key) {
+        self.set(|control| {
+            control.panic_on.insert(key);
+        });
+    }
+
+    /// Leaves requests without an outcome, which the contract forbids.
+    pub fn deaf(&self, deaf: bool) {
+        self.set(|control| control.deaf = deaf);
+    }
+
+    fn set(&self, change: impl FnOnce(&mut Control)) {
+        change(&mut self.control.lock());
+        self.changed.notify_all();
+    }
+
+    fn enter(
+        &self,
+        call: Call,
+        keys: &[Key],
+        deadline: Instant,
+        held: impl Fn(&Control) -> bool,
+    ) -> std::result::Result<bool, ErrorKind> {
+        let mut control = self.control.lock();
+        control.calls.push(call);
+        self.changed.notify_all();
+        while held(&control) {
+            if self.changed.wait_until(&mut control, deadline).timed_out() {
+                return Err(ErrorKind::TimedOut);
+            }
+        }
+        let bad = keys.iter().any(|key| control.panic_on.contains(key));
+        let (fail, deaf) = (control.fail, control.deaf);
+        drop(control);
+        assert!(!bad, "told to panic");
+        fail.map_or(Ok(deaf), Err)
+    }
+
+    /// Waits until some call satisfies `is_it`.
+    pub fn until(&self, is_it: impl Fn(&Call) -> bool) {
+        let end = soon();
+        let mut control = self.control.lock();
+        while !control.calls.iter().any(&is_it) {
+            assert!(!self.changed.wait_until(&mut control, end).timed_out(), "no such call");
+        }
+    }
+
+    pub fn plant(&self, key: &Key, value: &[u8]) {
+        self.inner.remove(&[*key], soon()).unwrap();
+        self.inner.put(key, &[std::io::IoSlice::new(value)], soon()).unwrap();
+    }
+
+    pub fn value(&self, key: &Key) -> Vec<u8> {
+        let mut value = vec![0; 1 << 16];
+        let slices = &mut [std::io::IoSliceMut::new(&mut value)];
+        match self.inner.get(key, slices, soon()).unwrap() {
+            penstock_store::GetOutcome::Hit(bytes) => value.truncate(bytes as usize),
+            other => panic!("{other:?}"),
+        }
+        value
+    }
+
+    pub fn has(&self, key: &Key) -> bool {
+        self.inner.contains(&[*key], soon()).unwrap()[0]
+    }
+}
+
+impl Store for Probe {
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn url(&self) -> String {
+        "probe:".into()
+    }
+
+    fn contains(&self, keys: &[Key], deadline: Instant) -> Result<Vec<bool>> {
+        self.enter(Call::Contains(keys.len()), keys, deadline, |control| control.hold_contains)
+            .map_err(|kind| Error::new(kind, "as told"))?;
+        self.inner.contains(keys, deadline)
+    }
+
+    fn put_many(&self, batch: &mut [PutRequest<'_>], deadline: Instant) {
+        let keys: Vec<Key> = batch.iter().map(|request| request.key).collect();
+        match self.enter(Call::Put(keys.clone()), &keys, deadline, |control| control.hold_puts) {
+            Ok(true) => {}
+            Ok(false) => self.inner.put_many(batch, soon()),
+            Err(kind) => {
+                for request in batch {
+                    request.outcome = Some(Err(Error::new(kind, "as told")));
+                }
+            }
+        }
+    }
+
+    fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
+        let keys: Vec<Key> = batch.iter().map(|request| request.key).collect();
+        match self.enter(Call::Get(keys.clone()), &keys, deadline, |control| control.hold_gets) {
+            Ok(true) => {}
+            Ok(false) => self.inner.get_many(batch, soon()),
+            Err(kind) => {
+                for request in batch {
+                    request.outcome = Some(Err(Error::new(kind, "as told")));
+                }
+            }
+        }
+    }
+
+    fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
+        self.control.lock().calls.push(Call::Remove(keys.to_vec()));
+        self.inner.remove(keys, deadline)
+    }
+
+    fn list(
+        &self,
+        namespace: Option<Namespace>,
+        visit: &mut dyn FnMut(Listed),
+        deadline: Instant,
+    ) -> Result<()> {
+        self.inner.list(namespace, visit, deadline)
+    }
+
+    fn describe(&self, deadline: Instant) -> Result<Vec<(String, String)>> {
+        self.inner.describe(deadline)
+    }
+
+    fn stats(&self) -> StoreStats {
+        self.inner.stats()
+    }
+}

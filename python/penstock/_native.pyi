@@ -6,7 +6,16 @@ from typing import Any, TypeAlias, TypedDict, final
 
 from penstock.errors import PenstockError
 
-__all__ = ["Buffer", "Descriptor", "Store", "check_ranks", "objects", "parse_size"]
+__all__ = [
+    "Buffer",
+    "Descriptor",
+    "Engine",
+    "Lookup",
+    "Store",
+    "check_ranks",
+    "objects",
+    "parse_size",
+]
 
 _Span: TypeAlias = tuple[int, int, int, int]
 
@@ -87,6 +96,51 @@ class Descriptor:
     def block_bytes(self, span: _Span) -> int: ...
     def segments(self, block: int, span: _Span) -> list[tuple[int, int, int]]: ...
     def __eq__(self, value: object, /) -> bool: ...
+
+@final
+class Engine:
+    def __new__(
+        cls,
+        store: Store,
+        *,
+        slot_bytes: int,
+        slots: int,
+        copy_lanes: int = 1,
+        io_lanes: int = 4,
+    ) -> Engine: ...
+    def register(self, descriptor: Descriptor) -> None: ...
+    def unregister(self) -> None: ...
+    def submit_store(self, job: int, objects: Sequence[tuple[bytes, Sequence[int]]]) -> None: ...
+    def submit_load(
+        self,
+        job: int,
+        objects: Sequence[tuple[bytes, Sequence[int]]],
+        timeout: float,
+        prefix: bool = False,
+    ) -> None: ...
+    def poll(self) -> list[tuple[int, str, list[tuple[str, int]]]]: ...
+    def wait(self, timeout: float) -> bool: ...
+    def wait_released(self, jobs: Sequence[int], timeout: float) -> bool: ...
+    def cancel(self, job: int) -> None: ...
+    def drain(self, timeout: float) -> bool: ...
+    def shutdown(self, timeout: float) -> bool: ...
+    def stats(self) -> dict[str, int]: ...
+
+@final
+class Lookup:
+    def __new__(cls, store: Store, *, threads: int = 2) -> Lookup: ...
+    def submit(
+        self,
+        id: int,
+        namespace: bytes,
+        chunks: Sequence[bytes],
+        spans: Sequence[_Span],
+        timeout: float,
+    ) -> None: ...
+    def poll(self) -> list[tuple[int, list[bool] | str]]: ...
+    def wait(self, timeout: float) -> bool: ...
+    def cancel(self, id: int) -> None: ...
+    def shutdown(self, timeout: float = 5.0) -> bool: ...
 
 def objects(
     share: _Span, *, layers_per_object: int | None = None, heads_per_object: int | None = None

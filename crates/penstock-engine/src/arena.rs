@@ -92,8 +92,17 @@ impl Arena {
 
     fn slot(self: &Arc<Self>, index: usize, purpose: Purpose) -> Slot<Empty> {
         let in_use = self.counters.slots_in_use.fetch_add(1, Ordering::Relaxed) + 1;
-        self.counters.slots_peak.fetch_max(in_use, Ordering::Relaxed);
-        Slot { lease: Lease { arena: Arc::clone(self), index, purpose }, state: Empty }
+        self.counters
+            .slots_peak
+            .fetch_max(in_use, Ordering::Relaxed);
+        Slot {
+            lease: Lease {
+                arena: Arc::clone(self),
+                index,
+                purpose,
+            },
+            state: Empty,
+        }
     }
 }
 
@@ -106,7 +115,10 @@ struct Lease {
 
 impl Lease {
     fn address(&self) -> *mut u8 {
-        self.arena.memory.as_mut_ptr().wrapping_add(self.index * self.arena.stride)
+        self.arena
+            .memory
+            .as_mut_ptr()
+            .wrapping_add(self.index * self.arena.stride)
     }
 
     fn capacity(&self) -> usize {
@@ -140,7 +152,10 @@ impl Drop for Lease {
                 free.held_by_stores -= 1;
             }
         }
-        self.arena.counters.slots_in_use.fetch_sub(1, Ordering::Relaxed);
+        self.arena
+            .counters
+            .slots_in_use
+            .fetch_sub(1, Ordering::Relaxed);
         self.arena.signals.copy.notify_one();
         self.arena.signals.io.notify_one();
     }
@@ -184,8 +199,15 @@ impl Slot<Empty> {
         checksum: &Checksum,
     ) -> Slot<Sealed> {
         let header = value::seal(key, payload_bytes as u64, checksum.finish());
-        self.lease.bytes_mut(0..HEADER_BYTES).copy_from_slice(&header);
-        Slot { lease: self.lease, state: Sealed { value_bytes: HEADER_BYTES + payload_bytes } }
+        self.lease
+            .bytes_mut(0..HEADER_BYTES)
+            .copy_from_slice(&header);
+        Slot {
+            lease: self.lease,
+            state: Sealed {
+                value_bytes: HEADER_BYTES + payload_bytes,
+            },
+        }
     }
 
     /// Checks the value of `value_bytes` that a store left here: that it is `key`'s, whole, with
@@ -200,7 +222,10 @@ impl Slot<Empty> {
         let room = HEADER_BYTES + payload_bytes;
         let arrived = usize::try_from(value_bytes).unwrap_or(room).min(room);
         value::verify_value(self.lease.bytes(0..arrived), key, payload_bytes as u64)?;
-        Ok(Slot { lease: self.lease, state: Verified { payload_bytes } })
+        Ok(Slot {
+            lease: self.lease,
+            state: Verified { payload_bytes },
+        })
     }
 }
 
@@ -212,6 +237,7 @@ impl Slot<Sealed> {
 
 impl Slot<Verified> {
     pub(crate) fn payload(&self) -> &[u8] {
-        self.lease.bytes(HEADER_BYTES..HEADER_BYTES + self.state.payload_bytes)
+        self.lease
+            .bytes(HEADER_BYTES..HEADER_BYTES + self.state.payload_bytes)
     }
 }

@@ -73,7 +73,10 @@ struct Jobs {
 
 impl Table {
     pub(crate) fn new(max_objects: usize) -> Self {
-        Self { jobs: Mutex::default(), max_objects }
+        Self {
+            jobs: Mutex::default(),
+            max_objects,
+        }
     }
 
     pub(crate) fn insert(&self, id: u64, job: Job) -> Result<(), EngineError> {
@@ -84,7 +87,10 @@ impl Table {
         // An empty job takes a place too.
         let outstanding = jobs.objects + job.objects().max(1);
         if outstanding > self.max_objects {
-            return Err(EngineError::Busy { outstanding, bound: self.max_objects });
+            return Err(EngineError::Busy {
+                outstanding,
+                bound: self.max_objects,
+            });
         }
         jobs.objects = outstanding;
         if let Job::Load(load) = &job {

@@ -45,11 +45,22 @@ impl Engine {
         config.check()?;
         let signals = Arc::new(Signals::default());
         let counters = Arc::new(Counters::default());
-        let arena = Arc::new(Arena::new(&config, Arc::clone(&signals), Arc::clone(&counters))?);
+        let arena = Arc::new(Arena::new(
+            &config,
+            Arc::clone(&signals),
+            Arc::clone(&counters),
+        )?);
         let queues = crate::queue::Queues::new(config.clone(), arena, Arc::clone(&signals));
         let table = Table::new(config.max_outstanding_objects);
         let running = Gauge::default();
-        let floor = Arc::new(Floor { config, store, queues, signals, counters, running });
+        let floor = Arc::new(Floor {
+            config,
+            store,
+            queues,
+            signals,
+            counters,
+            running,
+        });
         let threads = lane::start(&floor)?;
         Ok(Self {
             floor,
@@ -107,7 +118,10 @@ impl Engine {
             Arc::clone(&self.stores_in_flight),
         );
         self.table.insert(job, Job::Store(Arc::clone(&store)))?;
-        self.floor.counters.store_jobs.fetch_add(1, Ordering::Relaxed);
+        self.floor
+            .counters
+            .store_jobs
+            .fetch_add(1, Ordering::Relaxed);
         self.floor.queues.push_gathers(store.tickets());
         Ok(())
     }
@@ -136,7 +150,10 @@ impl Engine {
             Arc::clone(&self.floor.counters),
         );
         self.table.insert(job, Job::Load(Arc::clone(&load)))?;
-        self.floor.counters.load_jobs.fetch_add(1, Ordering::Relaxed);
+        self.floor
+            .counters
+            .load_jobs
+            .fetch_add(1, Ordering::Relaxed);
         load.report_if_empty();
         self.floor.queues.push_load(load);
         Ok(())
@@ -146,7 +163,10 @@ impl Engine {
         if self.floor.queues.is_closed() {
             return Err(EngineError::Closed);
         }
-        self.registration.read().clone().ok_or(EngineError::NotRegistered)
+        self.registration
+            .read()
+            .clone()
+            .ok_or(EngineError::NotRegistered)
     }
 
     /// Appends what happened since the last poll. Does not wait.
@@ -154,7 +174,10 @@ impl Engine {
         self.expire();
         let first = out.len();
         self.completions.drain(out);
-        for completion in out[first..].iter().filter(|completion| completion.event.is_last()) {
+        for completion in out[first..]
+            .iter()
+            .filter(|completion| completion.event.is_last())
+        {
             self.table.remove(completion.job);
         }
     }
@@ -164,7 +187,10 @@ impl Engine {
         let end = Instant::now() + timeout;
         loop {
             let next_deadline = self.expire();
-            if self.completions.wait(next_deadline.map_or(end, |next| next.min(end))) {
+            if self
+                .completions
+                .wait(next_deadline.map_or(end, |next| next.min(end)))
+            {
                 return true;
             }
             if Instant::now() >= end {
@@ -185,7 +211,9 @@ impl Engine {
     /// is being read (true), or the time is over. Ids of other jobs, or of none, are ignored.
     pub fn wait_released(&self, jobs: &[u64], timeout: Duration) -> bool {
         let end = Instant::now() + timeout;
-        self.floor.queues.drop_gathers(Outcome::Dropped, |job| jobs.contains(&job));
+        self.floor
+            .queues
+            .drop_gathers(Outcome::Dropped, |job| jobs.contains(&job));
         jobs.iter().all(|&job| match self.table.get(job) {
             Some(Job::Store(job)) => job.wait_released(end),
             Some(Job::Load(_)) | None => true,
@@ -201,7 +229,9 @@ impl Engine {
                 self.floor.queues.prune_loads();
             }
             Some(Job::Store(_)) => {
-                self.floor.queues.drop_stores(Outcome::Cancelled, |id| id == job);
+                self.floor
+                    .queues
+                    .drop_stores(Outcome::Cancelled, |id| id == job);
             }
             None => {}
         }
@@ -249,7 +279,11 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        let operation = self.floor.config.put_timeout.max(self.floor.config.get_timeout);
+        let operation = self
+            .floor
+            .config
+            .put_timeout
+            .max(self.floor.config.get_timeout);
         self.shutdown(operation + Duration::from_secs(2));
     }
 }

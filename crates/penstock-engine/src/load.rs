@@ -62,7 +62,16 @@ impl LoadJob {
             reported: false,
         };
         let state = Mutex::new(state);
-        Arc::new(Self { id, objects, registration, deadline, prefix, state, completions, counters })
+        Arc::new(Self {
+            id,
+            objects,
+            registration,
+            deadline,
+            prefix,
+            state,
+            completions,
+            counters,
+        })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -77,7 +86,10 @@ impl LoadJob {
     pub(crate) fn queued(&self) -> usize {
         let mut state = self.state.lock();
         self.skip_finished(&mut state);
-        state.progress[state.next..].iter().filter(|p| **p == Progress::Queued).count()
+        state.progress[state.next..]
+            .iter()
+            .filter(|p| **p == Progress::Queued)
+            .count()
     }
 
     /// Takes up to `objects` objects, no more than `bytes` of payload unless the first alone is,
@@ -89,20 +101,29 @@ impl LoadJob {
         while tickets.len() < objects {
             self.skip_finished(&mut state);
             let index = state.next;
-            let Some(transfer) = self.objects.get(index) else { break };
+            let Some(transfer) = self.objects.get(index) else {
+                break;
+            };
             if !tickets.is_empty() && taken_bytes + transfer.bytes > bytes {
                 break;
             }
             taken_bytes += transfer.bytes;
             state.progress[index] = Progress::Fetching;
             state.next += 1;
-            tickets.push(LoadTicket { job: Arc::clone(self), index });
+            tickets.push(LoadTicket {
+                job: Arc::clone(self),
+                index,
+            });
         }
         tickets
     }
 
     fn skip_finished(&self, state: &mut State) {
-        while state.progress.get(state.next).is_some_and(|p| *p != Progress::Queued) {
+        while state
+            .progress
+            .get(state.next)
+            .is_some_and(|p| *p != Progress::Queued)
+        {
             state.next += 1;
         }
     }

@@ -30,7 +30,12 @@ pub struct LookupConfig {
 
 impl Default for LookupConfig {
     fn default() -> Self {
-        Self { threads: 2, max_queued: 1024, max_keys: 8192, max_outstanding: 1 << 16 }
+        Self {
+            threads: 2,
+            max_queued: 1024,
+            max_keys: 8192,
+            max_outstanding: 1 << 16,
+        }
     }
 }
 
@@ -84,7 +89,9 @@ struct Request {
 
 impl State {
     fn is_open(&self, request: &Request) -> bool {
-        self.open.get(&request.id).is_some_and(|open| open.ticket == request.ticket)
+        self.open
+            .get(&request.id)
+            .is_some_and(|open| open.ticket == request.ticket)
     }
 
     fn answer(&mut self, request: &Request, answer: Answer) {
@@ -95,8 +102,12 @@ impl State {
     }
 
     fn expire(&mut self, now: Instant) {
-        let overdue: Vec<u64> =
-            self.open.iter().filter(|(_, open)| open.deadline <= now).map(|(&id, _)| id).collect();
+        let overdue: Vec<u64> = self
+            .open
+            .iter()
+            .filter(|(_, open)| open.deadline <= now)
+            .map(|(&id, _)| id)
+            .collect();
         for id in overdue {
             self.open.remove(&id);
             self.answers.insert(id, Err(ErrorKind::TimedOut));
@@ -120,7 +131,10 @@ impl Lookup {
             answered: Condvar::new(),
             running: Gauge::default(),
         });
-        let lookup = Self { desk, threads: Mutex::default() };
+        let lookup = Self {
+            desk,
+            threads: Mutex::default(),
+        };
         for i in 0..threads {
             let desk = Arc::clone(&lookup.desk);
             desk.running.add(1);
@@ -155,7 +169,13 @@ impl Lookup {
         let deadline = Instant::now() + timeout;
         let keys = chunks
             .iter()
-            .flat_map(|&chunk| spans.iter().map(move |&span| Key { namespace, chunk, span }))
+            .flat_map(|&chunk| {
+                spans.iter().map(move |&span| Key {
+                    namespace,
+                    chunk,
+                    span,
+                })
+            })
             .collect();
         let mut state = self.desk.state.lock();
         if state.closed {
@@ -164,13 +184,19 @@ impl Lookup {
         if state.open.contains_key(&id) || state.answers.contains_key(&id) {
             return Err(EngineError::DuplicateJob(id));
         }
-        let (outstanding, bound) =
-            (state.open.len() + state.answers.len() + 1, self.desk.config.max_outstanding);
+        let (outstanding, bound) = (
+            state.open.len() + state.answers.len() + 1,
+            self.desk.config.max_outstanding,
+        );
         if outstanding > bound {
             return Err(EngineError::Busy { outstanding, bound });
         }
         if chunks.is_empty() || state.queue.len() >= self.desk.config.max_queued {
-            let answer = if chunks.is_empty() { Ok(vec![]) } else { Err(ErrorKind::Unavailable) };
+            let answer = if chunks.is_empty() {
+                Ok(vec![])
+            } else {
+                Err(ErrorKind::Unavailable)
+            };
             state.answers.insert(id, answer);
             self.desk.answered.notify_all();
             return Ok(());
@@ -178,7 +204,13 @@ impl Lookup {
         state.tickets += 1;
         let ticket = state.tickets;
         state.open.insert(id, Open { ticket, deadline });
-        state.queue.push_back(Request { id, ticket, deadline, keys, spans: spans.len() });
+        state.queue.push_back(Request {
+            id,
+            ticket,
+            deadline,
+            keys,
+            spans: spans.len(),
+        });
         drop(state);
         self.desk.queued.notify_one();
         Ok(())
@@ -235,7 +267,9 @@ impl Lookup {
             state.closed = true;
             state.queue.clear();
             let open: Vec<u64> = state.open.drain().map(|(id, _)| id).collect();
-            state.answers.extend(open.into_iter().map(|id| (id, Err(ErrorKind::Unavailable))));
+            state
+                .answers
+                .extend(open.into_iter().map(|id| (id, Err(ErrorKind::Unavailable))));
         }
         self.desk.queued.notify_all();
         self.desk.answered.notify_all();
@@ -267,7 +301,11 @@ impl Drop for Running {
 impl Desk {
     fn serve(&self) {
         while let Some(batch) = self.next() {
-            let keys: Vec<Key> = batch.iter().flat_map(|request| &request.keys).copied().collect();
+            let keys: Vec<Key> = batch
+                .iter()
+                .flat_map(|request| &request.keys)
+                .copied()
+                .collect();
             let Some(earliest) = batch.iter().map(|request| request.deadline).min() else {
                 continue;
             };
@@ -313,7 +351,9 @@ impl Desk {
                 for request in &batch {
                     let (own, rest) = found.split_at(request.keys.len());
                     found = rest;
-                    let chunks = own.chunks(request.spans).map(|spans| spans.iter().all(|&has| has));
+                    let chunks = own
+                        .chunks(request.spans)
+                        .map(|spans| spans.iter().all(|&has| has));
                     state.answer(request, Ok(chunks.collect()));
                 }
             }

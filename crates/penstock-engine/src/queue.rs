@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
+use crate::Outcome;
 use crate::arena::{Arena, Empty, Purpose, Sealed, Slot};
 use crate::config::EngineConfig;
 use crate::load::{LoadJob, LoadTicket};
 use crate::signal::Signals;
 use crate::store::StoreTicket;
-use crate::Outcome;
 
 /// The queues of one engine. Their lock is taken before that of a job, never after.
 pub(crate) struct Queues {
@@ -70,7 +70,12 @@ pub(crate) enum IoWork {
 
 impl Queues {
     pub(crate) fn new(config: EngineConfig, arena: Arc<Arena>, signals: Arc<Signals>) -> Self {
-        Self { state: Mutex::default(), config, arena, signals }
+        Self {
+            state: Mutex::default(),
+            config,
+            arena,
+            signals,
+        }
     }
 
     /// Queues what there is room for and drops the rest.
@@ -103,7 +108,9 @@ impl Queues {
         {
             let mut state = self.state.lock();
             put.ticket.gathered();
-            let failing = state.failing_until.is_some_and(|until| until > Instant::now());
+            let failing = state
+                .failing_until
+                .is_some_and(|until| until > Instant::now());
             if state.closed || failing {
                 put.ticket.resolve(Outcome::Dropped);
                 return;
@@ -162,8 +169,9 @@ impl Queues {
             }
             // An even share for every lane: all of them begin with the front of the job.
             let share = queued.div_ceil(self.config.io_lanes).min(self.config.batch);
-            let slots: Vec<_> =
-                (0..share).map_while(|_| self.arena.lease(Purpose::Load)).collect();
+            let slots: Vec<_> = (0..share)
+                .map_while(|_| self.arena.lease(Purpose::Load))
+                .collect();
             if slots.is_empty() {
                 break;
             }

@@ -4,9 +4,9 @@ use parking_lot::RwLock;
 use penstock_layout::{Descriptor, Segment, SegmentError, Span};
 use penstock_store::value::Checksum;
 
+use crate::EngineError;
 use crate::copy::Executor;
 use crate::job::{Object, Transfer};
-use crate::EngineError;
 
 /// Memory of the serving engine, where its KV lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,10 +72,19 @@ impl Registration {
         }
         for (region, (&expected, given)) in expected.iter().zip(&regions).enumerate() {
             if given.len < expected {
-                return Err(EngineError::RegionTooSmall { region, expected, given: given.len });
+                return Err(EngineError::RegionTooSmall {
+                    region,
+                    expected,
+                    given: given.len,
+                });
             }
         }
-        Ok(Self { descriptor, regions, executor, open: RwLock::new(true) })
+        Ok(Self {
+            descriptor,
+            regions,
+            executor,
+            open: RwLock::new(true),
+        })
     }
 
     /// Waits for the copies under way; none starts afterwards.
@@ -96,12 +105,18 @@ impl Registration {
                     return Err(EngineError::NoBlocks);
                 }
                 self.check(&blocks, &key.span)?;
-                let bytes =
-                    self.descriptor.block_bytes(&key.span).saturating_mul(blocks.len() as u64);
+                let bytes = self
+                    .descriptor
+                    .block_bytes(&key.span)
+                    .saturating_mul(blocks.len() as u64);
                 if bytes > slot_bytes as u64 {
                     return Err(EngineError::ObjectTooLarge { bytes, slot_bytes });
                 }
-                Ok(Transfer { key, blocks, bytes: bytes as usize })
+                Ok(Transfer {
+                    key,
+                    blocks,
+                    bytes: bytes as usize,
+                })
             })
             .collect()
     }
@@ -112,7 +127,10 @@ impl Registration {
             return Err(SegmentError::SpanOutsideShare { span: *span, share });
         }
         match blocks.iter().find(|&&block| block >= count) {
-            Some(&block) => Err(SegmentError::BlockOutOfRange { block, blocks: count }),
+            Some(&block) => Err(SegmentError::BlockOutOfRange {
+                block,
+                blocks: count,
+            }),
             None => Ok(()),
         }
     }
@@ -137,7 +155,10 @@ impl Registration {
         // the payload. While the registration is open, the regions are mapped and the blocks of
         // a store job are not written: whoever made them has promised it. The payload is arena
         // memory, which no region overlaps.
-        unsafe { self.executor.gather(&self.regions, segments, payload, &mut checksum) };
+        unsafe {
+            self.executor
+                .gather(&self.regions, segments, payload, &mut checksum)
+        };
         Some(checksum)
     }
 
@@ -173,7 +194,10 @@ impl Registration {
         let mut sum = 0;
         for segment in &*out {
             let region = &self.regions[segment.region as usize];
-            let end = segment.offset.checked_add(segment.len).expect("a segment within 64 bits");
+            let end = segment
+                .offset
+                .checked_add(segment.len)
+                .expect("a segment within 64 bits");
             assert!(end <= region.len, "a segment inside its region");
             sum += segment.len;
         }

@@ -43,7 +43,11 @@ impl StoreJob {
         in_flight: Arc<Gauge>,
     ) -> Arc<Self> {
         let count = objects.len();
-        let state = State { outcomes: vec![None; count], unread: count, unfinished: count };
+        let state = State {
+            outcomes: vec![None; count],
+            unread: count,
+            unfinished: count,
+        };
         Arc::new(Self {
             id,
             objects,
@@ -64,11 +68,21 @@ impl StoreJob {
     pub(crate) fn tickets(self: &Arc<Self>) -> Vec<StoreTicket> {
         if self.objects.is_empty() {
             self.completions.push(self.id, Event::Released);
-            self.completions.push(self.id, Event::Stored { objects: Vec::new() });
+            self.completions.push(
+                self.id,
+                Event::Stored {
+                    objects: Vec::new(),
+                },
+            );
         }
         self.in_flight.add(self.objects.len());
         (0..self.objects.len())
-            .map(|index| StoreTicket { job: Arc::clone(self), index, read: false, finished: false })
+            .map(|index| StoreTicket {
+                job: Arc::clone(self),
+                index,
+                read: false,
+                finished: false,
+            })
             .collect()
     }
 

@@ -29,9 +29,15 @@ fn shutdown_answers_all_jobs_and_ends_all_threads() {
     assert_eq!(threads("penstock-copy").len(), 1);
     store.hold_puts(true);
     store.hold_gets(true);
-    engine.submit_store(1, (0..10).map(|n| object(n, &[n])).collect()).unwrap();
-    engine.submit_load(2, (10..20).map(|n| object(n, &[n])).collect(), soon(), true).unwrap();
-    engine.submit_load(3, vec![object(20, &[20])], soon(), true).unwrap();
+    engine
+        .submit_store(1, (0..10).map(|n| object(n, &[n])).collect())
+        .unwrap();
+    engine
+        .submit_load(2, (10..20).map(|n| object(n, &[n])).collect(), soon(), true)
+        .unwrap();
+    engine
+        .submit_load(3, vec![object(20, &[20])], soon(), true)
+        .unwrap();
     store.until(|call| matches!(call, Call::Get(_)));
     store.hold_gets(false);
     assert!(engine.shutdown(LONG));
@@ -41,7 +47,10 @@ fn shutdown_answers_all_jobs_and_ends_all_threads() {
         for outcome in outcomes(&engine, job) {
             use Outcome::{Cancelled, Dropped, Failed, Miss, Skipped};
             assert!(
-                matches!(outcome, Dropped | Cancelled | Failed(ErrorKind::TimedOut) | Miss | Skipped),
+                matches!(
+                    outcome,
+                    Dropped | Cancelled | Failed(ErrorKind::TimedOut) | Miss | Skipped
+                ),
                 "job {job}: {outcome:?}"
             );
         }
@@ -59,13 +68,18 @@ fn shutdown_is_bounded_by_the_caller_and_then_by_the_operation() {
     config.get_timeout = Duration::from_secs(1);
     let engine = engine(&store, config, &kv);
     store.hold_gets(true);
-    engine.submit_load(2, vec![object(1, &[1])], soon(), true).unwrap();
+    engine
+        .submit_load(2, vec![object(1, &[1])], soon(), true)
+        .unwrap();
     store.until(|call| matches!(call, Call::Get(_)));
     let start = Instant::now();
     assert!(!engine.shutdown(Duration::from_millis(10)));
     assert_eq!(outcomes(&engine, 2), [Outcome::Cancelled]);
     assert!(engine.shutdown(LONG));
-    assert!(start.elapsed() < LONG, "the store was held up for longer than the operation's bound");
+    assert!(
+        start.elapsed() < LONG,
+        "the store was held up for longer than the operation's bound"
+    );
     assert_eq!(threads("penstock-"), Vec::<String>::new());
 }
 
@@ -74,10 +88,13 @@ fn dropping_an_engine_ends_its_threads() {
     for round in 0..20 {
         let engine = engine(&store, config(4), &kv);
         engine.submit_store(1, vec![object(round, &[1])]).unwrap();
-        engine.submit_load(2, vec![object(round, &[2])], soon(), false).unwrap();
-        let lookup =
-            Lookup::new(store.clone() as Arc<dyn Store>, LookupConfig::default()).unwrap();
-        lookup.submit(1, key(1).namespace, &[key(1).chunk], &[share()], LONG).unwrap();
+        engine
+            .submit_load(2, vec![object(round, &[2])], soon(), false)
+            .unwrap();
+        let lookup = Lookup::new(store.clone() as Arc<dyn Store>, LookupConfig::default()).unwrap();
+        lookup
+            .submit(1, key(1).namespace, &[key(1).chunk], &[share()], LONG)
+            .unwrap();
     }
     assert_eq!(threads("penstock-"), Vec::<String>::new());
     assert_eq!(Arc::strong_count(&store), 1);
@@ -88,10 +105,22 @@ fn an_engine_that_cannot_be_made_leaves_nothing() {
     for config in [
         EngineConfig::new(0, 4),
         EngineConfig::new(64, 1),
-        EngineConfig { io_lanes: 0, ..EngineConfig::new(64, 4) },
-        EngineConfig { copy_lanes: 65, ..EngineConfig::new(64, 4) },
-        EngineConfig { batch: 0, ..EngineConfig::new(64, 4) },
-        EngineConfig { store_slots: 4, ..EngineConfig::new(64, 4) },
+        EngineConfig {
+            io_lanes: 0,
+            ..EngineConfig::new(64, 4)
+        },
+        EngineConfig {
+            copy_lanes: 65,
+            ..EngineConfig::new(64, 4)
+        },
+        EngineConfig {
+            batch: 0,
+            ..EngineConfig::new(64, 4)
+        },
+        EngineConfig {
+            store_slots: 4,
+            ..EngineConfig::new(64, 4)
+        },
     ] {
         let made = Engine::new(store.clone() as Arc<dyn Store>, config.clone());
         assert!(matches!(made, Err(EngineError::Config(_))), "{config:?}");
@@ -114,9 +143,13 @@ fn unregistered_memory_is_left_alone() {
     let before = kv.all();
     store.hold_gets(true);
     store.hold_puts(true);
-    engine.submit_load(2, vec![object(1, &[2])], soon(), true).unwrap();
+    engine
+        .submit_load(2, vec![object(1, &[2])], soon(), true)
+        .unwrap();
     store.until(|call| matches!(call, Call::Get(_)));
-    engine.submit_store(3, vec![object(3, &[3]), object(4, &[4])]).unwrap();
+    engine
+        .submit_store(3, vec![object(3, &[3]), object(4, &[4])])
+        .unwrap();
     store.until(|call| *call == Call::Put(vec![key(3)]));
     engine.unregister();
     engine.unregister();
@@ -127,11 +160,18 @@ fn unregistered_memory_is_left_alone() {
     ));
     // What was gathered before is put; nothing else of the old memory is.
     let other = Kv::new(KvLayout::BLHNC);
-    engine.register(other.descriptor.clone(), vec![other.region()]).unwrap();
+    engine
+        .register(other.descriptor.clone(), vec![other.region()])
+        .unwrap();
     store.hold_gets(false);
     store.hold_puts(false);
-    assert_eq!(outcomes(&engine, 3), [Outcome::Stored(BLOCK_BYTES as u64), Outcome::Dropped]);
+    assert_eq!(
+        outcomes(&engine, 3),
+        [Outcome::Stored(BLOCK_BYTES as u64), Outcome::Dropped]
+    );
     assert!(kv.all() == before);
-    engine.submit_load(9, vec![object(1, &[2])], soon(), true).unwrap();
+    engine
+        .submit_load(9, vec![object(1, &[2])], soon(), true)
+        .unwrap();
     assert_eq!(outcomes(&engine, 9), [Outcome::Loaded(BLOCK_BYTES as u64)]);
 }

@@ -36,17 +36,30 @@ fn every_layout_reads_what_every_layout_wrote() {
         }
         let writer = engine(&store, config(32), &source);
         // Chunks of two blocks that are not neighbours.
-        let chunks: Vec<_> = (0..BLOCKS / 2).map(|c| object(c, &[c, BLOCKS - 1 - c])).collect();
+        let chunks: Vec<_> = (0..BLOCKS / 2)
+            .map(|c| object(c, &[c, BLOCKS - 1 - c]))
+            .collect();
         writer.submit_store(1, chunks.clone()).unwrap();
-        assert!(outcomes(&writer, 1).iter().all(|o| *o == Outcome::Stored(2 * BLOCK_BYTES as u64)));
+        assert!(
+            outcomes(&writer, 1)
+                .iter()
+                .all(|o| *o == Outcome::Stored(2 * BLOCK_BYTES as u64))
+        );
         for to in KvLayout::ALL {
             let target = Kv::new(to);
             let reader = engine(&store, config(5), &target);
             reader.submit_load(7, chunks.clone(), soon(), true).unwrap();
             let loaded = outcomes(&reader, 7);
-            assert_eq!(loaded, vec![Outcome::Loaded(2 * BLOCK_BYTES as u64); chunks.len()]);
+            assert_eq!(
+                loaded,
+                vec![Outcome::Loaded(2 * BLOCK_BYTES as u64); chunks.len()]
+            );
             for block in 0..BLOCKS {
-                assert_eq!(target.read(block, share()), pattern(block), "{from} to {to}, {block}");
+                assert_eq!(
+                    target.read(block, share()),
+                    pattern(block),
+                    "{from} to {to}, {block}"
+                );
             }
         }
     }
@@ -62,7 +75,10 @@ fn parts_written_by_several_ranks_are_read_by_one() {
         .map(|(layers, heads)| Span::new(layers, heads).unwrap())
         .to_vec();
     let objects = |block: u64| -> Vec<penstock_engine::Object> {
-        let part = |&span| penstock_engine::Object { key: key_of(3, span), blocks: vec![block] };
+        let part = |&span| penstock_engine::Object {
+            key: key_of(3, span),
+            blocks: vec![block],
+        };
         parts.iter().map(part).collect()
     };
     writer.submit_store(1, objects(3)).unwrap();
@@ -73,9 +89,17 @@ fn parts_written_by_several_ranks_are_read_by_one() {
     let mut some = objects(5);
     some.remove(1);
     reader.submit_load(1, some, soon(), false).unwrap();
-    assert!(outcomes(&reader, 1).iter().all(|o| matches!(o, Outcome::Loaded(_))));
+    assert!(
+        outcomes(&reader, 1)
+            .iter()
+            .all(|o| matches!(o, Outcome::Loaded(_)))
+    );
     for (i, span) in parts.iter().enumerate() {
-        let expected = if i == 1 { Kv::new(KvLayout::LBHNC) } else { Kv::new(KvLayout::BLHNC) };
+        let expected = if i == 1 {
+            Kv::new(KvLayout::LBHNC)
+        } else {
+            Kv::new(KvLayout::BLHNC)
+        };
         expected.fill(0, if i == 1 { 50 } else { 3 });
         assert_eq!(target.read(5, *span), expected.read(0, *span), "{span}");
     }
@@ -120,13 +144,19 @@ fn what_does_not_verify_is_rejected_removed_and_written_nowhere() {
         let engine = engine(&store, config(2), &kv);
         // The slot has held the good value: what a short one leaves of it must not count.
         store.plant(&key, &good);
-        engine.submit_load(0, vec![object(1, &[9])], soon(), false).unwrap();
+        engine
+            .submit_load(0, vec![object(1, &[9])], soon(), false)
+            .unwrap();
         assert_eq!(outcomes(&engine, 0), [LOADED]);
         kv.write(9, share(), &vec![0; BLOCK_BYTES]);
         store.plant(&key, &bad);
-        engine.submit_load(1, vec![object(1, &[1])], soon(), false).unwrap();
+        engine
+            .submit_load(1, vec![object(1, &[1])], soon(), false)
+            .unwrap();
         let outcomes = outcomes(&engine, 1);
-        let [Outcome::Rejected(why)] = outcomes[..] else { panic!("{reason}: {outcomes:?}") };
+        let [Outcome::Rejected(why)] = outcomes[..] else {
+            panic!("{reason}: {outcomes:?}")
+        };
         assert_eq!(why.name(), reason);
         assert!(kv.all() == before, "{reason}: memory was written");
         assert_eq!(engine.stats().rejected[reason], 1);
@@ -139,7 +169,9 @@ fn a_length_rejection_tells_both_lengths() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     store.plant(&key(1), &[0; 4 * BLOCK_BYTES]);
     let engine = engine(&store, config(2), &kv);
-    engine.submit_load(1, vec![object(1, &[1])], soon(), false).unwrap();
+    engine
+        .submit_load(1, vec![object(1, &[1])], soon(), false)
+        .unwrap();
     let expected = BLOCK_BYTES as u64;
     let found = 4 * expected - 64;
     let rejection = Rejection::Length { expected, found };
@@ -156,7 +188,10 @@ fn a_miss_ends_a_prefix_job_but_not_another() {
     let wanted = || [0, 1, 99, 3, 4].map(|n| object(n, &[n % 10])).to_vec();
     engine.submit_load(1, wanted(), soon(), true).unwrap();
     use Outcome::{Miss, Skipped};
-    assert_eq!(outcomes(&engine, 1), [LOADED, LOADED, Miss, Skipped, Skipped]);
+    assert_eq!(
+        outcomes(&engine, 1),
+        [LOADED, LOADED, Miss, Skipped, Skipped]
+    );
     let gets = store.calls().len();
     assert_eq!(gets, 3, "nothing is fetched after the miss");
     engine.submit_load(1, wanted(), soon(), false).unwrap();
@@ -170,7 +205,14 @@ fn a_deadline_ends_a_job_while_the_store_still_holds_it_up() {
     let before = kv.all();
     store.hold_gets(true);
     let deadline = Instant::now() + Duration::from_millis(50);
-    engine.submit_load(1, (0..4).map(|n| object(n, &[n])).collect(), deadline, false).unwrap();
+    engine
+        .submit_load(
+            1,
+            (0..4).map(|n| object(n, &[n])).collect(),
+            deadline,
+            false,
+        )
+        .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::TimedOut; 4]);
     assert!(Instant::now() >= deadline);
     store.hold_gets(false);
@@ -183,7 +225,9 @@ fn a_deadline_ends_a_job_while_the_store_still_holds_it_up() {
 fn a_deadline_that_is_past_loads_nothing() {
     let (store, kv) = (stocked(0..1), Kv::new(KvLayout::LBHNC));
     let engine = engine(&store, config(2), &kv);
-    engine.submit_load(1, vec![object(0, &[0])], Instant::now(), false).unwrap();
+    engine
+        .submit_load(1, vec![object(0, &[0])], Instant::now(), false)
+        .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::TimedOut]);
 }
 
@@ -194,10 +238,14 @@ fn a_job_that_waits_behind_a_stuck_one_still_ends_by_its_deadline() {
     config.io_lanes = 1;
     let engine = engine(&store, config, &kv);
     store.hold_gets(true);
-    engine.submit_load(1, vec![object(0, &[0])], soon(), true).unwrap();
+    engine
+        .submit_load(1, vec![object(0, &[0])], soon(), true)
+        .unwrap();
     store.until(|call| matches!(call, Call::Get(_)));
     let deadline = Instant::now() + Duration::from_millis(30);
-    engine.submit_load(2, vec![object(1, &[1])], deadline, true).unwrap();
+    engine
+        .submit_load(2, vec![object(1, &[1])], deadline, true)
+        .unwrap();
     assert_eq!(outcomes(&engine, 2), [Outcome::TimedOut]);
     store.hold_gets(false);
     assert_eq!(outcomes(&engine, 1), [LOADED]);
@@ -209,7 +257,9 @@ fn a_cancelled_load_is_over_at_once_and_writes_nothing_later() {
     let engine = engine(&store, config(4), &kv);
     let before = kv.all();
     store.hold_gets(true);
-    engine.submit_load(1, (0..4).map(|n| object(n, &[n])).collect(), soon(), true).unwrap();
+    engine
+        .submit_load(1, (0..4).map(|n| object(n, &[n])).collect(), soon(), true)
+        .unwrap();
     store.until(|call| matches!(call, Call::Get(_)));
     engine.cancel(1);
     let mut seen = Vec::new();
@@ -217,7 +267,9 @@ fn a_cancelled_load_is_over_at_once_and_writes_nothing_later() {
     assert_eq!(seen[0].event.outcomes(), [Outcome::Cancelled; 4]);
     // The id is free again, though lanes still work for the old job.
     store.hold_gets(false);
-    engine.submit_load(1, vec![object(2, &[7])], soon(), true).unwrap();
+    engine
+        .submit_load(1, vec![object(2, &[7])], soon(), true)
+        .unwrap();
     assert_eq!(outcomes(&engine, 1), [LOADED]);
     eventually("slots return", || engine.stats().slots_in_use == 0);
     assert_eq!(kv.read(7, share()), pattern(2));
@@ -233,16 +285,26 @@ fn loads_overtake_stores() {
     config.batch = 2;
     let engine = engine(&store, config, &kv);
     store.hold_puts(true);
-    engine.submit_store(1, (10..20).map(|n| object(n, &[n])).collect()).unwrap();
+    engine
+        .submit_store(1, (10..20).map(|n| object(n, &[n])).collect())
+        .unwrap();
     released(&engine, 1);
     store.until(|call| matches!(call, Call::Put(_)));
-    engine.submit_load(2, (0..4).map(|n| object(n, &[n])).collect(), soon(), true).unwrap();
+    engine
+        .submit_load(2, (0..4).map(|n| object(n, &[n])).collect(), soon(), true)
+        .unwrap();
     store.hold_puts(false);
     outcomes(&engine, 1);
     let calls = store.calls();
     let kinds: String = calls
         .iter()
-        .map(|call| if matches!(call, Call::Get(_)) { 'g' } else { 'p' })
+        .map(|call| {
+            if matches!(call, Call::Get(_)) {
+                'g'
+            } else {
+                'p'
+            }
+        })
         .collect();
     assert_eq!(kinds, "pggpppp");
 }
@@ -255,11 +317,19 @@ fn a_stuck_put_leaves_a_lane_for_loads() {
     config.batch = 1;
     let engine = engine(&store, config, &kv);
     store.hold_puts(true);
-    engine.submit_store(1, (10..20).map(|n| object(n, &[n])).collect()).unwrap();
+    engine
+        .submit_store(1, (10..20).map(|n| object(n, &[n])).collect())
+        .unwrap();
     released(&engine, 1);
-    engine.submit_load(2, (0..4).map(|n| object(n, &[n])).collect(), soon(), true).unwrap();
+    engine
+        .submit_load(2, (0..4).map(|n| object(n, &[n])).collect(), soon(), true)
+        .unwrap();
     assert_eq!(outcomes(&engine, 2), [LOADED; 4]);
-    let puts = store.calls().iter().filter(|call| matches!(call, Call::Put(_))).count();
+    let puts = store
+        .calls()
+        .iter()
+        .filter(|call| matches!(call, Call::Put(_)))
+        .count();
     assert_eq!(puts, 2);
     store.hold_puts(false);
     outcomes(&engine, 1);
@@ -273,7 +343,9 @@ fn a_load_spreads_over_the_lanes_front_first() {
     config.batch = 8;
     let engine = engine(&store, config, &kv);
     store.hold_gets(true);
-    engine.submit_load(1, (0..12).map(|n| object(n, &[n])).collect(), soon(), true).unwrap();
+    engine
+        .submit_load(1, (0..12).map(|n| object(n, &[n])).collect(), soon(), true)
+        .unwrap();
     eventually("every lane has a part", || store.calls().len() == 4);
     let mut parts: Vec<Vec<Key>> = store
         .calls()
@@ -287,7 +359,10 @@ fn a_load_spreads_over_the_lanes_front_first() {
     let sizes: Vec<usize> = parts.iter().map(Vec::len).collect();
     assert!(sizes.iter().all(|&size| size <= 3), "{sizes:?}");
     let asked: Vec<Key> = parts.concat();
-    assert!(asked.iter().enumerate().all(|(n, k)| *k == key(n as u64)), "not the job's front");
+    assert!(
+        asked.iter().enumerate().all(|(n, k)| *k == key(n as u64)),
+        "not the job's front"
+    );
     store.hold_gets(false);
     assert_eq!(outcomes(&engine, 1), [LOADED; 12]);
 }
@@ -300,9 +375,16 @@ fn batches_are_bounded_in_bytes() {
     config.batch = 100;
     config.batch_bytes = 2 * BLOCK_BYTES + 1;
     let engine = engine(&store, config, &kv);
-    engine.submit_load(1, (0..6).map(|n| object(n, &[n])).collect(), soon(), true).unwrap();
+    engine
+        .submit_load(1, (0..6).map(|n| object(n, &[n])).collect(), soon(), true)
+        .unwrap();
     assert_eq!(outcomes(&engine, 1), [LOADED; 6]);
-    assert!(store.calls().iter().all(|call| matches!(call, Call::Get(keys) if keys.len() == 2)));
+    assert!(
+        store
+            .calls()
+            .iter()
+            .all(|call| matches!(call, Call::Get(keys) if keys.len() == 2))
+    );
 }
 
 #[test]
@@ -310,22 +392,33 @@ fn a_failing_store_fails_loads_by_kind() {
     let (store, kv) = (stocked(0..2), Kv::new(KvLayout::LBHNC));
     let engine = engine(&store, config(4), &kv);
     for (kind, expected) in [
-        (ErrorKind::Unreachable, Outcome::Failed(ErrorKind::Unreachable)),
+        (
+            ErrorKind::Unreachable,
+            Outcome::Failed(ErrorKind::Unreachable),
+        ),
         (ErrorKind::TimedOut, Outcome::TimedOut),
     ] {
         store.fail(Some(kind));
-        engine.submit_load(1, vec![object(0, &[0])], soon(), true).unwrap();
+        engine
+            .submit_load(1, vec![object(0, &[0])], soon(), true)
+            .unwrap();
         assert_eq!(outcomes(&engine, 1), [expected]);
     }
     store.fail(None);
     store.panic_on(key(1));
-    engine.submit_load(1, vec![object(1, &[0])], soon(), true).unwrap();
+    engine
+        .submit_load(1, vec![object(1, &[0])], soon(), true)
+        .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Protocol)]);
     store.deaf(true);
-    engine.submit_load(1, vec![object(0, &[0])], soon(), true).unwrap();
+    engine
+        .submit_load(1, vec![object(0, &[0])], soon(), true)
+        .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Protocol)]);
     store.deaf(false);
-    engine.submit_load(1, vec![object(0, &[0])], soon(), true).unwrap();
+    engine
+        .submit_load(1, vec![object(0, &[0])], soon(), true)
+        .unwrap();
     assert_eq!(outcomes(&engine, 1), [LOADED]);
     assert_eq!(engine.stats().slots_in_use, 0);
 }

@@ -17,7 +17,10 @@ fn lookup(store: &Arc<Probe>, config: LookupConfig) -> Lookup {
 }
 
 fn one_thread() -> LookupConfig {
-    LookupConfig { threads: 1, ..LookupConfig::default() }
+    LookupConfig {
+        threads: 1,
+        ..LookupConfig::default()
+    }
 }
 
 fn chunks(numbers: &[u64]) -> Vec<[u8; 32]> {
@@ -43,13 +46,19 @@ fn a_chunk_is_there_if_all_its_spans_are() {
     store.plant(&key_of(1, halves[1]), b"x");
     store.plant(&key_of(3, halves[1]), b"x");
     let lookup = lookup(&store, LookupConfig::default());
-    lookup.submit(5, NAMESPACE, &chunks(&[1, 2, 3, 4]), &halves, LONG).unwrap();
+    lookup
+        .submit(5, NAMESPACE, &chunks(&[1, 2, 3, 4]), &halves, LONG)
+        .unwrap();
     assert!(lookup.wait(LONG));
     assert_eq!(lookup.poll(), [(5, Ok(vec![true, false, true, false]))]);
     assert_eq!(lookup.poll(), []);
-    lookup.submit(5, NAMESPACE, &chunks(&[2, 3]), &halves[..1], LONG).unwrap();
+    lookup
+        .submit(5, NAMESPACE, &chunks(&[2, 3]), &halves[..1], LONG)
+        .unwrap();
     assert_eq!(answer(&lookup, 5), Ok(vec![true, true]));
-    lookup.submit(5, Namespace([4; 16]), &chunks(&[2]), &halves[..1], LONG).unwrap();
+    lookup
+        .submit(5, Namespace([4; 16]), &chunks(&[2]), &halves[..1], LONG)
+        .unwrap();
     assert_eq!(answer(&lookup, 5), Ok(vec![false]));
     lookup.submit(5, NAMESPACE, &[], &halves, LONG).unwrap();
     assert_eq!(answer(&lookup, 5), Ok(vec![]));
@@ -59,14 +68,26 @@ fn a_chunk_is_there_if_all_its_spans_are() {
 fn lookups_that_wait_go_together_within_the_bound() {
     let store = Probe::new();
     store.plant(&key(1), b"x");
-    let lookup = lookup(&store, LookupConfig { max_keys: 7, ..one_thread() });
+    let lookup = lookup(
+        &store,
+        LookupConfig {
+            max_keys: 7,
+            ..one_thread()
+        },
+    );
     store.hold_contains(true);
-    lookup.submit(0, NAMESPACE, &chunks(&[1]), &[share()], LONG).unwrap();
+    lookup
+        .submit(0, NAMESPACE, &chunks(&[1]), &[share()], LONG)
+        .unwrap();
     store.until(|call| *call == Call::Contains(1));
     for id in 1..5 {
-        lookup.submit(id, NAMESPACE, &chunks(&[id, 1, 50]), &[share()], LONG).unwrap();
+        lookup
+            .submit(id, NAMESPACE, &chunks(&[id, 1, 50]), &[share()], LONG)
+            .unwrap();
     }
-    lookup.submit(5, NAMESPACE, &chunks(&[1; 9]), &[share()], LONG).unwrap();
+    lookup
+        .submit(5, NAMESPACE, &chunks(&[1; 9]), &[share()], LONG)
+        .unwrap();
     store.hold_contains(false);
     for id in 1..5 {
         assert_eq!(answer(&lookup, id), Ok(vec![id == 1, true, false]));
@@ -83,11 +104,37 @@ fn a_deadline_is_kept_and_does_not_cost_those_with_more_time() {
     let lookup = lookup(&store, one_thread());
     store.hold_contains(true);
     let start = Instant::now();
-    lookup.submit(0, NAMESPACE, &chunks(&[1]), &[share()], Duration::from_millis(80)).unwrap();
+    lookup
+        .submit(
+            0,
+            NAMESPACE,
+            &chunks(&[1]),
+            &[share()],
+            Duration::from_millis(80),
+        )
+        .unwrap();
     store.until(|call| *call == Call::Contains(1));
-    lookup.submit(1, NAMESPACE, &chunks(&[1]), &[share()], Duration::from_millis(20)).unwrap();
-    lookup.submit(2, NAMESPACE, &chunks(&[1, 9]), &[share()], Duration::from_millis(200)).unwrap();
-    lookup.submit(3, NAMESPACE, &chunks(&[1, 8, 1]), &[share()], LONG).unwrap();
+    lookup
+        .submit(
+            1,
+            NAMESPACE,
+            &chunks(&[1]),
+            &[share()],
+            Duration::from_millis(20),
+        )
+        .unwrap();
+    lookup
+        .submit(
+            2,
+            NAMESPACE,
+            &chunks(&[1, 9]),
+            &[share()],
+            Duration::from_millis(200),
+        )
+        .unwrap();
+    lookup
+        .submit(3, NAMESPACE, &chunks(&[1, 8, 1]), &[share()], LONG)
+        .unwrap();
     assert!(lookup.wait(LONG));
     assert_eq!(lookup.poll(), [(1, Err(ErrorKind::TimedOut))]);
     assert!(start.elapsed() >= Duration::from_millis(20));
@@ -104,30 +151,47 @@ fn failures_are_answers() {
     let store = Probe::new();
     let lookup = lookup(&store, one_thread());
     store.fail(Some(ErrorKind::Unreachable));
-    lookup.submit(1, NAMESPACE, &chunks(&[1]), &[share()], LONG).unwrap();
+    lookup
+        .submit(1, NAMESPACE, &chunks(&[1]), &[share()], LONG)
+        .unwrap();
     assert_eq!(answer(&lookup, 1), Err(ErrorKind::Unreachable));
     store.fail(None);
     store.panic_on(key(2));
-    lookup.submit(1, NAMESPACE, &chunks(&[2]), &[share()], LONG).unwrap();
+    lookup
+        .submit(1, NAMESPACE, &chunks(&[2]), &[share()], LONG)
+        .unwrap();
     assert_eq!(answer(&lookup, 1), Err(ErrorKind::Protocol));
-    lookup.submit(1, NAMESPACE, &chunks(&[1]), &[share()], LONG).unwrap();
+    lookup
+        .submit(1, NAMESPACE, &chunks(&[1]), &[share()], LONG)
+        .unwrap();
     assert_eq!(answer(&lookup, 1), Ok(vec![false]));
 }
 
 #[test]
 fn the_queue_is_bounded_and_so_are_answers_that_nobody_takes() {
     let store = Probe::new();
-    let config = LookupConfig { max_queued: 2, max_outstanding: 5, ..one_thread() };
+    let config = LookupConfig {
+        max_queued: 2,
+        max_outstanding: 5,
+        ..one_thread()
+    };
     let lookup = lookup(&store, config);
     store.hold_contains(true);
-    lookup.submit(0, NAMESPACE, &chunks(&[1]), &[share()], LONG).unwrap();
+    lookup
+        .submit(0, NAMESPACE, &chunks(&[1]), &[share()], LONG)
+        .unwrap();
     store.until(|call| *call == Call::Contains(1));
     for id in 1..5 {
-        lookup.submit(id, NAMESPACE, &chunks(&[1]), &[share()], LONG).unwrap();
+        lookup
+            .submit(id, NAMESPACE, &chunks(&[1]), &[share()], LONG)
+            .unwrap();
     }
     assert!(matches!(
         lookup.submit(5, NAMESPACE, &chunks(&[1]), &[share()], LONG),
-        Err(EngineError::Busy { outstanding: 6, bound: 5 })
+        Err(EngineError::Busy {
+            outstanding: 6,
+            bound: 5
+        })
     ));
     let mut answers = lookup.poll();
     answers.sort_by_key(|(id, _)| *id);
@@ -149,8 +213,12 @@ fn a_cancelled_lookup_is_never_answered_not_even_under_a_new_one_of_its_id() {
     store.plant(&key(1), b"x");
     let lookup = lookup(&store, one_thread());
     store.hold_contains(true);
-    lookup.submit(0, NAMESPACE, &chunks(&[1]), &[share()], LONG).unwrap();
-    lookup.submit(1, NAMESPACE, &chunks(&[1]), &[share()], LONG).unwrap();
+    lookup
+        .submit(0, NAMESPACE, &chunks(&[1]), &[share()], LONG)
+        .unwrap();
+    lookup
+        .submit(1, NAMESPACE, &chunks(&[1]), &[share()], LONG)
+        .unwrap();
     store.until(|call| matches!(call, Call::Contains(_)));
     assert!(matches!(
         lookup.submit(0, NAMESPACE, &chunks(&[1]), &[share()], LONG),
@@ -158,7 +226,9 @@ fn a_cancelled_lookup_is_never_answered_not_even_under_a_new_one_of_its_id() {
     ));
     lookup.cancel(0);
     lookup.cancel(1);
-    lookup.submit(0, NAMESPACE, &chunks(&[2, 1]), &[share()], LONG).unwrap();
+    lookup
+        .submit(0, NAMESPACE, &chunks(&[2, 1]), &[share()], LONG)
+        .unwrap();
     store.hold_contains(false);
     assert_eq!(answer(&lookup, 0), Ok(vec![false, true]));
     assert_eq!(lookup.poll(), []);
@@ -170,9 +240,13 @@ fn shutting_down_answers_what_is_open() {
     let lookup = lookup(&store, one_thread());
     store.hold_contains(true);
     let timeout = Duration::from_secs(1);
-    lookup.submit(0, NAMESPACE, &chunks(&[1]), &[share()], timeout).unwrap();
+    lookup
+        .submit(0, NAMESPACE, &chunks(&[1]), &[share()], timeout)
+        .unwrap();
     store.until(|call| matches!(call, Call::Contains(_)));
-    lookup.submit(1, NAMESPACE, &chunks(&[1]), &[share()], timeout).unwrap();
+    lookup
+        .submit(1, NAMESPACE, &chunks(&[1]), &[share()], timeout)
+        .unwrap();
     assert!(!lookup.shutdown(Duration::ZERO));
     assert!(lookup.shutdown(LONG));
     for id in [0, 1] {

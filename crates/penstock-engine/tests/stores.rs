@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use penstock_engine::{EngineError, Event, Outcome};
 use penstock_layout::{KvLayout, Span};
-use penstock_store::value::verify_value;
 use penstock_store::ErrorKind;
+use penstock_store::value::verify_value;
 use support::*;
 
 #[test]
@@ -18,7 +18,10 @@ fn a_stored_value_is_the_blocks_in_order_behind_a_header() {
     let engine = engine(&store, config(4), &kv);
     engine.submit_store(1, vec![object(9, &[4, 2])]).unwrap();
     let objects = vec![Outcome::Stored(2 * BLOCK_BYTES as u64)];
-    assert_eq!(events(&engine, 1), [Event::Released, Event::Stored { objects }]);
+    assert_eq!(
+        events(&engine, 1),
+        [Event::Released, Event::Stored { objects }]
+    );
 
     let value = store.value(&key(9));
     verify_value(&value, &key(9), 2 * BLOCK_BYTES as u64).unwrap();
@@ -32,7 +35,9 @@ fn a_value_that_is_there_is_kept() {
     let engine = engine(&store, config(4), &kv);
     engine.submit_store(1, vec![object(1, &[0])]).unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::Stored(BLOCK_BYTES as u64)]);
-    engine.submit_store(1, vec![object(1, &[0]), object(2, &[1])]).unwrap();
+    engine
+        .submit_store(1, vec![object(1, &[0]), object(2, &[1])])
+        .unwrap();
     assert_eq!(
         outcomes(&engine, 1),
         [Outcome::AlreadyPresent, Outcome::Stored(BLOCK_BYTES as u64)]
@@ -62,11 +67,15 @@ fn under_pressure_stores_are_dropped_and_the_arena_keeps_room_for_loads() {
 
     store.hold_puts(true);
     let blocks = 1..BLOCKS;
-    engine.submit_store(1, blocks.clone().map(|b| object(b, &[b])).collect()).unwrap();
+    engine
+        .submit_store(1, blocks.clone().map(|b| object(b, &[b])).collect())
+        .unwrap();
     // Three slots are for stores; the rest waits for them no longer than `store_wait`.
     released(&engine, 1);
     assert_eq!(engine.stats().slots_in_use, 3);
-    engine.submit_load(2, vec![object(0, &[23])], soon(), true).unwrap();
+    engine
+        .submit_load(2, vec![object(0, &[23])], soon(), true)
+        .unwrap();
     assert_eq!(outcomes(&engine, 2), [Outcome::Loaded(BLOCK_BYTES as u64)]);
     store.hold_puts(false);
     let outcomes = outcomes(&engine, 1);
@@ -91,7 +100,9 @@ fn the_queue_is_bounded_in_objects_and_in_bytes() {
         // One is on its way into the store and holds the slot.
         engine.submit_store(0, vec![object(0, &[0])]).unwrap();
         released(&engine, 0);
-        engine.submit_store(1, (1..9).map(|b| object(b, &[b])).collect()).unwrap();
+        engine
+            .submit_store(1, (1..9).map(|b| object(b, &[b])).collect())
+            .unwrap();
         store.hold_puts(false);
         let stored = Outcome::Stored(BLOCK_BYTES as u64);
         let expected = [vec![stored; 5], vec![Outcome::Dropped; 3]].concat();
@@ -107,7 +118,10 @@ fn a_failing_store_costs_its_jobs_and_then_nothing_until_it_is_tried_again() {
     let engine = engine(&store, config, &kv);
     store.fail(Some(ErrorKind::Unreachable));
     engine.submit_store(1, vec![object(1, &[1])]).unwrap();
-    assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Unreachable)]);
+    assert_eq!(
+        outcomes(&engine, 1),
+        [Outcome::Failed(ErrorKind::Unreachable)]
+    );
     assert_eq!(engine.stats().failed["unreachable"], 1);
     engine.submit_store(2, vec![object(2, &[2])]).unwrap();
     assert_eq!(outcomes(&engine, 2), [Outcome::Dropped]);
@@ -144,7 +158,9 @@ fn waiting_for_release_drops_what_is_queued_and_nothing_is_read_afterwards() {
     engine.submit_store(1, vec![object(0, &[0])]).unwrap();
     released(&engine, 1);
     engine.submit_store(2, vec![object(1, &[1])]).unwrap();
-    engine.submit_store(3, vec![object(2, &[2]), object(3, &[3])]).unwrap();
+    engine
+        .submit_store(3, vec![object(2, &[2]), object(3, &[3])])
+        .unwrap();
     assert!(engine.wait_released(&[3, 77], Duration::ZERO));
     assert_eq!(outcomes(&engine, 3), [Outcome::Dropped; 2]);
     kv.fill(2, 99);
@@ -162,7 +178,9 @@ fn cancelling_a_store_ends_what_is_not_being_put() {
     config.io_lanes = 1;
     let engine = engine(&store, config, &kv);
     store.hold_puts(true);
-    engine.submit_store(1, (0..3).map(|b| object(b, &[b])).collect()).unwrap();
+    engine
+        .submit_store(1, (0..3).map(|b| object(b, &[b])).collect())
+        .unwrap();
     released(&engine, 1);
     store.until(|call| matches!(call, Call::Put(_)));
     engine.cancel(1);
@@ -170,7 +188,10 @@ fn cancelling_a_store_ends_what_is_not_being_put() {
     engine.cancel(12);
     store.hold_puts(false);
     let stored = Outcome::Stored(BLOCK_BYTES as u64);
-    assert_eq!(outcomes(&engine, 1), [stored, Outcome::Cancelled, Outcome::Cancelled]);
+    assert_eq!(
+        outcomes(&engine, 1),
+        [stored, Outcome::Cancelled, Outcome::Cancelled]
+    );
     eventually("slots return", || engine.stats().slots_in_use == 0);
 }
 
@@ -178,10 +199,14 @@ fn cancelling_a_store_ends_what_is_not_being_put() {
 fn draining_lets_stores_finish_and_refuses_new_ones() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     let engine = engine(&store, config(16), &kv);
-    engine.submit_store(1, (0..BLOCKS).map(|b| object(b, &[b])).collect()).unwrap();
+    engine
+        .submit_store(1, (0..BLOCKS).map(|b| object(b, &[b])).collect())
+        .unwrap();
     assert!(engine.drain(LONG));
     assert!(
-        outcomes(&engine, 1).iter().all(|o| matches!(o, Outcome::Stored(_) | Outcome::Dropped))
+        outcomes(&engine, 1)
+            .iter()
+            .all(|o| matches!(o, Outcome::Stored(_) | Outcome::Dropped))
     );
 
     store.hold_puts(true);
@@ -209,13 +234,19 @@ fn draining_against_a_stuck_store_gives_up_in_time() {
     config.put_timeout = Duration::from_secs(1);
     let engine = engine(&store, config, &kv);
     store.hold_puts(true);
-    engine.submit_store(1, (0..3).map(|b| object(b, &[b])).collect()).unwrap();
+    engine
+        .submit_store(1, (0..3).map(|b| object(b, &[b])).collect())
+        .unwrap();
     released(&engine, 1);
     store.until(|call| matches!(call, Call::Put(_)));
     assert!(!engine.drain(Duration::from_millis(50)));
     assert_eq!(
         outcomes(&engine, 1),
-        [Outcome::Failed(ErrorKind::TimedOut), Outcome::Dropped, Outcome::Dropped]
+        [
+            Outcome::Failed(ErrorKind::TimedOut),
+            Outcome::Dropped,
+            Outcome::Dropped
+        ]
     );
 }
 
@@ -235,7 +266,10 @@ fn a_store_that_breaks_its_contract_fails_its_objects_only() {
     store.deaf(false);
     for job in 3..40 {
         engine.submit_store(job, vec![object(job, &[1])]).unwrap();
-        assert_eq!(outcomes(&engine, job), [Outcome::Stored(BLOCK_BYTES as u64)]);
+        assert_eq!(
+            outcomes(&engine, job),
+            [Outcome::Stored(BLOCK_BYTES as u64)]
+        );
     }
 }
 
@@ -249,9 +283,14 @@ fn what_cannot_be_is_refused_at_once() {
     ));
     assert!(matches!(
         engine.register(kv.descriptor.clone(), vec![]),
-        Err(EngineError::RegionCount { expected: 1, given: 0 })
+        Err(EngineError::RegionCount {
+            expected: 1,
+            given: 0
+        })
     ));
-    engine.register(kv.descriptor.clone(), vec![kv.region()]).unwrap();
+    engine
+        .register(kv.descriptor.clone(), vec![kv.region()])
+        .unwrap();
     assert!(matches!(
         engine.register(kv.descriptor.clone(), vec![kv.region()]),
         Err(EngineError::AlreadyRegistered)
@@ -261,15 +300,27 @@ fn what_cannot_be_is_refused_at_once() {
         Err(EngineError::NotInLayout(_))
     ));
     let beyond = Span::new(0..LAYERS + 1, 0..HEADS).unwrap();
-    let foreign = penstock_engine::Object { key: key_of(1, beyond), blocks: vec![0] };
-    assert!(matches!(engine.submit_store(1, vec![foreign]), Err(EngineError::NotInLayout(_))));
-    assert!(matches!(engine.submit_store(1, vec![object(1, &[])]), Err(EngineError::NoBlocks)));
+    let foreign = penstock_engine::Object {
+        key: key_of(1, beyond),
+        blocks: vec![0],
+    };
+    assert!(matches!(
+        engine.submit_store(1, vec![foreign]),
+        Err(EngineError::NotInLayout(_))
+    ));
+    assert!(matches!(
+        engine.submit_store(1, vec![object(1, &[])]),
+        Err(EngineError::NoBlocks)
+    ));
     assert!(matches!(
         engine.submit_store(1, vec![object(1, &[0, 1, 2])]),
         Err(EngineError::ObjectTooLarge { .. })
     ));
     engine.submit_store(1, vec![]).unwrap();
-    assert!(matches!(engine.submit_store(1, vec![]), Err(EngineError::DuplicateJob(1))));
+    assert!(matches!(
+        engine.submit_store(1, vec![]),
+        Err(EngineError::DuplicateJob(1))
+    ));
     assert_eq!(outcomes(&engine, 1), []);
     engine.submit_load(1, vec![], soon(), true).unwrap();
     assert_eq!(outcomes(&engine, 1), []);
@@ -281,11 +332,16 @@ fn an_owner_who_never_polls_is_stopped() {
     let mut config = config(2);
     config.max_outstanding_objects = 3;
     let engine = engine(&store, config, &kv);
-    engine.submit_store(1, vec![object(1, &[0]), object(2, &[1])]).unwrap();
+    engine
+        .submit_store(1, vec![object(1, &[0]), object(2, &[1])])
+        .unwrap();
     engine.submit_load(2, vec![], soon(), false).unwrap();
     assert!(matches!(
         engine.submit_store(3, vec![object(3, &[2])]),
-        Err(EngineError::Busy { outstanding: 4, bound: 3 })
+        Err(EngineError::Busy {
+            outstanding: 4,
+            bound: 3
+        })
     ));
     outcomes(&engine, 1);
     engine.submit_store(3, vec![object(3, &[2])]).unwrap();

@@ -41,13 +41,11 @@ pub(crate) struct Descriptor {
 
 impl Descriptor {
     /// The descriptor itself.
-    #[expect(dead_code, reason = "for the engine's bindings")]
     pub(crate) fn inner(&self) -> &Layout {
         &self.layout
     }
 
     /// The memory of each region; none for a descriptor that no tensors lie behind.
-    #[expect(dead_code, reason = "for the engine's bindings")]
     pub(crate) fn memory(&self) -> &[RegionAddr] {
         &self.regions
     }

@@ -3,6 +3,7 @@
 
 mod buffer;
 mod dlpack;
+mod engine;
 mod errors;
 mod layout;
 mod store;
@@ -13,6 +14,8 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use crate::buffer::Buffer;
+    #[pymodule_export]
+    use crate::engine::{Engine, Lookup};
     #[pymodule_export]
     use crate::layout::{Descriptor, check_ranks, objects};
     #[pymodule_export]

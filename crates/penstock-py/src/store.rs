@@ -30,7 +30,6 @@ pub(crate) struct Store {
 
 impl Store {
     /// The store itself, to share with native threads.
-    #[expect(dead_code, reason = "for the engine's bindings")]
     pub(crate) fn shared(&self) -> Arc<dyn penstock_store::Store> {
         Arc::clone(&self.inner)
     }
@@ -194,7 +193,7 @@ fn unanswered() -> penstock_store::Error {
     penstock_store::Error::new(kind, "the store left a request without an outcome")
 }
 
-fn key(py: Python<'_>, bytes: &[u8]) -> PyResult<Key> {
+pub(crate) fn key(py: Python<'_>, bytes: &[u8]) -> PyResult<Key> {
     let fixed: &[u8; KEY_BYTES] = bytes.try_into().map_err(|_| {
         config_error(
             py,
@@ -222,7 +221,7 @@ fn batch(
         .collect()
 }
 
-fn seconds(py: Python<'_>, timeout: f64) -> PyResult<Duration> {
+pub(crate) fn seconds(py: Python<'_>, timeout: f64) -> PyResult<Duration> {
     if timeout > 0.0 {
         Ok(Duration::from_secs_f64(timeout.min(LONGEST_SECONDS)))
     } else {
@@ -237,7 +236,7 @@ fn deadline(py: Python<'_>, timeout: f64) -> PyResult<Instant> {
     Ok(Instant::now() + seconds(py, timeout)?)
 }
 
-fn namespace(py: Python<'_>, digest: &[u8]) -> PyResult<Namespace> {
+pub(crate) fn namespace(py: Python<'_>, digest: &[u8]) -> PyResult<Namespace> {
     digest.try_into().map(Namespace).map_err(|_| {
         config_error(
             py,

@@ -25,16 +25,13 @@ pub(super) fn run(floor: &Floor) {
     }
 }
 
-fn gather(
-    floor: &Floor,
-    ticket: StoreTicket,
-    mut slot: Slot<Empty>,
-    segments: &mut Vec<Segment>,
-) {
+fn gather(floor: &Floor, ticket: StoreTicket, mut slot: Slot<Empty>, segments: &mut Vec<Segment>) {
     let start = Instant::now();
     let transfer = ticket.transfer();
     let (key, bytes) = (transfer.key, transfer.bytes);
-    let checksum = ticket.registration().gather(transfer, slot.payload_mut(bytes), segments);
+    let checksum = ticket
+        .registration()
+        .gather(transfer, slot.payload_mut(bytes), segments);
     add_time(&floor.counters.gather_nanos, start);
     match checksum {
         Some(checksum) => {

@@ -38,15 +38,26 @@ pub(super) fn run(floor: &Floor) {
 fn put(floor: &Floor, batch: Vec<Put>) {
     let start = Instant::now();
     let outcomes: Vec<Option<Result<PutOutcome>>> = {
-        let values: Vec<[IoSlice<'_>; 1]> =
-            batch.iter().map(|put| [IoSlice::new(put.slot.value())]).collect();
+        let values: Vec<[IoSlice<'_>; 1]> = batch
+            .iter()
+            .map(|put| [IoSlice::new(put.slot.value())])
+            .collect();
         let mut requests: Vec<PutRequest<'_>> = batch
             .iter()
             .zip(&values)
-            .map(|(put, value)| PutRequest { key: put.ticket.transfer().key, value, outcome: None })
+            .map(|(put, value)| PutRequest {
+                key: put.ticket.transfer().key,
+                value,
+                outcome: None,
+            })
             .collect();
-        floor.store.put_many(&mut requests, start + floor.config.put_timeout);
-        requests.into_iter().map(|request| request.outcome).collect()
+        floor
+            .store
+            .put_many(&mut requests, start + floor.config.put_timeout);
+        requests
+            .into_iter()
+            .map(|request| request.outcome)
+            .collect()
     };
     add_time(&floor.counters.put_nanos, start);
     floor.counters.put_calls.fetch_add(1, Ordering::Relaxed);
@@ -62,9 +73,8 @@ fn put(floor: &Floor, batch: Vec<Put>) {
         })
         .collect();
     // A value that the store will never accept says nothing of the next one.
-    let failed = |outcome: &Outcome| {
-        matches!(outcome, Outcome::Failed(kind) if *kind != ErrorKind::Config)
-    };
+    let failed =
+        |outcome: &Outcome| matches!(outcome, Outcome::Failed(kind) if *kind != ErrorKind::Config);
     floor.queues.store_takes_puts(!outcomes.iter().all(failed));
     for (Put { ticket, slot }, outcome) in batch.into_iter().zip(outcomes) {
         drop(slot);
@@ -75,7 +85,11 @@ fn put(floor: &Floor, batch: Vec<Put>) {
 fn load(floor: &Floor, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec<Segment>) {
     let (tickets, mut slots): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
     let start = Instant::now();
-    let job_deadline = tickets.iter().map(LoadTicket::deadline).min().unwrap_or(start);
+    let job_deadline = tickets
+        .iter()
+        .map(LoadTicket::deadline)
+        .min()
+        .unwrap_or(start);
     let outcomes: Vec<Option<Result<GetOutcome>>> = {
         let mut slices: Vec<[IoSliceMut<'_>; 1]> = tickets
             .iter()
@@ -85,10 +99,20 @@ fn load(floor: &Floor, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec
         let mut requests: Vec<GetRequest<'_, '_>> = tickets
             .iter()
             .zip(&mut slices)
-            .map(|(ticket, into)| GetRequest { key: ticket.transfer().key, into, outcome: None })
+            .map(|(ticket, into)| GetRequest {
+                key: ticket.transfer().key,
+                into,
+                outcome: None,
+            })
             .collect();
-        floor.store.get_many(&mut requests, job_deadline.min(start + floor.config.get_timeout));
-        requests.into_iter().map(|request| request.outcome).collect()
+        floor.store.get_many(
+            &mut requests,
+            job_deadline.min(start + floor.config.get_timeout),
+        );
+        requests
+            .into_iter()
+            .map(|request| request.outcome)
+            .collect()
     };
     add_time(&floor.counters.get_nanos, start);
     floor.counters.get_calls.fetch_add(1, Ordering::Relaxed);
@@ -97,10 +121,12 @@ fn load(floor: &Floor, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec
     for ((ticket, slot), outcome) in tickets.into_iter().zip(slots).zip(outcomes) {
         let key = ticket.transfer().key;
         let outcome = match outcome {
-            Some(Ok(GetOutcome::Hit(bytes))) => match deliver(floor, &ticket, slot, bytes, segments) {
-                Some(outcome) => outcome,
-                None => continue,
-            },
+            Some(Ok(GetOutcome::Hit(bytes))) => {
+                match deliver(floor, &ticket, slot, bytes, segments) {
+                    Some(outcome) => outcome,
+                    None => continue,
+                }
+            }
             Some(Ok(GetOutcome::Miss)) => Outcome::Miss,
             Some(Ok(GetOutcome::TooLarge(found))) => Outcome::Rejected(Rejection::Length {
                 expected: ticket.transfer().bytes as u64,
@@ -141,9 +167,15 @@ fn deliver(
         return None;
     }
     let start = Instant::now();
-    let scattered = ticket.registration().scatter(transfer, slot.payload(), segments);
+    let scattered = ticket
+        .registration()
+        .scatter(transfer, slot.payload(), segments);
     add_time(&floor.counters.scatter_nanos, start);
-    Some(if scattered { Outcome::Loaded(transfer.bytes as u64) } else { Outcome::Cancelled })
+    Some(if scattered {
+        Outcome::Loaded(transfer.bytes as u64)
+    } else {
+        Outcome::Cancelled
+    })
 }
 
 /// Removes values that did not verify, so that they are put anew. Best effort: one that stays

@@ -29,7 +29,8 @@ pub(crate) struct Floor {
 
 /// Starts every lane. If one cannot be started, those that were end.
 pub(crate) fn start(floor: &Arc<Floor>) -> Result<Vec<JoinHandle<()>>, EngineError> {
-    let copy = (0..floor.config.copy_lanes).map(|i| (format!("penstock-copy-{i}"), copy::run as Lane));
+    let copy =
+        (0..floor.config.copy_lanes).map(|i| (format!("penstock-copy-{i}"), copy::run as Lane));
     let io = (0..floor.config.io_lanes).map(|i| (format!("penstock-io-{i}"), io::run as Lane));
     let mut threads = Vec::new();
     for (name, lane) in copy.chain(io) {

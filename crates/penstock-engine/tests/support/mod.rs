@@ -34,11 +34,18 @@ pub fn key(n: u64) -> Key {
 pub fn key_of(n: u64, span: Span) -> Key {
     let mut chunk = [7; 32];
     chunk[..8].copy_from_slice(&n.to_le_bytes());
-    Key { namespace: Namespace([3; 16]), chunk, span }
+    Key {
+        namespace: Namespace([3; 16]),
+        chunk,
+        span,
+    }
 }
 
 pub fn object(n: u64, blocks: &[u64]) -> Object {
-    Object { key: key(n), blocks: blocks.to_vec() }
+    Object {
+        key: key(n),
+        blocks: blocks.to_vec(),
+    }
 }
 
 pub fn config(slots: usize) -> EngineConfig {
@@ -78,7 +85,12 @@ impl Kv {
             .with_interior(Interior::Hnc);
         let len = descriptor.region_lens()[0] as usize;
         let memory = Box::into_raw(vec![0_u8; len].into_boxed_slice()).cast();
-        Self { layout, descriptor, memory, len }
+        Self {
+            layout,
+            descriptor,
+            memory,
+            len,
+        }
     }
 
     pub fn region(&self) -> Region {
@@ -128,7 +140,9 @@ impl Kv {
     pub fn write(&self, block: u64, span: Span, bytes: &[u8]) {
         let mut bytes = bytes.iter();
         // SAFETY: no job touches the block now.
-        self.each(block, span, |at| unsafe { at.write(*bytes.next().unwrap()) });
+        self.each(block, span, |at| unsafe {
+            at.write(*bytes.next().unwrap())
+        });
         assert!(bytes.next().is_none());
     }
 
@@ -172,13 +186,17 @@ impl std::ops::Deref for Rig {
 
 pub fn engine(store: &Arc<Probe>, config: EngineConfig, kv: &Kv) -> Rig {
     let rig = unregistered(store, config);
-    rig.register(kv.descriptor.clone(), vec![kv.region()]).unwrap();
+    rig.register(kv.descriptor.clone(), vec![kv.region()])
+        .unwrap();
     rig
 }
 
 pub fn unregistered(store: &Arc<Probe>, config: EngineConfig) -> Rig {
     let engine = Engine::new(Arc::clone(store) as Arc<dyn Store>, config).unwrap();
-    Rig { engine, polled: Mutex::default() }
+    Rig {
+        engine,
+        polled: Mutex::default(),
+    }
 }
 
 /// Polls until `job` has an event that `is_it`; takes the events of the job up to that one.
@@ -186,7 +204,10 @@ fn take(rig: &Rig, job: u64, is_it: impl Fn(&Event) -> bool) -> Vec<Event> {
     let end = soon();
     let mut polled = rig.polled.lock();
     while !polled.iter().any(|c| c.job == job && is_it(&c.event)) {
-        assert!(Instant::now() < end, "job {job} never got there; polled: {polled:?}");
+        assert!(
+            Instant::now() < end,
+            "job {job} never got there; polled: {polled:?}"
+        );
         rig.wait(Duration::from_secs(1));
         rig.poll(&mut polled);
     }
@@ -264,7 +285,11 @@ struct Control {
 impl Probe {
     pub fn new() -> Arc<Self> {
         let inner = MemoryStore::new(1 << 30);
-        Arc::new(Self { inner, control: Mutex::default(), changed: Condvar::new() })
+        Arc::new(Self {
+            inner,
+            control: Mutex::default(),
+            changed: Condvar::new(),
+        })
     }
 
     pub fn calls(&self) -> Vec<Call> {
@@ -330,13 +355,18 @@ impl Probe {
         let end = soon();
         let mut control = self.control.lock();
         while !control.calls.iter().any(&is_it) {
-            assert!(!self.changed.wait_until(&mut control, end).timed_out(), "no such call");
+            assert!(
+                !self.changed.wait_until(&mut control, end).timed_out(),
+                "no such call"
+            );
         }
     }
 
     pub fn plant(&self, key: &Key, value: &[u8]) {
         self.inner.remove(&[*key], soon()).unwrap();
-        self.inner.put(key, &[std::io::IoSlice::new(value)], soon()).unwrap();
+        self.inner
+            .put(key, &[std::io::IoSlice::new(value)], soon())
+            .unwrap();
     }
 
     pub fn value(&self, key: &Key) -> Vec<u8> {
@@ -364,14 +394,18 @@ impl Store for Probe {
     }
 
     fn contains(&self, keys: &[Key], deadline: Instant) -> Result<Vec<bool>> {
-        self.enter(Call::Contains(keys.len()), keys, deadline, |control| control.hold_contains)
-            .map_err(|kind| Error::new(kind, "as told"))?;
+        self.enter(Call::Contains(keys.len()), keys, deadline, |control| {
+            control.hold_contains
+        })
+        .map_err(|kind| Error::new(kind, "as told"))?;
         self.inner.contains(keys, deadline)
     }
 
     fn put_many(&self, batch: &mut [PutRequest<'_>], deadline: Instant) {
         let keys: Vec<Key> = batch.iter().map(|request| request.key).collect();
-        match self.enter(Call::Put(keys.clone()), &keys, deadline, |control| control.hold_puts) {
+        match self.enter(Call::Put(keys.clone()), &keys, deadline, |control| {
+            control.hold_puts
+        }) {
             Ok(true) => {}
             Ok(false) => self.inner.put_many(batch, soon()),
             Err(kind) => {
@@ -384,7 +418,9 @@ impl Store for Probe {
 
     fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
         let keys: Vec<Key> = batch.iter().map(|request| request.key).collect();
-        match self.enter(Call::Get(keys.clone()), &keys, deadline, |control| control.hold_gets) {
+        match self.enter(Call::Get(keys.clone()), &keys, deadline, |control| {
+            control.hold_gets
+        }) {
             Ok(true) => {}
             Ok(false) => self.inner.get_many(batch, soon()),
             Err(kind) => {

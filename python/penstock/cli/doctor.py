@@ -1,0 +1,218 @@
+"""`penstock doctor`: can this pool serve, and what should be changed?"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from penstock import Pool
+from penstock._native import Store
+from penstock.cli import findings, words
+from penstock.cli.findings import Finding, Level
+from penstock.errors import Denied, Full, NotFound, StoreError, TimedOut, Unreachable
+from penstock.pool.namespace import namespace_digest
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+ROUND_TRIPS = 50
+VALUES = 8
+VALUE_BYTES = 1 << 20
+
+_NAMESPACE = namespace_digest({"kind": "penstock doctor"})
+_MARKS: dict[Level, tuple[str, str]] = {
+    "ok": ("✓", "green"),
+    "note": ("·", "cyan"),
+    "warn": ("!", "yellow"),
+    "fail": ("✗", "bold red"),
+}
+_ACL = (
+    "ACL SETUSER <user> on >password ~penstock:* +get +set +exists +unlink +scan +strlen +info "
+    "+config|get +client|setname +select +ping"
+)
+
+
+@dataclass
+class Report:
+    """What was found and measured."""
+
+    url: str
+    findings: list[Finding] = field(default_factory=list)
+    round_trip_ms: float | None = None
+    put_mib_s: float | None = None
+    get_mib_s: float | None = None
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether nothing was found that keeps the pool from serving."""
+        return all(finding.level != "fail" for finding in self.findings)
+
+
+def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command to `penstock`'s parser."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="check a pool: can it serve, what should be changed",
+        description="Connects to a pool, measures it with a few values that it removes again, "
+        "and says in words which of its settings to change. Exit status 1 if it cannot serve.",
+    )
+    words.add_pool_url(parser)
+    parser.add_argument("--json", action="store_true", help="write one JSON document instead")
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=words.seconds_argument,
+        default=5.0,
+        help="longest that one operation may take (default: %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examines the pool and shows the report."""
+    report = examine(Store.open(words.pool_url(args), client_name="penstock-doctor"), args.timeout)
+    if args.json:
+        words.print_json({"can_serve": report.can_serve, **asdict(report)})
+    else:
+        _show(report)
+    return 0 if report.can_serve else 1
+
+
+def examine(store: Store, timeout: float) -> Report:
+    """Looks at everything; what fails becomes a finding, not an exception."""
+    report = Report(store.url)
+    try:
+        facts = store.describe(timeout=timeout)
+    except (Unreachable, TimedOut) as error:
+        report.findings.append(Finding("connection", "fail", str(error), _connect_advice(store)))
+        return report
+    except Denied as error:
+        # Engines do without; whether this user may put and get is seen below.
+        facts = {}
+        report.findings.append(Finding("settings", "note", str(error), f"grant it: {_ACL}"))
+    except StoreError as error:
+        facts = {}
+        report.findings.append(_failed("settings", error))
+    report.findings += findings.of_url(store.url)
+    if "path" in facts:
+        report.findings += findings.of_directory(facts)
+    elif store.url.startswith("memory:"):
+        report.findings.append(
+            Finding(
+                "sharing",
+                "warn",
+                "memory of one process: no other can share it",
+                "a directory or a server, except in tests",
+            )
+        )
+    elif facts:
+        report.findings += findings.of_server(facts)
+    with Pool(store, _NAMESPACE, timeout=timeout) as pool:
+        report.findings += _measure(pool, report)
+    return report
+
+
+def _measure(pool: Pool, report: Report) -> Iterator[Finding]:
+    keys = [os.urandom(16) for _ in range(VALUES)]
+    try:
+        times = []
+        for _ in range(ROUND_TRIPS):
+            start = time.perf_counter()
+            pool.contains(keys[:1])
+            times.append(time.perf_counter() - start)
+        report.round_trip_ms = statistics.median(times) * 1000
+        yield Finding("round trip", "ok", f"median {words.milliseconds(statistics.median(times))}")
+        yield from _transfer(pool, keys, report)
+    except StoreError as error:
+        yield _failed("round trip", error)
+
+
+def _transfer(pool: Pool, keys: list[bytes], report: Report) -> Iterator[Finding]:
+    value = os.urandom(VALUE_BYTES)
+    into = bytearray(VALUE_BYTES)
+    mebibytes = VALUES * VALUE_BYTES / (1 << 20)
+    step = "put"
+    try:
+        start = time.perf_counter()
+        for key in keys:
+            pool.put(key, value)
+        report.put_mib_s = mebibytes / (time.perf_counter() - start)
+        yield Finding("put", "ok", f"{report.put_mib_s:.0f} MiB/s, values of 1 MiB, one by one")
+        step = "get"
+        seconds = 0.0
+        for key in keys:
+            start = time.perf_counter()
+            pool.get(key, into=into)
+            seconds += time.perf_counter() - start
+            if into != value:
+                yield Finding("get", "fail", "a value came back with other bytes")
+                return
+        report.get_mib_s = mebibytes / seconds
+        yield Finding("get", "ok", f"{report.get_mib_s:.0f} MiB/s, verified")
+        step = "remove"
+    except NotFound:
+        yield Finding(
+            "get",
+            "fail",
+            "a value was gone right after it was stored",
+            "more room: the pool evicts what was just written",
+        )
+    except StoreError as error:
+        yield _failed(step, error)
+    finally:
+        failed = _remove(pool, keys)
+        if failed is not None and step == "remove":
+            yield failed
+
+
+def _remove(pool: Pool, keys: list[bytes]) -> Finding | None:
+    try:
+        pool.remove(keys)
+    except StoreError as error:
+        return _failed("remove", error)
+    return None
+
+
+def _failed(check: str, error: StoreError) -> Finding:
+    advice = ""
+    if isinstance(error, Denied):
+        advice = f"give credentials (valkey://user:password@host), or rights: {_ACL}"
+    elif isinstance(error, Full):
+        advice = "CONFIG SET maxmemory-policy allkeys-lru, or more maxmemory"
+    elif isinstance(error, TimedOut):
+        advice = "find out what holds the server up, or allow more with --timeout"
+    return Finding(check, "fail", str(error), advice)
+
+
+def _connect_advice(store: Store) -> str:
+    if store.url.startswith("unix:"):
+        return "is the server running, with this `unixsocket`, and may this user open it?"
+    return "is the server running, bound to this address, and the port open from here?"
+
+
+def _show(report: Report) -> None:
+    console = words.console()
+    console.print(Text(report.url, style="bold"))
+    table = Table.grid(padding=(0, 1))
+    for finding in report.findings:
+        mark, style = _MARKS[finding.level]
+        table.add_row(Text(mark, style=style), finding.check, Text(finding.message))
+        if finding.advice:
+            table.add_row("", "", Text(f"→ {finding.advice}", style="dim"))
+    console.print(table)
+    changes = sum(finding.level == "warn" for finding in report.findings)
+    if not report.can_serve:
+        verdict = Text("This pool cannot serve.", style="bold red")
+    elif changes:
+        things = "one thing" if changes == 1 else f"{changes} things"
+        verdict = Text(f"This pool can serve; {things} should be changed.", style="yellow")
+    else:
+        verdict = Text("This pool can serve.", style="green")
+    console.print(verdict)

@@ -1,0 +1,262 @@
+"""What the settings of a pool mean for KV caching, and what to change."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from penstock.cli import words
+
+Level = Literal["ok", "note", "warn", "fail"]
+"""`note` may be as wanted, `warn` should be changed, with `fail` the pool cannot serve."""
+
+_MEMORY_SHARE = 0.75
+_SMALL_VALUE_BYTES = 64 << 20
+
+_NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "lustre", "gpfs", "9p")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    check: str
+    level: Level
+    message: str
+    advice: str = ""
+    """What to do next, if anything."""
+
+
+def of_url(url: str) -> Iterator[Finding]:
+    """What the way to the server means. The URL is without credentials."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("redis", "valkey"):
+        return
+    host = parts.hostname or ""
+    if _is_this_machine(host):
+        yield Finding(
+            "transport",
+            "note",
+            "TCP to this machine",
+            "a unix socket is faster here: `unixsocket /path.sock` in the server's configuration, "
+            "then unix:///path.sock",
+        )
+    else:
+        yield Finding(
+            "encryption",
+            "warn",
+            f"KV goes to {host} without TLS: who can read the network can read prompts from it",
+            "keep the pool on a network that only the engines are in, or tunnel to it",
+        )
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def of_server(facts: Mapping[str, str]) -> Iterator[Finding]:
+    """What a Valkey or Redis server reports of itself."""
+    yield _version(facts)
+    yield from _state(facts)
+    if not any(name.startswith("config:") for name in facts):
+        yield Finding(
+            "settings",
+            "note",
+            "the server does not let this user read its settings; some checks are left out",
+            "grant +config|get to this user, or ask the server's operator",
+        )
+    yield from _memory(facts)
+    yield from _persistence(facts)
+    yield from _threads(facts)
+    longest = facts.get("config:proto-max-bulk-len", "")
+    if longest.isdecimal() and int(longest) < _SMALL_VALUE_BYTES:
+        yield Finding(
+            "value size",
+            "warn",
+            f"values may have {words.size(int(longest))} at most",
+            "CONFIG SET proto-max-bulk-len 512mb",
+        )
+
+
+def _version(facts: Mapping[str, str]) -> Finding:
+    for name in ("valkey", "redis"):
+        version = facts.get(f"{name}_version")
+        if version:
+            mode = facts.get(f"{name}_mode") or facts.get("server_mode") or "standalone"
+            return Finding("server", "ok", f"{name.capitalize()} {version}, {mode}")
+    return Finding("server", "note", "a server that does not tell its version")
+
+
+def _state(facts: Mapping[str, str]) -> Iterator[Finding]:
+    if facts.get("loading") == "1":
+        yield Finding(
+            "state", "fail", "the server is loading its data set", "wait until it has, then retry"
+        )
+    if facts.get("role") in ("slave", "replica"):
+        primary = facts.get("master_host", "?")
+        yield Finding(
+            "state",
+            "fail",
+            "this server is a read-only replica",
+            f"use its primary, {primary}:{facts.get('master_port', '?')}",
+        )
+
+
+def _memory(facts: Mapping[str, str]) -> Iterator[Finding]:
+    limit = _number(facts, "config:maxmemory", "maxmemory")
+    used = _number(facts, "used_memory")
+    policy = facts.get("config:maxmemory-policy") or facts.get("maxmemory_policy") or ""
+    if limit == 0:
+        total = _number(facts, "total_system_memory") or 0
+        share = f"{int(total * _MEMORY_SHARE) >> 20}mb" if total else "64gb"
+        yield Finding(
+            "memory",
+            "warn",
+            f"no maxmemory: the server grows (now {words.size(used or 0)}) until it is killed",
+            f"CONFIG SET maxmemory {share}",
+        )
+    elif limit is not None:
+        yield Finding("memory", "ok", f"{words.size(used or 0)} used of {words.size(limit)}")
+    if policy.startswith("allkeys-"):
+        yield Finding("eviction", "ok", f"{policy}: a full pool makes room by itself")
+    elif policy:
+        why = (
+            "a full pool refuses new blocks"
+            if policy == "noeviction"
+            else "it evicts only keys that expire, which Penstock's do not"
+        )
+        full = bool(limit) and used is not None and used >= (limit or 0)
+        yield Finding(
+            "eviction",
+            "fail" if full else "warn",
+            f"maxmemory-policy is {policy}: {why}" + (", and it is full now" if full else ""),
+            "CONFIG SET maxmemory-policy allkeys-lru",
+        )
+
+
+def _persistence(facts: Mapping[str, str]) -> Iterator[Finding]:
+    saves = facts.get("config:save", "")
+    if saves:
+        yield Finding(
+            "snapshots",
+            "warn",
+            f'save is "{saves}": every snapshot forks the server, which stalls it and may take '
+            "twice its memory",
+            'CONFIG SET save ""',
+        )
+    if facts.get("config:appendonly") == "yes" or facts.get("aof_enabled") == "1":
+        yield Finding(
+            "append-only file",
+            "warn",
+            "appendonly is yes: every block is written to disk as well",
+            "CONFIG SET appendonly no",
+        )
+    elif not saves and "config:save" in facts:
+        yield Finding("persistence", "ok", "off, as a cache wants it")
+
+
+def _threads(facts: Mapping[str, str]) -> Iterator[Finding]:
+    threads = facts.get("config:io-threads")
+    if threads == "1":
+        yield Finding(
+            "io-threads",
+            "note",
+            "one thread reads and writes all sockets: about 4 GiB/s at most",
+            "on a machine with 4 cores or more, `io-threads 4` in the server's configuration",
+        )
+    elif threads:
+        yield Finding("io-threads", "ok", threads)
+
+
+def _number(facts: Mapping[str, str], *names: str) -> int | None:
+    for name in names:
+        if facts.get(name, "").isdecimal():
+            return int(facts[name])
+    return None
+
+
+def of_directory(facts: Mapping[str, str]) -> Iterator[Finding]:
+    """What a directory pool reports of itself, and what its file system means."""
+    path = Path(facts["path"])
+    capacity, free = int(facts["capacity_bytes"]), int(facts["disk_free_bytes"])
+    used = _number(facts, "used_bytes")
+    yield Finding(
+        "capacity", "ok", f"{words.size(used or 0)} used of {words.size(capacity)}, shared by all"
+    )
+    if free < capacity - (used or 0):
+        yield Finding(
+            "free space",
+            "warn",
+            f"the disk has {words.size(free)} free, less than the pool may still take",
+            f"a smaller bound: ?size={max(1, (free + (used or 0)) * 9 // 10 >> 20)}MiB",
+        )
+    yield _filesystem(filesystem_type(path))
+    yield _permissions(path)
+
+
+def filesystem_type(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> str:
+    """The type of the file system that holds a path; empty if that cannot be told."""
+    path = path.resolve()
+    best, kind = -1, ""
+    try:
+        lines = mountinfo.read_text().splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        mount, _, source = line.partition(" - ")
+        # Spaces and the like are octal escapes there.
+        point = Path(mount.split()[4].encode().decode("unicode_escape"))
+        # Of several mounts on one point the last one counts.
+        if path.is_relative_to(point) and len(point.parts) >= best:
+            best, kind = len(point.parts), source.split()[0]
+    return kind
+
+
+def _filesystem(kind: str) -> Finding:
+    if kind == "tmpfs":
+        return Finding(
+            "file system",
+            "note",
+            "tmpfs: fast, takes memory of this machine, empty after a restart",
+            "make sure that the bound leaves memory for the engines",
+        )
+    if kind in _NETWORK_FILESYSTEMS or kind.startswith("fuse"):
+        return Finding(
+            "file system",
+            "warn",
+            f"{kind}: a directory pool needs local locks and renames, which network file systems "
+            "do not promise",
+            "a local disk for one machine, Valkey for several",
+        )
+    if kind == "overlay":
+        return Finding(
+            "file system",
+            "note",
+            "overlay: gone with the container, and seen by it alone",
+            "mount a volume there to share the pool or keep it",
+        )
+    return Finding("file system", "ok", kind or "of unknown type")
+
+
+def _permissions(path: Path) -> Finding:
+    status = path.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IXOTH):
+        return Finding(
+            "permissions",
+            "warn",
+            f"every user of this machine may enter it (mode {mode:o}), and prompts can be read "
+            "from KV",
+            f"chmod o-rwx {path}",
+        )
+    owner = "yours" if status.st_uid == os.geteuid() else f"of user {status.st_uid}"
+    return Finding("permissions", "ok", f"mode {mode:o}, {owner}")

@@ -1,0 +1,176 @@
+"""`penstock pool`: what lies in a pool."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from penstock import Pool
+from penstock._native import Store
+from penstock.cli import words
+from penstock.errors import ConfigError
+from penstock.pool import NamespaceUsage
+from penstock.pool.namespace import DESCRIPTIONS, DIGEST_BYTES, object_key
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+REMOVED_AT_ONCE = 500
+
+_SHOWN_FACTS = (
+    "used_memory",
+    "maxmemory",
+    "maxmemory_policy",
+    "evicted_keys",
+    "keyspace_hits",
+    "keyspace_misses",
+    "connected_clients",
+    "capacity_bytes",
+    "used_bytes",
+    "disk_free_bytes",
+)
+
+
+def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command to `penstock`'s parser."""
+    parser = subparsers.add_parser("pool", help="what lies in a pool: stats, ls, purge")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    stats = actions.add_parser("stats", help="objects, bytes and use of the whole pool")
+    ls = actions.add_parser("ls", help="objects and bytes by namespace, in words")
+    purge = actions.add_parser(
+        "purge",
+        help="remove what lies in a pool; asks first",
+        description="Removes all objects of one namespace, or of all. Engines that use them "
+        "compute them again.",
+    )
+    for action in (stats, ls, purge):
+        words.add_pool_url(action)
+        action.add_argument("--json", action="store_true", help="write one JSON document instead")
+        action.add_argument(
+            "--namespace",
+            metavar="NS",
+            help="only this one: its digest as `ls` shows it, or the beginning of it",
+        )
+        action.add_argument(
+            "--timeout",
+            metavar="SECONDS",
+            type=words.seconds_argument,
+            default=60.0,
+            help="longest that listing, or removing a batch, may take (default: %(default)s)",
+        )
+    purge.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Does the action."""
+    store = Store.open(words.pool_url(args), client_name="penstock-pool")
+    with Pool(store, DESCRIPTIONS, timeout=args.timeout) as pool:
+        used = _chosen(pool.namespaces(), args.namespace)
+        if args.action == "ls":
+            _ls(used, args.json)
+        elif args.action == "stats":
+            _stats(pool, used, args.json)
+        else:
+            return _purge(store, used, args)
+    return 0
+
+
+def _chosen(used: list[NamespaceUsage], beginning: str | None) -> list[NamespaceUsage]:
+    if beginning is None:
+        return used
+    found = [one for one in used if one.digest.hex().startswith(beginning.lower())]
+    if not beginning or len(found) != 1:
+        count = f"{len(found)} namespaces begin" if found else "no namespace begins"
+        raise ConfigError(f"{count} with {beginning!r}; `penstock pool ls` shows them")
+    return found
+
+
+def _as_json(one: NamespaceUsage) -> dict[str, Any]:
+    return {
+        "namespace": one.digest.hex(),
+        "objects": one.objects,
+        "bytes": one.nbytes,
+        "description": one.description,
+    }
+
+
+def _ls(used: list[NamespaceUsage], as_json: bool) -> None:
+    if as_json:
+        words.print_json([_as_json(one) for one in used])
+        return
+    console = words.console()
+    if not used:
+        console.print("The pool is empty.")
+        return
+    table = Table(box=None, header_style="bold")
+    # Whole, since a purge wants to be told of it.
+    table.add_column("namespace", no_wrap=True, min_width=2 * DIGEST_BYTES)
+    table.add_column("what")
+    table.add_column("objects", justify="right")
+    table.add_column("bytes", justify="right")
+    for one in sorted(used, key=lambda one: -one.nbytes):
+        table.add_row(
+            one.digest.hex(),
+            Text(words.description(one.description)),
+            f"{one.objects:,}",
+            words.size(one.nbytes),
+        )
+    console.print(table)
+
+
+def _stats(pool: Pool, used: list[NamespaceUsage], as_json: bool) -> None:
+    totals = {
+        "namespaces": len(used),
+        "objects": sum(one.objects for one in used),
+        "bytes": sum(one.nbytes for one in used),
+    }
+    facts = pool.describe()
+    shown = {name: facts[name] for name in _SHOWN_FACTS if name in facts}
+    if as_json:
+        words.print_json({"url": pool.url, **totals, "store": shown})
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_row("namespaces", f"{totals['namespaces']:,}")
+    table.add_row("objects", f"{totals['objects']:,}")
+    table.add_row("bytes", words.size(totals["bytes"]))
+    for name, value in shown.items():
+        is_size = name.endswith("_bytes") or name in ("used_memory", "maxmemory")
+        text = words.size(int(value)) if is_size and value.isdecimal() else value
+        table.add_row(name.removesuffix("_bytes").replace("_", " "), Text(text))
+    console = words.console()
+    console.print(Text(pool.url, style="bold"))
+    console.print(table)
+
+
+def _purge(store: Store, used: list[NamespaceUsage], args: argparse.Namespace) -> int:
+    objects = sum(one.objects for one in used)
+    nbytes = sum(one.nbytes for one in used)
+    if not args.yes and objects:
+        if not sys.stdin.isatty():
+            raise ConfigError("purge asks first, but there is no terminal; give --yes to go on")
+        question = f"Remove {objects:,} objects, {words.size(nbytes)}, from {store.url}?"
+        sys.stderr.write(f"{question} Type yes: ")
+        sys.stderr.flush()
+        if sys.stdin.readline().strip().lower() != "yes":
+            print("Nothing was removed.", file=sys.stderr)
+            return 1
+    removed = 0
+    with Progress(transient=True, disable=args.json or not sys.stdout.isatty()) as progress:
+        task = progress.add_task("removing", total=objects)
+        for one in used:
+            keys = [key for key, _ in store.list(one.digest, timeout=args.timeout)]
+            keys.append(object_key(DESCRIPTIONS, one.digest))
+            for at in range(0, len(keys), REMOVED_AT_ONCE):
+                batch = keys[at : at + REMOVED_AT_ONCE]
+                removed += store.remove(batch, timeout=args.timeout)
+                progress.advance(task, len(batch))
+    if args.json:
+        words.print_json({"removed": removed})
+    else:
+        words.console().print(f"Removed {removed:,} objects.")
+    return 0

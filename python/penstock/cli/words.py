@@ -1,0 +1,138 @@
+"""How the command line writes sizes, times and namespaces, and where it writes them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+from penstock._native import parse_size
+from penstock.errors import ConfigError
+from penstock.vllm.settings import POOL_VARIABLE
+
+_PAGE_WIDTH = 160
+
+
+def console() -> Console:
+    """Where a command writes for people; colours only if that is a terminal."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _PAGE_WIDTH)
+
+
+def print_json(document: Any) -> None:
+    """Writes for programs: one JSON document on standard output."""
+    print(json.dumps(document, indent=2))
+
+
+def size(nbytes: float) -> str:
+    """Bytes in words.
+
+    >>> size(0), size(1536), size(1 << 20), size(3 << 40)
+    ('0 B', '1.5 KiB', '1 MiB', '3 TiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.4g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.4g} TiB"
+
+
+def milliseconds(seconds: float) -> str:
+    """A short time in words.
+
+    >>> milliseconds(0.0000421), milliseconds(0.0123), milliseconds(2.5)
+    ('0.042 ms', '12.3 ms', '2500 ms')
+    """
+    thousandths = seconds * 1000
+    return f"{thousandths:.3f} ms" if thousandths < 1 else f"{thousandths:.4g} ms"
+
+
+def description(described: Mapping[str, Any] | None) -> str:
+    """What a namespace is, in one line.
+
+    >>> description({"kind": "pool", "name": "docs"})
+    'pool "docs"'
+    >>> description({"model": "m", "kv_dtype": "torch.bfloat16", "block_size": 128, "spans": []})
+    'model m, KV bfloat16, blocks of 128 tokens'
+    >>> description(None)
+    'not described'
+    """
+    if described is None:
+        return "not described"
+    if described.get("kind") == "pool":
+        return f'pool "{described.get("name", "")}"'
+    if "model" not in described:
+        return ", ".join(
+            str(value) if name == "kind" else f"{name} {value}"
+            for name, value in described.items()
+            if isinstance(value, (str, int))
+        )
+    words = [f"model {described['model']}"]
+    if "kv_dtype" in described:
+        words.append(f"KV {str(described['kv_dtype']).removeprefix('torch.')}")
+    if "block_size" in described:
+        words.append(f"blocks of {described['block_size']} tokens")
+    if described.get("salt"):
+        words.append("salted")
+    return ", ".join(words)
+
+
+def add_pool_url(parser: argparse.ArgumentParser) -> None:
+    """Adds the argument that names the pool."""
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        nargs="?",
+        default=None,
+        help=f"the pool, as valkey://host:6379, unix:///path.sock or file:///directory "
+        f"(default: ${POOL_VARIABLE})",
+    )
+
+
+def pool_url(args: argparse.Namespace) -> str:
+    """The pool that the command line or the environment names.
+
+    Raises:
+        ConfigError: neither does.
+    """
+    url: str | None = args.url or os.environ.get(POOL_VARIABLE)
+    if not url:
+        raise ConfigError(f"no pool: give its URL, or set {POOL_VARIABLE}")
+    return url
+
+
+def size_argument(text: str) -> int:
+    """A size on the command line, over 0 bytes."""
+    try:
+        nbytes = parse_size(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if nbytes == 0:
+        raise argparse.ArgumentTypeError("must be over 0 bytes")
+    return nbytes
+
+
+def count_argument(text: str) -> int:
+    """A whole number from 1 on the command line."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not a number: {text!r}") from None
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
+
+
+def seconds_argument(text: str) -> float:
+    """A time on the command line, over 0 seconds."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not a number of seconds: {text!r}") from None
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be over 0 seconds, not {text}")
+    return seconds

@@ -1,0 +1,233 @@
+"""The pool clients that are compared, behind one small interface.
+
+Every client moves the same values between the caller's memory and the same server: what it gets
+lies in the caller's buffer, as KV must. Each is tried with several settings of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import select
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+TIMEOUT = 60.0
+
+Values = Sequence[tuple[str, memoryview]]
+"""Names, and the buffers that values come from or go to."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the server is: a unix socket or a loopback port."""
+
+    kind: str
+    port: int
+    socket: str | None
+
+
+class Client(ABC):
+    """A client with one setting."""
+
+    name: str
+    setting: str
+
+    @abstractmethod
+    def put(self, values: Values) -> None:
+        """Puts all values; returns when the server has them all."""
+
+    @abstractmethod
+    def get(self, values: Values) -> None:
+        """Gets all values into their buffers; raises if one is missing."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends its threads and connections."""
+
+
+class Threads:
+    """Shares work out to a fixed number of threads."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool = ThreadPoolExecutor(count)
+
+    def run(self, work: Callable[[int, Values], None], values: Values) -> None:
+        """Runs `work(thread, its share)` in every thread."""
+        if self.count == 1:
+            work(0, values)
+            return
+        shares = [(i, values[i :: self.count]) for i in range(self.count)]
+        for done in [self._pool.submit(work, i, share) for i, share in shares if share]:
+            done.result()
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+class Penstock(Client):
+    """Penstock's native store: sealed and checksummed values, verified when they come back."""
+
+    BATCH_BYTES = 8 << 20
+    """Bytes handed over at once: the next batch's checksums overlap with this one's transfer
+    only where there is more than one thread."""
+
+    def __init__(self, address: Address, threads: int) -> None:
+        from penstock._native import Store
+
+        self.name = "Penstock"
+        self.setting = f"{threads} threads"
+        url = (
+            f"unix://{address.socket}"
+            if address.socket
+            else f"{address.kind}://127.0.0.1:{address.port}"
+        )
+        self._store = Store.open(url)
+        self._threads = Threads(threads)
+
+    def put(self, values: Values) -> None:
+        self._threads.run(self._put_share, values)
+
+    def get(self, values: Values) -> None:
+        self._threads.run(self._get_share, values)
+
+    def _put_share(self, _: int, values: Values) -> None:
+        for batch in self._batches(values):
+            for outcome in self._store.put_many(batch, timeout=TIMEOUT):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+
+    def _get_share(self, _: int, values: Values) -> None:
+        for batch in self._batches(values):
+            found = self._store.get_many(batch, timeout=TIMEOUT)
+            for (_key, buffer), outcome in zip(batch, found, strict=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                if outcome != len(buffer):
+                    raise LookupError(f"{outcome} bytes instead of {len(buffer)}")
+
+    def _batches(self, values: Values) -> list[list[tuple[bytes, memoryview]]]:
+        step = max(1, self.BATCH_BYTES // len(values[0][1]))
+        return [
+            [(penstock_key(name), buffer) for name, buffer in values[i : i + step]]
+            for i in range(0, len(values), step)
+        ]
+
+    def close(self) -> None:
+        self._threads.close()
+
+
+def penstock_key(name: str) -> bytes:
+    """A key in Penstock's fixed-width form: namespace, chunk, and a span of one layer."""
+    digest = hashlib.sha256(name.encode()).digest()
+    return b"penstock-benches" + digest + b"\0\0\1\0" * 2
+
+
+class RedisPy(Client):
+    """redis-py with hiredis: a connection a thread, and commands pipelined where it helps."""
+
+    def __init__(self, address: Address, threads: int, pipeline_bytes: int) -> None:
+        import redis
+
+        self.name = "redis-py + hiredis"
+        self.setting = f"{threads} threads" + (", pipelined" if pipeline_bytes else "")
+        self._pipeline_bytes = pipeline_bytes
+        self._threads = Threads(threads)
+        where: dict[str, Any] = (
+            {"unix_socket_path": address.socket}
+            if address.socket
+            else {"host": "127.0.0.1", "port": address.port}
+        )
+        self._connections = [redis.Redis(**where, socket_timeout=TIMEOUT) for _ in range(threads)]
+
+    def put(self, values: Values) -> None:
+        self._threads.run(self._put_share, values)
+
+    def get(self, values: Values) -> None:
+        self._threads.run(self._get_share, values)
+
+    def _put_share(self, thread: int, values: Values) -> None:
+        connection = self._connections[thread]
+        for batch in self._batches(values):
+            if len(batch) == 1:
+                connection.set(*batch[0])
+                continue
+            pipeline = connection.pipeline(transaction=False)
+            for name, buffer in batch:
+                pipeline.set(name, buffer)
+            pipeline.execute()
+
+    def _get_share(self, thread: int, values: Values) -> None:
+        connection = self._connections[thread]
+        for batch in self._batches(values):
+            if len(batch) == 1:
+                found: list[Any] = [connection.get(batch[0][0])]
+            else:
+                pipeline = connection.pipeline(transaction=False)
+                for name, _ in batch:
+                    pipeline.get(name)
+                found = pipeline.execute()
+            for (name, buffer), value in zip(batch, found, strict=True):
+                if value is None:
+                    raise LookupError(name)
+                buffer[:] = value
+
+    def _batches(self, values: Values) -> list[Values]:
+        step = max(1, self._pipeline_bytes // len(values[0][1]))
+        return [values[i : i + step] for i in range(0, len(values), step)]
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+        self._threads.close()
+
+
+class LMCache(Client):
+    """LMCache's native client: worker threads in C++ that take a batch apart. TCP only."""
+
+    def __init__(self, address: Address, workers: int) -> None:
+        # Only where the peers are installed, which type checkers do not need.
+        native: Any = importlib.import_module("lmcache.lmcache_redis")
+
+        self.name = "LMCache"
+        self.setting = f"{workers} workers"
+        self._client = native.LMCacheRedisClient("127.0.0.1", address.port, workers)
+        self._poll = select.poll()
+        self._poll.register(self._client.event_fd(), select.POLLIN)
+
+    def put(self, values: Values) -> None:
+        names, buffers = map(list, zip(*values, strict=True))
+        self._wait(self._client.submit_batch_set(names, buffers))
+
+    def get(self, values: Values) -> None:
+        names, buffers = map(list, zip(*values, strict=True))
+        self._wait(self._client.submit_batch_get(names, buffers))
+
+    def _wait(self, number: int) -> None:
+        deadline = time.monotonic() + TIMEOUT
+        while time.monotonic() < deadline:
+            self._poll.poll(1000)
+            for done, succeeded, error, _ in self._client.drain_completions():
+                if done == number:
+                    if not succeeded:
+                        raise OSError(error)
+                    return
+        raise TimeoutError("LMCache's client did not answer")
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def open_all(address: Address) -> list[Client]:
+    """Every client that reaches the address, with every setting that is tried."""
+    clients: list[Client] = [Penstock(address, threads) for threads in (1, 2, 4)]
+    clients += [RedisPy(address, threads, 0) for threads in (1, 2, 4)]
+    clients.append(RedisPy(address, 1, 1 << 20))
+    if address.socket is None:
+        clients += [LMCache(address, workers) for workers in (1, 4, 8)]
+    return clients

@@ -222,13 +222,12 @@ fn look_up(
         }
         Ok(())
     })?;
-    if unclear.is_empty() {
-        return Ok(found);
-    }
-    let mut commands = Commands::default();
-    unclear.iter().for_each(|&i| commands.push_keys("EXISTS", &keys[i..=i]));
-    connection.call(&commands, deadline, |i, reply| {
-        found[unclear[i]] = count(reply)? > 0;
+    let asked: Vec<Key> = unclear.iter().map(|&i| keys[i]).collect();
+    let mut unclear = unclear.into_iter();
+    ask_each(connection, "EXISTS", &asked, deadline, |_, reply| {
+        if let Some(i) = unclear.next() {
+            found[i] = count(reply)? > 0;
+        }
         Ok(())
     })?;
     Ok(found)
@@ -250,23 +249,41 @@ fn scan(
     })?;
     let Some((next, keys)) = page else { return Err(unexpected()) };
 
-    let mut commands = Commands::default();
-    keys.iter().for_each(|key| commands.push_keys("STRLEN", &[*key]));
     let mut listed = Vec::with_capacity(keys.len());
-    if !keys.is_empty() {
-        connection.call(&commands, deadline, |i, reply| match reply {
-            // It is not a string, so no store put it there.
-            Reply::Error(line) if line.starts_with(b"WRONGTYPE") => Ok(()),
-            // Removed meanwhile: a missing key has no length. (Values are never empty: a sealed
-            // one has a header.)
-            Reply::Integer(0) => Ok(()),
-            reply => {
-                listed.push(Listed { key: keys[i], bytes: count(reply)? });
-                Ok(())
-            }
-        })?;
-    }
+    let mut empty = Vec::new();
+    ask_each(connection, "STRLEN", &keys, deadline, |key, reply| match reply {
+        // It is not a string, so no store put it there.
+        Reply::Error(line) if line.starts_with(b"WRONGTYPE") => Ok(()),
+        // An empty value, or none: the key may have been removed meanwhile.
+        Reply::Integer(0) => {
+            empty.push(key);
+            Ok(())
+        }
+        reply => {
+            listed.push(Listed { key, bytes: count(reply)? });
+            Ok(())
+        }
+    })?;
+    ask_each(connection, "EXISTS", &empty, deadline, |key, reply| {
+        if count(reply)? > 0 {
+            listed.push(Listed { key, bytes: 0 });
+        }
+        Ok(())
+    })?;
     Ok((next, listed))
+}
+
+/// Sends the same command for each key in one pipeline.
+fn ask_each(
+    connection: &mut Connection,
+    command: &str,
+    keys: &[Key],
+    deadline: Instant,
+    mut visit: impl FnMut(Key, Reply) -> std::result::Result<(), Failure>,
+) -> std::result::Result<(), Failure> {
+    let mut commands = Commands::default();
+    keys.iter().for_each(|key| commands.push_keys(command, std::slice::from_ref(key)));
+    connection.call(&commands, deadline, |i, reply| visit(keys[i], reply))
 }
 
 fn scan_page(reply: Reply) -> std::result::Result<(String, Vec<Key>), Failure> {

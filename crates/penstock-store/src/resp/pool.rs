@@ -47,7 +47,12 @@ impl ConnectionPool {
     }
 
     /// Lends a connection: an idle one, else a new one, else the first that comes back.
+    ///
+    /// Fails at once if the deadline has passed, before anything is sent.
     pub(super) fn lend(&self, deadline: Instant) -> Result<Lent<'_>, Failure> {
+        if Instant::now() >= deadline {
+            return Err(Failure::new(ErrorKind::TimedOut, "the deadline had passed already"));
+        }
         let mut state = self.state.lock();
         loop {
             if let Some(lent) = self.take_idle(&mut state) {
@@ -59,7 +64,7 @@ impl ConnectionPool {
                 return self.open(deadline);
             }
             if self.returned.wait_until(&mut state, deadline).timed_out() {
-                return Err(Failure::timed_out("all connections were in use"));
+                return Err(Failure::timed_out("others used all connections"));
             }
         }
     }

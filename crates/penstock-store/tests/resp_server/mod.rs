@@ -1,0 +1,242 @@
+//! Real servers for tests: started on loopback and a unix socket in a temporary directory, and
+//! stopped, by their process id, when dropped.
+
+#![allow(dead_code, reason = "not every test binary uses all of it")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+const NAMES: [&str; 2] = ["redis-server", "valkey-server"];
+
+/// Runs a check on each of the servers that are installed. Without any it fails where `CI=true`
+/// and says so elsewhere.
+pub(crate) fn on_each_server(check: impl Fn(&'static str)) {
+    let installed: Vec<_> = NAMES.into_iter().filter(|name| is_installed(name)).collect();
+    if installed.is_empty() {
+        let message = "neither redis-server nor valkey-server is installed: \
+                       run scripts/install-servers.sh";
+        assert!(std::env::var("CI").as_deref() != Ok("true"), "{message}");
+        eprintln!("skipped: {message}");
+    }
+    for name in installed {
+        eprintln!("on {name}");
+        check(name);
+    }
+}
+
+fn is_installed(name: &str) -> bool {
+    Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success())
+}
+
+/// A server without persistence.
+pub(crate) struct Server {
+    name: &'static str,
+    arguments: Vec<String>,
+    port: u16,
+    directory: TempDir,
+    process: Option<Child>,
+}
+
+impl Server {
+    pub(crate) fn start(name: &'static str) -> Self {
+        Self::start_with(name, &[])
+    }
+
+    /// Starts with more options, as on the server's command line.
+    pub(crate) fn start_with(name: &'static str, arguments: &[&str]) -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let mut server = Self {
+            name,
+            arguments: arguments.iter().map(ToString::to_string).collect(),
+            port: 0,
+            directory,
+            process: None,
+        };
+        // Another process may take the port between our finding it and the server's binding it.
+        for _ in 0..5 {
+            server.port = free_port();
+            server.spawn();
+            if server.comes_up() {
+                return server;
+            }
+            server.kill();
+        }
+        panic!("{name} does not start: {}", server.log());
+    }
+
+    /// Starts again on the same port and socket, after [`Self::kill`].
+    pub(crate) fn restart(&mut self) {
+        self.spawn();
+        assert!(self.comes_up(), "{} does not start again: {}", self.name, self.log());
+    }
+
+    /// As [`Self::restart`], but returns when the server answers at all.
+    pub(crate) fn restart_with(&mut self, arguments: &[&str]) {
+        self.arguments.extend(arguments.iter().map(ToString::to_string));
+        self.spawn();
+        let until = Instant::now() + Duration::from_secs(10);
+        while UnixStream::connect(self.socket()).is_err() {
+            assert!(Instant::now() < until, "{} does not listen: {}", self.name, self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn spawn(&mut self) {
+        let log = std::fs::File::create(self.directory.path().join("log")).expect("a log file");
+        let mut command = Command::new(self.name);
+        command
+            .args(["--bind", "127.0.0.1", "--port", &self.port.to_string()])
+            .arg("--unixsocket")
+            .arg(self.socket())
+            .arg("--dir")
+            .arg(self.directory.path())
+            .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
+            .args(&self.arguments)
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(Stdio::null());
+        self.process = Some(command.spawn().expect("the server's program runs"));
+    }
+
+    fn comes_up(&mut self) -> bool {
+        let until = Instant::now() + Duration::from_secs(10);
+        while Instant::now() < until {
+            if let Ok(Some(_)) = self.process.as_mut().expect("spawned").try_wait() {
+                return false;
+            }
+            if UnixStream::connect(self.socket()).is_ok()
+                && !self.command("PING").starts_with("-LOADING")
+            {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        false
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("socket")
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn tcp(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) fn unix(&self) -> String {
+        format!("unix://{}", self.socket().display())
+    }
+
+    /// Sends one line over a connection of its own; returns the first line of the reply.
+    pub(crate) fn command(&self, line: &str) -> String {
+        self.commands(&[line]).pop().expect("one reply")
+    }
+
+    /// Sends lines over one connection; returns the first line of each reply, which must be the
+    /// only one but for the last.
+    pub(crate) fn commands(&self, lines: &[&str]) -> Vec<String> {
+        let mut stream = UnixStream::connect(self.socket()).expect("the server listens");
+        let mut replies = BufReader::new(stream.try_clone().expect("a second handle"));
+        let reply = |line: &&str| {
+            stream.write_all(format!("{line}\r\n").as_bytes()).expect("the server reads");
+            let mut reply = String::new();
+            replies.read_line(&mut reply).expect("the server answers");
+            reply.trim_end().to_owned()
+        };
+        lines.iter().map(reply).collect()
+    }
+
+    /// Sends one line; returns the string that the server replies.
+    pub(crate) fn text(&self, line: &str) -> String {
+        let mut stream = UnixStream::connect(self.socket()).expect("the server listens");
+        stream.write_all(format!("{line}\r\n").as_bytes()).expect("the server reads");
+        let mut replies = BufReader::new(stream);
+        let mut head = String::new();
+        replies.read_line(&mut head).expect("the server answers");
+        let length = head.trim_end().strip_prefix('$').and_then(|n| n.parse().ok());
+        let mut text = vec![0; length.unwrap_or_else(|| panic!("not a string: {head}"))];
+        replies.read_exact(&mut text).expect("the whole string");
+        String::from_utf8(text).expect("UTF-8")
+    }
+
+    /// SIGKILL.
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+
+    /// SIGSTOP: connections stay open, and nothing answers.
+    pub(crate) fn freeze(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// SIGCONT.
+    pub(crate) fn thaw(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let process = self.process.as_ref().expect("running");
+        let pid = Pid::from_child(process);
+        kill_process(pid, signal).expect("our own child takes signals");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A loopback port that nothing listens on.
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port()
+}
+
+/// What an impostor does with a connection once it has answered the greeting.
+pub(crate) type Script = Box<dyn FnOnce(&mut TcpStream) + Send>;
+
+/// A peer that does what no real server does.
+pub(crate) struct Impostor {
+    port: u16,
+}
+
+impl Impostor {
+    /// `scripts[n]` drives the n-th connection, one after the other; further ones are refused.
+    pub(crate) fn start(scripts: Vec<Script>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let port = listener.local_addr().expect("bound").port();
+        std::thread::spawn(move || {
+            for script in scripts {
+                let Ok((mut stream, _)) = listener.accept() else { return };
+                stream.set_nodelay(true).expect("a TCP socket");
+                let mut greeting = [0; 4096];
+                if stream.read(&mut greeting).is_err() || stream.write_all(b"+OK\r\n").is_err() {
+                    continue;
+                }
+                script(&mut stream);
+            }
+        });
+        Self { port }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+}

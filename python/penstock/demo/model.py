@@ -93,6 +93,7 @@ def _byte_characters() -> list[str]:
 def _save_weights(folder: Path) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -108,5 +109,6 @@ def _save_weights(folder: Path) -> None:
         tie_word_embeddings=False,
         dtype="float32",
     )
+    disable_progress_bar()
     torch.manual_seed(20_260_101)
     LlamaForCausalLM(config).save_pretrained(folder, safe_serialization=True)

@@ -41,7 +41,7 @@ p { margin:0 0 12px; max-width:74ch }
 .tile { padding:16px 18px }
 .tile b { display:block; font-size:30px; line-height:1.15; letter-spacing:-.02em;
   font-variant-numeric:tabular-nums }
-.tile.good b { color:var(--good) } .tile.bad b { color:var(--bad) }
+.tile.good b { color:var(--good) } .tile.bad b, .tile.bad strong { color:var(--bad) }
 figure { margin:12px 0 0; padding:16px 18px 12px; overflow-x:auto }
 figcaption { margin-top:6px }
 table { border-collapse:collapse; width:100%; font-variant-numeric:tabular-nums; font-size:15px }
@@ -72,7 +72,9 @@ dt { color:var(--soft) } dd { margin:0; overflow-wrap:anywhere }
 def render(figures: Figures) -> str:
     """The report as HTML."""
     cuts = "".join(f"<li>{escape(cut)}</li>" for cut in figures.cuts)
-    failures = "".join(f"<p class='tile bad'>{escape(text)}</p>" for text in figures.failures)
+    failures = "".join(
+        f"<p class='tile bad'><strong>{escape(text)}</strong></p>" for text in figures.failures
+    )
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -217,7 +219,7 @@ def _summary_table(figures: Figures) -> str:
         )
     lines.append(
         f"<tr class='total'><td>all</td><td>{len(figures.comparisons)}</td>"
-        f"<td>{sum(row.prompt_tokens for row in figures.rows):,}</td>"
+        f"<td>{figures.prompt_tokens:,}</td>"
         f"<td>{figures.moved.loaded_tokens:,}</td>"
         f"<td>{sum(row.local_tokens for row in figures.rows):,}</td>"
         "<td></td><td></td><td></td><td></td></tr>"

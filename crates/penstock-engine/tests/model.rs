@@ -1,0 +1,282 @@
+//! Random jobs against an oracle: whatever is asked in whatever order, over a store that forgets,
+//! damages and refuses, memory holds exactly what the outcomes say.
+
+mod support;
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use penstock_engine::{Event, Object, Outcome};
+use penstock_layout::KvLayout;
+use penstock_store::ErrorKind;
+use proptest::prelude::*;
+use support::*;
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Store blocks under keys that say what the blocks hold.
+    Store { blocks: Vec<u64> },
+    /// Load keys, by a number that may or may not have been stored.
+    Load { picks: Vec<u64>, prefix: bool, deadline_ms: u64 },
+    Cancel { pick: usize },
+    WaitReleased { pick: usize },
+    Damage { pick: u64, byte: usize },
+    Remove { pick: u64 },
+    Fail { kind: Option<ErrorKind> },
+    HoldGets(bool),
+    HoldPuts(bool),
+    Poll,
+    Drain,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let kind = prop_oneof![
+        2 => Just(None),
+        1 => Just(Some(ErrorKind::Unreachable)),
+        1 => Just(Some(ErrorKind::TimedOut)),
+    ];
+    prop_oneof![
+        8 => prop::collection::vec(0..BLOCKS, 1..8).prop_map(|blocks| Step::Store { blocks }),
+        12 => (prop::collection::vec(0..60_u64, 1..8), any::<bool>(), prop_oneof![1 => 0..3_u64, 4 => Just(30_000)])
+            .prop_map(|(picks, prefix, deadline_ms)| Step::Load { picks, prefix, deadline_ms }),
+        2 => any::<usize>().prop_map(|pick| Step::Cancel { pick }),
+        2 => any::<usize>().prop_map(|pick| Step::WaitReleased { pick }),
+        2 => (0..60_u64, any::<usize>()).prop_map(|(pick, byte)| Step::Damage { pick, byte }),
+        1 => (0..60_u64).prop_map(|pick| Step::Remove { pick }),
+        1 => kind.prop_map(|kind| Step::Fail { kind }),
+        1 => any::<bool>().prop_map(Step::HoldGets),
+        1 => any::<bool>().prop_map(Step::HoldPuts),
+        6 => Just(Step::Poll),
+        1 => Just(Step::Drain),
+    ]
+}
+
+#[derive(Debug)]
+enum Pending {
+    Store { blocks: Vec<u64>, released: bool },
+    /// What each target block is loaded from.
+    Load { from: Vec<(u64, u64)>, prefix: bool },
+}
+
+/// Blocks below are sources of stores, those above targets of loads.
+struct Oracle {
+    /// What each block holds: `pattern` of this, or zeros.
+    holds: HashMap<u64, u64>,
+    pending: HashMap<u64, Pending>,
+    next_content: u64,
+    next_job: u64,
+    loaded: u64,
+    stored: u64,
+}
+
+impl Oracle {
+    fn busy(&self, block: u64) -> bool {
+        self.pending.values().any(|job| match job {
+            Pending::Store { blocks, released } => !released && blocks.contains(&block),
+            Pending::Load { from, .. } => from.iter().any(|&(_, target)| target == block),
+        })
+    }
+
+    fn settle(&mut self, kv: &Kv, job: u64, event: &Event) {
+        match event {
+            Event::Released => match self.pending.get_mut(&job) {
+                Some(Pending::Store { released, .. }) => {
+                    assert!(!*released, "released once");
+                    *released = true;
+                }
+                other => panic!("released: {other:?}"),
+            },
+            Event::Stored { objects } => {
+                let Some(Pending::Store { blocks, released }) = self.pending.remove(&job) else {
+                    panic!("not a store: {job}")
+                };
+                assert!(released, "released before it is over");
+                assert_eq!(objects.len(), blocks.len());
+                for outcome in objects {
+                    match outcome {
+                        Outcome::Stored(bytes) => {
+                            assert_eq!(*bytes, BLOCK_BYTES as u64);
+                            self.stored += 1;
+                        }
+                        Outcome::AlreadyPresent
+                        | Outcome::Dropped
+                        | Outcome::Cancelled
+                        | Outcome::Failed(_) => {}
+                        other => panic!("of a store: {other:?}"),
+                    }
+                }
+            }
+            Event::Loaded { objects } => {
+                let Some(Pending::Load { from, prefix }) = self.pending.remove(&job) else {
+                    panic!("not a load: {job}")
+                };
+                assert_eq!(objects.len(), from.len());
+                for (outcome, (content, target)) in objects.iter().zip(from) {
+                    match outcome {
+                        Outcome::Loaded(bytes) => {
+                            assert_eq!(*bytes, BLOCK_BYTES as u64);
+                            self.holds.insert(target, content);
+                            self.loaded += 1;
+                        }
+                        Outcome::Skipped => assert!(prefix),
+                        Outcome::Miss
+                        | Outcome::Rejected(_)
+                        | Outcome::TimedOut
+                        | Outcome::Cancelled
+                        | Outcome::Failed(_) => {}
+                        other => panic!("of a load: {other:?}"),
+                    }
+                    self.check(kv, target);
+                }
+            }
+        }
+    }
+
+    fn check(&self, kv: &Kv, block: u64) {
+        let expected = match self.holds.get(&block) {
+            Some(&content) => pattern(content),
+            None => vec![0; BLOCK_BYTES],
+        };
+        assert!(kv.read(block, share()) == expected, "block {block} holds something else");
+    }
+}
+
+fn run(layout: KvLayout, steps: &[Step]) -> (u64, u64) {
+    let (store, kv) = (Probe::new(), Kv::new(layout));
+    let mut config = config(5);
+    config.io_lanes = 3;
+    config.copy_lanes = 2;
+    config.batch = 3;
+    config.store_wait = Duration::from_millis(2);
+    config.store_backoff = Duration::from_millis(1);
+    config.put_timeout = Duration::from_millis(20);
+    config.get_timeout = Duration::from_millis(20);
+    config.max_pending_objects = 16;
+    let engine = unregistered(&store, config);
+    engine.register(kv.descriptor.clone(), vec![kv.region()]).unwrap();
+    let mut oracle = Oracle {
+        holds: HashMap::new(),
+        pending: HashMap::new(),
+        next_content: 1,
+        next_job: 0,
+        loaded: 0,
+        stored: 0,
+    };
+    let mut seen = Vec::new();
+    for step in steps {
+        match step {
+            Step::Store { blocks } => {
+                let mut free: Vec<u64> =
+                    blocks.iter().copied().filter(|&b| !oracle.busy(b)).collect();
+                free.sort_unstable();
+                free.dedup();
+                let mut objects = Vec::new();
+                for &block in &free {
+                    let content = oracle.next_content;
+                    oracle.next_content += 1;
+                    kv.fill(block, content);
+                    oracle.holds.insert(block, content);
+                    objects.push(Object { key: key(content), blocks: vec![block] });
+                }
+                oracle.next_job += 1;
+                engine.submit_store(oracle.next_job, objects).unwrap();
+                let job = Pending::Store { blocks: free, released: false };
+                oracle.pending.insert(oracle.next_job, job);
+            }
+            Step::Load { picks, prefix, deadline_ms } => {
+                let mut targets = (0..BLOCKS).filter(|&b| !oracle.busy(b));
+                let from: Vec<(u64, u64)> =
+                    picks.iter().copied().zip(&mut targets).collect();
+                drop(targets);
+                let objects = from.iter().map(|&(n, b)| object(n, &[b])).collect();
+                let deadline = Instant::now() + Duration::from_millis(*deadline_ms);
+                oracle.next_job += 1;
+                engine.submit_load(oracle.next_job, objects, deadline, *prefix).unwrap();
+                oracle.pending.insert(oracle.next_job, Pending::Load { from, prefix: *prefix });
+            }
+            Step::Cancel { pick } => {
+                if oracle.next_job > 0 {
+                    engine.cancel(*pick as u64 % oracle.next_job + 1);
+                }
+            }
+            Step::WaitReleased { pick } => {
+                if oracle.next_job > 0 {
+                    let job = *pick as u64 % oracle.next_job + 1;
+                    assert!(engine.wait_released(&[job], LONG));
+                    engine.poll(&mut seen);
+                    for completion in seen.drain(..) {
+                        oracle.settle(&kv, completion.job, &completion.event);
+                    }
+                    if let Some(Pending::Store { released, .. }) = oracle.pending.get(&job) {
+                        assert!(released);
+                    }
+                }
+            }
+            Step::Damage { pick, byte } => {
+                if store.has(&key(*pick)) {
+                    let mut value = store.value(&key(*pick));
+                    if !value.is_empty() {
+                        let at = byte % value.len();
+                        value[at] ^= 1 << (byte % 8);
+                        store.plant(&key(*pick), &value);
+                    }
+                }
+            }
+            Step::Remove { pick } => {
+                penstock_store::Store::remove(&store.inner, &[key(*pick)], soon()).unwrap();
+            }
+            Step::Fail { kind } => store.fail(*kind),
+            Step::HoldGets(hold) => store.hold_gets(*hold),
+            Step::HoldPuts(hold) => store.hold_puts(*hold),
+            Step::Poll => {
+                engine.poll(&mut seen);
+                for completion in seen.drain(..) {
+                    oracle.settle(&kv, completion.job, &completion.event);
+                }
+            }
+            Step::Drain => {
+                engine.drain(Duration::from_millis(1));
+            }
+        }
+    }
+    let end = soon();
+    while !oracle.pending.is_empty() {
+        assert!(Instant::now() < end, "jobs without an end: {:?}", oracle.pending);
+        engine.wait(Duration::from_millis(100));
+        engine.poll(&mut seen);
+        for completion in seen.drain(..) {
+            oracle.settle(&kv, completion.job, &completion.event);
+        }
+    }
+    assert!(engine.shutdown(LONG));
+    for block in 0..BLOCKS {
+        oracle.check(&kv, block);
+    }
+    let stats = engine.stats();
+    assert_eq!(stats.slots_in_use, 0);
+    assert_eq!(stats.panics, 0);
+    assert_eq!((stats.loaded_objects, stats.stored_objects), (oracle.loaded, oracle.stored));
+    (oracle.loaded, oracle.stored)
+}
+
+#[test]
+fn memory_holds_what_the_outcomes_say() {
+    let (mut loaded, mut stored) = (0, 0);
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+        cases: 96,
+        max_shrink_iters: 200,
+        ..ProptestConfig::default()
+    });
+    let layouts = proptest::sample::select(KvLayout::ALL.to_vec());
+    let totals = std::cell::RefCell::new((&mut loaded, &mut stored));
+    runner
+        .run(&(layouts, prop::collection::vec(step(), 1..150)), |(layout, steps)| {
+            let (l, s) = run(layout, &steps);
+            let mut totals = totals.borrow_mut();
+            *totals.0 += l;
+            *totals.1 += s;
+            Ok(())
+        })
+        .unwrap();
+    assert!(loaded > 100 && stored > 1000, "the steps prove nothing: {loaded}, {stored}");
+}

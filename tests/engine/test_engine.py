@@ -1,0 +1,185 @@
+"""The native engine and look-up through their bindings: bytes move, arguments are checked."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock._native import Descriptor, Engine, Lookup, Store
+from penstock.errors import Closed, ConfigError, LayoutError
+
+LAYERS, BLOCKS, HEADS, TOKENS, CONTENT = 3, 8, 2, 16, 32
+SPAN = (0, LAYERS, 0, HEADS)
+NAMESPACE = bytes(range(16))
+BLOCK_BYTES = LAYERS * HEADS * TOKENS * CONTENT
+
+
+class Kv:
+    """KV memory of one rank, a tensor per layer."""
+
+    def __init__(self) -> None:
+        shape = (BLOCKS, HEADS, TOKENS, CONTENT)
+        self.layers = [np.zeros(shape, dtype=np.uint8) for _ in range(LAYERS)]
+        self.descriptor = Descriptor.detect(
+            [
+                (i, a.ctypes.data, a.shape, a.strides, 1, a.ctypes.data, a.nbytes)
+                for i, a in enumerate(self.layers)
+            ]
+        )
+
+    def fill(self, block: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for layer in self.layers:
+            layer[block] = rng.integers(0, 256, layer[block].shape, dtype=np.uint8)
+
+    def block(self, block: int) -> bytes:
+        return b"".join(layer[block].tobytes() for layer in self.layers)
+
+
+def chunk(n: int) -> bytes:
+    return hashlib.sha256(str(n).encode()).digest()
+
+
+def key(n: int) -> bytes:
+    return NAMESPACE + chunk(n) + struct.pack("<4H", *SPAN)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(f"file://{tmp_path}/pool?size=1GiB")
+
+
+@pytest.fixture
+def kv() -> Kv:
+    return Kv()
+
+
+@pytest.fixture
+def engine(store: Store, kv: Kv) -> Iterator[Engine]:
+    engine = Engine(store, slot_bytes=BLOCK_BYTES, slots=8)
+    engine.register(kv.descriptor)
+    yield engine
+    assert engine.shutdown(30)
+
+
+def finish(engine: Engine, job: int) -> list[tuple[str, list[tuple[str, int]]]]:
+    events: list[tuple[str, list[tuple[str, int]]]] = []
+    while not events or events[-1][0] == "released":
+        assert engine.wait(30)
+        events += [(event, outcomes) for number, event, outcomes in engine.poll() if number == job]
+    return events
+
+
+def test_what_one_engine_stores_another_loads(store: Store, engine: Engine, kv: Kv) -> None:
+    for block in range(4):
+        kv.fill(block, block)
+    engine.submit_store(2**63, [(key(block), [block]) for block in range(4)])
+    stored = [("stored", BLOCK_BYTES)] * 4
+    assert finish(engine, 2**63) == [("released", []), ("stored", stored)]
+
+    lookup = Lookup(store)
+    lookup.submit(7, NAMESPACE, [chunk(n) for n in (0, 3, 9)], [SPAN], 30)
+    assert lookup.wait(30)
+    assert lookup.poll() == [(7, [True, True, False])]
+    assert lookup.shutdown()
+
+    other = Kv()
+    reader = Engine(store, slot_bytes=BLOCK_BYTES, slots=4, copy_lanes=2, io_lanes=2)
+    reader.register(other.descriptor)
+    wanted = [(key(n), [7 - i]) for i, n in enumerate((0, 1, 9, 2))]
+    reader.submit_load(1, wanted, 30, True)
+    ((event, outcomes),) = finish(reader, 1)
+    assert (event, outcomes[:3]) == (
+        "loaded",
+        [("loaded", BLOCK_BYTES), ("loaded", BLOCK_BYTES), ("miss", 0)],
+    )
+    assert outcomes[3][0] in ("skipped", "loaded")
+    assert [other.block(7), other.block(6)] == [kv.block(0), kv.block(1)]
+    stats = reader.stats()
+    assert stats["missed_objects"] == 1
+    assert stats["loaded_bytes"] >= 2 * BLOCK_BYTES
+    assert reader.shutdown(30)
+
+
+def test_a_damaged_value_is_named_and_not_loaded(engine: Engine, kv: Kv, tmp_path: Path) -> None:
+    kv.fill(0, 1)
+    engine.submit_store(1, [(key(0), [0])])
+    finish(engine, 1)
+    files = (p for p in (tmp_path / "pool").rglob("*") if p.is_file())
+    (path,) = (p for p in files if p.stat().st_size == 64 + BLOCK_BYTES)
+    value = bytearray(path.read_bytes())
+    value[100] ^= 1
+    path.write_bytes(value)
+    kv.fill(3, 3)
+    before = kv.block(3)
+    engine.submit_load(1, [(key(0), [3])], 30)
+    assert finish(engine, 1) == [("loaded", [("rejected:payload_checksum", 0)])]
+    assert kv.block(3) == before
+    assert engine.stats()["rejected:payload_checksum"] == 1
+
+
+def test_wrong_arguments_say_what_is_wrong(store: Store, engine: Engine, kv: Kv) -> None:
+    with pytest.raises(ConfigError, match="56 bytes"):
+        engine.submit_store(1, [(b"short", [0])])
+    with pytest.raises(LayoutError, match="block 8 of 8"):
+        engine.submit_store(1, [(key(0), [BLOCKS])])
+    with pytest.raises(ConfigError, match="timeout"):
+        engine.submit_load(1, [(key(0), [0])], 0)
+    with pytest.raises(ConfigError, match="registered with this engine already"):
+        engine.register(kv.descriptor)
+    with pytest.raises(ConfigError, match="slots must be"):
+        Engine(store, slot_bytes=1, slots=1)
+    lookup = Lookup(store, threads=1)
+    with pytest.raises(ConfigError, match="at least one span"):
+        lookup.submit(1, NAMESPACE, [chunk(0)], [], 1)
+    with pytest.raises(ConfigError, match="32 bytes at most"):
+        lookup.submit(1, NAMESPACE, [bytes(33)], [SPAN], 1)
+    lookup.shutdown()
+    with pytest.raises(Closed):
+        lookup.submit(1, NAMESPACE, [chunk(0)], [SPAN], 1)
+
+
+def test_waiting_and_ending_release_the_gil(engine: Engine) -> None:
+    ticks = 0
+    stop = threading.Event()
+
+    def tick() -> None:
+        nonlocal ticks
+        while not stop.wait(0.001):
+            ticks += 1
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    assert not engine.wait(0.3)
+    during = ticks
+    stop.set()
+    thread.join()
+    assert during > 1
+
+
+def test_an_engine_that_is_only_forgotten_leaves_no_thread(store: Store, kv: Kv) -> None:
+    def native_threads() -> list[str]:
+        names = (p.read_text().strip() for p in Path("/proc/self/task").glob("*/comm"))
+        return [name for name in names if name.startswith(("penstock-io", "penstock-look"))]
+
+    def until(count: int) -> None:
+        # A thread takes its name, and leaves the list, a moment after it begins and ends.
+        end = time.monotonic() + 30
+        while len(native_threads()) != count:
+            assert time.monotonic() < end, native_threads()
+            time.sleep(0.001)
+
+    engine = Engine(store, slot_bytes=BLOCK_BYTES, slots=4, io_lanes=3)
+    engine.register(kv.descriptor)
+    engine.submit_store(1, [(key(0), [0])])
+    lookup = Lookup(store)
+    until(5)
+    del engine, lookup
+    until(0)

@@ -301,8 +301,8 @@ impl Store {
         without_gil(py, || self.inner.contains(&keys, deadline))
     }
 
-    /// Stores a value: a buffer, or a list or tuple of buffers. False if the store has a value of
-    /// this length already and kept it.
+    /// Stores a value: a buffer, or a list or tuple of buffers. False if the store kept one of
+    /// this length that was there already.
     #[pyo3(signature = (key, value, *, timeout))]
     fn put(
         &self,

@@ -331,7 +331,8 @@ def _row(size: int, values: int, batch: int, measured: _Measured) -> Row:
 
 
 def _show(url: str, rows: list[Row], args: argparse.Namespace) -> None:
-    table = Table(title=f"{url}, threads: {args.threads}, median of passes: {args.passes}", box=None)
+    title = f"{url}, threads: {args.threads}, median of passes: {args.passes}"
+    table = Table(title=title, box=None)
     for heading in (
         "value",
         "put MiB/s",

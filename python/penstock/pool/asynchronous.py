@@ -169,6 +169,6 @@ def open_async(url: str, *, concurrency: int = 8, **options: Any) -> AsyncPool:
 
     Raises:
         ConfigError: something in the URL or an argument is wrong.
-        IoError: the directory cannot be used.
+        StoreError: the directory cannot be used.
     """
     return AsyncPool(open(url, **options), concurrency=concurrency)

@@ -73,8 +73,8 @@ class NamespaceUsage(NamedTuple):
 class Pool:
     """Values by key in a store shared by many machines; open one with :func:`penstock.open`.
 
-    A key stands for its content: once a value is stored, a put of the same length under the
-    same key keeps what is there. To change a value, remove it first.
+    A key stands for its content: a put under a key that has a value of the same length may keep
+    the old one. To change a value, remove it first.
 
     Buffers are anything with the buffer protocol (``bytes``, ``bytearray``, ``memoryview``,
     numpy arrays) or DLPack in host memory (torch tensors, ``bfloat16`` included), or a list or
@@ -168,7 +168,7 @@ class Pool:
         return self.contains([key])[0]
 
     def put(self, key: Key, value: Any, *, timeout: float | None = None) -> bool:
-        """Stores a value; False if one of this length was there already and was kept.
+        """Stores a value; False if the store kept one of this length that was there already.
 
         Raises:
             ConfigError: the value is not a buffer that can be read, or is larger than the store
@@ -466,7 +466,7 @@ def open(
 
     Raises:
         ConfigError: something in the URL or an argument is wrong.
-        IoError: the directory cannot be used.
+        StoreError: the directory cannot be used.
     """
     store = Store.open(
         url, client_name=client_name, connect_timeout=connect_timeout, connections=connections

@@ -1,0 +1,148 @@
+"""What settings mean: the advice of `penstock doctor`, from facts alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import findings
+from penstock.cli.findings import Finding
+
+GOOD = {
+    "redis_version": "7.2.4",
+    "valkey_version": "8.1.1",
+    "role": "master",
+    "loading": "0",
+    "used_memory": "1048576",
+    "total_system_memory": str(64 << 30),
+    "config:maxmemory": str(8 << 30),
+    "config:maxmemory-policy": "allkeys-lru",
+    "config:save": "",
+    "config:appendonly": "no",
+    "config:io-threads": "4",
+    "config:proto-max-bulk-len": str(512 << 20),
+}
+
+
+def server(facts: dict[str, str]) -> dict[str, Finding]:
+    return {finding.check: finding for finding in findings.of_server({**GOOD, **facts})}
+
+
+def test_a_server_set_up_for_kv_needs_nothing() -> None:
+    found = server({})
+    assert {finding.level for finding in found.values()} == {"ok"}
+    assert not any(finding.advice for finding in found.values())
+    assert found["server"].message == "Valkey 8.1.1, standalone"
+
+
+@pytest.mark.parametrize(
+    ("facts", "check", "level", "advice"),
+    [
+        ({"config:maxmemory": "0"}, "memory", "warn", "CONFIG SET maxmemory 49152mb"),
+        (
+            {"config:maxmemory-policy": "noeviction"},
+            "eviction",
+            "warn",
+            "CONFIG SET maxmemory-policy allkeys-lru",
+        ),
+        (
+            {"config:maxmemory-policy": "volatile-lru"},
+            "eviction",
+            "warn",
+            "CONFIG SET maxmemory-policy allkeys-lru",
+        ),
+        (
+            {"config:maxmemory-policy": "noeviction", "used_memory": str(9 << 30)},
+            "eviction",
+            "fail",
+            "CONFIG SET maxmemory-policy allkeys-lru",
+        ),
+        ({"config:save": "3600 1 300 100"}, "snapshots", "warn", 'CONFIG SET save ""'),
+        ({"config:appendonly": "yes"}, "append-only file", "warn", "CONFIG SET appendonly no"),
+        ({"config:io-threads": "1"}, "io-threads", "note", "io-threads 4"),
+        ({"config:proto-max-bulk-len": "1048576"}, "value size", "warn", "proto-max-bulk-len"),
+        ({"loading": "1"}, "state", "fail", "wait"),
+        (
+            {"role": "slave", "master_host": "primary", "master_port": "6379"},
+            "state",
+            "fail",
+            "primary:6379",
+        ),
+    ],
+)
+def test_what_to_change(facts: dict[str, str], check: str, level: str, advice: str) -> None:
+    found = server(facts)
+    assert found[check].level == level
+    assert advice in found[check].advice
+    others = {finding.level for name, finding in found.items() if name != check}
+    assert others == {"ok"}
+
+
+def test_a_server_that_hides_its_settings_is_judged_by_what_it_shows() -> None:
+    facts = {name: value for name, value in GOOD.items() if not name.startswith("config:")}
+    facts |= {"maxmemory": "0", "maxmemory_policy": "noeviction", "aof_enabled": "1"}
+    found = {finding.check: finding.level for finding in findings.of_server(facts)}
+    assert found["settings"] == "note"
+    assert found["memory"] == found["eviction"] == found["append-only file"] == "warn"
+
+
+@pytest.mark.parametrize(
+    ("url", "levels"),
+    [
+        ("valkey://cache.example:6379", ["warn"]),
+        ("redis://10.1.2.3", ["warn"]),
+        ("valkey://127.0.0.1:6379", ["note"]),
+        ("valkey://[::1]:6379", ["note"]),
+        ("redis://localhost", ["note"]),
+        ("unix:///run/valkey.sock", []),
+        ("file:///var/cache/penstock", []),
+    ],
+)
+def test_the_way_to_the_server(url: str, levels: list[str]) -> None:
+    assert [finding.level for finding in findings.of_url(url)] == levels
+
+
+class TestDirectory:
+    def found(self, path: Path, **facts: int) -> dict[str, Finding]:
+        sizes = {"capacity_bytes": 1 << 30, "used_bytes": 0, "disk_free_bytes": 1 << 40, **facts}
+        reported = {"path": str(path), **{name: str(size) for name, size in sizes.items()}}
+        return {finding.check: finding for finding in findings.of_directory(reported)}
+
+    def test_a_private_directory_with_room(self, tmp_path: Path) -> None:
+        tmp_path.chmod(0o700)
+        found = self.found(tmp_path)
+        assert found["permissions"].level == found["capacity"].level == "ok"
+        assert "free space" not in found
+
+    def test_a_disk_that_fills_before_the_pool(self, tmp_path: Path) -> None:
+        found = self.found(tmp_path, disk_free_bytes=100 << 20, used_bytes=100 << 20)
+        assert found["free space"].level == "warn"
+        assert "180MiB" in found["free space"].advice
+
+    def test_prompts_are_not_for_everybody(self, tmp_path: Path) -> None:
+        tmp_path.chmod(0o755)
+        found = self.found(tmp_path)
+        assert found["permissions"].level == "warn"
+        assert "chmod o-rwx" in found["permissions"].advice
+
+    @pytest.mark.parametrize(
+        ("kind", "level"),
+        [("ext4", "ok"), ("tmpfs", "note"), ("overlay", "note"), ("nfs4", "warn"), ("", "ok")],
+    )
+    def test_file_systems(self, kind: str, level: str) -> None:
+        assert findings._filesystem(kind).level == level
+
+    def test_the_innermost_mount_counts(self, tmp_path: Path) -> None:
+        table = tmp_path / "mountinfo"
+        deep = tmp_path / "a b" / "pool"
+        deep.mkdir(parents=True)
+        escaped = str(deep.parent).replace(" ", "\\040")
+        table.write_text(
+            "21 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
+            f"30 21 0:30 / {escaped} rw shared:2 - nfs4 host:/pool rw\n"
+            f"31 21 0:31 / {tmp_path}/other rw - tmpfs tmpfs rw\n"
+        )
+        assert findings.filesystem_type(deep, table) == "nfs4"
+        assert findings.filesystem_type(tmp_path, table) == "ext4"
+        assert findings.filesystem_type(tmp_path, tmp_path / "absent") == ""

@@ -1,0 +1,181 @@
+"""A store that is absent, frozen, killed or refusing: in time, by name, without secrets."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import Pool, errors
+from tests.servers import Server
+
+OPERATIONS: dict[str, Callable[[Pool], Any]] = {
+    "contains": lambda pool: pool.contains(["key"], timeout=0.3),
+    "put": lambda pool: pool.put("other", bytes(1000), timeout=0.3),
+    "put_many": lambda pool: pool.put_many({"other": b"1", "third": b"2"}, timeout=0.3),
+    "get": lambda pool: pool.get("key", timeout=0.3),
+    "get into": lambda pool: pool.get("key", into=bytearray(100), timeout=0.3),
+    "get_many": lambda pool: pool.get_many(["key", "key"], timeout=0.3),
+    "remove": lambda pool: pool.remove(["key"], timeout=0.3),
+    "list": lambda pool: pool.list(timeout=0.3),
+    "namespaces": lambda pool: pool.namespaces(timeout=0.3),
+    "describe": lambda pool: pool.describe(timeout=0.3),
+}
+
+
+@pytest.fixture
+def pool(redis_server: Server) -> Iterator[Pool]:
+    with penstock.open(redis_server.unix_url) as pool:
+        pool.put("key", b"value")
+        yield pool
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_frozen_server_is_given_up(redis_server: Server, pool: Pool, operation: str) -> None:
+    redis_server.freeze()
+    with pytest.raises(errors.TimedOut) as caught:
+        OPERATIONS[operation](pool)
+    assert isinstance(caught.value, TimeoutError)
+    assert caught.value.kind == "timed_out"
+    redis_server.thaw()
+    # What was given up may still have been done: the server had the request.
+    pool.put("key", b"value")
+    assert pool.get("key") == b"value"
+    assert pool.stats()["errors"] >= 1
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_absent_server_is_unreachable_until_it_is_back(
+    redis_server: Server, pool: Pool, operation: str
+) -> None:
+    redis_server.kill()
+    with pytest.raises(errors.Unreachable) as caught:
+        OPERATIONS[operation](pool)
+    assert isinstance(caught.value, ConnectionError)
+    redis_server.start()
+    pool.put("key", b"again")
+    assert pool.get("key") == b"again"
+
+
+def test_a_server_may_come_up_later(redis_server: Server) -> None:
+    redis_server.kill()
+    with penstock.open(redis_server.unix_url) as pool:
+        with pytest.raises(errors.Unreachable):
+            pool.get("key")
+        redis_server.start()
+        assert pool.get("key", default=None) is None
+
+
+@pytest.mark.parametrize("operation", ["get into", "put"])
+def test_other_python_threads_go_on_while_one_waits(
+    redis_server: Server, pool: Pool, operation: str
+) -> None:
+    steps = 0
+    stop = threading.Event()
+
+    def count() -> None:
+        nonlocal steps
+        while not stop.is_set():
+            steps += 1
+
+    redis_server.freeze()
+    counting = threading.Thread(target=count)
+    counting.start()
+    try:
+        before = steps
+        with pytest.raises(errors.TimedOut):
+            OPERATIONS[operation](pool)
+        # Held for these 300 ms, the GIL would let hardly a step through.
+        assert steps - before > 1000
+    finally:
+        stop.set()
+        counting.join()
+
+
+def test_a_buffer_stays_in_place_while_an_operation_is_under_way(
+    redis_server: Server, pool: Pool
+) -> None:
+    redis_server.freeze()
+    into = bytearray(100)
+    waiting = threading.Thread(target=lambda: pool.get("key", into=into, default=None, timeout=5))
+    waiting.start()
+    while True:
+        try:
+            into.append(0)
+        except BufferError:
+            break
+        assert waiting.is_alive()
+        time.sleep(0.01)
+    redis_server.thaw()
+    waiting.join()
+    assert into.startswith(b"value")
+    into.clear()
+
+
+def test_a_full_server_says_so(redis_server: Server, pool: Pool) -> None:
+    redis_server.command("CONFIG", "SET", "maxmemory", "4mb")
+    with pytest.raises(errors.Full):
+        pool.put_many({f"key {i}": bytes(1 << 20) for i in range(16)})
+    assert pool.get("key") == b"value"
+
+
+class TestSecrets:
+    PASSWORD = "correct-horse-battery"
+
+    @pytest.fixture
+    def server(self, redis_server: Server) -> Server:
+        redis_server.command(
+            "ACL", "SETUSER", "engine", "on", f">{self.PASSWORD}", "~penstock:*", "+@all"
+        )
+        redis_server.command("CONFIG", "SET", "requirepass", "nobody knows")
+        return redis_server
+
+    def url(self, server: Server, password: str) -> str:
+        return server.tcp_url.replace("://", f"://engine:{password}@")
+
+    def test_credentials_open_and_are_not_shown(self, server: Server) -> None:
+        with penstock.open(self.url(server, self.PASSWORD)) as pool:
+            pool.put("key", b"value")
+            assert pool.get("key") == b"value"
+            shown = f"{pool!r} {pool.url} {pool.describe()} {pool._open_store()!r}"
+            assert self.PASSWORD not in shown
+            assert str(server.port) in pool.url
+
+    def test_wrong_credentials_are_denied_and_not_shown(self, server: Server) -> None:
+        for url in (server.tcp_url, self.url(server, "wrong-" + self.PASSWORD)):
+            with penstock.open(url) as pool, pytest.raises(errors.Denied) as caught:
+                pool.get("key")
+            assert isinstance(caught.value, PermissionError)
+            assert self.PASSWORD not in str(caught.value)
+
+    def test_errors_do_not_show_them(self, server: Server) -> None:
+        with penstock.open(self.url(server, self.PASSWORD)) as pool:
+            server.kill()
+            with pytest.raises(errors.Unreachable) as caught:
+                pool.get("key")
+            assert self.PASSWORD not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "valkey://engine:{}@",
+            "valkey://engine:{}@host:port",
+            "valkey://engine:{}@host/database",
+            "mysql://engine:{}@host",
+            "unix:///socket?password={}&nonsense=1",
+            "file:///directory?password={}",
+        ],
+    )
+    def test_nor_do_errors_about_the_url(self, url: str) -> None:
+        with pytest.raises(errors.ConfigError) as caught:
+            penstock.open(url.format(self.PASSWORD))
+        assert self.PASSWORD not in str(caught.value)
+
+
+def test_an_unusable_directory_is_named() -> None:
+    with pytest.raises(errors.StoreError, match="/proc/penstock"):
+        penstock.open("file:///proc/penstock?size=1MiB")

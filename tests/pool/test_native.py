@@ -1,0 +1,206 @@
+"""The native module: its stubs, and what only it offers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+from penstock import errors
+from penstock._native import Store, parse_size
+from penstock.layout import Descriptor, check_ranks, objects
+from penstock.pool.namespace import (
+    DESCRIPTIONS,
+    namespace_digest,
+    object_key,
+    publish_namespace,
+    read_namespace,
+)
+
+
+def test_the_stubs_are_those_of_the_module() -> None:
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy.stubtest", "penstock._native"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("0", 0), ("64KiB", 65536), ("1.5 GB", 1_500_000_000), ("2G", 2 << 30)]
+)
+def test_sizes(text: str, nbytes: int) -> None:
+    assert parse_size(text) == nbytes
+
+
+def test_what_is_no_size_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="lots"):
+        parse_size("lots")
+
+
+class TestStore:
+    """The fixed-width form of keys, as the connector uses it."""
+
+    NAMESPACE = bytes(range(16))
+    SPAN = bytes([2, 0, 8, 0, 0, 0, 4, 0])
+
+    @pytest.fixture
+    def store(self) -> Store:
+        return Store.open("memory://?size=1MiB", client_name="tests")
+
+    def key(self, chunk: bytes) -> bytes:
+        return self.NAMESPACE + chunk.ljust(32, b"\0") + self.SPAN
+
+    def test_keys_come_back_from_a_listing(self, store: Store) -> None:
+        keys = [self.key(bytes([i]) * 32) for i in range(3)]
+        assert (
+            store.put_many([(key, b"x" * i) for i, key in enumerate(keys)], timeout=1) == [True] * 3
+        )
+        assert sorted(store.list(self.NAMESPACE, timeout=1)) == [
+            (key, 64 + i) for i, key in enumerate(keys)
+        ]
+        assert store.list(bytes(16), timeout=1) == []
+        assert store.usage(timeout=1) == [(self.NAMESPACE, 3, 3 * 64 + 3)]
+        assert store.capabilities()["shared"] is False
+
+    @pytest.mark.parametrize("key", [b"", b"x" * 55, b"x" * 57, bytes(56)])
+    def test_what_is_no_key(self, store: Store, key: bytes) -> None:
+        for operation in (
+            lambda: store.contains([key], timeout=1),
+            lambda: store.get(key, bytearray(1), timeout=1),
+            lambda: store.put(key, b"", timeout=1),
+            lambda: store.put_many([(key, b"")], timeout=1),
+            lambda: store.remove([key], timeout=1),
+        ):
+            with pytest.raises(errors.ConfigError):
+                operation()
+
+    def test_a_failure_is_one_values_outcome(self, store: Store) -> None:
+        fits, large = self.key(b"a"), self.key(b"b")
+        outcomes = store.put_many([(large, bytes(2 << 20)), (fits, b"1")], timeout=1)
+        assert isinstance(outcomes[0], errors.PenstockError)
+        assert outcomes[1] is True
+        found = store.get_many(
+            [(large, bytearray(1)), (fits, bytearray(0)), (fits, bytearray(1))], timeout=1
+        )
+        assert found[0] is None
+        assert isinstance(found[1], errors.TooSmall)
+        assert found[2] == 1
+
+
+class TestNamespaces:
+    def test_the_digest_is_of_canonical_json(self) -> None:
+        description = {"b": [1, "é"], "a": None}
+        text = b'{"a":null,"b":[1,"\\u00e9"]}'
+        assert (
+            namespace_digest(description)
+            == hashlib.sha256(b"penstock namespace 1\n" + text).digest()[:16]
+        )
+
+    def test_publishing_and_reading(self) -> None:
+        store = Store.open("memory://?size=1MiB")
+        digest = bytes(range(16))
+        assert read_namespace(store, digest) is None
+        publish_namespace(store, digest, {"model": "a"})
+        publish_namespace(store, digest, {"model": "b"})
+        assert read_namespace(store, digest) == {"model": "a"}
+        assert read_namespace(store, bytes(16)) is None
+
+    @pytest.mark.parametrize("stored", [b"", b"[1]", b"{", b"\xff", b"x" * 70_000])
+    def test_what_is_no_description_is_none_and_is_replaced(self, stored: bytes) -> None:
+        store = Store.open("memory://?size=1MiB")
+        digest = bytes(range(16))
+        store.put(object_key(DESCRIPTIONS, digest), stored, timeout=1)
+        assert read_namespace(store, digest) is None
+        publish_namespace(store, digest, {"model": "a"})
+        assert read_namespace(store, digest) == {"model": "a"}
+
+    def test_a_description_has_its_limits(self) -> None:
+        store = Store.open("memory://?size=1MiB")
+        with pytest.raises(errors.ConfigError, match="65536"):
+            publish_namespace(store, bytes(16), {"long": "x" * 70_000})
+        with pytest.raises(errors.ConfigError, match="JSON"):
+            namespace_digest({"set": {1, 2}})
+        assert json.dumps(store.stats()["puts"]) == "0"
+
+
+class TestLayout:
+    """Conversions; the arithmetic has its own tests in Rust."""
+
+    SHARE = (2, 4, 0, 2)
+
+    def test_a_packed_layout(self) -> None:
+        descriptor = Descriptor.packed("LBNHC", self.SHARE, blocks=3, tokens=4, content_bytes=10)
+        assert descriptor.layout == "LBNHC"
+        assert (descriptor.share, descriptor.blocks, descriptor.tokens) == (self.SHARE, 3, 4)
+        assert (descriptor.content_bytes, descriptor.interior) == (10, "NHC")
+        assert descriptor.region_bytes == [2 * 3 * 4 * 2 * 10]
+        assert descriptor.region_addresses == []
+        assert descriptor.block_bytes(self.SHARE) == 160
+        # A layer holds 3 blocks of 80 bytes; block 1 of layer 2, then of layer 3.
+        assert descriptor.segments(1, self.SHARE) == [(0, 80, 80), (0, 320, 80)]
+        # Head 1 of layer 3 alone: 10 of every 20 bytes, token by token.
+        assert descriptor.segments(1, (3, 4, 1, 2)) == [
+            (0, 330, 10),
+            (0, 350, 10),
+            (0, 370, 10),
+            (0, 390, 10),
+        ]
+        assert descriptor == descriptor.with_interior("NHC")
+        assert descriptor != descriptor.with_interior("HNC")
+
+    def test_a_detected_layout(self) -> None:
+        torch = pytest.importorskip("torch")
+        layers = [torch.zeros(3, 2, 4, 10, dtype=torch.bfloat16) for _ in range(2)]
+        descriptor = Descriptor.detect(
+            [
+                (
+                    index,
+                    layer.data_ptr(),
+                    tuple(layer.shape),
+                    tuple(layer.stride()),
+                    layer.element_size(),
+                    layer.untyped_storage().data_ptr(),
+                    layer.untyped_storage().nbytes(),
+                )
+                for index, layer in enumerate(layers, start=2)
+            ],
+            head_start=6,
+        )
+        assert descriptor.layout == "LBHNC"
+        assert descriptor.share == (2, 4, 6, 8)
+        assert sorted(descriptor.region_addresses) == sorted(one.data_ptr() for one in layers)
+        assert [nbytes for _, _, nbytes in descriptor.segments(2, descriptor.share)] == [160, 160]
+
+    def test_objects_and_ranks(self) -> None:
+        assert objects((0, 6, 0, 4)) == [(0, 6, 0, 4)]
+        assert objects((0, 6, 0, 4), layers_per_object=3, heads_per_object=4) == [
+            (0, 3, 0, 4),
+            (3, 6, 0, 4),
+        ]
+        spans, turns = check_ranks([(0, 6, 0, 4), (6, 8, 0, 4)], 8, 4, layers_per_object=2)
+        assert spans == [(0, 2, 0, 4), (2, 4, 0, 4), (4, 6, 0, 4), (6, 8, 0, 4)]
+        assert turns == [(0, 1), (0, 1)]
+
+    def test_refusals_say_why(self) -> None:
+        packed = {"blocks": 3, "tokens": 4, "content_bytes": 10}
+        with pytest.raises(errors.LayoutError, match="ABCDE"):
+            Descriptor.packed("ABCDE", self.SHARE, **packed)
+        with pytest.raises(errors.LayoutError, match="at least one layer"):
+            Descriptor.packed("LBHNC", (2, 2, 0, 1), **packed)
+        descriptor = Descriptor.packed("LBHNC", self.SHARE, **packed)
+        with pytest.raises(errors.LayoutError, match="block 3"):
+            descriptor.segments(3, self.SHARE)
+        with pytest.raises(errors.LayoutError, match="HNC or NHC"):
+            descriptor.with_interior("CNH")
+        with pytest.raises(errors.LayoutError):
+            Descriptor.detect([])
+        with pytest.raises(errors.LayoutError):
+            objects((0, 5, 0, 4), layers_per_object=2)
+        with pytest.raises(errors.LayoutError, match="no rank holds"):
+            check_ranks([(0, 6, 0, 4)], 8, 4)

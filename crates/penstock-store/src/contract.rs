@@ -105,6 +105,11 @@ pub struct StoreStats {
 /// A put is atomic: no get ever sees a part of it, even if the process dies in the middle. A get
 /// that returns [`GetOutcome::Hit`] delivered one whole value that some put stored, as long as
 /// the store itself kept it intact.
+///
+/// A put under a key that is there replaces the value, unless the two have the same length: then
+/// the store may keep the old one and say [`PutOutcome::AlreadyPresent`], because keys name
+/// content. Whoever finds a value damaged therefore removes it before putting it anew. A value
+/// beyond [`Capabilities::max_value_bytes`] fails with [`crate::ErrorKind::Config`].
 pub trait Store: Send + Sync {
     /// What this store can do.
     fn capabilities(&self) -> Capabilities;

@@ -39,7 +39,14 @@ pub const KEY_PREFIX: &str = "penstock:";
 pub struct NotAKey(pub String);
 
 fn hex(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    // In one piece: keys are written for every operation.
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = [0; 2 * CHUNK_BYTES];
+    for (pair, byte) in text.chunks_exact_mut(2).zip(bytes) {
+        pair[0] = DIGITS[usize::from(byte >> 4)];
+        pair[1] = DIGITS[usize::from(byte & 15)];
+    }
+    f.write_str(std::str::from_utf8(&text[..2 * bytes.len()]).map_err(|_| fmt::Error)?)
 }
 
 fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {

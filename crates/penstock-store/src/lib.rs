@@ -6,6 +6,7 @@ mod deadline;
 mod error;
 mod file;
 mod key;
+pub mod layers;
 mod memory;
 mod open;
 mod resp;

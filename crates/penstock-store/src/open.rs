@@ -63,10 +63,7 @@ fn open_file(url: &Url) -> Result<Arc<dyn Store>> {
         .then(|| url.to_file_path().ok())
         .flatten()
         .ok_or_else(|| config("a file pool's URL has three slashes and an absolute path"))?;
-    let store = match size_of(url)? {
-        Some(size) => FileStore::open(&path, size)?,
-        None => FileStore::open_with_default_size(&path)?,
-    };
+    let store = FileStore::open(&path, size_of(url)?)?;
     Ok(Arc::new(store))
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use penstock_store::{FileStore, Store};
 
 fn open(root: &Path, capacity: u64) -> Arc<dyn Store> {
-    Arc::new(FileStore::open(root, capacity).unwrap())
+    Arc::new(FileStore::open(root, Some(capacity)).unwrap())
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::temp::Writer;
 use super::usage::Usage;
@@ -15,6 +15,7 @@ use crate::{Error, ErrorKind, Key, Result};
 /// What the file system sets aside for a file, however short: values are charged in whole blocks
 /// of this many bytes.
 const BLOCK_BYTES: u64 = 4096;
+const DEFAULT_CAPACITY: u64 = 10 << 30;
 
 /// The bytes that a value of this length is charged with.
 pub(super) fn charge(value_bytes: u64) -> u64 {
@@ -31,17 +32,17 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    pub(super) fn open(root: PathBuf, capacity: u64) -> Result<Self> {
+    pub(super) fn open(root: PathBuf, capacity: Option<u64>) -> Result<Self> {
         let temporaries = root.join("tmp");
         create_directories(&temporaries)
             .map_err(|error| failure::of(error, "create the pool's directory", &root))?;
-        Ok(Self {
-            usage: Usage::open(&root.join("usage"))?,
-            writer: Writer::register(temporaries)?,
-            counters: Counters::default(),
-            capacity,
-            root,
-        })
+        let usage = Usage::open(&root.join("usage"))?;
+        let capacity = match capacity {
+            Some(capacity) => capacity,
+            None => default_capacity(&root, &usage)?,
+        };
+        let writer = Writer::register(temporaries)?;
+        Ok(Self { root, capacity, usage, writer, counters: Counters::default() })
     }
 
     pub(super) fn value_path(&self, key: &Key) -> PathBuf {
@@ -90,6 +91,22 @@ impl Directory {
             }
         }
     }
+}
+
+/// The bound of a pool that was not given one: 10 GiB, or 80 % of what the file system could give
+/// it if that is less.
+fn default_capacity(root: &Path, usage: &Usage) -> Result<u64> {
+    let count = usage.lock(Instant::now() + Duration::from_secs(1))?.count;
+    let used = count.map_or(0, |count| count.used);
+    let possible = free_bytes(root)?.saturating_add(used) / 5 * 4;
+    Ok(possible.min(DEFAULT_CAPACITY))
+}
+
+/// Bytes that the file system could still give us.
+pub(super) fn free_bytes(path: &Path) -> Result<u64> {
+    let space = rustix::fs::statvfs(path)
+        .map_err(|error| failure::of(error.into(), "ask for the free space", path))?;
+    Ok(space.f_bavail.saturating_mul(space.f_frsize))
 }
 
 /// Creates a directory and what is missing above it, for the owner only.

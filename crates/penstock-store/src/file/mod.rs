@@ -26,16 +26,16 @@ use crate::{
     Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
     PutRequest, Result, Store, StoreStats, deadline, slices,
 };
-use directory::{Directory, charge};
+use directory::{Directory, charge, free_bytes};
 use upkeep::{Upkeep, each_value, if_there};
 use usage::Room;
 
-/// The bound of a directory whose URL names none, if the file system has that much.
-const DEFAULT_CAPACITY: u64 = 10 << 30;
 /// A value's time of last use is kept no finer than this, to spare a system call on most hits.
 const RECENCY_GRAIN: Duration = Duration::from_secs(60);
 /// Longest that a put waits for room.
-const ROOM_WAIT: Duration = Duration::from_millis(20);
+const ROOM_WAIT: Duration = Duration::from_millis(100);
+/// Longest that opening waits for the bytes in use to be counted, if they never were.
+const COUNT_WAIT: Duration = Duration::from_millis(500);
 
 /// Objects in a directory, shared with every process that opens it, bounded in bytes; the least
 /// recently used go first.
@@ -46,32 +46,31 @@ pub struct FileStore {
 }
 
 impl FileStore {
-    /// Opens the directory, which is made if it is not there, with a bound in bytes. Values count
-    /// in whole blocks of 4 KiB.
+    /// Opens the directory, which is made if it is not there, with a bound in bytes: by default
+    /// 10 GiB, or 80 % of what the file system could give it if that is less. Values count in whole
+    /// blocks of 4 KiB.
     ///
     /// Fails with [`ErrorKind::Config`] if the path is not absolute, with [`ErrorKind::Denied`],
     /// [`ErrorKind::Full`] or [`ErrorKind::Io`] if the directory cannot be used.
-    pub fn open(root: &Path, capacity: u64) -> Result<Self> {
+    pub fn open(root: &Path, capacity: Option<u64>) -> Result<Self> {
         if !root.is_absolute() {
             return Err(Error::new(ErrorKind::Config, "a file pool needs an absolute path")
                 .with("path", root.display()));
         }
         let directory = Arc::new(Directory::open(root.to_owned(), capacity)?);
-        Ok(Self { upkeep: Upkeep::start(Arc::clone(&directory))?, directory })
+        let store = Self { upkeep: Upkeep::start(Arc::clone(&directory))?, directory };
+        store.wait_for_the_first_count()?;
+        Ok(store)
     }
 
-    /// Opens the directory with a bound of 10 GiB, or of 80 % of what the file system could give it
-    /// if that is less.
-    pub fn open_with_default_size(root: &Path) -> Result<Self> {
-        let unused = Self::open(root, DEFAULT_CAPACITY)?;
-        let known = unused.directory.usage.lock(Instant::now() + ROOM_WAIT)?.count;
-        let used = known.map_or(0, |count| count.used);
-        let possible = (free_bytes(root)?.saturating_add(used) / 5).saturating_mul(4);
-        if possible >= DEFAULT_CAPACITY {
-            return Ok(unused);
+    /// Puts fail until somebody has counted the bytes in use; that takes a moment in a new
+    /// directory, and longer only in one whose count was lost.
+    fn wait_for_the_first_count(&self) -> Result<()> {
+        let give_up = Instant::now() + COUNT_WAIT;
+        while self.directory.usage.lock(give_up)?.count.is_none() && Instant::now() < give_up {
+            self.upkeep.want_and_wait(0, give_up);
         }
-        drop(unused);
-        Self::open(root, possible)
+        Ok(())
     }
 
     fn put_one(
@@ -366,10 +365,4 @@ fn read_all(mut file: &File, into: &mut [IoSliceMut<'_>], bytes: u64) -> io::Res
         }
     }
     Ok(())
-}
-
-fn free_bytes(path: &Path) -> Result<u64> {
-    let space = rustix::fs::statvfs(path)
-        .map_err(|error| failure::of(error.into(), "ask for the free space", path))?;
-    Ok(space.f_bavail.saturating_mul(space.f_frsize))
 }

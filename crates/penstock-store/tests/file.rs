@@ -1,11 +1,24 @@
-//! The file store.
+//! The file store: what every store does, and what only a shared directory has to.
 
 mod behaviour;
 
-use std::path::Path;
+use std::fs::{self, FileTimes};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
 
-use penstock_store::{FileStore, Store};
+use behaviour::{bytes, get, key, put, soon};
+use penstock_store::value::{self, Checksum, HEADER_BYTES};
+use penstock_store::{ErrorKind, FileStore, Key, Listed, Namespace, PutOutcome, Result, Store};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Names the role of a process that a test starts, and the pool it works on.
+const ROLE: &str = "PENSTOCK_TEST_ROLE";
+const ROOT: &str = "PENSTOCK_TEST_ROOT";
+const CAPACITY: u64 = 8 << 20;
+const SHARED: Namespace = Namespace([0x5a; 16]);
 
 fn open(root: &Path, capacity: u64) -> Arc<dyn Store> {
     Arc::new(FileStore::open(root, Some(capacity)).unwrap())
@@ -21,4 +34,370 @@ fn behaves() {
 fn stays_within_its_bound() {
     let root = tempfile::tempdir().unwrap();
     behaviour::stays_within_its_bound(|| open(root.path(), 4 << 20), 4 << 20);
+}
+
+/// A value that tells by itself whether it is whole.
+fn put_sealed(store: &dyn Store, n: u64, len: usize) -> Result<PutOutcome> {
+    let (key, payload) = (key(SHARED, n), bytes(n, len));
+    let header = value::seal(&key, len as u64, Checksum::of(&payload));
+    put(store, &key, &[&header[..], &payload].concat())
+}
+
+fn assert_whole(store: &dyn Store, key: &Key) -> bool {
+    let Some(value) = get(store, key) else { return false };
+    let payload = value.len().checked_sub(HEADER_BYTES).expect("a header");
+    value::verify_value(&value, key, payload as u64).expect("a whole value");
+    true
+}
+
+/// The processes that the tests start; does nothing in a run of the tests themselves.
+#[test]
+#[ignore = "a role of other tests' processes"]
+fn in_a_process_of_its_own() {
+    let (Ok(role), Some(root)) = (std::env::var(ROLE), std::env::var_os(ROOT)) else { return };
+    let root = PathBuf::from(root);
+    match role.as_str() {
+        "put without end" => {
+            let store = open(&root, CAPACITY);
+            for n in u64::from(std::process::id()) << 32.. {
+                match put_sealed(&*store, n, 200_000 + (n % 5) as usize * 50_000) {
+                    Ok(_) => {}
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::Full, "{error}"),
+                }
+            }
+        }
+        "put and get under pressure" => {
+            let store = open(&root, CAPACITY);
+            let (mut stored, mut found) = (0, 0);
+            for n in 0..600 {
+                // The same keys as the other processes, in another order.
+                let n = (n * 7 + u64::from(std::process::id())) % 200;
+                match put_sealed(&*store, n, 100_000 + (n % 3) as usize * 30_000) {
+                    Ok(_) => stored += 1,
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::Full, "{error}"),
+                }
+                found += u64::from(assert_whole(&*store, &key(SHARED, n)));
+            }
+            assert!(stored > 300 && found > 100, "stored {stored}, found {found}");
+        }
+        "open and close" => {
+            let count = |what| fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
+            let before = (count("fd"), count("task"));
+            for n in 0..100 {
+                let store = open(&root, CAPACITY);
+                put_sealed(&*store, n, 1000).unwrap();
+                assert_whole(&*store, &key(SHARED, n));
+            }
+            assert_eq!((count("fd"), count("task")), before);
+            assert_eq!(fs::read_dir(root.join("tmp")).unwrap().count(), 0);
+        }
+        other => panic!("no such role: {other}"),
+    }
+}
+
+fn start(role: &str, root: &Path) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "in_a_process_of_its_own", "--ignored"])
+        .env(ROLE, role)
+        .env(ROOT, root)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// Bytes of all files that hold values or will, as long as they are now.
+fn bytes_on_disk(root: &Path) -> u64 {
+    fn sum(path: &Path) -> u64 {
+        let Ok(entries) = fs::read_dir(path) else { return 0 };
+        entries
+            .flatten()
+            .map(|entry| match entry.metadata() {
+                Ok(metadata) if metadata.is_dir() => sum(&entry.path()),
+                Ok(metadata) => metadata.len(),
+                Err(_) => 0,
+            })
+            .sum()
+    }
+    let own = fs::metadata(root.join("usage")).map_or(0, |usage| usage.len());
+    sum(root) - own
+}
+
+fn used_bytes(store: &dyn Store) -> u64 {
+    let facts = store.describe(soon()).unwrap();
+    let (_, used) = facts.iter().find(|(name, _)| name == "used_bytes").unwrap();
+    used.parse().unwrap()
+}
+
+fn listed(store: &dyn Store) -> Vec<Listed> {
+    let mut listed = Vec::new();
+    store.list(None, &mut |object| listed.push(object), soon()).unwrap();
+    listed
+}
+
+/// What the values there are charged with.
+fn charged(store: &dyn Store) -> u64 {
+    listed(store).iter().map(|object| object.bytes.max(1).next_multiple_of(4096)).sum()
+}
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = soon();
+    while !holds() {
+        assert!(Instant::now() < until, "never came true: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn processes_share_one_bound_and_see_only_whole_values() {
+    let root = tempfile::tempdir().unwrap();
+    let mut processes: Vec<Child> =
+        (0..3).map(|_| start("put and get under pressure", root.path())).collect();
+    let mut most = 0;
+    while processes.iter_mut().any(|process| process.try_wait().unwrap().is_none()) {
+        // Stopped wherever they are: a sum taken while they run is no instant's.
+        processes.iter().for_each(|process| stop(process));
+        let bytes = bytes_on_disk(root.path());
+        processes.iter().for_each(|process| signal(process, Signal::CONT));
+        assert!(bytes <= CAPACITY, "{bytes} bytes on the disk");
+        most = most.max(bytes);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for mut process in processes {
+        assert!(process.wait().unwrap().success());
+    }
+    assert!(most > CAPACITY / 2, "there was pressure: at most {most} bytes");
+    let store = open(root.path(), CAPACITY);
+    eventually("the count is exact", || used_bytes(&*store) == charged(&*store));
+    assert!(whole_values(&*store) > 20);
+}
+
+fn signal(process: &Child, signal: Signal) {
+    // It may have ended: it is not waited for, so its number is still its own.
+    let _ = kill_process(Pid::from_child(process), signal);
+}
+
+/// Stops a process and waits until all its threads stand still.
+fn stop(process: &Child) {
+    signal(process, Signal::STOP);
+    let stands = |thread: fs::DirEntry| {
+        let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        let state = stat.rsplit_once(") ").map_or('X', |(_, rest)| rest.as_bytes()[0].into());
+        matches!(state, 'T' | 'Z' | 'X')
+    };
+    eventually("the process stands still", || {
+        let threads = fs::read_dir(format!("/proc/{}/task", process.id()));
+        threads.into_iter().flatten().flatten().all(stands)
+    });
+}
+
+/// How many values there are, each of which is whole; those evicted meanwhile do not count.
+fn whole_values(store: &dyn Store) -> usize {
+    listed(store).iter().filter(|object| assert_whole(store, &object.key)).count()
+}
+
+#[test]
+fn a_killed_process_leaves_no_partial_value_and_no_lost_room() {
+    let root = tempfile::tempdir().unwrap();
+    let mut left_something = false;
+    for round in 0..12 {
+        let mut process = start("put without end", root.path());
+        let known = listed_files(root.path()).len();
+        eventually("the process puts", || listed_files(root.path()).len() != known);
+        std::thread::sleep(Duration::from_micros(700 * round));
+        process.kill().unwrap();
+        process.wait().unwrap();
+        left_something |= fs::read_dir(root.path().join("tmp")).unwrap().count() > 0;
+        assert!(bytes_on_disk(root.path()) <= CAPACITY);
+        let store = open(root.path(), CAPACITY);
+        assert!(whole_values(&*store) > 0);
+        eventually("the count is exact again", || used_bytes(&*store) == charged(&*store));
+        // This handle's own registration is all there is.
+        let temporaries = || fs::read_dir(root.path().join("tmp")).unwrap().count();
+        eventually("left-overs are gone", || temporaries() == 1);
+    }
+    assert!(left_something, "no round was killed with anything left to clean up");
+}
+
+fn listed_files(root: &Path) -> Vec<PathBuf> {
+    let namespace = root.join(SHARED.to_string());
+    let shards = fs::read_dir(namespace).into_iter().flatten().flatten();
+    let files = shards.flat_map(|shard| fs::read_dir(shard.path()).into_iter().flatten().flatten());
+    files.map(|file| file.path()).collect()
+}
+
+#[test]
+fn handles_come_and_go_without_a_trace() {
+    let root = tempfile::tempdir().unwrap();
+    assert!(start("open and close", root.path()).wait().unwrap().success());
+}
+
+#[test]
+fn the_least_recently_used_go_first_also_by_other_handles() {
+    let root = tempfile::tempdir().unwrap();
+    let size = 100_000;
+    {
+        let store = open(root.path(), CAPACITY);
+        (0..60).for_each(|n| assert!(put_sealed(&*store, n, size).is_ok()));
+    }
+    // As if put an hour ago, one second apart.
+    let hour = SystemTime::now() - Duration::from_secs(3600);
+    for n in 0..60 {
+        let times = FileTimes::new().set_modified(hour + Duration::from_secs(n));
+        let file = fs::File::options().write(true).open(path_of(root.path(), n)).unwrap();
+        file.set_times(times).unwrap();
+    }
+    let store = open(root.path(), CAPACITY);
+    // A get and a put of what is there are uses; a look-up is none.
+    assert!(assert_whole(&*store, &key(SHARED, 0)));
+    assert_eq!(put_sealed(&*store, 1, size).unwrap(), PutOutcome::AlreadyPresent);
+    assert_eq!(store.contains(&[key(SHARED, 2)], soon()).unwrap(), [true]);
+    let other = open(root.path(), CAPACITY);
+    (100..140).for_each(|n| assert!(put_sealed(&*other, n, size).is_ok()));
+    let keys: Vec<Key> = (0..60).map(|n| key(SHARED, n)).collect();
+    let left = store.contains(&keys, soon()).unwrap();
+    assert_eq!(left[..3], [true, true, false]);
+    let oldest = left[2..].iter().position(|&left| left).expect("not all were evicted");
+    assert!(left[2 + oldest..].iter().all(|&left| left), "in order of use: {left:?}");
+    assert!(oldest >= 10);
+}
+
+fn path_of(root: &Path, n: u64) -> PathBuf {
+    let text = key(SHARED, n).to_string();
+    let parts: Vec<&str> = text.split(':').collect();
+    root.join(parts[1]).join(&parts[2][..2]).join(format!("{}.{}", parts[2], parts[3]))
+}
+
+#[test]
+fn a_lost_or_damaged_count_is_made_anew() {
+    let root = tempfile::tempdir().unwrap();
+    {
+        let store = open(root.path(), CAPACITY);
+        (0..40).for_each(|n| assert!(put_sealed(&*store, n, 100_000).is_ok()));
+    }
+    let usage = root.path().join("usage");
+    let damages: [&dyn Fn(); 3] = [
+        &|| fs::remove_file(&usage).unwrap(),
+        &|| fs::write(&usage, b"garbage").unwrap(),
+        &|| fs::write(&usage, [0xff; 64]).unwrap(),
+    ];
+    for (n, damage) in (1000..).zip(damages) {
+        damage();
+        let store = open(root.path(), CAPACITY);
+        assert_eq!(put_sealed(&*store, n, 100_000).unwrap(), PutOutcome::Stored);
+        eventually("the count is exact", || used_bytes(&*store) == charged(&*store));
+        assert!(listed(&*store).len() > 40);
+    }
+}
+
+#[test]
+fn values_that_others_brought_or_took_are_counted_by_the_next_scan() {
+    let root = tempfile::tempdir().unwrap();
+    {
+        let store = open(root.path(), CAPACITY);
+        (0..40).for_each(|n| assert!(put_sealed(&*store, n, 100_000).is_ok()));
+    }
+    (0..20).for_each(|n| fs::remove_file(path_of(root.path(), n)).unwrap());
+    let store = open(root.path(), CAPACITY);
+    eventually("the count is exact", || used_bytes(&*store) == charged(&*store));
+    drop(store);
+    for n in 100..150 {
+        let path = path_of(root.path(), n);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, vec![0; 200_000]).unwrap();
+    }
+    assert!(bytes_on_disk(root.path()) > CAPACITY);
+    let store = open(root.path(), CAPACITY);
+    eventually("back within the bound", || bytes_on_disk(root.path()) <= CAPACITY);
+    eventually("the count is exact", || used_bytes(&*store) == charged(&*store));
+}
+
+#[test]
+fn what_is_not_ours_stays() {
+    let root = tempfile::tempdir().unwrap();
+    let strangers = ["notes.txt", "tmp/notes.txt", "photos/aa/holiday.jpg"];
+    for name in strangers {
+        let path = root.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, vec![0; 1 << 20]).unwrap();
+    }
+    let store = open(root.path(), 2 << 20);
+    (0..100).for_each(|n| assert!(put_sealed(&*store, n, 100_000).is_ok()));
+    assert!(strangers.iter().all(|name| root.path().join(name).exists()));
+    assert!(listed(&*store).iter().all(|object| object.key.namespace == SHARED));
+}
+
+#[test]
+fn only_the_owner_can_look_inside() {
+    let root = tempfile::tempdir().unwrap();
+    let pool = root.path().join("deep/pool");
+    let store = open(&pool, CAPACITY);
+    put_sealed(&*store, 0, 10).unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&pool), 0o700);
+    assert_eq!(mode(&path_of(&pool, 0)), 0o600);
+    assert_eq!(mode(&pool.join("usage")), 0o600);
+}
+
+#[test]
+fn a_path_that_is_no_directory_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let file = root.path().join("file");
+    fs::write(&file, b"").unwrap();
+    assert!(FileStore::open(&file, Some(CAPACITY)).is_err());
+    let error = FileStore::open(Path::new("relative"), Some(CAPACITY)).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Config);
+}
+
+#[test]
+fn a_directory_that_is_emptied_underneath_is_missed_not_mourned() {
+    let root = tempfile::tempdir().unwrap();
+    let pool = root.path().join("pool");
+    let store = open(&pool, CAPACITY);
+    put_sealed(&*store, 0, 1000).unwrap();
+    fs::remove_dir_all(&pool).unwrap();
+    assert_eq!(get(&*store, &key(SHARED, 0)), None);
+    assert_eq!(store.contains(&[key(SHARED, 0)], soon()).unwrap(), [false]);
+    assert_eq!(listed(&*store), []);
+    let error = put_sealed(&*store, 1, 1000).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert_eq!(store.remove(&[key(SHARED, 0)], soon()).unwrap(), 0);
+}
+
+/// A small file system in memory, if this process may mount one.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn mount(size: &str) -> Option<Self> {
+        let at = tempfile::tempdir().unwrap();
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
+            .arg(at.path())
+            .stderr(Stdio::null())
+            .status();
+        mounted.is_ok_and(|status| status.success()).then_some(Self(at))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_full_disk_refuses_puts_and_serves_gets() {
+    let Some(disk) = SmallDisk::mount("4m") else {
+        eprintln!("skipped: mounting a small file system is not permitted here");
+        return;
+    };
+    let store = open(&disk.0.path().join("pool"), 64 << 20);
+    let refused = (0..64).find_map(|n| put_sealed(&*store, n, 200_000).err().map(|e| (n, e)));
+    let (stored, error) = refused.expect("the disk never filled");
+    assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+    assert!(stored > 10);
+    assert!((0..stored).all(|n| assert_whole(&*store, &key(SHARED, n))));
+    assert!(!assert_whole(&*store, &key(SHARED, stored)));
+    assert_eq!(used_bytes(&*store), charged(&*store), "a refused put keeps no room");
+    store.remove(&[key(SHARED, 0), key(SHARED, 1)], soon()).unwrap();
+    assert_eq!(put_sealed(&*store, stored, 200_000).unwrap(), PutOutcome::Stored);
 }

@@ -51,6 +51,11 @@ def describe() -> dict[str, Any]:
     }
 
 
+def available_bytes() -> int:
+    """Memory that programs can still have without swapping."""
+    return int(_from_proc("/proc/meminfo", "MemAvailable").split()[0]) << 10
+
+
 def filesystem(folder: Path) -> str:
     """The type of the file system that a folder lies on."""
     said = subprocess.run(

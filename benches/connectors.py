@@ -1,0 +1,292 @@
+"""The rows of the end-to-end table: each KV connector with the servers that it needs.
+
+Every server listens on loopback or a unix socket, keeps nothing, and is ended by the pid that was
+kept of it. Peers run with the settings that their own documentation gives for a setup like this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.servers import Server
+
+SERVER_TIMEOUT = 120.0
+POOL_BYTES = 3 << 30
+
+
+class Connector:
+    """vLLM alone, and the base of all rows."""
+
+    label = "none"
+
+    def start(self, folder: Path) -> None:
+        """Starts the servers; they outlive the engines."""
+
+    def between(self) -> None:
+        """Called when the first process has ended and the second has not begun."""
+
+    def stop(self) -> None:
+        """Ends the servers."""
+
+    def transfer(self) -> dict[str, Any] | None:
+        """vLLM's kv_transfer_config."""
+        return None
+
+    def environment(self) -> dict[str, str]:
+        """What the engine's environment needs beyond ours."""
+        return {}
+
+
+class Example(Connector):
+    """vLLM's own ExampleConnector: a file a layer, whole prompts only."""
+
+    label = "ExampleConnector"
+
+    def start(self, folder: Path) -> None:
+        self._folder = folder / "example"
+        self._folder.mkdir()
+
+    def transfer(self) -> dict[str, Any]:
+        return {
+            "kv_connector": "ExampleConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"shared_storage_path": str(self._folder)},
+        }
+
+
+class Penstock(Connector):
+    """Penstock with its defaults, over a directory or a server's socket."""
+
+    def __init__(self, kind: str, transport: str = "") -> None:
+        self._kind, self._transport = kind, transport
+        self.label = f"Penstock, {kind}" + (f" over {transport}" if transport else "")
+        self._server: Server | None = None
+
+    def start(self, folder: Path) -> None:
+        if self._kind == "file":
+            self._url = f"file://{folder}/pool?size={POOL_BYTES}"
+            return
+        own = folder / f"{self._kind}-{self._transport}"
+        own.mkdir()
+        self._server = Server(self._kind, own)
+        self._server.start()
+        self._url = self._server.tcp_url if self._transport == "TCP" else self._server.unix_url
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.kill()
+
+    def transfer(self) -> dict[str, Any]:
+        return {
+            "kv_connector": "PenstockConnector",
+            "kv_connector_module_path": "penstock.vllm.connector",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"penstock.pool": self._url},
+        }
+
+
+class LMCache(Connector):
+    """LMCache's multi-process server: its own DRAM, or Redis behind it.
+
+    With Redis the server starts anew before the second process, so that this one finds what a
+    server on another machine would find: an empty DRAM and the values in Redis.
+    """
+
+    def __init__(self, *, redis: bool) -> None:
+        self.label = "LMCache MP, Redis behind it" if redis else "LMCache MP, its server's DRAM"
+        self._with_redis = redis
+        self._redis: Server | None = None
+        self._process: _Process | None = None
+
+    def start(self, folder: Path) -> None:
+        self._folder = folder / ("lmcache-redis" if self._with_redis else "lmcache")
+        self._folder.mkdir()
+        if self._with_redis:
+            self._redis = Server("redis", self._folder)
+            self._redis.start()
+        self._port, self._http_port = _free_port(), _free_port()
+        self._start_server()
+
+    def _start_server(self) -> None:
+        options = {
+            "host": "127.0.0.1",
+            "port": self._port,
+            "http-host": "127.0.0.1",
+            "http-port": self._http_port,
+            "l1-size-gb": POOL_BYTES >> 30,
+            "eviction-policy": "LRU",
+            "chunk-size": 256,
+            "supported-transfer-mode": "auto",
+        }
+        command = [sys.executable, "-m", "lmcache.cli.main", "server", "--disable-metrics"]
+        for name, value in options.items():
+            command += [f"--{name}", str(value)]
+        if self._redis is not None:
+            adapter = {
+                "type": "resp",
+                "host": "127.0.0.1",
+                "port": self._redis.port,
+                "num_workers": 4,
+            }
+            command += ["--l2-adapter", json.dumps(adapter)]
+        self._process = _Process(command, self._folder / "server.log", self.environment())
+        self._process.wait_for_port(self._http_port)
+
+    def between(self) -> None:
+        if self._redis is not None and self._process is not None:
+            self._process.stop()
+            self._start_server()
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.stop()
+        if self._redis is not None:
+            self._redis.kill()
+
+    def transfer(self) -> dict[str, Any]:
+        return {
+            "kv_connector": "LMCacheMPConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {
+                "lmcache.mp.host": "tcp://127.0.0.1",
+                "lmcache.mp.port": self._port,
+            },
+        }
+
+    def environment(self) -> dict[str, str]:
+        return {"LMCACHE_TRACK_USAGE": "false"}
+
+
+class Mooncake(Connector):
+    """Mooncake's store over TCP: its master, and a process that holds the memory."""
+
+    label = "MooncakeStoreConnector, TCP"
+
+    def __init__(self) -> None:
+        self._processes: list[_Process] = []
+
+    def start(self, folder: Path) -> None:
+        own = folder / "mooncake"
+        own.mkdir()
+        master, metrics, holder = _free_port(), _free_port(), _free_port()
+        programs = Path(sys.executable).parent
+        self._config = own / "mooncake.json"
+        self._config.write_text(
+            json.dumps(
+                {
+                    "mode": "standalone-store",
+                    "metadata_server": "P2PHANDSHAKE",
+                    "master_server_address": f"127.0.0.1:{master}",
+                    "protocol": "tcp",
+                    "device_name": "",
+                    "global_segment_size": 0,
+                    "local_buffer_size": 512 << 20,
+                }
+            )
+        )
+        self._run(
+            own / "master.log",
+            [
+                str(programs / "mooncake_master"),
+                "-rpc_address=127.0.0.1",
+                f"-rpc_port={master}",
+                "-metrics_host=127.0.0.1",
+                f"-metrics_port={metrics}",
+                "-enable_metric_reporting=false",
+            ],
+        ).wait_for_port(master)
+        self._run(
+            own / "holder.log",
+            [
+                str(programs / "mooncake_client"),
+                "-host=127.0.0.1",
+                f"-port={holder}",
+                "-metadata_server=P2PHANDSHAKE",
+                f"-master_server_address=127.0.0.1:{master}",
+                "-protocol=tcp",
+                f"-global_segment_size={POOL_BYTES >> 30}GB",
+            ],
+        ).wait_for_port(holder)
+
+    def _run(self, log: Path, command: list[str]) -> _Process:
+        process = _Process(command, log, self.environment())
+        self._processes.append(process)
+        return process
+
+    def stop(self) -> None:
+        for process in reversed(self._processes):
+            process.stop()
+
+    def transfer(self) -> dict[str, Any]:
+        return {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
+
+    def environment(self) -> dict[str, str]:
+        return {"MOONCAKE_CONFIG_PATH": str(self._config), "VLLM_HOST_IP": "127.0.0.1"}
+
+
+def every() -> dict[str, Connector]:
+    """All rows by the short names of the command line; the first is the baseline."""
+    return {
+        "none": Connector(),
+        "example": Example(),
+        "penstock-file": Penstock("file"),
+        "penstock-redis": Penstock("redis", "unix socket"),
+        "penstock-redis-tcp": Penstock("redis", "TCP"),
+        "penstock-valkey": Penstock("valkey", "unix socket"),
+        "lmcache": LMCache(redis=False),
+        "lmcache-redis": LMCache(redis=True),
+        "mooncake": Mooncake(),
+    }
+
+
+class _Process:
+    """A server program with its log."""
+
+    def __init__(self, command: list[str], log: Path, environment: dict[str, str]) -> None:
+        self._log = log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=os.environ | environment,
+                start_new_session=True,
+            )
+
+    def wait_for_port(self, port: int) -> None:
+        """Waits until the port answers; raises with the log's end if the program ends first."""
+        end = time.monotonic() + SERVER_TIMEOUT
+        while time.monotonic() < end and self._process.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                return
+            time.sleep(0.1)
+        self.stop()
+        raise RuntimeError(f"a server did not start: {self._log.read_text()[-3000:]}")
+
+    def stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

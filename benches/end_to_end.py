@@ -1,0 +1,344 @@
+"""Time to first token on the real vLLM, with every connector: the first process computes and
+stores a prompt, the second loads it.
+
+All engines of a phase are alive at once and are asked in turn, one request at a time, each prompt
+by all of them and beginning with another one each time; between two requests the machine comes to
+rest. The floor is vLLM's own prefix-cache hit. Every load has to give that hit's tokens. Run it as
+``python -m benches.end_to_end``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import random
+import shutil
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.e2e import models
+from tests.e2e.node import Answer, Node
+
+from benches import connectors, environment, quiet, report
+from benches.connectors import Connector
+from benches.report import progress
+
+BASELINE = "none"
+BLOCK = 128
+"""vLLM's default block size on CPU."""
+CHECKED_TOKENS = 8
+MODELS: dict[str, dict[str, int]] = {
+    "tiny": {"hidden": 512, "layers": 8, "heads": 8, "kv_heads": 4},
+    "mid": {"hidden": 1024, "layers": 16, "heads": 16, "kv_heads": 8},
+}
+LEAST_MEMORY = 1 << 30
+"""Bytes that must stay available: a machine that swaps measures nothing."""
+
+
+@dataclass
+class Seen:
+    """What one row did with prompts of one length; seconds, a figure a prompt."""
+
+    cold: list[float] = field(default_factory=list)
+    """First process: nothing is stored yet."""
+    after: list[float] = field(default_factory=list)
+    """First process: the same prompt again, at once."""
+    load: list[float] = field(default_factory=list)
+    """Second process, which has not seen the prompt."""
+    hit: list[float] = field(default_factory=list)
+    """Second process, baseline only: its own prefix cache."""
+    loaded: list[int] = field(default_factory=list)
+    """Prompt tokens that vLLM counts as cached in `load`."""
+    outputs: list[tuple[Answer, Answer]] = field(default_factory=list, repr=False)
+    """The timed answer and the one that follows it over the same blocks."""
+
+
+@dataclass
+class Row:
+    """A connector, and what was seen of it by prompt length."""
+
+    connector: Connector
+    seen: dict[int, Seen]
+    failure: str | None = None
+
+
+class Prompts:
+    """Prompts that no engine has seen before; number 0 of each length is for warming up."""
+
+    def __init__(self, lengths: Sequence[int], repetitions: int, seed: int) -> None:
+        self.lengths = lengths
+        self._repetitions = repetitions
+        self._seed = seed
+
+    def __iter__(self) -> Iterator[tuple[int, int, list[int]]]:
+        for repetition in range(self._repetitions + 1):
+            for length in self.lengths:
+                rng = random.Random(f"{self._seed}/{length}/{repetition}")
+                yield (
+                    repetition,
+                    length,
+                    [rng.randrange(3, models.VOCABULARY) for _ in range(length)],
+                )
+
+
+class Group:
+    """Rows that are measured together, the baseline among them."""
+
+    def __init__(self, model: Path, rows: dict[str, Row], folder: Path) -> None:
+        self._model = model
+        self.rows = rows
+        self._folder = folder
+        self.restless = 0
+        """Requests before which the machine did not come to rest in time."""
+
+    def run(self, prompts: Prompts) -> None:
+        """Both processes of every row."""
+        with contextlib.ExitStack() as servers:
+            for row in self.rows.values():
+                servers.callback(row.connector.stop)
+                try:
+                    row.connector.start(self._folder)
+                except Exception as error:
+                    self._fail(row, error)
+            with self._engines("first") as nodes:
+                for number, (repetition, length, prompt) in enumerate(prompts):
+                    for name in self._turns(nodes, number):
+                        with self._failing(name):
+                            self._first(nodes[name], name, repetition, length, prompt)
+                    progress(f"first process: prompt {number}, {length} tokens")
+                quiet.wait(at_least=3)
+            for row in self.rows.values():
+                if row.failure is None:
+                    row.connector.between()
+            with self._engines("second") as nodes:
+                for number, (repetition, length, prompt) in enumerate(prompts):
+                    for name in self._turns(nodes, number):
+                        with self._failing(name):
+                            self._second(nodes[name], name, repetition, length, prompt)
+                    progress(f"second process: prompt {number}, {length} tokens")
+
+    def _turns(self, nodes: dict[str, Node], number: int) -> list[str]:
+        names = [name for name in nodes if self.rows[name].failure is None]
+        start = number % len(names)
+        return names[start:] + names[:start]
+
+    def _first(
+        self, node: Node, name: str, repetition: int, length: int, prompt: list[int]
+    ) -> None:
+        self._rest()
+        cold = node.ask(prompt, max_tokens=1).seconds
+        after = node.ask(prompt, max_tokens=1).seconds
+        if repetition:
+            self.rows[name].seen[length].cold.append(cold)
+            self.rows[name].seen[length].after.append(after)
+
+    def _second(
+        self, node: Node, name: str, repetition: int, length: int, prompt: list[int]
+    ) -> None:
+        self._rest()
+        load = node.ask(prompt, max_tokens=1)
+        if name == BASELINE:
+            self._rest()
+            timed = node.ask(prompt, max_tokens=1)
+        else:
+            timed = load
+        follow = node.ask(prompt, max_tokens=CHECKED_TOKENS)
+        if repetition:
+            seen = self.rows[name].seen[length]
+            seen.load.append(load.seconds)
+            seen.loaded.append(load.cached)
+            seen.outputs.append((timed, follow))
+            if name == BASELINE:
+                seen.hit.append(timed.seconds)
+
+    def _rest(self) -> None:
+        self.restless += not quiet.wait(timeout=3)
+
+    @contextlib.contextmanager
+    def _engines(self, which: str) -> Iterator[dict[str, Node]]:
+        """An engine for every row that works so far, two starting at a time."""
+        nodes: dict[str, Node] = {}
+        with contextlib.ExitStack() as ending:
+            waiting = [name for name, row in self.rows.items() if row.failure is None]
+            while waiting:
+                pair, waiting = waiting[:2], waiting[2:]
+                for name in pair:
+                    nodes[name] = self._engine(which, name)
+                    ending.callback(nodes[name].stop)
+                for name in pair:
+                    with self._failing(name):
+                        nodes[name].wait_ready()
+                left = environment.available_bytes()
+                progress(f"{which} process of {', '.join(pair)}: {left >> 20} MiB left")
+                if left < LEAST_MEMORY:
+                    raise MemoryError("too many engines at once: choose a smaller --together")
+            yield {name: node for name, node in nodes.items() if not self.rows[name].failure}
+
+    def _engine(self, which: str, name: str) -> Node:
+        connector = self.rows[name].connector
+        options: dict[str, Any] = {"dtype": "bfloat16", "block_size": BLOCK}
+        if (transfer := connector.transfer()) is not None:
+            options["kv_transfer_config"] = transfer
+        log = self._folder / f"{name}-{which}.log"
+        return Node(self._model, log, env=connector.environment(), **options)
+
+    @contextlib.contextmanager
+    def _failing(self, name: str) -> Iterator[None]:
+        """A row that fails is reported and left out; the baseline may not fail."""
+        try:
+            yield
+        except Exception as error:
+            if name == BASELINE:
+                raise
+            self._fail(self.rows[name], error)
+
+    def _fail(self, row: Row, error: Exception) -> None:
+        row.failure = f"{type(error).__name__}: {str(error)[-2000:]}"
+        progress(f"{row.connector.label} failed: {row.failure}")
+
+
+def summary(name: str, row: Row, baseline: Row, lengths: Sequence[int]) -> dict[str, Any]:
+    """Medians in seconds, and ratios to the baseline, prompt by prompt."""
+    found: dict[str, Any] = {"row": name, "label": row.connector.label, "failure": row.failure}
+    if row.failure is not None:
+        return found
+    for length in lengths:
+        seen, base = row.seen[length], baseline.seen[length]
+        same = [
+            (own[0].text, own[1].text) == (theirs[0].text, theirs[1].text)
+            for own, theirs in zip(seen.outputs, base.outputs, strict=True)
+        ]
+        found[str(length)] = {
+            "load": statistics.median(seen.load),
+            "hit": statistics.median(base.hit),
+            "load_to_floor": report.median_ratio(seen.load, base.hit),
+            "recompute_to_load": report.median_ratio(base.load, seen.load),
+            "cold_to_plain": report.median_ratio(seen.cold, base.cold),
+            "after_to_plain": report.median_ratio(seen.after, base.after),
+            "cold": statistics.median(seen.cold),
+            "after": statistics.median(seen.after),
+            "least_loaded_tokens": min(seen.loaded),
+            "same_as_own_hit": f"{sum(same)} of {len(same)}",
+            "each": {
+                key: value
+                for key, value in dataclasses.asdict(seen).items()
+                if key in ("cold", "after", "load", "hit")
+            },
+        }
+    return found
+
+
+def tables(result: dict[str, Any], lengths: Sequence[int]) -> str:
+    """A table a model, in milliseconds."""
+    heads = [
+        "second process, ms",
+        "to the floor",
+        "first process, cold, to plain",
+        "request right after, to plain",
+        "outputs as own hit",
+    ]
+
+    def cells(row: dict[str, Any], pattern: str, key: str) -> str:
+        return " / ".join(pattern.format(row[str(n)][key]) for n in lengths)
+
+    def milliseconds(row: dict[str, Any], key: str) -> str:
+        return " / ".join(f"{row[str(n)][key] * 1000:.0f}" for n in lengths)
+
+    parts = []
+    for model, rows in result["models"].items():
+        lines = []
+        for row in rows:
+            if row["failure"] is not None:
+                lines.append([row["label"], "failed", "", "", "", ""])
+                continue
+            is_baseline = row["row"] == BASELINE
+            lines.append(
+                [
+                    row["label"] + (": recompute" if is_baseline else ""),
+                    milliseconds(row, "load"),
+                    cells(row, "{:.2f}", "load_to_floor"),
+                    "1" if is_baseline else cells(row, "{:.3f}", "cold_to_plain"),
+                    "1" if is_baseline else cells(row, "{:.2f}", "after_to_plain"),
+                    "" if is_baseline else cells(row, "{}", "same_as_own_hit"),
+                ]
+            )
+            if is_baseline:
+                floor = "none: own prefix-cache hit (the floor)"
+                lines.append([floor, milliseconds(row, "hit"), "1", "", "", ""])
+        title = f"{model}, prompts of {' / '.join(map(str, lengths))} tokens"
+        parts.append(report.table([title, *heads], lines))
+    return "\n\n".join(parts)
+
+
+def run_model(model: str, args: argparse.Namespace) -> dict[str, Any]:
+    """All rows with one model, in as many groups as `--together` asks for."""
+    every = connectors.every()
+    others = [name for name in args.rows.split(",") if name != BASELINE]
+    size = args.together - 1
+    summaries: list[dict[str, Any]] = []
+    restless = 0
+    for number, first in enumerate(range(0, len(others), size)):
+        names = [BASELINE, *others[first : first + size]]
+        rows = {name: Row(every[name], {n: Seen() for n in args.lengths}) for name in names}
+        with tempfile.TemporaryDirectory() as folder:
+            shape = MODELS[model]
+            weights = models.llama(Path(folder) / model, dtype="bfloat16", **shape)
+            group = Group(weights, rows, Path(folder))
+            try:
+                group.run(Prompts(args.lengths, args.repetitions, args.seed + number))
+            finally:
+                if args.logs is not None:
+                    _keep_logs(Path(folder), args.logs / f"{model}-{number}")
+        restless += group.restless
+        summaries += [
+            summary(name, row, rows[BASELINE], args.lengths) | {"group": number}
+            for name, row in rows.items()
+        ]
+    return {"rows": summaries, "restless": restless}
+
+
+def _keep_logs(source: Path, target: Path) -> None:
+    for log in source.rglob("*.log"):
+        kept = target / log.relative_to(source)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(log, kept)
+
+
+def main() -> None:
+    every = connectors.every()
+    parser = argparse.ArgumentParser(prog="benches.end_to_end", description=__doc__)
+    parser.add_argument("--models", default="mid,tiny", help=f"of {','.join(MODELS)}")
+    parser.add_argument("--rows", default=",".join(every), help=f"of {','.join(every)}")
+    parser.add_argument(
+        "--lengths",
+        type=lambda text: [int(n) for n in text.split(",")],
+        default="1800,3900",
+        help="prompt tokens",
+    )
+    parser.add_argument("--repetitions", type=int, default=5, help="prompts of each length")
+    parser.add_argument(
+        "--together",
+        type=int,
+        default=len(every),
+        metavar="N",
+        help="engines alive at once; more rows go in groups with a baseline each",
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep the engines' logs here")
+    report.add_options(parser)
+    args = parser.parse_args()
+    result: dict[str, Any] = {"environment": environment.describe(), "models": {}, "restless": {}}
+    for model in args.models.split(","):
+        found = run_model(model, args)
+        result["models"][model] = found["rows"]
+        result["restless"][model] = found["restless"]
+        report.finish(args, tables({"models": {model: found["rows"]}}, args.lengths), result)
+
+
+if __name__ == "__main__":
+    main()

@@ -145,7 +145,9 @@ def test_buffers_are_let_go_after_each_operation(pool: Pool) -> None:
 class TestTorch:
     """Tensors come through DLPack: they have no buffer protocol."""
 
-    torch = pytest.importorskip("torch")
+    @pytest.fixture(autouse=True)
+    def _import(self) -> None:
+        self.torch = pytest.importorskip("torch")
 
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int64", "uint8", "bool"])
     def test_there_and_back(self, pool: Pool, dtype: str) -> None:

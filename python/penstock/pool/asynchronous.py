@@ -77,12 +77,11 @@ class AsyncPool:
         self, keys: Iterable[Key], *, timeout: float | None = None
     ) -> builtins.list[bool]:
         """As :meth:`Pool.contains`."""
-        return await self._run(self._pool.contains, keys, timeout=timeout)
+        return await self._submit(self._pool.contains, keys, timeout=timeout)
 
     async def put(self, key: Key, value: Any, *, timeout: float | None = None) -> bool:
         """As :meth:`Pool.put`."""
-        pinned = pin(value, writable=False)
-        return await self._run(self._pool.put, key, pinned, timeout=timeout)
+        return await self._submit(self._pool.put, key, pin(value, writable=False), timeout=timeout)
 
     async def put_many(
         self,
@@ -92,8 +91,11 @@ class AsyncPool:
     ) -> builtins.list[bool]:
         """As :meth:`Pool.put_many`."""
         pairs = items.items() if isinstance(items, Mapping) else items
-        pinned = [(key, pin(value, writable=False)) for key, value in pairs]
-        return await self._run(self._pool.put_many, pinned, timeout=timeout)
+        return await self._submit(
+            self._pool.put_many,
+            [(key, pin(value, writable=False)) for key, value in pairs],
+            timeout=timeout,
+        )
 
     @overload
     async def get(self, key: Key, *, timeout: float | None = None) -> bytearray: ...
@@ -108,8 +110,12 @@ class AsyncPool:
 
     async def get(self, key: Key, *, into: Any = None, **options: Any) -> Any:
         """As :meth:`Pool.get`."""
-        pinned = None if into is None else pin(into, writable=True)
-        return await self._run(self._pool.get, key, into=pinned, **options)
+        return await self._submit(
+            self._pool.get,
+            key,
+            into=None if into is None else pin(into, writable=True),
+            **options,
+        )
 
     @overload
     async def get_many(
@@ -128,35 +134,41 @@ class AsyncPool:
         timeout: float | None = None,
     ) -> builtins.list[Any]:
         """As :meth:`Pool.get_many`."""
-        pinned: Any = None if into is None else [pin(one, writable=True) for one in into]
-        return await self._run(self._pool.get_many, keys, into=pinned, timeout=timeout)
+        return await self._submit(
+            self._pool.get_many,
+            keys,
+            into=None if into is None else [pin(one, writable=True) for one in into],
+            timeout=timeout,
+        )
 
     async def remove(self, keys: Iterable[Key], *, timeout: float | None = None) -> int:
         """As :meth:`Pool.remove`."""
-        return await self._run(self._pool.remove, keys, timeout=timeout)
+        return await self._submit(self._pool.remove, keys, timeout=timeout)
 
     async def list(self, *, timeout: float | None = None) -> builtins.list[Entry]:
         """As :meth:`Pool.list`."""
-        return await self._run(self._pool.list, timeout=timeout)
+        return await self._submit(self._pool.list, timeout=timeout)
 
     async def namespaces(self, *, timeout: float | None = None) -> builtins.list[NamespaceUsage]:
         """As :meth:`Pool.namespaces`."""
-        return await self._run(self._pool.namespaces, timeout=timeout)
+        return await self._submit(self._pool.namespaces, timeout=timeout)
 
     async def describe(self, *, timeout: float | None = None) -> dict[str, str]:
         """As :meth:`Pool.describe`."""
-        return await self._run(self._pool.describe, timeout=timeout)
+        return await self._submit(self._pool.describe, timeout=timeout)
 
     def stats(self) -> dict[str, int]:
         """As :meth:`Pool.stats`; not awaited, since it asks nobody."""
         return self._pool.stats()
 
-    async def _run(self, operation: Callable[..., T], *args: Any, **options: Any) -> T:
+    def _submit(self, operation: Callable[..., T], *args: Any, **options: Any) -> asyncio.Future[T]:
+        # Not a coroutine: a cancelled coroutine's traceback would keep its frame, and with it the
+        # pinned buffers, for as long as somebody keeps the exception.
         try:
             running = self._threads.submit(operation, *args, **options)
         except RuntimeError as error:
             raise Closed("the pool is closed") from error
-        return await asyncio.wrap_future(running)
+        return asyncio.wrap_future(running)
 
 
 def open_async(url: str, *, concurrency: int = 8, **options: Any) -> AsyncPool:

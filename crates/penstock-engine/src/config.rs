@@ -1,8 +1,17 @@
 //! Settings of an engine, and what they must satisfy.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::EngineError;
+
+/// Longest time that means anything here.
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The end of a wait that begins now. One of more than a day ends after a day, so that no
+/// caller's "for ever" overflows the clock.
+pub(crate) fn end_of(wait: Duration) -> Instant {
+    Instant::now() + wait.min(LONGEST)
+}
 
 /// Sizes, bounds and times of one engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +89,15 @@ impl EngineConfig {
         }
         if self.batch == 0 {
             return refuse("batch must be at least 1");
+        }
+        let times = [
+            self.store_wait,
+            self.put_timeout,
+            self.get_timeout,
+            self.store_backoff,
+        ];
+        if times.iter().any(|&time| time > LONGEST) {
+            return refuse("no time may be longer than a day");
         }
         Ok(())
     }

@@ -11,6 +11,7 @@ use penstock_store::Store;
 
 use crate::arena::Arena;
 use crate::completion::{Completions, Job, Table};
+use crate::config::end_of;
 use crate::copy::HostExecutor;
 use crate::lane::{self, Floor};
 use crate::load::LoadJob;
@@ -184,7 +185,7 @@ impl Engine {
 
     /// Waits until there is something to poll (true), or the time is over.
     pub fn wait(&self, timeout: Duration) -> bool {
-        let end = Instant::now() + timeout;
+        let end = end_of(timeout);
         loop {
             let next_deadline = self.expire();
             if self
@@ -210,7 +211,7 @@ impl Engine {
     /// Drops what was not gathered yet of these store jobs, and waits until none of their blocks
     /// is being read (true), or the time is over. Ids of other jobs, or of none, are ignored.
     pub fn wait_released(&self, jobs: &[u64], timeout: Duration) -> bool {
-        let end = Instant::now() + timeout;
+        let end = end_of(timeout);
         self.floor
             .queues
             .drop_gathers(Outcome::Dropped, |job| jobs.contains(&job));
@@ -241,7 +242,7 @@ impl Engine {
     /// drops those that no lane is working on (false). Stores submitted meanwhile are dropped.
     pub fn drain(&self, timeout: Duration) -> bool {
         let _refusing = self.floor.queues.refuse_stores();
-        let drained = self.stores_in_flight.wait_zero(Instant::now() + timeout);
+        let drained = self.stores_in_flight.wait_zero(end_of(timeout));
         if !drained {
             self.floor.queues.drop_stores(Outcome::Dropped, |_| true);
         }
@@ -253,7 +254,7 @@ impl Engine {
     /// at that operation's deadline, and touches no registered memory any more). Jobs that were
     /// given up can still be polled. May be called again.
     pub fn shutdown(&self, timeout: Duration) -> bool {
-        let end = Instant::now() + timeout;
+        let end = end_of(timeout);
         self.floor.queues.close();
         self.unregister();
         if !self.floor.running.wait_zero(end) {

@@ -11,6 +11,7 @@ use penstock_layout::Span;
 use penstock_store::{CHUNK_BYTES, ErrorKind, Key, Namespace, Store};
 
 use crate::EngineError;
+use crate::config::end_of;
 use crate::store::Gauge;
 
 /// Bounds of a [`Lookup`].
@@ -166,7 +167,7 @@ impl Lookup {
         if spans.is_empty() {
             return Err(EngineError::Config("a look-up needs at least one span"));
         }
-        let deadline = Instant::now() + timeout;
+        let deadline = end_of(timeout);
         let keys = chunks
             .iter()
             .flat_map(|&chunk| {
@@ -232,7 +233,7 @@ impl Lookup {
 
     /// Waits until there is an answer to take (true), or the time is over.
     pub fn wait(&self, timeout: Duration) -> bool {
-        let end = Instant::now() + timeout;
+        let end = end_of(timeout);
         let mut state = self.desk.state.lock();
         loop {
             let now = Instant::now();
@@ -261,7 +262,7 @@ impl Lookup {
     /// none is left, false if one is still inside the store when the time is over. May be called
     /// again.
     pub fn shutdown(&self, timeout: Duration) -> bool {
-        let end = Instant::now() + timeout;
+        let end = end_of(timeout);
         {
             let mut state = self.desk.state.lock();
             state.closed = true;

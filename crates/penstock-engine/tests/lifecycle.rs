@@ -46,7 +46,7 @@ fn shutdown_answers_all_jobs_and_ends_all_threads() {
         .unwrap();
     store.until(|call| matches!(call, Call::Get(_)));
     store.hold_gets(false);
-    assert!(engine.shutdown(LONG));
+    assert!(engine.shutdown(Duration::MAX));
     assert!(engine.shutdown(Duration::ZERO));
     no_thread_is_left();
     for job in [1, 2, 3] {
@@ -117,6 +117,10 @@ fn an_engine_that_cannot_be_made_leaves_nothing() {
         },
         EngineConfig {
             copy_lanes: 65,
+            ..EngineConfig::new(64, 4)
+        },
+        EngineConfig {
+            put_timeout: Duration::MAX,
             ..EngineConfig::new(64, 4)
         },
         EngineConfig {

@@ -192,10 +192,15 @@ pub fn engine(store: &Arc<Probe>, config: EngineConfig, kv: &Kv) -> Rig {
 }
 
 pub fn unregistered(store: &Arc<Probe>, config: EngineConfig) -> Rig {
-    let engine = Engine::new(Arc::clone(store) as Arc<dyn Store>, config).unwrap();
-    Rig {
-        engine,
-        polled: Mutex::default(),
+    Rig::from(Engine::new(Arc::clone(store) as Arc<dyn Store>, config).unwrap())
+}
+
+impl From<Engine> for Rig {
+    fn from(engine: Engine) -> Self {
+        Self {
+            engine,
+            polled: Mutex::default(),
+        }
     }
 }
 

@@ -1,0 +1,98 @@
+//! The engine over the store that needs no server: what one engine stores, another process's
+//! engine would find, and damage on disk is found out.
+
+mod support;
+
+use std::path::Path;
+
+use penstock_engine::{Engine, Object, Outcome};
+use penstock_layout::KvLayout;
+use penstock_store::OpenOptions;
+use support::*;
+
+fn engine_on(directory: &Path, kv: &Kv) -> Rig {
+    let url = format!("file://{}?size=256MiB", directory.display());
+    let store = penstock_store::open(&url, &OpenOptions::default()).unwrap();
+    let engine = Engine::new(store, config(8)).unwrap();
+    let rig = Rig::from(engine);
+    rig.register(kv.descriptor.clone(), vec![kv.region()])
+        .unwrap();
+    rig
+}
+
+fn objects() -> Vec<Object> {
+    (0..BLOCKS).map(|n| object(n, &[n])).collect()
+}
+
+#[test]
+fn blocks_survive_the_engine_and_damage_on_disk_is_rejected() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = Kv::new(KvLayout::LBNHC);
+    for block in 0..BLOCKS {
+        source.fill(block, block);
+    }
+    let writer = engine_on(directory.path(), &source);
+    // A bounded arena may drop some: try until all are in.
+    eventually("everything is stored", || {
+        writer.submit_store(1, objects()).unwrap();
+        outcomes(&writer, 1)
+            .iter()
+            .all(|o| *o == Outcome::AlreadyPresent)
+    });
+    drop(writer);
+
+    let target = Kv::new(KvLayout::BHLNC);
+    let reader = engine_on(directory.path(), &target);
+    reader.submit_load(1, objects(), soon(), true).unwrap();
+    assert_eq!(
+        outcomes(&reader, 1),
+        vec![Outcome::Loaded(BLOCK_BYTES as u64); BLOCKS as usize]
+    );
+    for block in 0..BLOCKS {
+        assert_eq!(target.read(block, share()), pattern(block));
+    }
+
+    let damaged = damage_every_value(directory.path());
+    assert_eq!(damaged, BLOCKS);
+    let before = target.all();
+    for block in 0..BLOCKS {
+        reader
+            .submit_load(1, vec![object(block, &[BLOCKS - 1 - block])], soon(), true)
+            .unwrap();
+        let outcomes = outcomes(&reader, 1);
+        assert!(
+            matches!(outcomes[..], [Outcome::Rejected(_)]),
+            "{outcomes:?}"
+        );
+    }
+    assert!(target.all() == before);
+    eventually("every damaged value is removed", || {
+        reader.submit_load(1, objects(), soon(), false).unwrap();
+        outcomes(&reader, 1).iter().all(|o| *o == Outcome::Miss)
+    });
+}
+
+/// Flips a bit, somewhere else in each, and cuts every third short.
+fn damage_every_value(directory: &Path) -> u64 {
+    let mut damaged = 0;
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            damaged += damage_every_value(&path);
+            continue;
+        }
+        let mut value = std::fs::read(&path).unwrap();
+        if value.len() != BLOCK_BYTES + 64 {
+            continue;
+        }
+        if damaged % 3 == 2 {
+            value.truncate(value.len() - 1 - damaged as usize);
+        } else {
+            let at = (damaged as usize * 997) % value.len();
+            value[at] ^= 4;
+        }
+        std::fs::write(&path, value).unwrap();
+        damaged += 1;
+    }
+    damaged
+}

@@ -6,20 +6,15 @@ kept of it. Peers run with the settings that their own documentation gives for a
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import socket
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from tests.servers import Server
 
-SERVER_TIMEOUT = 120.0
+from benches.processes import Process, free_port
+
 POOL_BYTES = 3 << 30
 
 
@@ -106,7 +101,7 @@ class LMCache(Connector):
         self.label = "LMCache MP, Redis behind it" if redis else "LMCache MP, its server's DRAM"
         self._with_redis = redis
         self._redis: Server | None = None
-        self._process: _Process | None = None
+        self._process: Process | None = None
 
     def start(self, folder: Path) -> None:
         self._folder = folder / ("lmcache-redis" if self._with_redis else "lmcache")
@@ -114,7 +109,7 @@ class LMCache(Connector):
         if self._with_redis:
             self._redis = Server("redis", self._folder)
             self._redis.start()
-        self._port, self._http_port = _free_port(), _free_port()
+        self._port, self._http_port = free_port(), free_port()
         self._start_server()
 
     def _start_server(self) -> None:
@@ -139,7 +134,7 @@ class LMCache(Connector):
                 "num_workers": 4,
             }
             command += ["--l2-adapter", json.dumps(adapter)]
-        self._process = _Process(command, self._folder / "server.log", self.environment())
+        self._process = Process(command, self._folder / "server.log", self.environment())
         self._process.wait_for_port(self._http_port)
 
     def between(self) -> None:
@@ -173,12 +168,12 @@ class Mooncake(Connector):
     label = "MooncakeStoreConnector, TCP"
 
     def __init__(self) -> None:
-        self._processes: list[_Process] = []
+        self._processes: list[Process] = []
 
     def start(self, folder: Path) -> None:
         own = folder / "mooncake"
         own.mkdir()
-        master, metrics, holder = _free_port(), _free_port(), _free_port()
+        master, metrics, holder = free_port(), free_port(), free_port()
         programs = Path(sys.executable).parent
         self._config = own / "mooncake.json"
         self._config.write_text(
@@ -218,8 +213,8 @@ class Mooncake(Connector):
             ],
         ).wait_for_port(holder)
 
-    def _run(self, log: Path, command: list[str]) -> _Process:
-        process = _Process(command, log, self.environment())
+    def _run(self, log: Path, command: list[str]) -> Process:
+        process = Process(command, log, self.environment())
         self._processes.append(process)
         return process
 
@@ -247,46 +242,3 @@ def every() -> dict[str, Connector]:
         "lmcache-redis": LMCache(redis=True),
         "mooncake": Mooncake(),
     }
-
-
-class _Process:
-    """A server program with its log."""
-
-    def __init__(self, command: list[str], log: Path, environment: dict[str, str]) -> None:
-        self._log = log
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=os.environ | environment,
-                start_new_session=True,
-            )
-
-    def wait_for_port(self, port: int) -> None:
-        """Waits until the port answers; raises with the log's end if the program ends first."""
-        end = time.monotonic() + SERVER_TIMEOUT
-        while time.monotonic() < end and self._process.poll() is None:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                return
-            time.sleep(0.1)
-        self.stop()
-        raise RuntimeError(f"a server did not start: {self._log.read_text()[-3000:]}")
-
-    def stop(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -1,0 +1,56 @@
+"""Programs that the benches start, and end again by the pid that they kept."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+
+class Process:
+    """A server program with its log."""
+
+    def __init__(self, command: list[str], log: Path, environment: dict[str, str]) -> None:
+        self._log = log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=os.environ | environment,
+                start_new_session=True,
+            )
+
+    def wait_for_port(self, port: int, timeout: float = 120.0) -> None:
+        """Waits until the port answers; raises with the log's end if the program ends first."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end and self._process.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                return
+            time.sleep(0.1)
+        self.stop()
+        raise RuntimeError(f"a server did not start: {self._log.read_text()[-3000:]}")
+
+    def stop(self) -> None:
+        """Ends the program and its children: politely, after ten seconds for good."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+def free_port() -> int:
+    """A loopback port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

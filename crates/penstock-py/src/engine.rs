@@ -37,13 +37,15 @@ fn outcome_name(outcome: &Outcome) -> String {
     }
 }
 
-fn objects(
-    py: Python<'_>,
-    objects: Vec<(Bound<'_, PyBytes>, Vec<u64>)>,
-) -> PyResult<Vec<Object>> {
+fn objects(py: Python<'_>, objects: Vec<(Bound<'_, PyBytes>, Vec<u64>)>) -> PyResult<Vec<Object>> {
     objects
         .into_iter()
-        .map(|(bytes, blocks)| Ok(Object { key: key(py, bytes.as_bytes())?, blocks }))
+        .map(|(bytes, blocks)| {
+            Ok(Object {
+                key: key(py, bytes.as_bytes())?,
+                blocks,
+            })
+        })
         .collect()
 }
 
@@ -119,7 +121,9 @@ impl Engine {
         objects: Vec<(Bound<'_, PyBytes>, Vec<u64>)>,
     ) -> PyResult<()> {
         let objects = self::objects(py, objects)?;
-        self.native.submit_store(job, objects).map_err(|error| engine_error(py, &error))
+        self.native
+            .submit_store(job, objects)
+            .map_err(|error| engine_error(py, &error))
     }
 
     /// Loads objects into their blocks, which must be left alone until the job's event `loaded`.
@@ -192,9 +196,18 @@ impl Engine {
     /// `rejected:<reason>` and `failed:<kind>`.
     fn stats(&self) -> HashMap<String, u64> {
         let stats: EngineStats = self.native.stats();
-        let plain = stats.counters().into_iter().map(|(name, n)| (name.to_owned(), n));
-        let rejected = stats.rejected.iter().map(|(name, n)| (format!("rejected:{name}"), *n));
-        let failed = stats.failed.iter().map(|(name, n)| (format!("failed:{name}"), *n));
+        let plain = stats
+            .counters()
+            .into_iter()
+            .map(|(name, n)| (name.to_owned(), n));
+        let rejected = stats
+            .rejected
+            .iter()
+            .map(|(name, n)| (format!("rejected:{name}"), *n));
+        let failed = stats
+            .failed
+            .iter()
+            .map(|(name, n)| (format!("failed:{name}"), *n));
         plain.chain(rejected).chain(failed).collect()
     }
 }
@@ -221,7 +234,10 @@ fn padded(py: Python<'_>, chunk: &[u8]) -> PyResult<[u8; CHUNK_BYTES]> {
     match padded.get_mut(..chunk.len()) {
         Some(start) => start.copy_from_slice(chunk),
         None => {
-            let message = format!("a chunk has {CHUNK_BYTES} bytes at most, not {}", chunk.len());
+            let message = format!(
+                "a chunk has {CHUNK_BYTES} bytes at most, not {}",
+                chunk.len()
+            );
             return Err(config_error(py, message));
         }
     }
@@ -230,7 +246,11 @@ fn padded(py: Python<'_>, chunk: &[u8]) -> PyResult<[u8; CHUNK_BYTES]> {
 
 /// A time to wait; zero only looks.
 fn bound(py: Python<'_>, timeout: f64) -> PyResult<Duration> {
-    if timeout == 0.0 { Ok(Duration::ZERO) } else { seconds(py, timeout) }
+    if timeout == 0.0 {
+        Ok(Duration::ZERO)
+    } else {
+        seconds(py, timeout)
+    }
 }
 
 /// Asks a store which chunks it has, on native threads.
@@ -245,7 +265,10 @@ impl Lookup {
     #[new]
     #[pyo3(signature = (store, *, threads = 2))]
     fn new(py: Python<'_>, store: &Store, threads: usize) -> PyResult<Self> {
-        let config = LookupConfig { threads, ..LookupConfig::default() };
+        let config = LookupConfig {
+            threads,
+            ..LookupConfig::default()
+        };
         let store = store.shared();
         py.detach(|| NativeLookup::new(store, config))
             .map(|native| Self { native })
@@ -264,8 +287,10 @@ impl Lookup {
         timeout: f64,
     ) -> PyResult<()> {
         let namespace = self::namespace(py, namespace)?;
-        let spans =
-            spans.into_iter().map(|tuple| span(py, tuple)).collect::<PyResult<Vec<_>>>()?;
+        let spans = spans
+            .into_iter()
+            .map(|tuple| span(py, tuple))
+            .collect::<PyResult<Vec<_>>>()?;
         let timeout = seconds(py, timeout)?;
         let chunks = chunks
             .iter()

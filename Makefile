@@ -15,7 +15,8 @@ DEMO_OPTIONS ?=
 BIN := $(VENV)/bin
 DONE := $(VENV)/.done
 UV := scripts/uv.sh $(VENV)
-UV_INSTALL := $(UV) pip install --quiet --python $(BIN)/python --no-deps
+# Compiled once here: every server start would otherwise compile anew where Python may not write.
+UV_INSTALL := $(UV) pip install --quiet --python $(BIN)/python --no-deps --compile-bytecode
 
 export VIRTUAL_ENV := $(abspath $(VENV))
 export PATH := $(abspath $(BIN)):$(PATH)

@@ -81,18 +81,17 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(figures: Figures, console: Console) -> None:
     rows = figures.rows
-    table = Table(pad_edge=False)
-    table.add_column("")
+    table = Table(caption="first token: p50 / p99, ms", caption_justify="left")
+    table.add_column("", no_wrap=True)
     for row in rows:
         table.add_column(row.situation.value, justify="right")
     table.add_row("requests", *(str(row.requests) for row in rows))
     table.add_row("prompt tokens", *(f"{row.prompt_tokens:,}" for row in rows))
     table.add_row("  loaded from the pool", *(f"{row.loaded_tokens:,}" for row in rows))
-    table.add_row("  in the server's own cache", *(f"{row.local_tokens:,}" for row in rows))
+    table.add_row("  in its own prefix cache", *(f"{row.local_tokens:,}" for row in rows))
     table.add_section()
-    table.add_row("time to first token, p50 / p99 in ms")
-    table.add_row("  with Penstock", *(_milliseconds(row.penstock) for row in rows))
-    table.add_row("  recomputed without Penstock", *(_milliseconds(row.recomputed) for row in rows))
+    table.add_row("first token with Penstock", *(_milliseconds(row.penstock) for row in rows))
+    table.add_row("first token recomputed", *(_milliseconds(row.recomputed) for row in rows))
     console.print(table)
     equal = len(figures.comparisons) - len(figures.differing)
     console.print(

@@ -14,6 +14,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
@@ -96,7 +97,7 @@ def _has_secret(pool: str) -> bool:
 
 def _named(options: Sequence[str]) -> Iterator[tuple[str, str | None]]:
     """The long options by their names as vLLM reads them, each with its value or what follows."""
-    for option, following in zip(options, [*options[1:], None], strict=True):
+    for option, following in zip_longest(options, options[1:]):
         if option.startswith("--"):
             name, equals, value = option[2:].partition("=")
             yield name.replace("_", "-"), value if equals else following

@@ -111,7 +111,7 @@ class _Scale:
 
     def __init__(self, largest: float, left: float) -> None:
         self._left = left
-        self._factor = (_WIDTH - left - 110) / (largest or 1.0)
+        self._factor = (_WIDTH - left - 110) / max(largest, 1.0)
 
     def x(self, value: float) -> float:
         return self._left + value * self._factor
@@ -121,12 +121,13 @@ class _Axis:
     """An upright axis from zero, with round numbers at its lines."""
 
     def __init__(self, largest: float, height: float, unit: str) -> None:
-        rough = (largest or 1.0) / 4
+        largest = max(largest, 1.0)
+        rough = largest / 4
         power = 10.0 ** math.floor(math.log10(rough))
         self._step = next(
             s * power for s in (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if s * power >= rough
         )
-        self._lines = math.ceil((largest or 1.0) / self._step)
+        self._lines = math.ceil(largest / self._step)
         self._floor = height - _BOTTOM
         self._factor = (self._floor - _TOP) / (self._lines * self._step)
         self._unit = unit

@@ -86,14 +86,19 @@ def _run(
         progress.update(bar, completed=len(engines))
 
         bar = progress.add_task("two servers over one pool", total=len(workload.steps))
+        before = _sum_of(nodes)
         exchanges = replay(workload, nodes, lambda: progress.advance(bar))
         last = progress.add_task("the same prompts without Penstock", total=len(exchanges))
         comparisons = compare(exchanges, reference, lambda: progress.advance(last))
 
-    moved = sum((node.counters() for node in nodes), Counters())
+    moved = _sum_of(nodes) - before
     return summarise(
         workload.title, workload.cuts, shown_pool, _environment(model), comparisons, moved
     )
+
+
+def _sum_of(nodes: Sequence[Engine]) -> Counters:
+    return sum((node.counters() for node in nodes), Counters())
 
 
 def _start_engines(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,12 @@ PROMPT = tokens(4 * BLOCK + 5, seed=5)
 @pytest.fixture(scope="module")
 def filled_pool(
     llama: Path, start: Callable[..., Node], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
+) -> str:
     pool = f"file://{tmp_path_factory.mktemp('pool')}?size=1GiB"
     with start(llama, pool=pool) as node:
         node.ask(PROMPT)
         node.wait_for("stored_blocks", 4)
-    yield pool
+    return pool
 
 
 def test_the_same_engine_hits(filled_pool: str, llama: Path, start: Callable[..., Node]) -> None:
@@ -60,7 +60,7 @@ def test_another_engine_never_hits(
 
 def test_mla_is_refused_in_words(start: Callable[..., Node], tmp_path: Path) -> None:
     model = models.deepseek_v2(tmp_path / "model")
-    with pytest.raises(StartError, match="only full attention .* is supported yet"):
+    with pytest.raises(StartError, match=r"only full attention .* is supported yet"):
         start(model, pool=f"file://{tmp_path}/pool?size=64MiB")
 
 

@@ -14,7 +14,7 @@ from tests.e2e.node import Node
 pytestmark = pytest.mark.e2e
 
 KV_BYTES_PER_BLOCK = 8 * 2 * 2 * 64 * 4 * BLOCK
-"""Of the test model: layers × (K, V) × KV heads × head size × float32 × tokens."""
+"""Of the test model: layers, K and V, KV heads, head size, bytes of float32, tokens."""
 
 
 def test_concurrent_requests_with_shared_prefixes(

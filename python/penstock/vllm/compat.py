@@ -101,9 +101,7 @@ def none_hash() -> bytes:
     return bytes(kv_cache_utils.NONE_HASH)
 
 
-def block_hashes(
-    request: Any, hash_block_size: int | None, block_size: int
-) -> Sequence[bytes]:
+def block_hashes(request: Any, hash_block_size: int | None, block_size: int) -> Sequence[bytes]:
     """The chained hashes of the request's full blocks, one per `block_size` tokens."""
     hashes: Sequence[bytes] = kv_cache_utils.resolve_block_hashes(
         request.block_hashes, hash_block_size or block_size, block_size

@@ -59,9 +59,7 @@ class Share(KVConnectorHandshakeMetadata):  # type: ignore[misc]
 class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Loads KV blocks from a pool before their request is scheduled, stores every new one."""
 
-    def __init__(
-        self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any
-    ) -> None:
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         compat.check_version()
         super().__init__(vllm_config, role, kv_cache_config)
         if self._kv_transfer_config.kv_load_failure_policy != "recompute":
@@ -162,9 +160,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """How many tokens the pool adds to those computed; None while that is not known."""
         return self.scheduler.match(request, num_computed_tokens)
 
-    def update_state_after_alloc(
-        self, request: Any, blocks: Any, num_external_tokens: int
-    ) -> None:
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """The engine allocated blocks for what `get_num_new_matched_tokens` offered."""
         if num_external_tokens:
             self.scheduler.on_allocated(request, blocks.get_block_ids()[0], num_external_tokens)

@@ -111,7 +111,7 @@ def weights_identity(vllm_config: Any, model_id: str) -> str:
 
 
 def _model_folder(model: str, revision: str | None) -> Path | None:
-    if os.path.isdir(model):
+    if Path(model).is_dir():
         return Path(model)
     try:
         from huggingface_hub import snapshot_download

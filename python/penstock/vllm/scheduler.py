@@ -210,9 +210,7 @@ class SchedulerHalf:
             orders.namespace = self._agreement.namespace
         return orders
 
-    def _store_filled(
-        self, tracked: _Tracked, block_ids: Sequence[int], num_computed: int
-    ) -> None:
+    def _store_filled(self, tracked: _Tracked, block_ids: Sequence[int], num_computed: int) -> None:
         """Orders the store of every block that is full after `num_computed` tokens.
 
         Only blocks whose hash is known count: the hash exists once all the block's tokens are

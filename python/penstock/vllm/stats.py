@@ -32,6 +32,8 @@ COUNTERS = {
 class PenstockStats(KVConnectorStats):  # type: ignore[misc]
     """Increments of :data:`COUNTERS` since the last report."""
 
+    data: dict[str, int]
+
     def count(self, name: str, amount: int = 1) -> None:
         """Adds to a counter."""
         if amount:

@@ -140,8 +140,8 @@ class WorkerHalf:
     def _host_bytes(self, span: Span) -> int:
         """This rank's part of the engine's host memory, by the part of the KV that it holds."""
         model = self._vllm_config.model_config
-        layers = model.get_total_num_hidden_layers()
-        whole = layers * max(
+        layers: int = model.get_total_num_hidden_layers()
+        whole: int = layers * max(
             model.get_total_num_kv_heads(), self._vllm_config.parallel_config.tensor_parallel_size
         )
         mine = (span[1] - span[0]) * (span[3] - span[2])

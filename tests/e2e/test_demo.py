@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,13 @@ import pytest
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 START_SECONDS = 420.0
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short path: vLLM's unix sockets lie in it."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
 
 
 def start_demo(folder: Path, *options: str) -> subprocess.Popen[str]:
@@ -50,9 +58,9 @@ def wait_until(condition: Callable[[], bool], demo: subprocess.Popen[str]) -> No
         time.sleep(0.05)
 
 
-def test_a_turn_on_the_other_server_loads_what_the_first_computed(tmp_path: Path) -> None:
-    page = tmp_path / "report" / "index.html"
-    demo = start_demo(tmp_path, "--report", str(page))
+def test_a_turn_on_the_other_server_loads_what_the_first_computed(folder: Path) -> None:
+    page = folder / "report" / "index.html"
+    demo = start_demo(folder, "--report", str(page))
     out, err = demo.communicate(timeout=580)
     assert demo.returncode == 0, err
     figures = json.loads(out)
@@ -64,21 +72,21 @@ def test_a_turn_on_the_other_server_loads_what_the_first_computed(tmp_path: Path
     assert figures["loaded_bytes"] >= other_node["loaded_tokens"] * 8 * 4 * 64 * 2 * 4
     assert figures["stored_bytes"] >= figures["loaded_bytes"]
     assert "<svg" in page.read_text()
-    assert running_in(tmp_path) == []
+    assert running_in(folder) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
-    demo = start_demo(tmp_path)
+def test_a_signal_leaves_no_process_behind(folder: Path, number: signal.Signals) -> None:
+    demo = start_demo(folder)
 
     # vLLM's engine is a process below its server: with it the tree is as deep as it gets.
     def engines_are_up() -> bool:
-        return sum(name.startswith("VLLM::") for name in running_in(tmp_path)) >= 2
+        return sum(name.startswith("VLLM::") for name in running_in(folder)) >= 2
 
     wait_until(engines_are_up, demo)
     demo.send_signal(number)
     _, err = demo.communicate(timeout=60)
     assert demo.returncode == 128 + number, err
     assert "no server is left" in err
-    assert running_in(tmp_path) == []
-    assert list(tmp_path.iterdir()) == []
+    assert running_in(folder) == []
+    assert list(folder.iterdir()) == []

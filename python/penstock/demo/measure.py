@@ -125,6 +125,8 @@ def _start_engines(
             [*command, *common, "--port", str(port)],
             folder / f"{name.replace(' ', '-')}.log",
             {
+                # Sockets that vLLM leaves behind go with the folder.
+                "TMPDIR": str(folder),
                 "VLLM_CPU_OMP_THREADS_BIND": cores,
                 "VLLM_NO_USAGE_STATS": "1",
                 "HF_HUB_OFFLINE": "1",

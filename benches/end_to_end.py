@@ -209,9 +209,10 @@ def summary(name: str, row: Row, baseline: Row, lengths: Sequence[int]) -> dict[
         return found
     for length in lengths:
         seen, base = row.seen[length], baseline.seen[length]
-        same = [
-            (own[0].text, own[1].text) == (theirs[0].text, theirs[1].text)
-            for own, theirs in zip(seen.outputs, base.outputs, strict=True)
+        pairs = [
+            (own, theirs)
+            for mine, base_output in zip(seen.outputs, base.outputs, strict=True)
+            for own, theirs in zip(mine, base_output, strict=True)
         ]
         found[str(length)] = {
             "load": statistics.median(seen.load),
@@ -223,7 +224,14 @@ def summary(name: str, row: Row, baseline: Row, lengths: Sequence[int]) -> dict[
             "cold": statistics.median(seen.cold),
             "after": statistics.median(seen.after),
             "least_loaded_tokens": min(seen.loaded),
-            "same_as_own_hit": f"{sum(same)} of {len(same)}",
+            "outputs": len(pairs),
+            "same_tokens": sum(own.tokens == theirs.tokens for own, theirs in pairs),
+            "same_bits": sum(own.text == theirs.text for own, theirs in pairs),
+            "largest_logprob_difference": max(
+                abs(a - b)
+                for own, theirs in pairs
+                for a, b in zip(own.logprobs, theirs.logprobs, strict=True)
+            ),
             "each": {
                 key: value
                 for key, value in dataclasses.asdict(seen).items()
@@ -240,7 +248,8 @@ def tables(result: dict[str, Any], lengths: Sequence[int]) -> str:
         "to the floor",
         "first process, cold, to plain",
         "request right after, to plain",
-        "outputs as own hit",
+        "same tokens as own hit",
+        "same logprobs, bit for bit",
     ]
 
     def cells(row: dict[str, Any], pattern: str, key: str) -> str:
@@ -254,7 +263,7 @@ def tables(result: dict[str, Any], lengths: Sequence[int]) -> str:
         lines = []
         for row in rows:
             if row["failure"] is not None:
-                lines.append([row["label"], "failed", "", "", "", ""])
+                lines.append([row["label"], "failed", *[""] * 5])
                 continue
             is_baseline = row["row"] == BASELINE
             lines.append(
@@ -264,12 +273,13 @@ def tables(result: dict[str, Any], lengths: Sequence[int]) -> str:
                     cells(row, "{:.2f}", "load_to_floor"),
                     "1" if is_baseline else cells(row, "{:.3f}", "cold_to_plain"),
                     "1" if is_baseline else cells(row, "{:.2f}", "after_to_plain"),
-                    "" if is_baseline else cells(row, "{}", "same_as_own_hit"),
+                    "" if is_baseline else cells(row, "{}", "same_tokens"),
+                    "" if is_baseline else cells(row, "{}", "same_bits"),
                 ]
             )
             if is_baseline:
                 floor = "none: own prefix-cache hit (the floor)"
-                lines.append([floor, milliseconds(row, "hit"), "1", "", "", ""])
+                lines.append([floor, milliseconds(row, "hit"), "1", *[""] * 4])
         title = f"{model}, prompts of {' / '.join(map(str, lengths))} tokens"
         parts.append(report.table([title, *heads], lines))
     return "\n\n".join(parts)

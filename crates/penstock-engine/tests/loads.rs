@@ -306,7 +306,9 @@ fn loads_overtake_stores() {
             }
         })
         .collect();
-    assert_eq!(kinds, "pggpppp");
+    // How many had been gathered when the first put began is chance.
+    assert!(kinds.starts_with("pggp"), "{kinds}");
+    assert_eq!(kinds.matches('g').count(), 2, "{kinds}");
 }
 
 #[test]
@@ -317,20 +319,22 @@ fn a_stuck_put_leaves_a_lane_for_loads() {
     config.batch = 1;
     let engine = engine(&store, config, &kv);
     store.hold_puts(true);
+    let puts = || {
+        let calls = store.calls();
+        calls
+            .iter()
+            .filter(|call| matches!(call, Call::Put(_)))
+            .count()
+    };
     engine
         .submit_store(1, (10..20).map(|n| object(n, &[n])).collect())
         .unwrap();
-    released(&engine, 1);
+    eventually("two lanes put", || puts() == 2);
     engine
         .submit_load(2, (0..4).map(|n| object(n, &[n])).collect(), soon(), true)
         .unwrap();
     assert_eq!(outcomes(&engine, 2), [LOADED; 4]);
-    let puts = store
-        .calls()
-        .iter()
-        .filter(|call| matches!(call, Call::Put(_)))
-        .count();
-    assert_eq!(puts, 2);
+    assert_eq!(puts(), 2);
     store.hold_puts(false);
     outcomes(&engine, 1);
 }
@@ -420,5 +424,5 @@ fn a_failing_store_fails_loads_by_kind() {
         .submit_load(1, vec![object(0, &[0])], soon(), true)
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [LOADED]);
-    assert_eq!(engine.stats().slots_in_use, 0);
+    eventually("slots return", || engine.stats().slots_in_use == 0);
 }

@@ -114,7 +114,7 @@ fn the_queue_is_bounded_in_objects_and_in_bytes() {
 fn a_failing_store_costs_its_jobs_and_then_nothing_until_it_is_tried_again() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     let mut config = config(4);
-    config.store_backoff = Duration::from_millis(300);
+    config.store_backoff = Duration::from_secs(2);
     let engine = engine(&store, config, &kv);
     store.fail(Some(ErrorKind::Unreachable));
     engine.submit_store(1, vec![object(1, &[1])]).unwrap();
@@ -231,7 +231,7 @@ fn draining_against_a_stuck_store_gives_up_in_time() {
     let mut config = config(8);
     config.batch = 1;
     config.io_lanes = 1;
-    config.put_timeout = Duration::from_secs(1);
+    config.put_timeout = Duration::from_secs(3);
     let engine = engine(&store, config, &kv);
     store.hold_puts(true);
     engine

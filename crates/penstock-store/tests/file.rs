@@ -3,6 +3,7 @@
 mod behaviour;
 
 use std::fs::{self, FileTimes};
+use std::io::IoSlice;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -36,11 +37,15 @@ fn stays_within_its_bound() {
     behaviour::stays_within_its_bound(|| open(root.path(), 4 << 20), 4 << 20);
 }
 
-/// A value that tells by itself whether it is whole.
+/// Puts a value that tells by itself whether it is whole.
 fn put_sealed(store: &dyn Store, n: u64, len: usize) -> Result<PutOutcome> {
+    put_sealed_by(store, n, len, soon())
+}
+
+fn put_sealed_by(store: &dyn Store, n: u64, len: usize, deadline: Instant) -> Result<PutOutcome> {
     let (key, payload) = (key(SHARED, n), bytes(n, len));
     let header = value::seal(&key, len as u64, Checksum::of(&payload));
-    put(store, &key, &[&header[..], &payload].concat())
+    store.put(&key, &[IoSlice::new(&header), IoSlice::new(&payload)], deadline)
 }
 
 fn assert_whole(store: &dyn Store, key: &Key) -> bool {
@@ -95,14 +100,40 @@ fn in_a_process_of_its_own() {
     }
 }
 
-fn start(role: &str, root: &Path) -> Child {
-    Command::new(std::env::current_exe().unwrap())
+/// A process that ends with the test, also if that fails.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Process {
+    fn kill(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+
+    fn succeeds(mut self) -> bool {
+        self.0.wait().unwrap().success()
+    }
+
+    fn is_running(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_none()
+    }
+}
+
+fn start(role: &str, root: &Path) -> Process {
+    let process = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "in_a_process_of_its_own", "--ignored"])
         .env(ROLE, role)
         .env(ROOT, root)
         .stdout(Stdio::null())
         .spawn()
-        .unwrap()
+        .unwrap();
+    Process(process)
 }
 
 /// Bytes of all files that hold values or will, as long as they are now.
@@ -150,34 +181,32 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 #[test]
 fn processes_share_one_bound_and_see_only_whole_values() {
     let root = tempfile::tempdir().unwrap();
-    let mut processes: Vec<Child> =
+    let mut processes: Vec<Process> =
         (0..3).map(|_| start("put and get under pressure", root.path())).collect();
     let mut most = 0;
-    while processes.iter_mut().any(|process| process.try_wait().unwrap().is_none()) {
+    while processes.iter_mut().any(Process::is_running) {
         // Stopped wherever they are: a sum taken while they run is no instant's.
-        processes.iter().for_each(|process| stop(process));
+        processes.iter().for_each(stop);
         let bytes = bytes_on_disk(root.path());
         processes.iter().for_each(|process| signal(process, Signal::CONT));
         assert!(bytes <= CAPACITY, "{bytes} bytes on the disk");
         most = most.max(bytes);
         std::thread::sleep(Duration::from_millis(5));
     }
-    for mut process in processes {
-        assert!(process.wait().unwrap().success());
-    }
+    assert!(processes.into_iter().all(Process::succeeds));
     assert!(most > CAPACITY / 2, "there was pressure: at most {most} bytes");
     let store = open(root.path(), CAPACITY);
     eventually("the count is exact", || used_bytes(&*store) == charged(&*store));
     assert!(whole_values(&*store) > 20);
 }
 
-fn signal(process: &Child, signal: Signal) {
+fn signal(process: &Process, signal: Signal) {
     // It may have ended: it is not waited for, so its number is still its own.
-    let _ = kill_process(Pid::from_child(process), signal);
+    let _ = kill_process(Pid::from_child(&process.0), signal);
 }
 
 /// Stops a process and waits until all its threads stand still.
-fn stop(process: &Child) {
+fn stop(process: &Process) {
     signal(process, Signal::STOP);
     let stands = |thread: fs::DirEntry| {
         let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
@@ -185,7 +214,7 @@ fn stop(process: &Child) {
         matches!(state, 'T' | 'Z' | 'X')
     };
     eventually("the process stands still", || {
-        let threads = fs::read_dir(format!("/proc/{}/task", process.id()));
+        let threads = fs::read_dir(format!("/proc/{}/task", process.0.id()));
         threads.into_iter().flatten().flatten().all(stands)
     });
 }
@@ -204,8 +233,7 @@ fn a_killed_process_leaves_no_partial_value_and_no_lost_room() {
         let known = listed_files(root.path()).len();
         eventually("the process puts", || listed_files(root.path()).len() != known);
         std::thread::sleep(Duration::from_micros(700 * round));
-        process.kill().unwrap();
-        process.wait().unwrap();
+        process.kill();
         left_something |= fs::read_dir(root.path().join("tmp")).unwrap().count() > 0;
         assert!(bytes_on_disk(root.path()) <= CAPACITY);
         let store = open(root.path(), CAPACITY);
@@ -218,6 +246,30 @@ fn a_killed_process_leaves_no_partial_value_and_no_lost_room() {
     assert!(left_something, "no round was killed with anything left to clean up");
 }
 
+#[test]
+fn a_stopped_process_holds_nobody_up() {
+    let root = tempfile::tempdir().unwrap();
+    let store = open(root.path(), CAPACITY);
+    let mut process = start("put without end", root.path());
+    eventually("the process puts", || !listed_files(root.path()).is_empty());
+    for n in 0..30 {
+        stop(&process);
+        let start = Instant::now();
+        if let Err(error) = put_sealed_by(&*store, n, 100_000, start + Duration::from_millis(50)) {
+            assert!(matches!(error.kind(), ErrorKind::Full | ErrorKind::TimedOut), "{error}");
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "held up for {:?}", start.elapsed());
+        // Reading asks nobody.
+        for object in listed(&*store) {
+            assert_whole(&*store, &object.key);
+        }
+        signal(&process, Signal::CONT);
+        std::thread::sleep(Duration::from_millis(n));
+    }
+    process.kill();
+    eventually("puts succeed again", || put_sealed(&*store, 1000, 1000).is_ok());
+}
+
 fn listed_files(root: &Path) -> Vec<PathBuf> {
     let namespace = root.join(SHARED.to_string());
     let shards = fs::read_dir(namespace).into_iter().flatten().flatten();
@@ -228,7 +280,7 @@ fn listed_files(root: &Path) -> Vec<PathBuf> {
 #[test]
 fn handles_come_and_go_without_a_trace() {
     let root = tempfile::tempdir().unwrap();
-    assert!(start("open and close", root.path()).wait().unwrap().success());
+    assert!(start("open and close", root.path()).succeeds());
 }
 
 #[test]

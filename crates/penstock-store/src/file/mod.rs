@@ -32,8 +32,10 @@ use usage::Room;
 
 /// A value's time of last use is kept no finer than this, to spare a system call on most hits.
 const RECENCY_GRAIN: Duration = Duration::from_secs(60);
-/// Longest that a put waits for room.
-const ROOM_WAIT: Duration = Duration::from_millis(100);
+/// Longest that a put looks for room.
+const ROOM_WAIT: Duration = Duration::from_millis(200);
+/// Longest that a put which failed waits to give its room back.
+const GIVE_BACK_WAIT: Duration = Duration::from_millis(5);
 /// Longest that opening waits for the bytes in use to be counted, if they never were.
 const COUNT_WAIT: Duration = Duration::from_millis(500);
 
@@ -68,7 +70,7 @@ impl FileStore {
     fn wait_for_the_first_count(&self) -> Result<()> {
         let give_up = Instant::now() + COUNT_WAIT;
         while self.directory.usage.lock(give_up)?.count.is_none() && Instant::now() < give_up {
-            self.upkeep.want_and_wait(0, give_up);
+            self.upkeep.make_room(0, give_up);
         }
         Ok(())
     }
@@ -128,10 +130,12 @@ impl FileStore {
                 return Ok(making);
             }
             if Instant::now() >= give_up {
+                // For those who come later.
+                self.upkeep.want(bytes);
                 deadline::check(deadline)?;
                 return Err(Error::new(ErrorKind::Full, "the pool has no room now"));
             }
-            self.upkeep.want_and_wait(bytes, give_up);
+            self.upkeep.make_room(bytes, give_up);
         }
     }
 
@@ -263,7 +267,7 @@ impl Store for FileStore {
             Ok(())
         };
         let root = &self.directory.root;
-        each_value(root, namespace, &mut visit_entry, &mut || Instant::now() < deadline)
+        each_value(root, namespace, &mut visit_entry, &|| Instant::now() < deadline)
             .map_err(|error| failure::of(error, "list the pool", root))
             .and_then(|complete| if complete { Ok(()) } else { deadline::check(deadline) })
             .inspect_err(|_| self.directory.counters.failed())
@@ -306,7 +310,7 @@ impl Drop for Making<'_> {
         // If any of this fails the count stays too high, until the next scan.
         let gone = fs::remove_file(&self.path).is_ok();
         if gone && self.taken > 0
-            && let Ok(mut locked) = self.directory.usage.lock(Instant::now() + ROOM_WAIT)
+            && let Ok(mut locked) = self.directory.usage.lock(Instant::now() + GIVE_BACK_WAIT)
         {
             locked.give_back(self.taken);
             let _ = locked.save();

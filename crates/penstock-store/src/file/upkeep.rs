@@ -1,7 +1,8 @@
 //! Keeping the directory within its bound: scanning, correcting the count, evicting.
 //!
-//! One thread per handle; of all handles, one works at a time, by the lock on `evict.lock`. Room is
-//! made ahead of need: when more than 95 % is in use, down to 90 %.
+//! Of all handles one works at a time, by the lock on `evict.lock`. Each has a thread that makes room
+//! ahead of need: when more than 95 % is in use, down to 90 %. A put that finds no room all the same
+//! does the work itself.
 
 use std::fs::{self, File};
 use std::io;
@@ -20,29 +21,29 @@ use crate::{Error, ErrorKind, Key, Namespace, Result};
 
 /// Values removed in one hold of the count's lock: others wait for it meanwhile.
 const REMOVED_AT_ONCE: usize = 8;
-/// How long the upkeep waits for the count's lock.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the thread lets a pass wait for the count's lock.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// How long to leave it alone when another process is at it.
 const ANOTHERS_TURN: Duration = Duration::from_millis(1);
 
-/// The upkeep thread and the means to wake it and to wait for it.
+/// The upkeep thread, and the same work for those who cannot wait for it.
 pub(super) struct Upkeep {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 struct Shared {
+    directory: Arc<Directory>,
+    /// The file whose lock excludes other handles; the mutex excludes the threads of this one.
+    turn: Mutex<File>,
     state: Mutex<State>,
     wake: Condvar,
-    passed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     /// Room wanted, if any is.
     wanted: Option<u64>,
-    /// Passes finished.
-    passes: u64,
     stop: bool,
 }
 
@@ -50,43 +51,42 @@ impl Upkeep {
     /// Starts the thread, which begins with a pass.
     pub(super) fn start(directory: Arc<Directory>) -> Result<Self> {
         let lock_path = directory.root.join("evict.lock");
-        let lock = super::create_options()
-            .write(true)
+        let turn = super::create_options()
             .create(true)
             .truncate(false)
             .open(&lock_path)
             .map_err(|error| failure::of(error, "open the pool's eviction lock", &lock_path))?;
-        let state = State { wanted: Some(0), ..State::default() };
         let shared = Arc::new(Shared {
-            state: Mutex::new(state),
+            directory,
+            turn: Mutex::new(turn),
+            state: Mutex::new(State { wanted: Some(0), stop: false }),
             wake: Condvar::new(),
-            passed: Condvar::new(),
         });
         let thread = std::thread::Builder::new()
             .name("penstock-file".into())
             .spawn({
                 let shared = Arc::clone(&shared);
-                move || run(&shared, &directory, &lock)
+                move || shared.serve()
             })
             .map_err(|e| Error::new(ErrorKind::Io, "cannot start a thread").caused_by(e))?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Asks for so much free room, without waiting.
+    /// Has the thread make so much room.
     pub(super) fn want(&self, bytes: u64) {
-        drop(self.shared.want(bytes));
+        let mut state = self.shared.state.lock();
+        state.wanted = Some(state.wanted.unwrap_or(0).max(bytes));
+        self.shared.wake.notify_one();
     }
 
-    /// Asks for so much free room and waits for a pass to end, until the deadline at most.
-    pub(super) fn want_and_wait(&self, bytes: u64, deadline: Instant) {
-        let mut state = self.shared.want(bytes);
-        // The pass that is on its way may have scanned before the room was needed; the caller
-        // tries again after it anyway.
-        let before = state.passes;
-        while state.passes == before && !state.stop {
-            if self.shared.passed.wait_until(&mut state, deadline).timed_out() {
-                return;
+    /// Makes so much room on the caller's thread, or waits while another thread does; gives up at
+    /// the deadline, or when it is another process's turn.
+    pub(super) fn make_room(&self, bytes: u64, deadline: Instant) {
+        match self.shared.turn.try_lock() {
+            Some(turn) => {
+                self.shared.take_turn(&turn, bytes, deadline, &|| Instant::now() < deadline);
             }
+            None => drop(self.shared.turn.try_lock_until(deadline)),
         }
     }
 }
@@ -103,43 +103,36 @@ impl Drop for Upkeep {
 }
 
 impl Shared {
-    fn want(&self, bytes: u64) -> parking_lot::MutexGuard<'_, State> {
-        let mut state = self.state.lock();
-        state.wanted = Some(state.wanted.unwrap_or(0).max(bytes));
-        self.wake.notify_one();
-        state
-    }
-
-    fn is_stopping(&self) -> bool {
-        self.state.lock().stop
-    }
-}
-
-fn run(shared: &Shared, directory: &Directory, lock: &File) {
-    loop {
-        let wanted = {
-            let mut state = shared.state.lock();
-            loop {
-                if state.stop {
-                    return;
-                }
-                match state.wanted.take() {
-                    Some(wanted) => break wanted,
-                    None => shared.wake.wait(&mut state),
-                }
-            }
-        };
-        if lock.try_lock().is_ok() {
-            if pass(shared, directory, wanted).is_err() {
-                directory.counters.failed();
-            }
-            // Fails only if there is no lock.
-            let _ = lock.unlock();
-        } else {
-            std::thread::sleep(ANOTHERS_TURN);
+    fn serve(&self) {
+        while let Some(wanted) = self.next_wish() {
+            let patience = Instant::now() + PATIENCE;
+            self.take_turn(&self.turn.lock(), wanted, patience, &|| !self.state.lock().stop);
         }
-        shared.state.lock().passes += 1;
-        shared.passed.notify_all();
+    }
+
+    /// Waits until room is wanted; none when the handle is being closed.
+    fn next_wish(&self) -> Option<u64> {
+        let mut state = self.state.lock();
+        while !state.stop {
+            if let Some(wanted) = state.wanted.take() {
+                return Some(wanted);
+            }
+            self.wake.wait(&mut state);
+        }
+        None
+    }
+
+    /// Does a pass, unless another process does. The deadline is for waiting for the count's lock.
+    fn take_turn(&self, turn: &File, wanted: u64, deadline: Instant, go_on: &dyn Fn() -> bool) {
+        if turn.try_lock().is_err() {
+            std::thread::sleep(ANOTHERS_TURN);
+            return;
+        }
+        if pass(&self.directory, wanted, deadline, go_on).is_err() {
+            self.directory.counters.failed();
+        }
+        // Fails only if there is no lock.
+        let _ = turn.unlock();
     }
 }
 
@@ -152,16 +145,20 @@ struct Found {
 
 /// Scans, settles the count, and evicts if less than the room wanted is free, or less than there
 /// should always be.
-fn pass(shared: &Shared, directory: &Directory, wanted: u64) -> Result<()> {
-    let patience = || Instant::now() + PATIENCE;
-    let before = directory.usage.lock(patience())?.count;
-    let Some(Scan { found, values, pending }) = scan(shared, directory)
+fn pass(
+    directory: &Directory,
+    wanted: u64,
+    deadline: Instant,
+    go_on: &dyn Fn() -> bool,
+) -> Result<()> {
+    let before = directory.usage.lock(deadline)?.count;
+    let Some(Scan { found, values, pending }) = scan(directory, go_on)
         .map_err(|error| failure::of(error, "scan the pool", &directory.root))?
     else {
         return Ok(());
     };
     let mut used = {
-        let mut locked = directory.usage.lock(patience())?;
+        let mut locked = directory.usage.lock(deadline)?;
         let settled = locked.settle(before, values, pending);
         locked.save()?;
         settled.used
@@ -172,7 +169,7 @@ fn pass(shared: &Shared, directory: &Directory, wanted: u64) -> Result<()> {
     }
     let goal = capacity.saturating_sub(wanted.max(capacity / 10));
     let mut recency = by_recency(found);
-    while used > goal && !shared.is_stopping() {
+    while used > goal && go_on() {
         let mut enough = used - goal;
         let mut victims = Vec::with_capacity(REMOVED_AT_ONCE);
         while enough > 0 && victims.len() < REMOVED_AT_ONCE {
@@ -183,7 +180,7 @@ fn pass(shared: &Shared, directory: &Directory, wanted: u64) -> Result<()> {
         if victims.is_empty() {
             break;
         }
-        let (removed, freed) = directory.remove(&victims, patience())?;
+        let (removed, freed) = directory.remove(&victims, deadline)?;
         directory.counters.evicted(removed);
         used = used.saturating_sub(freed);
     }
@@ -207,8 +204,8 @@ struct Scan {
     pending: u64,
 }
 
-/// Looks at everything in the directory; nothing if the handle is being closed.
-fn scan(shared: &Shared, directory: &Directory) -> io::Result<Option<Scan>> {
+/// Looks at everything in the directory; nothing if it may not go on to the end.
+fn scan(directory: &Directory, go_on: &dyn Fn() -> bool) -> io::Result<Option<Scan>> {
     // First: a file that is renamed meanwhile is then seen twice rather than not at all, and known
     // by its number.
     let mut making = directory.writer.sweep()?;
@@ -223,7 +220,7 @@ fn scan(shared: &Shared, directory: &Directory) -> io::Result<Option<Scan>> {
         }
         Ok(())
     };
-    let complete = each_value(&directory.root, None, &mut visit, &mut || !shared.is_stopping())?;
+    let complete = each_value(&directory.root, None, &mut visit, go_on)?;
     let pending = making.into_values().sum();
     Ok(complete.then_some(Scan { found, values, pending }))
 }
@@ -234,7 +231,7 @@ pub(super) fn each_value(
     root: &Path,
     namespace: Option<Namespace>,
     visit: &mut dyn FnMut(Key, &fs::DirEntry) -> io::Result<()>,
-    go_on: &mut dyn FnMut() -> bool,
+    go_on: &dyn Fn() -> bool,
 ) -> io::Result<bool> {
     let namespaces: Vec<(Namespace, PathBuf)> = match namespace {
         Some(namespace) => vec![(namespace, root.join(namespace.to_string()))],

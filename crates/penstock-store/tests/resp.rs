@@ -437,7 +437,7 @@ fn a_restart_between_operations_goes_unnoticed() {
 
 #[test]
 fn a_server_killed_in_the_middle_of_a_get_never_makes_a_hit() {
-    const SIZE: usize = 32 << 20;
+    const SIZE: usize = 16 << 20;
     on_each_server(|name| {
         for unix in [false, true] {
             let mut server = Server::start(name);
@@ -521,6 +521,18 @@ fn a_server_that_never_greets_is_unreachable() {
             assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
         }
         server.thaw();
+    });
+}
+
+#[test]
+fn nothing_is_sent_after_the_deadline() {
+    on_each_server(|name| {
+        let server = Server::start(name);
+        let store = store(&server.unix());
+        let keys = fill(&*store, fresh_namespace(), 3, 10);
+        assert_eq!(kind_of(store.remove(&keys, Instant::now())), ErrorKind::TimedOut);
+        assert_eq!(store.contains(&keys, soon()).unwrap(), [true; 3]);
+        assert_eq!(store.stats().connects, 1, "nor is the connection lost");
     });
 }
 

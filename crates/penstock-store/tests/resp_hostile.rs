@@ -149,6 +149,46 @@ fn a_refusal_in_the_middle_of_a_put_is_told() {
 }
 
 #[test]
+fn why_a_connection_was_reset_is_told() {
+    // Closing with bytes unread resets the connection, so that sending fails on this side.
+    let resets: Script = Box::new(|stream| {
+        let _ = stream.read(&mut [0; 100]);
+        let _ = stream.write_all(b"-OOM no room at all\r\n");
+    });
+    let (_impostor, store) = facing(vec![resets]);
+    let error = put(&*store, &key(fresh_namespace(), 0), &bytes(0, 64 << 20)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+}
+
+#[test]
+fn a_request_on_a_connection_that_was_closing_is_sent_again() {
+    // The connection is open when it is taken up again, and closed before it answers.
+    let closes = || -> Script {
+        Box::new(|stream| {
+            let _ = stream.read(&mut [0; 65_536]);
+            let _ = stream.write_all(b"$4\r\nmine\r\n");
+            let _ = stream.read(&mut [0; 65_536]);
+        })
+    };
+    let (_impostor, store) =
+        facing(vec![closes(), closes(), says(b":1\r\n"), says(b"$4\r\nlast\r\n")]);
+    let mut into = [0; 4];
+    for connects in [1, 2] {
+        assert_eq!(get_into(&*store, &mut into).unwrap(), GetOutcome::Hit(4));
+        assert_eq!(store.stats().connects, connects);
+    }
+    let one = [key(fresh_namespace(), 0)];
+    assert_eq!(store.contains(&one, soon()).unwrap(), [true]);
+    assert_eq!((store.stats().connects, store.stats().errors), (3, 0));
+
+    // On a connection just opened it is an error: nothing suggests that another would do better.
+    let mute: Script = Box::new(|stream| drop(stream.read(&mut [0; 65_536])));
+    let (_impostor, store) = facing(vec![mute, says(b"$4\r\nlast\r\n")]);
+    let error = get_into(&*store, &mut into).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+}
+
+#[test]
 fn a_peer_that_trickles_meets_the_deadline() {
     for reply in [b"$1000000\r\n".as_slice(), b"*1000000\r\n", b"+"] {
         let trickle = || -> Script {

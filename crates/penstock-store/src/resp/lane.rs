@@ -182,8 +182,7 @@ impl<'p> Lane<'p> {
 
     /// Ends the lane; its connection is kept if nothing is in flight.
     pub(super) fn finish(mut self) {
-        let quiet = self.in_flight.is_empty() && self.outgoing.bytes == 0;
-        self.connection.settled = quiet && self.connection.received.bytes().is_empty();
+        self.connection.settled = self.in_flight.is_empty();
     }
 
     /// Ends the lane after a failure. Either all that was in flight goes back into the queue,

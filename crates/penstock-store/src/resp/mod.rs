@@ -28,7 +28,7 @@ use command::Commands;
 use connection::Connection;
 use failure::Failure;
 use parser::{MAX_STRING, Reply};
-use pool::{ConnectionPool, condemns_others};
+use pool::ConnectionPool;
 use transfer::{Gets, Puts};
 
 use crate::counters::Counters;
@@ -72,19 +72,15 @@ impl RespStore {
     ) -> Result<T> {
         let mut attempt = || {
             let mut connection = self.pool.lend(deadline)?;
-            let failure = match talk(&mut connection) {
-                Err(failure) if connection.was_stale(&failure) => failure,
-                other => return other,
-            };
-            drop((connection, failure));
-            talk(&mut *self.pool.lend_fresh(deadline)?)
-        };
-        attempt().map_err(|failure: Failure| {
-            if condemns_others(&failure) {
-                self.pool.discard_idle();
+            match talk(&mut connection) {
+                Err(failure) if connection.was_stale(&failure) => {}
+                outcome => return outcome.inspect_err(|failure| self.pool.broke(failure)),
             }
-            failure.error(&self.url, operation)
-        })
+            drop(connection);
+            let mut connection = self.pool.lend_fresh(deadline)?;
+            talk(&mut connection).inspect_err(|failure| self.pool.broke(failure))
+        };
+        attempt().map_err(|failure: Failure| failure.error(&self.url, operation))
     }
 
     fn failed(&self, operation: &'static str) -> impl Fn(&Failure, &Key) -> Error {

@@ -89,8 +89,15 @@ impl ConnectionPool {
         self.lend(deadline)
     }
 
-    /// Closes what lies idle: after one connection broke, the others are likely dead too.
-    pub(super) fn discard_idle(&self) {
+    /// Takes note of a lent connection's failure: if it broke, those that lie idle are likely
+    /// dead too, and closed, so that they do not fail one operation each.
+    pub(super) fn broke(&self, failure: &Failure) {
+        if matches!(failure.kind, ErrorKind::Unreachable | ErrorKind::TimedOut) {
+            self.discard_idle();
+        }
+    }
+
+    fn discard_idle(&self) {
         let mut state = self.state.lock();
         let dead = std::mem::take(&mut state.idle);
         state.count -= dead.len();
@@ -164,9 +171,4 @@ impl Drop for Lent<'_> {
         drop(state);
         self.pool.returned.notify_one();
     }
-}
-
-/// Whether a failure of one connection suggests that the idle ones are dead as well.
-pub(super) fn condemns_others(failure: &Failure) -> bool {
-    matches!(failure.kind, ErrorKind::Unreachable | ErrorKind::TimedOut)
 }

@@ -8,7 +8,7 @@ use rustix::event::PollFlags;
 use super::command;
 use super::failure::Failure;
 use super::lane::{Answer, Batch, Lane, Queue, Window};
-use super::pool::{ConnectionPool, condemns_others};
+use super::pool::ConnectionPool;
 use super::socket::wait;
 use crate::{GetOutcome, GetRequest, Key, PutOutcome, PutRequest, slices};
 
@@ -182,8 +182,8 @@ fn move_all<B: Batch>(
                             Err(failure) if lanes.is_empty() => return Err(failure),
                             Err(_) => {}
                         }
-                    } else if condemns_others(&failure) {
-                        pool.discard_idle();
+                    } else {
+                        pool.broke(&failure);
                     }
                     if lanes.is_empty() && !queue.is_empty() {
                         return Err(failure);
@@ -211,7 +211,7 @@ fn move_all<B: Batch>(
             lanes.into_iter().for_each(|lane| {
                 lane.fail(&failure, batch, queue, false);
             });
-            pool.discard_idle();
+            pool.broke(&failure);
             return Err(failure);
         }
     }

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -81,15 +82,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(figures: Figures, console: Console) -> None:
     rows = figures.rows
-    table = Table(caption="first token: p50 / p99, ms", caption_justify="left")
-    table.add_column("", no_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("first token: p50 / p99, ms", no_wrap=True)
     for row in rows:
-        table.add_column(row.situation.value, justify="right")
+        table.add_column(row.situation.value, justify="right", min_width=15)
     table.add_row("requests", *(str(row.requests) for row in rows))
     table.add_row("prompt tokens", *(f"{row.prompt_tokens:,}" for row in rows))
     table.add_row("  loaded from the pool", *(f"{row.loaded_tokens:,}" for row in rows))
-    table.add_row("  in its own prefix cache", *(f"{row.local_tokens:,}" for row in rows))
-    table.add_section()
+    table.add_row("  in its own cache", *(f"{row.local_tokens:,}" for row in rows))
     table.add_row("first token with Penstock", *(_milliseconds(row.penstock) for row in rows))
     table.add_row("first token recomputed", *(_milliseconds(row.recomputed) for row in rows))
     console.print(table)

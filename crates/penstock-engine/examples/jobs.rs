@@ -1,6 +1,6 @@
 //! How fast jobs move blocks: stores, then loads, of a whole set of blocks through a store.
 //!
-//! `jobs URL [block KiB=1024] [total MiB=128] [io lanes=4] [batch=4] [copy lanes=1] [rounds=5]`
+//! `jobs URL [block KiB=1024] [total MiB=128] [io lanes=2] [batch=8] [copy lanes=1] [rounds=5]`
 //!
 //! Blocks lie in 16 layers, each its own run (`LBHNC`) or all together (`BLHNC`). Prints for each
 //! layout MiB/s of the best round, whole jobs timed, and seconds of this process's CPU time for
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut number = |default: u64| args.next().map_or(Ok(default), |text| text.parse());
     let block_bytes = number(1024)? << 10;
     let blocks = (number(128)? << 20) / block_bytes;
-    let (io_lanes, batch, copy_lanes) = (number(4)?, number(4)?, number(1)?);
+    let (io_lanes, batch, copy_lanes) = (number(2)?, number(8)?, number(1)?);
     let rounds = number(5)?;
     for layout in [KvLayout::LBHNC, KvLayout::BLHNC] {
         let content = block_bytes / u64::from(LAYERS) / TOKENS;

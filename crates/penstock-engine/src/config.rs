@@ -50,16 +50,21 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    /// Settings for an arena of `slots` slots of `slot_bytes` each; everything else at its default.
+    /// Settings for an arena of `slots` slots of `slot_bytes` each; everything else at its
+    /// default.
+    ///
+    /// The defaults for lanes and batches did best in `examples/jobs.rs`, on two cores over a
+    /// directory and over Redis: with more lanes, or with more than a MiB in one call, loads got
+    /// slower, since values left the cache before they were verified and scattered.
     pub fn new(slot_bytes: usize, slots: usize) -> Self {
         Self {
             slot_bytes,
             slots,
             store_slots: (slots - slots / 4).min(slots.saturating_sub(1)).max(1),
             copy_lanes: 1,
-            io_lanes: 4,
-            batch: 4,
-            batch_bytes: 4 << 20,
+            io_lanes: 2,
+            batch: 8,
+            batch_bytes: 1 << 20,
             max_pending_objects: 4096,
             max_pending_bytes: 1 << 30,
             store_wait: Duration::from_millis(100),

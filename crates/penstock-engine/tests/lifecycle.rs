@@ -31,7 +31,7 @@ fn shutdown_answers_all_jobs_and_ends_all_threads() {
     config.put_timeout = Duration::from_millis(200);
     let engine = engine(&store, config, &kv);
     eventually("all lanes run", || {
-        threads("penstock-io").len() == 4 && threads("penstock-copy").len() == 1
+        threads("penstock-io").len() == 2 && threads("penstock-copy").len() == 1
     });
     store.hold_puts(true);
     store.hold_gets(true);

@@ -65,7 +65,7 @@ pub(crate) struct Engine {
 impl Engine {
     /// Reserves host memory of `slots` times `slot_bytes` and starts the threads.
     #[new]
-    #[pyo3(signature = (store, *, slot_bytes, slots, copy_lanes = 1, io_lanes = 4))]
+    #[pyo3(signature = (store, *, slot_bytes, slots, copy_lanes = 1, io_lanes = 2))]
     fn new(
         py: Python<'_>,
         store: &Store,

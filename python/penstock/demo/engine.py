@@ -102,7 +102,9 @@ class Engine:
             answer = _read_stream(response, begin)
         except (OSError, http.client.HTTPException) as error:
             self._server.check(float("inf"))
-            raise ServerFailed(f"{self.name} broke off: {error!r}") from error
+            raise ServerFailed(
+                f"{self.name} broke off: {error!r}{self._server.log_tail()}"
+            ) from error
         finally:
             connection.close()
         if len(answer.tokens) != max_tokens:

@@ -128,11 +128,12 @@ class Server:
         """Raises ServerFailed if the program ended, or has been running for `deadline` seconds."""
         status = self._process.poll()
         if status is not None:
-            raise ServerFailed(f"{self.name} ended with status {status}{self._tail()}")
+            raise ServerFailed(f"{self.name} ended with status {status}{self.log_tail()}")
         if time.monotonic() - self._started > deadline:
-            raise ServerFailed(f"{self.name} was not ready after {deadline:.0f} s{self._tail()}")
+            raise ServerFailed(f"{self.name} was not ready after {deadline:.0f} s{self.log_tail()}")
 
-    def _tail(self) -> str:
+    def log_tail(self) -> str:
+        """The last lines of the program's log, as the end of a message."""
         lines = self._log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
         if not lines:
             return " and left no log"

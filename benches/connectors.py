@@ -15,7 +15,8 @@ from tests.servers import Server
 
 from benches.processes import Process, free_port
 
-POOL_BYTES = 3 << 30
+POOL_BYTES = 2 << 30
+"""Room of every pool that has a bound: all prompts of the larger model, twice."""
 
 
 class Connector:

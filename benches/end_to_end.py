@@ -334,7 +334,7 @@ def main() -> None:
     parser.add_argument(
         "--together",
         type=int,
-        default=len(every),
+        default=5,
         metavar="N",
         help="engines alive at once; more rows go in groups with a baseline each",
     )

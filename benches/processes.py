@@ -18,7 +18,8 @@ class Process:
         self._log = log
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                command,
+                # However the bench itself ends, its servers go with it.
+                ["setpriv", "--pdeathsig", "KILL", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 WINDOW = 0.15
 """Seconds over which the CPUs are watched."""
-BUSY = 0.10
+BUSY = 0.25
 """Cores at work, in sum, that count as quiet."""
 
 

@@ -147,7 +147,11 @@ pub trait Store: Send + Sync {
 
     /// Puts one value.
     fn put(&self, key: &Key, value: &[IoSlice<'_>], deadline: Instant) -> Result<PutOutcome> {
-        let mut batch = [PutRequest { key: *key, value, outcome: None }];
+        let mut batch = [PutRequest {
+            key: *key,
+            value,
+            outcome: None,
+        }];
         self.put_many(&mut batch, deadline);
         let [request] = batch;
         request.outcome.unwrap_or_else(|| Err(unanswered()))
@@ -155,7 +159,11 @@ pub trait Store: Send + Sync {
 
     /// Gets one value.
     fn get(&self, key: &Key, into: &mut [IoSliceMut<'_>], deadline: Instant) -> Result<GetOutcome> {
-        let mut batch = [GetRequest { key: *key, into, outcome: None }];
+        let mut batch = [GetRequest {
+            key: *key,
+            into,
+            outcome: None,
+        }];
         self.get_many(&mut batch, deadline);
         let [request] = batch;
         request.outcome.unwrap_or_else(|| Err(unanswered()))
@@ -163,5 +171,8 @@ pub trait Store: Send + Sync {
 }
 
 fn unanswered() -> Error {
-    Error::new(crate::ErrorKind::Protocol, "the store left a request without an outcome")
+    Error::new(
+        crate::ErrorKind::Protocol,
+        "the store left a request without an outcome",
+    )
 }

@@ -65,7 +65,12 @@ pub struct Error {
 impl Error {
     /// An error of this kind with a message for people.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), context: Vec::new(), source: None }
+        Self {
+            kind,
+            message: message.into(),
+            context: Vec::new(),
+            source: None,
+        }
     }
 
     /// Adds a named fact (store, operation, key, …).
@@ -97,7 +102,11 @@ impl fmt::Display for Error {
         for (i, (name, value)) in self.context.iter().enumerate() {
             write!(f, "{}{name}: {value}", if i == 0 { " (" } else { ", " })?;
         }
-        if self.context.is_empty() { Ok(()) } else { f.write_str(")") }
+        if self.context.is_empty() {
+            Ok(())
+        } else {
+            f.write_str(")")
+        }
     }
 }
 

@@ -76,7 +76,9 @@ impl fmt::Debug for Namespace {
 impl Namespace {
     /// Reads the hexadecimal form.
     pub fn parse(text: &str) -> Result<Self, NotAKey> {
-        unhex(text).map(Self).ok_or_else(|| NotAKey(text.to_owned()))
+        unhex(text)
+            .map(Self)
+            .ok_or_else(|| NotAKey(text.to_owned()))
     }
 }
 
@@ -89,7 +91,11 @@ impl Key {
             .get_mut(..chunk.len())
             .ok_or_else(|| NotAKey(format!("chunk identity of {} bytes", chunk.len())))?
             .copy_from_slice(chunk);
-        Ok(Self { namespace, chunk: padded, span })
+        Ok(Self {
+            namespace,
+            chunk: padded,
+            span,
+        })
     }
 
     /// Reads the text form.
@@ -110,7 +116,11 @@ impl Key {
             Some(start.parse().ok()?..end.parse().ok()?)
         };
         let span = Span::new(range(layers)?, range(heads)?).ok()?;
-        Some(Self { namespace, chunk, span })
+        Some(Self {
+            namespace,
+            chunk,
+            span,
+        })
     }
 
     /// The bytes that stand for this key inside a value's header: every field, fixed width.
@@ -119,7 +129,10 @@ impl Key {
         bytes[..NAMESPACE_BYTES].copy_from_slice(&self.namespace.0);
         bytes[NAMESPACE_BYTES..][..CHUNK_BYTES].copy_from_slice(&self.chunk);
         let (layers, heads) = (self.span.layers(), self.span.heads());
-        for (i, n) in [layers.start, layers.end, heads.start, heads.end].into_iter().enumerate() {
+        for (i, n) in [layers.start, layers.end, heads.start, heads.end]
+            .into_iter()
+            .enumerate()
+        {
             bytes[NAMESPACE_BYTES + CHUNK_BYTES + 2 * i..][..2].copy_from_slice(&n.to_le_bytes());
         }
         bytes
@@ -132,7 +145,11 @@ impl Key {
         let bound = |i: usize| u16::from_le_bytes([bounds[2 * i], bounds[2 * i + 1]]);
         let span = Span::new(bound(0)..bound(1), bound(2)..bound(3))
             .map_err(|empty| NotAKey(empty.to_string()))?;
-        let mut key = Self { namespace: Namespace([0; NAMESPACE_BYTES]), chunk: [0; CHUNK_BYTES], span };
+        let mut key = Self {
+            namespace: Namespace([0; NAMESPACE_BYTES]),
+            chunk: [0; CHUNK_BYTES],
+            span,
+        };
         key.namespace.0.copy_from_slice(namespace);
         key.chunk.copy_from_slice(chunk);
         Ok(key)

@@ -34,8 +34,15 @@ impl MemoryStore {
     /// An empty store that holds at most so many bytes, 256 of them for each object beside its
     /// value.
     pub fn new(capacity: u64) -> Self {
-        let held = Held { values: HashMap::new(), recency: Lru::new() };
-        Self { capacity, held: Mutex::new(held), counters: Counters::default() }
+        let held = Held {
+            values: HashMap::new(),
+            recency: Lru::new(),
+        };
+        Self {
+            capacity,
+            held: Mutex::new(held),
+            counters: Counters::default(),
+        }
     }
 
     fn put_one(&self, key: &Key, value: &[std::io::IoSlice<'_>]) -> Result<PutOutcome> {
@@ -49,7 +56,11 @@ impl MemoryStore {
             .with("store", self.url())
             .with("key", key));
         }
-        let present = |held: &Held| held.values.get(key).is_some_and(|v| v.len() as u64 == bytes);
+        let present = |held: &Held| {
+            held.values
+                .get(key)
+                .is_some_and(|v| v.len() as u64 == bytes)
+        };
         {
             let mut held = self.held.lock();
             if present(&held) {
@@ -68,7 +79,9 @@ impl MemoryStore {
         held.recency.insert(*key, bytes + ENTRY_BYTES);
         let replaced = evicted.len();
         while held.recency.weight() > self.capacity {
-            let Some((victim, _)) = held.recency.evict() else { break };
+            let Some((victim, _)) = held.recency.evict() else {
+                break;
+            };
             evicted.extend(held.values.remove(&victim));
         }
         drop(held);
@@ -78,7 +91,9 @@ impl MemoryStore {
 
     fn get_one(&self, key: &Key, into: &mut [std::io::IoSliceMut<'_>]) -> GetOutcome {
         let mut held = self.held.lock();
-        let Some(value) = held.values.get(key).cloned() else { return GetOutcome::Miss };
+        let Some(value) = held.values.get(key).cloned() else {
+            return GetOutcome::Miss;
+        };
         held.recency.touch(key);
         drop(held);
         let bytes = value.len() as u64;
@@ -107,7 +122,9 @@ impl Store for MemoryStore {
     fn contains(&self, keys: &[Key], deadline: Instant) -> Result<Vec<bool>> {
         let answer = deadline::check(deadline).map(|()| {
             let held = self.held.lock();
-            keys.iter().map(|key| held.values.contains_key(key)).collect()
+            keys.iter()
+                .map(|key| held.values.contains_key(key))
+                .collect()
         });
         self.counters.looked_up(&answer);
         answer
@@ -115,8 +132,8 @@ impl Store for MemoryStore {
 
     fn put_many(&self, batch: &mut [PutRequest<'_>], deadline: Instant) {
         for request in batch {
-            let outcome = deadline::check(deadline)
-                .and_then(|()| self.put_one(&request.key, request.value));
+            let outcome =
+                deadline::check(deadline).and_then(|()| self.put_one(&request.key, request.value));
             self.counters.put(&outcome, slices::len_of(request.value));
             request.outcome = Some(outcome);
         }
@@ -156,7 +173,10 @@ impl Store for MemoryStore {
             .values
             .iter()
             .filter(|(key, _)| namespace.is_none_or(|namespace| key.namespace == namespace))
-            .map(|(key, value)| Listed { key: *key, bytes: value.len() as u64 })
+            .map(|(key, value)| Listed {
+                key: *key,
+                bytes: value.len() as u64,
+            })
             .collect();
         drop(held);
         listed.into_iter().for_each(visit);

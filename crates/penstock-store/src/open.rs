@@ -70,7 +70,9 @@ fn open_file(url: &Url) -> Result<Arc<dyn Store>> {
 fn parse(url: &str) -> Result<Url> {
     let url = Url::parse(url).map_err(|error| config(&format!("not a pool URL: {error}")))?;
     if url.fragment().is_some() {
-        return Err(config("a pool URL has no fragment: write '#' in a path as %23"));
+        return Err(config(
+            "a pool URL has no fragment: write '#' in a path as %23",
+        ));
     }
     Ok(url)
 }
@@ -80,7 +82,9 @@ fn size_of(url: &Url) -> Result<Option<u64>> {
     let mut size = None;
     for (name, value) in url.query_pairs() {
         if name != "size" || size.is_some() {
-            return Err(config(&format!("parameter {name:?} is unknown or given twice")));
+            return Err(config(&format!(
+                "parameter {name:?} is unknown or given twice"
+            )));
         }
         size = Some(parse_size(&value)?).filter(|&size| size > 0);
         if size.is_none() {
@@ -91,5 +95,8 @@ fn size_of(url: &Url) -> Result<Option<u64>> {
 }
 
 fn config(problem: &str) -> Error {
-    Error::new(ErrorKind::Config, format!("{problem}; accepted: {ACCEPTED}"))
+    Error::new(
+        ErrorKind::Config,
+        format!("{problem}; accepted: {ACCEPTED}"),
+    )
 }

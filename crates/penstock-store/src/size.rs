@@ -17,7 +17,9 @@ pub fn parse_size(text: &str) -> Result<u64> {
 }
 
 fn exact_size(text: &str) -> Option<u64> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let unit: u128 = match unit.trim().to_ascii_lowercase().as_str() {
         "" | "b" => 1,
@@ -38,7 +40,11 @@ fn exact_size(text: &str) -> Option<u64> {
     }
     let whole = u128::from(whole.parse::<u64>().ok()?);
     let part: u128 = part.parse().ok()?;
-    let decimals = 10_u128.pow(number.split_once('.').map_or(1, |(_, part)| part.len() as u32));
+    let decimals = 10_u128.pow(
+        number
+            .split_once('.')
+            .map_or(1, |(_, part)| part.len() as u32),
+    );
     u64::try_from(whole * unit + part * unit / decimals).ok()
 }
 
@@ -67,7 +73,18 @@ mod tests {
 
     #[test]
     fn not_sizes() {
-        for text in ["", "G", "-1", "1.2.3G", "1.", ".5G", "1e9", "10GiBs", "16777216T", "ten"] {
+        for text in [
+            "",
+            "G",
+            "-1",
+            "1.2.3G",
+            "1.",
+            ".5G",
+            "1e9",
+            "10GiBs",
+            "16777216T",
+            "ten",
+        ] {
             let error = parse_size(text).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{text}");
         }

@@ -15,7 +15,9 @@ pub(crate) fn room_of(slices: &[IoSliceMut<'_>]) -> u64 {
 /// The slices' bytes in one piece.
 pub(crate) fn gather(slices: &[IoSlice<'_>]) -> Vec<u8> {
     let mut value = Vec::with_capacity(len_of(slices) as usize);
-    slices.iter().for_each(|slice| value.extend_from_slice(slice));
+    slices
+        .iter()
+        .for_each(|slice| value.extend_from_slice(slice));
     value
 }
 

@@ -142,7 +142,11 @@ pub struct ExpectedChecksum(u64);
 impl ExpectedChecksum {
     /// Compares with the checksum of the payload that arrived.
     pub fn check(self, found: u64) -> Result<(), Rejection> {
-        if self.0 == found { Ok(()) } else { Err(Rejection::PayloadChecksum) }
+        if self.0 == found {
+            Ok(())
+        } else {
+            Err(Rejection::PayloadChecksum)
+        }
     }
 }
 
@@ -196,7 +200,10 @@ pub fn verify(
     }
     let found = u64_at(LENGTH_AT);
     if found != expected_payload_len {
-        return Err(Rejection::Length { expected: expected_payload_len, found });
+        return Err(Rejection::Length {
+            expected: expected_payload_len,
+            found,
+        });
     }
     Ok(ExpectedChecksum(u64_at(PAYLOAD_CHECKSUM_AT)))
 }

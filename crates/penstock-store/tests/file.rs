@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use behaviour::{bytes, get, key, put, soon};
+use behaviour::{bytes, get, key, soon};
 use penstock_store::value::{self, Checksum, HEADER_BYTES};
 use penstock_store::{ErrorKind, FileStore, Key, Listed, Namespace, PutOutcome, Result, Store};
 use rustix::process::{Pid, Signal, kill_process};
@@ -45,11 +45,17 @@ fn put_sealed(store: &dyn Store, n: u64, len: usize) -> Result<PutOutcome> {
 fn put_sealed_by(store: &dyn Store, n: u64, len: usize, deadline: Instant) -> Result<PutOutcome> {
     let (key, payload) = (key(SHARED, n), bytes(n, len));
     let header = value::seal(&key, len as u64, Checksum::of(&payload));
-    store.put(&key, &[IoSlice::new(&header), IoSlice::new(&payload)], deadline)
+    store.put(
+        &key,
+        &[IoSlice::new(&header), IoSlice::new(&payload)],
+        deadline,
+    )
 }
 
 fn assert_whole(store: &dyn Store, key: &Key) -> bool {
-    let Some(value) = get(store, key) else { return false };
+    let Some(value) = get(store, key) else {
+        return false;
+    };
     let payload = value.len().checked_sub(HEADER_BYTES).expect("a header");
     value::verify_value(&value, key, payload as u64).expect("a whole value");
     true
@@ -59,7 +65,9 @@ fn assert_whole(store: &dyn Store, key: &Key) -> bool {
 #[test]
 #[ignore = "a role of other tests' processes"]
 fn in_a_process_of_its_own() {
-    let (Ok(role), Some(root)) = (std::env::var(ROLE), std::env::var_os(ROOT)) else { return };
+    let (Ok(role), Some(root)) = (std::env::var(ROLE), std::env::var_os(ROOT)) else {
+        return;
+    };
     let root = PathBuf::from(root);
     match role.as_str() {
         "put without end" => {
@@ -83,7 +91,10 @@ fn in_a_process_of_its_own() {
                 }
                 found += u64::from(assert_whole(&*store, &key(SHARED, n)));
             }
-            assert!(stored > 300 && found > 100, "stored {stored}, found {found}");
+            assert!(
+                stored > 300 && found > 100,
+                "stored {stored}, found {found}"
+            );
         }
         "open and close" => {
             let count = |what| fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
@@ -139,7 +150,9 @@ fn start(role: &str, root: &Path) -> Process {
 /// Bytes of all files that hold values or will, as long as they are now.
 fn bytes_on_disk(root: &Path) -> u64 {
     fn sum(path: &Path) -> u64 {
-        let Ok(entries) = fs::read_dir(path) else { return 0 };
+        let Ok(entries) = fs::read_dir(path) else {
+            return 0;
+        };
         entries
             .flatten()
             .map(|entry| match entry.metadata() {
@@ -161,13 +174,18 @@ fn used_bytes(store: &dyn Store) -> u64 {
 
 fn listed(store: &dyn Store) -> Vec<Listed> {
     let mut listed = Vec::new();
-    store.list(None, &mut |object| listed.push(object), soon()).unwrap();
+    store
+        .list(None, &mut |object| listed.push(object), soon())
+        .unwrap();
     listed
 }
 
 /// What the values there are charged with.
 fn charged(store: &dyn Store) -> u64 {
-    listed(store).iter().map(|object| object.bytes.max(1).next_multiple_of(4096)).sum()
+    listed(store)
+        .iter()
+        .map(|object| object.bytes.max(1).next_multiple_of(4096))
+        .sum()
 }
 
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
@@ -181,22 +199,30 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 #[test]
 fn processes_share_one_bound_and_see_only_whole_values() {
     let root = tempfile::tempdir().unwrap();
-    let mut processes: Vec<Process> =
-        (0..3).map(|_| start("put and get under pressure", root.path())).collect();
+    let mut processes: Vec<Process> = (0..3)
+        .map(|_| start("put and get under pressure", root.path()))
+        .collect();
     let mut most = 0;
     while processes.iter_mut().any(Process::is_running) {
         // Stopped wherever they are: a sum taken while they run is no instant's.
         processes.iter().for_each(stop);
         let bytes = bytes_on_disk(root.path());
-        processes.iter().for_each(|process| signal(process, Signal::CONT));
+        processes
+            .iter()
+            .for_each(|process| signal(process, Signal::CONT));
         assert!(bytes <= CAPACITY, "{bytes} bytes on the disk");
         most = most.max(bytes);
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(processes.into_iter().all(Process::succeeds));
-    assert!(most > CAPACITY / 2, "there was pressure: at most {most} bytes");
+    assert!(
+        most > CAPACITY / 2,
+        "there was pressure: at most {most} bytes"
+    );
     let store = open(root.path(), CAPACITY);
-    eventually("the count is exact", || used_bytes(&*store) == charged(&*store));
+    eventually("the count is exact", || {
+        used_bytes(&*store) == charged(&*store)
+    });
     assert!(whole_values(&*store) > 20);
 }
 
@@ -210,7 +236,9 @@ fn stop(process: &Process) {
     signal(process, Signal::STOP);
     let stands = |thread: fs::DirEntry| {
         let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        let state = stat.rsplit_once(") ").map_or('X', |(_, rest)| rest.as_bytes()[0].into());
+        let state = stat
+            .rsplit_once(") ")
+            .map_or('X', |(_, rest)| rest.as_bytes()[0].into());
         matches!(state, 'T' | 'Z' | 'X')
     };
     eventually("the process stands still", || {
@@ -221,7 +249,10 @@ fn stop(process: &Process) {
 
 /// How many values there are, each of which is whole; those evicted meanwhile do not count.
 fn whole_values(store: &dyn Store) -> usize {
-    listed(store).iter().filter(|object| assert_whole(store, &object.key)).count()
+    listed(store)
+        .iter()
+        .filter(|object| assert_whole(store, &object.key))
+        .count()
 }
 
 #[test]
@@ -231,19 +262,26 @@ fn a_killed_process_leaves_no_partial_value_and_no_lost_room() {
     for round in 0..12 {
         let mut process = start("put without end", root.path());
         let known = listed_files(root.path()).len();
-        eventually("the process puts", || listed_files(root.path()).len() != known);
+        eventually("the process puts", || {
+            listed_files(root.path()).len() != known
+        });
         std::thread::sleep(Duration::from_micros(700 * round));
         process.kill();
         left_something |= fs::read_dir(root.path().join("tmp")).unwrap().count() > 0;
         assert!(bytes_on_disk(root.path()) <= CAPACITY);
         let store = open(root.path(), CAPACITY);
         assert!(whole_values(&*store) > 0);
-        eventually("the count is exact again", || used_bytes(&*store) == charged(&*store));
+        eventually("the count is exact again", || {
+            used_bytes(&*store) == charged(&*store)
+        });
         // This handle's own registration is all there is.
         let temporaries = || fs::read_dir(root.path().join("tmp")).unwrap().count();
         eventually("left-overs are gone", || temporaries() == 1);
     }
-    assert!(left_something, "no round was killed with anything left to clean up");
+    assert!(
+        left_something,
+        "no round was killed with anything left to clean up"
+    );
 }
 
 #[test]
@@ -256,9 +294,16 @@ fn a_stopped_process_holds_nobody_up() {
         stop(&process);
         let start = Instant::now();
         if let Err(error) = put_sealed_by(&*store, n, 100_000, start + Duration::from_millis(50)) {
-            assert!(matches!(error.kind(), ErrorKind::Full | ErrorKind::TimedOut), "{error}");
+            assert!(
+                matches!(error.kind(), ErrorKind::Full | ErrorKind::TimedOut),
+                "{error}"
+            );
         }
-        assert!(start.elapsed() < Duration::from_secs(10), "held up for {:?}", start.elapsed());
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "held up for {:?}",
+            start.elapsed()
+        );
         // Reading asks nobody.
         for object in listed(&*store) {
             assert_whole(&*store, &object.key);
@@ -267,7 +312,9 @@ fn a_stopped_process_holds_nobody_up() {
         std::thread::sleep(Duration::from_millis(n));
     }
     process.kill();
-    eventually("puts succeed again", || put_sealed(&*store, 1000, 1000).is_ok());
+    eventually("puts succeed again", || {
+        put_sealed(&*store, 1000, 1000).is_ok()
+    });
 }
 
 fn listed_files(root: &Path) -> Vec<PathBuf> {
@@ -295,28 +342,42 @@ fn the_least_recently_used_go_first_also_by_other_handles() {
     let hour = SystemTime::now() - Duration::from_secs(3600);
     for n in 0..60 {
         let times = FileTimes::new().set_modified(hour + Duration::from_secs(n));
-        let file = fs::File::options().write(true).open(path_of(root.path(), n)).unwrap();
+        let file = fs::File::options()
+            .write(true)
+            .open(path_of(root.path(), n))
+            .unwrap();
         file.set_times(times).unwrap();
     }
     let store = open(root.path(), CAPACITY);
     // A get and a put of what is there are uses; a look-up is none.
     assert!(assert_whole(&*store, &key(SHARED, 0)));
-    assert_eq!(put_sealed(&*store, 1, size).unwrap(), PutOutcome::AlreadyPresent);
+    assert_eq!(
+        put_sealed(&*store, 1, size).unwrap(),
+        PutOutcome::AlreadyPresent
+    );
     assert_eq!(store.contains(&[key(SHARED, 2)], soon()).unwrap(), [true]);
     let other = open(root.path(), CAPACITY);
     (100..140).for_each(|n| assert!(put_sealed(&*other, n, size).is_ok()));
     let keys: Vec<Key> = (0..60).map(|n| key(SHARED, n)).collect();
     let left = store.contains(&keys, soon()).unwrap();
     assert_eq!(left[..3], [true, true, false]);
-    let oldest = left[2..].iter().position(|&left| left).expect("not all were evicted");
-    assert!(left[2 + oldest..].iter().all(|&left| left), "in order of use: {left:?}");
+    let oldest = left[2..]
+        .iter()
+        .position(|&left| left)
+        .expect("not all were evicted");
+    assert!(
+        left[2 + oldest..].iter().all(|&left| left),
+        "in order of use: {left:?}"
+    );
     assert!(oldest >= 10);
 }
 
 fn path_of(root: &Path, n: u64) -> PathBuf {
     let text = key(SHARED, n).to_string();
     let parts: Vec<&str> = text.split(':').collect();
-    root.join(parts[1]).join(&parts[2][..2]).join(format!("{}.{}", parts[2], parts[3]))
+    root.join(parts[1])
+        .join(&parts[2][..2])
+        .join(format!("{}.{}", parts[2], parts[3]))
 }
 
 #[test]
@@ -336,7 +397,9 @@ fn a_lost_or_damaged_count_is_made_anew() {
         damage();
         let store = open(root.path(), CAPACITY);
         assert_eq!(put_sealed(&*store, n, 100_000).unwrap(), PutOutcome::Stored);
-        eventually("the count is exact", || used_bytes(&*store) == charged(&*store));
+        eventually("the count is exact", || {
+            used_bytes(&*store) == charged(&*store)
+        });
         assert!(listed(&*store).len() > 40);
     }
 }
@@ -350,7 +413,9 @@ fn values_that_others_brought_or_took_are_counted_by_the_next_scan() {
     }
     (0..20).for_each(|n| fs::remove_file(path_of(root.path(), n)).unwrap());
     let store = open(root.path(), CAPACITY);
-    eventually("the count is exact", || used_bytes(&*store) == charged(&*store));
+    eventually("the count is exact", || {
+        used_bytes(&*store) == charged(&*store)
+    });
     drop(store);
     for n in 100..150 {
         let path = path_of(root.path(), n);
@@ -359,8 +424,12 @@ fn values_that_others_brought_or_took_are_counted_by_the_next_scan() {
     }
     assert!(bytes_on_disk(root.path()) > CAPACITY);
     let store = open(root.path(), CAPACITY);
-    eventually("back within the bound", || bytes_on_disk(root.path()) <= CAPACITY);
-    eventually("the count is exact", || used_bytes(&*store) == charged(&*store));
+    eventually("back within the bound", || {
+        bytes_on_disk(root.path()) <= CAPACITY
+    });
+    eventually("the count is exact", || {
+        used_bytes(&*store) == charged(&*store)
+    });
 }
 
 #[test]
@@ -375,7 +444,11 @@ fn what_is_not_ours_stays() {
     let store = open(root.path(), 2 << 20);
     (0..100).for_each(|n| assert!(put_sealed(&*store, n, 100_000).is_ok()));
     assert!(strangers.iter().all(|name| root.path().join(name).exists()));
-    assert!(listed(&*store).iter().all(|object| object.key.namespace == SHARED));
+    assert!(
+        listed(&*store)
+            .iter()
+            .all(|object| object.key.namespace == SHARED)
+    );
 }
 
 #[test]
@@ -396,7 +469,9 @@ fn a_path_that_is_no_directory_is_refused() {
     let file = root.path().join("file");
     fs::write(&file, b"").unwrap();
     assert!(FileStore::open(&file, Some(CAPACITY)).is_err());
-    let error = FileStore::open(Path::new("relative"), Some(CAPACITY)).err().unwrap();
+    let error = FileStore::open(Path::new("relative"), Some(CAPACITY))
+        .err()
+        .unwrap();
     assert_eq!(error.kind(), ErrorKind::Config);
 }
 
@@ -426,13 +501,18 @@ impl SmallDisk {
             .arg(at.path())
             .stderr(Stdio::null())
             .status();
-        mounted.is_ok_and(|status| status.success()).then_some(Self(at))
+        mounted
+            .is_ok_and(|status| status.success())
+            .then_some(Self(at))
     }
 }
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg("--lazy").arg(self.0.path()).status();
+        let _ = Command::new("umount")
+            .arg("--lazy")
+            .arg(self.0.path())
+            .status();
     }
 }
 
@@ -449,7 +529,16 @@ fn a_full_disk_refuses_puts_and_serves_gets() {
     assert!(stored > 10);
     assert!((0..stored).all(|n| assert_whole(&*store, &key(SHARED, n))));
     assert!(!assert_whole(&*store, &key(SHARED, stored)));
-    assert_eq!(used_bytes(&*store), charged(&*store), "a refused put keeps no room");
-    store.remove(&[key(SHARED, 0), key(SHARED, 1)], soon()).unwrap();
-    assert_eq!(put_sealed(&*store, stored, 200_000).unwrap(), PutOutcome::Stored);
+    assert_eq!(
+        used_bytes(&*store),
+        charged(&*store),
+        "a refused put keeps no room"
+    );
+    store
+        .remove(&[key(SHARED, 0), key(SHARED, 1)], soon())
+        .unwrap();
+    assert_eq!(
+        put_sealed(&*store, stored, 200_000).unwrap(),
+        PutOutcome::Stored
+    );
 }

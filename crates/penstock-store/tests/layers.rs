@@ -19,18 +19,31 @@ fn faulty(faults: Faults) -> Arc<Faulty> {
 }
 
 fn always(kind: ErrorKind) -> Faults {
-    Faults { errors: vec![(kind, 1.0)], ..Faults::default() }
+    Faults {
+        errors: vec![(kind, 1.0)],
+        ..Faults::default()
+    }
 }
 
 fn breaker(inner: Arc<dyn Store>, first_pause: Duration) -> Breaker {
     let longest_pause = Duration::from_secs(3600);
-    Breaker::new(inner, BreakerSettings { failures: 3, first_pause, longest_pause })
+    Breaker::new(
+        inner,
+        BreakerSettings {
+            failures: 3,
+            first_pause,
+            longest_pause,
+        },
+    )
 }
 
 const LONG: Duration = Duration::from_secs(3600);
 
 fn ask(store: &dyn Store) -> Option<ErrorKind> {
-    store.contains(&[key(fresh_namespace(), 0)], soon()).err().map(|error| error.kind())
+    store
+        .contains(&[key(fresh_namespace(), 0)], soon())
+        .err()
+        .map(|error| error.kind())
 }
 
 #[test]
@@ -55,19 +68,35 @@ fn a_breaker_opens_after_failures_in_a_row() {
         }
         let value = [IoSlice::new(b"v")];
         let requests = [0, 1].map(|n| key(fresh_namespace(), n));
-        let mut batch = requests.map(|key| PutRequest { key, value: &value, outcome: None });
+        let mut batch = requests.map(|key| PutRequest {
+            key,
+            value: &value,
+            outcome: None,
+        });
         breaker.put_many(&mut batch, soon());
         for request in batch {
-            assert_eq!(request.outcome.unwrap().unwrap_err().kind(), ErrorKind::Unavailable);
+            assert_eq!(
+                request.outcome.unwrap().unwrap_err().kind(),
+                ErrorKind::Unavailable
+            );
         }
-        let expected = BreakerCounters { opened: 1, rejected: 6, probes: 0 };
+        let expected = BreakerCounters {
+            opened: 1,
+            rejected: 6,
+            probes: 0,
+        };
         assert_eq!(breaker.counters(), expected);
     }
 }
 
 #[test]
 fn a_breaker_stays_closed_while_the_store_answers() {
-    for kind in [ErrorKind::Full, ErrorKind::Denied, ErrorKind::Unavailable, ErrorKind::Protocol] {
+    for kind in [
+        ErrorKind::Full,
+        ErrorKind::Denied,
+        ErrorKind::Unavailable,
+        ErrorKind::Protocol,
+    ] {
         let breaker = breaker(faulty(always(kind)), LONG);
         for _ in 0..20 {
             assert_eq!(ask(&breaker), Some(kind));
@@ -142,13 +171,19 @@ fn a_breaker_probes_after_its_pause_and_closes_on_success() {
         let start = Instant::now();
         while breaker.counters().probes < probe {
             let kind = ask(&breaker);
-            assert!(matches!(kind, Some(ErrorKind::Unavailable | ErrorKind::Unreachable)));
+            assert!(matches!(
+                kind,
+                Some(ErrorKind::Unavailable | ErrorKind::Unreachable)
+            ));
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!(breaker.is_open());
         pauses.push(start.elapsed());
     }
-    assert!(pauses[1] >= pause && pauses[2] >= 2 * pause, "the pause grows: {pauses:?}");
+    assert!(
+        pauses[1] >= pause && pauses[2] >= 2 * pause,
+        "the pause grows: {pauses:?}"
+    );
     mending.0.store(true, std::sync::atomic::Ordering::SeqCst);
     let until = soon();
     while breaker.is_open() && Instant::now() < until {
@@ -167,7 +202,11 @@ fn outcomes(faults: Faults) -> (Arc<Faulty>, Vec<String>) {
         let put = store.put(&key, &[IoSlice::new(&value)], soon());
         let mut into = [0; 100];
         let got = store.get(&key, &mut [IoSliceMut::new(&mut into)], soon());
-        let changed: u32 = into.iter().zip(&value).map(|(a, b)| (a ^ b).count_ones()).sum();
+        let changed: u32 = into
+            .iter()
+            .zip(&value)
+            .map(|(a, b)| (a ^ b).count_ones())
+            .sum();
         match got {
             Ok(GetOutcome::Hit(bytes)) => format!("{} {bytes} {changed}", put.is_ok()),
             other => format!("{} {other:?}", put.is_ok()),
@@ -196,19 +235,34 @@ fn the_same_seed_gives_the_same_faults() {
     for count in [injected.misses, injected.truncations, injected.bit_flips] {
         assert!((40..170).contains(&count), "{injected:?}");
     }
-    let seen = |end: &str| first.iter().filter(|outcome| outcome.ends_with(end)).count() as u64;
+    let seen = |end: &str| {
+        first
+            .iter()
+            .filter(|outcome| outcome.ends_with(end))
+            .count() as u64
+    };
     assert_eq!(seen("Ok(Miss)"), injected.misses);
-    assert_eq!(seen(" 1"), injected.bit_flips, "one bit each, in what was delivered or cut");
+    assert_eq!(
+        seen(" 1"),
+        injected.bit_flips,
+        "one bit each, in what was delivered or cut"
+    );
 }
 
 #[test]
 fn delays_do_not_outlast_the_deadline() {
     let delay = Duration::from_secs(3600);
-    let store = faulty(Faults { delay, delays: 1.0, ..Faults::default() });
+    let store = faulty(Faults {
+        delay,
+        delays: 1.0,
+        ..Faults::default()
+    });
     let start = Instant::now();
     let deadline = start + Duration::from_millis(5);
     let key = key(fresh_namespace(), 0);
-    let put = store.put(&key, &[IoSlice::new(b"value")], deadline).unwrap_err();
+    let put = store
+        .put(&key, &[IoSlice::new(b"value")], deadline)
+        .unwrap_err();
     assert_eq!(put.kind(), ErrorKind::TimedOut);
     let looked = store.contains(&[key], deadline).unwrap_err();
     assert_eq!(looked.kind(), ErrorKind::TimedOut);

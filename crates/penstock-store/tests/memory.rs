@@ -23,7 +23,10 @@ fn use_keeps_a_value_from_eviction() {
     let store = MemoryStore::new(10_000);
     for n in 0..100 {
         behaviour::put(&store, &key(n), &[0; 1000]).unwrap();
-        assert!(behaviour::get(&store, &key(0)).is_some(), "used every round, {n}");
+        assert!(
+            behaviour::get(&store, &key(0)).is_some(),
+            "used every round, {n}"
+        );
     }
     assert!(behaviour::get(&store, &key(1)).is_none());
 }

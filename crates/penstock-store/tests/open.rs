@@ -18,10 +18,19 @@ fn each_kind_opens_and_says_so() {
     let path = root.path().join("with space & é");
     let file = url::Url::from_file_path(&path).unwrap();
     for (url, shown) in [
-        ("memory://?size=1MiB".to_owned(), "memory://?size=1048576".to_owned()),
+        (
+            "memory://?size=1MiB".to_owned(),
+            "memory://?size=1048576".to_owned(),
+        ),
         (format!("{file}?size=1G"), format!("{file}?size=1073741824")),
-        ("redis://me:hunter2@127.0.0.1:1/2".to_owned(), "redis://127.0.0.1:1/2".to_owned()),
-        ("unix:///nowhere.sock?db=3".to_owned(), "unix:///nowhere.sock?db=3".to_owned()),
+        (
+            "redis://me:hunter2@127.0.0.1:1/2".to_owned(),
+            "redis://127.0.0.1:1/2".to_owned(),
+        ),
+        (
+            "unix:///nowhere.sock?db=3".to_owned(),
+            "unix:///nowhere.sock?db=3".to_owned(),
+        ),
     ] {
         let store = open(&url, &OpenOptions::default()).unwrap();
         assert_eq!(store.url(), shown);
@@ -42,7 +51,15 @@ fn a_file_pool_without_a_size_gets_one_that_the_disk_can_hold() {
 
 #[test]
 fn what_is_not_a_pool_is_refused_with_what_would_be() {
-    for url in ["", "pool", "http://h/", "/absolute/path", "s3://bucket", "FILE", "://"] {
+    for url in [
+        "",
+        "pool",
+        "http://h/",
+        "/absolute/path",
+        "s3://bucket",
+        "FILE",
+        "://",
+    ] {
         let message = fails(url);
         for accepted in ["memory://", "file:///", "valkey://", "redis://", "unix:///"] {
             assert!(message.contains(accepted), "{url}: {message}");

@@ -52,9 +52,15 @@ fn every_kind_of_rejection() {
     }
     let mut longer = value.clone();
     longer.push(0);
-    let length = Rejection::Length { expected: 1000, found: 1001 };
+    let length = Rejection::Length {
+        expected: 1000,
+        found: 1001,
+    };
     assert_eq!(verify_value(&longer, &key(), 1000), Err(length));
-    let length = Rejection::Length { expected: 999, found: 1000 };
+    let length = Rejection::Length {
+        expected: 999,
+        found: 1000,
+    };
     assert_eq!(verify_value(&value, &key(), 999), Err(length));
 
     let changed = |at: usize, to: u8| {
@@ -65,15 +71,30 @@ fn every_kind_of_rejection() {
     assert_eq!(changed(0, b'p'), Some(Rejection::BadMagic));
     assert_eq!(changed(4, 2), Some(Rejection::Version { found: 2 }));
     assert_eq!(changed(7, 0x80), Some(Rejection::Flags { found: 0x8000 }));
-    assert_eq!(changed(15, 1), Some(Rejection::Length { expected: 1000, found: 1000 + (1 << 56) }));
+    assert_eq!(
+        changed(15, 1),
+        Some(Rejection::Length {
+            expected: 1000,
+            found: 1000 + (1 << 56)
+        })
+    );
 
     let mut damaged = header;
     damaged[20] ^= 1;
-    assert_eq!(verify(&damaged, &key(), 1000), Err(Rejection::HeaderChecksum));
+    assert_eq!(
+        verify(&damaged, &key(), 1000),
+        Err(Rejection::HeaderChecksum)
+    );
 
     let other = behaviour::key(Namespace([8; 16]), 3);
-    assert_eq!(verify_value(&value, &other, 1000), Err(Rejection::Namespace));
-    let other_spans = Key { span: Span::new(0..4, 0..1).unwrap(), ..key() };
+    assert_eq!(
+        verify_value(&value, &other, 1000),
+        Err(Rejection::Namespace)
+    );
+    let other_spans = Key {
+        span: Span::new(0..4, 0..1).unwrap(),
+        ..key()
+    };
     for other in [behaviour::key(Namespace([7; 16]), 4), other_spans] {
         assert_eq!(verify_value(&value, &other, 1000), Err(Rejection::Key));
     }

@@ -19,7 +19,10 @@ const DEFAULT_CAPACITY: u64 = 10 << 30;
 
 /// The bytes that a value of this length is charged with.
 pub(super) fn charge(value_bytes: u64) -> u64 {
-    value_bytes.max(1).checked_next_multiple_of(BLOCK_BYTES).unwrap_or(u64::MAX)
+    value_bytes
+        .max(1)
+        .checked_next_multiple_of(BLOCK_BYTES)
+        .unwrap_or(u64::MAX)
 }
 
 /// A pool's directory and this handle's place in it.
@@ -42,7 +45,13 @@ impl Directory {
             None => default_capacity(&root, &usage)?,
         };
         let writer = Writer::register(temporaries)?;
-        Ok(Self { root, capacity, usage, writer, counters: Counters::default() })
+        Ok(Self {
+            root,
+            capacity,
+            usage,
+            writer,
+            counters: Counters::default(),
+        })
     }
 
     pub(super) fn value_path(&self, key: &Key) -> PathBuf {
@@ -81,9 +90,12 @@ impl Directory {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     // The first value of its directory, or the file was taken from us.
-                    let parent = path.parent().filter(|_| temporary.exists()).ok_or_else(|| {
-                        Error::new(ErrorKind::Unavailable, "the pool's directory was emptied")
-                    })?;
+                    let parent = path
+                        .parent()
+                        .filter(|_| temporary.exists())
+                        .ok_or_else(|| {
+                            Error::new(ErrorKind::Unavailable, "the pool's directory was emptied")
+                        })?;
                     create_directories(parent)
                         .map_err(|error| failure::of(error, "create a directory", parent))?;
                 }

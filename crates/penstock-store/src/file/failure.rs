@@ -15,5 +15,7 @@ pub(super) fn of(error: io::Error, attempt: &str, path: &Path) -> Error {
         Os::NotFound => ErrorKind::Unavailable,
         _ => ErrorKind::Io,
     };
-    Error::new(kind, format!("cannot {attempt}")).with("path", path.display()).caused_by(error)
+    Error::new(kind, format!("cannot {attempt}"))
+        .with("path", path.display())
+        .caused_by(error)
 }

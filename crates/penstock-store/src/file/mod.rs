@@ -56,11 +56,16 @@ impl FileStore {
     /// [`ErrorKind::Full`] or [`ErrorKind::Io`] if the directory cannot be used.
     pub fn open(root: &Path, capacity: Option<u64>) -> Result<Self> {
         if !root.is_absolute() {
-            return Err(Error::new(ErrorKind::Config, "a file pool needs an absolute path")
-                .with("path", root.display()));
+            return Err(
+                Error::new(ErrorKind::Config, "a file pool needs an absolute path")
+                    .with("path", root.display()),
+            );
         }
         let directory = Arc::new(Directory::open(root.to_owned(), capacity)?);
-        let store = Self { upkeep: Upkeep::start(Arc::clone(&directory))?, directory };
+        let store = Self {
+            upkeep: Upkeep::start(Arc::clone(&directory))?,
+            directory,
+        };
         store.wait_for_the_first_count()?;
         Ok(store)
     }
@@ -75,12 +80,7 @@ impl FileStore {
         Ok(())
     }
 
-    fn put_one(
-        &self,
-        key: &Key,
-        value: &[IoSlice<'_>],
-        deadline: Instant,
-    ) -> Result<PutOutcome> {
+    fn put_one(&self, key: &Key, value: &[IoSlice<'_>], deadline: Instant) -> Result<PutOutcome> {
         deadline::check(deadline)?;
         let bytes = slices::len_of(value);
         let limit = self.capabilities().max_value_bytes;
@@ -102,7 +102,8 @@ impl FileStore {
                 return Ok(PutOutcome::AlreadyPresent);
             }
             Ok(Some(_)) => {
-                self.directory.remove(std::slice::from_ref(&path), deadline)?;
+                self.directory
+                    .remove(std::slice::from_ref(&path), deadline)?;
             }
             Err(error) => return Err(failure::of(error, "look for a value", &path)),
         }
@@ -117,7 +118,10 @@ impl FileStore {
         // Another put was faster.
         match if_there(fs::metadata(&path)) {
             Ok(Some(file)) if file.len() == bytes => Ok(PutOutcome::AlreadyPresent),
-            _ => Err(Error::new(ErrorKind::Unavailable, "the value is being replaced by others")),
+            _ => Err(Error::new(
+                ErrorKind::Unavailable,
+                "the value is being replaced by others",
+            )),
         }
     }
 
@@ -148,7 +152,13 @@ impl FileStore {
             .open(&path)
             .map_err(|error| failure::of(error, "create a file", &path))?;
         // Before the room is taken, so that a scan sees the file or the taking, or both.
-        let mut making = Making { directory, path, file, taken: 0, published: false };
+        let mut making = Making {
+            directory,
+            path,
+            file,
+            taken: 0,
+            published: false,
+        };
         let Room::Taken(used) = directory.usage.take(bytes, directory.capacity, deadline)? else {
             return Ok(None);
         };
@@ -215,7 +225,10 @@ impl Store for FileStore {
                 Err(error) => Err(failure::of(error, "look for a value", &path)),
             }
         };
-        let answer = keys.iter().map(|key| look(key).map_err(|e| self.place(e, key))).collect();
+        let answer = keys
+            .iter()
+            .map(|key| look(key).map_err(|e| self.place(e, key)))
+            .collect();
         self.directory.counters.looked_up(&answer);
         answer
     }
@@ -225,7 +238,9 @@ impl Store for FileStore {
             let outcome = self
                 .put_one(&request.key, request.value, deadline)
                 .map_err(|error| self.place(error, &request.key));
-            self.directory.counters.put(&outcome, slices::len_of(request.value));
+            self.directory
+                .counters
+                .put(&outcome, slices::len_of(request.value));
             request.outcome = Some(outcome);
         }
     }
@@ -262,15 +277,26 @@ impl Store for FileStore {
     ) -> Result<()> {
         let mut visit_entry = |key, entry: &fs::DirEntry| {
             if let Some(file) = if_there(entry.metadata())? {
-                visit(Listed { key, bytes: file.len() });
+                visit(Listed {
+                    key,
+                    bytes: file.len(),
+                });
             }
             Ok(())
         };
         let root = &self.directory.root;
-        each_value(root, namespace, &mut visit_entry, &|| Instant::now() < deadline)
-            .map_err(|error| failure::of(error, "list the pool", root))
-            .and_then(|complete| if complete { Ok(()) } else { deadline::check(deadline) })
-            .inspect_err(|_| self.directory.counters.failed())
+        each_value(root, namespace, &mut visit_entry, &|| {
+            Instant::now() < deadline
+        })
+        .map_err(|error| failure::of(error, "list the pool", root))
+        .and_then(|complete| {
+            if complete {
+                Ok(())
+            } else {
+                deadline::check(deadline)
+            }
+        })
+        .inspect_err(|_| self.directory.counters.failed())
     }
 
     fn describe(&self, deadline: Instant) -> Result<Vec<(String, String)>> {
@@ -282,7 +308,10 @@ impl Store for FileStore {
                 ("path".into(), self.directory.root.display().to_string()),
                 ("capacity_bytes".into(), self.directory.capacity.to_string()),
                 ("used_bytes".into(), used),
-                ("disk_free_bytes".into(), free_bytes(&self.directory.root)?.to_string()),
+                (
+                    "disk_free_bytes".into(),
+                    free_bytes(&self.directory.root)?.to_string(),
+                ),
             ])
         };
         facts().inspect_err(|_| self.directory.counters.failed())
@@ -309,7 +338,8 @@ impl Drop for Making<'_> {
         }
         // If any of this fails the count stays too high, until the next scan.
         let gone = fs::remove_file(&self.path).is_ok();
-        if gone && self.taken > 0
+        if gone
+            && self.taken > 0
             && let Ok(mut locked) = self.directory.usage.lock(Instant::now() + GIVE_BACK_WAIT)
         {
             locked.give_back(self.taken);
@@ -327,7 +357,10 @@ fn create_options() -> OpenOptions {
 
 /// Whether the last note of a value's use is worth renewing.
 fn was_used_long_ago(file: &Metadata) -> bool {
-    let age = file.modified().ok().and_then(|at| SystemTime::now().duration_since(at).ok());
+    let age = file
+        .modified()
+        .ok()
+        .and_then(|at| SystemTime::now().duration_since(at).ok());
     age.is_some_and(|age| age >= RECENCY_GRAIN)
 }
 

@@ -40,7 +40,13 @@ impl Writer {
             };
             // A cleaner that came between creation and lock took the file for a dead writer's.
             if lock.try_lock().is_ok() && lock.metadata().is_ok_and(|file| file.nlink() > 0) {
-                return Ok(Self { directory, name, next: AtomicU64::new(0), pid, _lock: lock });
+                return Ok(Self {
+                    directory,
+                    name,
+                    next: AtomicU64::new(0),
+                    pid,
+                    _lock: lock,
+                });
             }
         }
         unreachable!("the loop ends by returning")
@@ -49,7 +55,8 @@ impl Writer {
     /// A new name for a file that will have so many bytes.
     pub(super) fn temporary(&self, bytes: u64) -> PathBuf {
         let n = self.next.fetch_add(1, Ordering::Relaxed);
-        self.directory.join(format!("{}.{}.{n}.{bytes}", self.name, std::process::id()))
+        self.directory
+            .join(format!("{}.{}.{n}.{bytes}", self.name, std::process::id()))
     }
 
     /// Removes what dead writers left and returns the files that the living have in the making, by
@@ -139,8 +146,9 @@ mod tests {
 
     fn names(directory: &Path) -> Vec<String> {
         let entries = fs::read_dir(directory).unwrap();
-        let mut names: Vec<String> =
-            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort();
         names
     }
@@ -154,16 +162,32 @@ mod tests {
         fs::write(living.temporary(4096), b"under way").unwrap();
         fs::write(mine.temporary(8192), b"under way").unwrap();
         // A writer that died: its file is there and not locked; and one without even that.
-        for name in ["7-0.writer", "7-0.7.0.4096", "8-0.8.3.4096", "notes", "not.ours"] {
+        for name in [
+            "7-0.writer",
+            "7-0.7.0.4096",
+            "8-0.8.3.4096",
+            "notes",
+            "not.ours",
+        ] {
             fs::write(path.join(name), b"").unwrap();
         }
         let making = mine.sweep().unwrap();
-        assert_eq!((making.len(), making.values().sum::<u64>()), (2, 4096 + 8192));
+        assert_eq!(
+            (making.len(), making.values().sum::<u64>()),
+            (2, 4096 + 8192)
+        );
         let left = names(path);
-        assert!(!left.iter().any(|name| name.starts_with("7-") || name.starts_with("8-")));
+        assert!(
+            !left
+                .iter()
+                .any(|name| name.starts_with("7-") || name.starts_with("8-"))
+        );
         assert!(left.contains(&"notes".to_owned()) && left.contains(&"not.ours".to_owned()));
         drop(living);
-        assert_eq!(mine.sweep().unwrap().into_values().collect::<Vec<_>>(), [8192]);
+        assert_eq!(
+            mine.sweep().unwrap().into_values().collect::<Vec<_>>(),
+            [8192]
+        );
         drop(mine);
         let last = Writer::register(path.to_owned()).unwrap();
         assert!(last.sweep().unwrap().is_empty());

@@ -59,7 +59,10 @@ impl Upkeep {
         let shared = Arc::new(Shared {
             directory,
             turn: Mutex::new(turn),
-            state: Mutex::new(State { wanted: Some(0), stop: false }),
+            state: Mutex::new(State {
+                wanted: Some(0),
+                stop: false,
+            }),
             wake: Condvar::new(),
         });
         let thread = std::thread::Builder::new()
@@ -69,7 +72,10 @@ impl Upkeep {
                 move || shared.serve()
             })
             .map_err(|e| Error::new(ErrorKind::Io, "cannot start a thread").caused_by(e))?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
     }
 
     /// Has the thread make so much room.
@@ -84,7 +90,8 @@ impl Upkeep {
     pub(super) fn make_room(&self, bytes: u64, deadline: Instant) {
         match self.shared.turn.try_lock() {
             Some(turn) => {
-                self.shared.take_turn(&turn, bytes, deadline, &|| Instant::now() < deadline);
+                self.shared
+                    .take_turn(&turn, bytes, deadline, &|| Instant::now() < deadline);
             }
             None => drop(self.shared.turn.try_lock_until(deadline)),
         }
@@ -106,7 +113,9 @@ impl Shared {
     fn serve(&self) {
         while let Some(wanted) = self.next_wish() {
             let patience = Instant::now() + PATIENCE;
-            self.take_turn(&self.turn.lock(), wanted, patience, &|| !self.state.lock().stop);
+            self.take_turn(&self.turn.lock(), wanted, patience, &|| {
+                !self.state.lock().stop
+            });
         }
     }
 
@@ -152,7 +161,11 @@ fn pass(
     go_on: &dyn Fn() -> bool,
 ) -> Result<()> {
     let before = directory.usage.lock(deadline)?.count;
-    let Some(Scan { found, values, pending }) = scan(directory, go_on)
+    let Some(Scan {
+        found,
+        values,
+        pending,
+    }) = scan(directory, go_on)
         .map_err(|error| failure::of(error, "scan the pool", &directory.root))?
     else {
         return Ok(());
@@ -173,7 +186,9 @@ fn pass(
         let mut enough = used - goal;
         let mut victims = Vec::with_capacity(REMOVED_AT_ONCE);
         while enough > 0 && victims.len() < REMOVED_AT_ONCE {
-            let Some((key, charge)) = recency.evict() else { break };
+            let Some((key, charge)) = recency.evict() else {
+                break;
+            };
             enough = enough.saturating_sub(charge);
             victims.push(directory.value_path(&key));
         }
@@ -216,13 +231,21 @@ fn scan(directory: &Directory, go_on: &dyn Fn() -> bool) -> io::Result<Option<Sc
             let charge = charge(file.len());
             values += charge;
             making.remove(&file.ino());
-            found.push(Found { used_at: file.modified()?, key, charge });
+            found.push(Found {
+                used_at: file.modified()?,
+                key,
+                charge,
+            });
         }
         Ok(())
     };
     let complete = each_value(&directory.root, None, &mut visit, go_on)?;
     let pending = making.into_values().sum();
-    Ok(complete.then_some(Scan { found, values, pending }))
+    Ok(complete.then_some(Scan {
+        found,
+        values,
+        pending,
+    }))
 }
 
 /// Visits every value's directory entry, of one namespace if one is given. `go_on` is asked before

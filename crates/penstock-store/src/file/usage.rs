@@ -66,7 +66,10 @@ impl Usage {
             .truncate(false)
             .open(path)
             .map_err(|error| failure::of(error, "open the pool's usage count", path))?;
-        Ok(Self { file, threads: Mutex::new(()) })
+        Ok(Self {
+            file,
+            threads: Mutex::new(()),
+        })
     }
 
     /// Waits for the lock until the deadline; tries once even if that has passed.
@@ -83,7 +86,11 @@ impl Usage {
                 Err(TryLockError::Error(error)) => return Err(unusable(error)),
             }
         }
-        let mut locked = Locked { usage: self, _threads: threads, count: None };
+        let mut locked = Locked {
+            usage: self,
+            _threads: threads,
+            count: None,
+        };
         let mut record = [0; RECORD_BYTES];
         match self.file.read_exact_at(&mut record, 0) {
             Ok(()) => locked.count = decode(&record),
@@ -96,7 +103,9 @@ impl Usage {
     /// Takes room if there is enough below the capacity. There is none before the first scan.
     pub(super) fn take(&self, bytes: u64, capacity: u64, deadline: Instant) -> Result<Room> {
         let mut locked = self.lock(deadline)?;
-        let Some(count) = &mut locked.count else { return Ok(Room::None) };
+        let Some(count) = &mut locked.count else {
+            return Ok(Room::None);
+        };
         let used = count.used.saturating_add(bytes);
         if used > capacity {
             return Ok(Room::None);
@@ -129,7 +138,11 @@ impl Locked<'_> {
         let went = now.given_back.wrapping_sub(before.given_back);
         let most = values.saturating_add(pending).saturating_add(came);
         let least = values.saturating_sub(went);
-        let used = if self.count.is_some() { now.used.clamp(least, most) } else { most };
+        let used = if self.count.is_some() {
+            now.used.clamp(least, most)
+        } else {
+            most
+        };
         let settled = Count { used, ..now };
         self.count = Some(settled);
         settled
@@ -137,8 +150,13 @@ impl Locked<'_> {
 
     /// Writes the count back.
     pub(super) fn save(&self) -> Result<()> {
-        let Some(count) = &self.count else { return Ok(()) };
-        self.usage.file.write_all_at(&encode(count), 0).map_err(unusable)
+        let Some(count) = &self.count else {
+            return Ok(());
+        };
+        self.usage
+            .file
+            .write_all_at(&encode(count), 0)
+            .map_err(unusable)
     }
 }
 
@@ -170,8 +188,11 @@ fn decode(record: &[u8; RECORD_BYTES]) -> Option<Count> {
         *word = u64::from_le_bytes(*bytes);
     }
     let [magic, used, taken, given_back, checksum] = words;
-    (magic == MAGIC && checksum == Checksum::of(&record[..RECORD_BYTES - 8]))
-        .then_some(Count { used, taken, given_back })
+    (magic == MAGIC && checksum == Checksum::of(&record[..RECORD_BYTES - 8])).then_some(Count {
+        used,
+        taken,
+        given_back,
+    })
 }
 
 #[cfg(test)]
@@ -187,7 +208,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("usage");
         let (a, b) = (Usage::open(&path).unwrap(), Usage::open(&path).unwrap());
-        assert_eq!(a.take(1, 100, soon()).unwrap(), Room::None, "not scanned yet");
+        assert_eq!(
+            a.take(1, 100, soon()).unwrap(),
+            Room::None,
+            "not scanned yet"
+        );
         {
             let mut locked = a.lock(soon()).unwrap();
             assert_eq!(locked.settle(None, 7, 3).used, 10);
@@ -202,12 +227,23 @@ mod tests {
             locked.save().unwrap();
         }
         let count = a.lock(soon()).unwrap().count;
-        assert_eq!(count, Some(Count { used: 50, taken: 90, given_back: 50 }));
+        assert_eq!(
+            count,
+            Some(Count {
+                used: 50,
+                taken: 90,
+                given_back: 50
+            })
+        );
     }
 
     #[test]
     fn a_damaged_record_is_unknown() {
-        let record = encode(&Count { used: 1, taken: 2, given_back: 3 });
+        let record = encode(&Count {
+            used: 1,
+            taken: 2,
+            given_back: 3,
+        });
         assert!(decode(&record).is_some());
         for bit in 0..RECORD_BYTES * 8 {
             let mut damaged = record;
@@ -222,7 +258,10 @@ mod tests {
         let path = directory.path().join("usage");
         let (a, b) = (Usage::open(&path).unwrap(), Usage::open(&path).unwrap());
         let held = a.lock(soon()).unwrap();
-        let late = b.lock(Instant::now() + Duration::from_millis(5)).err().unwrap();
+        let late = b
+            .lock(Instant::now() + Duration::from_millis(5))
+            .err()
+            .unwrap();
         assert_eq!(late.kind(), ErrorKind::TimedOut);
         drop(held);
         assert!(b.lock(Instant::now()).is_ok());
@@ -237,16 +276,48 @@ mod tests {
             locked.count = Some(now);
             locked.settle(Some(before), values, 0).used
         };
-        let before = Count { used: 500, taken: 1000, given_back: 500 };
-        assert_eq!(settle(before, before, 300), 300, "quiet: what was seen, lower");
-        assert_eq!(settle(before, before, 700), 700, "quiet: what was seen, higher");
-        let busy = Count { used: 560, taken: 1100, given_back: 540 };
-        assert_eq!(settle(before, busy, 520), 560, "within what traffic explains");
-        assert_eq!(settle(before, busy, 300), 400, "no higher than seen and all that came");
-        assert_eq!(settle(before, busy, 900), 860, "no lower than seen less all that went");
+        let before = Count {
+            used: 500,
+            taken: 1000,
+            given_back: 500,
+        };
+        assert_eq!(
+            settle(before, before, 300),
+            300,
+            "quiet: what was seen, lower"
+        );
+        assert_eq!(
+            settle(before, before, 700),
+            700,
+            "quiet: what was seen, higher"
+        );
+        let busy = Count {
+            used: 560,
+            taken: 1100,
+            given_back: 540,
+        };
+        assert_eq!(
+            settle(before, busy, 520),
+            560,
+            "within what traffic explains"
+        );
+        assert_eq!(
+            settle(before, busy, 300),
+            400,
+            "no higher than seen and all that came"
+        );
+        assert_eq!(
+            settle(before, busy, 900),
+            860,
+            "no lower than seen less all that went"
+        );
         let mut locked = usage.lock(soon()).unwrap();
         locked.count = Some(before);
-        assert_eq!(locked.settle(Some(before), 100, 50).used, 150, "room may be taken for them");
+        assert_eq!(
+            locked.settle(Some(before), 100, 50).used,
+            150,
+            "room may be taken for them"
+        );
         assert_eq!(locked.settle(Some(before), 140, 50).used, 150, "or not");
     }
 }

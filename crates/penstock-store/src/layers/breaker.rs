@@ -26,7 +26,7 @@ impl Default for BreakerSettings {
         Self {
             failures: 3,
             first_pause: Duration::from_millis(500),
-            longest_pause: Duration::from_secs(30),
+            longest_pause: Duration::from_secs(5),
         }
     }
 }
@@ -110,9 +110,15 @@ impl Drop for Pass<'_> {
 impl Breaker {
     /// Puts a breaker in front of a store.
     pub fn new(inner: Arc<dyn Store>, settings: BreakerSettings) -> Self {
-        let circuit =
-            Circuit { state: State::Closed { failures: 0 }, counters: BreakerCounters::default() };
-        Self { inner, settings, circuit: Mutex::new(circuit) }
+        let circuit = Circuit {
+            state: State::Closed { failures: 0 },
+            counters: BreakerCounters::default(),
+        };
+        Self {
+            inner,
+            settings,
+            circuit: Mutex::new(circuit),
+        }
     }
 
     /// What it did since it was made.
@@ -143,12 +149,19 @@ impl Breaker {
                 .with("store", self.inner.url()));
             }
         };
-        Ok(Pass { breaker: self, is_probe, verdict: Verdict::Nothing })
+        Ok(Pass {
+            breaker: self,
+            is_probe,
+            verdict: Verdict::Nothing,
+        })
     }
 
     fn conclude(&self, is_probe: bool, verdict: Verdict) {
         let circuit = &mut *self.circuit.lock();
-        let open_for = |pause| State::Open { until: Instant::now() + pause, pause };
+        let open_for = |pause| State::Open {
+            until: Instant::now() + pause,
+            pause,
+        };
         circuit.state = match (circuit.state, verdict) {
             (State::Closed { .. }, Verdict::Answered) => State::Closed { failures: 0 },
             (State::Closed { failures }, Verdict::Absent) => {
@@ -160,16 +173,15 @@ impl Breaker {
                     open_for(self.settings.first_pause)
                 }
             }
-            (State::Probing { .. }, Verdict::Answered) if is_probe => {
-                State::Closed { failures: 0 }
-            }
+            (State::Probing { .. }, Verdict::Answered) if is_probe => State::Closed { failures: 0 },
             (State::Probing { pause }, Verdict::Absent) if is_probe => {
                 circuit.counters.opened += 1;
                 open_for(pause.saturating_mul(2).min(self.settings.longest_pause))
             }
-            (State::Probing { pause }, Verdict::Nothing) if is_probe => {
-                State::Open { until: Instant::now(), pause }
-            }
+            (State::Probing { pause }, Verdict::Nothing) if is_probe => State::Open {
+                until: Instant::now(),
+                pause,
+            },
             // From before it opened: the probe will tell.
             (state, _) => state,
         };

@@ -86,7 +86,10 @@ impl Faulty {
     /// The next number of the sequence that the seed begins (SplitMix64).
     fn draw(&self) -> u64 {
         let n = self.drawn.fetch_add(1, Relaxed).wrapping_add(1);
-        let mut x = self.faults.seed.wrapping_add(n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut x = self
+            .faults
+            .seed
+            .wrapping_add(n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         x ^ (x >> 31)
@@ -103,8 +106,11 @@ impl Faulty {
     }
 
     fn error(&self) -> Option<Error> {
-        let struck =
-            self.faults.errors.iter().find(|(_, chance)| self.strikes(*chance, &self.errors));
+        let struck = self
+            .faults
+            .errors
+            .iter()
+            .find(|(_, chance)| self.strikes(*chance, &self.errors));
         struck.map(|(kind, _)| Error::new(*kind, "a fault on purpose"))
     }
 
@@ -121,7 +127,9 @@ impl Faulty {
     }
 
     fn spoil(&self, outcome: GetOutcome, into: &mut [IoSliceMut<'_>]) -> GetOutcome {
-        let GetOutcome::Hit(bytes) = outcome else { return outcome };
+        let GetOutcome::Hit(bytes) = outcome else {
+            return outcome;
+        };
         if self.strikes(self.faults.misses, &self.misses) {
             return GetOutcome::Miss;
         }
@@ -174,7 +182,11 @@ impl Store for Faulty {
             self.inner.put_many(batch, deadline);
         }
         for request in batch {
-            let fault = if held_up.is_ok() { self.error() } else { Some(too_late()) };
+            let fault = if held_up.is_ok() {
+                self.error()
+            } else {
+                Some(too_late())
+            };
             request.outcome = fault.map(Err).or(request.outcome.take());
         }
     }
@@ -185,7 +197,11 @@ impl Store for Faulty {
             self.inner.get_many(batch, deadline);
         }
         for request in batch {
-            let fault = if held_up.is_ok() { self.error() } else { Some(too_late()) };
+            let fault = if held_up.is_ok() {
+                self.error()
+            } else {
+                Some(too_late())
+            };
             request.outcome = match (fault, request.outcome.take()) {
                 (Some(fault), _) => Some(Err(fault)),
                 (None, Some(Ok(outcome))) => Some(Ok(self.spoil(outcome, request.into))),

@@ -3,7 +3,11 @@
 //! Each check opens a store of its own by the function it is given and uses a namespace of its own,
 //! so that stores which share a server do not disturb each other.
 
-#![allow(dead_code, unreachable_pub, reason = "shared by test binaries, of which none uses all")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "shared by test binaries, of which none uses all"
+)]
 
 use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};
@@ -69,7 +73,10 @@ pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
         state ^= state << 17;
         state.to_le_bytes()
     };
-    (0..len.div_ceil(8)).flat_map(|_| word()).take(len).collect()
+    (0..len.div_ceil(8))
+        .flat_map(|_| word())
+        .take(len)
+        .collect()
 }
 
 pub fn put(store: &dyn Store, key: &Key, value: &[u8]) -> Result<PutOutcome> {
@@ -79,7 +86,10 @@ pub fn put(store: &dyn Store, key: &Key, value: &[u8]) -> Result<PutOutcome> {
 /// The value, if there is one.
 pub fn get(store: &dyn Store, key: &Key) -> Option<Vec<u8>> {
     let mut into = vec![0; 8 << 20];
-    match store.get(key, &mut [IoSliceMut::new(&mut into)], soon()).unwrap() {
+    match store
+        .get(key, &mut [IoSliceMut::new(&mut into)], soon())
+        .unwrap()
+    {
         GetOutcome::Hit(n) => {
             into.truncate(n as usize);
             Some(into)
@@ -107,11 +117,32 @@ fn cut(value: &[u8]) -> Vec<&[u8]> {
 fn round_trips_of_every_size(open: &dyn Fn() -> Arc<dyn Store>) {
     let (store, namespace) = (open(), fresh_namespace());
     let limit = store.capabilities().max_value_bytes as usize;
-    let sizes = [0, 1, 2, 63, 64, 65, 4095, 4096, 4097, 65_536, 1_048_577, (4 << 20) + 3];
-    for (n, size) in sizes.into_iter().filter(|&size| size <= limit / 2).enumerate() {
+    let sizes = [
+        0,
+        1,
+        2,
+        63,
+        64,
+        65,
+        4095,
+        4096,
+        4097,
+        65_536,
+        1_048_577,
+        (4 << 20) + 3,
+    ];
+    for (n, size) in sizes
+        .into_iter()
+        .filter(|&size| size <= limit / 2)
+        .enumerate()
+    {
         let (key, value) = (key(namespace, n as u64), bytes(n as u64, size));
         let pieces: Vec<IoSlice<'_>> = cut(&value).into_iter().map(IoSlice::new).collect();
-        assert_eq!(store.put(&key, &pieces, soon()).unwrap(), PutOutcome::Stored, "{size}");
+        assert_eq!(
+            store.put(&key, &pieces, soon()).unwrap(),
+            PutOutcome::Stored,
+            "{size}"
+        );
         // Another cut on the way back, and guards around the destination.
         let mut into = vec![0xee; size + 2];
         let (first, rest) = into[1..=size].split_at_mut(size / 3);
@@ -120,15 +151,25 @@ fn round_trips_of_every_size(open: &dyn Fn() -> Arc<dyn Store>) {
         let outcome = store.get(&key, &mut slices, soon()).unwrap();
         assert_eq!(outcome, GetOutcome::Hit(size as u64));
         assert!(into[1..=size] == value, "{size} bytes came back changed");
-        assert_eq!((into[0], into[size + 1]), (0xee, 0xee), "{size}: written outside");
+        assert_eq!(
+            (into[0], into[size + 1]),
+            (0xee, 0xee),
+            "{size}: written outside"
+        );
     }
     // More pieces than one system call takes.
     let (key, value) = (key(namespace, 1000), bytes(1000, 5000));
     let pieces: Vec<IoSlice<'_>> = value.chunks(1).map(IoSlice::new).collect();
-    assert_eq!(store.put(&key, &pieces, soon()).unwrap(), PutOutcome::Stored);
+    assert_eq!(
+        store.put(&key, &pieces, soon()).unwrap(),
+        PutOutcome::Stored
+    );
     let mut into = vec![0; 5000];
     let mut slices: Vec<_> = into.chunks_mut(1).map(IoSliceMut::new).collect();
-    assert_eq!(store.get(&key, &mut slices, soon()).unwrap(), GetOutcome::Hit(5000));
+    assert_eq!(
+        store.get(&key, &mut slices, soon()).unwrap(),
+        GetOutcome::Hit(5000)
+    );
     assert!(into == value, "5000 pieces came back changed");
 }
 
@@ -152,7 +193,11 @@ fn destinations_of_every_size(open: &dyn Fn() -> Arc<dyn Store>) {
         assert_eq!(get(size).0, GetOutcome::TooLarge(100_000), "into {size}");
     }
     let (outcome, into) = get(100_000);
-    assert_eq!(outcome, GetOutcome::Hit(100_000), "after destinations that were too small");
+    assert_eq!(
+        outcome,
+        GetOutcome::Hit(100_000),
+        "after destinations that were too small"
+    );
     assert!(into == value);
 }
 
@@ -168,11 +213,20 @@ fn a_value_that_is_there_is_kept_or_replaced(open: &dyn Fn() -> Arc<dyn Store>) 
     }
     for value in [longer, shorter] {
         assert_eq!(put(&*store, &key, &value).unwrap(), PutOutcome::Stored);
-        assert!(get(&*store, &key).unwrap() == value, "another length replaces");
+        assert!(
+            get(&*store, &key).unwrap() == value,
+            "another length replaces"
+        );
     }
     assert_eq!(store.remove(&[key], soon()).unwrap(), 1);
-    assert_eq!(put(&*store, &key, &same_length).unwrap(), PutOutcome::Stored);
-    assert!(get(&*store, &key).unwrap() == same_length, "what was removed is not kept");
+    assert_eq!(
+        put(&*store, &key, &same_length).unwrap(),
+        PutOutcome::Stored
+    );
+    assert!(
+        get(&*store, &key).unwrap() == same_length,
+        "what was removed is not kept"
+    );
 }
 
 fn too_long_a_value_is_refused(open: &dyn Fn() -> Arc<dyn Store>) {
@@ -186,7 +240,11 @@ fn too_long_a_value_is_refused(open: &dyn Fn() -> Arc<dyn Store>) {
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     assert_eq!(get(&*store, &key), None);
     let fits = &value[..limit as usize];
-    assert_eq!(put(&*store, &key, fits).unwrap(), PutOutcome::Stored, "the limit itself fits");
+    assert_eq!(
+        put(&*store, &key, fits).unwrap(),
+        PutOutcome::Stored,
+        "the limit itself fits"
+    );
 }
 
 fn a_batch_tells_hits_from_misses(open: &dyn Fn() -> Arc<dyn Store>) {
@@ -207,16 +265,24 @@ fn a_batch_tells_hits_from_misses(open: &dyn Fn() -> Arc<dyn Store>) {
         assert_eq!(request.outcome.unwrap().unwrap(), PutOutcome::Stored);
     }
     let mut buffers = vec![vec![0; 2000]; 40];
-    let mut slices: Vec<[IoSliceMut<'_>; 1]> =
-        buffers.iter_mut().map(|buffer| [IoSliceMut::new(buffer)]).collect();
+    let mut slices: Vec<[IoSliceMut<'_>; 1]> = buffers
+        .iter_mut()
+        .map(|buffer| [IoSliceMut::new(buffer)])
+        .collect();
     let mut batch: Vec<GetRequest<'_, '_>> = slices
         .iter_mut()
         .enumerate()
-        .map(|(n, into)| GetRequest { key: key(namespace, n as u64), into, outcome: None })
+        .map(|(n, into)| GetRequest {
+            key: key(namespace, n as u64),
+            into,
+            outcome: None,
+        })
         .collect();
     store.get_many(&mut batch, soon());
-    let outcomes: Vec<GetOutcome> =
-        batch.into_iter().map(|request| request.outcome.unwrap().unwrap()).collect();
+    let outcomes: Vec<GetOutcome> = batch
+        .into_iter()
+        .map(|request| request.outcome.unwrap().unwrap())
+        .collect();
     for (n, outcome) in outcomes.into_iter().enumerate() {
         let len = values[n].len();
         if n % 2 == 1 {
@@ -247,9 +313,15 @@ fn contains_answers_in_order(open: &dyn Fn() -> Arc<dyn Store>) {
     let there = key(namespace, 0);
     let span = Span::new(0..4, 2..4).unwrap();
     let others = [
-        Key { namespace: fresh_namespace(), ..there },
+        Key {
+            namespace: fresh_namespace(),
+            ..there
+        },
         Key { span, ..there },
-        Key { chunk: [1; 32], ..there },
+        Key {
+            chunk: [1; 32],
+            ..there
+        },
     ];
     assert_eq!(store.contains(&others, soon()).unwrap(), [false; 3]);
 }
@@ -260,7 +332,11 @@ fn removed_is_gone(open: &dyn Fn() -> Arc<dyn Store>) {
     for key in &keys[..6] {
         put(&*store, key, b"value").unwrap();
     }
-    assert_eq!(store.remove(&keys[3..], soon()).unwrap(), 3, "only those that were there");
+    assert_eq!(
+        store.remove(&keys[3..], soon()).unwrap(),
+        3,
+        "only those that were there"
+    );
     assert_eq!(store.remove(&keys[3..], soon()).unwrap(), 0);
     assert_eq!(store.remove(&[], soon()).unwrap(), 0);
     for (n, key) in keys.iter().enumerate() {
@@ -278,7 +354,11 @@ fn listings_are_by_namespace(open: &dyn Fn() -> Arc<dyn Store>) {
     let list = |namespace| {
         let mut listed = HashMap::new();
         let mut visit = |object: penstock_store::Listed| {
-            assert_eq!(listed.insert(object.key, object.bytes), None, "listed twice");
+            assert_eq!(
+                listed.insert(object.key, object.bytes),
+                None,
+                "listed twice"
+            );
         };
         store.list(namespace, &mut visit, soon()).unwrap();
         listed
@@ -288,7 +368,11 @@ fn listings_are_by_namespace(open: &dyn Fn() -> Arc<dyn Store>) {
     assert_eq!(list(Some(other)), HashMap::from([(key(other, 0), 5)]));
     assert_eq!(list(Some(fresh_namespace())), HashMap::new());
     let all = list(None);
-    assert!(expected.iter().all(|(key, bytes)| all.get(key) == Some(bytes)));
+    assert!(
+        expected
+            .iter()
+            .all(|(key, bytes)| all.get(key) == Some(bytes))
+    );
     assert_eq!(all.get(&key(other, 0)), Some(&5));
 }
 
@@ -307,13 +391,24 @@ fn counts_what_it_does(open: &dyn Fn() -> Arc<dyn Store>) {
     put(&*store, &key(namespace, 1), &bytes(1, 500)).unwrap();
     assert!(get(&*store, &key(namespace, 0)).is_some());
     assert!(get(&*store, &key(namespace, 2)).is_none());
-    store.contains(&[0, 1, 2].map(|n| key(namespace, n)), soon()).unwrap();
+    store
+        .contains(&[0, 1, 2].map(|n| key(namespace, n)), soon())
+        .unwrap();
     let after = store.stats();
     assert_eq!(after.puts - before.puts, 2);
     assert_eq!(after.bytes_written - before.bytes_written, 1500);
-    assert_eq!((after.gets - before.gets, after.misses - before.misses), (1, 1));
+    assert_eq!(
+        (after.gets - before.gets, after.misses - before.misses),
+        (1, 1)
+    );
     assert_eq!(after.bytes_read - before.bytes_read, 1000);
-    assert_eq!((after.lookups - before.lookups, after.lookup_hits - before.lookup_hits), (3, 2));
+    assert_eq!(
+        (
+            after.lookups - before.lookups,
+            after.lookup_hits - before.lookup_hits
+        ),
+        (3, 2)
+    );
     assert_eq!(after.errors, before.errors);
 }
 
@@ -325,15 +420,27 @@ fn past_deadlines_fail_at_once(open: &dyn Fn() -> Arc<dyn Store>) {
     let past = Instant::now();
     let mut into = vec![0; 1 << 20];
     let kinds = [
-        store.get(&key, &mut [IoSliceMut::new(&mut into)], past).unwrap_err().kind(),
-        store.put(&key, &[IoSlice::new(&value[1..])], past).unwrap_err().kind(),
+        store
+            .get(&key, &mut [IoSliceMut::new(&mut into)], past)
+            .unwrap_err()
+            .kind(),
+        store
+            .put(&key, &[IoSlice::new(&value[1..])], past)
+            .unwrap_err()
+            .kind(),
         store.contains(&[key], past).unwrap_err().kind(),
         store.remove(&[key], past).unwrap_err().kind(),
         store.list(None, &mut |_| {}, past).unwrap_err().kind(),
     ];
     assert_eq!(kinds, [ErrorKind::TimedOut; 5]);
-    assert!(past.elapsed() < Duration::from_secs(5), "late by more than noise");
-    assert!(get(&*store, &key).unwrap() == value, "nothing came of any of them");
+    assert!(
+        past.elapsed() < Duration::from_secs(5),
+        "late by more than noise"
+    );
+    assert!(
+        get(&*store, &key).unwrap() == value,
+        "nothing came of any of them"
+    );
     assert!(store.stats().errors >= 5);
 }
 
@@ -354,8 +461,11 @@ fn readers_never_see_a_torn_value(open: &dyn Fn() -> Arc<dyn Store>) {
                     let payload = bytes(seed, 30_000 + (seed % 7) as usize * 9_973);
                     let sum = value::Checksum::of(&payload);
                     let header = value::seal(&key, payload.len() as u64, sum);
-                    let outcome =
-                        store.put(&key, &[IoSlice::new(&header), IoSlice::new(&payload)], soon());
+                    let outcome = store.put(
+                        &key,
+                        &[IoSlice::new(&header), IoSlice::new(&payload)],
+                        soon(),
+                    );
                     match outcome {
                         Ok(_) => {}
                         // Two put different lengths at once.
@@ -371,7 +481,9 @@ fn readers_never_see_a_torn_value(open: &dyn Fn() -> Arc<dyn Store>) {
             scope.spawn(move || {
                 for round in 0..4 * ROUNDS {
                     let key = key(namespace, round % KEYS);
-                    let Some(value) = get(store, &key) else { continue };
+                    let Some(value) = get(store, &key) else {
+                        continue;
+                    };
                     let payload = (value.len() - HEADER_BYTES) as u64;
                     value::verify_value(&value, &key, payload).expect("a whole value");
                     verified.fetch_add(1, Ordering::Relaxed);
@@ -399,13 +511,18 @@ pub fn stays_within_its_bound(open: impl Fn() -> Arc<dyn Store>, capacity: u64) 
         let outcome = put(&*store, &key(namespace, n), &bytes(n, size));
         assert_eq!(outcome.unwrap(), PutOutcome::Stored, "{n}");
         let mut held = 0;
-        store.list(None, &mut |object| held += object.bytes, soon()).unwrap();
+        store
+            .list(None, &mut |object| held += object.bytes, soon())
+            .unwrap();
         assert!(held <= capacity, "{held} bytes after {n} puts");
     }
     let keys: Vec<Key> = (0..400).map(|n| key(namespace, n)).collect();
     let held = store.contains(&keys, soon()).unwrap();
     assert!(held[399], "the newest is there");
-    assert!(held.iter().filter(|&&held| held).count() >= 20, "not emptied for room");
+    assert!(
+        held.iter().filter(|&&held| held).count() >= 20,
+        "not emptied for room"
+    );
     assert!(!held[..300].contains(&true), "the oldest went first");
     assert!(store.stats().evictions >= 350);
 }

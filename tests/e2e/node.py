@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-START_TIMEOUT = 240.0
+START_TIMEOUT = 400.0
 ANSWER_TIMEOUT = 180.0
 
 
@@ -73,7 +73,11 @@ class Node:
                 "kv_connector_extra_config": extra,
             }
         self.log = log
-        environ = os.environ | {"VLLM_LOGGING_LEVEL": "INFO", "HF_HUB_OFFLINE": "1"} | (env or {})
+        environ = (
+            os.environ
+            | {"VLLM_LOGGING_STREAM": "ext://sys.stderr", "HF_HUB_OFFLINE": "1"}
+            | (env or {})
+        )
         with log.open("ab") as log_file:
             self.process = subprocess.Popen(
                 [sys.executable, __file__, json.dumps(args)],
@@ -83,6 +87,7 @@ class Node:
                 env=environ,
                 start_new_session=True,
             )
+        self._is_ready = False
         self._ids = itertools.count(1)
         self._waiting: dict[int, queue.Queue[dict[str, Any]]] = {0: queue.Queue()}
         threading.Thread(target=self._read, daemon=True).start()
@@ -96,6 +101,8 @@ class Node:
 
     def wait_ready(self) -> None:
         """Returns when the engine serves; raises with the log's end if it does not come up."""
+        if self._is_ready:
+            return
         try:
             ready = self._waiting[0].get(timeout=START_TIMEOUT)
         except queue.Empty:
@@ -103,6 +110,7 @@ class Node:
             raise
         if "ready" not in ready:
             raise StartError(self.log.read_text()[-6000:])
+        self._is_ready = True
 
     def _read(self) -> None:
         assert self.process.stdout is not None

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use penstock_store::layers::{Breaker, BreakerSettings};
 use penstock_store::value::{self, Checksum, HEADER_BYTES, Rejection};
 use penstock_store::{
     GetOutcome, GetRequest, KEY_BYTES, Key, Namespace, OpenOptions, PutOutcome, PutRequest,
@@ -269,6 +270,16 @@ impl Store {
             inner,
             rejected: AtomicU64::new(0),
         })
+    }
+
+    /// A second handle on the store, behind a circuit breaker: after failures in a row to reach it,
+    /// operations fail at once (`Unavailable`) but for a probe now and then.
+    fn guarded(&self) -> Self {
+        let breaker = Breaker::new(self.shared(), BreakerSettings::default());
+        Self {
+            inner: Arc::new(breaker),
+            rejected: AtomicU64::new(0),
+        }
     }
 
     /// The URL, without credentials.

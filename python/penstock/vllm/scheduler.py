@@ -58,7 +58,7 @@ class SchedulerHalf:
         self._block_size: int = spec.block_size
         self._hash_block_size: int | None = kv_cache_config.hash_block_size
         self._agreement = Agreement(settings, vllm_config, spec)
-        self._store = Store.open(settings.pool, client_name="penstock-scheduler")
+        self._store = Store.open(settings.pool, client_name="penstock-scheduler").guarded()
         self._lookup = Lookup(self._store)
         self._answers: dict[int, list[bool] | None] = {}
         self._requests: dict[str, _Tracked] = {}

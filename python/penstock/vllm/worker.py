@@ -109,7 +109,7 @@ class WorkerHalf:
         object_bytes = max(descriptor.block_bytes(part) for part in spans) * self._block_parts
         slots = max(_MIN_SLOTS, self._host_bytes(span) // (object_bytes + HEADER_BYTES))
         self._engine = Engine(
-            Store.open(self._settings.pool, client_name="penstock-worker"),
+            Store.open(self._settings.pool, client_name="penstock-worker").guarded(),
             slot_bytes=object_bytes,
             slots=slots,
             copy_lanes=self._settings.copy_lanes,

@@ -62,8 +62,10 @@ fn deadline() -> Instant {
 fn put_all(store: &dyn Store, keys: &[Key], value: &[u8], batch: usize) {
     let slices = [IoSlice::new(value)];
     for keys in keys.chunks(batch) {
-        let mut requests: Vec<_> =
-            keys.iter().map(|key| PutRequest { key: *key, value: &slices, outcome: None }).collect();
+        let mut requests: Vec<_> = keys
+            .iter()
+            .map(|key| PutRequest { key: *key, value: &slices, outcome: None })
+            .collect();
         store.put_many(&mut requests, deadline());
         for request in requests {
             request.outcome.expect("filled in").expect("put");
@@ -88,36 +90,38 @@ fn get_all(store: &dyn Store, keys: &[Key], buffers: &mut [Vec<u8>]) {
     }
 }
 
-/// MiB/s of one pass of puts and one of gets.
+/// MiB/s of one pass of puts and one of gets, from the first thread's start to the last one's end.
 fn pass(store: &dyn Store, plan: &Plan, threads: usize, size: usize) -> (f64, f64) {
     let count = (plan.total / size / threads).max(1);
-    let start = Barrier::new(threads + 1);
-    let middle = Barrier::new(threads + 1);
-    let end = Barrier::new(threads + 1);
-    std::thread::scope(|scope| {
-        for thread in 0..threads {
-            let (start, middle, end) = (&start, &middle, &end);
-            scope.spawn(move || {
-                let keys: Vec<_> = (0..count).map(|i| key(thread * count + i)).collect();
-                let value: Vec<u8> = (0..size).map(|i| (i / 7 + thread) as u8).collect();
-                let mut buffers = vec![vec![0; size]; plan.batch];
-                start.wait();
-                put_all(store, &keys, &value, plan.batch);
-                middle.wait();
-                get_all(store, &keys, &mut buffers);
-                end.wait();
-                let got = plan.batch.min(count);
-                assert!(buffers[..got].iter().all(|buffer| *buffer == value), "wrong bytes");
-            });
-        }
-        let mib = (count * threads * size) as f64 / f64::from(1 << 20);
-        start.wait();
-        let started = Instant::now();
-        middle.wait();
+    let barrier = Barrier::new(threads);
+    let run = |thread: usize| {
+        let keys: Vec<_> = (0..count).map(|i| key(thread * count + i)).collect();
+        let value: Vec<u8> = (0..size).map(|i| (i / 7 + thread) as u8).collect();
+        let mut buffers = vec![vec![1; size]; plan.batch];
+        barrier.wait();
+        let start = Instant::now();
+        put_all(store, &keys, &value, plan.batch);
         let put = Instant::now();
-        end.wait();
-        (mib / (put - started).as_secs_f64(), mib / put.elapsed().as_secs_f64())
-    })
+        barrier.wait();
+        let middle = Instant::now();
+        get_all(store, &keys, &mut buffers);
+        let got = Instant::now();
+        let filled = plan.batch.min(count);
+        assert!(buffers[..filled].iter().all(|buffer| *buffer == value), "wrong bytes");
+        [start, put, middle, got]
+    };
+    let times: Vec<[Instant; 4]> = std::thread::scope(|scope| {
+        let run = &run;
+        let running: Vec<_> = (0..threads).map(|thread| scope.spawn(move || run(thread))).collect();
+        running.into_iter().map(|thread| thread.join().expect("a pass")).collect()
+    });
+    let mib = (count * threads * size) as f64 / f64::from(1 << 20);
+    let rate = |from: usize, to: usize| {
+        let start = times.iter().map(|times| times[from]).min().expect("a thread");
+        let end = times.iter().map(|times| times[to]).max().expect("a thread");
+        mib / (end - start).as_secs_f64()
+    };
+    (rate(0, 1), rate(2, 3))
 }
 
 fn median(mut numbers: Vec<f64>) -> f64 {

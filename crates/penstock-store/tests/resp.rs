@@ -365,7 +365,8 @@ fn a_loading_server_is_unavailable_and_then_serves() {
         assert_eq!(server.command("SAVE"), "+OK");
         server.kill();
         // A millisecond a key.
-        let slowly = ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"];
+        let slowly =
+            ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"];
         server.restart_with(&slowly);
         let mut loading = 0;
         let until = soon();

@@ -409,11 +409,7 @@ fn a_put_of_scattered_pieces_arrives_whole() {
     let key = key(fresh_namespace(), 0);
     assert_eq!(store.put(&key, &pieces, soon()).unwrap(), PutOutcome::Stored);
     let text = key.to_string();
-    let head = format!(
-        "*3\r\n$3\r\nSET\r\n${}\r\n{text}\r\n${}\r\n",
-        text.len(),
-        value.len()
-    );
+    let head = format!("*3\r\n$3\r\nSET\r\n${}\r\n{text}\r\n${}\r\n", text.len(), value.len());
     let expected = [head.as_bytes(), &value, b"\r\n"].concat();
     assert!(receiver.recv().unwrap() == expected);
 }

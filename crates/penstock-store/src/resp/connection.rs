@@ -138,8 +138,7 @@ impl Connection {
 
     /// Receives into the buffer what is there now.
     pub(super) fn fill(&mut self) -> Result<Came, Failure> {
-        let (came, bytes) =
-            receive(&self.socket, &mut [IoSliceMut::new(self.received.space())])?;
+        let (came, bytes) = receive(&self.socket, &mut [IoSliceMut::new(self.received.space())])?;
         self.heard |= bytes > 0;
         self.received.extend(bytes);
         Ok(came)

@@ -19,11 +19,6 @@ const MOST_SLICES: usize = 64;
 /// Most bytes received in one system call: more at once is slower, since the server then waits
 /// for the space that we empty.
 const RECEIVE_BYTES: u64 = 128 << 10;
-/// Most requests of one lane in flight.
-const MOST_IN_FLIGHT: usize = 64;
-/// Requests that a lane may have in flight whatever their size: the server must have the next
-/// one at hand when it finishes one.
-const LEAST_IN_FLIGHT: usize = 2;
 /// Text of requests gathered for one system call, in bytes.
 const GATHERED_TEXT: usize = 8 << 10;
 
@@ -89,10 +84,12 @@ impl Queue {
 /// How much a lane may have in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Window {
-    /// Bytes of values, beyond the least number of requests.
+    /// Requests, whatever their size.
+    pub(super) least: usize,
+    /// Bytes of values that allow for more than the least.
     pub(super) bytes: u64,
-    /// Requests.
-    pub(super) requests: usize,
+    /// Requests, however small.
+    pub(super) most: usize,
 }
 
 /// What is being sent: text, then a value and CR LF if there is one.
@@ -109,9 +106,15 @@ struct Outgoing {
 enum Incoming {
     Head,
     /// `at` of `bytes` have gone to the destination.
-    Value { at: u64, bytes: u64 },
+    Value {
+        at: u64,
+        bytes: u64,
+    },
     /// A value too large: `left` of `bytes` are still to be thrown away.
-    Discard { left: u64, bytes: u64 },
+    Discard {
+        left: u64,
+        bytes: u64,
+    },
     /// The CR LF after a value.
     End(u64, Fit),
 }
@@ -242,8 +245,8 @@ impl<'p> Lane<'p> {
     /// Begins as many requests as the window allows and one system call can send.
     fn gather<B: Batch>(&mut self, batch: &mut B, queue: &mut Queue) {
         let outgoing = &mut self.outgoing;
-        while self.in_flight.len() < self.window.requests.min(MOST_IN_FLIGHT)
-            && (self.weight < self.window.bytes || self.in_flight.len() < LEAST_IN_FLIGHT)
+        while self.in_flight.len() < self.window.most
+            && (self.weight < self.window.bytes || self.in_flight.len() < self.window.least)
             && outgoing.text.len() < GATHERED_TEXT
             && outgoing.value_of.is_none()
         {

@@ -90,12 +90,7 @@ impl RespStore {
 
 impl Store for RespStore {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            shared: true,
-            persistent: true,
-            bounded: true,
-            max_value_bytes: MAX_STRING,
-        }
+        Capabilities { shared: true, persistent: true, bounded: true, max_value_bytes: MAX_STRING }
     }
 
     fn url(&self) -> String {
@@ -106,9 +101,8 @@ impl Store for RespStore {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let found = self.converse("contains", deadline, |connection| {
-            look_up(connection, keys, deadline)
-        });
+        let found =
+            self.converse("contains", deadline, |connection| look_up(connection, keys, deadline));
         self.counters.looked_up(&found);
         found
     }

@@ -109,9 +109,7 @@ impl Socket {
     pub(super) fn send(&self, slices: &[IoSlice<'_>]) -> Result<Option<usize>, Errno> {
         // Not `writev`, which would raise SIGPIPE in a host program that does not ignore it.
         let mut no_control = SendAncillaryBuffer::default();
-        now_or_later(|| {
-            rustix::net::sendmsg(&self.0, slices, &mut no_control, SendFlags::NOSIGNAL)
-        })
+        now_or_later(|| rustix::net::sendmsg(&self.0, slices, &mut no_control, SendFlags::NOSIGNAL))
     }
 
     /// Receives what is there now; `None` if nothing, 0 at the end of the stream.

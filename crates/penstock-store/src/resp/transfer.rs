@@ -20,6 +20,11 @@ const LANE_WORTH: u64 = 512 << 10;
 /// Bytes of values in flight over all lanes of a transfer. Much more halves the throughput, since
 /// what the server sends then leaves its caches before it is received.
 const BYTES_IN_FLIGHT: u64 = 1 << 20;
+/// Requests in flight over all lanes, whatever their size: when the server finishes one, it must
+/// have the next at hand.
+const LEAST_IN_FLIGHT: usize = 2;
+/// Most requests of one lane in flight.
+const MOST_IN_FLIGHT: usize = 64;
 
 /// Makes the caller's error of a failure, with the key it happened to.
 pub(super) type Describe<'d> = &'d dyn Fn(&Failure, &Key) -> crate::Error;
@@ -151,8 +156,10 @@ fn move_all<B: Batch>(
         return Ok(());
     }
     let window = Window {
+        least: LEAST_IN_FLIGHT.div_ceil(wanted),
         bytes: BYTES_IN_FLIGHT / wanted as u64,
-        requests: count.div_ceil(wanted),
+        // An even share, so that the first lane does not take all of a small batch.
+        most: count.div_ceil(wanted).min(MOST_IN_FLIGHT),
     };
     let mut lanes = vec![Lane::new(pool.lend(deadline)?, window)];
     while lanes.len() < wanted {
@@ -174,7 +181,8 @@ fn move_all<B: Batch>(
                     at += 1;
                 }
                 Err(failure) => {
-                    let stale = lanes.swap_remove(at).fail(&failure, batch, queue, replacements > 0);
+                    let stale =
+                        lanes.swap_remove(at).fail(&failure, batch, queue, replacements > 0);
                     if stale {
                         replacements -= 1;
                         match pool.lend_fresh(deadline) {

@@ -35,7 +35,11 @@ fn plan() -> Option<Plan> {
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let mut numbers = || -> Option<Vec<usize>> {
-            arguments.next()?.split(',').map(|number| number.parse().ok()).collect()
+            arguments
+                .next()?
+                .split(',')
+                .map(|number| number.parse().ok())
+                .collect()
         };
         match argument.as_str() {
             "--threads" => plan.threads = numbers()?,
@@ -64,7 +68,11 @@ fn put_all(store: &dyn Store, keys: &[Key], value: &[u8], batch: usize) {
     for keys in keys.chunks(batch) {
         let mut requests: Vec<_> = keys
             .iter()
-            .map(|key| PutRequest { key: *key, value: &slices, outcome: None })
+            .map(|key| PutRequest {
+                key: *key,
+                value: &slices,
+                outcome: None,
+            })
             .collect();
         store.put_many(&mut requests, deadline());
         for request in requests {
@@ -75,12 +83,18 @@ fn put_all(store: &dyn Store, keys: &[Key], value: &[u8], batch: usize) {
 
 fn get_all(store: &dyn Store, keys: &[Key], buffers: &mut [Vec<u8>]) {
     for keys in keys.chunks(buffers.len()) {
-        let mut slices: Vec<_> =
-            buffers.iter_mut().map(|buffer| [IoSliceMut::new(buffer)]).collect();
+        let mut slices: Vec<_> = buffers
+            .iter_mut()
+            .map(|buffer| [IoSliceMut::new(buffer)])
+            .collect();
         let mut requests: Vec<_> = keys
             .iter()
             .zip(&mut slices)
-            .map(|(key, into)| GetRequest { key: *key, into, outcome: None })
+            .map(|(key, into)| GetRequest {
+                key: *key,
+                into,
+                outcome: None,
+            })
             .collect();
         store.get_many(&mut requests, deadline());
         for request in requests {
@@ -107,17 +121,29 @@ fn pass(store: &dyn Store, plan: &Plan, threads: usize, size: usize) -> (f64, f6
         get_all(store, &keys, &mut buffers);
         let got = Instant::now();
         let filled = plan.batch.min(count);
-        assert!(buffers[..filled].iter().all(|buffer| *buffer == value), "wrong bytes");
+        assert!(
+            buffers[..filled].iter().all(|buffer| *buffer == value),
+            "wrong bytes"
+        );
         [start, put, middle, got]
     };
     let times: Vec<[Instant; 4]> = std::thread::scope(|scope| {
         let run = &run;
-        let running: Vec<_> = (0..threads).map(|thread| scope.spawn(move || run(thread))).collect();
-        running.into_iter().map(|thread| thread.join().expect("a pass")).collect()
+        let running: Vec<_> = (0..threads)
+            .map(|thread| scope.spawn(move || run(thread)))
+            .collect();
+        running
+            .into_iter()
+            .map(|thread| thread.join().expect("a pass"))
+            .collect()
     });
     let mib = (count * threads * size) as f64 / f64::from(1 << 20);
     let rate = |from: usize, to: usize| {
-        let start = times.iter().map(|times| times[from]).min().expect("a thread");
+        let start = times
+            .iter()
+            .map(|times| times[from])
+            .min()
+            .expect("a thread");
         let end = times.iter().map(|times| times[to]).max().expect("a thread");
         mib / (end - start).as_secs_f64()
     };
@@ -137,7 +163,10 @@ fn main() -> ExitCode {
         );
         return ExitCode::FAILURE;
     };
-    println!("{:<28} {:>7} {:>9} {:>9} {:>9}", "store", "threads", "bytes", "put", "get");
+    println!(
+        "{:<28} {:>7} {:>9} {:>9} {:>9}",
+        "store", "threads", "bytes", "put", "get"
+    );
     for url in &plan.urls {
         let store = match open(url, &OpenOptions::default()) {
             Ok(store) => store,
@@ -148,8 +177,9 @@ fn main() -> ExitCode {
         };
         for &threads in &plan.threads {
             for &size in &plan.sizes {
-                let (puts, gets) =
-                    (0..plan.passes).map(|_| pass(&*store, &plan, threads, size)).unzip();
+                let (puts, gets) = (0..plan.passes)
+                    .map(|_| pass(&*store, &plan, threads, size))
+                    .unzip();
                 let shown: String = store.url().chars().take(28).collect();
                 println!(
                     "{shown:<28} {threads:>7} {size:>9} {:>9.0} {:>9.0}",

@@ -30,7 +30,11 @@ fn fill(store: &dyn Store, namespace: Namespace, count: u64, size: usize) -> Vec
     let mut batch: Vec<_> = keys
         .iter()
         .zip(&slices)
-        .map(|(key, value)| PutRequest { key: *key, value, outcome: None })
+        .map(|(key, value)| PutRequest {
+            key: *key,
+            value,
+            outcome: None,
+        })
         .collect();
     store.put_many(&mut batch, soon());
     for request in batch {
@@ -51,14 +55,24 @@ fn fetch(
     let mut batch: Vec<_> = keys
         .iter()
         .zip(&mut slices)
-        .map(|(key, into)| GetRequest { key: *key, into, outcome: None })
+        .map(|(key, into)| GetRequest {
+            key: *key,
+            into,
+            outcome: None,
+        })
         .collect();
     store.get_many(&mut batch, deadline);
-    let outcomes: Vec<_> = batch.into_iter().map(|r| r.outcome.expect("filled in")).collect();
+    let outcomes: Vec<_> = batch
+        .into_iter()
+        .map(|r| r.outcome.expect("filled in"))
+        .collect();
     for (n, outcome) in outcomes.iter().enumerate() {
         if let Ok(GetOutcome::Hit(length)) = outcome {
             assert_eq!(*length, size as u64);
-            assert!(buffers[n] == bytes(n as u64, size), "a hit with bytes that were never put");
+            assert!(
+                buffers[n] == bytes(n as u64, size),
+                "a hit with bytes that were never put"
+            );
         }
     }
     outcomes
@@ -91,9 +105,14 @@ fn names_of_hosts_are_looked_up() {
         let store = store(&format!("redis://localhost:{}", server.port()));
         fill(&*store, fresh_namespace(), 1, 10);
         let nowhere = self::store("redis://no-such-host.invalid:1");
-        let error = nowhere.contains(&[key(fresh_namespace(), 0)], soon()).unwrap_err();
+        let error = nowhere
+            .contains(&[key(fresh_namespace(), 0)], soon())
+            .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
-        assert!(error.to_string().contains("no-such-host.invalid"), "{error}");
+        assert!(
+            error.to_string().contains("no-such-host.invalid"),
+            "{error}"
+        );
     });
 }
 
@@ -110,7 +129,11 @@ fn big_batches_move_over_several_connections() {
                     assert_eq!(outcome.unwrap(), GetOutcome::Hit(size as u64));
                 }
             }
-            assert!((2..=4).contains(&store.stats().connects), "{:?}", store.stats());
+            assert!(
+                (2..=4).contains(&store.stats().connects),
+                "{:?}",
+                store.stats()
+            );
         }
     });
 }
@@ -140,7 +163,11 @@ fn one_bad_key_does_not_spoil_a_batch() {
             }
         }
         assert_eq!(store.contains(&keys[3..4], soon()).unwrap(), [true]);
-        assert_eq!(store.stats().connects, 1, "all of it in step on one connection");
+        assert_eq!(
+            store.stats().connects,
+            1,
+            "all of it in step on one connection"
+        );
     });
 }
 
@@ -152,27 +179,50 @@ fn look_ups_listings_and_removals_of_many_keys() {
         let (one, other) = (fresh_namespace(), fresh_namespace());
         let keys = fill(&*store, one, 3000, 10);
         fill(&*store, other, 50, 20);
-        assert!(store.contains(&keys, soon()).unwrap().iter().all(|&found| found));
+        assert!(
+            store
+                .contains(&keys, soon())
+                .unwrap()
+                .iter()
+                .all(|&found| found)
+        );
         assert_eq!(store.remove(&keys[1500..1501], soon()).unwrap(), 1);
         let found = store.contains(&keys, soon()).unwrap();
-        assert!(found.iter().enumerate().all(|(n, &found)| found == (n != 1500)));
+        assert!(
+            found
+                .iter()
+                .enumerate()
+                .all(|(n, &found)| found == (n != 1500))
+        );
 
         // What is not ours is neither listed nor in the way.
         server.command(&format!("SET penstock:{one}:strange x"));
         server.command("SET somebody:else x");
         server.command(&format!("LPUSH {} x", keys[1500]));
         let mut listed = Vec::new();
-        store.list(Some(one), &mut |object| listed.push(object), soon()).unwrap();
+        store
+            .list(Some(one), &mut |object| listed.push(object), soon())
+            .unwrap();
         listed.sort_by_key(|object| object.key);
         listed.dedup_by_key(|object| object.key);
         assert_eq!(listed.len(), 2999);
-        assert!(listed.iter().all(|object| object.bytes == 10 && object.key.namespace == one));
+        assert!(
+            listed
+                .iter()
+                .all(|object| object.bytes == 10 && object.key.namespace == one)
+        );
         let mut all = 0;
         store.list(None, &mut |_| all += 1, soon()).unwrap();
         assert!(all >= 3049, "{all}");
 
         assert_eq!(store.remove(&keys, soon()).unwrap(), 3000);
-        assert!(store.contains(&keys, soon()).unwrap().iter().all(|&found| !found));
+        assert!(
+            store
+                .contains(&keys, soon())
+                .unwrap()
+                .iter()
+                .all(|&found| !found)
+        );
     });
 }
 
@@ -184,7 +234,10 @@ fn describes_the_server() {
         let facts = store(&server.tcp()).describe(soon()).unwrap();
         let fact = |name: &str| {
             let found = facts.iter().find(|(n, _)| n == name);
-            found.unwrap_or_else(|| panic!("no {name} in {facts:?}")).1.as_str()
+            found
+                .unwrap_or_else(|| panic!("no {name} in {facts:?}"))
+                .1
+                .as_str()
         };
         assert_eq!(fact("tcp_port"), server.port().to_string());
         assert_eq!(fact("config:maxmemory"), (100 << 20).to_string());
@@ -225,11 +278,20 @@ fn passwords_and_users() {
         assert!(get(&*reader, &key(namespace, 0)).is_some());
         assert!(reader.contains(&[key(namespace, 0)], soon()).unwrap()[0]);
         let facts = reader.describe(soon()).unwrap();
-        assert!(facts.iter().any(|(name, _)| name == "used_memory"), "without CONFIG");
+        assert!(
+            facts.iter().any(|(name, _)| name == "used_memory"),
+            "without CONFIG"
+        );
         let error = put(&*reader, &key(namespace, 9), b"x").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-        assert_eq!(kind_of(reader.remove(&[key(namespace, 0)], soon())), ErrorKind::Denied);
-        assert!(get(&*reader, &key(namespace, 0)).is_some(), "a refusal breaks nothing");
+        assert_eq!(
+            kind_of(reader.remove(&[key(namespace, 0)], soon())),
+            ErrorKind::Denied
+        );
+        assert!(
+            get(&*reader, &key(namespace, 0)).is_some(),
+            "a refusal breaks nothing"
+        );
 
         for url in [
             format!("redis://{host}"),
@@ -257,7 +319,9 @@ fn a_password_for_a_server_that_has_none_is_denied() {
     on_each_server(|name| {
         let server = Server::start(name);
         let url = server.tcp().replace("//", "//:hunter2@");
-        let error = store(&url).contains(&[key(fresh_namespace(), 0)], soon()).unwrap_err();
+        let error = store(&url)
+            .contains(&[key(fresh_namespace(), 0)], soon())
+            .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     });
 }
@@ -280,7 +344,10 @@ fn the_password_may_come_from_the_environment() {
             run.output().unwrap().status.success()
         };
         assert!(again(server.tcp(), Some("from outside")));
-        assert!(again(format!("{}?user=default", server.unix()), Some("from outside")));
+        assert!(again(
+            format!("{}?user=default", server.unix()),
+            Some("from outside")
+        ));
         assert!(!again(server.tcp(), Some("wrong")));
         assert!(!again(server.tcp(), None));
     });
@@ -293,8 +360,18 @@ fn databases_are_apart() {
         let namespace = fresh_namespace();
         let two = store(&format!("{}/2", server.tcp()));
         fill(&*two, namespace, 1, 10);
-        assert!(get(&*store(&format!("{}?db=2", server.unix())), &key(namespace, 0)).is_some());
-        for url in [server.tcp(), format!("{}/0", server.tcp()), format!("{}/3", server.tcp())] {
+        assert!(
+            get(
+                &*store(&format!("{}?db=2", server.unix())),
+                &key(namespace, 0)
+            )
+            .is_some()
+        );
+        for url in [
+            server.tcp(),
+            format!("{}/0", server.tcp()),
+            format!("{}/3", server.tcp()),
+        ] {
             assert!(get(&*store(&url), &key(namespace, 0)).is_none(), "{url}");
         }
         let none = store(&format!("{}/99", server.tcp()));
@@ -332,10 +409,19 @@ fn servers_that_cannot_serve_are_unavailable() {
         let store = store(&replica.tcp());
         fill(&*store, namespace, 1, 10);
         let nobody = free_port();
-        assert_eq!(replica.command(&format!("REPLICAOF 127.0.0.1 {nobody}")), "+OK");
-        assert_eq!(kind_of(put(&*store, &key(namespace, 1), b"x")), ErrorKind::Unavailable);
+        assert_eq!(
+            replica.command(&format!("REPLICAOF 127.0.0.1 {nobody}")),
+            "+OK"
+        );
+        assert_eq!(
+            kind_of(put(&*store, &key(namespace, 1), b"x")),
+            ErrorKind::Unavailable
+        );
         replica.command("CONFIG SET replica-serve-stale-data no");
-        assert_eq!(kind_of(store.contains(&[key(namespace, 0)], soon())), ErrorKind::Unavailable);
+        assert_eq!(
+            kind_of(store.contains(&[key(namespace, 0)], soon())),
+            ErrorKind::Unavailable
+        );
         replica.command("REPLICAOF NO ONE");
         assert!(get(&*store, &key(namespace, 0)).is_some());
 
@@ -349,9 +435,16 @@ fn servers_that_cannot_serve_are_unavailable() {
             assert!(Instant::now() < until, "the cluster does not form");
             std::thread::sleep(Duration::from_millis(20));
         }
-        assert_eq!(put_one().unwrap(), PutOutcome::Stored, "a cluster of one serves");
+        assert_eq!(
+            put_one().unwrap(),
+            PutOutcome::Stored,
+            "a cluster of one serves"
+        );
         let database = self::store(&format!("{}/1", cluster.tcp()));
-        assert_eq!(kind_of(put(&*database, &key(namespace, 0), b"x")), ErrorKind::Config);
+        assert_eq!(
+            kind_of(put(&*database, &key(namespace, 0), b"x")),
+            ErrorKind::Config
+        );
     });
 }
 
@@ -365,8 +458,12 @@ fn a_loading_server_is_unavailable_and_then_serves() {
         assert_eq!(server.command("SAVE"), "+OK");
         server.kill();
         // A millisecond a key.
-        let slowly =
-            ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"];
+        let slowly = [
+            "--key-load-delay",
+            "1000",
+            "--loading-process-events-interval-bytes",
+            "1024",
+        ];
         server.restart_with(&slowly);
         let mut loading = 0;
         let until = soon();
@@ -378,7 +475,13 @@ fn a_loading_server_is_unavailable_and_then_serves() {
             std::thread::sleep(Duration::from_millis(10));
         }
         assert!(loading > 0, "never seen loading");
-        assert!(store.contains(&keys, soon()).unwrap().iter().all(|&found| found));
+        assert!(
+            store
+                .contains(&keys, soon())
+                .unwrap()
+                .iter()
+                .all(|&found| found)
+        );
     });
 }
 
@@ -390,8 +493,14 @@ fn a_server_may_be_absent_at_first() {
         server.kill();
         let stores = [store(&server.tcp()), store(&server.unix())];
         for store in &stores {
-            assert_eq!(kind_of(get_one(&**store, namespace)), ErrorKind::Unreachable);
-            assert_eq!(kind_of(put(&**store, &key(namespace, 0), b"x")), ErrorKind::Unreachable);
+            assert_eq!(
+                kind_of(get_one(&**store, namespace)),
+                ErrorKind::Unreachable
+            );
+            assert_eq!(
+                kind_of(put(&**store, &key(namespace, 0), b"x")),
+                ErrorKind::Unreachable
+            );
             let looked_up = store.contains(&[key(namespace, 0)], soon());
             assert_eq!(kind_of(looked_up), ErrorKind::Unreachable);
             assert_eq!((store.stats().errors, store.stats().connects), (3, 0));
@@ -405,7 +514,11 @@ fn a_server_may_be_absent_at_first() {
 
 fn get_one(store: &dyn Store, namespace: Namespace) -> penstock_store::Result<GetOutcome> {
     let mut into = [0; 100];
-    store.get(&key(namespace, 0), &mut [IoSliceMut::new(&mut into)], soon())
+    store.get(
+        &key(namespace, 0),
+        &mut [IoSliceMut::new(&mut into)],
+        soon(),
+    )
 }
 
 #[test]
@@ -466,7 +579,10 @@ fn a_server_killed_in_the_middle_of_a_get_never_makes_a_hit() {
             for error in failed {
                 assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
             }
-            assert!(rest.into_iter().all(|o| kind_of(o) == ErrorKind::Unreachable));
+            assert!(
+                rest.into_iter()
+                    .all(|o| kind_of(o) == ErrorKind::Unreachable)
+            );
 
             server.restart();
             let keys = fill(&*store, namespace, 2, SIZE);
@@ -495,12 +611,18 @@ fn a_frozen_server_costs_no_more_than_the_deadline() {
                 }
                 let outcome = store.put(&keys[0], &[IoSlice::new(&big)], within(time));
                 assert_eq!(kind_of(outcome), ErrorKind::TimedOut);
-                assert_eq!(kind_of(store.contains(&keys, within(time))), ErrorKind::TimedOut);
+                assert_eq!(
+                    kind_of(store.contains(&keys, within(time))),
+                    ErrorKind::TimedOut
+                );
                 assert_eq!(kind_of(store.describe(within(time))), ErrorKind::TimedOut);
             }
             let took = started.elapsed();
             assert!(took >= 8 * time, "gave up early: {took:?}");
-            assert!(took < 8 * time + Duration::from_secs(10), "late by more than noise: {took:?}");
+            assert!(
+                took < 8 * time + Duration::from_secs(10),
+                "late by more than noise: {took:?}"
+            );
             server.thaw();
             for outcome in fetch(&*store, &keys, 1 << 20, soon()) {
                 assert_eq!(outcome.unwrap(), GetOutcome::Hit(1 << 20));
@@ -514,11 +636,15 @@ fn a_server_that_never_greets_is_unreachable() {
     on_each_server(|name| {
         let server = Server::start(name);
         server.freeze();
-        let options =
-            OpenOptions { connect_timeout: Duration::from_millis(50), ..OpenOptions::default() };
+        let options = OpenOptions {
+            connect_timeout: Duration::from_millis(50),
+            ..OpenOptions::default()
+        };
         for url in [server.tcp(), server.unix()] {
             let store = open(&url, &options).unwrap();
-            let error = store.contains(&[key(fresh_namespace(), 0)], soon()).unwrap_err();
+            let error = store
+                .contains(&[key(fresh_namespace(), 0)], soon())
+                .unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
         }
         server.thaw();
@@ -531,7 +657,10 @@ fn nothing_is_sent_after_the_deadline() {
         let server = Server::start(name);
         let store = store(&server.unix());
         let keys = fill(&*store, fresh_namespace(), 3, 10);
-        assert_eq!(kind_of(store.remove(&keys, Instant::now())), ErrorKind::TimedOut);
+        assert_eq!(
+            kind_of(store.remove(&keys, Instant::now())),
+            ErrorKind::TimedOut
+        );
         assert_eq!(store.contains(&keys, soon()).unwrap(), [true; 3]);
         assert_eq!(store.stats().connects, 1, "nor is the connection lost");
     });
@@ -560,7 +689,10 @@ fn connections_are_bounded_and_shared() {
             }
         });
         let clients = server.text("CLIENT LIST");
-        let ours = clients.lines().filter(|line| line.contains("name=bounded")).count();
+        let ours = clients
+            .lines()
+            .filter(|line| line.contains("name=bounded"))
+            .count();
         assert!((1..=3).contains(&ours), "{clients}");
         assert_eq!(store.stats().connects, ours as u64, "none was opened twice");
 
@@ -575,7 +707,13 @@ fn connections_are_bounded_and_shared() {
             }
         });
         server.thaw();
-        assert!(store.contains(&keys, soon()).unwrap().iter().all(|&found| found));
+        assert!(
+            store
+                .contains(&keys, soon())
+                .unwrap()
+                .iter()
+                .all(|&found| found)
+        );
     });
 }
 
@@ -587,8 +725,14 @@ fn a_server_with_too_many_clients_is_unavailable() {
         fill(&*admitted, fresh_namespace(), 1, 10);
         assert_eq!(server.command("CONFIG SET maxclients 1"), "+OK");
         let one_more = store(&server.tcp());
-        let error = one_more.contains(&[key(fresh_namespace(), 0)], soon()).unwrap_err();
+        let error = one_more
+            .contains(&[key(fresh_namespace(), 0)], soon())
+            .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-        assert!(admitted.contains(&[key(fresh_namespace(), 0)], soon()).is_ok());
+        assert!(
+            admitted
+                .contains(&[key(fresh_namespace(), 0)], soon())
+                .is_ok()
+        );
     });
 }

@@ -34,7 +34,11 @@ fn facing(scripts: Vec<Script>) -> (Impostor, Arc<dyn Store>) {
 }
 
 fn get_into(store: &dyn Store, into: &mut [u8]) -> Result<GetOutcome> {
-    store.get(&key(fresh_namespace(), 0), &mut [IoSliceMut::new(into)], soon())
+    store.get(
+        &key(fresh_namespace(), 0),
+        &mut [IoSliceMut::new(into)],
+        soon(),
+    )
 }
 
 #[test]
@@ -70,12 +74,19 @@ fn nonsense_is_an_error_and_ends_the_connection() {
         let text = reply[..reply.len().min(40)].escape_ascii();
         if reply == b"*-1\r\n+OK\r\n" || reply == b"$8\r\n12345678\r\n+OK\r\n" {
             // The answer itself is right; what follows it makes the connection unfit.
-            assert!(outcome.is_ok() || outcome.is_err_and(|e| e.kind() == kind), "{text}");
+            assert!(
+                outcome.is_ok() || outcome.is_err_and(|e| e.kind() == kind),
+                "{text}"
+            );
         } else {
             let error = outcome.expect_err(&text.to_string());
             assert_eq!(error.kind(), kind, "{text}: {error}");
         }
-        assert_eq!(get_into(&*store, &mut into).unwrap(), GetOutcome::Hit(8), "after {text}");
+        assert_eq!(
+            get_into(&*store, &mut into).unwrap(),
+            GetOutcome::Hit(8),
+            "after {text}"
+        );
         assert_eq!(&into, b"abcdefgh");
         assert_eq!(store.stats().connects, 2, "{text}");
     }
@@ -118,11 +129,20 @@ fn nonsense_to_other_operations_is_an_error() {
 
 #[test]
 fn a_put_needs_an_ok_after_its_last_byte() {
-    for reply in [b"$-1\r\n".as_slice(), b"+FINE\r\n", b":1\r\n", b"$2\r\nOK\r\n", b""] {
+    for reply in [
+        b"$-1\r\n".as_slice(),
+        b"+FINE\r\n",
+        b":1\r\n",
+        b"$2\r\nOK\r\n",
+        b"",
+    ] {
         let (_impostor, store) = facing(vec![says(reply)]);
         let outcome = put(&*store, &key(fresh_namespace(), 0), &bytes(0, 1000));
         let error = outcome.expect_err(&reply.escape_ascii().to_string());
-        assert!(matches!(error.kind(), ErrorKind::Protocol | ErrorKind::Unreachable), "{error}");
+        assert!(
+            matches!(error.kind(), ErrorKind::Protocol | ErrorKind::Unreachable),
+            "{error}"
+        );
     }
     // "OK" while most of the value is still on this side.
     let early: Script = Box::new(|stream| {
@@ -170,8 +190,12 @@ fn a_request_on_a_connection_that_was_closing_is_sent_again() {
             let _ = stream.read(&mut [0; 65_536]);
         })
     };
-    let (_impostor, store) =
-        facing(vec![closes(), closes(), says(b":1\r\n"), says(b"$4\r\nlast\r\n")]);
+    let (_impostor, store) = facing(vec![
+        closes(),
+        closes(),
+        says(b":1\r\n"),
+        says(b"$4\r\nlast\r\n"),
+    ]);
     let mut into = [0; 4];
     for connects in [1, 2] {
         assert_eq!(get_into(&*store, &mut into).unwrap(), GetOutcome::Hit(4));
@@ -206,14 +230,22 @@ fn a_peer_that_trickles_meets_the_deadline() {
         let mut into = vec![0; 1_000_000];
         let one = key(fresh_namespace(), 0);
         let outcomes = [
-            store.get(&one, &mut [IoSliceMut::new(&mut into)], started + time).map(drop),
+            store
+                .get(&one, &mut [IoSliceMut::new(&mut into)], started + time)
+                .map(drop),
             store.describe(Instant::now() + time).map(drop),
         ];
         for outcome in outcomes {
             let kind = outcome.unwrap_err().kind();
-            assert!(matches!(kind, ErrorKind::TimedOut | ErrorKind::Protocol), "{kind:?}");
+            assert!(
+                matches!(kind, ErrorKind::TimedOut | ErrorKind::Protocol),
+                "{kind:?}"
+            );
         }
-        assert!(started.elapsed() < 2 * time + Duration::from_secs(5), "late by more than noise");
+        assert!(
+            started.elapsed() < 2 * time + Duration::from_secs(5),
+            "late by more than noise"
+        );
     }
 }
 
@@ -253,12 +285,19 @@ fn what_was_answered_is_not_asked_again() {
     let mut slices: Vec<_> = buffers.iter_mut().map(|b| [IoSliceMut::new(b)]).collect();
     let mut batch: Vec<_> = slices
         .iter_mut()
-        .map(|into| GetRequest { key: key(fresh_namespace(), 0), into, outcome: None })
+        .map(|into| GetRequest {
+            key: key(fresh_namespace(), 0),
+            into,
+            outcome: None,
+        })
         .collect();
     store.get_many(&mut batch, soon());
     let outcomes: Vec<_> = batch.into_iter().map(|r| r.outcome.unwrap()).collect();
     assert_eq!(outcomes[0].as_ref().unwrap(), &GetOutcome::Hit(4));
-    assert_eq!(outcomes[1].as_ref().unwrap_err().kind(), ErrorKind::Unreachable);
+    assert_eq!(
+        outcomes[1].as_ref().unwrap_err().kind(),
+        ErrorKind::Unreachable
+    );
     assert_eq!(&buffers[0], b"half");
 }
 
@@ -393,7 +432,11 @@ fn a_put_of_scattered_pieces_arrives_whole() {
         let mut piece = vec![0; 10_000];
         // Slowly at first, so that sends stop half-way.
         while !all.ends_with(b"the end\r\n") {
-            std::thread::sleep(Duration::from_millis(if all.len() < 500_000 { 1 } else { 0 }));
+            std::thread::sleep(Duration::from_millis(if all.len() < 500_000 {
+                1
+            } else {
+                0
+            }));
             match stream.read(&mut piece) {
                 Ok(0) | Err(_) => break,
                 Ok(n) => all.extend_from_slice(&piece[..n]),
@@ -407,9 +450,16 @@ fn a_put_of_scattered_pieces_arrives_whole() {
     value.extend_from_slice(b"the end");
     let pieces: Vec<_> = value.chunks(4099).map(std::io::IoSlice::new).collect();
     let key = key(fresh_namespace(), 0);
-    assert_eq!(store.put(&key, &pieces, soon()).unwrap(), PutOutcome::Stored);
+    assert_eq!(
+        store.put(&key, &pieces, soon()).unwrap(),
+        PutOutcome::Stored
+    );
     let text = key.to_string();
-    let head = format!("*3\r\n$3\r\nSET\r\n${}\r\n{text}\r\n${}\r\n", text.len(), value.len());
+    let head = format!(
+        "*3\r\n$3\r\nSET\r\n${}\r\n{text}\r\n${}\r\n",
+        text.len(),
+        value.len()
+    );
     let expected = [head.as_bytes(), &value, b"\r\n"].concat();
     assert!(receiver.recv().unwrap() == expected);
 }

@@ -35,7 +35,10 @@ fn reconnecting_leaks_neither_files_nor_threads() {
             for _ in 0..1000 {
                 server.command("CLIENT KILL TYPE normal SKIPME yes");
                 let mut slices = [std::io::IoSliceMut::new(&mut into)];
-                assert_eq!(store.get(&key, &mut slices, soon()).unwrap(), GetOutcome::Hit(1000));
+                assert_eq!(
+                    store.get(&key, &mut slices, soon()).unwrap(),
+                    GetOutcome::Hit(1000)
+                );
             }
             assert!(store.stats().connects > 1000);
             assert_eq!(open_files(), connected, "one connection before, one after");
@@ -55,6 +58,10 @@ fn reconnecting_leaks_neither_files_nor_threads() {
             server.thaw();
             assert_eq!(with_one(&*store), connected);
         }
-        assert_eq!((open_files(), threads()), before, "all closed with the store");
+        assert_eq!(
+            (open_files(), threads()),
+            before,
+            "all closed with the store"
+        );
     });
 }

@@ -59,14 +59,20 @@ impl Address {
     pub(super) fn parse(text: &str, spare_password: Option<String>) -> Result<Self> {
         let url = Url::parse(text).map_err(|e| config(format!("not a pool URL: {e}")))?;
         if url.fragment().is_some() {
-            return Err(config("a pool URL has no fragment: write '#' in a password as %23"));
+            return Err(config(
+                "a pool URL has no fragment: write '#' in a password as %23",
+            ));
         }
         let mut address = match url.scheme() {
             "redis" => Self::parse_tcp("redis", &url)?,
             "valkey" => Self::parse_tcp("valkey", &url)?,
             "unix" | "redis+unix" | "valkey+unix" => Self::parse_unix(&url)?,
             "rediss" | "valkeys" => return Err(config("TLS comes in a later version")),
-            other => return Err(config(format!("not a Valkey or Redis URL: scheme {other:?}"))),
+            other => {
+                return Err(config(format!(
+                    "not a Valkey or Redis URL: scheme {other:?}"
+                )));
+            }
         };
         if address.password.is_none() {
             address.password = spare_password.filter(|p| !p.is_empty()).map(Secret);
@@ -76,7 +82,9 @@ impl Address {
 
     fn parse_tcp(scheme: &'static str, url: &Url) -> Result<Self> {
         if url.query().is_some() {
-            return Err(config("a TCP pool URL takes no query: the database is its path"));
+            return Err(config(
+                "a TCP pool URL takes no query: the database is its path",
+            ));
         }
         let host = match url.host() {
             Some(Host::Domain(name)) if !name.is_empty() => decode(name)?,
@@ -91,7 +99,10 @@ impl Address {
         let some = |text: &str| (!text.is_empty()).then(|| decode(text)).transpose();
         Ok(Self {
             scheme,
-            endpoint: Endpoint::Tcp { host, port: url.port().unwrap_or(DEFAULT_PORT) },
+            endpoint: Endpoint::Tcp {
+                host,
+                port: url.port().unwrap_or(DEFAULT_PORT),
+            },
             database,
             user: some(url.username())?,
             password: some(url.password().unwrap_or_default())?.map(Secret),
@@ -100,11 +111,15 @@ impl Address {
 
     fn parse_unix(url: &Url) -> Result<Self> {
         if url.has_host() && url.host_str() != Some("") {
-            return Err(config("a unix socket's URL has three slashes: unix:///path"));
+            return Err(config(
+                "a unix socket's URL has three slashes: unix:///path",
+            ));
         }
         let path: Vec<u8> = percent_decode_str(url.path()).collect();
         if path.len() < 2 || path[0] != b'/' || path.contains(&0) {
-            return Err(config("a unix socket's URL holds an absolute path: unix:///path"));
+            return Err(config(
+                "a unix socket's URL holds an absolute path: unix:///path",
+            ));
         }
         let (mut database, mut user, mut password) = (0, None, None);
         for (name, value) in url.query_pairs() {
@@ -113,7 +128,11 @@ impl Address {
                 "user" => user = Some(value.into_owned()),
                 "password" => password = Some(Secret(value.into_owned())),
                 // The name is not repeated: it may be the rest of a password with a bare '&'.
-                _ => return Err(config("a unix socket's URL takes db, user and password only")),
+                _ => {
+                    return Err(config(
+                        "a unix socket's URL takes db, user and password only",
+                    ));
+                }
             }
         }
         let filled = |text: Option<String>| text.filter(|text| !text.is_empty());
@@ -137,11 +156,19 @@ impl fmt::Display for Address {
                 } else {
                     write!(f, "{host}:{port}")?;
                 }
-                if self.database != 0 { write!(f, "/{}", self.database) } else { Ok(()) }
+                if self.database != 0 {
+                    write!(f, "/{}", self.database)
+                } else {
+                    Ok(())
+                }
             }
             Endpoint::Unix(path) => {
                 f.write_str(&encode_path(path))?;
-                if self.database != 0 { write!(f, "?db={}", self.database) } else { Ok(()) }
+                if self.database != 0 {
+                    write!(f, "?db={}", self.database)
+                } else {
+                    Ok(())
+                }
             }
         }
     }
@@ -166,7 +193,8 @@ fn decode(text: &str) -> Result<String> {
 }
 
 fn parse_database(text: &str) -> Result<u32> {
-    text.parse().map_err(|_| config("the pool URL's database is not a number"))
+    text.parse()
+        .map_err(|_| config("the pool URL's database is not a number"))
 }
 
 fn config(message: impl Into<String>) -> Error {
@@ -182,7 +210,10 @@ mod tests {
     }
 
     fn tcp(host: &str, port: u16) -> Endpoint {
-        Endpoint::Tcp { host: host.into(), port }
+        Endpoint::Tcp {
+            host: host.into(),
+            port,
+        }
     }
 
     fn password(address: &Address) -> Option<&str> {
@@ -193,25 +224,35 @@ mod tests {
     fn tcp_urls() {
         let address = parse("redis://pool.example");
         assert_eq!(address.endpoint, tcp("pool.example", 6379));
-        assert_eq!((address.database, &address.user, password(&address)), (0, &None, None));
+        assert_eq!(
+            (address.database, &address.user, password(&address)),
+            (0, &None, None)
+        );
 
         let address = parse("valkey://me:s%40%3Acret%2F@10.0.0.7:7000/12");
         assert_eq!(address.endpoint, tcp("10.0.0.7", 7000));
-        assert_eq!((address.database, address.user.as_deref()), (12, Some("me")));
+        assert_eq!(
+            (address.database, address.user.as_deref()),
+            (12, Some("me"))
+        );
         assert_eq!(password(&address), Some("s@:cret/"));
         assert_eq!(address.to_string(), "valkey://10.0.0.7:7000/12");
 
         let address = parse("redis://:only@[fd00::1]:1");
         assert_eq!(address.endpoint, tcp("fd00::1", 1));
-        assert_eq!((address.user.as_deref(), password(&address)), (None, Some("only")));
+        assert_eq!(
+            (address.user.as_deref(), password(&address)),
+            (None, Some("only"))
+        );
         assert_eq!(address.to_string(), "redis://[fd00::1]:1");
     }
 
     #[test]
     fn unix_urls() {
         for scheme in ["unix", "redis+unix", "valkey+unix"] {
-            let address =
-                parse(&format!("{scheme}:///run/a%20b.sock?db=3&user=me&password=p%26w%2B"));
+            let address = parse(&format!(
+                "{scheme}:///run/a%20b.sock?db=3&user=me&password=p%26w%2B"
+            ));
             assert_eq!(address.endpoint, Endpoint::Unix("/run/a b.sock".into()));
             assert_eq!((address.database, address.user.as_deref()), (3, Some("me")));
             assert_eq!(password(&address), Some("p&w+"));
@@ -226,9 +267,16 @@ mod tests {
         let given = Address::parse("redis://me:own@h", spare()).unwrap();
         assert_eq!(password(&given), Some("own"));
         for url in ["redis://h", "redis://me@h", "unix:///s?user=me"] {
-            assert_eq!(password(&Address::parse(url, spare()).unwrap()), Some("spare"), "{url}");
+            assert_eq!(
+                password(&Address::parse(url, spare()).unwrap()),
+                Some("spare"),
+                "{url}"
+            );
         }
-        assert_eq!(password(&Address::parse("redis://h", Some(String::new())).unwrap()), None);
+        assert_eq!(
+            password(&Address::parse("redis://h", Some(String::new())).unwrap()),
+            None
+        );
     }
 
     #[test]
@@ -255,7 +303,10 @@ mod tests {
         ] {
             let error = Address::parse(url, None).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{url}");
-            assert!(!format!("{error} {error:?}").contains("hunter2"), "{url}: {error}");
+            assert!(
+                !format!("{error} {error:?}").contains("hunter2"),
+                "{url}: {error}"
+            );
         }
         let tls = Address::parse("rediss://h", None).unwrap_err();
         assert!(tls.to_string().contains("TLS comes in a later version"));

@@ -14,7 +14,9 @@ pub(super) struct Commands {
 impl Commands {
     pub(super) fn push(&mut self, arguments: &[&str]) {
         array(&mut self.text, arguments.len());
-        arguments.iter().for_each(|argument| string(&mut self.text, argument.as_bytes()));
+        arguments
+            .iter()
+            .for_each(|argument| string(&mut self.text, argument.as_bytes()));
         self.count += 1;
     }
 
@@ -23,7 +25,8 @@ impl Commands {
         array(&mut self.text, 1 + keys.len());
         string(&mut self.text, name.as_bytes());
         let mut form = String::new();
-        keys.iter().for_each(|key| string(&mut self.text, key_form(key, &mut form)));
+        keys.iter()
+            .for_each(|key| string(&mut self.text, key_form(key, &mut form)));
         self.count += 1;
     }
 

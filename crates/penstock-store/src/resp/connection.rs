@@ -82,7 +82,11 @@ impl Connection {
                 visit(answered, reply)?;
                 answered += 1;
                 let done = answered == commands.count();
-                Ok(if done { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+                Ok(if done {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                })
             })?;
             let sent = if unsent.is_empty() {
                 0
@@ -94,7 +98,11 @@ impl Connection {
             };
             unsent = &unsent[sent..];
             if !heard && sent == 0 && answered < commands.count() {
-                let sending = if unsent.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
+                let sending = if unsent.is_empty() {
+                    PollFlags::empty()
+                } else {
+                    PollFlags::OUT
+                };
                 let mut polled = [self.socket.polled(PollFlags::IN | sending)];
                 wait(&mut polled, deadline, "waiting for the server's reply")?;
             } else if Instant::now() >= deadline && answered < commands.count() {
@@ -102,7 +110,9 @@ impl Connection {
             }
         }
         if !unsent.is_empty() || !self.received.bytes().is_empty() {
-            return Err(Failure::protocol("the server sent a reply that nobody asked for"));
+            return Err(Failure::protocol(
+                "the server sent a reply that nobody asked for",
+            ));
         }
         self.settled = true;
         Ok(())
@@ -215,7 +225,9 @@ impl Connection {
                 (_, refused) if refused.kind == ErrorKind::Protocol => Ok(()),
                 (_, refused) => Err(refused),
             },
-            _ => Err(Failure::protocol("the server answered the greeting with nonsense")),
+            _ => Err(Failure::protocol(
+                "the server answered the greeting with nonsense",
+            )),
         })
     }
 }
@@ -236,7 +248,10 @@ pub(super) fn receive(
     slices: &mut [IoSliceMut<'_>],
 ) -> Result<(Came, usize), Failure> {
     let room: usize = slices.iter().map(|slice| slice.len()).sum();
-    match socket.receive(slices).map_err(|cause| Failure::system("receiving", cause))? {
+    match socket
+        .receive(slices)
+        .map_err(|cause| Failure::system("receiving", cause))?
+    {
         None => Ok((Came::Nothing, 0)),
         Some(0) => Err(Failure::closed()),
         Some(bytes) => Ok((if bytes < room { Came::Some } else { Came::Full }, bytes)),
@@ -261,7 +276,11 @@ pub(super) struct Received {
 
 impl Default for Received {
     fn default() -> Self {
-        Self { buffer: vec![0; BUFFER_BYTES].into(), start: 0, end: 0 }
+        Self {
+            buffer: vec![0; BUFFER_BYTES].into(),
+            start: 0,
+            end: 0,
+        }
     }
 }
 
@@ -271,7 +290,10 @@ impl Received {
     }
 
     pub(super) fn consume(&mut self, bytes: usize) {
-        assert!(bytes <= self.end - self.start, "consumes what was not received");
+        assert!(
+            bytes <= self.end - self.start,
+            "consumes what was not received"
+        );
         self.start += bytes;
     }
 
@@ -285,7 +307,10 @@ impl Received {
 
     /// Counts bytes that were received into [`Self::space`].
     pub(super) fn extend(&mut self, bytes: usize) {
-        assert!(bytes <= self.buffer.len() - self.end, "received more than there was space for");
+        assert!(
+            bytes <= self.buffer.len() - self.end,
+            "received more than there was space for"
+        );
         self.end += bytes;
     }
 }

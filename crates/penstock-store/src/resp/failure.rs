@@ -22,11 +22,18 @@ pub(super) struct Failure {
 
 impl Failure {
     pub(super) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), cause: None }
+        Self {
+            kind,
+            message: message.into(),
+            cause: None,
+        }
     }
 
     pub(super) fn timed_out(doing: &str) -> Self {
-        Self::new(ErrorKind::TimedOut, format!("the deadline passed while {doing}"))
+        Self::new(
+            ErrorKind::TimedOut,
+            format!("the deadline passed while {doing}"),
+        )
     }
 
     pub(super) fn closed() -> Self {
@@ -40,7 +47,11 @@ impl Failure {
     /// A system call on a socket failed.
     pub(super) fn system(doing: &str, cause: Errno) -> Self {
         let message = format!("{doing} failed");
-        Self { kind: ErrorKind::Unreachable, message, cause: Some(cause) }
+        Self {
+            kind: ErrorKind::Unreachable,
+            message,
+            cause: Some(cause),
+        }
     }
 
     /// The server answered with an error line (without its leading `-`).
@@ -68,7 +79,11 @@ impl Failure {
 
     /// Replaces the message, so that nothing of what the server said remains.
     pub(super) fn reworded(self, kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), cause: self.cause }
+        Self {
+            kind,
+            message: message.into(),
+            cause: self.cause,
+        }
     }
 
     /// The error to hand to the caller.
@@ -86,7 +101,10 @@ impl Failure {
 /// A server's words, fit for a log line: bounded, one line, no control characters.
 fn printable(line: &[u8]) -> String {
     let cut = &line[..line.len().min(MESSAGE_LIMIT)];
-    String::from_utf8_lossy(cut).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    String::from_utf8_lossy(cut)
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
 }
 
 #[cfg(test)]
@@ -97,11 +115,26 @@ mod tests {
     fn refusals_have_kinds() {
         for (line, kind) in [
             ("NOAUTH Authentication required.", ErrorKind::Denied),
-            ("WRONGPASS invalid username-password pair or user is disabled.", ErrorKind::Denied),
-            ("NOPERM User x has no permissions to run the 'set' command", ErrorKind::Denied),
-            ("OOM command not allowed when used memory > 'maxmemory'.", ErrorKind::Full),
-            ("LOADING Redis is loading the dataset in memory", ErrorKind::Unavailable),
-            ("READONLY You can't write against a read only replica.", ErrorKind::Unavailable),
+            (
+                "WRONGPASS invalid username-password pair or user is disabled.",
+                ErrorKind::Denied,
+            ),
+            (
+                "NOPERM User x has no permissions to run the 'set' command",
+                ErrorKind::Denied,
+            ),
+            (
+                "OOM command not allowed when used memory > 'maxmemory'.",
+                ErrorKind::Full,
+            ),
+            (
+                "LOADING Redis is loading the dataset in memory",
+                ErrorKind::Unavailable,
+            ),
+            (
+                "READONLY You can't write against a read only replica.",
+                ErrorKind::Unavailable,
+            ),
             ("MOVED 3999 127.0.0.1:6381", ErrorKind::Unavailable),
             ("ERR max number of clients reached", ErrorKind::Unavailable),
             ("WRONGTYPE Operation against a key", ErrorKind::Protocol),
@@ -115,7 +148,9 @@ mod tests {
     #[test]
     fn refusals_are_bounded_and_on_one_line() {
         let line = [b"ERR a\x1b[2Jb\n".as_slice(), &[b'x'; 5000]].concat();
-        let text = Failure::refused(&line).error("redis://h:1", "get").to_string();
+        let text = Failure::refused(&line)
+            .error("redis://h:1", "get")
+            .to_string();
         assert!(text.len() < 400, "{text}");
         assert!(!text.contains(['\n', '\x1b']), "{text}");
     }

@@ -63,7 +63,11 @@ pub(super) struct Queue {
 
 impl Queue {
     pub(super) fn new(count: usize) -> Self {
-        Self { next: 0, count, again: Vec::new() }
+        Self {
+            next: 0,
+            count,
+            again: Vec::new(),
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -173,7 +177,11 @@ impl<'p> Lane<'p> {
 
     /// What the lane waits for.
     pub(super) fn polled(&self) -> PollFd<'_> {
-        let sending = if self.outgoing.bytes > 0 { PollFlags::OUT } else { PollFlags::empty() };
+        let sending = if self.outgoing.bytes > 0 {
+            PollFlags::OUT
+        } else {
+            PollFlags::empty()
+        };
         self.connection.socket.polled(PollFlags::IN | sending)
     }
 
@@ -201,7 +209,9 @@ impl<'p> Lane<'p> {
         if requeue {
             queue.again.extend(self.in_flight.iter().rev());
         } else {
-            self.in_flight.iter().for_each(|&index| batch.finish(index, Err(failure.clone())));
+            self.in_flight
+                .iter()
+                .for_each(|&index| batch.finish(index, Err(failure.clone())));
         }
         requeue
     }
@@ -214,8 +224,15 @@ impl<'p> Lane<'p> {
             return Ok(false);
         }
         let outgoing = &mut self.outgoing;
-        let value = outgoing.value_of.and_then(|index| batch.carries(index)).unwrap_or_default();
-        let end: &[u8] = if outgoing.value_of.is_some() { b"\r\n" } else { b"" };
+        let value = outgoing
+            .value_of
+            .and_then(|index| batch.carries(index))
+            .unwrap_or_default();
+        let end: &[u8] = if outgoing.value_of.is_some() {
+            b"\r\n"
+        } else {
+            b""
+        };
         let parts = [outgoing.text.as_slice()]
             .into_iter()
             .chain(value.iter().map(|slice| &**slice))
@@ -229,8 +246,10 @@ impl<'p> Lane<'p> {
                 self.may_send = bytes == asked;
                 if outgoing.sent == outgoing.bytes {
                     outgoing.text.clear();
-                    *outgoing =
-                        Outgoing { text: std::mem::take(&mut outgoing.text), ..Default::default() };
+                    *outgoing = Outgoing {
+                        text: std::mem::take(&mut outgoing.text),
+                        ..Default::default()
+                    };
                 }
                 Ok(true)
             }
@@ -238,7 +257,9 @@ impl<'p> Lane<'p> {
                 self.may_send = false;
                 Ok(false)
             }
-            Err(cause) => Err(self.connection.last_words(Failure::system("sending", cause))),
+            Err(cause) => Err(self
+                .connection
+                .last_words(Failure::system("sending", cause))),
         }
     }
 
@@ -276,7 +297,10 @@ impl<'p> Lane<'p> {
             (Incoming::Value { at, bytes }, Some(&index)) => {
                 let (came, of_value) =
                     receive_value(&mut self.connection, batch, index, at, bytes)?;
-                self.incoming = Incoming::Value { at: at + of_value, bytes };
+                self.incoming = Incoming::Value {
+                    at: at + of_value,
+                    bytes,
+                };
                 came
             }
             _ => self.connection.fill()?,
@@ -294,7 +318,9 @@ impl<'p> Lane<'p> {
             return if received.bytes().is_empty() {
                 Ok(false)
             } else {
-                Err(Failure::protocol("the server sent a reply that nobody asked for"))
+                Err(Failure::protocol(
+                    "the server sent a reply that nobody asked for",
+                ))
             };
         };
         let answer = match self.incoming {
@@ -334,7 +360,10 @@ impl<'p> Lane<'p> {
                     taken += bytes;
                 }
                 received.consume(taken);
-                self.incoming = Incoming::Value { at: at + taken as u64, bytes };
+                self.incoming = Incoming::Value {
+                    at: at + taken as u64,
+                    bytes,
+                };
                 return Ok(true);
             }
             Incoming::Value { bytes, .. } => {
@@ -348,7 +377,10 @@ impl<'p> Lane<'p> {
             Incoming::Discard { left, bytes } => {
                 let take = left.min(received.bytes().len() as u64);
                 received.consume(take as usize);
-                self.incoming = Incoming::Discard { left: left - take, bytes };
+                self.incoming = Incoming::Discard {
+                    left: left - take,
+                    bytes,
+                };
                 return Ok(take > 0);
             }
             Incoming::End(bytes, fit) => {

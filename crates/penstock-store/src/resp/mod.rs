@@ -42,8 +42,14 @@ const KEYS_PER_COMMAND: usize = 1024;
 /// Keys that the server looks at in one step of a listing.
 const SCAN_COUNT: &str = "1000";
 /// The settings that decide how the server serves a pool.
-const SETTINGS: [&str; 6] =
-    ["maxmemory", "maxmemory-policy", "save", "appendonly", "io-threads", "proto-max-bulk-len"];
+const SETTINGS: [&str; 6] = [
+    "maxmemory",
+    "maxmemory-policy",
+    "save",
+    "appendonly",
+    "io-threads",
+    "proto-max-bulk-len",
+];
 
 /// Opens a Valkey or Redis server as a store; does not connect yet.
 pub(crate) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
@@ -90,7 +96,12 @@ impl RespStore {
 
 impl Store for RespStore {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { shared: true, persistent: true, bounded: true, max_value_bytes: MAX_STRING }
+        Capabilities {
+            shared: true,
+            persistent: true,
+            bounded: true,
+            max_value_bytes: MAX_STRING,
+        }
     }
 
     fn url(&self) -> String {
@@ -101,8 +112,9 @@ impl Store for RespStore {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let found =
-            self.converse("contains", deadline, |connection| look_up(connection, keys, deadline));
+        let found = self.converse("contains", deadline, |connection| {
+            look_up(connection, keys, deadline)
+        });
         self.counters.looked_up(&found);
         found
     }
@@ -111,7 +123,10 @@ impl Store for RespStore {
         let describe = self.failed("put");
         transfer::run(
             &self.pool,
-            &mut Puts { requests: &mut *batch, describe: &describe },
+            &mut Puts {
+                requests: &mut *batch,
+                describe: &describe,
+            },
             deadline,
         );
         for request in batch {
@@ -125,7 +140,10 @@ impl Store for RespStore {
         let describe = self.failed("get");
         transfer::run(
             &self.pool,
-            &mut Gets { requests: &mut *batch, describe: &describe },
+            &mut Gets {
+                requests: &mut *batch,
+                describe: &describe,
+            },
             deadline,
         );
         for request in batch {
@@ -140,7 +158,8 @@ impl Store for RespStore {
             return Ok(0);
         }
         let mut commands = Commands::default();
-        keys.chunks(KEYS_PER_COMMAND).for_each(|keys| commands.push_keys("UNLINK", keys));
+        keys.chunks(KEYS_PER_COMMAND)
+            .for_each(|keys| commands.push_keys("UNLINK", keys));
         let removed = self.converse("remove", deadline, |connection| {
             let mut removed = 0;
             connection.call(&commands, deadline, |_, reply| {
@@ -179,12 +198,17 @@ impl Store for RespStore {
     }
 
     fn describe(&self, deadline: Instant) -> Result<Vec<(String, String)>> {
-        self.converse("describe", deadline, |connection| facts(connection, deadline))
-            .inspect_err(|_| self.counters.failed())
+        self.converse("describe", deadline, |connection| {
+            facts(connection, deadline)
+        })
+        .inspect_err(|_| self.counters.failed())
     }
 
     fn stats(&self) -> StoreStats {
-        StoreStats { connects: self.pool.opened(), ..self.counters.snapshot() }
+        StoreStats {
+            connects: self.pool.opened(),
+            ..self.counters.snapshot()
+        }
     }
 }
 
@@ -200,7 +224,9 @@ fn look_up(
         .map(|start| start..keys.len().min(start + KEYS_PER_COMMAND))
         .collect();
     let mut commands = Commands::default();
-    chunks.iter().for_each(|chunk| commands.push_keys("EXISTS", &keys[chunk.clone()]));
+    chunks
+        .iter()
+        .for_each(|chunk| commands.push_keys("EXISTS", &keys[chunk.clone()]));
     let mut found = vec![false; keys.len()];
     let mut unclear = Vec::new();
     connection.call(&commands, deadline, |i, reply| {
@@ -237,23 +263,34 @@ fn scan(
         page = Some(scan_page(reply)?);
         Ok(())
     })?;
-    let Some((next, keys)) = page else { return Err(unexpected()) };
+    let Some((next, keys)) = page else {
+        return Err(unexpected());
+    };
 
     let mut listed = Vec::with_capacity(keys.len());
     let mut empty = Vec::new();
-    ask_each(connection, "STRLEN", &keys, deadline, |key, reply| match reply {
-        // It is not a string, so no store put it there.
-        Reply::Error(line) if line.starts_with(b"WRONGTYPE") => Ok(()),
-        // An empty value, or none: the key may have been removed meanwhile.
-        Reply::Integer(0) => {
-            empty.push(key);
-            Ok(())
-        }
-        reply => {
-            listed.push(Listed { key, bytes: count(reply)? });
-            Ok(())
-        }
-    })?;
+    ask_each(
+        connection,
+        "STRLEN",
+        &keys,
+        deadline,
+        |key, reply| match reply {
+            // It is not a string, so no store put it there.
+            Reply::Error(line) if line.starts_with(b"WRONGTYPE") => Ok(()),
+            // An empty value, or none: the key may have been removed meanwhile.
+            Reply::Integer(0) => {
+                empty.push(key);
+                Ok(())
+            }
+            reply => {
+                listed.push(Listed {
+                    key,
+                    bytes: count(reply)?,
+                });
+                Ok(())
+            }
+        },
+    )?;
     ask_each(connection, "EXISTS", &empty, deadline, |key, reply| {
         if count(reply)? > 0 {
             listed.push(Listed { key, bytes: 0 });
@@ -272,12 +309,15 @@ fn ask_each(
     mut visit: impl FnMut(Key, Reply) -> std::result::Result<(), Failure>,
 ) -> std::result::Result<(), Failure> {
     let mut commands = Commands::default();
-    keys.iter().for_each(|key| commands.push_keys(command, std::slice::from_ref(key)));
+    keys.iter()
+        .for_each(|key| commands.push_keys(command, std::slice::from_ref(key)));
     connection.call(&commands, deadline, |i, reply| visit(keys[i], reply))
 }
 
 fn scan_page(reply: Reply) -> std::result::Result<(String, Vec<Key>), Failure> {
-    let Reply::Array(parts) = refuse(reply)? else { return Err(unexpected()) };
+    let Reply::Array(parts) = refuse(reply)? else {
+        return Err(unexpected());
+    };
     let Ok([Reply::String(cursor), Reply::Array(names)]) = <[Reply; 2]>::try_from(parts) else {
         return Err(unexpected());
     };
@@ -287,7 +327,9 @@ fn scan_page(reply: Reply) -> std::result::Result<(String, Vec<Key>), Failure> {
     }
     let keys = names.into_iter().filter_map(|name| match name {
         // A key that only begins like ours belongs to somebody else.
-        Reply::String(name) => std::str::from_utf8(&name).ok().and_then(|n| Key::parse(n).ok()),
+        Reply::String(name) => std::str::from_utf8(&name)
+            .ok()
+            .and_then(|n| Key::parse(n).ok()),
         _ => None,
     });
     Ok((cursor, keys.collect()))
@@ -300,12 +342,16 @@ fn facts(
 ) -> std::result::Result<Vec<(String, String)>, Failure> {
     let mut commands = Commands::default();
     commands.push(&["INFO"]);
-    SETTINGS.iter().for_each(|setting| commands.push(&["CONFIG", "GET", setting]));
+    SETTINGS
+        .iter()
+        .for_each(|setting| commands.push(&["CONFIG", "GET", setting]));
     let mut facts = BTreeMap::new();
     connection.call(&commands, deadline, |i, reply| {
         match (i, reply) {
             (0, reply) => {
-                let Reply::String(text) = refuse(reply)? else { return Err(unexpected()) };
+                let Reply::String(text) = refuse(reply)? else {
+                    return Err(unexpected());
+                };
                 for line in String::from_utf8_lossy(&text).lines() {
                     if let Some((name, value)) = line.split_once(':') {
                         facts.insert(name.to_owned(), value.to_owned());
@@ -343,5 +389,8 @@ fn count(reply: Reply) -> std::result::Result<u64, Failure> {
 }
 
 fn unexpected() -> Failure {
-    Failure::new(ErrorKind::Protocol, "the server sent a reply of another kind")
+    Failure::new(
+        ErrorKind::Protocol,
+        "the server sent a reply of another kind",
+    )
 }

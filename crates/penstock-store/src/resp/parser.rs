@@ -50,13 +50,19 @@ pub(super) enum Head<'a> {
 /// Reads a head from the start of `bytes`: the head and its length with the line's end, or `None`
 /// if more bytes are needed to tell.
 pub(super) fn head(bytes: &[u8]) -> Result<Option<(Head<'_>, usize)>, Violation> {
-    let Some(&kind) = bytes.first() else { return Ok(None) };
+    let Some(&kind) = bytes.first() else {
+        return Ok(None);
+    };
     if !matches!(kind, b'+' | b'-' | b':' | b'$' | b'*') {
         return Err(Violation::Type);
     }
     let seen = &bytes[..bytes.len().min(MAX_LINE)];
     let Some(end) = seen.iter().position(|&byte| matches!(byte, b'\r' | b'\n')) else {
-        return if bytes.len() < MAX_LINE { Ok(None) } else { Err(Violation::LongLine) };
+        return if bytes.len() < MAX_LINE {
+            Ok(None)
+        } else {
+            Err(Violation::LongLine)
+        };
     };
     match (bytes[end], bytes.get(end + 1)) {
         (b'\r', Some(b'\n')) => {}
@@ -81,7 +87,10 @@ fn number(digits: &[u8]) -> Result<i64, Violation> {
         Some(b'-' | b'0'..=b'9') => {}
         _ => return Err(Violation::Number),
     }
-    std::str::from_utf8(digits).ok().and_then(|text| text.parse().ok()).ok_or(Violation::Number)
+    std::str::from_utf8(digits)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .ok_or(Violation::Number)
 }
 
 fn length(digits: &[u8], most: u64) -> Result<u64, Violation> {
@@ -137,7 +146,9 @@ impl ReplyReader {
                 held.truncate(held.len() - 2);
                 Reply::String(held)
             } else {
-                let Some((head, bytes)) = head(rest)? else { return Ok((at, None)) };
+                let Some((head, bytes)) = head(rest)? else {
+                    return Ok((at, None));
+                };
                 at += bytes;
                 self.count(bytes as u64)?;
                 match head {
@@ -181,7 +192,11 @@ impl ReplyReader {
 
     fn count(&mut self, bytes: u64) -> Result<(), Violation> {
         self.taken += bytes;
-        if self.taken > MAX_REPLY { Err(Violation::Length) } else { Ok(()) }
+        if self.taken > MAX_REPLY {
+            Err(Violation::Length)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -197,7 +212,10 @@ mod tests {
         let (mut held, mut replies) = (Vec::new(), Vec::new());
         let (mut at, mut sizes) = (0, pieces.iter().copied().cycle());
         while at < bytes.len() {
-            let piece = sizes.next().unwrap_or(bytes.len()).clamp(1, bytes.len() - at);
+            let piece = sizes
+                .next()
+                .unwrap_or(bytes.len())
+                .clamp(1, bytes.len() - at);
             held.extend_from_slice(&bytes[at..at + piece]);
             at += piece;
             loop {
@@ -343,6 +361,9 @@ mod tests {
         assert_eq!(reader.open[0].0.capacity(), 0);
         reader = ReplyReader::default();
         assert_eq!(reader.feed(b"$536870912\r\n"), Ok((12, None)));
-        assert_eq!(reader.string.as_ref().map(|(held, _)| held.capacity()), Some(0));
+        assert_eq!(
+            reader.string.as_ref().map(|(held, _)| held.capacity()),
+            Some(0)
+        );
     }
 }

@@ -51,7 +51,10 @@ impl ConnectionPool {
     /// Fails at once if the deadline has passed, before anything is sent.
     pub(super) fn lend(&self, deadline: Instant) -> Result<Lent<'_>, Failure> {
         if Instant::now() >= deadline {
-            return Err(Failure::new(ErrorKind::TimedOut, "the deadline had passed already"));
+            return Err(Failure::new(
+                ErrorKind::TimedOut,
+                "the deadline had passed already",
+            ));
         }
         let mut state = self.state.lock();
         loop {
@@ -112,7 +115,10 @@ impl ConnectionPool {
     fn take_idle(&self, state: &mut State) -> Option<Lent<'_>> {
         while let Some(mut connection) = state.idle.pop() {
             if connection.reuse() {
-                return Some(Lent { pool: self, connection: Some(connection) });
+                return Some(Lent {
+                    pool: self,
+                    connection: Some(connection),
+                });
             }
             state.count -= 1;
         }
@@ -122,14 +128,20 @@ impl ConnectionPool {
     /// Opens a connection that has been counted already.
     fn open(&self, deadline: Instant) -> Result<Lent<'_>, Failure> {
         // Counts it back if opening fails.
-        let mut lent = Lent { pool: self, connection: None };
+        let mut lent = Lent {
+            pool: self,
+            connection: None,
+        };
         let limit = Instant::now() + self.options.connect_timeout;
         let name = &self.options.client_name;
         let opened = Connection::open(&self.address, name, &self.resolver, deadline.min(limit));
         lent.connection = Some(opened.map_err(|failure| match failure.kind {
             ErrorKind::TimedOut if limit < deadline => failure.reworded(
                 ErrorKind::Unreachable,
-                format!("no connection was made within {:?}", self.options.connect_timeout),
+                format!(
+                    "no connection was made within {:?}",
+                    self.options.connect_timeout
+                ),
             ),
             _ => failure,
         })?);
@@ -162,7 +174,10 @@ impl std::ops::DerefMut for Lent<'_> {
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
-        let connection = self.connection.take().filter(|connection| connection.settled);
+        let connection = self
+            .connection
+            .take()
+            .filter(|connection| connection.settled);
         let mut state = self.pool.state.lock();
         match connection {
             Some(connection) => state.idle.push(connection),

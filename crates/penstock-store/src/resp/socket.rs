@@ -55,7 +55,11 @@ impl Socket {
     }
 
     fn connect_tcp(address: SocketAddr, deadline: Instant) -> Result<Self, Failure> {
-        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let family = if address.is_ipv4() {
+            AddressFamily::INET
+        } else {
+            AddressFamily::INET6
+        };
         let fd = Self::create(family)?;
         let failed = |cause| Failure::system("connecting", cause);
         match rustix::net::connect(&fd, &address) {
@@ -63,7 +67,9 @@ impl Socket {
             Err(Errno::INPROGRESS | Errno::INTR) => {
                 let mut polled = [PollFd::new(&fd, PollFlags::OUT)];
                 wait(&mut polled, deadline, "connecting")?;
-                sockopt::socket_error(&fd).and_then(|outcome| outcome).map_err(failed)?;
+                sockopt::socket_error(&fd)
+                    .and_then(|outcome| outcome)
+                    .map_err(failed)?;
             }
             Err(cause) => return Err(failed(cause)),
         }
@@ -121,7 +127,10 @@ impl Socket {
     pub(super) fn is_quiet(&self) -> bool {
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         let mut byte = [0];
-        matches!(now_or_later(|| rustix::net::recv(&self.0, &mut byte, flags)), Ok(None))
+        matches!(
+            now_or_later(|| rustix::net::recv(&self.0, &mut byte, flags)),
+            Ok(None)
+        )
     }
 
     /// For [`wait`].
@@ -154,8 +163,10 @@ pub(super) fn wait(
         }
         // A far deadline may not fit; waking up early is harmless.
         let left = left.min(Duration::from_secs(3600));
-        let timeout =
-            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        let timeout = Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
         match poll(sockets, Some(&timeout)) {
             Ok(0) | Err(Errno::INTR) => {}
             Ok(_) => return Ok(()),
@@ -209,7 +220,12 @@ impl Resolver {
             match answers.get(&name) {
                 Some(Some(_)) => return answers.remove(&name).flatten().expect("just seen"),
                 Some(None) => {
-                    if self.shared.arrived.wait_until(&mut answers, deadline).timed_out() {
+                    if self
+                        .shared
+                        .arrived
+                        .wait_until(&mut answers, deadline)
+                        .timed_out()
+                    {
                         return Err(Failure::timed_out("looking up the host's name"));
                     }
                 }

@@ -151,7 +151,9 @@ fn move_all<B: Batch>(
 ) -> Result<(), Failure> {
     let count = batch.count();
     let total: u64 = (0..count).map(|index| batch.weight(index)).sum();
-    let wanted = (total.div_ceil(LANE_WORTH) as usize).clamp(1, MOST_LANES).min(count);
+    let wanted = (total.div_ceil(LANE_WORTH) as usize)
+        .clamp(1, MOST_LANES)
+        .min(count);
     if count == 0 {
         return Ok(());
     }
@@ -182,7 +184,9 @@ fn move_all<B: Batch>(
                 }
                 Err(failure) => {
                     let stale =
-                        lanes.swap_remove(at).fail(&failure, batch, queue, replacements > 0);
+                        lanes
+                            .swap_remove(at)
+                            .fail(&failure, batch, queue, replacements > 0);
                     if stale {
                         replacements -= 1;
                         match pool.lend_fresh(deadline) {
@@ -229,6 +233,9 @@ fn wait_for_any(lanes: &mut [Lane<'_>], deadline: Instant) -> Result<(), Failure
     let mut polled: Vec<_> = lanes.iter().map(Lane::polled).collect();
     wait(&mut polled, deadline, "waiting for the server")?;
     let events: Vec<PollFlags> = polled.iter().map(|socket| socket.revents()).collect();
-    lanes.iter_mut().zip(events).for_each(|(lane, events)| lane.woken(events));
+    lanes
+        .iter_mut()
+        .zip(events)
+        .for_each(|(lane, events)| lane.woken(events));
     Ok(())
 }

@@ -18,7 +18,10 @@ const NAMES: [&str; 2] = ["redis-server", "valkey-server"];
 /// Runs a check on each of the servers that are installed. Without any it fails where `CI=true`
 /// and says so elsewhere.
 pub(crate) fn on_each_server(check: impl Fn(&'static str)) {
-    let installed: Vec<_> = NAMES.into_iter().filter(|name| is_installed(name)).collect();
+    let installed: Vec<_> = NAMES
+        .into_iter()
+        .filter(|name| is_installed(name))
+        .collect();
     if installed.is_empty() {
         let message = "neither redis-server nor valkey-server is installed: \
                        run scripts/install-servers.sh";
@@ -32,7 +35,10 @@ pub(crate) fn on_each_server(check: impl Fn(&'static str)) {
 }
 
 fn is_installed(name: &str) -> bool {
-    Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success())
+    Command::new(name)
+        .arg("--version")
+        .output()
+        .is_ok_and(|output| output.status.success())
 }
 
 /// A server without persistence.
@@ -74,16 +80,27 @@ impl Server {
     /// Starts again on the same port and socket, after [`Self::kill`].
     pub(crate) fn restart(&mut self) {
         self.spawn();
-        assert!(self.comes_up(), "{} does not start again: {}", self.name, self.log());
+        assert!(
+            self.comes_up(),
+            "{} does not start again: {}",
+            self.name,
+            self.log()
+        );
     }
 
     /// As [`Self::restart`], but returns when the server answers at all.
     pub(crate) fn restart_with(&mut self, arguments: &[&str]) {
-        self.arguments.extend(arguments.iter().map(ToString::to_string));
+        self.arguments
+            .extend(arguments.iter().map(ToString::to_string));
         self.spawn();
         let until = Instant::now() + Duration::from_secs(10);
         while UnixStream::connect(self.socket()).is_err() {
-            assert!(Instant::now() < until, "{} does not listen: {}", self.name, self.log());
+            assert!(
+                Instant::now() < until,
+                "{} does not listen: {}",
+                self.name,
+                self.log()
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -152,7 +169,9 @@ impl Server {
         let mut stream = UnixStream::connect(self.socket()).expect("the server listens");
         let mut replies = BufReader::new(stream.try_clone().expect("a second handle"));
         let reply = |line: &&str| {
-            stream.write_all(format!("{line}\r\n").as_bytes()).expect("the server reads");
+            stream
+                .write_all(format!("{line}\r\n").as_bytes())
+                .expect("the server reads");
             let mut reply = String::new();
             replies.read_line(&mut reply).expect("the server answers");
             reply.trim_end().to_owned()
@@ -163,11 +182,16 @@ impl Server {
     /// Sends one line; returns the string that the server replies.
     pub(crate) fn text(&self, line: &str) -> String {
         let mut stream = UnixStream::connect(self.socket()).expect("the server listens");
-        stream.write_all(format!("{line}\r\n").as_bytes()).expect("the server reads");
+        stream
+            .write_all(format!("{line}\r\n").as_bytes())
+            .expect("the server reads");
         let mut replies = BufReader::new(stream);
         let mut head = String::new();
         replies.read_line(&mut head).expect("the server answers");
-        let length = head.trim_end().strip_prefix('$').and_then(|n| n.parse().ok());
+        let length = head
+            .trim_end()
+            .strip_prefix('$')
+            .and_then(|n| n.parse().ok());
         let mut text = vec![0; length.unwrap_or_else(|| panic!("not a string: {head}"))];
         replies.read_exact(&mut text).expect("the whole string");
         String::from_utf8(text).expect("UTF-8")
@@ -206,7 +230,10 @@ impl Drop for Server {
 
 /// A loopback port that nothing listens on.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port()
+    TcpListener::bind("127.0.0.1:0")
+        .and_then(|l| l.local_addr())
+        .expect("a free port")
+        .port()
 }
 
 /// What an impostor does with a connection once it has answered the greeting.
@@ -224,7 +251,9 @@ impl Impostor {
         let port = listener.local_addr().expect("bound").port();
         std::thread::spawn(move || {
             for script in scripts {
-                let Ok((mut stream, _)) = listener.accept() else { return };
+                let Ok((mut stream, _)) = listener.accept() else {
+                    return;
+                };
                 stream.set_nodelay(true).expect("a TCP socket");
                 let mut greeting = [0; 4096];
                 if stream.read(&mut greeting).is_err() || stream.write_all(b"+OK\r\n").is_err() {

@@ -15,6 +15,11 @@ from tests.servers import Server
 
 from benches.processes import Process, free_port
 
+ENGINE_ENVIRONMENT = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "1"}
+"""Every engine's environment, whatever its row. By itself vLLM keeps one core more free for an
+engine with a connector, and none at all where that leaves no core: on two cores the model then has
+one thread without a connector and two with one, and neither speed nor bits compare."""
+
 POOL_BYTES = 2 << 30
 """Room of every pool that has a bound: all prompts of the larger model, twice."""
 

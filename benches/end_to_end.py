@@ -25,7 +25,7 @@ from tests.e2e import models
 from tests.e2e.node import Answer, Node
 
 from benches import connectors, environment, quiet, report
-from benches.connectors import Connector
+from benches.connectors import ENGINE_ENVIRONMENT, Connector
 from benches.report import progress
 
 BASELINE = "none"
@@ -185,7 +185,7 @@ class Group:
         if (transfer := connector.transfer()) is not None:
             options["kv_transfer_config"] = transfer
         log = self._folder / f"{name}-{which}.log"
-        return Node(self._model, log, env=connector.environment(), **options)
+        return Node(self._model, log, env=ENGINE_ENVIRONMENT | connector.environment(), **options)
 
     @contextlib.contextmanager
     def _failing(self, name: str) -> Iterator[None]:
@@ -342,7 +342,11 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep the engines' logs here")
     report.add_options(parser)
     args = parser.parse_args()
-    result: dict[str, Any] = {"environment": environment.describe(), "models": {}, "restless": {}}
+    result: dict[str, Any] = {
+        "environment": environment.describe() | {"engines": ENGINE_ENVIRONMENT},
+        "models": {},
+        "restless": {},
+    }
     for model in args.models.split(","):
         found = run_model(model, args)
         result["models"][model] = found["rows"]

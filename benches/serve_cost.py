@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benches import connectors, environment, quiet, report
-from benches.connectors import Connector
+from benches.connectors import ENGINE_ENVIRONMENT, Connector
 from benches.processes import Process, free_port
 from benches.report import progress
 from penstock.demo.model import model_folder
@@ -57,7 +57,7 @@ class Served:
         self._process = Process(
             [*VLLM, "serve", str(model), *options],
             folder / f"{name}.log",
-            OFFLINE | connector.environment(),
+            OFFLINE | ENGINE_ENVIRONMENT | connector.environment(),
         )
 
     def wait_ready(self) -> None:
@@ -164,7 +164,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     report.add_options(parser)
     args = parser.parse_args()
-    result: dict[str, Any] = {"environment": environment.describe()}
+    result: dict[str, Any] = {
+        "environment": environment.describe() | {"engines": ENGINE_ENVIRONMENT}
+    }
     result["rows"] = rows(run(args))
     report.finish(args, table(result["rows"]), result)
 

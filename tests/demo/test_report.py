@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from xml.etree import ElementTree
@@ -9,7 +10,9 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
+from penstock.cli.demo import show
 from penstock.demo import chart
 from penstock.demo.engine import Answer, Counters
 from penstock.demo.figures import Figures, percentile, summarise
@@ -17,7 +20,7 @@ from penstock.demo.replay import Comparison, Exchange, Situation
 from penstock.demo.report import render
 
 FIRST_TOKEN = {
-    Situation.COLD: 1.5,
+    Situation.COLD: 15.0,
     Situation.OTHER_NODE: 0.1,
     Situation.SAME_NODE: 0.05,
 }
@@ -31,7 +34,7 @@ def comparison(number: int, situation: Situation, *, equal: bool = True) -> Comp
     exchange = Exchange(
         number, 0, number % 2, situation, prompt, answer, Counters(loaded, loaded * 16384, 0)
     )
-    return Comparison(exchange, Answer((1, 2, 3) if equal else (1, 2, 4), 1.6, 2.0, 0))
+    return Comparison(exchange, Answer((1, 2, 3) if equal else (1, 2, 4), 16.0, 17.0, 0))
 
 
 def figures(*, equal: bool = True, loaded: int = 8960) -> Figures:
@@ -54,7 +57,7 @@ def test_rows_hold_what_each_situation_met() -> None:
     assert (row.loaded_tokens, row.local_tokens) == (8960, 0)
     assert row.penstock.p50 == pytest.approx(0.104)
     assert row.penstock.p99 == pytest.approx(0.109)
-    assert row.recomputed.p50 == 1.6
+    assert row.recomputed.p50 == 16.0
 
 
 def test_a_run_fails_if_an_output_differs_or_nothing_was_loaded() -> None:
@@ -77,7 +80,7 @@ def test_the_report_needs_nothing_else_and_escapes_what_it_shows() -> None:
     assert "a &lt;workload&gt;" in page
     assert "cut &amp; dried" in page
     assert "30 / 30" in page
-    assert "15.4&times; sooner" in page
+    assert "153.8&times; sooner" in page
     drawings = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
     assert len(drawings) == 3
     for drawing in drawings:
@@ -125,3 +128,15 @@ def test_percentiles_are_values_that_enough_others_do_not_exceed(
     assert found in seconds
     assert sum(value <= found for value in seconds) >= share * len(seconds) - 1e-9
     assert sum(value < found for value in seconds) < share * len(seconds)
+
+
+def test_the_table_fits_a_terminal_with_all_its_numbers() -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    show(figures(), console)
+    lines = console.export_text().splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    text = " ".join(lines)
+    for number in ("15,004 / 15,009", "104 / 109", "54 / 59", "16,000 / 16,000", "10,000", "8,960"):
+        assert number in text
+    assert "…" not in text
+    assert "outputs equal to the run without Penstock: 30 of 30" in text

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(figures.as_json())
     else:
-        _show(figures, console)
+        show(figures, console)
     if args.report:
         args.report.parent.mkdir(parents=True, exist_ok=True)
         args.report.write_text(report.render(figures), encoding="utf-8")
@@ -80,12 +80,13 @@ def run(args: argparse.Namespace) -> int:
     return 1 if figures.failures else 0
 
 
-def _show(figures: Figures, console: Console) -> None:
+def show(figures: Figures, console: Console) -> None:
+    """Prints the figures for people."""
     rows = figures.rows
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("first token: p50 / p99, ms", no_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1))
+    table.add_column("first token: p50 / p99 ms", no_wrap=True)
     for row in rows:
-        table.add_column(row.situation.value, justify="right", min_width=15)
+        table.add_column(row.situation.value, justify="right", min_width=13)
     table.add_row("requests", *(str(row.requests) for row in rows))
     table.add_row("prompt tokens", *(f"{row.prompt_tokens:,}" for row in rows))
     table.add_row("  loaded from the pool", *(f"{row.loaded_tokens:,}" for row in rows))

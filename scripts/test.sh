@@ -8,10 +8,16 @@ set -euo pipefail
 summary=()
 trap 'status=$?; printf "\n%s\n" "${summary[@]:-}"; exit $status' EXIT
 
+# All stages together must be done within this many seconds.
+whole=3300
+
 # stage NAME SECONDS COMMAND...: runs the command, for so long at the most.
 stage() {
     local name=$1 limit=$2 begin=$SECONDS status=0
     shift 2
+    if ((limit > whole - SECONDS)); then
+        limit=$((whole - SECONDS > 0 ? whole - SECONDS : 1))
+    fi
     printf '\n== %s\n' "$name"
     timeout --foreground --kill-after=20 "$limit" "$@" || status=$?
     local line

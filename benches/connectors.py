@@ -7,6 +7,7 @@ kept of it. Peers run with the settings that their own documentation gives for a
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,14 @@ from tests.servers import Server
 
 from benches.processes import Process, free_port
 
-ENGINE_ENVIRONMENT = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "1"}
-"""Every engine's environment, whatever its row. By itself vLLM keeps one core more free for an
-engine with a connector, and none at all where that leaves no core: on two cores the model then has
-one thread without a connector and two with one, and neither speed nor bits compare."""
+_COMPUTING = max(1, (os.cpu_count() or 2) - 1)
+ENGINE_ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": f"0-{_COMPUTING - 1}" if _COMPUTING > 1 else "0",
+}
+"""Every engine's environment, whatever its row: the model has all cores but the last. By itself
+vLLM keeps one core more free for an engine with a connector, and none at all where that leaves no
+core: on two cores the model then has one thread without a connector and two with one, and neither
+speed nor bits compare."""
 
 POOL_BYTES = 2 << 30
 """Room of every pool that has a bound: all prompts of the larger model, twice."""

@@ -298,12 +298,10 @@ fn loads_overtake_stores() {
     let calls = store.calls();
     let kinds: String = calls
         .iter()
-        .map(|call| {
-            if matches!(call, Call::Get(_)) {
-                'g'
-            } else {
-                'p'
-            }
+        .filter_map(|call| match call {
+            Call::Get(_) => Some('g'),
+            Call::Put(_) => Some('p'),
+            _ => None,
         })
         .collect();
     // How many had been gathered when the first put began is chance.

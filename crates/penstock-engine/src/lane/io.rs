@@ -37,41 +37,17 @@ pub(super) fn run(floor: &Floor) {
 
 fn put(floor: &Floor, batch: Vec<Put>) {
     let start = Instant::now();
-    let outcomes: Vec<Option<Result<PutOutcome>>> = {
-        let values: Vec<[IoSlice<'_>; 1]> = batch
-            .iter()
-            .map(|put| [IoSlice::new(put.slot.value())])
-            .collect();
-        let mut requests: Vec<PutRequest<'_>> = batch
-            .iter()
-            .zip(&values)
-            .map(|(put, value)| PutRequest {
-                key: put.ticket.transfer().key,
-                value,
-                outcome: None,
-            })
-            .collect();
-        floor
-            .store
-            .put_many(&mut requests, start + floor.config.put_timeout);
-        requests
-            .into_iter()
-            .map(|request| request.outcome)
-            .collect()
+    let deadline = start + floor.config.put_timeout;
+    let keys: Vec<Key> = batch.iter().map(|put| put.ticket.transfer().key).collect();
+    // Another node may have stored the same chunk meanwhile: asking costs a round trip, sending
+    // it again the whole value.
+    let outcomes: Vec<Outcome> = match floor.store.contains(&keys, deadline) {
+        Ok(present) => put_absent(floor, &batch, &present, deadline),
+        Err(error) => vec![Outcome::Failed(error.kind()); batch.len()],
     };
     add_time(&floor.counters.put_nanos, start);
     floor.counters.put_calls.fetch_add(1, Ordering::Relaxed);
 
-    let outcomes: Vec<Outcome> = batch
-        .iter()
-        .zip(outcomes)
-        .map(|(put, outcome)| match outcome {
-            Some(Ok(PutOutcome::Stored)) => Outcome::Stored(put.ticket.transfer().bytes as u64),
-            Some(Ok(PutOutcome::AlreadyPresent)) => Outcome::AlreadyPresent,
-            Some(Err(error)) => Outcome::Failed(error.kind()),
-            None => Outcome::Failed(ErrorKind::Protocol),
-        })
-        .collect();
     // A value that the store will never accept says nothing of the next one.
     let failed =
         |outcome: &Outcome| matches!(outcome, Outcome::Failed(kind) if *kind != ErrorKind::Config);
@@ -80,6 +56,43 @@ fn put(floor: &Floor, batch: Vec<Put>) {
         drop(slot);
         ticket.resolve(outcome);
     }
+}
+
+fn put_absent(floor: &Floor, batch: &[Put], present: &[bool], deadline: Instant) -> Vec<Outcome> {
+    let values: Vec<[IoSlice<'_>; 1]> = batch
+        .iter()
+        .map(|put| [IoSlice::new(put.slot.value())])
+        .collect();
+    let mut requests: Vec<PutRequest<'_>> = batch
+        .iter()
+        .zip(&values)
+        .zip(present)
+        .filter(|(_, present)| !**present)
+        .map(|((put, value), _)| PutRequest {
+            key: put.ticket.transfer().key,
+            value,
+            outcome: None,
+        })
+        .collect();
+    if !requests.is_empty() {
+        floor.store.put_many(&mut requests, deadline);
+    }
+    let mut answers = requests.into_iter().map(|request| request.outcome);
+    batch
+        .iter()
+        .zip(present)
+        .map(|(put, present)| {
+            if *present {
+                return Outcome::AlreadyPresent;
+            }
+            match answers.next().flatten() {
+                Some(Ok(PutOutcome::Stored)) => Outcome::Stored(put.ticket.transfer().bytes as u64),
+                Some(Ok(PutOutcome::AlreadyPresent)) => Outcome::AlreadyPresent,
+                Some(Err(error)) => Outcome::Failed(error.kind()),
+                None => Outcome::Failed(ErrorKind::Protocol),
+            }
+        })
+        .collect()
 }
 
 fn load(floor: &Floor, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec<Segment>) {

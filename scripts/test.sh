@@ -50,7 +50,7 @@ all() {
         stage 'Rust tests' 1200 cargo test --quiet --workspace --locked --no-fail-fast
     fi
     stage 'Python tests' 600 python -m pytest -q --ignore tests/e2e --timeout 120
-    stage 'end-to-end tests on the real vLLM' 2400 python -m pytest -q tests/e2e --timeout 600
+    stage 'end-to-end tests on the real vLLM' 3300 python -m pytest -q tests/e2e --timeout 900
 }
 
 case ${1:-} in

@@ -17,6 +17,10 @@ BLOCK = 128
 """vLLM's default block size on CPU."""
 
 
+KV_BYTES_PER_BLOCK = 8 * 2 * 2 * 64 * 4 * BLOCK
+"""Of the test model: layers, K and V, KV heads, head size, bytes of float32, tokens."""
+
+
 def tokens(count: int, seed: int) -> list[int]:
     """A prompt of so many random tokens, the same for the same seed."""
     rng = random.Random(seed)
@@ -47,10 +51,11 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., No
         node.kill()
 
 
-@pytest.fixture(scope="module")
-def plain(llama: Path, start: Callable[..., Node]) -> Node:
+@pytest.fixture(scope="session")
+def plain(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """vLLM alone: the reference."""
-    return start(llama)
+    with Node(llama, tmp_path_factory.mktemp("plain") / "node.log") as node:
+        yield node
 
 
 @pytest.fixture(params=["file", "redis-tcp", "redis-unix", "valkey-unix"])

@@ -20,6 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+_CORES = os.cpu_count() or 1
+_nodes = itertools.count()
+
 START_TIMEOUT = 400.0
 ANSWER_TIMEOUT = 180.0
 
@@ -64,7 +67,14 @@ class Node:
             "disable_log_stats": False,
         } | engine_args
         if pool is not None:
-            extra = {"penstock.pool": pool, "penstock.host_bytes": "128MiB"} | (settings or {})
+            extra: dict[str, Any] = {
+                "penstock.pool": pool,
+                "penstock.host_bytes": "128MiB",
+                # Generous, so that a busy machine does not turn hits into misses.
+                "penstock.lookup_timeout": 1.0,
+                "penstock.load_timeout": 4.0,
+            }
+            extra |= settings or {}
             args["kv_transfer_config"] = {
                 "kv_connector": "PenstockConnector",
                 "kv_connector_module_path": "penstock.vllm.connector",
@@ -73,11 +83,12 @@ class Node:
                 "kv_connector_extra_config": extra,
             }
         self.log = log
-        environ = (
-            os.environ
-            | {"VLLM_LOGGING_STREAM": "ext://sys.stderr", "HF_HUB_OFFLINE": "1"}
-            | (env or {})
-        )
+        environ = os.environ | {"HF_HUB_OFFLINE": "1"} | (env or {})
+        # Left alone, vLLM computes with another number of threads when there is a connector, and
+        # sums in another order: outputs compare bit for bit only with the same number.
+        environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(next(_nodes) % _CORES))
+        # Standard output is for answers.
+        environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
         with log.open("ab") as log_file:
             self.process = subprocess.Popen(
                 [sys.executable, __file__, json.dumps(args)],

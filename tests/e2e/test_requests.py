@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import BLOCK, tokens
+from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
 from tests.e2e.node import Node
 
 pytestmark = pytest.mark.e2e
-
-KV_BYTES_PER_BLOCK = 8 * 2 * 2 * 64 * 4 * BLOCK
-"""Of the test model: layers, K and V, KV heads, head size, bytes of float32, tokens."""
 
 
 def test_concurrent_requests_with_shared_prefixes(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import BLOCK, tokens
+from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
 from tests.e2e.node import Node
 
 pytestmark = pytest.mark.e2e
@@ -49,4 +49,5 @@ def test_second_process_loads(
         counters = second.counters()
         assert counters["loaded_tokens"] == loaded
         assert counters.get("load_failed_blocks", 0) == 0
-        assert counters.get("stored_blocks", 0) == 0, "nothing is stored twice"
+        # Only the block that the longer prompt fills is new; nothing is stored twice.
+        assert counters["stored_bytes"] <= KV_BYTES_PER_BLOCK

@@ -6,7 +6,8 @@ Every version check and every use of a name that vLLM does not document is here.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import vllm
@@ -153,6 +154,22 @@ def tp_rank() -> int:
     from vllm.distributed.parallel_state import get_tp_group
 
     return int(get_tp_group().rank_in_group)
+
+
+@contextmanager
+def operators_cores() -> Iterator[None]:
+    """Threads started inside may run on every core that the operator gave to the engine.
+
+    vLLM's CPU worker is bound to the cores that the model computes on, and threads inherit that:
+    copies and transfers would take the model's time while other cores idle. The process that
+    started the worker has the cores as the operator set them.
+    """
+    bound = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, bound)
 
 
 def metric_per_engine(metric: Any, labels: dict[int, list[object]]) -> dict[int, Any]:

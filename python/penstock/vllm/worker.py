@@ -108,13 +108,14 @@ class WorkerHalf:
         )
         object_bytes = max(descriptor.block_bytes(part) for part in spans) * self._block_parts
         slots = max(_MIN_SLOTS, self._host_bytes(span) // (object_bytes + HEADER_BYTES))
-        self._engine = Engine(
-            Store.open(self._settings.pool, client_name="penstock-worker").guarded(),
-            slot_bytes=object_bytes,
-            slots=slots,
-            copy_lanes=self._settings.copy_lanes,
-            io_lanes=self._settings.io_lanes,
-        )
+        with compat.operators_cores():
+            self._engine = Engine(
+                Store.open(self._settings.pool, client_name="penstock-worker").guarded(),
+                slot_bytes=object_bytes,
+                slots=slots,
+                copy_lanes=self._settings.copy_lanes,
+                io_lanes=self._settings.io_lanes,
+            )
         self._engine.register(descriptor)
         self._key_tails = [struct.pack("<4H", *part) for part in spans]
         self._share = RankShare(
@@ -283,7 +284,8 @@ class WorkerHalf:
         ):
             self._stats.count("loaded_bytes", sum(n for name, n in parts if name == "loaded"))
             names = [name for name, _ in parts if name != "loaded"]
-            if not names:
+            if not names or "cancelled" in names:
+                # Nothing is missing, or nobody is there any more to miss it.
                 continue
             self._failed_blocks.add(block)
             self._report.unloaded.setdefault(job.request_id, set()).add(block_hash)

@@ -15,7 +15,8 @@ from tests.servers import Server
 
 pytestmark = pytest.mark.e2e
 
-PROMPTS = [tokens(24 * BLOCK + 30, seed=70 + i) for i in range(3)]
+BLOCKS = 16
+PROMPTS = [tokens(BLOCKS * BLOCK + 30, seed=70 + i) for i in range(3)]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def wait_for_hits(node: Node, expected: list[Answer], timeout: float = 60.0) -> 
     end = time.monotonic() + timeout
     while True:
         answers = ask_all(node, expected)
-        if all(answer.cached == 24 * BLOCK for answer in answers):
+        if all(answer.cached == BLOCKS * BLOCK for answer in answers):
             return
         assert time.monotonic() < end, f"no hits again: {node.counters()}"
         time.sleep(0.2)

@@ -37,15 +37,15 @@ def test_preemption_under_a_tiny_kv_cache(
     llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
 ) -> None:
     prompts = [tokens(3 * BLOCK + 20 * i, seed=30 + i) for i in range(6)]
-    expected = [plain.ask(prompt, max_tokens=3 * BLOCK).tokens for prompt in prompts]
+    expected = [plain.ask(prompt, max_tokens=BLOCK + 10).tokens for prompt in prompts]
     with start(
         llama,
         pool=f"file://{tmp_path}/pool?size=1GiB",
-        kv_cache_memory_bytes=20 * KV_BYTES_PER_BLOCK,
+        kv_cache_memory_bytes=12 * KV_BYTES_PER_BLOCK,
         max_model_len=1024,
     ) as node:
         for _ in range(2):
-            running = [node.start(prompt, max_tokens=3 * BLOCK) for prompt in prompts]
+            running = [node.start(prompt, max_tokens=BLOCK + 10) for prompt in prompts]
             assert [node.answer(number).tokens for number in running] == expected
         counters = node.counters()
         assert counters["num_preemptions"] > 0

@@ -44,7 +44,7 @@ def gemma2(folder: Path, *, seed: int = 0) -> Path:
         num_key_value_heads=2,
         head_dim=64,
         sliding_window=256,
-        **_COMMON,
+        **_COMMON | {"tie_word_embeddings": True},
     )
     return _save(folder, Gemma2ForCausalLM, config, seed, "float32")
 

@@ -22,7 +22,7 @@ COUNTERS = {
     "load_failed_blocks": "Blocks that a load did not get; they were recomputed.",
     "rejected_objects": "Values from the pool that failed verification.",
     "stored_bytes": "Bytes of KV stored, over all ranks.",
-    "stored_blocks": "Blocks stored by every rank.",
+    "stored_blocks": "Blocks that every rank has put into the pool or found there.",
     "stores_dropped": "Objects not stored because room or the pool was missing.",
     "stores_failed": "Objects whose store failed.",
 }

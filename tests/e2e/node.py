@@ -173,9 +173,14 @@ class Node:
         """Aborts a request."""
         self.result(self.send("abort", request=number))
 
-    def forget(self) -> None:
-        """Empties the engine's own prefix cache."""
-        assert self.result(self.send("reset")) is True
+    def forget(self, timeout: float = 30.0) -> None:
+        """Empties the engine's own prefix cache. vLLM refuses while a request holds blocks, and
+        one that was aborted in the middle of a load holds its own until a step that reports the
+        load's end: this runs small requests until then."""
+        end = time.monotonic() + timeout
+        while not self.result(self.send("reset")):
+            assert time.monotonic() < end, "blocks are held by no request"
+            self.ask([7, 8, 9], max_tokens=2)
 
     def counters(self) -> dict[str, float]:
         """Penstock's counters, as vLLM's metrics show them, plus vLLM's preemptions."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,14 +20,16 @@ LENGTHS = (3 * BLOCK - 1, 3 * BLOCK, 3 * BLOCK + 1, 7 * BLOCK + 100)
 def test_second_process_loads(
     any_pool: str, llama: Path, plain: Node, start: Callable[..., Node]
 ) -> None:
-    prompts = [tokens(length, seed=length) for length in LENGTHS]
-    turn = tokens(2 * BLOCK + 50, seed=99)
+    # Prompts of this pool's own: the reference engine lives on, and must not know them yet.
+    seed = zlib.crc32(any_pool.encode())
+    prompts = [tokens(length, seed=seed + length) for length in LENGTHS]
+    turn = tokens(2 * BLOCK + 50, seed=seed)
     with start(llama, pool=any_pool) as first:
         for prompt in prompts:
             first.ask(prompt)
         said = list(first.ask(turn, max_tokens=BLOCK + 60).tokens)
         first.wait_for("stored_blocks", sum(n // BLOCK for n in LENGTHS) + 3)
-    next_turn = turn + said + tokens(40, seed=98)
+    next_turn = turn + said + tokens(40, seed=seed + 1)
 
     with start(llama, pool=any_pool) as second:
         loaded = 0

@@ -89,8 +89,9 @@ class Prompts:
 class Group:
     """Rows that are measured together, the baseline among them."""
 
-    def __init__(self, model: Path, rows: dict[str, Row], folder: Path) -> None:
+    def __init__(self, model: Path, dtype: str, rows: dict[str, Row], folder: Path) -> None:
         self._model = model
+        self._dtype = dtype
         self.rows = rows
         self._folder = folder
         self.restless = 0
@@ -181,7 +182,12 @@ class Group:
 
     def _engine(self, which: str, name: str) -> Node:
         connector = self.rows[name].connector
-        options: dict[str, Any] = {"dtype": "bfloat16", "block_size": BLOCK}
+        options: dict[str, Any] = {
+            "dtype": self._dtype,
+            "block_size": BLOCK,
+            # A request of the longest length, in the larger data type.
+            "kv_cache_memory_bytes": 288 << 20,
+        }
         if (transfer := connector.transfer()) is not None:
             options["kv_transfer_config"] = transfer
         log = self._folder / f"{name}-{which}.log"
@@ -297,8 +303,8 @@ def run_model(model: str, args: argparse.Namespace) -> dict[str, Any]:
         rows = {name: Row(every[name], {n: Seen() for n in args.lengths}) for name in names}
         with tempfile.TemporaryDirectory() as folder:
             shape = MODELS[model]
-            weights = models.llama(Path(folder) / model, dtype="bfloat16", **shape)
-            group = Group(weights, rows, Path(folder))
+            weights = models.llama(Path(folder) / model, dtype=args.dtype, **shape)
+            group = Group(weights, args.dtype, rows, Path(folder))
             try:
                 group.run(Prompts(args.lengths, args.repetitions, args.seed + number))
             finally:
@@ -338,12 +344,19 @@ def main() -> None:
         metavar="N",
         help="engines alive at once; more rows go in groups with a baseline each",
     )
+    parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        default="bfloat16",
+        help="of weights and KV; without AVX-512 vLLM computes bfloat16 some ten times slower",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep the engines' logs here")
     report.add_options(parser)
     args = parser.parse_args()
     result: dict[str, Any] = {
         "environment": environment.describe() | {"engines": ENGINE_ENVIRONMENT},
+        "dtype": args.dtype,
         "models": {},
         "restless": {},
     }

@@ -49,7 +49,7 @@ class Served:
         self._folder = folder
         self._port = free_port()
         options = ["--host", "127.0.0.1", "--port", str(self._port), "--served-model-name", "bench"]
-        options += ["--dtype", "bfloat16", "--max-model-len", "4096", "--enforce-eager"]
+        options += ["--dtype", "float32", "--max-model-len", "4096", "--enforce-eager"]
         options += ["--kv-cache-memory-bytes", str(512 << 20)]
         connector.start(folder)
         if (transfer := connector.transfer()) is not None:

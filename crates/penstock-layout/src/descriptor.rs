@@ -1,5 +1,7 @@
 //! Descriptors: where every byte of a rank's KV lies.
 
+use std::ops::Range;
+
 use crate::{Axis, Interior, KvLayout, Span};
 
 /// A run of contiguous bytes in registered memory.
@@ -31,6 +33,9 @@ pub struct LayerBase {
 pub struct Placement {
     /// Layers and heads that lie here, by their index in the model.
     pub share: Span,
+    /// Layers of the share that lie elsewhere because they belong to another group, ascending;
+    /// none in a uniform model.
+    pub absent: Vec<u16>,
     /// Number of blocks.
     pub blocks: u64,
     /// Tokens in a block.
@@ -41,7 +46,7 @@ pub struct Placement {
     pub interior: Interior,
     /// Length of each region.
     pub region_lens: Vec<u64>,
-    /// Where each of the share's layers begins.
+    /// Where each of the share's layers begins, the absent ones left out.
     pub layers: Vec<LayerBase>,
     /// From a block to the next.
     pub block_stride: u64,
@@ -60,10 +65,18 @@ pub enum DescriptorError {
         /// Which size.
         what: &'static str,
     },
+    /// A layer that is said to lie elsewhere is not part of the share, or is named twice.
+    #[error("layer {layer} is said to be absent from {share}, which does not hold it that often")]
+    NotAbsent {
+        /// Index of the layer in the model.
+        layer: u16,
+        /// The share.
+        share: Span,
+    },
     /// The share has another number of layers than there are bases.
-    #[error("the share has {share} layers, but {bases} have a place")]
+    #[error("the share has {share} layers here, but {bases} have a place")]
     LayerCount {
-        /// Layers in the share.
+        /// Layers in the share that are not absent.
         share: usize,
         /// Layers with a base.
         bases: usize,
@@ -172,6 +185,28 @@ pub enum SegmentError {
     },
 }
 
+/// How the bytes of a block lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Contiguity {
+    /// All layers of a block are one piece.
+    Block,
+    /// Each layer's page, at least, is one piece.
+    Page,
+    /// A page is in several pieces.
+    Scattered,
+}
+
+impl Contiguity {
+    /// Stable lower-case name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Block => "block",
+            Self::Page => "page",
+            Self::Scattered => "scattered",
+        }
+    }
+}
+
 /// Where every byte of a rank's KV lies.
 ///
 /// Once built, every address it gives lies inside its region, and no two elements share a
@@ -220,14 +255,25 @@ impl Descriptor {
                 content_bytes: p.content_bytes,
             });
         }
-        if p.layers.len() != p.share.layer_count() {
+        let mut unseen = p.share.layers();
+        if let Some(&layer) = p.absent.iter().find(|layer| !unseen.any(|l| l == **layer)) {
+            return Err(DescriptorError::NotAbsent {
+                layer,
+                share: p.share,
+            });
+        }
+        let present = p.present(&p.share).len();
+        if present == 0 {
+            return Err(DescriptorError::Zero { what: "layers" });
+        }
+        if p.layers.len() != present {
             return Err(DescriptorError::LayerCount {
-                share: p.share.layer_count(),
+                share: present,
                 bases: p.layers.len(),
             });
         }
         let (axes, extent) = nested_axes(p)?;
-        for (layer, base) in p.share.layers().zip(&p.layers) {
+        for (layer, base) in p.present_layers().zip(&p.layers) {
             let Some(&region_len) = p.region_lens.get(base.region as usize) else {
                 return Err(DescriptorError::UnknownRegion {
                     layer,
@@ -286,6 +332,7 @@ impl Descriptor {
         })?;
         Self::new(Placement {
             share,
+            absent: Vec::new(),
             blocks,
             tokens,
             content_bytes,
@@ -338,15 +385,48 @@ impl Descriptor {
         self.placement.interior
     }
 
+    /// Where each of [`layers`](Self::layers) begins.
+    pub fn bases(&self) -> &[LayerBase] {
+        &self.placement.layers
+    }
+
+    /// Bytes from a block, a head and a token to the next; without meaning where there is one.
+    pub fn strides(&self) -> [u64; 3] {
+        let p = &self.placement;
+        [p.block_stride, p.head_stride, p.token_stride]
+    }
+
+    /// How a block lies in memory, read in canonical order.
+    pub fn contiguity(&self) -> Contiguity {
+        let mut runs = Vec::new();
+        let found = self.segments(0, &self.share(), &mut runs);
+        debug_assert!(
+            found.is_ok(),
+            "there is a block, and the share is part of itself"
+        );
+        let page = self.block_bytes(&self.share()) / self.placement.layers.len() as u64;
+        match runs.len() {
+            1 if self.placement.layers.len() > 1 => Contiguity::Block,
+            _ if runs.iter().all(|run| run.len % page == 0) => Contiguity::Page,
+            _ => Contiguity::Scattered,
+        }
+    }
+
     /// Bytes in each region.
     pub fn region_lens(&self) -> &[u64] {
         &self.placement.region_lens
     }
 
-    /// Bytes of KV that one block holds for a span, wherever the span lies.
+    /// Layers that lie here, by their index in the model, ascending.
+    pub fn layers(&self) -> impl Iterator<Item = u16> {
+        self.placement.present_layers()
+    }
+
+    /// Bytes of KV that one block holds for a span of the share; zero if all its layers are
+    /// absent.
     pub fn block_bytes(&self, span: &Span) -> u64 {
         let p = &self.placement;
-        span.layer_count() as u64 * span.head_count() as u64 * (p.tokens * p.content_bytes)
+        p.present(span).len() as u64 * span.head_count() as u64 * (p.tokens * p.content_bytes)
     }
 
     /// Appends the fewest runs that hold a block's bytes of a span, in canonical order:
@@ -392,8 +472,7 @@ impl Descriptor {
             run *= outer;
             outer = 1;
         }
-        let first_layer = usize::from(span.layers().start - p.share.layers().start);
-        for base in &p.layers[first_layer..first_layer + span.layer_count()] {
+        for base in &p.layers[p.present(span)] {
             for i in 0..outer {
                 for j in 0..inner {
                     let offset = base.offset + start + i * outer_stride + j * inner_stride;
@@ -409,6 +488,23 @@ impl Descriptor {
             }
         }
         Ok(())
+    }
+}
+
+impl Placement {
+    /// The indices in `layers` of a span of the share.
+    fn present(&self, span: &Span) -> Range<usize> {
+        let index = |layer: u16| {
+            let absent = self.absent.partition_point(|&absent| absent < layer);
+            usize::from(layer - self.share.layers().start) - absent
+        };
+        index(span.layers().start)..index(span.layers().end)
+    }
+
+    fn present_layers(&self) -> impl Iterator<Item = u16> {
+        self.share
+            .layers()
+            .filter(|layer| self.absent.binary_search(layer).is_err())
     }
 }
 
@@ -468,7 +564,7 @@ fn nested_axes(p: &Placement) -> Result<(Vec<Strided>, u64), DescriptorError> {
 
 fn check_layers_apart(p: &Placement, axes: &[Strided], extent: u64) -> Result<(), DescriptorError> {
     let mut placed: Vec<(LayerBase, u16)> =
-        p.layers.iter().copied().zip(p.share.layers()).collect();
+        p.layers.iter().copied().zip(p.present_layers()).collect();
     placed.sort_by_key(|(base, layer)| (base.region, base.offset, *layer));
     for (i, &(first, first_layer)) in placed.iter().enumerate() {
         for &(second, second_layer) in &placed[i + 1..] {

@@ -1,5 +1,7 @@
 //! Detection: the engine's layout, reproduced from the tensors it registers.
 
+use std::ops::Range;
+
 use crate::{
     Axis, Descriptor, DescriptorError, EmptySpan, Interior, KvLayout, LayerBase, Placement, Span,
 };
@@ -64,6 +66,14 @@ pub enum DetectionError {
         before: u16,
         /// Index of the next one given.
         after: u16,
+    },
+    /// A layer is not one of the stage's.
+    #[error("layer {layer} is not one of the stage's layers {stage:?}")]
+    OutsideStage {
+        /// Index of the layer in the model.
+        layer: u16,
+        /// The stage.
+        stage: Range<u16>,
     },
     /// Layers or heads do not fit a span.
     #[error(
@@ -209,17 +219,25 @@ pub enum DetectionError {
 /// Reproduces a layout from one tensor per layer, in any order. `first_head` is the index in
 /// the model of the tensors' head 0.
 ///
+/// `stage` are the layers of the whole pipeline stage, of which a group of a hybrid model has
+/// only some: those without a tensor are absent from the descriptor. Without it the tensors'
+/// layers must be consecutive.
+///
 /// Either the descriptor gives exactly the tensors' addresses, or the reason why it cannot
 /// is returned; nothing is guessed. The descriptor's interior is the tensors' own; where
 /// heads or tokens are single it is HNC, which the caller may change with
 /// [`Descriptor::with_interior`].
-pub fn detect(views: &[TensorView], first_head: u16) -> Result<Detected, DetectionError> {
+pub fn detect(
+    views: &[TensorView],
+    first_head: u16,
+    stage: Option<Range<u16>>,
+) -> Result<Detected, DetectionError> {
     let mut views = views.to_vec();
     views.sort_by_key(|view| view.layer);
     let (Some(first), Some(last)) = (views.first(), views.last()) else {
         return Err(DetectionError::NoLayers);
     };
-    check_consecutive(&views)?;
+    check_layers(&views, stage.as_ref())?;
     check_alike(&views)?;
     let [block_stride, head_stride, token_stride] = byte_strides(first)?;
     let [blocks, heads, tokens, content] = first.shape;
@@ -229,14 +247,19 @@ pub fn detect(views: &[TensorView], first_head: u16) -> Result<Detected, Detecti
         first_head,
         heads,
     };
-    let layer_end = last.layer.checked_add(1).ok_or_else(too_many)?;
+    let layers = match stage {
+        Some(stage) => stage,
+        None => first.layer..last.layer.checked_add(1).ok_or_else(too_many)?,
+    };
+    let has_tensor = |layer: &u16| views.binary_search_by_key(layer, |v| v.layer).is_ok();
+    let absent = layers.clone().filter(|l| !has_tensor(l)).collect();
     let head_end = u16::try_from(heads)
         .ok()
         .and_then(|heads| first_head.checked_add(heads))
         .ok_or_else(too_many)?;
 
     let regions = storages(&views)?;
-    let layers = views
+    let bases = views
         .iter()
         .map(|view| base(view, &regions))
         .collect::<Result<Vec<_>, _>>()?;
@@ -246,7 +269,8 @@ pub fn detect(views: &[TensorView], first_head: u16) -> Result<Detected, Detecti
         Interior::Hnc
     };
     let placement = Placement {
-        share: Span::new(first.layer..layer_end, first_head..head_end)?,
+        share: Span::new(layers, first_head..head_end)?,
+        absent,
         blocks,
         tokens,
         content_bytes: content
@@ -254,7 +278,7 @@ pub fn detect(views: &[TensorView], first_head: u16) -> Result<Detected, Detecti
             .ok_or_else(|| overflow(first))?,
         interior,
         region_lens: regions.iter().map(|region| region.len).collect(),
-        layers,
+        layers: bases,
         block_stride,
         head_stride,
         token_stride,
@@ -267,12 +291,21 @@ pub fn detect(views: &[TensorView], first_head: u16) -> Result<Detected, Detecti
     })
 }
 
-fn check_consecutive(views: &[TensorView]) -> Result<(), DetectionError> {
+fn check_layers(views: &[TensorView], stage: Option<&Range<u16>>) -> Result<(), DetectionError> {
+    if let Some(stage) = stage
+        && let Some(view) = views.iter().find(|view| !stage.contains(&view.layer))
+    {
+        return Err(DetectionError::OutsideStage {
+            layer: view.layer,
+            stage: stage.clone(),
+        });
+    }
     for pair in views.windows(2) {
         let (before, after) = (pair[0].layer, pair[1].layer);
         match after - before {
             0 => return Err(DetectionError::DuplicateLayer { layer: after }),
             1 => {}
+            _ if stage.is_some() => {}
             _ => return Err(DetectionError::MissingLayer { before, after }),
         }
     }

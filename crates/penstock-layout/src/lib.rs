@@ -12,7 +12,9 @@ mod span;
 
 pub use axes::{Axis, Interior, KvLayout, UnknownLayout};
 pub use coverage::{Coverage, CoverageError, Turn};
-pub use descriptor::{Descriptor, DescriptorError, LayerBase, Placement, Segment, SegmentError};
+pub use descriptor::{
+    Contiguity, Descriptor, DescriptorError, LayerBase, Placement, Segment, SegmentError,
+};
 pub use detect::{Detected, DetectionError, RegionAddr, TensorView, detect};
 pub use geometry::{Geometry, GeometryError, object_bytes};
 pub use span::{EmptySpan, Span};

@@ -88,7 +88,7 @@ fn vllms_layouts_are_recognised() {
             storage_address: STORAGE,
             storage_bytes: 6144,
         });
-        let found = detect(&views, 6).unwrap();
+        let found = detect(&views, 6, None).unwrap();
         let share = Span::new(0..3, 6..8).unwrap();
         assert_eq!(
             found.descriptor,
@@ -114,7 +114,7 @@ fn blocks_of_layers_that_mesh_like_teeth_have_no_name() {
         view.address = STORAGE + u64::from(view.layer) * 3 * 512;
         view.strides[0] = 2 * 256;
     }
-    let found = detect(&views, 0).unwrap();
+    let found = detect(&views, 0, None).unwrap();
     assert_eq!(found.layout, None);
     let mut out = Vec::new();
     found
@@ -139,7 +139,7 @@ fn a_storage_for_each_layer() {
         (view.address, view.storage_address) = (storage + 64, storage);
     }
     views.reverse();
-    let found = detect(&views, 0).unwrap();
+    let found = detect(&views, 0, None).unwrap();
     assert_eq!(found.layout, Some(KvLayout::LBHNC));
     let addresses: Vec<u64> = found.regions.iter().map(|region| region.address).collect();
     assert_eq!(addresses, [0x2000_0000, 0x5000_0000, 0x9000_0000]);
@@ -162,7 +162,7 @@ fn single_axes_have_no_place_and_their_strides_are_ignored() {
     for (view, odd) in views.iter_mut().zip([0, -7, 3]) {
         view.strides[1] = odd;
     }
-    let found = detect(&views, 2).unwrap();
+    let found = detect(&views, 2, None).unwrap();
     // BLHNC, BLNHC and BHLNC are the same with one head.
     assert_eq!(found.layout, None);
     assert_eq!(found.descriptor.interior(), Interior::Hnc);
@@ -182,13 +182,41 @@ fn single_axes_have_no_place_and_their_strides_are_ignored() {
 }
 
 #[test]
+fn a_group_has_some_of_its_stages_layers() {
+    let all = views(KvLayout::BLHNC, [6, 4, 2, 8, 16], 0, 2, 0..6);
+    let group: Vec<TensorView> = [5, 1, 3].map(|layer| all[layer]).to_vec();
+    let found = detect(&group, 0, Some(0..6)).unwrap().descriptor;
+    let whole = detect(&all, 0, None).unwrap().descriptor;
+    assert_eq!(found.share(), whole.share());
+    assert_eq!(found.layers().collect::<Vec<_>>(), [1, 3, 5]);
+    for layer in 0..6 {
+        let span = Span::new(layer..layer + 1, 0..2).unwrap();
+        let (mut own, mut expected) = (Vec::new(), Vec::new());
+        found.segments(2, &span, &mut own).unwrap();
+        whole.segments(2, &span, &mut expected).unwrap();
+        assert_eq!(own, if layer % 2 == 1 { expected } else { vec![] });
+    }
+    assert_eq!(
+        detect(&group, 0, Some(1..5)).unwrap_err(),
+        DetectionError::OutsideStage {
+            layer: 5,
+            stage: 1..5
+        }
+    );
+    assert!(matches!(
+        detect(&group, 0, None),
+        Err(DetectionError::MissingLayer { .. })
+    ));
+}
+
+#[test]
 fn unevenly_placed_layers_are_described_without_a_name() {
     let mut views = simple();
     views[2].address += 32;
     for view in &mut views {
         view.storage_bytes += 32;
     }
-    let found = detect(&views, 0).unwrap();
+    let found = detect(&views, 0, None).unwrap();
     assert_eq!(found.layout, None);
     let mut out = Vec::new();
     found
@@ -210,7 +238,7 @@ fn tensors_it_cannot_reproduce_are_refused() {
     let refused = |change: &dyn Fn(&mut Vec<TensorView>)| {
         let mut views = simple();
         change(&mut views);
-        detect(&views, 0).unwrap_err()
+        detect(&views, 0, None).unwrap_err()
     };
     assert_eq!(refused(&|v| v.clear()), DetectionError::NoLayers);
     assert_eq!(
@@ -346,7 +374,7 @@ fn tensors_it_cannot_reproduce_are_refused() {
         DetectionError::StorageTooLarge { layer: 0, .. }
     ));
     assert!(matches!(
-        detect(&simple(), u16::MAX - 1),
+        detect(&simple(), u16::MAX - 1, None),
         Err(DetectionError::TooMany {
             first_head: 65534,
             heads: 2,
@@ -388,7 +416,7 @@ proptest! {
         let mut views = views(layout, sizes, padding, itemsize, keep.clone());
         let len = views.len();
         views.rotate_left(order as usize % len);
-        let found = detect(&views, first_head).unwrap();
+        let found = detect(&views, first_head, None).unwrap();
 
         let strides = vllm_strides(layout, sizes, padding);
         let share = Span::new(
@@ -398,6 +426,7 @@ proptest! {
         .unwrap();
         let truth = Placement {
             share,
+            absent: vec![],
             blocks: b,
             tokens: n,
             content_bytes: c * itemsize,
@@ -445,7 +474,7 @@ proptest! {
                 storage_bytes,
             })
             .collect();
-        let Ok(found) = detect(&views, 0) else { return Ok(()) };
+        let Ok(found) = detect(&views, 0, None) else { return Ok(()) };
         let mut addressed = Vec::new();
         for view in &views {
             for b in 0..shape[0] as i64 {

@@ -130,6 +130,7 @@ fn outside_block_or_share_is_refused_and_leaves_out_alone() {
 fn two_layers(bases: [u64; 2], blocks: u64, block_stride: u64, region: u64) -> Placement {
     Placement {
         share: span(0..2, 0..1),
+        absent: vec![],
         blocks,
         tokens: 1,
         content_bytes: 8,
@@ -234,4 +235,82 @@ fn bad_placements_are_refused_with_their_numbers() {
         Descriptor::packed(KvLayout::BLHNC, span(0..64, 0..64), u64::MAX, 16, 256),
         Err(DescriptorError::Overflow { .. })
     ));
+}
+
+/// A hybrid model's stage of four layers, of which a group has two, packed `BLHNC` among its own.
+#[test]
+fn a_group_with_some_of_a_stages_layers() {
+    let placement = |absent: Vec<u16>, layers: usize| Placement {
+        share: span(4..8, 0..2),
+        absent,
+        blocks: 3,
+        tokens: 1,
+        content_bytes: 8,
+        interior: penstock_layout::Interior::Hnc,
+        region_lens: vec![96],
+        layers: (0..layers as u64)
+            .map(|i| LayerBase {
+                region: 0,
+                offset: 16 * i,
+            })
+            .collect(),
+        block_stride: 32,
+        head_stride: 8,
+        token_stride: 0,
+    };
+    let group = Descriptor::new(placement(vec![4, 6], 2)).unwrap();
+    assert_eq!(group.layers().collect::<Vec<_>>(), [5, 7]);
+    let runs = |span: Span| {
+        let mut runs = Vec::new();
+        group.segments(1, &span, &mut runs).unwrap();
+        assert_eq!(
+            runs.iter().map(|run| run.len).sum::<u64>(),
+            group.block_bytes(&span)
+        );
+        runs.iter()
+            .map(|run| (run.offset, run.len))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(runs(span(4..8, 0..2)), [(32, 32)]);
+    assert_eq!(runs(span(4..6, 0..2)), [(32, 16)]);
+    assert_eq!(runs(span(5..7, 1..2)), [(40, 8)]);
+    assert_eq!(runs(span(6..8, 0..1)), [(48, 8)]);
+    assert_eq!(runs(span(6..7, 0..2)), []);
+    for (absent, layers) in [(vec![4, 4], 2), (vec![6, 4], 2), (vec![3], 3), (vec![8], 3)] {
+        assert!(matches!(
+            Descriptor::new(placement(absent, layers)),
+            Err(DescriptorError::NotAbsent { .. })
+        ));
+    }
+    assert!(matches!(
+        Descriptor::new(placement(vec![4, 5, 6, 7], 0)),
+        Err(DescriptorError::Zero { what: "layers" })
+    ));
+    assert_eq!(
+        Descriptor::new(placement(vec![4], 2)),
+        Err(DescriptorError::LayerCount { share: 3, bases: 2 })
+    );
+}
+
+#[test]
+fn contiguity_is_that_of_the_canonical_order() {
+    use penstock_layout::Contiguity::{Block, Page, Scattered};
+    let of = |layout, layers, heads| {
+        Descriptor::packed(layout, span(0..layers, 0..heads), 3, 4, 8)
+            .unwrap()
+            .contiguity()
+    };
+    for (layout, expected) in [
+        (KvLayout::LBHNC, Page),
+        (KvLayout::LBNHC, Page),
+        (KvLayout::LHBNC, Scattered),
+        (KvLayout::BLHNC, Block),
+        (KvLayout::BLNHC, Block),
+        (KvLayout::BHLNC, Scattered),
+    ] {
+        assert_eq!(of(layout, 2, 2), expected, "{layout}");
+    }
+    // With one head, all of a block is in order; one layer's block is a page.
+    assert_eq!(of(KvLayout::BHLNC, 2, 1), Block);
+    assert_eq!(of(KvLayout::BLHNC, 1, 2), Page);
 }

@@ -76,6 +76,7 @@ fn placement(
     };
     Placement {
         share,
+        absent: vec![],
         blocks,
         tokens,
         content_bytes,
@@ -179,7 +180,7 @@ proptest! {
     ) {
         let [blocks, tokens, content_bytes] = sizes;
         let p = Placement {
-            share, blocks, tokens, content_bytes,
+            share, absent: vec![], blocks, tokens, content_bytes,
             interior: Interior::Hnc,
             region_lens: region_lens.to_vec(),
             layers: bases[..share.layer_count()]

@@ -80,7 +80,7 @@ def finish(engine: Engine, job: int) -> list[tuple[str, list[tuple[str, int]]]]:
 def test_what_one_engine_stores_another_loads(store: Store, engine: Engine, kv: Kv) -> None:
     for block in range(4):
         kv.fill(block, block)
-    engine.submit_store(2**63, [(key(block), [block]) for block in range(4)])
+    engine.submit_store(2**63, [(0, key(block), [block]) for block in range(4)])
     stored = [("stored", BLOCK_BYTES)] * 4
     assert finish(engine, 2**63) == [("released", []), ("stored", stored)]
 
@@ -93,7 +93,7 @@ def test_what_one_engine_stores_another_loads(store: Store, engine: Engine, kv: 
     other = Kv()
     reader = Engine(store, slot_bytes=BLOCK_BYTES, slots=4, copy_lanes=2, io_lanes=2)
     reader.register(other.descriptor)
-    wanted = [(key(n), [7 - i]) for i, n in enumerate((0, 1, 9, 2))]
+    wanted = [(0, key(n), [7 - i]) for i, n in enumerate((0, 1, 9, 2))]
     reader.submit_load(1, wanted, 30, True)
     ((event, outcomes),) = finish(reader, 1)
     assert (event, outcomes[:3]) == (
@@ -110,7 +110,7 @@ def test_what_one_engine_stores_another_loads(store: Store, engine: Engine, kv: 
 
 def test_a_damaged_value_is_named_and_not_loaded(engine: Engine, kv: Kv, tmp_path: Path) -> None:
     kv.fill(0, 1)
-    engine.submit_store(1, [(key(0), [0])])
+    engine.submit_store(1, [(0, key(0), [0])])
     finish(engine, 1)
     files = (p for p in (tmp_path / "pool").rglob("*") if p.is_file())
     (path,) = (p for p in files if p.stat().st_size == 64 + BLOCK_BYTES)
@@ -119,7 +119,7 @@ def test_a_damaged_value_is_named_and_not_loaded(engine: Engine, kv: Kv, tmp_pat
     path.write_bytes(value)
     kv.fill(3, 3)
     before = kv.block(3)
-    engine.submit_load(1, [(key(0), [3])], 30)
+    engine.submit_load(1, [(0, key(0), [3])], 30)
     assert finish(engine, 1) == [("loaded", [("rejected:payload_checksum", 0)])]
     assert kv.block(3) == before
     assert engine.stats()["rejected:payload_checksum"] == 1
@@ -127,11 +127,11 @@ def test_a_damaged_value_is_named_and_not_loaded(engine: Engine, kv: Kv, tmp_pat
 
 def test_wrong_arguments_say_what_is_wrong(store: Store, engine: Engine, kv: Kv) -> None:
     with pytest.raises(ConfigError, match="56 bytes"):
-        engine.submit_store(1, [(b"short", [0])])
+        engine.submit_store(1, [(0, b"short", [0])])
     with pytest.raises(LayoutError, match="block 8 of 8"):
-        engine.submit_store(1, [(key(0), [BLOCKS])])
+        engine.submit_store(1, [(0, key(0), [BLOCKS])])
     with pytest.raises(ConfigError, match="timeout"):
-        engine.submit_load(1, [(key(0), [0])], 0)
+        engine.submit_load(1, [(0, key(0), [0])], 0)
     with pytest.raises(ConfigError, match="registered with this engine already"):
         engine.register(kv.descriptor)
     with pytest.raises(ConfigError, match="slots must be"):
@@ -178,7 +178,7 @@ def test_an_engine_that_is_only_forgotten_leaves_no_thread(store: Store, kv: Kv)
 
     engine = Engine(store, slot_bytes=BLOCK_BYTES, slots=4, io_lanes=3)
     engine.register(kv.descriptor)
-    engine.submit_store(1, [(key(0), [0])])
+    engine.submit_store(1, [(0, key(0), [0])])
     lookup = Lookup(store)
     until(5)
     del engine, lookup

@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         #[allow(unsafe_code)]
         let region =
             unsafe { Region::new(memory.as_mut_ptr().expose_provenance(), memory.len() as u64) };
-        engine.register(descriptor, vec![region])?;
+        engine.register(0, penstock_engine::Device::Host, descriptor, vec![region])?;
         let (mut stores, mut releases, mut loads) = (f64::MAX, f64::MAX, f64::MAX);
         let (mut store_cpu, mut load_cpu) = (0.0, 0.0);
         for round in 0..rounds {
@@ -54,6 +54,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                         span: share,
                     };
                     Object {
+                        group: 0,
                         key,
                         blocks: vec![block],
                     }
@@ -62,13 +63,13 @@ fn main() -> Result<(), Box<dyn Error>> {
             let keys: Vec<Key> = objects.iter().map(|object| object.key).collect();
             let cpu = cpu_seconds()?;
             let start = Instant::now();
-            engine.submit_store(1, objects.clone())?;
+            engine.submit_store(1, objects.clone(), 0)?;
             let (over, released) = finish(&engine, start)?;
             (stores, releases) = (stores.min(over), releases.min(released));
             store_cpu += cpu_seconds()? - cpu;
             let cpu = cpu_seconds()?;
             let start = Instant::now();
-            engine.submit_load(1, objects, start + Duration::from_secs(60), true)?;
+            engine.submit_load(1, objects, start + Duration::from_secs(60), true, 0)?;
             loads = loads.min(finish(&engine, start)?.0);
             load_cpu += cpu_seconds()? - cpu;
             open(&url, &OpenOptions::default())?

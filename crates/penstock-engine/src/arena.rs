@@ -15,6 +15,7 @@ use penstock_store::Key;
 use penstock_store::value::{self, Checksum, HEADER_BYTES, Rejection};
 
 use crate::config::EngineConfig;
+use crate::copy::cuda::{CudaError, Pins};
 use crate::signal::Signals;
 use crate::{Counters, EngineError};
 
@@ -27,8 +28,13 @@ pub(crate) enum Purpose {
     Store,
 }
 
+/// Pinned at a time: neither start-up nor shutdown waits for more.
+const PIN_BYTES: usize = 256 << 20;
+
 /// The memory and its free slots.
 pub(crate) struct Arena {
+    /// Before the memory, so that it is unpinned before it is unmapped.
+    pins: Mutex<Option<Pins>>,
     memory: MmapRaw,
     stride: usize,
     slot_bytes: usize,
@@ -62,6 +68,7 @@ impl Arena {
         #[cfg(target_os = "linux")]
         let _ = memory.advise(memmap2::Advice::HugePage);
         Ok(Self {
+            pins: Mutex::default(),
             memory: memory.into(),
             stride,
             slot_bytes: config.slot_bytes,
@@ -73,6 +80,29 @@ impl Arena {
             signals,
             counters,
         })
+    }
+
+    /// Pins the slots for a device, some at a time, until all are or `stop` says so. Slots can be
+    /// used meanwhile, only slower.
+    #[allow(unsafe_code)]
+    pub(crate) fn pin(&self, device: i32, stop: impl Fn() -> bool) -> Result<(), CudaError> {
+        let mut pins = self.pins.lock();
+        if pins.is_some() {
+            return Ok(());
+        }
+        let pins = pins.insert(Pins::new(device)?);
+        let bytes = self.memory.len();
+        // Whole slots: a copy must not cross from one pinned piece into the next.
+        let piece = (PIN_BYTES / self.stride).max(1) * self.stride;
+        for start in (0..bytes).step_by(piece) {
+            if stop() {
+                break;
+            }
+            let address = self.memory.as_mut_ptr().wrapping_add(start);
+            // SAFETY: the piece lies in the mapping, which is dropped after the pins.
+            unsafe { pins.add(address, piece.min(bytes - start)) }?;
+        }
+        Ok(())
     }
 
     /// A free slot, unless there is none or stores hold their share already.

@@ -55,7 +55,8 @@ impl EngineConfig {
     ///
     /// The defaults for lanes and batches did best in `examples/jobs.rs`, on two cores over a
     /// directory and over Redis: with more lanes, or with more than a MiB in one call, loads got
-    /// slower, since values left the cache before they were verified and scattered.
+    /// slower, since values left the cache before they were verified and scattered. Small objects
+    /// go together up to the same bytes, and as many wait as large ones.
     pub fn new(slot_bytes: usize, slots: usize) -> Self {
         Self {
             slot_bytes,
@@ -63,9 +64,9 @@ impl EngineConfig {
             store_slots: (slots - slots / 4).min(slots.saturating_sub(1)).max(1),
             copy_lanes: 1,
             io_lanes: 2,
-            batch: 8,
+            batch: ((1 << 20) / slot_bytes.max(1)).clamp(8, 256),
             batch_bytes: 1 << 20,
-            max_pending_objects: 4096,
+            max_pending_objects: ((1 << 30) / slot_bytes.max(1)).clamp(4096, 1 << 17),
             max_pending_bytes: 1 << 30,
             store_wait: Duration::from_millis(100),
             put_timeout: Duration::from_secs(5),

@@ -1,8 +1,10 @@
 //! The engine: what its owner calls.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
@@ -12,14 +14,14 @@ use penstock_store::Store;
 use crate::arena::Arena;
 use crate::completion::{Completions, Job, Table};
 use crate::config::end_of;
-use crate::copy::HostExecutor;
+use crate::job::Transfer;
 use crate::lane::{self, Floor};
 use crate::load::LoadJob;
 use crate::region::Registration;
 use crate::signal::Signals;
 use crate::store::{Gauge, StoreJob};
 use crate::{
-    Completion, Counters, EngineConfig, EngineError, EngineStats, Object, Outcome, Region,
+    Completion, Counters, Device, EngineConfig, EngineError, EngineStats, Object, Outcome, Region,
 };
 
 /// Moves blocks between registered memory and a store, on its own threads.
@@ -36,7 +38,8 @@ pub struct Engine {
     table: Table,
     completions: Arc<Completions>,
     stores_in_flight: Arc<Gauge>,
-    registration: RwLock<Option<Arc<Registration>>>,
+    /// By group.
+    registrations: RwLock<BTreeMap<u16, Arc<Registration>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -68,26 +71,50 @@ impl Engine {
             table,
             completions: Arc::default(),
             stores_in_flight: Arc::default(),
-            registration: RwLock::default(),
+            registrations: RwLock::default(),
             threads: Mutex::new(threads),
         })
     }
 
-    /// Names the memory that jobs read and write: one region for each of the descriptor's.
+    /// Names the memory that a group's objects lie in: one region for each of the descriptor's.
+    /// Groups may lie over each other, as long as no block is in use by two of them at a time.
+    ///
+    /// The arena is pinned for a CUDA device in the background.
     pub fn register(
         &self,
+        group: u16,
+        device: Device,
         descriptor: Descriptor,
         regions: Vec<Region>,
     ) -> Result<(), EngineError> {
-        let new = Registration::new(descriptor, regions, Box::new(HostExecutor))?;
-        let mut registration = self.registration.write();
+        let new = Registration::new(descriptor, regions, device.executor()?)?;
+        let mut registrations = self.registrations.write();
         if self.floor.queues.is_closed() {
             return Err(EngineError::Closed);
         }
-        if registration.is_some() {
-            return Err(EngineError::AlreadyRegistered);
+        match registrations.entry(group) {
+            Entry::Occupied(_) => Err(EngineError::AlreadyRegistered { group }),
+            Entry::Vacant(entry) => {
+                if let Device::Cuda(ordinal) = device {
+                    self.pin(ordinal)?;
+                }
+                entry.insert(Arc::new(new));
+                Ok(())
+            }
         }
-        *registration = Some(Arc::new(new));
+    }
+
+    fn pin(&self, ordinal: i32) -> Result<(), EngineError> {
+        let floor = Arc::clone(&self.floor);
+        let thread = Builder::new()
+            .name("penstock-pin".to_owned())
+            .spawn(move || {
+                let queues = &floor.queues;
+                // Unpinned memory is slower, nothing worse: there is nobody to tell.
+                let _ = queues.arena().pin(ordinal, || queues.is_closed());
+            })
+            .map_err(EngineError::Thread)?;
+        self.threads.lock().push(thread);
         Ok(())
     }
 
@@ -95,25 +122,30 @@ impl Engine {
     /// for the store), and forgets the registered memory. Once it has returned the memory is not
     /// touched any more.
     pub fn unregister(&self) {
-        let registration = self.registration.write().take();
+        let registrations = std::mem::take(&mut *self.registrations.write());
         self.floor.queues.drop_gathers(Outcome::Dropped, |_| true);
         for job in self.table.loads() {
             job.abandon(Outcome::Cancelled);
         }
         self.floor.queues.prune_loads();
-        if let Some(registration) = registration {
+        for registration in registrations.values() {
             registration.close();
         }
     }
 
-    /// Stores objects. Their blocks must not change until [`Event::Released`](crate::Event).
-    pub fn submit_store(&self, job: u64, objects: Vec<Object>) -> Result<(), EngineError> {
-        let registration = self.registration()?;
-        let transfers = registration.transfers(objects, self.floor.config.slot_bytes)?;
+    /// Stores objects. Their blocks must not change until [`Event::Released`](crate::Event), but
+    /// may before `after` has happened: an event of their device, zero for none, which has to live
+    /// until then.
+    pub fn submit_store(
+        &self,
+        job: u64,
+        objects: Vec<Object>,
+        after: u64,
+    ) -> Result<(), EngineError> {
+        let transfers = self.transfers(objects, after)?;
         let store = StoreJob::new(
             job,
             transfers,
-            registration,
             Arc::clone(&self.completions),
             Arc::clone(&self.floor.counters),
             Arc::clone(&self.stores_in_flight),
@@ -130,7 +162,8 @@ impl Engine {
     /// Loads objects into their blocks by `deadline`. The blocks must be left alone until
     /// [`Event::Loaded`](crate::Event).
     ///
-    /// With `prefix`, an object is only wanted if all before it are loaded: after one that is
+    /// Nothing is written before `after` has happened: an event as for a store, which has to live
+    /// until the job is over. With `prefix`, an object is only wanted if all before it are loaded: after one that is
     /// not, the rest is skipped.
     pub fn submit_load(
         &self,
@@ -138,13 +171,12 @@ impl Engine {
         objects: Vec<Object>,
         deadline: Instant,
         prefix: bool,
+        after: u64,
     ) -> Result<(), EngineError> {
-        let registration = self.registration()?;
-        let transfers = registration.transfers(objects, self.floor.config.slot_bytes)?;
+        let transfers = self.transfers(objects, after)?;
         let load = LoadJob::new(
             job,
             transfers,
-            registration,
             deadline,
             prefix,
             Arc::clone(&self.completions),
@@ -160,14 +192,22 @@ impl Engine {
         Ok(())
     }
 
-    fn registration(&self) -> Result<Arc<Registration>, EngineError> {
+    fn transfers(&self, objects: Vec<Object>, after: u64) -> Result<Vec<Transfer>, EngineError> {
         if self.floor.queues.is_closed() {
             return Err(EngineError::Closed);
         }
-        self.registration
-            .read()
-            .clone()
-            .ok_or(EngineError::NotRegistered)
+        let registrations = self.registrations.read();
+        objects
+            .into_iter()
+            .map(|object| {
+                registrations
+                    .get(&object.group)
+                    .ok_or(EngineError::NotRegistered {
+                        group: object.group,
+                    })?
+                    .transfer(object, self.floor.config.slot_bytes, after)
+            })
+            .collect()
     }
 
     /// Appends what happened since the last poll. Does not wait.

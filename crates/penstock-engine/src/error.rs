@@ -1,6 +1,8 @@
 //! What an engine refuses.
 
-use penstock_layout::SegmentError;
+use penstock_layout::{SegmentError, Span};
+
+use crate::CudaError;
 
 /// Why an engine refused a call. What happens to an accepted job is told by its outcomes, never
 /// by an error.
@@ -21,12 +23,18 @@ pub enum EngineError {
     /// A lane's thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
-    /// No memory is registered.
-    #[error("no KV memory is registered with this engine")]
-    NotRegistered,
-    /// Memory is registered already.
-    #[error("KV memory is registered with this engine already")]
-    AlreadyRegistered,
+    /// A group has no memory registered.
+    #[error("no KV memory is registered with this engine for group {group}")]
+    NotRegistered {
+        /// The group.
+        group: u16,
+    },
+    /// A group's memory is registered already.
+    #[error("KV memory of group {group} is registered with this engine already")]
+    AlreadyRegistered {
+        /// The group.
+        group: u16,
+    },
     /// A region is smaller than the layout says.
     #[error("region {region} has {given} bytes, but the layout takes it to have {expected}")]
     RegionTooSmall {
@@ -56,6 +64,15 @@ pub enum EngineError {
     /// An object names layers, heads or a block that the registered memory does not have.
     #[error("not in the registered memory: {0}")]
     NotInLayout(#[from] SegmentError),
+    /// An object's span has no layer of its group.
+    #[error("no layer of the object's group lies in span {span}")]
+    NoLayers {
+        /// The span.
+        span: Span,
+    },
+    /// The device cannot be used.
+    #[error(transparent)]
+    Device(#[from] CudaError),
     /// An object without blocks.
     #[error("an object needs at least one block")]
     NoBlocks,

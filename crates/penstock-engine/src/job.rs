@@ -1,11 +1,17 @@
 //! Jobs as their owner sees them: objects in, completions out.
 
+use std::sync::Arc;
+
 use penstock_store::value::Rejection;
 use penstock_store::{ErrorKind, Key};
+
+use crate::region::Registration;
 
 /// One object of a job: a value in the store and the blocks that it holds, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Object {
+    /// The group of layers whose memory the blocks lie in.
+    pub group: u16,
     /// The object's name.
     pub key: Key,
     /// The blocks of registered memory that the object's payload consists of.
@@ -116,10 +122,13 @@ pub struct Completion {
 }
 
 /// An object whose size has been checked against the layout and the slots.
-#[derive(Debug)]
 pub(crate) struct Transfer {
+    /// The memory that it was checked against.
+    pub(crate) registration: Arc<Registration>,
     pub(crate) key: Key,
     pub(crate) blocks: Vec<u64>,
     /// Payload bytes.
     pub(crate) bytes: usize,
+    /// The device's event that copies wait for; zero for none.
+    pub(crate) after: u64,
 }

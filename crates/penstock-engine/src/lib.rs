@@ -9,6 +9,7 @@ mod arena;
 mod completion;
 mod config;
 mod copy;
+mod direct;
 mod engine;
 mod error;
 mod job;
@@ -22,6 +23,9 @@ mod stats;
 mod store;
 
 pub use config::EngineConfig;
+pub use copy::Device;
+pub use copy::cuda::CudaError;
+pub use direct::DirectCopy;
 pub use engine::Engine;
 pub use error::EngineError;
 pub use job::{Completion, Event, Object, Outcome};

@@ -20,7 +20,6 @@ use crate::{Counters, Event, Outcome};
 pub(crate) struct LoadJob {
     id: u64,
     objects: Vec<Transfer>,
-    registration: Arc<Registration>,
     deadline: Instant,
     /// Whether an object is useless without those before it.
     prefix: bool,
@@ -49,7 +48,6 @@ impl LoadJob {
     pub(crate) fn new(
         id: u64,
         objects: Vec<Transfer>,
-        registration: Arc<Registration>,
         deadline: Instant,
         prefix: bool,
         completions: Arc<Completions>,
@@ -65,7 +63,6 @@ impl LoadJob {
         Arc::new(Self {
             id,
             objects,
-            registration,
             deadline,
             prefix,
             state,
@@ -186,7 +183,7 @@ impl LoadTicket {
     }
 
     pub(crate) fn registration(&self) -> &Registration {
-        &self.job.registration
+        &self.transfer().registration
     }
 
     pub(crate) fn deadline(&self) -> Instant {

@@ -249,6 +249,10 @@ impl Queues {
         self.signals.notify_all();
     }
 
+    pub(crate) fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
     pub(crate) fn is_closed(&self) -> bool {
         self.state.lock().closed
     }

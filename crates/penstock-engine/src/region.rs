@@ -1,11 +1,14 @@
 //! Regions: the KV memory that an engine reads and writes.
 
+use std::sync::Arc;
+
 use parking_lot::RwLock;
 use penstock_layout::{Descriptor, Segment, SegmentError, Span};
 use penstock_store::value::Checksum;
 
 use crate::EngineError;
 use crate::copy::Executor;
+use crate::copy::cuda::CudaError;
 use crate::job::{Object, Transfer};
 
 /// Memory of the serving engine, where its KV lies.
@@ -22,7 +25,7 @@ impl Region {
     ///
     /// From its registration until [`crate::Engine::unregister`] or [`crate::Engine::shutdown`]
     /// has returned, or the engine has been dropped:
-    /// - the bytes are mapped, readable and writable;
+    /// - the bytes are mapped, readable and writable, by the device that they are registered for;
     /// - no Rust reference to them exists while a job touches them;
     /// - the blocks of a store job are not written until the job is released, and those of a
     ///   load job are neither read nor written until the job is over.
@@ -45,6 +48,17 @@ impl Region {
     pub fn address(&self) -> usize {
         self.address
     }
+}
+
+/// Why blocks were not copied, or not all of them.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotCopied {
+    /// The registration is closed: nothing was touched.
+    #[error("the memory is not registered any more")]
+    Closed,
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] CudaError),
 }
 
 /// A layout laid over regions. Jobs hold the registration that they were submitted under.
@@ -92,33 +106,34 @@ impl Registration {
         *self.open.write() = false;
     }
 
-    /// Checks a job's objects: afterwards their segments exist and their payloads fit a slot.
-    pub(crate) fn transfers(
-        &self,
-        objects: Vec<Object>,
+    /// Checks an object: afterwards its segments exist and its payload fits a slot.
+    pub(crate) fn transfer(
+        self: &Arc<Self>,
+        Object { key, blocks, .. }: Object,
         slot_bytes: usize,
-    ) -> Result<Vec<Transfer>, EngineError> {
-        objects
-            .into_iter()
-            .map(|Object { key, blocks }| {
-                if blocks.is_empty() {
-                    return Err(EngineError::NoBlocks);
-                }
-                self.check(&blocks, &key.span)?;
-                let bytes = self
-                    .descriptor
-                    .block_bytes(&key.span)
-                    .saturating_mul(blocks.len() as u64);
-                if bytes > slot_bytes as u64 {
-                    return Err(EngineError::ObjectTooLarge { bytes, slot_bytes });
-                }
-                Ok(Transfer {
-                    key,
-                    blocks,
-                    bytes: bytes as usize,
-                })
-            })
-            .collect()
+        after: u64,
+    ) -> Result<Transfer, EngineError> {
+        if blocks.is_empty() {
+            return Err(EngineError::NoBlocks);
+        }
+        self.check(&blocks, &key.span)?;
+        let bytes = self
+            .descriptor
+            .block_bytes(&key.span)
+            .saturating_mul(blocks.len() as u64);
+        if bytes == 0 {
+            return Err(EngineError::NoLayers { span: key.span });
+        }
+        if bytes > slot_bytes as u64 {
+            return Err(EngineError::ObjectTooLarge { bytes, slot_bytes });
+        }
+        Ok(Transfer {
+            registration: Arc::clone(self),
+            key,
+            blocks,
+            bytes: bytes as usize,
+            after,
+        })
     }
 
     fn check(&self, blocks: &[u64], span: &Span) -> Result<(), SegmentError> {
@@ -135,49 +150,54 @@ impl Registration {
         }
     }
 
-    /// Copies the blocks of a transfer, which `transfers` has made, into `payload`, which is as
-    /// long as its bytes; returns the payload's checksum, or nothing if the registration is
-    /// closed. `segments` is scratch space.
+    /// Copies the blocks of a transfer, which `transfer` has made, into `payload`, which is as
+    /// long as its bytes; returns the payload's checksum (of nothing, without `sum`). `segments` is
+    /// scratch space.
     #[allow(unsafe_code)]
     pub(crate) fn gather(
         &self,
         transfer: &Transfer,
         payload: &mut [u8],
+        sum: bool,
         segments: &mut Vec<Segment>,
-    ) -> Option<Checksum> {
+    ) -> Result<Checksum, NotCopied> {
         self.segments(transfer, payload.len(), segments);
         let open = self.open.read();
         if !*open {
-            return None;
+            return Err(NotCopied::Closed);
         }
         let mut checksum = Checksum::new();
+        let into = sum.then_some(&mut checksum);
         // SAFETY: `segments` has checked every segment against its region and their sum against
         // the payload. While the registration is open, the regions are mapped and the blocks of
         // a store job are not written: whoever made them has promised it. The payload is arena
-        // memory, which no region overlaps.
+        // memory, or the caller's own, which no region overlaps.
         unsafe {
             self.executor
-                .gather(&self.regions, segments, payload, &mut checksum)
-        };
-        Some(checksum)
+                .gather(&self.regions, segments, payload, into, transfer.after)
+        }?;
+        Ok(checksum)
     }
 
-    /// Copies a verified `payload` into the blocks of a transfer; false, and nothing copied, if
-    /// the registration is closed. `segments` is scratch space.
+    /// Copies a verified `payload` into the blocks of a transfer. `segments` is scratch space.
     #[allow(unsafe_code)]
     pub(crate) fn scatter(
         &self,
         transfer: &Transfer,
         payload: &[u8],
         segments: &mut Vec<Segment>,
-    ) -> bool {
+    ) -> Result<(), NotCopied> {
         self.segments(transfer, payload.len(), segments);
         let open = self.open.read();
-        if *open {
-            // SAFETY: as in `gather`; the blocks of a load job are touched by nobody else.
-            unsafe { self.executor.scatter(payload, &self.regions, segments) };
+        if !*open {
+            return Err(NotCopied::Closed);
         }
-        *open
+        // SAFETY: as in `gather`; the blocks of a load job are touched by nobody else.
+        unsafe {
+            self.executor
+                .scatter(payload, &self.regions, segments, transfer.after)
+        }?;
+        Ok(())
     }
 
     /// The segments of a transfer.

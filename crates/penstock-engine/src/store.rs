@@ -18,7 +18,6 @@ use crate::{Counters, Event, Outcome};
 pub(crate) struct StoreJob {
     id: u64,
     objects: Vec<Transfer>,
-    registration: Arc<Registration>,
     state: Mutex<State>,
     released: Condvar,
     completions: Arc<Completions>,
@@ -37,7 +36,6 @@ impl StoreJob {
     pub(crate) fn new(
         id: u64,
         objects: Vec<Transfer>,
-        registration: Arc<Registration>,
         completions: Arc<Completions>,
         counters: Arc<Counters>,
         in_flight: Arc<Gauge>,
@@ -51,7 +49,6 @@ impl StoreJob {
         Arc::new(Self {
             id,
             objects,
-            registration,
             state: Mutex::new(state),
             released: Condvar::new(),
             completions,
@@ -113,7 +110,7 @@ impl StoreTicket {
     }
 
     pub(crate) fn registration(&self) -> &Registration {
-        &self.job.registration
+        &self.transfer().registration
     }
 
     pub(crate) fn job_id(&self) -> u64 {

@@ -15,8 +15,13 @@ fn engine_on(directory: &Path, kv: &Kv) -> Rig {
     let store = penstock_store::open(&url, &OpenOptions::default()).unwrap();
     let engine = Engine::new(store, config(8)).unwrap();
     let rig = Rig::from(engine);
-    rig.register(kv.descriptor.clone(), vec![kv.region()])
-        .unwrap();
+    rig.register(
+        0,
+        penstock_engine::Device::Host,
+        kv.descriptor.clone(),
+        vec![kv.region()],
+    )
+    .unwrap();
     rig
 }
 
@@ -34,7 +39,7 @@ fn blocks_survive_the_engine_and_damage_on_disk_is_rejected() {
     let writer = engine_on(directory.path(), &source);
     // A bounded arena may drop some: try until all are in.
     eventually("everything is stored", || {
-        writer.submit_store(1, objects()).unwrap();
+        writer.submit_store(1, objects(), 0).unwrap();
         outcomes(&writer, 1)
             .iter()
             .all(|o| *o == Outcome::AlreadyPresent)
@@ -43,7 +48,7 @@ fn blocks_survive_the_engine_and_damage_on_disk_is_rejected() {
 
     let target = Kv::new(KvLayout::BHLNC);
     let reader = engine_on(directory.path(), &target);
-    reader.submit_load(1, objects(), soon(), true).unwrap();
+    reader.submit_load(1, objects(), soon(), true, 0).unwrap();
     assert_eq!(
         outcomes(&reader, 1),
         vec![Outcome::Loaded(BLOCK_BYTES as u64); BLOCKS as usize]
@@ -57,7 +62,13 @@ fn blocks_survive_the_engine_and_damage_on_disk_is_rejected() {
     let before = target.all();
     for block in 0..BLOCKS {
         reader
-            .submit_load(1, vec![object(block, &[BLOCKS - 1 - block])], soon(), true)
+            .submit_load(
+                1,
+                vec![object(block, &[BLOCKS - 1 - block])],
+                soon(),
+                true,
+                0,
+            )
             .unwrap();
         let outcomes = outcomes(&reader, 1);
         assert!(
@@ -67,7 +78,7 @@ fn blocks_survive_the_engine_and_damage_on_disk_is_rejected() {
     }
     assert!(target.all() == before);
     eventually("every damaged value is removed", || {
-        reader.submit_load(1, objects(), soon(), false).unwrap();
+        reader.submit_load(1, objects(), soon(), false, 0).unwrap();
         outcomes(&reader, 1).iter().all(|o| *o == Outcome::Miss)
     });
 }

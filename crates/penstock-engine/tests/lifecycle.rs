@@ -36,13 +36,19 @@ fn shutdown_answers_all_jobs_and_ends_all_threads() {
     store.hold_puts(true);
     store.hold_gets(true);
     engine
-        .submit_store(1, (0..10).map(|n| object(n, &[n])).collect())
+        .submit_store(1, (0..10).map(|n| object(n, &[n])).collect(), 0)
         .unwrap();
     engine
-        .submit_load(2, (10..20).map(|n| object(n, &[n])).collect(), soon(), true)
+        .submit_load(
+            2,
+            (10..20).map(|n| object(n, &[n])).collect(),
+            soon(),
+            true,
+            0,
+        )
         .unwrap();
     engine
-        .submit_load(3, vec![object(20, &[20])], soon(), true)
+        .submit_load(3, vec![object(20, &[20])], soon(), true, 0)
         .unwrap();
     store.until(|call| matches!(call, Call::Get(_)));
     store.hold_gets(false);
@@ -61,9 +67,9 @@ fn shutdown_answers_all_jobs_and_ends_all_threads() {
             );
         }
     }
-    let refused = engine.submit_load(4, vec![object(1, &[1])], soon(), true);
+    let refused = engine.submit_load(4, vec![object(1, &[1])], soon(), true, 0);
     assert!(matches!(refused, Err(EngineError::Closed)));
-    let refused = engine.submit_store(4, vec![object(1, &[1])]);
+    let refused = engine.submit_store(4, vec![object(1, &[1])], 0);
     assert!(matches!(refused, Err(EngineError::Closed)));
     assert_eq!(engine.stats().slots_in_use, 0);
 }
@@ -75,7 +81,7 @@ fn shutdown_is_bounded_by_the_caller_and_then_by_the_operation() {
     let engine = engine(&store, config, &kv);
     store.hold_gets(true);
     engine
-        .submit_load(2, vec![object(1, &[1])], soon(), true)
+        .submit_load(2, vec![object(1, &[1])], soon(), true, 0)
         .unwrap();
     store.until(|call| matches!(call, Call::Get(_)));
     let start = Instant::now();
@@ -93,9 +99,11 @@ fn dropping_an_engine_ends_its_threads() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     for round in 0..20 {
         let engine = engine(&store, config(4), &kv);
-        engine.submit_store(1, vec![object(round, &[1])]).unwrap();
         engine
-            .submit_load(2, vec![object(round, &[2])], soon(), false)
+            .submit_store(1, vec![object(round, &[1])], 0)
+            .unwrap();
+        engine
+            .submit_load(2, vec![object(round, &[2])], soon(), false, 0)
             .unwrap();
         let lookup = Lookup::new(store.clone() as Arc<dyn Store>, LookupConfig::default()).unwrap();
         lookup
@@ -148,30 +156,35 @@ fn unregistered_memory_is_left_alone() {
     config.store_wait = LONG;
     config.store_slots = 1;
     let engine = engine(&store, config, &kv);
-    engine.submit_store(1, vec![object(1, &[1])]).unwrap();
+    engine.submit_store(1, vec![object(1, &[1])], 0).unwrap();
     outcomes(&engine, 1);
     let before = kv.all();
     store.hold_gets(true);
     store.hold_puts(true);
     engine
-        .submit_load(2, vec![object(1, &[2])], soon(), true)
+        .submit_load(2, vec![object(1, &[2])], soon(), true, 0)
         .unwrap();
     store.until(|call| matches!(call, Call::Get(_)));
     engine
-        .submit_store(3, vec![object(3, &[3]), object(4, &[4])])
+        .submit_store(3, vec![object(3, &[3]), object(4, &[4])], 0)
         .unwrap();
     store.until(|call| *call == Call::Put(vec![key(3)]));
     engine.unregister();
     engine.unregister();
     assert_eq!(outcomes(&engine, 2), [Outcome::Cancelled]);
     assert!(matches!(
-        engine.submit_load(9, vec![object(1, &[2])], soon(), true),
-        Err(EngineError::NotRegistered)
+        engine.submit_load(9, vec![object(1, &[2])], soon(), true, 0),
+        Err(EngineError::NotRegistered { group: 0 })
     ));
     // What was gathered before is put; nothing else of the old memory is.
     let other = Kv::new(KvLayout::BLHNC);
     engine
-        .register(other.descriptor.clone(), vec![other.region()])
+        .register(
+            0,
+            penstock_engine::Device::Host,
+            other.descriptor.clone(),
+            vec![other.region()],
+        )
         .unwrap();
     store.hold_gets(false);
     store.hold_puts(false);
@@ -181,7 +194,7 @@ fn unregistered_memory_is_left_alone() {
     );
     assert!(kv.all() == before);
     engine
-        .submit_load(9, vec![object(1, &[2])], soon(), true)
+        .submit_load(9, vec![object(1, &[2])], soon(), true, 0)
         .unwrap();
     assert_eq!(outcomes(&engine, 9), [Outcome::Loaded(BLOCK_BYTES as u64)]);
 }

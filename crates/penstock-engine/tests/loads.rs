@@ -39,7 +39,7 @@ fn every_layout_reads_what_every_layout_wrote() {
         let chunks: Vec<_> = (0..BLOCKS / 2)
             .map(|c| object(c, &[c, BLOCKS - 1 - c]))
             .collect();
-        writer.submit_store(1, chunks.clone()).unwrap();
+        writer.submit_store(1, chunks.clone(), 0).unwrap();
         assert!(
             outcomes(&writer, 1)
                 .iter()
@@ -48,7 +48,9 @@ fn every_layout_reads_what_every_layout_wrote() {
         for to in KvLayout::ALL {
             let target = Kv::new(to);
             let reader = engine(&store, config(5), &target);
-            reader.submit_load(7, chunks.clone(), soon(), true).unwrap();
+            reader
+                .submit_load(7, chunks.clone(), soon(), true, 0)
+                .unwrap();
             let loaded = outcomes(&reader, 7);
             assert_eq!(
                 loaded,
@@ -76,19 +78,20 @@ fn parts_written_by_several_ranks_are_read_by_one() {
         .to_vec();
     let objects = |block: u64| -> Vec<penstock_engine::Object> {
         let part = |&span| penstock_engine::Object {
+            group: 0,
             key: key_of(3, span),
             blocks: vec![block],
         };
         parts.iter().map(part).collect()
     };
-    writer.submit_store(1, objects(3)).unwrap();
+    writer.submit_store(1, objects(3), 0).unwrap();
     outcomes(&writer, 1);
     let target = Kv::new(KvLayout::BHLNC);
     target.fill(5, 50);
     let reader = engine(&store, config(8), &target);
     let mut some = objects(5);
     some.remove(1);
-    reader.submit_load(1, some, soon(), false).unwrap();
+    reader.submit_load(1, some, soon(), false, 0).unwrap();
     assert!(
         outcomes(&reader, 1)
             .iter()
@@ -145,13 +148,13 @@ fn what_does_not_verify_is_rejected_removed_and_written_nowhere() {
         // The slot has held the good value: what a short one leaves of it must not count.
         store.plant(&key, &good);
         engine
-            .submit_load(0, vec![object(1, &[9])], soon(), false)
+            .submit_load(0, vec![object(1, &[9])], soon(), false, 0)
             .unwrap();
         assert_eq!(outcomes(&engine, 0), [LOADED]);
         kv.write(9, share(), &vec![0; BLOCK_BYTES]);
         store.plant(&key, &bad);
         engine
-            .submit_load(1, vec![object(1, &[1])], soon(), false)
+            .submit_load(1, vec![object(1, &[1])], soon(), false, 0)
             .unwrap();
         let outcomes = outcomes(&engine, 1);
         let [Outcome::Rejected(why)] = outcomes[..] else {
@@ -170,7 +173,7 @@ fn a_length_rejection_tells_both_lengths() {
     store.plant(&key(1), &[0; 4 * BLOCK_BYTES]);
     let engine = engine(&store, config(2), &kv);
     engine
-        .submit_load(1, vec![object(1, &[1])], soon(), false)
+        .submit_load(1, vec![object(1, &[1])], soon(), false, 0)
         .unwrap();
     let expected = BLOCK_BYTES as u64;
     let found = 4 * expected - 64;
@@ -186,7 +189,7 @@ fn a_miss_ends_a_prefix_job_but_not_another() {
     config.batch = 1;
     let engine = engine(&store, config, &kv);
     let wanted = || [0, 1, 99, 3, 4].map(|n| object(n, &[n % 10])).to_vec();
-    engine.submit_load(1, wanted(), soon(), true).unwrap();
+    engine.submit_load(1, wanted(), soon(), true, 0).unwrap();
     use Outcome::{Miss, Skipped};
     assert_eq!(
         outcomes(&engine, 1),
@@ -194,7 +197,7 @@ fn a_miss_ends_a_prefix_job_but_not_another() {
     );
     let gets = store.calls().len();
     assert_eq!(gets, 3, "nothing is fetched after the miss");
-    engine.submit_load(1, wanted(), soon(), false).unwrap();
+    engine.submit_load(1, wanted(), soon(), false, 0).unwrap();
     assert_eq!(outcomes(&engine, 1), [LOADED, LOADED, Miss, LOADED, LOADED]);
 }
 
@@ -211,6 +214,7 @@ fn a_deadline_ends_a_job_while_the_store_still_holds_it_up() {
             (0..4).map(|n| object(n, &[n])).collect(),
             deadline,
             false,
+            0,
         )
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::TimedOut; 4]);
@@ -226,7 +230,7 @@ fn a_deadline_that_is_past_loads_nothing() {
     let (store, kv) = (stocked(0..1), Kv::new(KvLayout::LBHNC));
     let engine = engine(&store, config(2), &kv);
     engine
-        .submit_load(1, vec![object(0, &[0])], Instant::now(), false)
+        .submit_load(1, vec![object(0, &[0])], Instant::now(), false, 0)
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::TimedOut]);
 }
@@ -239,12 +243,12 @@ fn a_job_that_waits_behind_a_stuck_one_still_ends_by_its_deadline() {
     let engine = engine(&store, config, &kv);
     store.hold_gets(true);
     engine
-        .submit_load(1, vec![object(0, &[0])], soon(), true)
+        .submit_load(1, vec![object(0, &[0])], soon(), true, 0)
         .unwrap();
     store.until(|call| matches!(call, Call::Get(_)));
     let deadline = Instant::now() + Duration::from_millis(30);
     engine
-        .submit_load(2, vec![object(1, &[1])], deadline, true)
+        .submit_load(2, vec![object(1, &[1])], deadline, true, 0)
         .unwrap();
     assert_eq!(outcomes(&engine, 2), [Outcome::TimedOut]);
     store.hold_gets(false);
@@ -258,7 +262,13 @@ fn a_cancelled_load_is_over_at_once_and_writes_nothing_later() {
     let before = kv.all();
     store.hold_gets(true);
     engine
-        .submit_load(1, (0..4).map(|n| object(n, &[n])).collect(), soon(), true)
+        .submit_load(
+            1,
+            (0..4).map(|n| object(n, &[n])).collect(),
+            soon(),
+            true,
+            0,
+        )
         .unwrap();
     store.until(|call| matches!(call, Call::Get(_)));
     engine.cancel(1);
@@ -268,7 +278,7 @@ fn a_cancelled_load_is_over_at_once_and_writes_nothing_later() {
     // The id is free again, though lanes still work for the old job.
     store.hold_gets(false);
     engine
-        .submit_load(1, vec![object(2, &[7])], soon(), true)
+        .submit_load(1, vec![object(2, &[7])], soon(), true, 0)
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [LOADED]);
     eventually("slots return", || engine.stats().slots_in_use == 0);
@@ -286,12 +296,18 @@ fn loads_overtake_stores() {
     let engine = engine(&store, config, &kv);
     store.hold_puts(true);
     engine
-        .submit_store(1, (10..20).map(|n| object(n, &[n])).collect())
+        .submit_store(1, (10..20).map(|n| object(n, &[n])).collect(), 0)
         .unwrap();
     released(&engine, 1);
     store.until(|call| matches!(call, Call::Put(_)));
     engine
-        .submit_load(2, (0..4).map(|n| object(n, &[n])).collect(), soon(), true)
+        .submit_load(
+            2,
+            (0..4).map(|n| object(n, &[n])).collect(),
+            soon(),
+            true,
+            0,
+        )
         .unwrap();
     store.hold_puts(false);
     outcomes(&engine, 1);
@@ -325,11 +341,17 @@ fn a_stuck_put_leaves_a_lane_for_loads() {
             .count()
     };
     engine
-        .submit_store(1, (10..20).map(|n| object(n, &[n])).collect())
+        .submit_store(1, (10..20).map(|n| object(n, &[n])).collect(), 0)
         .unwrap();
     eventually("two lanes put", || puts() == 2);
     engine
-        .submit_load(2, (0..4).map(|n| object(n, &[n])).collect(), soon(), true)
+        .submit_load(
+            2,
+            (0..4).map(|n| object(n, &[n])).collect(),
+            soon(),
+            true,
+            0,
+        )
         .unwrap();
     assert_eq!(outcomes(&engine, 2), [LOADED; 4]);
     assert_eq!(puts(), 2);
@@ -346,7 +368,13 @@ fn a_load_spreads_over_the_lanes_front_first() {
     let engine = engine(&store, config, &kv);
     store.hold_gets(true);
     engine
-        .submit_load(1, (0..12).map(|n| object(n, &[n])).collect(), soon(), true)
+        .submit_load(
+            1,
+            (0..12).map(|n| object(n, &[n])).collect(),
+            soon(),
+            true,
+            0,
+        )
         .unwrap();
     eventually("every lane has a part", || store.calls().len() == 4);
     let mut parts: Vec<Vec<Key>> = store
@@ -378,7 +406,13 @@ fn batches_are_bounded_in_bytes() {
     config.batch_bytes = 2 * BLOCK_BYTES + 1;
     let engine = engine(&store, config, &kv);
     engine
-        .submit_load(1, (0..6).map(|n| object(n, &[n])).collect(), soon(), true)
+        .submit_load(
+            1,
+            (0..6).map(|n| object(n, &[n])).collect(),
+            soon(),
+            true,
+            0,
+        )
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [LOADED; 6]);
     assert!(
@@ -402,24 +436,24 @@ fn a_failing_store_fails_loads_by_kind() {
     ] {
         store.fail(Some(kind));
         engine
-            .submit_load(1, vec![object(0, &[0])], soon(), true)
+            .submit_load(1, vec![object(0, &[0])], soon(), true, 0)
             .unwrap();
         assert_eq!(outcomes(&engine, 1), [expected]);
     }
     store.fail(None);
     store.panic_on(key(1));
     engine
-        .submit_load(1, vec![object(1, &[0])], soon(), true)
+        .submit_load(1, vec![object(1, &[0])], soon(), true, 0)
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Protocol)]);
     store.deaf(true);
     engine
-        .submit_load(1, vec![object(0, &[0])], soon(), true)
+        .submit_load(1, vec![object(0, &[0])], soon(), true, 0)
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Protocol)]);
     store.deaf(false);
     engine
-        .submit_load(1, vec![object(0, &[0])], soon(), true)
+        .submit_load(1, vec![object(0, &[0])], soon(), true, 0)
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [LOADED]);
     eventually("slots return", || engine.stats().slots_in_use == 0);

@@ -180,7 +180,12 @@ fn run(layout: KvLayout, steps: &[Step]) -> (u64, u64) {
     config.max_pending_objects = 16;
     let engine = unregistered(&store, config);
     engine
-        .register(kv.descriptor.clone(), vec![kv.region()])
+        .register(
+            0,
+            penstock_engine::Device::Host,
+            kv.descriptor.clone(),
+            vec![kv.region()],
+        )
         .unwrap();
     let mut oracle = Oracle {
         holds: HashMap::new(),
@@ -208,12 +213,13 @@ fn run(layout: KvLayout, steps: &[Step]) -> (u64, u64) {
                     kv.fill(block, content);
                     oracle.holds.insert(block, content);
                     objects.push(Object {
+                        group: 0,
                         key: key(content),
                         blocks: vec![block],
                     });
                 }
                 oracle.next_job += 1;
-                engine.submit_store(oracle.next_job, objects).unwrap();
+                engine.submit_store(oracle.next_job, objects, 0).unwrap();
                 let job = Pending::Store {
                     blocks: free,
                     released: false,
@@ -237,7 +243,7 @@ fn run(layout: KvLayout, steps: &[Step]) -> (u64, u64) {
                 let deadline = Instant::now() + Duration::from_millis(*deadline_ms);
                 oracle.next_job += 1;
                 engine
-                    .submit_load(oracle.next_job, objects, deadline, *prefix)
+                    .submit_load(oracle.next_job, objects, deadline, *prefix, 0)
                     .unwrap();
                 oracle.pending.insert(
                     oracle.next_job,

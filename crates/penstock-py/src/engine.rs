@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use penstock_engine::{
-    Completion, Engine as Native, EngineConfig, EngineError, EngineStats, Lookup as NativeLookup,
-    LookupConfig, Object, Outcome, Region,
+    Completion, Device, Engine as Native, EngineConfig, EngineError, EngineStats,
+    Lookup as NativeLookup, LookupConfig, Object, Outcome,
 };
 use penstock_store::CHUNK_BYTES;
 use pyo3::IntoPyObjectExt;
@@ -16,13 +16,14 @@ use crate::errors::{config_error, exception};
 use crate::layout::{Descriptor, SpanTuple, span};
 use crate::store::{Store, key, namespace, seconds};
 
-fn engine_error(py: Python<'_>, error: &EngineError) -> PyErr {
+pub(crate) fn engine_error(py: Python<'_>, error: &EngineError) -> PyErr {
     let class = match error {
         EngineError::NotInLayout(_)
         | EngineError::RegionCount { .. }
         | EngineError::RegionTooSmall { .. } => "LayoutError",
         EngineError::Busy { .. } => "Full",
         EngineError::Closed => "Closed",
+        EngineError::Device(_) => "Unavailable",
         _ => "ConfigError",
     };
     exception(py, class, (error.to_string(),))
@@ -37,11 +38,20 @@ fn outcome_name(outcome: &Outcome) -> String {
     }
 }
 
-fn objects(py: Python<'_>, objects: Vec<(Bound<'_, PyBytes>, Vec<u64>)>) -> PyResult<Vec<Object>> {
+/// Where memory lies, from the ordinal of a CUDA device or none.
+pub(crate) fn device(cuda_device: Option<i32>) -> Device {
+    cuda_device.map_or(Device::Host, Device::Cuda)
+}
+
+/// An object: its group, its key, its blocks.
+type ObjectTuple<'py> = (u16, Bound<'py, PyBytes>, Vec<u64>);
+
+fn objects(py: Python<'_>, objects: Vec<ObjectTuple<'_>>) -> PyResult<Vec<Object>> {
     objects
         .into_iter()
-        .map(|(bytes, blocks)| {
+        .map(|(group, bytes, blocks)| {
             Ok(Object {
+                group,
                 key: key(py, bytes.as_bytes())?,
                 blocks,
             })
@@ -83,27 +93,26 @@ impl Engine {
             .map_err(|error| engine_error(py, &error))
     }
 
-    /// Names the memory that jobs read and write. The tensors that the descriptor was detected
-    /// from must stay alive until `unregister` or `shutdown` has returned.
-    fn register(&self, py: Python<'_>, descriptor: &Descriptor) -> PyResult<()> {
-        let memory = descriptor.memory();
-        if memory.is_empty() {
-            return Err(config_error(py, "no tensors lie behind this descriptor"));
-        }
-        let regions = memory
-            .iter()
-            .map(|memory| {
-                // SAFETY: the addresses are those of tensors' storages. That they stay alive,
-                // and that nobody touches a job's blocks until it is released or loaded, is
-                // what the Python caller is told to keep to.
-                #[allow(unsafe_code)]
-                unsafe {
-                    Region::new(memory.address as usize, memory.len)
-                }
-            })
-            .collect();
+    /// Names the memory that a group's objects lie in. The tensors that the descriptor was
+    /// detected from must stay alive until `unregister` or `shutdown` has returned. Groups may lie
+    /// over each other, as long as no block is in use by two of them at a time.
+    /// `cuda_device` is the ordinal of the device that they are on; without it, in host memory.
+    #[pyo3(signature = (descriptor, group = 0, *, cuda_device = None))]
+    fn register(
+        &self,
+        py: Python<'_>,
+        descriptor: &Descriptor,
+        group: u16,
+        cuda_device: Option<i32>,
+    ) -> PyResult<()> {
+        let regions = descriptor.engine_regions(py)?;
         self.native
-            .register(descriptor.inner().clone(), regions)
+            .register(
+                group,
+                device(cuda_device),
+                descriptor.inner().clone(),
+                regions,
+            )
             .map_err(|error| engine_error(py, &error))
     }
 
@@ -112,36 +121,41 @@ impl Engine {
         py.detach(|| self.native.unregister());
     }
 
-    /// Stores objects, each a key of 56 bytes and its blocks. The blocks must not change until
-    /// the job's event `released`.
+    /// Stores objects, each a group, a key of 56 bytes and its blocks. The blocks must not change until
+    /// the job's event `released`; nothing is read before `after` has happened, the handle of a
+    /// CUDA event that lives until then, zero for none.
+    #[pyo3(signature = (job, objects, *, after = 0))]
     fn submit_store(
         &self,
         py: Python<'_>,
         job: u64,
-        objects: Vec<(Bound<'_, PyBytes>, Vec<u64>)>,
+        objects: Vec<ObjectTuple<'_>>,
+        after: u64,
     ) -> PyResult<()> {
         let objects = self::objects(py, objects)?;
         self.native
-            .submit_store(job, objects)
+            .submit_store(job, objects, after)
             .map_err(|error| engine_error(py, &error))
     }
 
     /// Loads objects into their blocks, which must be left alone until the job's event `loaded`.
-    /// After `timeout` seconds what is left is given up. With `prefix`, whatever follows an
+    /// Nothing is written before `after` has happened, as for a store. After `timeout` seconds what
+    /// is left is given up. With `prefix`, whatever follows an
     /// object that was not loaded is skipped.
-    #[pyo3(signature = (job, objects, timeout, prefix = false))]
+    #[pyo3(signature = (job, objects, timeout, prefix = false, *, after = 0))]
     fn submit_load(
         &self,
         py: Python<'_>,
         job: u64,
-        objects: Vec<(Bound<'_, PyBytes>, Vec<u64>)>,
+        objects: Vec<ObjectTuple<'_>>,
         timeout: f64,
         prefix: bool,
+        after: u64,
     ) -> PyResult<()> {
         let objects = self::objects(py, objects)?;
         let deadline = Instant::now() + seconds(py, timeout)?;
         self.native
-            .submit_load(job, objects, deadline, prefix)
+            .submit_load(job, objects, deadline, prefix, after)
             .map_err(|error| engine_error(py, &error))
     }
 

@@ -1,13 +1,16 @@
 //! Layout descriptors and geometry for Python. Spans are tuples `(first layer, past the last
 //! layer, first head, past the last head)`.
 
+use penstock_engine::{DirectCopy, Region};
 use penstock_layout::{
     Coverage, Descriptor as Layout, Geometry, Interior, KvLayout, RegionAddr, Segment, Span,
     TensorView, detect,
 };
 use pyo3::prelude::*;
 
-use crate::errors::layout_error;
+use crate::buffer::Pinned;
+use crate::engine::{device, engine_error};
+use crate::errors::{config_error, layout_error};
 
 pub(crate) type SpanTuple = (u16, u16, u16, u16);
 type TurnTuple = (u32, u32);
@@ -45,9 +48,27 @@ impl Descriptor {
         &self.layout
     }
 
-    /// The memory of each region; none for a descriptor that no tensors lie behind.
-    pub(crate) fn memory(&self) -> &[RegionAddr] {
-        &self.regions
+    /// The regions as the engine takes them.
+    pub(crate) fn engine_regions(&self, py: Python<'_>) -> PyResult<Vec<Region>> {
+        if self.regions.is_empty() {
+            return Err(config_error(py, "no tensors lie behind this descriptor"));
+        }
+        let region = |memory: &RegionAddr| {
+            // SAFETY: the addresses are those of tensors' storages. That they stay alive, and
+            // that nobody touches blocks that are being copied, is what the Python caller is
+            // told to keep to.
+            #[allow(unsafe_code)]
+            unsafe {
+                Region::new(memory.address as usize, memory.len)
+            }
+        };
+        Ok(self.regions.iter().map(region).collect())
+    }
+
+    fn direct(&self, py: Python<'_>, cuda_device: Option<i32>) -> PyResult<DirectCopy> {
+        let regions = self.engine_regions(py)?;
+        DirectCopy::new(device(cuda_device), self.layout.clone(), regions)
+            .map_err(|e| engine_error(py, &e))
     }
 }
 
@@ -57,10 +78,17 @@ impl Descriptor {
     ///
     /// A view is `(layer, address, shape, strides in elements, bytes of an element, address of
     /// the storage, bytes of the storage)`; shape and strides run along blocks, heads, tokens
-    /// and content. `head_start` is the index in the model of the tensors' first head.
+    /// and content. `head_start` is the index in the model of the tensors' first head. `stage`,
+    /// as `(first layer, past the last layer)`, are the layers of the pipeline stage, of which a
+    /// group of a hybrid model has only some; without it the views' layers are consecutive.
     #[staticmethod]
-    #[pyo3(signature = (views, *, head_start = 0))]
-    fn detect(py: Python<'_>, views: Vec<View>, head_start: u16) -> PyResult<Self> {
+    #[pyo3(signature = (views, *, head_start = 0, stage = None))]
+    fn detect(
+        py: Python<'_>,
+        views: Vec<View>,
+        head_start: u16,
+        stage: Option<(u16, u16)>,
+    ) -> PyResult<Self> {
         let views: Vec<TensorView> = views
             .into_iter()
             .map(
@@ -77,7 +105,8 @@ impl Descriptor {
                 },
             )
             .collect();
-        let detected = detect(&views, head_start).map_err(|e| layout_error(py, e))?;
+        let stage = stage.map(|(first, end)| first..end);
+        let detected = detect(&views, head_start, stage).map_err(|e| layout_error(py, e))?;
         Ok(Self {
             layout: detected.descriptor,
             name: detected.layout,
@@ -136,6 +165,12 @@ impl Descriptor {
         tuple(&self.layout.share())
     }
 
+    /// Layers that lie here; the share's, without those of other groups.
+    #[getter]
+    fn layers(&self) -> Vec<u16> {
+        self.layout.layers().collect()
+    }
+
     /// Number of blocks.
     #[getter]
     fn blocks(&self) -> u64 {
@@ -158,6 +193,26 @@ impl Descriptor {
     #[getter]
     fn interior(&self) -> String {
         self.layout.interior().to_string()
+    }
+
+    /// Region and first byte in it of each of `layers`.
+    #[getter]
+    fn bases(&self) -> Vec<(u32, u64)> {
+        let bases = self.layout.bases().iter();
+        bases.map(|base| (base.region, base.offset)).collect()
+    }
+
+    /// Bytes from a block, a head and a token to the next; without meaning where there is one.
+    #[getter]
+    fn strides(&self) -> [u64; 3] {
+        self.layout.strides()
+    }
+
+    /// How a block lies in memory: "block" (all layers in one piece), "page" (each layer's page in
+    /// one piece) or "scattered".
+    #[getter]
+    fn contiguity(&self) -> &'static str {
+        self.layout.contiguity().name()
     }
 
     /// Bytes of each region.
@@ -200,6 +255,51 @@ impl Descriptor {
                  }| (region, offset, len),
             )
             .collect())
+    }
+
+    /// Copies a span of blocks, one after the other in canonical order, from the tensors that the
+    /// descriptor was detected from (in host memory, or on a CUDA device given by its ordinal) into
+    /// a writable buffer; returns the bytes. With `checksum`, computes on the way what storing the
+    /// value would.
+    #[pyo3(signature = (blocks, span, into, *, checksum = false, cuda_device = None))]
+    fn gather(
+        &self,
+        py: Python<'_>,
+        blocks: Vec<u64>,
+        span: SpanTuple,
+        into: &Bound<'_, PyAny>,
+        checksum: bool,
+        cuda_device: Option<i32>,
+    ) -> PyResult<usize> {
+        let span = self::span(py, span)?;
+        let copy = self.direct(py, cuda_device)?;
+        let target = Pinned::of(into, true)?;
+        py.detach(|| {
+            // SAFETY: only this call writes to it; what Python does with its buffer meanwhile is
+            // as with any I/O into one.
+            #[allow(unsafe_code)]
+            let bytes = unsafe { target.bytes_mut() };
+            copy.gather(&blocks, span, bytes, checksum)
+        })
+        .map_err(|e| engine_error(py, &e))
+    }
+
+    /// Copies a buffer's beginning into a span of blocks, one after the other, of the tensors that
+    /// the descriptor was detected from; returns the bytes.
+    #[pyo3(signature = (blocks, span, source, *, cuda_device = None))]
+    fn scatter(
+        &self,
+        py: Python<'_>,
+        blocks: Vec<u64>,
+        span: SpanTuple,
+        source: &Bound<'_, PyAny>,
+        cuda_device: Option<i32>,
+    ) -> PyResult<usize> {
+        let span = self::span(py, span)?;
+        let copy = self.direct(py, cuda_device)?;
+        let source = Pinned::of(source, false)?;
+        py.detach(|| copy.scatter(&blocks, span, source.bytes()))
+            .map_err(|e| engine_error(py, &e))
     }
 
     fn __eq__(&self, other: &Self) -> bool {

@@ -6,6 +6,7 @@ use penstock_layout::Segment;
 use penstock_store::value::Checksum;
 
 use super::Executor;
+use super::cuda::CudaError;
 use crate::Region;
 
 /// Bytes copied before they are summed: both fit a core's own cache, so the checksum reads what
@@ -27,8 +28,23 @@ impl Executor for HostExecutor {
         regions: &[Region],
         segments: &[Segment],
         payload: &mut [u8],
-        checksum: &mut Checksum,
-    ) {
+        checksum: Option<&mut Checksum>,
+        _after: u64,
+    ) -> Result<(), CudaError> {
+        let Some(checksum) = checksum else {
+            let mut filled = 0;
+            for segment in segments {
+                let len = segment.len as usize;
+                let target = &mut payload[filled..filled + len];
+                // SAFETY: the caller promises that the segment is mapped, not written meanwhile,
+                // and does not overlap `payload`.
+                unsafe {
+                    ptr::copy_nonoverlapping(address(regions, segment), target.as_mut_ptr(), len);
+                }
+                filled += len;
+            }
+            return Ok(());
+        };
         // What lies in `summed..filled` is copied but not summed yet.
         let (mut summed, mut filled) = (0, 0);
         for segment in segments {
@@ -56,9 +72,16 @@ impl Executor for HostExecutor {
             }
         }
         checksum.update(&payload[summed..filled]);
+        Ok(())
     }
 
-    unsafe fn scatter(&self, payload: &[u8], regions: &[Region], segments: &[Segment]) {
+    unsafe fn scatter(
+        &self,
+        payload: &[u8],
+        regions: &[Region],
+        segments: &[Segment],
+        _after: u64,
+    ) -> Result<(), CudaError> {
         let mut done = 0;
         for segment in segments {
             let len = segment.len as usize;
@@ -68,5 +91,6 @@ impl Executor for HostExecutor {
             unsafe { ptr::copy_nonoverlapping(source.as_ptr(), address(regions, segment), len) };
             done += len;
         }
+        Ok(())
     }
 }

@@ -1,5 +1,6 @@
-//! Copies between registered memory and arena slots. One file for each kind of device.
+//! Copies between registered memory and arena slots. One room for each kind of device.
 
+pub(crate) mod cuda;
 mod host;
 
 pub(crate) use host::HostExecutor;
@@ -7,24 +8,51 @@ pub(crate) use host::HostExecutor;
 use penstock_layout::Segment;
 use penstock_store::value::Checksum;
 
+use self::cuda::{CudaError, CudaExecutor};
 use crate::Region;
 
-/// Moves bytes between regions and a slot's payload. Both calls return when the bytes have moved.
+/// Where registered memory lies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Device {
+    /// In host memory.
+    #[default]
+    Host,
+    /// On a CUDA device, by its ordinal in this process.
+    Cuda(i32),
+}
+
+impl Device {
+    pub(crate) fn executor(self) -> Result<Box<dyn Executor>, CudaError> {
+        Ok(match self {
+            Self::Host => Box::new(HostExecutor),
+            Self::Cuda(ordinal) => Box::new(CudaExecutor::new(ordinal)?),
+        })
+    }
+}
+
+/// Moves bytes between regions and a slot's payload. Both calls return when the bytes have moved,
+/// or when none move any more.
+///
+/// `after` is an event of the device that the copy waits for, by the handle that its driver knows
+/// it by; zero for none. Host memory has no events.
 pub(crate) trait Executor: Send + Sync {
-    /// Concatenates the segments into `payload` and feeds it to `checksum`, in order.
+    /// Concatenates the segments into `payload` and feeds it to `checksum`, if there is one, in
+    /// order.
     ///
     /// # Safety
     ///
     /// Every segment lies inside its region, their lengths add up to `payload.len()`, no
-    /// region overlaps `payload`, and nobody writes the segments meanwhile.
+    /// region overlaps `payload`, and nobody writes the segments meanwhile, once `after` has
+    /// happened, which is zero or alive.
     #[allow(unsafe_code)]
     unsafe fn gather(
         &self,
         regions: &[Region],
         segments: &[Segment],
         payload: &mut [u8],
-        checksum: &mut Checksum,
-    );
+        checksum: Option<&mut Checksum>,
+        after: u64,
+    ) -> Result<(), CudaError>;
 
     /// Cuts `payload` up into the segments, in order.
     ///
@@ -32,5 +60,11 @@ pub(crate) trait Executor: Send + Sync {
     ///
     /// As for [`gather`](Self::gather), and nobody reads the segments meanwhile.
     #[allow(unsafe_code)]
-    unsafe fn scatter(&self, payload: &[u8], regions: &[Region], segments: &[Segment]);
+    unsafe fn scatter(
+        &self,
+        payload: &[u8],
+        regions: &[Region],
+        segments: &[Segment],
+        after: u64,
+    ) -> Result<(), CudaError>;
 }

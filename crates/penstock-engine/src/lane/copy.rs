@@ -3,11 +3,13 @@
 use std::time::Instant;
 
 use penstock_layout::Segment;
+use penstock_store::ErrorKind;
 
 use super::Floor;
 use crate::Outcome;
 use crate::arena::{Empty, Slot};
 use crate::queue::{CopyWork, Put};
+use crate::region::NotCopied;
 use crate::stats::add_time;
 use crate::store::StoreTicket;
 
@@ -31,13 +33,14 @@ fn gather(floor: &Floor, ticket: StoreTicket, mut slot: Slot<Empty>, segments: &
     let (key, bytes) = (transfer.key, transfer.bytes);
     let checksum = ticket
         .registration()
-        .gather(transfer, slot.payload_mut(bytes), segments);
+        .gather(transfer, slot.payload_mut(bytes), true, segments);
     add_time(&floor.counters.gather_nanos, start);
     match checksum {
-        Some(checksum) => {
+        Ok(checksum) => {
             let slot = slot.seal(&key, bytes, &checksum);
             floor.queues.push_put(Put { ticket, slot });
         }
-        None => ticket.resolve(Outcome::Dropped),
+        Err(NotCopied::Closed) => ticket.resolve(Outcome::Dropped),
+        Err(NotCopied::Device(_)) => ticket.resolve(Outcome::Failed(ErrorKind::Io)),
     }
 }

@@ -14,6 +14,7 @@ use crate::Outcome;
 use crate::arena::{Empty, Slot};
 use crate::load::LoadTicket;
 use crate::queue::{IoWork, Put};
+use crate::region::NotCopied;
 use crate::stats::add_time;
 
 /// Time given to the removal of values that did not verify.
@@ -184,10 +185,10 @@ fn deliver(
         .registration()
         .scatter(transfer, slot.payload(), segments);
     add_time(&floor.counters.scatter_nanos, start);
-    Some(if scattered {
-        Outcome::Loaded(transfer.bytes as u64)
-    } else {
-        Outcome::Cancelled
+    Some(match scattered {
+        Ok(()) => Outcome::Loaded(transfer.bytes as u64),
+        Err(NotCopied::Closed) => Outcome::Cancelled,
+        Err(NotCopied::Device(_)) => Outcome::Failed(ErrorKind::Io),
     })
 }
 

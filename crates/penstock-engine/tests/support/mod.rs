@@ -43,6 +43,7 @@ pub fn key_of(n: u64, span: Span) -> Key {
 
 pub fn object(n: u64, blocks: &[u64]) -> Object {
     Object {
+        group: 0,
         key: key(n),
         blocks: blocks.to_vec(),
     }
@@ -186,8 +187,13 @@ impl std::ops::Deref for Rig {
 
 pub fn engine(store: &Arc<Probe>, config: EngineConfig, kv: &Kv) -> Rig {
     let rig = unregistered(store, config);
-    rig.register(kv.descriptor.clone(), vec![kv.region()])
-        .unwrap();
+    rig.register(
+        0,
+        penstock_engine::Device::Host,
+        kv.descriptor.clone(),
+        vec![kv.region()],
+    )
+    .unwrap();
     rig
 }
 

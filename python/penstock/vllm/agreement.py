@@ -5,39 +5,45 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock._native import Store
 from penstock.errors import ConfigError, StoreError
 from penstock.layout import check_ranks
+from penstock.layout.geometry import parse_geometry
 from penstock.pool.namespace import namespace_digest, publish_namespace
 from penstock.vllm import compat, identity
+from penstock.vllm.groups import Groups
 from penstock.vllm.messages import RankShare, Span
 from penstock.vllm.settings import Settings
 
 logger = logging.getLogger("vllm.penstock")
 
-_FORMAT = 1
+_FORMAT = 2
 """Version of what goes into a namespace; raised when equal descriptions change meaning."""
 
 
 _PUBLISH_SECONDS = 300.0
 
+_EQUAL = ("page_tokens", "interior", "content_bytes")
+"""What ranks must have alike of a group that they share."""
+
 
 class Agreement:
-    """The ranks' shares, checked against each other, and the namespace of their objects."""
+    """The ranks' shares, checked against each other, and the namespaces of their objects."""
 
-    def __init__(self, settings: Settings, vllm_config: Any, spec: Any) -> None:
+    def __init__(self, settings: Settings, vllm_config: Any, groups: Groups) -> None:
         self._settings = settings
         self._vllm_config = vllm_config
-        self._spec = spec
+        self._groups = groups
         self._weights = identity.weights_identity(vllm_config, settings.model_id)
         self._shares: dict[tuple[int, int], RankShare] = {}
-        self._namespace: bytes | None = None
+        self._namespaces: tuple[bytes, ...] = ()
         self._publish_next = 0.0
-        self.spans: list[Span] = []
-        """The distinct spans that together hold a block; all must be present for a hit."""
+        self.spans: list[list[Span]] = []
+        """Of each group, the distinct spans that together hold a block; all must be present for
+        a hit."""
 
     @property
     def ranks(self) -> int:
@@ -66,36 +72,62 @@ class Agreement:
         holding = {rank: share for rank, share in shares.items() if share.span is not None}
         if not holding:
             raise ConfigError("no rank holds any KV cache")
-        (first_rank, first), *others = holding.items()
-        for rank, share in others:
-            for name in ("num_blocks", "page_tokens", "interior", "dtype", "content_bytes"):
-                ours, theirs = getattr(first, name), getattr(share, name)
-                if ours != theirs:
-                    raise ConfigError(
-                        f"rank {first_rank} has {name} {ours}, rank {rank} has {theirs}; all "
-                        "ranks must agree"
-                    )
-        model = self._vllm_config.model_config
-        self.spans, _ = check_ranks(
-            [share.span for share in holding.values() if share.span is not None],
-            model.get_total_num_hidden_layers(),
-            model.get_total_num_kv_heads(),
-            layers_per_object=self._settings.layers_per_object or None,
-            heads_per_object=self._settings.heads_per_object or None,
+        self._check_equal(
+            {
+                rank: {name: getattr(share, name) for name in ("num_blocks", "layers_per_object")}
+                for rank, share in holding.items()
+            }
         )
+        layers, heads = compat.model_extent(self._vllm_config)
+        geometry = parse_geometry(self._settings.pool_geometry, layers, heads)
+        spans, _ = check_ranks(
+            [share.span for share in holding.values() if share.span is not None],
+            layers,
+            heads,
+            layers_per_object=next(iter(holding.values())).layers_per_object,
+            heads_per_object=geometry.heads,
+        )
+        self.spans = []
+        for position, group in enumerate(self._groups):
+            parts = {rank: s.groups[position] for rank, s in holding.items()}
+            found = {rank: part for rank, part in parts.items() if part is not None}
+            if not found:
+                raise ConfigError(f"no rank holds a layer of the {group.kind} group {group.index}")
+            self._check_equal(
+                {
+                    rank: {name: getattr(part, name) for name in _EQUAL}
+                    for rank, part in found.items()
+                }
+            )
+            own = {layer for part in found.values() for layer in part.layers}
+            self.spans.append([s for s in spans if not own.isdisjoint(range(s[0], s[1]))])
         self._shares = dict(shares)
 
+    @staticmethod
+    def _check_equal(values: Mapping[tuple[int, int], Mapping[str, Any]]) -> None:
+        (first_rank, first), *others = values.items()
+        for rank, theirs in others:
+            for name, ours in first.items():
+                if theirs[name] != ours:
+                    raise ConfigError(
+                        f"rank {first_rank} has {name} {ours}, rank {rank} has {theirs[name]}; "
+                        "all ranks must agree"
+                    )
+
     @property
-    def namespace(self) -> bytes:
-        """The digest of everything that must agree before two engines share objects.
+    def namespaces(self) -> tuple[bytes, ...]:
+        """Of each group, the digest of everything that must agree before two engines share its
+        objects.
 
         Made on first use, when the engine's block-hash seed is known.
         """
-        if self._namespace is None:
-            facts = self._facts()
-            self._namespace = namespace_digest(facts)
-            logger.info("Penstock: namespace %s: %s", self._namespace.hex(), facts)
-        return self._namespace
+        if not self._namespaces:
+            for position in range(len(self._groups)):
+                facts = self._facts(position)
+                digest = namespace_digest(facts)
+                self._namespaces += (digest,)
+                logger.info("Penstock: namespace %s: %s", digest.hex(), facts)
+        return self._namespaces
 
     def publish(self, store: Store) -> None:
         """Leaves the namespace's description in the pool, for `penstock pool ls`.
@@ -107,40 +139,44 @@ class Agreement:
         if now < self._publish_next:
             return
         self._publish_next = now + _PUBLISH_SECONDS
-        description = {"model": self._vllm_config.model_config.model, **self._facts()}
+        model = self._vllm_config.model_config.model
+        described = [
+            (namespace, {"model": model, **self._facts(position)})
+            for position, namespace in enumerate(self.namespaces)
+        ]
         threading.Thread(
-            target=_publish,
-            args=(store, self.namespace, description),
-            name="penstock-publish",
-            daemon=True,
+            target=_publish, args=(store, described), name="penstock-publish", daemon=True
         ).start()
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self, position: int) -> dict[str, Any]:
         if not self._shares:
             raise ConfigError("the workers did not tell what they hold; cannot name any object")
-        config = self._vllm_config
-        share = next(s for s in self._shares.values() if s.span is not None)
+        config, group = self._vllm_config, self._groups[position]
+        parts = [s.groups[position] for s in self._shares.values() if s.span is not None]
+        share = next(part for part in parts if part is not None)
         return {
             "format": _FORMAT,
             "config": identity.config_digest(config.model_config.hf_config),
             "weights": self._weights,
             "dtype": str(config.model_config.dtype),
             "quantization": str(config.model_config.quantization),
-            "kv_dtype": share.dtype,
+            "kv_dtype": group.dtype,
             "kv_cache_dtype": str(config.cache_config.cache_dtype),
-            "block_size": self._spec.block_size,
+            "group": {"index": group.index, "kind": group.kind, "window": group.window},
+            "block_size": group.block_size,
             "hash": config.cache_config.prefix_caching_hash_algo,
             "hash_seed": compat.none_hash().hex(),
             "page_tokens": share.page_tokens,
             "content_bytes": share.content_bytes,
             "interior": share.interior,
-            "spans": [list(span) for span in self.spans],
+            "spans": [list(span) for span in self.spans[position]],
             "salt": self._settings.salt,
         }
 
 
-def _publish(store: Store, namespace: bytes, description: dict[str, Any]) -> None:
+def _publish(store: Store, described: Sequence[tuple[bytes, dict[str, Any]]]) -> None:
     try:
-        publish_namespace(store, namespace, description)
+        for namespace, description in described:
+            publish_namespace(store, namespace, description)
     except StoreError as error:
         logger.warning("Penstock: could not describe the namespace in the pool: %s", error)

@@ -5,20 +5,27 @@ Every version check and every use of a name that vLLM does not document is here.
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import vllm
 from packaging.version import Version
+from vllm.v1 import kv_cache_interface
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
 from penstock.errors import ConfigError
+from penstock.vllm.groups import Group, Groups
 
 SUPPORTED = ("0.32",)
 """Minor versions of vLLM that the end-to-end tests run against."""
+
+CONNECTOR = "PenstockConnector"
+"""The connector's name in vLLM's configuration."""
 
 _SEEDED_HASHES = ("xxhash", "xxhash_cbor")
 
@@ -37,50 +44,90 @@ def check_version() -> None:
         )
 
 
-def check_supported(vllm_config: Any, kv_cache_config: KVCacheConfig) -> FullAttentionSpec:
-    """The spec of the model's only KV-cache group, if the connector can serve it.
+_SPECS = {
+    "full_attention": FullAttentionSpec,
+    "mla_attention": kv_cache_interface.MLAAttentionSpec,
+    "sliding_window": kv_cache_interface.SlidingWindowSpec,
+}
+
+NULL_BLOCK = 0
+"""The block that stands in a block table for one that is not needed any more."""
+
+
+def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
+    """The KV-cache groups that the connector loads and stores: all that vLLM finds by prefix.
 
     Raises:
         ConfigError: says what the model or the options have that is not supported, and what to
             do about it.
     """
-    groups = kv_cache_config.kv_cache_groups
-    if not groups:
+    if not kv_cache_config.kv_cache_groups:
         raise ConfigError("the model keeps no KV cache, so there is nothing to pool")
-    if len(groups) > 1:
-        kinds = ", ".join(sorted({type(g.kv_cache_spec).__name__ for g in groups}))
-        raise ConfigError(
-            f"the model has {len(groups)} KV-cache groups ({kinds}); hybrid models are not "
-            "supported yet. If all its layers are attention, start vLLM with "
-            "--disable-hybrid-kv-cache-manager, which keeps them in one group; otherwise serve "
-            "it without Penstock"
+    groups = []
+    for index in kv_cache_config.prefix_cacheable_group_ids:
+        group = kv_cache_config.kv_cache_groups[index]
+        _check_group(group)
+        spec = group.kv_cache_spec
+        window = spec.sliding_window if spec_kind(spec) == "sliding_window" else None
+        groups.append(
+            Group(
+                index=index,
+                kind=spec_kind(spec),
+                block_size=spec.block_size,
+                window=window,
+                dtype=str(spec.dtype),
+                layer_names=tuple(group.layer_names),
+            )
         )
-    spec = groups[0].kv_cache_spec
-    if type(spec) is not FullAttentionSpec:
-        raise ConfigError(
-            f"the model's KV cache is of the kind {type(spec).__name__}; only full attention "
-            "(MHA, GQA, MQA) is supported yet. Serve this model without Penstock"
-        )
+    if not groups:
+        raise ConfigError("vLLM finds none of the model's KV cache by prefix: nothing to pool")
     parallel = vllm_config.parallel_config
     problems = {
-        "a draft model (speculative decoding with its own layers)": groups[0].is_eagle_group,
-        "compressed KV states": spec.tokens_per_state != 1,
-        "padded KV pages": spec.page_size_padded is not None,
-        "packed heads": spec.num_head_slots is not None or spec.state_content_bytes is not None,
-        "per-token KV quantization": spec.kv_quant_mode.value not in (0, 1),
         "decode context parallelism": parallel.decode_context_parallel_size > 1,
         "prefill context parallelism": parallel.prefill_context_parallel_size > 1,
         "KV scales calculated at run time": bool(
             getattr(vllm_config.cache_config, "calculate_kv_scales", False)
         ),
     }
-    found = [name for name, present in problems.items() if present]
-    if found:
+    _refuse(name for name, present in problems.items() if present)
+    check_block_hashing(vllm_config.cache_config.prefix_caching_hash_algo)
+    return Groups(groups)
+
+
+def _check_group(group: Any) -> None:
+    spec = group.kv_cache_spec
+    kind = spec_kind(spec)
+    if type(spec) is not _SPECS.get(kind):
+        raise ConfigError(
+            f"the model's layer {group.layer_names[0]} and {len(group.layer_names) - 1} others "
+            f"keep KV of the kind {type(spec).__name__}; full attention (MHA, GQA, MQA, MLA) and "
+            "sliding windows are supported. Serve this model without Penstock"
+        )
+    problems = {
+        "a draft model (speculative decoding with its own layers)": group.is_eagle_group,
+        "compressed KV states": spec.tokens_per_state != 1,
+        "padded KV pages": spec.page_size_padded is not None,
+        "packed heads": spec.num_head_slots is not None or spec.state_content_bytes is not None,
+        "per-token KV quantization": spec.kv_quant_mode.value not in (0, 1),
+        "windows longer than the sliding one": bool(getattr(spec, "extra_retained_tokens", 0)),
+    }
+    _refuse(name for name, present in problems.items() if present)
+
+
+def _refuse(problems: Iterable[str]) -> None:
+    if found := list(problems):
         raise ConfigError(
             f"not supported yet: {', '.join(found)}. Switch it off, or serve without Penstock"
         )
-    check_block_hashing(vllm_config.cache_config.prefix_caching_hash_algo)
-    return spec
+
+
+def continues_prefixes(vllm_config: Any) -> bool:
+    """Whether the engine can compute several tokens after some that are in its KV cache.
+
+    vLLM's CPU kernels for MLA cannot, for which reason it switches its prefix cache off there:
+    what is left to compute after a load must be a single token, as in decoding.
+    """
+    return not (vllm_config.model_config.use_mla and is_cpu())
 
 
 def check_block_hashing(algorithm: str) -> None:
@@ -110,10 +157,21 @@ def block_hashes(request: Any, hash_block_size: int | None, block_size: int) -> 
     return hashes
 
 
-def block_table(scheduler_output: Any) -> Callable[[str], Sequence[int]]:
-    """Request id → its present block ids, for requests scheduled in this step."""
+def block_table(scheduler_output: Any) -> Callable[[str], Sequence[Sequence[int]]]:
+    """Request id → its present block ids by vLLM's groups, for requests scheduled in this step."""
+    resolve: Callable[[str], Sequence[Sequence[int]]]
     resolve = scheduler_output.kv_connector_block_state.resolve_block_ids
-    return lambda request_id: resolve(request_id)[0]
+    return resolve
+
+
+def newly_allocated(scheduler_output: Any) -> Iterator[int]:
+    """The blocks that requests scheduled in this step were given with it."""
+    for request in scheduler_output.scheduled_new_reqs:
+        for blocks in request.block_ids:
+            yield from blocks
+    for new in scheduler_output.scheduled_cached_reqs.new_block_ids:
+        for blocks in new or ():
+            yield from blocks
 
 
 def layer_index(layer_name: str) -> int:
@@ -128,12 +186,28 @@ def layer_index(layer_name: str) -> int:
     return int(numbers[0])
 
 
+def model_extent(vllm_config: Any) -> tuple[int, int]:
+    """Layers and KV heads of the whole model; MLA has one latent, which counts as a head."""
+    model = vllm_config.model_config
+    heads = 1 if model.use_mla else int(model.get_total_num_kv_heads())
+    return int(model.get_total_num_hidden_layers()), heads
+
+
+def stages(vllm_config: Any) -> list[tuple[int, int]]:
+    """The layers of each pipeline stage, as half-open ranges."""
+    from vllm.distributed.utils import get_pp_indices
+
+    size = vllm_config.parallel_config.pipeline_parallel_size
+    layers, _ = model_extent(vllm_config)
+    return [get_pp_indices(layers, rank, size) for rank in range(size)]
+
+
 def kv_head_range(vllm_config: Any, tp_rank: int) -> tuple[int, int]:
     """The KV heads that a tensor-parallel rank holds, as a half-open range.
 
     With fewer KV heads than ranks, vLLM gives `tp / heads` consecutive ranks the same head.
     """
-    total = vllm_config.model_config.get_total_num_kv_heads()
+    _, total = model_extent(vllm_config)
     size = vllm_config.parallel_config.tensor_parallel_size
     if total >= size:
         heads = total // size
@@ -144,7 +218,7 @@ def kv_head_range(vllm_config: Any, tp_rank: int) -> tuple[int, int]:
 
 def kv_replica(vllm_config: Any, tp_rank: int) -> tuple[int, int]:
     """The rank's number among the ranks that hold the same KV heads, and how many they are."""
-    total = vllm_config.model_config.get_total_num_kv_heads()
+    _, total = model_extent(vllm_config)
     count = max(1, vllm_config.parallel_config.tensor_parallel_size // total)
     return tp_rank % count, count
 
@@ -154,6 +228,46 @@ def tp_rank() -> int:
     from vllm.distributed.parallel_state import get_tp_group
 
     return int(get_tp_group().rank_in_group)
+
+
+class Fences:
+    """Marks in what a device computes, which copies wait for; host memory needs none."""
+
+    def __init__(self, devices: AbstractSet[Any]) -> None:
+        """`devices` are those of the KV cache's tensors.
+
+        Raises:
+            ConfigError: they are several, or of a kind that nothing here copies from.
+        """
+        kinds = {device.type for device in devices}
+        if len(devices) > 1 or not kinds <= {"cpu", "cuda"}:
+            raise ConfigError(
+                f"the KV cache is on {', '.join(map(str, sorted(devices, key=str)))}; Penstock "
+                "copies from host memory or from one CUDA device. Serve without Penstock"
+            )
+        self.cuda_device: int | None = None
+        """The device's ordinal, if it is one of CUDA's."""
+        self._events: dict[int, Any] = {}
+        for device in devices:
+            if device.type == "cuda":
+                self.cuda_device = device.index or 0
+
+    def raise_for(self, jobs: Iterable[int]) -> int:
+        """The handle of an event that happens when the device has computed all that it has been
+        told to, kept for these jobs; zero where none is needed."""
+        numbers = list(jobs)
+        if self.cuda_device is None or not numbers:
+            return 0
+        import torch
+
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.cuda_device))
+        self._events.update(dict.fromkeys(numbers, event))
+        return int(event.cuda_event)
+
+    def drop(self, job: int) -> None:
+        """The job does not wait any more."""
+        self._events.pop(job, None)
 
 
 @contextmanager
@@ -170,6 +284,125 @@ def operators_cores() -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, bound)
+
+
+def has_penstock(vllm_config: Any) -> bool:
+    """Whether the engine's connector is Penstock's."""
+    transfer = vllm_config.kv_transfer_config
+    return transfer is not None and transfer.kv_connector == CONNECTOR
+
+
+def attention_backends(vllm_config: Any) -> list[Any]:
+    """The attention backend classes of the model; of the default one where none is loaded."""
+    from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
+
+    return cast("list[Any]", get_current_attn_backends(vllm_config))
+
+
+def listed_layouts(backends: Sequence[Any]) -> list[str]:
+    """The KV layouts that vLLM lists for these backends together, most preferred first."""
+    from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
+
+    return [layout.name for layout in get_supported_kv_cache_layouts(backends)]
+
+
+def kernel_block_size(block_size: int, backends: Sequence[Any]) -> int:
+    """Tokens of the blocks that the kernels take; vLLM splits its own where they are larger."""
+    from vllm.v1.worker.utils import select_common_block_size
+
+    try:
+        return int(select_common_block_size(block_size, list(backends)))
+    except ValueError:
+        # There is no such size: vLLM refuses to start, and says so itself.
+        return block_size
+
+
+def forced_layout() -> str | None:
+    """The layout that the environment variable VLLM_KV_CACHE_LAYOUT asks for."""
+    import vllm.envs
+
+    name: str | None = vllm.envs.VLLM_KV_CACHE_LAYOUT
+    return {"NHD": "LBNHC", "HND": "LBHNC"}.get(name, name) if name else None
+
+
+def is_cpu() -> bool:
+    """Whether this is vLLM's CPU build."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def spec_kind(spec: Any) -> str:
+    """vLLM's name for a KV-cache spec's kind, like ``full_attention``."""
+    return str(kv_cache_interface.get_kv_cache_spec_kind(spec).value)
+
+
+def engine_config(model: str, transfer: dict[str, Any]) -> Any:
+    """vLLM's configuration for serving a model, with defaults for all else; loads no weights."""
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    args = EngineArgs(
+        model=model, skip_tokenizer_init=True, kv_transfer_config=KVTransferConfig(**transfer)
+    )
+    return args.create_engine_config()
+
+
+def expected_specs(vllm_config: Any) -> list[Any]:
+    """The KV-cache specs of the model's layers, a spec a kind, from its configuration alone.
+
+    Raises:
+        ConfigError: the model keeps state that only the loaded model can describe.
+    """
+    from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
+
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    if model.is_hybrid or model.is_attention_free:
+        raise ConfigError(
+            f"{model.model} has layers that keep state other than attention's: only the loaded "
+            "model tells their sizes; the server's log names the layout that it gets"
+        )
+    sizes = {
+        "block_size": cache.block_size,
+        "num_kv_heads": model.get_num_kv_heads(vllm_config.parallel_config),
+        "head_size": model.get_head_size(),
+        "dtype": kv_cache_dtype_str_to_dtype(cache.cache_dtype, model),
+    }
+    if model.use_mla:
+        return [kv_cache_interface.MLAAttentionSpec(**sizes)]
+    window = model.get_sliding_window()
+    windowed = (
+        [kv_cache_interface.SlidingWindowSpec(**sizes, sliding_window=window)] if window else []
+    )
+    return [FullAttentionSpec(**sizes), *windowed]
+
+
+def wrap_layout_resolution(
+    report: Callable[[Any, Callable[[], list[str]]], list[str]],
+    decide: Callable[[Any, Sequence[Sequence[str]], Sequence[Any]], None],
+) -> None:
+    """Has `report` say which layouts this process's worker supports, given its configuration and
+    vLLM's own answer, and `decide` called before the engine core resolves the layout, with its
+    configuration, all workers' answers and all specs. Wraps once in a process."""
+    from vllm.v1.engine import core
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    supported, resolve = WorkerBase.get_supported_kv_cache_layouts, core.resolve_kv_cache_layout
+    if hasattr(supported, "__wrapped__"):
+        return
+
+    @functools.wraps(supported)
+    def wrapped_supported(self: Any) -> list[str]:
+        return report(self.vllm_config, lambda: cast("list[str]", supported(self)))
+
+    @functools.wraps(resolve)
+    def wrapped_resolve(vllm_config: Any, layouts: list[list[str]], specs: Any = None) -> Any:
+        found = list(specs or ())
+        decide(vllm_config, layouts, found)
+        return resolve(vllm_config, layouts, found)
+
+    WorkerBase.get_supported_kv_cache_layouts = wrapped_supported
+    core.resolve_kv_cache_layout = wrapped_resolve
 
 
 def metric_per_engine(metric: Any, labels: dict[int, list[object]]) -> dict[int, Any]:

@@ -14,12 +14,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 
 from penstock.errors import ConfigError
-from penstock.vllm import compat
+from penstock.layout.negotiate import AUTO, CROSS_LAYER
+from penstock.vllm import compat, layouts
 from penstock.vllm.messages import RankShare, StepOrders, WorkerReport
 from penstock.vllm.scheduler import SchedulerHalf
 from penstock.vllm.settings import Settings
@@ -67,7 +69,6 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 'set "kv_load_failure_policy": "recompute" in --kv-transfer-config: a block that '
                 "does not come from the pool must be recomputed, not fail its request"
             )
-        compat.check_supported(vllm_config, kv_cache_config)
         settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
@@ -92,6 +93,13 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def requires_kv_delivery(self) -> bool:
         """A best-effort cache: a store that is dropped is a miss later, nothing worse."""
         return False
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """The layout to ask for where the plugin, which knows more, is not loaded (VLLM_PLUGINS):
+        vLLM then drops the wish, with a warning, if a backend does not list it."""
+        wanted = layouts.wanted_layout(vllm_config)
+        return CROSS_LAYER[0] if wanted == AUTO else wanted
 
     # --- worker ---------------------------------------------------------------------------
 
@@ -128,10 +136,10 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         orders: StepOrders = self._get_connector_metadata().orders
         return orders
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Requests whose blocks may be freed, and requests whose load ended."""
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Requests whose blocks may be freed, whose load ended, and of which nothing came."""
         free, loaded = self.worker.poll()
-        return free or None, loaded or None
+        return KVConnectorTransferResults(free, loaded, self.worker.take_failed_requests())
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks that must be recomputed."""
@@ -163,7 +171,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """The engine allocated blocks for what `get_num_new_matched_tokens` offered."""
         if num_external_tokens:
-            self.scheduler.on_allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+            self.scheduler.on_allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> Orders:
         """The orders that go to the workers with this step."""
@@ -182,13 +190,13 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Whether the request's blocks must be kept until its stores have read them."""
-        return self.scheduler.on_request_finished(request, block_ids), None
+        return self.request_finished_all_groups(request, (block_ids,))
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """The same, as vLLM asks with the hybrid memory allocator on."""
-        return self.request_finished(request, block_ids[0])
+        return self.scheduler.on_request_finished(request, block_ids), None
 
     def reset_cache(self) -> bool:
         """Forgets what is known of the pool's content; the pool itself is not touched."""

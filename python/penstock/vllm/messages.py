@@ -12,27 +12,39 @@ Span = tuple[int, int, int, int]
 class BlockJob:
     """Blocks of one request to load or to store.
 
-    ``job`` is unique in the life of the scheduler. ``block_ids[i]`` is the engine's block whose
-    content is named by ``hashes[i]``.
+    ``job`` is unique in the life of the scheduler. ``block_ids[i]`` is the engine's block in the
+    group at position ``groups[i]``, whose content is named by ``hashes[i]``.
     """
 
     job: int
     request_id: str
+    groups: tuple[int, ...]
     block_ids: tuple[int, ...]
     hashes: tuple[bytes, ...]
+
+    @property
+    def names(self) -> list[bytes]:
+        """What tells each block's content from all others of the engine."""
+        return [block_name(*pair) for pair in zip(self.groups, self.hashes, strict=True)]
+
+
+def block_name(group: int, block_hash: bytes) -> bytes:
+    """What tells the content of a block of a group from all others of the engine."""
+    return block_hash + bytes((group,))
 
 
 @dataclass
 class StepOrders:
     """Scheduler half → every worker half, with each step."""
 
-    namespace: bytes = b""
+    namespaces: tuple[bytes, ...] = ()
+    """Of each group."""
     loads: list[BlockJob] = field(default_factory=list)
     stores: list[BlockJob] = field(default_factory=list)
     cancel_loads: list[int] = field(default_factory=list)
     """Load jobs whose request is gone; they end as soon as nothing writes any more."""
     flush: list[int] = field(default_factory=list)
-    """Store jobs whose source blocks are about to be overwritten (preemption)."""
+    """Store jobs whose source blocks are about to be overwritten."""
     finished: list[str] = field(default_factory=list)
     """Requests whose blocks wait for their stores to have been read."""
 
@@ -46,9 +58,9 @@ class WorkerReport:
     stored: dict[int, list[list[bool]]] = field(default_factory=dict)
     """Store job → for each rank that is done, whether each block is now in the pool."""
     lost: set[bytes] = field(default_factory=set)
-    """Hashes of blocks that are not in the pool, or not whole, though a look-up found them."""
+    """Names of blocks that are not in the pool, or not whole, though a look-up found them."""
     unloaded: dict[str, set[bytes]] = field(default_factory=dict)
-    """Request → hashes of the blocks that its load did not get, for whatever reason."""
+    """Request → names of the blocks that its load did not get, for whatever reason."""
 
     def is_empty(self) -> bool:
         """Whether there is nothing to report."""
@@ -67,19 +79,32 @@ class WorkerReport:
 
 
 @dataclass(frozen=True)
+class GroupShare:
+    """What one worker holds of a group.
+
+    ``layers`` are indices in the whole model; ``block_bytes`` is the KV of one block in them;
+    ``page_tokens`` the tokens of one page as the attention backend sees it (its kernel block);
+    ``interior`` the order of heads and tokens in stored objects.
+    """
+
+    layers: tuple[int, ...]
+    block_bytes: int
+    page_tokens: int
+    interior: str
+    content_bytes: int
+
+
+@dataclass(frozen=True)
 class RankShare:
     """What one worker holds, told to the scheduler half at start-up.
 
-    ``span`` is None on a pipeline rank without attention layers. ``block_bytes`` is the KV of
-    one block in this rank's span; ``page_tokens`` the tokens of one page as the attention
-    backend sees it (its kernel block); ``interior`` the order of heads and tokens in a page.
+    ``span`` is None on a pipeline rank without attention layers; ``groups`` has None for a group
+    without layers on this rank. ``layers_per_object`` is None where an object is all that a rank
+    holds.
     """
 
     span: Span | None
     num_blocks: int
-    block_bytes: int
-    page_tokens: int
-    interior: str
-    dtype: str
-    content_bytes: int
+    groups: tuple[GroupShare | None, ...]
     slots: int
+    layers_per_object: int | None = None

@@ -1,9 +1,10 @@
 """The scheduler half: decides which blocks to look up, to load and to store.
 
 One rule for stores: a block is stored in the step that fills it, unless it is known to be in
-the pool or on its way there. One rule for loads: the longest run of blocks, from the first that
-the engine does not have, that a look-up found present on all ranks; never the prompt's last
-token, so that a load leaves the engine in the state of its own prefix-cache hit.
+the pool or on its way there. One rule for loads: the longest run of tokens, from the first that
+the engine does not have, whose blocks a look-up found present on all ranks (of a group with a
+window only those of the last window); never the prompt's last token, so that a load leaves the
+engine in the state of its own prefix-cache hit.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from penstock._native import Lookup, Store
 from penstock.errors import StoreError
 from penstock.vllm import compat
 from penstock.vllm.agreement import Agreement
-from penstock.vllm.messages import BlockJob, RankShare, StepOrders, WorkerReport
+from penstock.vllm.groups import Group
+from penstock.vllm.messages import BlockJob, RankShare, StepOrders, WorkerReport, block_name
 from penstock.vllm.settings import Settings
 from penstock.vllm.stats import PenstockStats
 
@@ -34,17 +36,17 @@ class _Tracked:
     """What is known of one request."""
 
     request: Any
-    lookup: int | None = None
-    """Look-up under way."""
-    present: list[bool] | None = None
-    """The look-up's answer, per block of the prompt."""
-    offered_from: int = 0
-    """First block of the run last offered to the engine."""
+    lookups: list[int] = field(default_factory=list)
+    """Look-ups under way, one for each group."""
+    present: list[list[bool]] | None = None
+    """Their answers, by group, per block of the prompt; nothing of a group is present if empty."""
+    offer: tuple[int, int] = (0, 0)
+    """The run of tokens last offered to the engine, from and to."""
     load: BlockJob | None = None
     unloaded: set[bytes] = field(default_factory=set)
-    """Blocks of the present load that did not come."""
-    considered: int = 0
-    """Blocks before this one have been stored, or need not be."""
+    """Names of the blocks of the present load that did not come."""
+    considered: list[int] = field(default_factory=list)
+    """By group: blocks before this one have been stored, or need not be."""
     stores: set[int] = field(default_factory=set)
     """Store jobs whose source some rank has yet to read."""
 
@@ -53,11 +55,11 @@ class SchedulerHalf:
     """State of all requests of one engine, and the look-ups of the pool."""
 
     def __init__(self, settings: Settings, vllm_config: Any, kv_cache_config: Any) -> None:
-        spec = compat.check_supported(vllm_config, kv_cache_config)
         self._settings = settings
-        self._block_size: int = spec.block_size
+        self._groups = compat.transfer_groups(vllm_config, kv_cache_config)
+        self._single_token_left = not compat.continues_prefixes(vllm_config)
         self._hash_block_size: int | None = kv_cache_config.hash_block_size
-        self._agreement = Agreement(settings, vllm_config, spec)
+        self._agreement = Agreement(settings, vllm_config, self._groups)
         self._store = Store.open(settings.pool, client_name="penstock-scheduler").guarded()
         self._lookup = Lookup(self._store)
         self._answers: dict[int, list[bool] | None] = {}
@@ -66,6 +68,9 @@ class SchedulerHalf:
         self._storing: dict[bytes, int] = {}
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._store_jobs: dict[int, _StoreJob] = {}
+        self._reading: dict[int, int] = {}
+        """Blocks that vLLM may give away while their request runs, since they leave the window,
+        and the store job that has yet to read them."""
         self._orders = StepOrders()
         self._next_id = 0
         self._stats = PenstockStats()
@@ -82,35 +87,37 @@ class SchedulerHalf:
 
     def on_new_request(self, request: Any) -> None:
         """Starts the request's look-up, if it has a full block."""
-        tracked = _Tracked(request)
+        tracked = _Tracked(request, considered=[0] * len(self._groups))
         self._requests[request.request_id] = tracked
         self._start_lookup(tracked)
 
     def _start_lookup(self, tracked: _Tracked) -> None:
-        hashes = self._hashes(tracked.request)
-        if not hashes:
-            tracked.present = []
-            return
-        self._next_id += 1
-        tracked.lookup = self._next_id
         tracked.present = None
+        hashes = [self._hashes(tracked.request, group) for group in self._groups]
+        if not all(hashes):
+            tracked.present = [[] for _ in hashes]
+            return
         self._stats.count("lookups")
-        self._stats.count("lookup_blocks", len(hashes))
+        self._stats.count("lookup_blocks", sum(map(len, hashes)))
         try:
-            self._lookup.submit(
-                self._next_id,
-                self._agreement.namespace,
-                list(hashes),
-                self._agreement.spans,
-                self._settings.lookup_timeout,
-            )
+            for position, wanted in enumerate(hashes):
+                self._next_id += 1
+                self._lookup.submit(
+                    self._next_id,
+                    self._agreement.namespaces[position],
+                    list(wanted),
+                    self._agreement.spans[position],
+                    self._settings.lookup_timeout,
+                )
+                tracked.lookups.append(self._next_id)
         except StoreError:
             # More look-ups wait than may: this request does without.
             self._stats.count("lookup_failures")
-            tracked.lookup, tracked.present = None, []
+            self._drop_lookup(tracked)
+            tracked.present = [[] for _ in hashes]
 
     def match(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """How many tokens to load beyond `num_computed_tokens` (a multiple of the block size).
+        """How many tokens to load beyond `num_computed_tokens` (whole blocks in every group).
 
         Returns:
             `(n, True)`; `(0, False)` where nothing is to be loaded; `(None, False)` while the
@@ -119,42 +126,40 @@ class SchedulerHalf:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             return 0, False
-        size = self._block_size
-        first = num_computed_tokens // size
-        last = (request.num_tokens - 1) // size
+        unit = self._groups.alignment
+        first = num_computed_tokens
+        last = (request.num_tokens - 1) // unit * unit
         if request.skip_reading_prefix_cache or last <= first:
             return 0, False
-        if tracked.present is None and tracked.lookup is None:
+        if tracked.present is None and not tracked.lookups:
             self._start_lookup(tracked)
         present = self._answer(tracked)
         if present is None:
             return None, False
-        end = first
-        hashes = self._hashes(request)
-        while end < min(last, len(present)) and present[end]:
-            end += 1
-        if end == first:
+        end = self._groups.reach(present, first, last)
+        if end == first or (self._single_token_left and end != request.num_tokens - 1):
             return 0, False
-        if self._loading.get(hashes[first], request.request_id) != request.request_id:
+        position, index = next(self._groups.needed(first, end))
+        name = block_name(position, self._hashes(request, self._groups[position])[index])
+        if self._loading.get(name, request.request_id) != request.request_id:
             # Another request is loading the same block: once it has, this is a local hit.
             return None, False
-        tracked.offered_from = first
-        return (end - first) * size, True
+        tracked.offer = (first, end)
+        return end - first, True
 
-    def _answer(self, tracked: _Tracked) -> list[bool] | None:
-        """The look-up's answer, if it is there; a look-up that failed found nothing."""
+    def _answer(self, tracked: _Tracked) -> list[list[bool]] | None:
+        """The look-ups' answers, if they are there; one that failed found nothing."""
         if tracked.present is None:
             self._collect_answers()
-            assert tracked.lookup is not None
-            if tracked.lookup not in self._answers:
+            if not all(number in self._answers for number in tracked.lookups):
                 return None
-            answer = self._answers.pop(tracked.lookup)
-            tracked.lookup = None
-            if answer is None:
-                tracked.present = []
-            else:
-                tracked.present = answer
-                self._learn(self._hashes(tracked.request), answer)
+            answers = [self._answers.pop(number) for number in tracked.lookups]
+            tracked.lookups = []
+            tracked.present = [answer or [] for answer in answers]
+            for position, answer in enumerate(answers):
+                if answer is not None:
+                    hashes = self._hashes(tracked.request, self._groups[position])
+                    self._learn(position, hashes, answer)
         return tracked.present
 
     def _collect_answers(self) -> None:
@@ -166,27 +171,33 @@ class SchedulerHalf:
                 self._stats.count("lookup_hit_blocks", sum(answer))
                 self._answers[number] = answer
 
-    def _learn(self, hashes: Sequence[bytes], present: Sequence[bool]) -> None:
+    def _learn(self, position: int, hashes: Sequence[bytes], present: Sequence[bool]) -> None:
         for block_hash, is_present in zip(hashes, present, strict=False):
+            name = block_name(position, block_hash)
             if is_present:
-                self._remember(block_hash)
+                self._remember(name)
             else:
-                self._known.pop(block_hash, None)
+                self._known.pop(name, None)
 
-    def _remember(self, block_hash: bytes) -> None:
-        self._known[block_hash] = None
-        self._known.move_to_end(block_hash)
+    def _remember(self, name: bytes) -> None:
+        self._known[name] = None
+        self._known.move_to_end(name)
         if len(self._known) > _KNOWN_BLOCKS:
             self._known.popitem(last=False)
 
-    def on_allocated(self, request: Any, block_ids: Sequence[int], num_tokens: int) -> None:
-        """The engine allocated `block_ids`, the last of them for `num_tokens` to be loaded."""
+    def on_allocated(
+        self, request: Any, block_ids: Sequence[Sequence[int]], num_tokens: int
+    ) -> None:
+        """The engine allocated `block_ids`, by its groups, the last of them for `num_tokens` to be
+        loaded: what was offered last."""
         tracked = self._requests[request.request_id]
-        first = tracked.offered_from
-        end = first + num_tokens // self._block_size
-        job = self._job(request.request_id, block_ids, self._hashes(request), range(first, end))
+        first, end = tracked.offer
+        if num_tokens > end - first:
+            raise RuntimeError(f"{num_tokens} tokens are to be loaded, {end - first} were offered")
+        job = self._job(request, block_ids, list(self._groups.needed(first, first + num_tokens)))
         tracked.load = job
-        self._loading.update(dict.fromkeys(job.hashes, request.request_id))
+        self._loading.update(dict.fromkeys(job.names, request.request_id))
+        self._flush_given_away(job.block_ids)
         self._orders.loads.append(job)
 
     # --- storing --------------------------------------------------------------------------
@@ -195,6 +206,8 @@ class SchedulerHalf:
         """The orders of this step, with the stores of the blocks that it fills."""
         for request_id in scheduler_output.preempted_req_ids or ():
             self._on_preempted(request_id)
+        if self._reading:
+            self._flush_given_away(compat.newly_allocated(scheduler_output))
         resolve = compat.block_table(scheduler_output)
         for request_id, num_scheduled in scheduler_output.num_scheduled_tokens.items():
             tracked = self._requests.get(request_id)
@@ -203,37 +216,51 @@ class SchedulerHalf:
                 continue
             # The request's count is not yet advanced by this step.
             num_computed = tracked.request.num_computed_tokens + num_scheduled
-            if num_computed // self._block_size > tracked.considered:
+            if any(
+                num_computed // group.block_size > considered
+                for group, considered in zip(self._groups, tracked.considered, strict=True)
+            ):
                 self._store_filled(tracked, resolve(request_id), num_computed)
         orders, self._orders = self._orders, StepOrders()
         if orders.loads or orders.stores:
-            orders.namespace = self._agreement.namespace
+            orders.namespaces = self._agreement.namespaces
         return orders
 
-    def _store_filled(self, tracked: _Tracked, block_ids: Sequence[int], num_computed: int) -> None:
+    def _flush_given_away(self, block_ids: Iterable[int]) -> None:
+        jobs = {self._reading[block] for block in block_ids if block in self._reading}
+        self._orders.flush.extend(jobs)
+
+    def _store_filled(
+        self, tracked: _Tracked, block_ids: Sequence[Sequence[int]], num_computed: int
+    ) -> None:
         """Orders the store of every block that is full after `num_computed` tokens.
 
         Only blocks whose hash is known count: the hash exists once all the block's tokens are
         final, so tokens that are merely speculated never get into a stored block.
         """
-        hashes = self._hashes(tracked.request)
-        full = min(num_computed // self._block_size, len(hashes), len(block_ids))
-        new = [
-            index
-            for index in range(tracked.considered, full)
-            if hashes[index] not in self._known and hashes[index] not in self._storing
-        ]
-        tracked.considered = max(tracked.considered, full)
+        new: list[tuple[int, int]] = []
+        for position, group in enumerate(self._groups):
+            hashes, table = self._hashes(tracked.request, group), block_ids[group.index]
+            full = min(num_computed // group.block_size, len(hashes), len(table))
+            for index in range(tracked.considered[position], full):
+                name = block_name(position, hashes[index])
+                is_new = name not in self._known and name not in self._storing
+                if is_new and table[index] != compat.NULL_BLOCK:
+                    new.append((position, index))
+            tracked.considered[position] = max(tracked.considered[position], full)
         if not new:
             return
-        job = self._job(tracked.request.request_id, block_ids, hashes, new)
-        self._storing.update(dict.fromkeys(job.hashes, job.job))
+        job = self._job(tracked.request, block_ids, new)
+        self._storing.update(dict.fromkeys(job.names, job.job))
         self._store_jobs[job.job] = _StoreJob(job, self._agreement.ranks)
         tracked.stores.add(job.job)
+        for position, block in zip(job.groups, job.block_ids, strict=True):
+            if self._groups[position].window is not None:
+                self._reading[block] = job.job
         self._orders.stores.append(job)
 
     def _is_answered(self, tracked: _Tracked) -> bool:
-        return tracked.lookup is None or self._answer(tracked) is not None
+        return not tracked.lookups or self._answer(tracked) is not None
 
     def _on_preempted(self, request_id: str) -> None:
         tracked = self._requests.get(request_id)
@@ -242,15 +269,15 @@ class SchedulerHalf:
         self._orders.flush.extend(tracked.stores)
         self._drop_lookup(tracked)
         tracked.present = None
-        tracked.considered = 0
+        tracked.considered = [0] * len(self._groups)
 
     def _drop_lookup(self, tracked: _Tracked) -> None:
-        if tracked.lookup is not None:
-            self._lookup.cancel(tracked.lookup)
-            self._answers.pop(tracked.lookup, None)
-            tracked.lookup = None
+        for number in tracked.lookups:
+            self._lookup.cancel(number)
+            self._answers.pop(number, None)
+        tracked.lookups = []
 
-    def on_request_finished(self, request: Any, block_ids: Sequence[int]) -> bool:
+    def on_request_finished(self, request: Any, block_ids: Sequence[Sequence[int]]) -> bool:
         """Orders the last stores; True if the blocks must be kept until they are read."""
         tracked = self._requests.get(request.request_id)
         if tracked is None:
@@ -274,11 +301,11 @@ class SchedulerHalf:
     ) -> None:
         """Takes in what the workers report with a step."""
         if report is not None:
-            for block_hash in report.lost:
-                self._known.pop(block_hash, None)
-            for request_id, hashes in report.unloaded.items():
+            for name in report.lost:
+                self._known.pop(name, None)
+            for request_id, names in report.unloaded.items():
                 if (tracked := self._requests.get(request_id)) is not None:
-                    tracked.unloaded |= hashes
+                    tracked.unloaded |= names
             for number, ranks in report.released.items():
                 self._on_released(number, ranks)
             for number, results in report.stored.items():
@@ -291,8 +318,12 @@ class SchedulerHalf:
     def _on_released(self, number: int, ranks: int) -> None:
         state = self._store_jobs[number]
         state.unread -= ranks
-        tracked = self._requests.get(state.job.request_id)
-        if state.unread == 0 and tracked is not None:
+        if state.unread:
+            return
+        for block in state.job.block_ids:
+            if self._reading.get(block) == number:
+                del self._reading[block]
+        if (tracked := self._requests.get(state.job.request_id)) is not None:
             tracked.stores.discard(number)
 
     def _on_stored(self, number: int, results: list[list[bool]]) -> None:
@@ -301,10 +332,10 @@ class SchedulerHalf:
         if len(state.results) < self._agreement.ranks:
             return
         del self._store_jobs[number]
-        for index, block_hash in enumerate(state.job.hashes):
-            self._storing.pop(block_hash, None)
+        for index, name in enumerate(state.job.names):
+            self._storing.pop(name, None)
             if all(result[index] for result in state.results):
-                self._remember(block_hash)
+                self._remember(name)
                 self._stats.count("stored_blocks")
                 self._agreement.publish(self._store)
 
@@ -312,37 +343,42 @@ class SchedulerHalf:
         tracked = self._requests[request_id]
         job, tracked.load = tracked.load, None
         assert job is not None
-        for block_hash in job.hashes:
-            self._loading.pop(block_hash, None)
+        for name in job.names:
+            self._loading.pop(name, None)
         if tracked.request.is_finished():
             del self._requests[request_id]
             return
         if tracked.unloaded:
             # Recompute them; asking the pool again could fail the same way for ever.
-            tracked.present = []
-        num_loaded = len(job.hashes) - len(tracked.unloaded)
+            tracked.present = [[] for _ in self._groups]
+        first, end = tracked.offer
+        if not tracked.unloaded:
+            self._stats.count("loaded_tokens", end - first)
+        elif len(self._groups) == 1:
+            num_loaded = len(job.hashes) - len(tracked.unloaded)
+            self._stats.count("loaded_tokens", num_loaded * self._groups[0].block_size)
         tracked.unloaded = set()
-        self._stats.count("loaded_tokens", num_loaded * self._block_size)
 
     # --- common ---------------------------------------------------------------------------
 
-    def _hashes(self, request: Any) -> Sequence[bytes]:
-        return compat.block_hashes(request, self._hash_block_size, self._block_size)
+    def _hashes(self, request: Any, group: Group) -> Sequence[bytes]:
+        return compat.block_hashes(request, self._hash_block_size, group.block_size)
 
     def _job(
         self,
-        request_id: str,
-        block_ids: Sequence[int],
-        hashes: Sequence[bytes],
-        indices: Iterable[int],
+        request: Any,
+        block_ids: Sequence[Sequence[int]],
+        blocks: Sequence[tuple[int, int]],
     ) -> BlockJob:
+        """A job of blocks given by (group's position, index in the request)."""
         self._next_id += 1
-        chosen = list(indices)
+        hashes = [self._hashes(request, group) for group in self._groups]
         return BlockJob(
             job=self._next_id,
-            request_id=request_id,
-            block_ids=tuple(block_ids[i] for i in chosen),
-            hashes=tuple(bytes(hashes[i]) for i in chosen),
+            request_id=request.request_id,
+            groups=tuple(position for position, _ in blocks),
+            block_ids=tuple(block_ids[self._groups[p].index][i] for p, i in blocks),
+            hashes=tuple(bytes(hashes[p][i]) for p, i in blocks),
         )
 
     def forget_presence(self) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from penstock._native import parse_size
 from penstock.errors import ConfigError
+from penstock.layout.geometry import RANK, parse_geometry
+from penstock.layout.negotiate import AUTO, LAYOUTS
 
 PREFIX = "penstock."
 """Every setting is a key ``penstock.<name>`` of vLLM's ``kv_connector_extra_config``."""
@@ -37,11 +39,12 @@ class Settings:
     """Native threads that talk to the pool, per rank."""
     copy_lanes: int = 1
     """Native threads that copy between KV memory and host memory, per rank."""
-    layers_per_object: int = 0
-    """Layers in one object; 0 means all that a rank holds. A common divisor of several
-    topologies' stages makes objects that all of them find."""
-    heads_per_object: int = 0
-    """KV heads in one object; 0 means all that a rank holds."""
+    pool_geometry: str = RANK
+    """What one object holds: `rank`, all that a rank has of a block; `portable`, pieces that
+    engines of other pipeline and tensor-parallel degrees find too; or layers x heads, like 4x2."""
+    kv_layout: str = AUTO
+    """Layout of the engine's KV cache: `auto` for all layers of a block side by side where spec
+    and attention backend allow it, or a layout's name, refused where it cannot be had."""
     salt: str = ""
     """Goes into the namespace: engines with another salt share nothing with this one."""
     model_id: str = ""
@@ -64,6 +67,13 @@ class Settings:
                 known = ", ".join(PREFIX + n for n in kinds)
                 raise ConfigError(f"unknown setting {key!r} of the connector; known: {known}")
             values[name] = _convert(key, value, str(kinds[name]))
+        if values.get("kv_layout", AUTO) not in (AUTO, *LAYOUTS):
+            raise ConfigError(
+                f"{PREFIX}kv_layout: {AUTO}, or one of {', '.join(LAYOUTS)}; not "
+                f"{values['kv_layout']!r}"
+            )
+        # Zero is a multiple of everything: only the text is checked here, no model is known.
+        parse_geometry(values.get("pool_geometry", RANK), layers=0, heads=0)
         if not values.get("pool"):
             values["pool"] = environ.get(POOL_VARIABLE, "")
         if not values["pool"]:

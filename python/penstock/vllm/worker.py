@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from penstock._native import Descriptor, Engine, Store
 from penstock.errors import ConfigError, Full
 from penstock.layout import objects as object_spans
+from penstock.layout.geometry import Geometry, limit_objects, parse_geometry
 from penstock.vllm import compat
-from penstock.vllm.messages import BlockJob, RankShare, Span, StepOrders, WorkerReport
+from penstock.vllm.groups import Group
+from penstock.vllm.messages import (
+    BlockJob,
+    GroupShare,
+    RankShare,
+    Span,
+    StepOrders,
+    WorkerReport,
+)
 from penstock.vllm.settings import Settings
 from penstock.vllm.stats import PenstockStats
 
@@ -23,6 +33,9 @@ logger = logging.getLogger("vllm.penstock")
 
 HEADER_BYTES = 64
 """Bytes of a value's header, in front of the payload in every slot."""
+
+PAGE_BYTES = 4096
+"""Slots begin on pages of host memory."""
 
 CHUNK_BYTES = 32
 """Bytes of a chunk's identity in a key."""
@@ -34,6 +47,16 @@ _MIN_SLOTS = 4
 _FLUSH_TIMEOUT = 10.0
 
 
+@dataclass(frozen=True)
+class _Part:
+    """This rank's part of a group."""
+
+    parts_per_block: int
+    """vLLM's block is so many pages of the attention backend's."""
+    key_tails: tuple[bytes, ...]
+    """The end of the key of each object that makes up a block."""
+
+
 class WorkerHalf:
     """One rank's share of the KV cache, its engine, and its jobs."""
 
@@ -41,11 +64,14 @@ class WorkerHalf:
         self._settings = settings
         self._vllm_config = vllm_config
         self._kv_cache_config = kv_cache_config
+        self._groups = compat.transfer_groups(vllm_config, kv_cache_config)
+        self._whole_loads = len(self._groups) > 1 or not compat.continues_prefixes(vllm_config)
+        """Whether a load that misses a block is of no use: vLLM knows no part of it then."""
         self._engine: Engine | None = None
         self._share: RankShare | None = None
-        self._key_tails: list[bytes] = []
-        self._block_parts = 1
+        self._parts: list[_Part | None] = []
         self._replica = (0, 1)
+        self._fences = compat.Fences(set())
         self._loads: dict[int, BlockJob] = {}
         self._stores: dict[int, BlockJob] = {}
         self._refused: list[tuple[int, str, list[_Outcome]]] = []
@@ -53,6 +79,7 @@ class WorkerHalf:
         self._unread: dict[str, set[int]] = {}
         self._finished: set[str] = set()
         self._failed_blocks: set[int] = set()
+        self._failed_requests: set[str] = set()
         self._report = WorkerReport()
         self._stats = PenstockStats()
 
@@ -61,53 +88,68 @@ class WorkerHalf:
 
         Raises:
             ConfigError: the tensors are on a device without a copy executor.
+            Unavailable: the CUDA driver cannot be used.
             LayoutError: the tensors' layout cannot be proven.
         """
-        spec = compat.check_supported(self._vllm_config, self._kv_cache_config)
         tp_rank = compat.tp_rank()
         heads = compat.kv_head_range(self._vllm_config, tp_rank)
         self._replica = compat.kv_replica(self._vllm_config, tp_rank)
-        if not kv_caches:
-            self._share = RankShare(None, self._kv_cache_config.num_blocks, 0, 0, "", "", 0, 0)
-            return
-        tensors = sorted((compat.layer_index(name), t) for name, t in kv_caches.items())
-        device = tensors[0][1].device
-        if device.type != "cpu":
-            raise ConfigError(
-                f"the KV cache is on {device}; this version copies host memory only. Serve with "
-                "vLLM's CPU build, or without Penstock"
-            )
-        descriptor = Descriptor.detect(
-            [
-                (
-                    index,
-                    tensor.data_ptr(),
-                    tuple(tensor.shape),
-                    tuple(tensor.stride()),
-                    tensor.element_size(),
-                    tensor.untyped_storage().data_ptr(),
-                    tensor.untyped_storage().nbytes(),
-                )
-                for index, tensor in tensors
-            ],
-            head_start=heads[0],
-        )
-        span: Span = descriptor.share
         num_blocks = self._kv_cache_config.num_blocks
-        self._block_parts, rest = divmod(descriptor.blocks, num_blocks)
-        if rest or descriptor.tokens * self._block_parts != spec.block_size or span[2:] != heads:
-            raise ConfigError(
-                f"vLLM registered {descriptor.blocks} pages of {descriptor.tokens} tokens with "
-                f"heads {span[2:]}, but configured {num_blocks} blocks of {spec.block_size} "
-                f"tokens with heads {heads}"
-            )
-        spans = object_spans(
-            span,
-            layers_per_object=self._settings.layers_per_object or None,
-            heads_per_object=self._settings.heads_per_object or None,
+        tensors = [
+            {
+                compat.layer_index(name): kv_caches[name]
+                for name in group.layer_names
+                if name in kv_caches
+            }
+            for group in self._groups
+        ]
+        layers = [layer for group in tensors for layer in group]
+        if not layers:
+            self._share = RankShare(None, num_blocks, (None,) * len(self._groups), 0)
+            return
+        self._fences = compat.Fences(
+            {tensor.device for group in tensors for tensor in group.values()}
         )
-        object_bytes = max(descriptor.block_bytes(part) for part in spans) * self._block_parts
-        slots = max(_MIN_SLOTS, self._host_bytes(span) // (object_bytes + HEADER_BYTES))
+        stage = (min(layers), max(layers) + 1)
+        span: Span = (*stage, *heads)
+        descriptors = {
+            position: _detect(views, heads, stage)
+            for position, views in enumerate(tensors)
+            if views
+        }
+        geometry = self._geometry(descriptors)
+        if geometry.interior is not None:
+            descriptors = {
+                position: descriptor.with_interior(geometry.interior)
+                for position, descriptor in descriptors.items()
+            }
+        spans = object_spans(
+            span, layers_per_object=geometry.layers, heads_per_object=geometry.heads
+        )
+        shares: list[GroupShare | None] = []
+        object_bytes = 0
+        for position, group in enumerate(self._groups):
+            descriptor = descriptors.get(position)
+            if descriptor is None:
+                self._parts.append(None)
+                shares.append(None)
+                continue
+            parts = _parts_per_block(descriptor, group, num_blocks, heads)
+            own = [part for part in spans if descriptor.block_bytes(part)]
+            object_bytes = max(object_bytes, *(descriptor.block_bytes(p) * parts for p in own))
+            self._parts.append(_Part(parts, tuple(struct.pack("<4H", *part) for part in own)))
+            shares.append(
+                GroupShare(
+                    layers=tuple(descriptor.layers),
+                    block_bytes=descriptor.block_bytes(span) * parts,
+                    page_tokens=descriptor.tokens,
+                    interior=descriptor.interior,
+                    content_bytes=descriptor.content_bytes,
+                )
+            )
+            _log_group(group, descriptor, parts, len(own))
+        slot_bytes = -(-(object_bytes + HEADER_BYTES) // PAGE_BYTES) * PAGE_BYTES
+        slots = max(_MIN_SLOTS, self._host_bytes(span) // slot_bytes)
         with compat.operators_cores():
             self._engine = Engine(
                 Store.open(self._settings.pool, client_name="penstock-worker").guarded(),
@@ -116,35 +158,27 @@ class WorkerHalf:
                 copy_lanes=self._settings.copy_lanes,
                 io_lanes=self._settings.io_lanes,
             )
-        self._engine.register(descriptor)
-        self._key_tails = [struct.pack("<4H", *part) for part in spans]
-        self._share = RankShare(
-            span=span,
-            num_blocks=num_blocks,
-            block_bytes=descriptor.block_bytes(span) * self._block_parts,
-            page_tokens=descriptor.tokens,
-            interior=descriptor.interior,
-            dtype=str(spec.dtype),
-            content_bytes=descriptor.content_bytes,
-            slots=slots,
+        for position, descriptor in descriptors.items():
+            self._engine.register(descriptor, position, cuda_device=self._fences.cuda_device)
+        self._share = RankShare(span, num_blocks, tuple(shares), slots, geometry.layers)
+
+    def _geometry(self, descriptors: Mapping[int, Descriptor]) -> Geometry:
+        geometry = parse_geometry(
+            self._settings.pool_geometry, *compat.model_extent(self._vllm_config)
         )
-        logger.info(
-            "Penstock: layout %s, layers %d-%d, heads %d-%d, %d bytes a block in %d objects, "
-            "%d arena slots",
-            descriptor.layout or "unnamed",
-            *span,
-            self._share.block_bytes,
-            len(spans),
-            slots,
-        )
+        if geometry.layers is not None:
+            return geometry
+        layer_bytes = 0
+        for position, descriptor in descriptors.items():
+            pages = self._groups[position].block_size // descriptor.tokens
+            whole = descriptor.block_bytes(descriptor.share) * pages
+            layer_bytes = max(layer_bytes, whole // len(descriptor.layers))
+        return limit_objects(geometry, layer_bytes, compat.stages(self._vllm_config))
 
     def _host_bytes(self, span: Span) -> int:
         """This rank's part of the engine's host memory, by the part of the KV that it holds."""
-        model = self._vllm_config.model_config
-        layers: int = model.get_total_num_hidden_layers()
-        whole: int = layers * max(
-            model.get_total_num_kv_heads(), self._vllm_config.parallel_config.tensor_parallel_size
-        )
+        layers, heads = compat.model_extent(self._vllm_config)
+        whole: int = layers * max(heads, self._vllm_config.parallel_config.tensor_parallel_size)
         mine = (span[1] - span[0]) * (span[3] - span[2])
         return self._settings.host_bytes * mine // whole
 
@@ -163,17 +197,19 @@ class WorkerHalf:
 
     def start_loads(self, orders: StepOrders) -> None:
         """Submits the step's loads and cancellations."""
+        # Blocks may still be read by what the device was told to compute before.
+        after = self._fences.raise_for(job.job for job in orders.loads)
         for job in orders.loads:
             self._loads[job.job] = job
             if self._engine is None:
                 continue
-            assert self._share is not None
-            num_bytes = len(job.block_ids) * self._share.block_bytes
             self._stats.count("loads")
-            objects = self._objects(orders.namespace, job, range(len(job.hashes)))
-            deadline = self._settings.load_deadline(num_bytes)
+            objects = self._objects(orders.namespaces, job, range(len(job.hashes)))
+            deadline = self._settings.load_deadline(self._bytes(job))
             try:
-                self._engine.submit_load(job.job, objects, deadline, prefix=True)
+                # Whatever follows a missing block is of no use: of a group that attends to all
+                # tokens it cannot be computed on from, of several groups it is all or nothing.
+                self._engine.submit_load(job.job, objects, deadline, prefix=True, after=after)
             except Full:
                 self._refused.append((job.job, "loaded", [("dropped", 0)] * len(objects)))
         for number in orders.cancel_loads:
@@ -181,16 +217,18 @@ class WorkerHalf:
                 self._engine.cancel(number)
 
     def start_stores(self, orders: StepOrders) -> None:
-        """Submits the step's stores; their blocks are complete now."""
+        """Submits the step's stores; their blocks are complete now, or will be when the device has
+        computed what it was told to."""
+        after = self._fences.raise_for(job.job for job in orders.stores)
         for job in orders.stores:
             self._stores[job.job] = job
             if self._engine is None:
                 continue
             self._unread.setdefault(job.request_id, set()).add(job.job)
-            objects = self._objects(orders.namespace, job, self._mine(job))
+            objects = self._objects(orders.namespaces, job, self._mine(job))
             try:
                 if objects:
-                    self._engine.submit_store(job.job, objects)
+                    self._engine.submit_store(job.job, objects, after=after)
                     continue
             except Full:
                 pass
@@ -203,24 +241,36 @@ class WorkerHalf:
         index, count = self._replica
         return [i for i, block_hash in enumerate(job.hashes) if block_hash[-1] % count == index]
 
-    def _objects(
-        self, namespace: bytes, job: BlockJob, indices: Iterable[int]
-    ) -> list[tuple[bytes, list[int]]]:
-        """Keys and pages of the job's blocks, object by object, block after block."""
-        parts = self._block_parts
-        return [
-            (
-                namespace + job.hashes[i].ljust(CHUNK_BYTES, b"\0") + tail,
-                list(range(job.block_ids[i] * parts, (job.block_ids[i] + 1) * parts)),
-            )
-            for i in indices
-            for tail in self._key_tails
-        ]
+    def _bytes(self, job: BlockJob) -> int:
+        assert self._share is not None
+        shares = self._share.groups
+        sizes = [0 if share is None else share.block_bytes for share in shares]
+        return sum(sizes[group] for group in job.groups)
 
-    def _by_block(self, outcomes: list[_Outcome]) -> Iterator[list[_Outcome]]:
+    def _objects(
+        self, namespaces: Sequence[bytes], job: BlockJob, indices: Iterable[int]
+    ) -> list[tuple[int, bytes, list[int]]]:
+        """Groups, keys and pages of the job's blocks, object by object, block after block."""
+        objects = []
+        for i in indices:
+            group, block = job.groups[i], job.block_ids[i]
+            if (part := self._parts[group]) is None:
+                continue
+            pages = list(range(block * part.parts_per_block, (block + 1) * part.parts_per_block))
+            name = namespaces[group] + job.hashes[i].ljust(CHUNK_BYTES, b"\0")
+            objects += [(group, name + tail, pages) for tail in part.key_tails]
+        return objects
+
+    def _by_block(
+        self, job: BlockJob, indices: Iterable[int], outcomes: list[_Outcome]
+    ) -> Iterator[tuple[int, list[_Outcome]]]:
         """The outcomes of each block's objects, in the order of `_objects`."""
-        count = len(self._key_tails)
-        return (outcomes[i : i + count] for i in range(0, len(outcomes), count))
+        start = 0
+        for i in indices:
+            part = self._parts[job.groups[i]]
+            end = start + (0 if part is None else len(part.key_tails))
+            yield i, outcomes[start:end]
+            start = end
 
     def poll(self) -> tuple[set[str], set[str]]:
         """Takes in what the engine finished.
@@ -256,6 +306,7 @@ class WorkerHalf:
         self._stores.clear()
 
     def _on_released(self, number: int) -> None:
+        self._fences.drop(number)
         self._report.released[number] = self._report.released.get(number, 0) + 1
         request_id = self._stores[number].request_id
         unread = self._unread.get(request_id, set())
@@ -266,7 +317,7 @@ class WorkerHalf:
     def _on_stored(self, number: int, outcomes: list[_Outcome]) -> None:
         job = self._stores.pop(number)
         kept = [True] * len(job.hashes)
-        for i, block in zip(self._mine(job), self._by_block(outcomes), strict=True):
+        for i, block in self._by_block(job, self._mine(job), outcomes):
             kept[i] = all(outcome in ("stored", "already_present") for outcome, _ in block)
         self._report.stored.setdefault(number, []).append(kept)
         for outcome, num_bytes in outcomes:
@@ -279,26 +330,39 @@ class WorkerHalf:
 
     def _on_loaded(self, number: int, outcomes: list[_Outcome]) -> str:
         job = self._loads.pop(number)
-        for block, block_hash, parts in zip(
-            job.block_ids, job.hashes, self._by_block(outcomes), strict=True
-        ):
+        self._fences.drop(number)
+        failed: list[int] = []
+        for i, parts in self._by_block(job, range(len(job.hashes)), outcomes):
             self._stats.count("loaded_bytes", sum(n for name, n in parts if name == "loaded"))
             names = [name for name, _ in parts if name != "loaded"]
             if not names or "cancelled" in names:
                 # Nothing is missing, or nobody is there any more to miss it.
                 continue
-            self._failed_blocks.add(block)
-            self._report.unloaded.setdefault(job.request_id, set()).add(block_hash)
+            failed.append(i)
             rejected = sum(name.startswith("rejected") for name in names)
             self._stats.count("rejected_objects", rejected)
             if rejected or "miss" in names:
-                self._report.lost.add(block_hash)
+                self._report.lost.add(job.names[i])
+        if failed:
+            if self._whole_loads:
+                self._failed_requests.add(job.request_id)
+                failed = list(range(len(job.hashes)))
+            else:
+                self._failed_blocks.update(job.block_ids[i] for i in failed)
+            self._stats.count("load_failed_blocks", len(failed))
+            blocks = job.names
+            unloaded = self._report.unloaded.setdefault(job.request_id, set())
+            unloaded.update(blocks[i] for i in failed)
         return job.request_id
 
     def take_failed_blocks(self) -> set[int]:
         """Blocks that loads did not fill, since the last call."""
         failed, self._failed_blocks = self._failed_blocks, set()
-        self._stats.count("load_failed_blocks", len(failed))
+        return failed
+
+    def take_failed_requests(self) -> set[str]:
+        """Requests of which nothing counts as loaded, since the last call."""
+        failed, self._failed_requests = self._failed_requests, set()
         return failed
 
     def take_report(self) -> WorkerReport | None:
@@ -323,3 +387,51 @@ class WorkerHalf:
         if self._engine is None:
             raise RuntimeError("this rank has no KV cache registered with Penstock")
         return self._engine
+
+
+def _detect(views: dict[int, Any], heads: tuple[int, int], stage: tuple[int, int]) -> Descriptor:
+    return Descriptor.detect(
+        [
+            (
+                layer,
+                tensor.data_ptr(),
+                tuple(tensor.shape),
+                tuple(tensor.stride()),
+                tensor.element_size(),
+                tensor.untyped_storage().data_ptr(),
+                tensor.untyped_storage().nbytes(),
+            )
+            for layer, tensor in views.items()
+        ],
+        head_start=heads[0],
+        stage=stage,
+    )
+
+
+def _log_group(group: Group, descriptor: Descriptor, parts: int, objects: int) -> None:
+    logger.info(
+        "Penstock: group %d (%s): layout %s (contiguous: %s), layers %s, heads %d-%d, %d bytes a "
+        "block in %d objects, %d pieces of memory",
+        group.index,
+        group.kind,
+        descriptor.layout or "unnamed",
+        descriptor.contiguity,
+        ",".join(map(str, descriptor.layers)),
+        *descriptor.share[2:],
+        descriptor.block_bytes(descriptor.share) * parts,
+        objects,
+        len(descriptor.segments(0, descriptor.share)),
+    )
+
+
+def _parts_per_block(
+    descriptor: Descriptor, group: Group, num_blocks: int, heads: tuple[int, int]
+) -> int:
+    parts, rest = divmod(descriptor.blocks, num_blocks)
+    if rest or descriptor.tokens * parts != group.block_size or descriptor.share[2:] != heads:
+        raise ConfigError(
+            f"vLLM registered {descriptor.blocks} pages of {descriptor.tokens} tokens with heads "
+            f"{descriptor.share[2:]} for group {group.index} ({group.kind}), but configured "
+            f"{num_blocks} blocks of {group.block_size} tokens with heads {heads}"
+        )
+    return parts

@@ -1,0 +1,142 @@
+"""The KV layout inside vLLM: what its backends can address, and what is decided from that.
+
+vLLM resolves one layout for the whole model in the engine core, from the lists that its workers
+report. Both ends are wrapped, and only for an engine whose connector is Penstock: a worker reports
+what its kernels can do, not only what vLLM lists; the engine core decides with
+:func:`penstock.layout.negotiate.negotiate` and logs the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.layout.negotiate import AUTO, Decision, SpecFacts, negotiate
+from penstock.vllm import compat
+from penstock.vllm.settings import PREFIX, Settings
+
+logger = logging.getLogger("vllm.penstock")
+
+_CPU_KERNELS = "CPU_ATTN"
+_CPU_ADDS = "BLHNC"
+"""vLLM's CPU attention declares LBHNC alone, yet its kernels take the strides of blocks and heads
+from the tensor; a cross-layer tensor differs in the stride of blocks only."""
+
+_CPU_MLA_VIEW = (
+    "vLLM's CPU kernels for MLA flatten a layer's blocks with Tensor.view, which needs each "
+    "layer in one piece"
+)
+
+
+def reported(vllm_config: Any, listed: list[str]) -> list[str]:
+    """The layouts that a worker reports, from those that vLLM's backends list."""
+    if not compat.has_penstock(vllm_config):
+        return listed
+    backends = compat.attention_backends(vllm_config)
+    names = list(listed)
+    if {backend.get_name() for backend in backends} == {_CPU_KERNELS} and _CPU_ADDS not in names:
+        names.append(_CPU_ADDS)
+    size = vllm_config.cache_config.block_size
+    kernel_size = compat.kernel_block_size(size, backends)
+    if kernel_size != size:
+        kept = [name for name in names if name[0] != "B"]
+        if kept != names:
+            logger.info(
+                "Penstock: blocks of %d tokens are split for kernels that take %d, which vLLM "
+                "does in layer-compact layouts only; --block-size %d allows a cross-layer one",
+                size,
+                kernel_size,
+                kernel_size,
+            )
+        return kept or names
+    return names
+
+
+def decide(vllm_config: Any, supported: Sequence[Sequence[str]], specs: Iterable[Any]) -> None:
+    """Decides the layout of an engine whose connector is Penstock, and records it where vLLM
+    takes it from; leaves other engines, and what is decided already, alone.
+
+    Raises:
+        ConfigError: a layout is asked for that cannot be had, or two different ones are.
+    """
+    is_ours = compat.has_penstock(vllm_config)
+    if not is_ours or not supported or vllm_config.cache_config.kv_cache_layout is not None:
+        return
+    wanted = wanted_layout(vllm_config)
+    # Workers of one engine run the same backends; vLLM itself checks that they say the same.
+    decision = negotiate(spec_facts(specs), wanted, supported[0])
+    logger.info("Penstock: KV layout %s: %s", decision.layout, decision.reason)
+    vllm_config.cache_config.kv_cache_layout = decision.layout
+
+
+def explain(vllm_config: Any) -> Decision:
+    """What :func:`decide` would say, from the configuration alone: no model is loaded.
+
+    Raises:
+        ConfigError: as for `decide`.
+    """
+    backends = compat.attention_backends(vllm_config)
+    listed = reported(vllm_config, compat.listed_layouts(backends))
+    names = [backend.get_name() for backend in backends]
+    facts = spec_facts(compat.expected_specs(vllm_config))
+    return negotiate(facts, wanted_layout(vllm_config), listed, names)
+
+
+def explain_model(model: str, wanted: str) -> Decision:
+    """What :func:`decide` would say of a model served with Penstock on this machine.
+
+    Raises:
+        ConfigError: as for `decide`; or the model's configuration does not tell.
+    """
+    transfer = {
+        "kv_connector": compat.CONNECTOR,
+        "kv_connector_module_path": "penstock.vllm.connector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {PREFIX + "pool": "memory:", PREFIX + "kv_layout": wanted},
+    }
+    return explain(compat.engine_config(model, transfer))
+
+
+def wanted_layout(vllm_config: Any) -> str:
+    """The operator's wish: the connector's setting, or vLLM's environment variable.
+
+    Raises:
+        ConfigError: both are set, to different layouts.
+    """
+    transfer = vllm_config.kv_transfer_config
+    setting = Settings.parse(transfer.kv_connector_extra_config).kv_layout if transfer else AUTO
+    forced = compat.forced_layout()
+    if forced is None:
+        return setting
+    if setting not in (AUTO, forced):
+        raise ConfigError(
+            f"the connector's kv_layout is {setting}, but VLLM_KV_CACHE_LAYOUT is {forced}: unset "
+            "one of the two"
+        )
+    return forced
+
+
+def spec_facts(specs: Iterable[Any]) -> SpecFacts:
+    """What matters of the specs of all layers."""
+    found = list(specs)
+    viewed = [spec for spec in found if spec.has_layer_views]
+    kinds = tuple(sorted({compat.spec_kind(spec) for spec in found}))
+    return SpecFacts(
+        kinds=kinds,
+        page_shapes=len({(s.num_heads, s.num_states, s.page_size_bytes) for s in viewed}),
+        has_layer_views=len(viewed) == len(found),
+        layer_compact_because=(
+            _CPU_MLA_VIEW if "mla_attention" in kinds and compat.is_cpu() else ""
+        ),
+    )
+
+
+def install() -> None:
+    """Wraps both ends in this process; does nothing the second time."""
+
+    def report(vllm_config: Any, listed: Callable[[], list[str]]) -> list[str]:
+        return reported(vllm_config, listed())
+
+    compat.wrap_layout_resolution(report, decide)

@@ -1,0 +1,25 @@
+"""What vLLM runs in each of its processes, found through the entry point `vllm.general_plugins`.
+
+It changes nothing for an engine whose connector is not Penstock.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from penstock.errors import ConfigError
+
+logger = logging.getLogger("vllm.penstock")
+
+
+def register() -> None:
+    """Offers this process what Penstock adds to vLLM."""
+    from penstock.vllm import compat, layouts
+
+    try:
+        compat.check_version()
+    except ConfigError as error:
+        # An engine with Penstock's connector is refused by the connector, in the same words.
+        logger.debug("Penstock: plugin not loaded: %s", error)
+        return
+    layouts.install()

@@ -1,4 +1,4 @@
-"""`penstock bench`: how fast a pool is from here."""
+"""`penstock bench`: how fast a pool is from here, and what copies cost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rich.table import Table
 
 from penstock import Pool
 from penstock._native import Store
-from penstock.cli import words
+from penstock.cli import bench_copy, words
 from penstock.errors import PenstockError
 from penstock.pool.namespace import namespace_digest
 
@@ -80,7 +80,7 @@ class WrongContent(PenstockError):
 
 def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to `penstock`'s parser."""
-    parser = subparsers.add_parser("bench", help="measure a pool's throughput and latency")
+    parser = subparsers.add_parser("bench", help="measure a pool, or copies of KV blocks")
     targets = parser.add_subparsers(dest="target", metavar="TARGET", required=True)
     pool = targets.add_parser(
         "pool",
@@ -133,6 +133,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="longest that one batch may take (default: %(default)s)",
     )
     pool.add_argument("--json", action="store_true", help="write one JSON document instead")
+    bench_copy.add_target(targets)
 
 
 def _sizes(text: str) -> list[int]:
@@ -143,6 +144,11 @@ def _sizes(text: str) -> list[int]:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Measures what the target says."""
+    return bench_copy.run(args) if args.target == "copy" else _run_pool(args)
+
+
+def _run_pool(args: argparse.Namespace) -> int:
     """Measures every size and shows the figures."""
     store = Store.open(
         words.pool_url(args), client_name="penstock-bench", connections=max(8, args.threads)

@@ -18,6 +18,7 @@ from penstock._native import Store
 from penstock.cli import findings, words
 from penstock.cli.findings import Finding, Level
 from penstock.errors import Denied, Full, NotFound, StoreError, TimedOut, Unreachable
+from penstock.layout.negotiate import AUTO
 from penstock.pool.namespace import namespace_digest
 
 if TYPE_CHECKING:
@@ -62,9 +63,22 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "doctor",
         help="check a pool: can it serve, what should be changed",
         description="Connects to a pool, measures it with a few values that it removes again, "
-        "and says in words which of its settings to change. Exit status 1 if it cannot serve.",
+        "and says in words which of its settings to change. Exit status 1 if it cannot serve. "
+        "With --model, says instead which KV layout vLLM on this machine gives the model, and why.",
     )
     words.add_pool_url(parser)
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="explain the KV layout of this model (a folder or a name, as for vLLM); no pool is "
+        "looked at",
+    )
+    parser.add_argument(
+        "--kv-layout",
+        metavar="LAYOUT",
+        default=AUTO,
+        help="with --model: the layout to ask for (default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="write one JSON document instead")
     parser.add_argument(
         "--timeout",
@@ -76,13 +90,27 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examines the pool and shows the report."""
+    """Examines the pool, or a model's layout, and shows the report."""
+    if args.model is not None:
+        return _explain_layout(args)
     report = examine(Store.open(words.pool_url(args), client_name="penstock-doctor"), args.timeout)
     if args.json:
         words.print_json({"can_serve": report.can_serve, **asdict(report)})
     else:
         _show(report)
     return 0 if report.can_serve else 1
+
+
+def _explain_layout(args: argparse.Namespace) -> int:
+    # What vLLM installs is only needed here.
+    from penstock.vllm.layouts import explain_model
+
+    decision = explain_model(args.model, args.kv_layout)
+    if args.json:
+        words.print_json({"model": args.model, **asdict(decision)})
+    else:
+        words.console().print(f"{args.model}: KV layout {decision.layout}: {decision.reason}")
+    return 0
 
 
 def examine(store: Store, timeout: float) -> Report:

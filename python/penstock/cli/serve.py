@@ -21,6 +21,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from penstock._native import Store, parse_size
 from penstock.errors import ConfigError
+from penstock.layout.geometry import RANK
+from penstock.layout.negotiate import AUTO, LAYOUTS
 from penstock.vllm.settings import POOL_VARIABLE, PREFIX, Settings
 
 if TYPE_CHECKING:
@@ -44,13 +46,17 @@ def compose(
     pool: str,
     host_bytes: int,
     options: Sequence[str] = (),
+    *,
+    kv_layout: str = AUTO,
+    pool_geometry: str = RANK,
     settings: Mapping[str, str] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Launch:
     """The `vllm serve` command for `model` over the pool at the URL `pool`.
 
-    `options` go to vLLM as they are; `settings` are more of the connector's, without the
-    `penstock.` before their names.
+    `options` go to vLLM as they are; `kv_layout` is the layout to ask for, `pool_geometry` what an
+    object of the pool holds; `settings` are more of the connector's, without the `penstock.`
+    before their names.
 
     Raises:
         ConfigError: the pool's URL is wrong, or an option is at odds with Penstock.
@@ -70,8 +76,12 @@ def compose(
     else:
         extra[PREFIX + "pool"] = pool
     extra[PREFIX + "host_bytes"] = host_bytes
+    if kv_layout != AUTO:
+        extra[PREFIX + "kv_layout"] = kv_layout
+    if pool_geometry != RANK:
+        extra[PREFIX + "pool_geometry"] = pool_geometry
     for name, value in (settings or {}).items():
-        if name in ("pool", "host_bytes"):
+        if name in ("pool", "host_bytes", "kv_layout", "pool_geometry"):
             raise ConfigError(f"{name} has an option of its own: --{name.replace('_', '-')}")
         extra[PREFIX + name] = value
     Settings.parse(extra, environment)
@@ -179,8 +189,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="run vLLM's server over a pool",
         description="Runs `vllm serve` with Penstock as its KV connector, and prints the command. "
         "Every option that is not named here goes to vLLM.",
-        usage="penstock serve MODEL [--pool URL] [--host-bytes SIZE] [--set NAME=VALUE] "
-        "[--dry-run] [VLLM OPTION ...]",
+        usage="penstock serve MODEL [--pool URL] [--host-bytes SIZE] [--kv-layout LAYOUT] "
+        "[--pool-geometry GEOMETRY] [--set NAME=VALUE] [--dry-run] [VLLM OPTION ...]",
         allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", help="model, as for `vllm serve`")
@@ -195,6 +205,22 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="SIZE",
         default=_DEFAULT_HOST_BYTES,
         help="host memory for blocks on their way, all ranks together (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--kv-layout",
+        metavar="LAYOUT",
+        default=AUTO,
+        choices=(AUTO, *LAYOUTS),
+        help="layout of the KV cache: auto for all layers of a block side by side where it can be "
+        f"had, or {', '.join(LAYOUTS)} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--pool-geometry",
+        metavar="GEOMETRY",
+        default=RANK,
+        help="what one object of the pool holds: rank, all that a rank has of a block; portable, "
+        "pieces that engines of other pipeline and tensor-parallel degrees find too; or "
+        "LAYERSxHEADS (default: %(default)s)",
     )
     parser.add_argument(
         "--set",
@@ -217,7 +243,9 @@ def run(args: argparse.Namespace) -> int:
         args.pool or default_pool(),
         _size(args.host_bytes),
         args.vllm_options,
-        dict(_setting(text) for text in args.settings),
+        kv_layout=args.kv_layout,
+        pool_geometry=args.pool_geometry,
+        settings=dict(_setting(text) for text in args.settings),
     )
     print(launch.shown, flush=True)
     if not args.dry_run:

@@ -58,19 +58,26 @@ def test_another_engine_never_hits(
         assert counters.get("lookup_hit_blocks", 0) == 0
 
 
-def test_mla_is_refused_in_words(start: Callable[..., Node], tmp_path: Path) -> None:
-    model = models.deepseek_v2(tmp_path / "model")
-    with pytest.raises(StartError, match=r"only full attention .* is supported yet"):
-        start(model, pool=f"file://{tmp_path}/pool?size=64MiB")
+def test_state_without_blocks_is_refused_in_words() -> None:
+    import torch
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, MambaSpec
+
+    from penstock.errors import ConfigError
+    from penstock.vllm import compat
+
+    spec = MambaSpec(block_size=BLOCK, shapes=((4, 16),), dtypes=(torch.float32,))
+    config = KVCacheConfig(
+        num_blocks=8,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec(["model.layers.0.mixer"], spec)],
+    )
+    with pytest.raises(ConfigError, match=r"kind MambaSpec; full attention .* are supported"):
+        compat.transfer_groups(None, config)
 
 
-def test_hybrid_is_refused_in_words_and_the_advice_works(
-    start: Callable[..., Node], tmp_path: Path
-) -> None:
+def test_a_hybrid_model_in_one_group(start: Callable[..., Node], tmp_path: Path) -> None:
     model = models.gemma2(tmp_path / "model")
     pool = f"file://{tmp_path}/pool?size=256MiB"
-    with pytest.raises(StartError, match="start vLLM with --disable-hybrid-kv-cache-manager"):
-        start(model, pool=pool)
     with start(model, pool=pool, disable_hybrid_kv_cache_manager=True) as node:
         cold, own_hit = node.ask(PROMPT), node.ask(PROMPT)
         node.wait_for("stored_blocks", 4)

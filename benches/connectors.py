@@ -70,18 +70,21 @@ class Example(Connector):
 
 
 class Penstock(Connector):
-    """Penstock with its defaults, over a directory or a server's socket."""
+    """Penstock over a directory or a server's socket, with its defaults but for `settings`."""
 
-    def __init__(self, kind: str, transport: str = "") -> None:
+    def __init__(self, kind: str, transport: str = "", **settings: str) -> None:
         self._kind, self._transport = kind, transport
+        self._settings = {f"penstock.{name}": value for name, value in settings.items()}
         self.label = f"Penstock, {kind}" + (f" over {transport}" if transport else "")
+        self.label += "".join(f", {value}" for value in settings.values())
         self._server: Server | None = None
 
     def start(self, folder: Path) -> None:
         if self._kind == "file":
-            self._url = f"file://{folder}/pool?size={POOL_BYTES}"
+            name = "-".join(["pool", *self._settings.values()])
+            self._url = f"file://{folder}/{name}?size={POOL_BYTES}"
             return
-        own = folder / f"{self._kind}-{self._transport}"
+        own = folder / "-".join([self._kind, self._transport, *self._settings.values()])
         own.mkdir()
         self._server = Server(self._kind, own)
         self._server.start()
@@ -97,7 +100,7 @@ class Penstock(Connector):
             "kv_connector_module_path": "penstock.vllm.connector",
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"penstock.pool": self._url},
+            "kv_connector_extra_config": {"penstock.pool": self._url, **self._settings},
         }
 
 
@@ -246,6 +249,8 @@ def every() -> dict[str, Connector]:
         "none": Connector(),
         "example": Example(),
         "penstock-file": Penstock("file"),
+        "penstock-file-layers": Penstock("file", kv_layout="LBHNC"),
+        "penstock-file-portable": Penstock("file", pool_geometry="portable"),
         "penstock-redis": Penstock("redis", "unix socket"),
         "penstock-redis-tcp": Penstock("redis", "TCP"),
         "penstock-valkey": Penstock("valkey", "unix socket"),

@@ -25,9 +25,11 @@ MODELS: dict[str, Callable[[Path], Path]] = {
 PROMPTS = [tokens(length, seed=length) for length in (5 * BLOCK + 3, 4 * BLOCK, 7 * BLOCK + 1)]
 
 
-@pytest.mark.parametrize("any_pool", ["file", "valkey-unix"], indirect=True)
 @pytest.mark.parametrize(
-    ("writer", "reader"), [("LBHNC", "BLHNC"), ("BLHNC", "LBHNC")], ids=["L-to-B", "B-to-L"]
+    ("any_pool", "writer", "reader"),
+    [("file", "LBHNC", "BLHNC"), ("valkey-unix", "BLHNC", "LBHNC")],
+    indirect=["any_pool"],
+    ids=["file", "valkey"],
 )
 @pytest.mark.parametrize("model", MODELS)
 def test_layouts_share(

@@ -55,6 +55,26 @@ def test_the_command_carries_the_connector_and_vllms_own_options(
     }
 
 
+def test_layout_and_geometry_reach_the_connector(capsys: pytest.CaptureFixture[str]) -> None:
+    command = dry_run(
+        capsys, "m", "--pool", POOL, "--kv-layout", "LBHNC", "--pool-geometry", "portable"
+    )
+    extra = transfer_config(command)["kv_connector_extra_config"]
+    assert extra["penstock.kv_layout"] == "LBHNC"
+    assert extra["penstock.pool_geometry"] == "portable"
+    assert "--kv-layout" not in command
+
+
+@pytest.mark.parametrize("setting", ["kv_layout=XYZ", "pool_geometry=portable", "pool_geometry=3"])
+def test_a_setting_with_an_option_of_its_own_or_a_bad_value_is_refused(
+    setting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "m", "--pool", POOL, "--dry-run", "--set", setting]) == 2
+    assert "option of its own" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="pool geometry '3'"):
+        compose("m", POOL, 1 << 20, pool_geometry="3")
+
+
 @given(model=words.filter(lambda word: word and not word.startswith("-")), options=options)
 def test_options_reach_vllm_in_their_order_and_to_the_letter(
     model: str, options: list[str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import hashlib
 import struct
 import threading
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from penstock._native import Descriptor, Engine, Lookup, Store
-from penstock.errors import Closed, ConfigError, LayoutError
+from penstock.errors import Closed, ConfigError, LayoutError, Unavailable
 
 LAYERS, BLOCKS, HEADS, TOKENS, CONTENT = 3, 8, 2, 16, 32
 SPAN = (0, LAYERS, 0, HEADS)
@@ -183,3 +184,14 @@ def test_an_engine_that_is_only_forgotten_leaves_no_thread(store: Store, kv: Kv)
     until(5)
     del engine, lookup
     until(0)
+
+
+@pytest.mark.skipif(ctypes.util.find_library("cuda") is not None, reason="there is a CUDA driver")
+def test_without_a_cuda_driver_a_device_is_refused_in_words(store: Store, kv: Kv) -> None:
+    engine = Engine(store, slot_bytes=BLOCK_BYTES, slots=4)
+    with pytest.raises(Unavailable, match="no usable CUDA driver: libcuda"):
+        engine.register(kv.descriptor, cuda_device=0)
+    engine.register(kv.descriptor)
+    with pytest.raises(Unavailable, match="no usable CUDA driver: libcuda"):
+        kv.descriptor.gather([0], SPAN, bytearray(BLOCK_BYTES), cuda_device=0)
+    assert engine.shutdown(30)

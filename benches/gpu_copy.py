@@ -15,49 +15,41 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from penstock.cli.bench_copy import Shape
 from penstock.layout import Descriptor
+from penstock.layout.negotiate import LAYOUTS
 
-LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a KV cache; `content_bytes` are what is kept of one token and head."""
-
-    layers: int
-    heads: int
-    tokens: int
-    content_bytes: int
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of a block, all layers."""
-        return self.layers * self.heads * self.tokens * self.content_bytes
-
+CHECKED_BLOCKS = 9
 
 SHAPES = {
     # 8 KV heads of 128, bf16, K and V; blocks of 16 tokens.
-    "llama-8b": Shape(layers=32, heads=8, tokens=16, content_bytes=2 * 128 * 2),
+    "llama-8b": Shape(
+        layers=32, heads=8, tokens=16, content_bytes=2 * 128 * 2, blocks=CHECKED_BLOCKS
+    ),
     # The same on one of eight tensor-parallel ranks.
-    "llama-8b-tp8": Shape(layers=32, heads=1, tokens=16, content_bytes=2 * 128 * 2),
+    "llama-8b-tp8": Shape(
+        layers=32, heads=1, tokens=16, content_bytes=2 * 128 * 2, blocks=CHECKED_BLOCKS
+    ),
     # One latent of 512 + 64, bf16; blocks of 64 tokens.
-    "deepseek-v3": Shape(layers=61, heads=1, tokens=64, content_bytes=576 * 2),
+    "deepseek-v3": Shape(
+        layers=61, heads=1, tokens=64, content_bytes=576 * 2, blocks=CHECKED_BLOCKS
+    ),
 }
 
 
 class Cache:
     """A KV cache on the device, in one layout."""
 
-    def __init__(self, layout: str, shape: Shape, blocks: int) -> None:
+    def __init__(self, layout: str, shape: Shape) -> None:
         sizes = {
             "L": shape.layers,
-            "B": blocks,
+            "B": shape.blocks,
             "H": shape.heads,
             "N": shape.tokens,
             "C": shape.content_bytes,
@@ -95,21 +87,21 @@ class Cache:
 
 def check(layout: str, shape: Shape) -> int:
     """Copies out and back, every byte compared; returns the bytes."""
-    cache = Cache(layout, shape, blocks=9)
+    cache = Cache(layout, shape)
     rng = random.Random(layout)
     compared = 0
     whole = (0, shape.layers, 0, shape.heads)
     half = (shape.layers // 2, shape.layers, shape.heads // 2, shape.heads)
     for pinned in (True, False):
         for span in (whole, half, (0, 1, 0, 1)):
-            blocks = rng.sample(range(9), 4)
+            blocks = rng.sample(range(shape.blocks), 4)
             expected = cache.expected(blocks, span)
             payload = torch.zeros(expected.numel(), dtype=torch.uint8, pin_memory=pinned)
             copied = cache.descriptor.gather(blocks, span, payload.numpy(), cuda_device=0)
             same = copied == expected.numel() and torch.equal(payload, expected)
             other = torch.randint(0, 256, payload.shape, dtype=torch.uint8)
             payload.copy_(other)
-            untouched = [block for block in range(9) if block not in blocks]
+            untouched = [block for block in range(shape.blocks) if block not in blocks]
             rest = cache.expected(untouched, whole)
             cache.descriptor.scatter(blocks, span, payload.numpy(), cuda_device=0)
             same = same and torch.equal(cache.expected(blocks, span), other)
@@ -140,7 +132,7 @@ def measure(shape: Shape, total: int, passes: int, per_call: int) -> list[dict[s
     host = payload.numpy()
     rows = []
     for layout in LAYOUTS:
-        cache = Cache(layout, shape, blocks)
+        cache = Cache(layout, replace(shape, blocks=blocks))
         flat = cache.memory.view(-1)
         pieces = cache.descriptor.segments(0, whole)
         views = [flat[offset : offset + length] for _, offset, length in pieces]

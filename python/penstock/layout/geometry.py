@@ -20,8 +20,7 @@ PORTABLE = "portable"
 
 OBJECT_BYTES = 2 << 20
 """Default objects are cut by layers to this size where a rank's share is larger. Valkey and Redis
-answer a GET of 8 MiB at less than half the speed of 1 or 2 MiB (`penstock bench pool`): what they
-copy into their reply no longer fits their cache."""
+answer a GET of 8 MiB at about half the speed of one of 1 or 2 MiB (`penstock bench pool`)."""
 
 _PORTABLE_DEGREE = 8
 """Tensor-parallel ranks up to which portable objects are never cut between: an object has the

@@ -39,6 +39,8 @@ class StepOrders:
 
     namespaces: tuple[bytes, ...] = ()
     """Of each group."""
+    idle: bool = False
+    """The step computes nothing: whoever is in it waits for loads, or for nothing at all."""
     loads: list[BlockJob] = field(default_factory=list)
     stores: list[BlockJob] = field(default_factory=list)
     cancel_loads: list[int] = field(default_factory=list)

@@ -224,6 +224,8 @@ class SchedulerHalf:
         orders, self._orders = self._orders, StepOrders()
         if orders.loads or orders.stores:
             orders.namespaces = self._agreement.namespaces
+        orders.idle = scheduler_output.total_num_scheduled_tokens == 0
+        compat.rest(orders.idle and bool(self._loading))
         return orders
 
     def _flush_given_away(self, block_ids: Iterable[int]) -> None:

@@ -1,7 +1,8 @@
 """The worker half: turns the scheduler half's orders into engine jobs and reports them.
 
-It holds no policy. Every call returns without waiting for I/O, except `flush`, which waits for
-copies in progress (memory speed) when vLLM is about to overwrite their source.
+It holds no policy. No call waits for I/O while there is anything to compute. `flush` waits for
+copies in progress (memory speed) when vLLM is about to overwrite their source, and in a step that
+computes nothing `poll` sleeps for some milliseconds at most.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ CHUNK_BYTES = 32
 _Outcome = tuple[str, int]
 """What became of an object, and its bytes."""
 
+_IDLE_WAIT = 0.005
+"""Seconds that a step without tokens waits for a load's end: vLLM would come and ask every
+millisecond, and take the processor time that the load needs. A request that arrives meanwhile
+waits no longer than this."""
+
 _MIN_SLOTS = 4
 _FLUSH_TIMEOUT = 10.0
 
@@ -72,6 +78,8 @@ class WorkerHalf:
         self._parts: list[_Part | None] = []
         self._replica = (0, 1)
         self._fences = compat.Fences(set())
+        self._idle = False
+        """Whether the present step computes nothing."""
         self._loads: dict[int, BlockJob] = {}
         self._stores: dict[int, BlockJob] = {}
         self._refused: list[tuple[int, str, list[_Outcome]]] = []
@@ -197,6 +205,7 @@ class WorkerHalf:
 
     def start_loads(self, orders: StepOrders) -> None:
         """Submits the step's loads and cancellations."""
+        self._idle = orders.idle
         # Blocks may still be read by what the device was told to compute before.
         after = self._fences.raise_for(job.job for job in orders.loads)
         for job in orders.loads:
@@ -282,6 +291,8 @@ class WorkerHalf:
         if self._engine is None:
             self._finish_without_engine(loaded)
         else:
+            if self._idle and self._loads and not self._refused:
+                self._engine.wait(_IDLE_WAIT)
             refused, self._refused = self._refused, []
             for number, event, outcomes in refused + self._engine.poll():
                 if event == "released":
@@ -291,6 +302,7 @@ class WorkerHalf:
                 else:
                     loaded.add(self._on_loaded(number, outcomes))
         free = {request for request in self._finished if not self._unread.get(request)}
+        compat.rest(self._idle and bool(self._loads))
         self._finished -= free
         for request in free:
             self._unread.pop(request, None)

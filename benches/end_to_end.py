@@ -3,7 +3,8 @@ stores a prompt, the second loads it.
 
 All engines of a phase are alive at once and are asked in turn, one request at a time, each prompt
 by all of them and beginning with another one each time; between two requests the machine comes to
-rest. The floor is vLLM's own prefix-cache hit. Every load has to give that hit's tokens. Run it as
+rest, and what a load reads from files is brought into the page cache. The floor is vLLM's own
+prefix-cache hit. Every load has to give that hit's tokens. Run it as
 ``python -m benches.end_to_end``.
 """
 
@@ -141,6 +142,7 @@ class Group:
     def _second(
         self, node: Node, name: str, repetition: int, length: int, prompt: list[int]
     ) -> None:
+        self.rows[name].connector.warm()
         self._rest()
         load = node.ask(prompt, max_tokens=1)
         if name == BASELINE:

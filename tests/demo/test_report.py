@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from penstock import chart
 from penstock.cli.demo import show
-from penstock.demo import chart
 from penstock.demo.engine import Answer, Counters
 from penstock.demo.figures import Figures, percentile, summarise
 from penstock.demo.replay import Comparison, Exchange, Situation

@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from penstock._native import Store, parse_size
+from penstock.cli import words
 from penstock.errors import ConfigError
 from penstock.layout.geometry import RANK
 from penstock.layout.negotiate import AUTO, LAYOUTS
+from penstock.plan.wish import PROPORTIONAL, TOKENS
 from penstock.vllm.settings import POOL_VARIABLE, PREFIX, Settings
 
 if TYPE_CHECKING:
@@ -49,14 +51,17 @@ def compose(
     *,
     kv_layout: str = AUTO,
     pool_geometry: str = RANK,
+    proportional: bool = False,
+    kv_tokens: int | None = None,
     settings: Mapping[str, str] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Launch:
     """The `vllm serve` command for `model` over the pool at the URL `pool`.
 
     `options` go to vLLM as they are; `kv_layout` is the layout to ask for, `pool_geometry` what an
-    object of the pool holds; `settings` are more of the connector's, without the `penstock.`
-    before their names.
+    object of the pool holds; `proportional` splits KV memory over pipeline ranks by what they need,
+    and `kv_tokens` sets it to what so many tokens take; `settings` are more of the connector's,
+    without the `penstock.` before their names.
 
     Raises:
         ConfigError: the pool's URL is wrong, or an option is at odds with Penstock.
@@ -92,7 +97,13 @@ def compose(
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": extra,
     }
-    arguments = ["vllm", "serve", model, *options]
+    additional: dict[str, Any] = {}
+    if proportional:
+        additional[PROPORTIONAL] = True
+    if kv_tokens is not None:
+        additional[TOKENS] = kv_tokens
+    _check_memory_options(options, proportional, kv_tokens)
+    arguments = ["vllm", "serve", model, *_with_additional(options, additional)]
     if not any(name.endswith("enable-prompt-tokens-details") for name, _ in _named(options)):
         arguments.append("--enable-prompt-tokens-details")
     arguments += ["--kv-transfer-config", json.dumps(transfer, separators=(",", ":"))]
@@ -133,6 +144,39 @@ def _check_options(options: Sequence[str], environ: Mapping[str, str]) -> None:
                     "server would find this one's blocks: use sha256, or set PYTHONHASHSEED to "
                     "the same number on all servers"
                 )
+
+
+def _check_memory_options(
+    options: Sequence[str], proportional: bool, kv_tokens: int | None
+) -> None:
+    named = {name for name, _ in _named(options)}
+    if proportional and kv_tokens is None and "kv-cache-memory-bytes" not in named:
+        raise ConfigError(
+            "--enable-pp-prop-kv-cache splits a given total: add --kv-cache-memory-bytes, bytes of "
+            "a rank, whose product with the ranks is split; or --kv-cache-tokens"
+        )
+
+
+def _with_additional(options: Sequence[str], additional: Mapping[str, Any]) -> list[str]:
+    """vLLM's options with these keys in its additional configuration, beside the operator's."""
+    if not additional:
+        return list(options)
+    kept: list[str] = []
+    given: Any = {}
+    rest = iter(options)
+    for option in rest:
+        name, equals, value = option.partition("=")
+        if name.replace("_", "-") != "--additional-config":
+            kept.append(option)
+            continue
+        try:
+            given = json.loads(value if equals else next(rest, ""))
+        except ValueError:
+            given = None
+        if not isinstance(given, dict):
+            raise ConfigError("--additional-config is not a JSON object")
+    merged = json.dumps({**given, **additional}, separators=(",", ":"))
+    return [*kept, "--additional-config", merged]
 
 
 def default_pool() -> str:
@@ -190,7 +234,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Runs `vllm serve` with Penstock as its KV connector, and prints the command. "
         "Every option that is not named here goes to vLLM.",
         usage="penstock serve MODEL [--pool URL] [--host-bytes SIZE] [--kv-layout LAYOUT] "
-        "[--pool-geometry GEOMETRY] [--set NAME=VALUE] [--dry-run] [VLLM OPTION ...]",
+        "[--pool-geometry GEOMETRY] [--enable-pp-prop-kv-cache] [--kv-cache-tokens N] "
+        "[--set NAME=VALUE] [--dry-run] [VLLM OPTION ...]",
         allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", help="model, as for `vllm serve`")
@@ -223,6 +268,18 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "LAYERSxHEADS (default: %(default)s)",
     )
     parser.add_argument(
+        "--enable-pp-prop-kv-cache",
+        action="store_true",
+        help="split KV memory over pipeline ranks in proportion to what their layers need: "
+        "--kv-cache-memory-bytes times the ranks in all. `penstock plan` shows what that holds",
+    )
+    parser.add_argument(
+        "--kv-cache-tokens",
+        metavar="N",
+        type=words.count_argument,
+        help="keep KV for N tokens: exactly the memory that they need on every rank",
+    )
+    parser.add_argument(
         "--set",
         metavar="NAME=VALUE",
         action="append",
@@ -245,6 +302,8 @@ def run(args: argparse.Namespace) -> int:
         args.vllm_options,
         kv_layout=args.kv_layout,
         pool_geometry=args.pool_geometry,
+        proportional=args.enable_pp_prop_kv_cache,
+        kv_tokens=args.kv_cache_tokens,
         settings=dict(_setting(text) for text in args.settings),
     )
     print(launch.shown, flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from penstock.demo.chart import Bar, Column, Dot, dots, grouped_bars, stacked_columns
+from penstock.chart import Bar, Column, Dot, dots, grouped_bars, stacked_columns
 from penstock.demo.figures import Figures, Latency, Row
 from penstock.demo.replay import Comparison, Situation
 

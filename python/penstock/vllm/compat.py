@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Any, cast
@@ -19,6 +19,7 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
 from penstock.errors import ConfigError
+from penstock.plan.split import Room
 from penstock.vllm.groups import Group, Groups
 
 SUPPORTED = ("0.32",)
@@ -403,6 +404,80 @@ def wrap_layout_resolution(
 
     WorkerBase.get_supported_kv_cache_layouts = wrapped_supported
     core.resolve_kv_cache_layout = wrapped_resolve
+
+
+def block_bytes(vllm_config: Any, specs: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Bytes that a block takes on each worker, given its layers' KV-cache specs."""
+    groups = kv_cache_utils.get_kv_cache_groups(vllm_config, _merged(specs))
+    return [
+        kv_cache_utils._pool_bytes_per_block(
+            vllm_config, kv_cache_utils._project_kv_cache_groups_to_worker(groups, own)
+        )
+        if own
+        else 0
+        for own in specs
+    ]
+
+
+def request_blocks(vllm_config: Any, specs: Sequence[Mapping[str, Any]]) -> int:
+    """Blocks that a request of the greatest length takes."""
+    groups = kv_cache_utils.get_kv_cache_groups(vllm_config, _merged(specs))
+    many = 1 << 20
+    config = KVCacheConfig(num_blocks=many, kv_cache_tensors=[], kv_cache_groups=groups)
+    requests: float = kv_cache_utils.get_max_concurrency_for_kv_cache_config(vllm_config, config)
+    return round(many / requests)
+
+
+def _merged(specs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A new dictionary each time: vLLM changes the one that it groups."""
+    return {name: spec for own in specs for name, spec in own.items()}
+
+
+def wrap_kv_memory(
+    asks: Callable[[Any], bool],
+    decide: Callable[[Any, Sequence[Mapping[str, Any]], Sequence[int], Sequence[Room]], list[int]],
+) -> None:
+    """Has `decide` say how many bytes of KV each worker gets, in engines whose configuration
+    `asks` for it. Wraps once in a process."""
+    from vllm.v1.engine import core
+    from vllm.v1.executor import Executor
+
+    measure, configure = Executor.determine_available_memory, core.get_kv_cache_configs
+    if hasattr(configure, "__wrapped__"):
+        return
+    rooms: list[Room] = []
+
+    @functools.wraps(measure)
+    def wrapped_measure(self: Any) -> list[int]:
+        available: list[int] = measure(self)
+        if asks(self.vllm_config):
+            rooms[:] = self.collective_rpc(_room)
+        return available
+
+    @functools.wraps(configure)
+    def wrapped_configure(vllm_config: Any, specs: list[Any], available: list[int]) -> Any:
+        if asks(vllm_config) and any(specs):
+            available = decide(vllm_config, specs, available, rooms)
+        return configure(vllm_config, specs, available)
+
+    Executor.determine_available_memory = wrapped_measure
+    core.get_kv_cache_configs = wrapped_configure
+
+
+def _room(worker: Any) -> Room:
+    """Run in each worker after it has measured what the model takes: what its device has free."""
+    import socket
+
+    host = socket.gethostname()
+    if is_cpu():
+        import psutil
+
+        return Room(host, int(psutil.virtual_memory().available))
+    import torch
+
+    device = worker.device
+    free, _ = torch.cuda.mem_get_info(device)
+    return Room((host, str(torch.cuda.get_device_properties(device).uuid)), int(free))
 
 
 _REST_MILLISECONDS = 5

@@ -1,6 +1,7 @@
 """What vLLM runs in each of its processes, found through the entry point `vllm.general_plugins`.
 
-It changes nothing for an engine whose connector is not Penstock.
+It changes nothing for an engine that does not ask for it, by having Penstock as its connector or by
+a `penstock.` key in its `additional_config`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ logger = logging.getLogger("vllm.penstock")
 
 def register() -> None:
     """Offers this process what Penstock adds to vLLM."""
-    from penstock.vllm import compat, layouts
+    from penstock.vllm import compat, layouts, memory
 
     try:
         compat.check_version()
@@ -23,3 +24,4 @@ def register() -> None:
         logger.debug("Penstock: plugin not loaded: %s", error)
         return
     layouts.install()
+    memory.install()

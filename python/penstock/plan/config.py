@@ -1,0 +1,351 @@
+"""Models from Hugging Face configurations, without torch or the transformers library.
+
+The sizes of weights follow each family's published modules; see `FAMILIES` for what is known.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from penstock.errors import ConfigError
+from penstock.plan.model import Kv, Layer, Model
+
+_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+_QUANTIZED_BITS = {"fp8": 8, "fbgemm_fp8": 8, "mxfp4": 4.25, "compressed-tensors": 8}
+"""Bits of a weight under a quantization that does not say it; mxfp4 has a byte a 32 weights."""
+
+Windows = Literal["none", "all", "listed", "gemma2", "gemma3", "qwen2"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a family of models does differently from Llama."""
+
+    attention: Literal["gqa", "mla", "multi-query", "mha"] = "gqa"
+    windows: Windows = "none"
+    mlp_matrices: int = 3
+    """Of a dense feed-forward layer: 3 with a gate, 2 without."""
+    experts: bool = False
+    chunks: bool = False
+    """Layers that are not full attend within chunks."""
+    tied: bool = False
+    """Whether embeddings are tied where the configuration does not say."""
+
+
+FAMILIES: Mapping[str, Family] = {
+    **dict.fromkeys(
+        (
+            "llama",
+            "qwen3",
+            "granite",
+            "olmo",
+            "olmo2",
+            "stablelm",
+            "smollm3",
+            "internlm2",
+            "internlm3",
+            "glm",
+            "glm4",
+            "exaone",
+            "seed_oss",
+            "deci",
+            "nemotron-nas",
+        ),
+        Family(),
+    ),
+    "gemma": Family(tied=True),
+    "qwen2": Family(windows="qwen2"),
+    "mistral": Family(windows="all"),
+    "phi3": Family(windows="all"),
+    "starcoder2": Family(windows="all", mlp_matrices=2, tied=True),
+    "nemotron": Family(mlp_matrices=2),
+    "gemma2": Family(windows="gemma2", tied=True),
+    "gemma3_text": Family(windows="gemma3", tied=True),
+    "cohere2": Family(windows="gemma3", tied=True),
+    "cohere": Family(tied=True),
+    "mixtral": Family(windows="all", experts=True),
+    "qwen2_moe": Family(windows="qwen2", experts=True),
+    "qwen3_moe": Family(experts=True),
+    "olmoe": Family(experts=True),
+    "glm4_moe": Family(experts=True),
+    "gpt_oss": Family(windows="listed", experts=True),
+    "llama4_text": Family(windows="listed", experts=True, chunks=True),
+    "deepseek_v2": Family(attention="mla", experts=True),
+    "deepseek_v3": Family(attention="mla", experts=True),
+    "kimi_k2": Family(attention="mla", experts=True),
+    "gpt2": Family(attention="mha", mlp_matrices=2, tied=True),
+    "opt": Family(attention="mha", mlp_matrices=2, tied=True),
+    "falcon": Family(attention="multi-query", mlp_matrices=2, tied=True),
+}
+"""By `model_type`, of the text model where there are several."""
+
+_ALIASES: Mapping[str, tuple[str, ...]] = {
+    "num_hidden_layers": ("n_layer", "num_layers"),
+    "num_attention_heads": ("n_head",),
+    "hidden_size": ("n_embd",),
+    "intermediate_size": ("n_inner", "ffn_dim"),
+    "max_position_embeddings": ("n_positions", "seq_length"),
+}
+
+
+def load(path: Path) -> tuple[dict[str, Any], Path]:
+    """The configuration of a model folder or a `config.json`, and the folder.
+
+    Raises:
+        ConfigError: there is none, or it is not JSON.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{file}: no such file; give a config.json of Hugging Face's, or a model's folder"
+        ) from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{file}: not a readable configuration: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file}: not a configuration: no object at its top")
+    return config, file.parent
+
+
+def estimate(config: Mapping[str, Any]) -> Model:
+    """The model that a configuration describes, its weights' bytes computed from its sizes.
+
+    Raises:
+        ConfigError: an unknown architecture, or a size that is missing or makes no sense.
+    """
+    text = _text(config)
+    name = str(text.get("model_type", ""))
+    family = FAMILIES.get(name)
+    if family is None:
+        raise ConfigError(
+            f"unknown architecture {name or 'without model_type'!r}: its KV cannot be planned. "
+            f"Known: {', '.join(sorted(FAMILIES))}"
+        )
+    reader = _Reader(text, name)
+    count = reader.size("num_hidden_layers")
+    hidden = reader.size("hidden_size")
+    element = _element_bytes(config, text)
+    weight = _weight_bytes(config, text, element)
+    kvs = [_kv(reader, family, layer) for layer in range(count)]
+    kvs = _without_shared(kvs, reader)
+    layers = tuple(
+        Layer(int(_layer_weights(reader, family, layer) * weight), kvs[layer])
+        for layer in range(count)
+    )
+    tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", family.tied)))
+    embedding = reader.size("vocab_size") * hidden * element
+    return Model(
+        architecture=name,
+        layers=layers,
+        embedding_bytes=embedding,
+        head_bytes=0 if tied else embedding,
+        tied=tied,
+        hidden=hidden,
+        element_bytes=element,
+        max_length=reader.size("max_position_embeddings"),
+        weights_from="estimated from the configuration",
+    )
+
+
+class _Reader:
+    """Numbers of a configuration, by the names that families give them."""
+
+    def __init__(self, text: Mapping[str, Any], architecture: str) -> None:
+        self.text, self._architecture = text, architecture
+
+    def get(self, name: str, default: Any = None) -> Any:
+        for candidate in (name, *_ALIASES.get(name, ())):
+            if self.text.get(candidate) is not None:
+                return self.text[candidate]
+        return default
+
+    def size(self, name: str, default: int | None = None) -> int:
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            said = "is missing" if value is None else f"is {value!r}"
+            raise ConfigError(
+                f"configuration of {self._architecture}: {name} {said}, not a positive number"
+            )
+        return value
+
+    @property
+    def head(self) -> int:
+        if (given := self.get("head_dim")) is not None:
+            return self.size("head_dim") if given else 0
+        return self.size("hidden_size") // self.size("num_attention_heads")
+
+
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of a configuration."""
+    for name in ("text_config", "llm_config", "language_config"):
+        if isinstance(config.get(name), dict):
+            return dict(config[name])
+    return config
+
+
+def _element_bytes(config: Mapping[str, Any], text: Mapping[str, Any]) -> int:
+    for source in (text, config):
+        for name in ("dtype", "torch_dtype"):
+            if isinstance(given := source.get(name), str):
+                given = given.removeprefix("torch.")
+                if given not in _ELEMENT_BYTES:
+                    raise ConfigError(f"data type {given!r}: known are {', '.join(_ELEMENT_BYTES)}")
+                return _ELEMENT_BYTES[given]
+    return 2
+
+
+def _weight_bytes(config: Mapping[str, Any], text: Mapping[str, Any], element: int) -> float:
+    """Bytes of one weight inside the layers."""
+    quantization = config.get("quantization_config") or text.get("quantization_config")
+    if not isinstance(quantization, dict):
+        return element
+    method = str(quantization.get("quant_method", ""))
+    bits = quantization.get("bits", quantization.get("w_bit", _QUANTIZED_BITS.get(method)))
+    if not isinstance(bits, (int, float)) or bits <= 0:
+        raise ConfigError(
+            f"quantization {method!r} does not say its bits: the weights cannot be estimated; "
+            "give the model's folder with its safetensors files"
+        )
+    return bits / 8
+
+
+def _kv(reader: _Reader, family: Family, layer: int) -> Kv | None:
+    if family.attention == "mla":
+        latent = reader.size("kv_lora_rank") + reader.size("qk_rope_head_dim")
+        return Kv("mla", 1, latent)
+    heads = _kv_heads(reader, family, layer)
+    if heads == 0:
+        return None
+    window = _window(reader, family, layer)
+    content = 2 * reader.head
+    if window is None:
+        return Kv("full", heads, content)
+    return Kv("chunked" if family.chunks else "sliding", heads, content, window)
+
+
+def _kv_heads(reader: _Reader, family: Family, layer: int) -> int:
+    """KV heads of a layer; 0 where it has no attention."""
+    queries = reader.size("num_attention_heads")
+    if family.attention == "mha":
+        return queries
+    if family.attention == "multi-query" and reader.get("num_kv_heads") is None:
+        return 1
+    if (blocks := reader.get("block_configs")) is not None:
+        attention = blocks[layer].get("attention", {})
+        if attention.get("no_op") or attention.get("replace_with_linear"):
+            return 0
+        return queries // int(attention["n_heads_in_group"])
+    return reader.size("num_key_value_heads", reader.get("num_kv_heads", queries))
+
+
+def _window(reader: _Reader, family: Family, layer: int) -> int | None:
+    """Tokens that a layer attends to; None for all."""
+    kinds = reader.get("layer_types")
+    if isinstance(kinds, list) and family.windows != "none":
+        kind = kinds[layer]
+        if kind == "full_attention":
+            return None
+        if kind not in ("sliding_attention", "chunked_attention"):
+            raise ConfigError(
+                f"layer {layer} keeps state of the kind {kind!r}, which is not planned yet"
+            )
+        chunk = kind == "chunked_attention"
+        return reader.size("attention_chunk_size" if chunk else "sliding_window")
+    match family.windows:
+        case "all":
+            windowed = reader.get("sliding_window") is not None
+        case "gemma2":
+            windowed = layer % 2 == 0
+        case "gemma3":
+            windowed = (layer + 1) % reader.size("sliding_window_pattern", 6) != 0
+        case "qwen2":
+            windowed = bool(reader.get("use_sliding_window")) and layer >= int(
+                reader.get("max_window_layers", 0)
+            )
+        case "listed":
+            raise ConfigError("the configuration lists no layer_types")
+        case _:
+            windowed = False
+    return reader.size("sliding_window") if windowed else None
+
+
+def _without_shared(kvs: list[Kv | None], reader: _Reader) -> list[Kv | None]:
+    """Layers at the end that read others' KV keep none."""
+    shared = int(reader.get("num_kv_shared_layers", 0))
+    return kvs[: len(kvs) - shared] + [None] * shared
+
+
+def _layer_weights(reader: _Reader, family: Family, layer: int) -> int:
+    """Number of weights of a layer."""
+    hidden = reader.size("hidden_size")
+    return (
+        _attention_weights(reader, family, layer)
+        + _mlp_weights(reader, family, layer)
+        + (2 * hidden)
+    )
+
+
+def _attention_weights(reader: _Reader, family: Family, layer: int) -> int:
+    hidden, queries = reader.size("hidden_size"), reader.size("num_attention_heads")
+    if family.attention == "mla":
+        rank, rope = reader.size("kv_lora_rank"), reader.size("qk_rope_head_dim")
+        nope, value = reader.size("qk_nope_head_dim"), reader.size("v_head_dim")
+        width = queries * (nope + rope)
+        query = hidden * width if not (low := reader.get("q_lora_rank")) else low * (hidden + width)
+        pair = hidden * (rank + rope) + rank * queries * (nope + value)
+        return int(query + pair + queries * value * hidden)
+    heads = _kv_heads(reader, family, layer)
+    return hidden * reader.head * 2 * (queries + heads) if heads else 0
+
+
+def _mlp_weights(reader: _Reader, family: Family, layer: int) -> int:
+    hidden = reader.size("hidden_size")
+    if (blocks := reader.get("block_configs")) is not None:
+        ffn = blocks[layer].get("ffn", {})
+        if ffn.get("no_op"):
+            return 0
+        wide = 2 * float(ffn["ffn_mult"]) * hidden / 3
+        return family.mlp_matrices * hidden * (-(-int(wide) // 256) * 256)
+    dense = family.mlp_matrices * hidden
+    if not family.experts or _is_dense(reader, layer):
+        name = (
+            "intermediate_size_mlp"
+            if reader.get("intermediate_size_mlp")
+            else ("intermediate_size")
+        )
+        return dense * reader.size(name, 4 * hidden)
+    experts = next(
+        int(number)
+        for name in ("num_local_experts", "num_experts", "n_routed_experts")
+        if (number := reader.get(name))
+    )
+    width = reader.size("moe_intermediate_size", reader.get("intermediate_size"))
+    shared = int(reader.get("n_shared_experts", 0) or 0) * width
+    shared = int(reader.get("shared_expert_intermediate_size", shared))
+    if family.chunks:
+        shared = width
+    return dense * (experts * width + shared) + hidden * experts
+
+
+def _is_dense(reader: _Reader, layer: int) -> bool:
+    """Whether a layer of a model with experts has none."""
+    if not any(
+        reader.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts")
+    ):
+        return True
+    if layer < int(reader.get("first_k_dense_replace", 0)):
+        return True
+    if layer in (reader.get("mlp_only_layers") or ()):
+        return True
+    step = int(
+        reader.get("decoder_sparse_step")
+        or reader.get("moe_layer_freq")
+        or reader.get("interleave_moe_layer_step")
+        or 1
+    )
+    return (layer + 1) % step != 0

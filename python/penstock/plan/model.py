@@ -1,0 +1,109 @@
+"""A model as the planner sees it: what each layer weighs, and what KV it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.errors import ConfigError
+
+Kind = Literal["full", "sliding", "chunked", "mla"]
+
+
+@dataclass(frozen=True)
+class Kv:
+    """The KV of one layer, before tensor parallelism."""
+
+    kind: Kind
+    heads: int
+    """KV heads; 1 for MLA, whose latent has none."""
+    content: int
+    """Elements of key and value of one token and head; for MLA latent and rotary part."""
+    window: int | None = None
+    """Tokens that a sliding or chunked layer attends to."""
+
+    def token_bytes(self, tp: int, element_bytes: int) -> int:
+        """Bytes of a token on each of `tp` tensor-parallel ranks.
+
+        A rank holds a head at least: with more ranks than heads, vLLM repeats heads.
+
+        Raises:
+            ConfigError: heads and ranks do not divide.
+        """
+        if self.kind != "mla" and self.heads % tp and tp % self.heads:
+            raise ConfigError(f"{self.heads} KV heads cannot be spread over {tp} ranks")
+        heads = 1 if self.kind == "mla" else max(1, self.heads // tp)
+        return heads * self.content * element_bytes
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer: its weights' bytes, and its KV unless it keeps none."""
+
+    weight_bytes: int
+    kv: Kv | None
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's layers in order, with what lies before and behind them."""
+
+    architecture: str
+    layers: tuple[Layer, ...]
+    embedding_bytes: int
+    """On the first rank; also on the last where embeddings are tied."""
+    head_bytes: int
+    """Of the output projection on the last rank; 0 where it is the embedding."""
+    tied: bool
+    hidden: int
+    element_bytes: int
+    """Bytes of an element of the model's own data type, which KV has by default."""
+    max_length: int
+    """Tokens of the longest request that the model is made for."""
+    weights_from: str
+    """Where the weights' bytes come from: the files, or an estimate and which."""
+
+    def weight_bytes(self, start: int, end: int) -> int:
+        """Bytes of weights of a pipeline stage with the layers `[start, end)`, all ranks of
+        tensor parallelism together."""
+        total = sum(layer.weight_bytes for layer in self.layers[start:end])
+        if start == 0:
+            total += self.embedding_bytes
+        if end == len(self.layers):
+            total += self.head_bytes
+            if self.tied and start > 0:
+                total += self.embedding_bytes
+        return total
+
+
+def stages(partition: Sequence[int], layers: int) -> list[tuple[int, int]]:
+    """The layers of each rank, as half-open ranges.
+
+    Raises:
+        ConfigError: the numbers do not make up the model's layers, or one is less than 1.
+    """
+    shown = ",".join(map(str, partition))
+    if any(count < 1 for count in partition):
+        raise ConfigError(f"partition {shown}: every rank needs a layer at least")
+    if sum(partition) != layers:
+        raise ConfigError(f"partition {shown} has {sum(partition)} layers, the model has {layers}")
+    ends = [sum(partition[: rank + 1]) for rank in range(len(partition))]
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def default_partition(layers: int, ranks: int) -> list[int]:
+    """The layers that vLLM gives each rank when it is not told.
+
+    Those that do not divide go one each to the last ranks but the very last
+    (``vllm.distributed.utils.get_pp_indices``).
+
+    Raises:
+        ConfigError: there are more ranks than layers.
+    """
+    if not 1 <= ranks <= layers:
+        raise ConfigError(f"{layers} layers cannot be spread over {ranks} ranks")
+    partition = [layers // ranks] * ranks
+    for rank in range(2, layers % ranks + 2):
+        partition[-rank] += 1
+    return partition

@@ -1,0 +1,121 @@
+"""How the KV memory of a pipeline is split over its ranks, in bytes and blocks.
+
+A block has a part on every rank, so the rank with the fewest blocks decides for all. What a rank
+needs for a block is its share of the model's layers; vLLM gives every rank the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from penstock.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Split:
+    """Blocks that a pipeline holds, and each rank's bytes."""
+
+    blocks: int
+    given: tuple[int, ...]
+    """Bytes set aside for KV, by rank."""
+    used: tuple[int, ...]
+    """Bytes of them that blocks take."""
+
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """Bytes that no block can take, by rank."""
+        return tuple(given - used for given, used in zip(self.given, self.used, strict=True))
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a device really has free; ranks with the same `device` share it."""
+
+    device: Hashable
+    free: int
+
+
+def uniform(block_bytes: Sequence[int], given: Sequence[int]) -> Split:
+    """Every rank has its bytes of its own, as vLLM splits them.
+
+    Args:
+        block_bytes: bytes of a block on each rank; 0 where a rank has no layer with KV.
+        given: bytes set aside on each rank.
+
+    Raises:
+        ConfigError: no rank has a layer with KV, or a rank cannot hold a block.
+    """
+    _check(block_bytes)
+    blocks = min(have // need for need, have in zip(block_bytes, given, strict=True) if need)
+    _check_blocks(blocks, block_bytes, given)
+    return Split(blocks, tuple(given), tuple(blocks * need for need in block_bytes))
+
+
+def proportional(
+    block_bytes: Sequence[int], total: int, rooms: Sequence[Room] | None = None
+) -> Split:
+    """The pipeline's bytes in proportion to what a block takes on each rank, so that none idle.
+
+    Args:
+        block_bytes: bytes of a block on each rank; 0 where a rank has no layer with KV.
+        total: bytes for all ranks together.
+        rooms: what each rank's device has free. Where the proportional share is more, all ranks
+            get fewer blocks.
+
+    Raises:
+        ConfigError: no rank has a layer with KV, or there is no room for a block.
+    """
+    _check(block_bytes)
+    blocks = total // sum(block_bytes)
+    if rooms is not None:
+        blocks = min(blocks, _fitting(block_bytes, rooms))
+    _check_blocks(blocks, block_bytes, (total,))
+    return of_blocks(block_bytes, blocks)
+
+
+def of_blocks(block_bytes: Sequence[int], blocks: int) -> Split:
+    """Exactly what so many blocks take on each rank, and not a byte more."""
+    used = tuple(blocks * need for need in block_bytes)
+    return Split(blocks, used, used)
+
+
+def check_rooms(split: Split, rooms: Sequence[Room]) -> None:
+    """Refuses a split that does not fit.
+
+    Raises:
+        ConfigError: names the ranks, what they need and what their device has free.
+    """
+    for device in dict.fromkeys(room.device for room in rooms):
+        ranks = [rank for rank, room in enumerate(rooms) if room.device == device]
+        need = sum(split.given[rank] for rank in ranks)
+        free = min(rooms[rank].free for rank in ranks)
+        if need > free:
+            raise ConfigError(
+                f"rank {', '.join(map(str, ranks))} needs {need:,} bytes for {split.blocks:,} "
+                f"blocks of KV, and its device has {free:,} free: ask for fewer tokens or less "
+                "memory, or give the rank fewer layers"
+            )
+
+
+def _fitting(block_bytes: Sequence[int], rooms: Sequence[Room]) -> int:
+    """The most blocks that fit on every device."""
+    found = []
+    for device in {room.device for room in rooms}:
+        ranks = [rank for rank, room in enumerate(rooms) if room.device == device]
+        if need := sum(block_bytes[rank] for rank in ranks):
+            found.append(min(rooms[rank].free for rank in ranks) // need)
+    return min(found)
+
+
+def _check(block_bytes: Sequence[int]) -> None:
+    if not any(block_bytes):
+        raise ConfigError("no rank has a layer that keeps KV: there is nothing to plan")
+
+
+def _check_blocks(blocks: int, block_bytes: Sequence[int], given: Sequence[int]) -> None:
+    if blocks < 1:
+        raise ConfigError(
+            f"no room for one block of KV: it takes {', '.join(f'{n:,}' for n in block_bytes)} "
+            f"bytes on the ranks, and there are {', '.join(f'{n:,}' for n in given)}"
+        )

@@ -1,0 +1,91 @@
+"""The tables of a plan, the same on the command line and in the engine's log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Table
+
+from penstock.plan.split import Split
+
+_LOG_WIDTH = 120
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What does not depend on the split; `weights` is None where nobody knows."""
+
+    name: str
+    layers: str
+    block_bytes: int
+    weights: int | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A split, and what it holds."""
+
+    name: str
+    split: Split
+    tokens: int
+    concurrency: float
+    """Requests of the greatest length."""
+
+
+def splits(ranks: Sequence[RankFacts], outcomes: Sequence[Outcome]) -> Table:
+    """A row a rank, with what each split gives it; then a row for all ranks."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("rank")
+    weighed = all(rank.weights is not None for rank in ranks)
+    for name in ("layers", *(["weights"] if weighed else []), "KV a block"):
+        table.add_column(name, justify="right")
+    for outcome in outcomes:
+        table.add_column(f"{outcome.name}: KV", justify="right")
+        table.add_column("idle", justify="right")
+    for number, rank in enumerate(ranks):
+        cells = [rank.name, rank.layers]
+        cells += [size(rank.weights or 0)] if weighed else []
+        cells.append(size(rank.block_bytes))
+        for outcome in outcomes:
+            cells += [size(outcome.split.given[number]), size(outcome.split.idle[number])]
+        table.add_row(*cells)
+    cells = ["all", ""]
+    cells += [size(sum(rank.weights or 0 for rank in ranks))] if weighed else []
+    cells.append(size(sum(rank.block_bytes for rank in ranks)))
+    for outcome in outcomes:
+        cells += [size(sum(outcome.split.given)), size(sum(outcome.split.idle))]
+    table.add_row(*cells, end_section=True)
+    held = ["tokens", *[""] * (3 if weighed else 2)]
+    requests = ["requests of the greatest length", *[""] * (3 if weighed else 2)]
+    for outcome in outcomes:
+        held += [f"{outcome.tokens:,}", ""]
+        requests += [f"{outcome.concurrency:.2f}", ""]
+    table.add_row(*held)
+    table.add_row(*requests)
+    return table
+
+
+def as_text(table: Table) -> str:
+    """The table for a log, without colours."""
+    out = StringIO()
+    Console(file=out, width=_LOG_WIDTH, no_color=True, highlight=False).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def size(nbytes: int) -> str:
+    """Bytes in binary units, to three decimals: what differs by a block shows.
+
+    >>> size(0), size(1536), size(10 << 30)
+    ('0', '1.5 KiB', '10 GiB')
+    """
+    if not nbytes:
+        return "0"
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.3f}".rstrip("0").rstrip(".") + f" {unit}"
+        value /= 1024
+    return f"{value:.3f}".rstrip("0").rstrip(".") + " TiB"

@@ -1,0 +1,116 @@
+"""The bytes of a model's weights, layer by layer, from the headers of its safetensors files.
+
+A file begins with the length of its header (8 bytes, little endian) and the header, JSON that gives
+each tensor's place in the file: no tensor is read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.plan.model import Model
+
+INDEX = "model.safetensors.index.json"
+_MAX_HEADER = 100 << 20
+"""What the format's own library allows."""
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+_EMBEDDINGS = ("embed_tokens.", "wte.", "word_embeddings.", "tok_embeddings.")
+_HEADS = ("lm_head.", "output.weight", "embed_out.")
+
+
+def weigh(model: Model, folder: Path) -> Model:
+    """The model with weights as its files have them; as it was if the folder has none.
+
+    With an index whose files are not there, the index's total is spread as estimated.
+
+    Raises:
+        ConfigError: a file or the index is damaged.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    index = folder / INDEX
+    if index.exists():
+        total, named = _read_index(index)
+        files = [folder / name for name in sorted(named)]
+        if not all(file.exists() for file in files):
+            return _scaled(model, total)
+    if not files:
+        return model
+    layers = [0] * len(model.layers)
+    embedding = head = other = 0
+    for file in files:
+        for name, nbytes in _tensors(file):
+            if (found := _LAYER.search(name)) and "vision" not in name:
+                # Layers behind the last predict several tokens at once; vLLM leaves them out.
+                if (layer := int(found[1])) < len(layers):
+                    layers[layer] += nbytes
+            elif any(mark in name for mark in _EMBEDDINGS):
+                embedding += nbytes
+            elif any(mark in name for mark in _HEADS):
+                head += nbytes
+            else:
+                other += nbytes
+    if not all(layers) or not embedding:
+        raise ConfigError(
+            f"{folder}: its safetensors files lack weights of layer "
+            f"{layers.index(0) if 0 in layers else 'embeddings'}; is the download complete?"
+        )
+    return replace(
+        model,
+        layers=tuple(
+            replace(layer, weight_bytes=nbytes)
+            for layer, nbytes in zip(model.layers, layers, strict=True)
+        ),
+        # Encoders of pictures and sound, which come before the first layer.
+        embedding_bytes=embedding + other if not model.tied else embedding,
+        head_bytes=0 if model.tied else head,
+        weights_from=f"{len(files)} safetensors file{'s' if len(files) > 1 else ''}",
+    )
+
+
+def _scaled(model: Model, total: int) -> Model:
+    estimated = model.weight_bytes(0, len(model.layers))
+    factor = total / estimated
+    return replace(
+        model,
+        layers=tuple(
+            replace(layer, weight_bytes=int(layer.weight_bytes * factor)) for layer in model.layers
+        ),
+        embedding_bytes=int(model.embedding_bytes * factor),
+        head_bytes=int(model.head_bytes * factor),
+        weights_from="the index's total, spread over the layers as estimated",
+    )
+
+
+def _read_index(path: Path) -> tuple[int, set[str]]:
+    try:
+        index = json.loads(path.read_text())
+        total, names = index["metadata"]["total_size"], set(index["weight_map"].values())
+        if not isinstance(total, int) or total <= 0 or not names:
+            raise ValueError("no total_size, or no files")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: not an index of safetensors files: {error!r}") from None
+    if any("/" in name or name.startswith(".") for name in names):
+        raise ConfigError(f"{path}: names a file outside its folder")
+    return total, names
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, int]]:
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > _MAX_HEADER:
+                raise ValueError(f"a header of {length:,} bytes")
+            header: dict[str, Any] = json.loads(file.read(length))
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                start, end = tensor["data_offsets"]
+                yield name, end - start
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise ConfigError(f"{path}: not a safetensors file: {error!r}") from None

@@ -1,0 +1,126 @@
+"""`penstock plan` from its command line."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli import main
+from tests.plan.test_kv import LLAMA
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    return str(tmp_path)
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert main(["plan", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_uniform_beside_proportional(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """48/16 with 12 GiB a rank: the same memory holds half as much again."""
+    document = planned(capsys, model, "--pp", "48,16", "--kv-cache-memory-bytes", "12GiB")
+    (plan,) = document["plans"]
+    assert [rank["layers"] for rank in plan["ranks"]] == [[0, 48], [48, 64]]
+    assert [rank["kv_bytes_per_token"] for rank in plan["ranks"]] == [48 * 4096, 16 * 4096]
+    uniform, proportional = plan["splits"]
+    assert uniform["tokens"] == 65_536
+    assert uniform["split"]["idle_bytes"] == [0, 8 << 30]
+    assert proportional["tokens"] == 98_304
+    assert proportional["concurrency"] == 3
+    assert proportional["split"]["kv_memory_bytes"] == [18 << 30, 6 << 30]
+    assert proportional["split"]["idle_bytes"] == [0, 0]
+
+
+def test_the_commands_are_those_to_type(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [model, "--pp", "48,16", "--kv-cache-memory-bytes", "1GiB"]
+    ours, plain = planned(capsys, *arguments, "--enable-pp-prop-kv-cache")["commands"]
+    assert ours == (
+        f"VLLM_PP_LAYER_PARTITION=48,16 penstock serve {model} --pipeline-parallel-size 2 "
+        "--kv-cache-memory-bytes 1073741824 --enable-pp-prop-kv-cache"
+    )
+    assert plain.endswith("""--additional-config '{"penstock.enable_pp_prop_kv_cache": true}'""")
+    ours, _ = planned(capsys, *arguments)["commands"]
+    assert "prop" not in ours
+
+
+def test_tokens_wanted_are_turned_into_bytes(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [model, "--pp", "56,8", "--kv-cache-tokens", "65536"]
+    (plan,) = planned(capsys, *arguments)["plans"]
+    exact = plan["splits"][1]
+    assert exact["tokens"] == 65_536
+    assert exact["split"]["kv_memory_bytes"] == [56 * 65_536 * 4096, 8 * 65_536 * 4096]
+
+
+def test_the_best_partition_for_unequal_devices(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [model, "--pp-size", "2", "--device-memory", "80GiB,40GiB", "--reserve", "4GiB"]
+    default, best = planned(capsys, *arguments)["plans"]
+    assert default["partition"] == [32, 32]
+    tokens = [plan["splits"][0]["tokens"] for plan in (default, best)]
+    assert tokens[1] > 2 * tokens[0]
+    assert best["partition"][0] > 40
+
+
+def test_speeds_show_the_frontier_and_the_picture(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "plan.svg"
+    arguments = [model, "--pp-size", "2", "--device-memory", "80GiB,40GiB"]
+    arguments += ["--device-speed", "1,1.5", "--plot", str(picture)]
+    frontier = planned(capsys, *arguments)["frontier"]
+    assert len(frontier) > 1
+    for more, faster in itertools.pairwise(frontier):
+        assert more["tokens"] > faster["tokens"]
+        assert more["slowest_stage"] > faster["slowest_stage"]
+    root = ET.fromstring(picture.read_text())
+    namespace = "{http://www.w3.org/2000/svg}"
+    dots = root.findall(f".//{namespace}circle")
+    assert len(dots) == len(frontier)
+    said = " ".join(element.text or "" for element in root.iter(f"{namespace}text"))
+    assert "best partition" in said
+
+
+def test_people_read_a_table(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", model, "--pp", "48,16", "--kv-cache-memory-bytes", "12GiB"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("estimated", "0-47 (48)", "8 GiB", "98,304", "To serve it so:"):
+        assert words in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--pp", "48,15"], "partition 48,15 has 63 layers, the model has 64"),
+        (["--pp", "64,0"], "every rank needs a layer"),
+        (["--pp-size", "65"], "64 layers cannot be spread over 65 ranks"),
+        (["--pp-size", "2", "--device-memory", "20GiB"], "no partition fits: the weights take"),
+        (["--pp", "60,4", "--device-memory", "50GiB"], "rank 0: its weights take"),
+        (["--pp", "32,32", "--device-memory", "1GiB"], "of its device may be used"),
+        (["--pp", "32,32", "--device-memory", "1GiB,2GiB,3GiB"], "3 values for 2 ranks"),
+        (["--pp", "32,32", "--kv-cache-tokens", "5"], "ask for 32,784 at least"),
+        (["--pp", "32,32", "--kv-cache-memory-bytes", "1KiB"], "no room for one block"),
+        (["--pp", "32,32", "--device-speed", "1"], "needs --device-memory"),
+    ],
+)
+def test_bad_input_says_its_numbers(
+    arguments: list[str], says: str, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", model, *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(tmp_path / "none"), "--pp", "1,1"]) == 2
+    assert "no such file" in capsys.readouterr().err

@@ -1,0 +1,145 @@
+"""KV memory of uneven pipeline stages on the real vLLM: what it holds, and what it takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from penstock.plan import config
+from penstock.plan.kv import KvSizes, Serving
+from tests.e2e import models
+from tests.e2e.conftest import tokens
+from tests.e2e.node import Answer, Node, StartError
+
+pytestmark = pytest.mark.e2e
+
+BLOCK = 64
+GIB = 1 << 30
+PAGE = 64 << 10
+"""A layer's part of a block: 64 tokens, 4 heads of 64, key and value, 16 bit."""
+PROPORTIONAL = {"penstock.enable_pp_prop_kv_cache": True}
+
+
+@dataclass
+class Seen:
+    """What an engine said and took."""
+
+    tokens: int
+    memory: tuple[int, ...]
+    """Bytes of each worker's KV cache that are really there, the largest first."""
+    answer: Answer
+    log: str
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """8 layers of 1 KiB a token each."""
+    folder = tmp_path_factory.mktemp("model") / "llama"
+    return models.llama(folder, hidden=512, layers=8, heads=8, kv_heads=4, dtype="bfloat16")
+
+
+PROMPT = tokens(3 * BLOCK + 5, seed=1)
+
+
+@pytest.fixture(scope="module")
+def look(
+    model: Path, start: Callable[..., Node], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Seen]:
+    """Starts an engine of two stages, asks it one prompt, and ends it."""
+
+    def run(partition: str, *, pool: Path | None = None, stored: int = 0, **args: Any) -> Seen:
+        options: dict[str, Any] = {
+            "dtype": "bfloat16",
+            "block_size": BLOCK,
+            "pipeline_parallel_size": 2,
+            "distributed_executor_backend": "mp",
+            # vLLM 0.32 needs compilation for pipelines on CPU.
+            "enforce_eager": False,
+            "kv_cache_memory_bytes": GIB,
+            "env": {
+                "VLLM_PP_LAYER_PARTITION": partition,
+                "VLLM_CPU_OMP_THREADS_BIND": "0|1",
+            },
+        } | args
+        if pool is not None:
+            options["pool"] = f"file://{pool}?size=1GiB"
+        with start(model, **options) as node:
+            answer = node.ask(PROMPT)
+            if stored:
+                node.wait_for("stored_blocks", stored)
+            log = node.log.read_text()
+            workers = [
+                process
+                for process in psutil.Process(node.process.pid).children(recursive=True)
+                if "Worker" in " ".join(process.cmdline())
+            ]
+            memory = sorted((_largest_anonymous(worker) for worker in workers), reverse=True)
+        said = re.findall(r"KV cache size: ([\d,]+) tokens", log)
+        assert said, log[-3000:]
+        return Seen(int(said[-1].replace(",", "")), tuple(memory), answer, log)
+
+    return run
+
+
+def _largest_anonymous(process: psutil.Process) -> int:
+    """Resident bytes of the largest mapping that is no file and not the heap: the KV cache, which
+    vLLM allocates and fills with zeros in one piece."""
+    return max(m.rss for m in process.memory_maps(grouped=False) if m.path == "[anon]")
+
+
+@pytest.fixture(scope="module")
+def uniform(look: Callable[..., Seen]) -> Seen:
+    return look("6,2")
+
+
+def test_vllm_alone_holds_what_its_first_rank_holds(uniform: Seen) -> None:
+    """Nothing is changed without the flag, and the plan's uniform split says the same."""
+    assert uniform.tokens == 174_720
+    assert "KV memory by pipeline rank" not in uniform.log
+    assert uniform.memory == pytest.approx((2730 * 6 * PAGE, 2730 * 2 * PAGE), rel=0.02)
+
+
+def test_a_proportional_split_holds_the_sum(
+    uniform: Seen, look: Callable[..., Seen], tmp_path: Path
+) -> None:
+    """6/2: 262,144 tokens in the same two GiB; then as much as 131,072 tokens need, in a new
+    process that loads what the first has stored."""
+    pool = tmp_path / "pool"
+    found = look("6,2", additional_config=PROPORTIONAL, pool=pool, stored=3)
+    assert found.tokens == 262_144
+    assert found.memory == pytest.approx((3 * GIB // 2, GIB // 2), rel=0.02)
+    assert found.answer.tokens == uniform.answer.tokens
+    # The engine core says what it did, in the words of `penstock plan`.
+    table = found.log[found.log.index("KV memory by pipeline rank") :]
+    assert "174,720" in table
+    assert "262,144" in table
+
+    asked = {"penstock.kv_cache_tokens": 131_072}
+    exact = look("6,2", additional_config=asked, pool=pool)
+    assert exact.tokens == 131_072
+    assert exact.memory == pytest.approx((2048 * 6 * PAGE, 2048 * 2 * PAGE), rel=0.02)
+    assert exact.answer.cached == 3 * BLOCK
+    assert exact.answer.tokens == uniform.answer.tokens
+
+
+def test_seven_layers_and_one(look: Callable[..., Seen], model: Path) -> None:
+    sizes = KvSizes(
+        config.estimate(config.load(model)[0]), Serving(block_size=BLOCK, max_length=4096)
+    )
+    before, after = look("7,1"), look("7,1", additional_config=PROPORTIONAL)
+    assert before.tokens == sizes.tokens(GIB // sizes.block_bytes(0, 7)) == 149_760
+    assert after.tokens == sizes.tokens(2 * GIB // sizes.block_bytes(0, 8)) == 262_144
+    assert after.memory == pytest.approx((7 * GIB // 4, GIB // 4), rel=0.02)
+    assert after.answer.tokens == before.answer.tokens
+
+
+def test_more_than_there_is_does_not_start(look: Callable[..., Seen]) -> None:
+    asked = {"penstock.kv_cache_tokens": 1 << 20}
+    with pytest.raises(StartError, match=r"need 8,589,934,592 bytes .* allows 2,147,483,648"):
+        look("6,2", additional_config=asked)

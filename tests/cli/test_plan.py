@@ -99,6 +99,16 @@ def test_people_read_a_table(model: str, capsys: pytest.CaptureFixture[str]) -> 
         assert words in shown
 
 
+def test_too_little_to_start_is_said(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A request of 32,768 tokens, and a block that vLLM keeps back."""
+    exact = str(48 * 32_768 * 4096)
+    arguments = ["plan", model, "--pp", "48,16", "--kv-cache-memory-bytes"]
+    assert main([*arguments, exact]) == 0
+    assert "1.00 (!)" in capsys.readouterr().out
+    assert main([*arguments, str(int(exact) + 48 * 16 * 4096)]) == 0
+    assert "(!)" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

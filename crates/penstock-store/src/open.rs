@@ -43,7 +43,12 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     match scheme {
         "memory" => open_memory(&parse(url)?),
         "file" => open_file(&parse(url)?),
-        "redis" | "valkey" | "rediss" | "valkeys" | "unix" | "redis+unix" | "valkey+unix" => {
+        "unix" | "redis+unix" | "valkey+unix" => resp::open(url, options),
+        _ if matches!(
+            scheme.trim_end_matches("+sentinel"),
+            "redis" | "valkey" | "rediss" | "valkeys"
+        ) =>
+        {
             resp::open(url, options)
         }
         _ => Err(config("not a pool URL")),

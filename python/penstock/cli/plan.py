@@ -220,7 +220,10 @@ def _candidates(
         found = found | {"your partition": args.pp}
     elif _fits(planner, default):
         found = {"vLLM's partition": default} | found
-    return found, planner.frontier() if args.device_speed else []
+    if not args.device_speed:
+        return found, []
+    frontier = [each for each in planner.frontier() if each.blocks > sizes.request_blocks()]
+    return found, frontier
 
 
 def _fits(planner: Planner, partition: Sequence[int]) -> bool:

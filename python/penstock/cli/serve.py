@@ -113,7 +113,7 @@ def compose(
 
 def _has_secret(pool: str) -> bool:
     url = urlsplit(pool)
-    return "@" in url.netloc or "password" in parse_qs(url.query)
+    return "@" in url.netloc or any("password" in name for name in parse_qs(url.query))
 
 
 def _named(options: Sequence[str]) -> Iterator[tuple[str, str | None]]:

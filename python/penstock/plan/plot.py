@@ -111,6 +111,7 @@ def _frontier(frontier: Sequence[Partition], top: float) -> str:
     ]
     floor = top + 40 + tall
     marks.append(f'<path class="line" d="M{_LEFT} {top + 30}V{floor + 10}H{_WIDTH - 20}"/>')
+    is_short = len(frontier[0].layers) <= 3
     for each in frontier:
         x = _LEFT + 20 + (each.slowest - low) / ((high - low) or 1) * wide
         y = floor - (each.blocks - least) / ((most - least) or 1) * tall
@@ -118,7 +119,8 @@ def _frontier(frontier: Sequence[Partition], top: float) -> str:
         marks.append(
             f"<g><title>{cut}: {each.blocks:,} blocks, slowest stage {each.slowest:.3g}</title>"
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{_COLOURS["KV"]}"/>'
-            f'<text class="soft" x="{x + 9:.1f}" y="{y + 4:.1f}">{cut}</text></g>'
+            + (f'<text class="soft" x="{x + 9:.1f}" y="{y + 4:.1f}">{cut}</text>' * is_short)
+            + "</g>"
         )
     marks.append(
         f'<text class="soft" x="{_WIDTH - 20}" y="{floor + 28}" text-anchor="end">'

@@ -100,7 +100,13 @@ def plan(
     elif rooms is not None:
         found = [("what is free", split.uniform(block_bytes, [room.free for room in rooms]))]
     outcomes = tuple(
-        Outcome(name, each, sizes.tokens(each.blocks), sizes.concurrency(each.blocks))
+        Outcome(
+            name,
+            each,
+            sizes.tokens(each.blocks),
+            sizes.concurrency(each.blocks),
+            each.blocks > sizes.request_blocks(),
+        )
         for name, each in found
     )
     return Plan(

@@ -32,7 +32,9 @@ class Outcome:
     split: Split
     tokens: int
     concurrency: float
-    """Requests of the greatest length."""
+    """Requests of the greatest length that fit."""
+    starts: bool = True
+    """Whether that is enough for vLLM to start: one such request, and the block it keeps back."""
 
 
 def splits(ranks: Sequence[RankFacts], outcomes: Sequence[Outcome]) -> Table:
@@ -59,12 +61,15 @@ def splits(ranks: Sequence[RankFacts], outcomes: Sequence[Outcome]) -> Table:
         cells += [size(sum(outcome.split.given)), size(sum(outcome.split.idle))]
     table.add_row(*cells, end_section=True)
     held = ["tokens", *[""] * (3 if weighed else 2)]
-    requests = ["requests of the greatest length", *[""] * (3 if weighed else 2)]
+    requests = ["longest requests", *[""] * (3 if weighed else 2)]
     for outcome in outcomes:
         held += [f"{outcome.tokens:,}", ""]
-        requests += [f"{outcome.concurrency:.2f}", ""]
+        requests += [f"{outcome.concurrency:.2f}" + ("" if outcome.starts else " (!)"), ""]
     table.add_row(*held)
     table.add_row(*requests)
+    if not all(outcome.starts for outcome in outcomes):
+        table.caption = "(!) less than the longest request: vLLM would not start"
+        table.caption_justify = "left"
     return table
 
 

@@ -40,7 +40,7 @@ class StepOrders:
     namespaces: tuple[bytes, ...] = ()
     """Of each group."""
     idle: bool = False
-    """The step computes nothing: whoever is in it waits for loads, or for nothing at all."""
+    """The engine has nothing to do before a load ends."""
     loads: list[BlockJob] = field(default_factory=list)
     stores: list[BlockJob] = field(default_factory=list)
     cancel_loads: list[int] = field(default_factory=list)

@@ -49,6 +49,8 @@ class _Tracked:
     """By group: blocks before this one have been stored, or need not be."""
     stores: set[int] = field(default_factory=set)
     """Store jobs whose source some rank has yet to read."""
+    is_scheduled: bool = False
+    """Whether it is being computed: it was scheduled, and not preempted since."""
 
 
 class SchedulerHalf:
@@ -58,6 +60,8 @@ class SchedulerHalf:
         self._settings = settings
         self._groups = compat.transfer_groups(vllm_config, kv_cache_config)
         self._single_token_left = not compat.continues_prefixes(vllm_config)
+        self._has_peers = vllm_config.parallel_config.data_parallel_size > 1
+        """Whether other engines compute in step with this one, and would wait for it."""
         self._hash_block_size: int | None = kv_cache_config.hash_block_size
         self._agreement = Agreement(settings, vllm_config, self._groups)
         self._store = Store.open(settings.pool, client_name="penstock-scheduler").guarded()
@@ -210,8 +214,10 @@ class SchedulerHalf:
             self._flush_given_away(compat.newly_allocated(scheduler_output))
         resolve = compat.block_table(scheduler_output)
         for request_id, num_scheduled in scheduler_output.num_scheduled_tokens.items():
-            tracked = self._requests.get(request_id)
-            if tracked is None or not self._is_answered(tracked):
+            if (tracked := self._requests.get(request_id)) is None:
+                continue
+            tracked.is_scheduled = True
+            if not self._is_answered(tracked):
                 # A look-up under way may find the block in the pool: the next step decides.
                 continue
             # The request's count is not yet advanced by this step.
@@ -224,9 +230,21 @@ class SchedulerHalf:
         orders, self._orders = self._orders, StepOrders()
         if orders.loads or orders.stores:
             orders.namespaces = self._agreement.namespaces
-        orders.idle = scheduler_output.total_num_scheduled_tokens == 0
-        compat.rest(orders.idle and bool(self._loading))
+        if scheduler_output.total_num_scheduled_tokens == 0:
+            orders.idle = self._only_loads_run()
+        compat.rest(orders.idle)
         return orders
+
+    def _only_loads_run(self) -> bool:
+        """Whether the engine has nothing to do before a load ends: none of its requests is being
+        computed, here or further down the pipeline, or is about to ask for a load."""
+        if not self._loading or self._has_peers:
+            return False
+        return not any(
+            tracked.is_scheduled or tracked.lookups
+            for tracked in self._requests.values()
+            if not tracked.request.is_finished()
+        )
 
     def _flush_given_away(self, block_ids: Iterable[int]) -> None:
         jobs = {self._reading[block] for block in block_ids if block in self._reading}
@@ -270,6 +288,7 @@ class SchedulerHalf:
             return
         self._orders.flush.extend(tracked.stores)
         self._drop_lookup(tracked)
+        tracked.is_scheduled = False
         tracked.present = None
         tracked.considered = [0] * len(self._groups)
 

@@ -1,8 +1,8 @@
 """The worker half: turns the scheduler half's orders into engine jobs and reports them.
 
 It holds no policy. No call waits for I/O while there is anything to compute. `flush` waits for
-copies in progress (memory speed) when vLLM is about to overwrite their source, and in a step that
-computes nothing `poll` sleeps for some milliseconds at most.
+copies in progress (memory speed) when vLLM is about to overwrite their source, and while the engine
+has nothing to do before a load ends, `poll` sleeps for some milliseconds at most.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _Outcome = tuple[str, int]
 """What became of an object, and its bytes."""
 
 _IDLE_WAIT = 0.005
-"""Seconds that a step without tokens waits for a load's end: vLLM would come and ask every
-millisecond, and take the processor time that the load needs. A request that arrives meanwhile
-waits no longer than this."""
+"""Seconds that a step waits for a load's end if there is nothing else to do: vLLM would come and
+ask every millisecond, and take the processor time that the load needs. A request that arrives
+meanwhile waits no longer than this."""
 
 _MIN_SLOTS = 4
 _FLUSH_TIMEOUT = 10.0
@@ -79,7 +79,7 @@ class WorkerHalf:
         self._replica = (0, 1)
         self._fences = compat.Fences(set())
         self._idle = False
-        """Whether the present step computes nothing."""
+        """Whether the engine has nothing to do before a load ends."""
         self._loads: dict[int, BlockJob] = {}
         self._stores: dict[int, BlockJob] = {}
         self._refused: list[tuple[int, str, list[_Outcome]]] = []

@@ -11,6 +11,7 @@ use url::{Host, Url};
 use crate::{Error, ErrorKind, Result};
 
 const DEFAULT_PORT: u16 = 6379;
+const SENTINEL_PORT: u16 = 26379;
 
 /// The variable that holds the password of a URL that names none.
 pub(super) const PASSWORD_VARIABLE: &str = "PENSTOCK_POOL_PASSWORD";
@@ -18,8 +19,16 @@ pub(super) const PASSWORD_VARIABLE: &str = "PENSTOCK_POOL_PASSWORD";
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Endpoint {
-    Tcp { host: String, port: u16 },
+    Tcp {
+        host: String,
+        port: u16,
+    },
     Unix(PathBuf),
+    /// The master of this name, wherever one of these sentinels says that it is.
+    Sentinel {
+        sentinels: Vec<(String, u16)>,
+        master: String,
+    },
 }
 
 /// A password. It shows itself only where it is asked to.
@@ -38,6 +47,19 @@ impl fmt::Debug for Secret {
     }
 }
 
+/// Files in PEM form, and the name that the server has to prove, as a URL with TLS gives them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct TlsFiles {
+    /// Certificates of authorities to trust instead of the system's.
+    pub(super) authorities: Option<PathBuf>,
+    /// Our own certificate, and those between it and its authority.
+    pub(super) certificate: Option<PathBuf>,
+    /// The private key of our certificate.
+    pub(super) key: Option<PathBuf>,
+    /// The name in the server's certificate, if it is not the host's.
+    pub(super) name: Option<String>,
+}
+
 /// A server, who we are to it, and which of its databases is the pool.
 ///
 /// The text form is the URL without credentials.
@@ -45,19 +67,27 @@ impl fmt::Debug for Secret {
 pub(super) struct Address {
     scheme: &'static str,
     pub(super) endpoint: Endpoint,
+    pub(super) tls: Option<TlsFiles>,
     pub(super) database: u32,
     pub(super) user: Option<String>,
     pub(super) password: Option<Secret>,
+    /// What sentinels ask for, who have users of their own.
+    sentinel_user: Option<String>,
+    sentinel_password: Option<Secret>,
 }
 
 impl Address {
-    /// Reads `redis://[user[:password]@]host[:port][/db]`, `valkey://` likewise, or
-    /// `unix:///path[?db=N&user=…&password=…]` (also as `redis+unix://`, `valkey+unix://`).
+    /// Reads `redis://[user[:password]@]host[:port][/db]`, `valkey://` likewise, `rediss://` and
+    /// `valkeys://` for TLS (`?ca=…&cert=…&key=…&name=…`), each with `+sentinel` for the master
+    /// that sentinels name (`redis+sentinel://[user[:password]@]host[:port][,…]/master[/db]
+    /// [?sentinel_user=…&sentinel_password=…]`), or `unix:///path[?db=N&user=…&password=…]` (also as `redis+unix://`, `valkey+unix://`).
     ///
     /// `spare_password` is used if the URL has none. Errors never hold the URL, since it may hold
     /// a password.
     pub(super) fn parse(text: &str, spare_password: Option<String>) -> Result<Self> {
-        let url = Url::parse(text).map_err(|e| config(format!("not a pool URL: {e}")))?;
+        // A URL has one host: further sentinels are taken out before it is read.
+        let (text, others) = split_hosts(text)?;
+        let url = Url::parse(&text).map_err(|e| config(format!("not a pool URL: {e}")))?;
         if url.fragment().is_some() {
             return Err(config(
                 "a pool URL has no fragment: write '#' in a password as %23",
@@ -66,8 +96,13 @@ impl Address {
         let mut address = match url.scheme() {
             "redis" => Self::parse_tcp("redis", &url)?,
             "valkey" => Self::parse_tcp("valkey", &url)?,
+            "redis+sentinel" => Self::parse_sentinel("redis+sentinel", &url, others)?,
+            "valkey+sentinel" => Self::parse_sentinel("valkey+sentinel", &url, others)?,
+            "rediss+sentinel" => Self::parse_sentinel("rediss+sentinel", &url, others)?,
+            "valkeys+sentinel" => Self::parse_sentinel("valkeys+sentinel", &url, others)?,
             "unix" | "redis+unix" | "valkey+unix" => Self::parse_unix(&url)?,
-            "rediss" | "valkeys" => return Err(config("TLS comes in a later version")),
+            "rediss" => Self::parse_tcp("rediss", &url)?,
+            "valkeys" => Self::parse_tcp("valkeys", &url)?,
             other => {
                 return Err(config(format!(
                     "not a Valkey or Redis URL: scheme {other:?}"
@@ -81,32 +116,75 @@ impl Address {
     }
 
     fn parse_tcp(scheme: &'static str, url: &Url) -> Result<Self> {
-        if url.query().is_some() {
-            return Err(config(
-                "a TCP pool URL takes no query: the database is its path",
-            ));
-        }
-        let host = match url.host() {
-            Some(Host::Domain(name)) if !name.is_empty() => decode(name)?,
-            Some(Host::Ipv4(ip)) => ip.to_string(),
-            Some(Host::Ipv6(ip)) => ip.to_string(),
-            _ => return Err(config("the pool URL names no host")),
-        };
+        let query = Query::parse(scheme, url)?;
         let database = match url.path().trim_start_matches('/') {
             "" => 0,
             path => parse_database(path)?,
         };
+        let (host, port) = host_of(url, DEFAULT_PORT)?;
+        Self::over_tcp(scheme, url, Endpoint::Tcp { host, port }, database, query)
+    }
+
+    fn parse_sentinel(
+        scheme: &'static str,
+        url: &Url,
+        others: Vec<(String, u16)>,
+    ) -> Result<Self> {
+        let query = Query::parse(scheme, url)?;
+        let path = url.path().trim_start_matches('/');
+        let (master, database) = match path.split_once('/') {
+            Some((master, database)) => (master, parse_database(database)?),
+            None => (path, 0),
+        };
+        if master.is_empty() {
+            return Err(config(
+                "a pool URL with sentinels names their master: redis+sentinel://host/master",
+            ));
+        }
+        let endpoint = Endpoint::Sentinel {
+            sentinels: [vec![host_of(url, SENTINEL_PORT)?], others].concat(),
+            master: decode(master)?,
+        };
+        Self::over_tcp(scheme, url, endpoint, database, query)
+    }
+
+    fn over_tcp(
+        scheme: &'static str,
+        url: &Url,
+        endpoint: Endpoint,
+        database: u32,
+        query: Query,
+    ) -> Result<Self> {
         let some = |text: &str| (!text.is_empty()).then(|| decode(text)).transpose();
         Ok(Self {
             scheme,
-            endpoint: Endpoint::Tcp {
-                host,
-                port: url.port().unwrap_or(DEFAULT_PORT),
-            },
+            endpoint,
+            tls: query.tls,
             database,
             user: some(url.username())?,
             password: some(url.password().unwrap_or_default())?.map(Secret),
+            sentinel_user: query.sentinel_user,
+            sentinel_password: query.sentinel_password,
         })
+    }
+
+    /// A sentinel of this address, as a server to talk to.
+    pub(super) fn sentinel(&self, host: String, port: u16) -> Self {
+        Self {
+            database: 0,
+            user: self.sentinel_user.clone(),
+            password: self.sentinel_password.clone(),
+            ..self.server(host, port)
+        }
+    }
+
+    /// The server at this place, with this address's user and database.
+    pub(super) fn server(&self, host: String, port: u16) -> Self {
+        Self {
+            scheme: self.scheme.trim_end_matches("+sentinel"),
+            endpoint: Endpoint::Tcp { host, port },
+            ..self.clone()
+        }
     }
 
     fn parse_unix(url: &Url) -> Result<Self> {
@@ -139,9 +217,12 @@ impl Address {
         Ok(Self {
             scheme: "unix",
             endpoint: Endpoint::Unix(PathBuf::from(OsString::from_vec(path))),
+            tls: None,
             database,
             user: filled(user),
             password: password.filter(|password: &Secret| !password.0.is_empty()),
+            sentinel_user: None,
+            sentinel_password: None,
         })
     }
 }
@@ -149,18 +230,18 @@ impl Address {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}://", self.scheme)?;
+        let database = match self.database {
+            0 => String::new(),
+            database => format!("/{database}"),
+        };
         match &self.endpoint {
             Endpoint::Tcp { host, port } => {
-                if host.contains(':') {
-                    write!(f, "[{host}]:{port}")?;
-                } else {
-                    write!(f, "{host}:{port}")?;
-                }
-                if self.database != 0 {
-                    write!(f, "/{}", self.database)
-                } else {
-                    Ok(())
-                }
+                f.write_str(&place(host, *port))?;
+                f.write_str(&database)
+            }
+            Endpoint::Sentinel { sentinels, master } => {
+                let places: Vec<_> = sentinels.iter().map(|(h, p)| place(h, *p)).collect();
+                write!(f, "{}/{master}{database}", places.join(","))
             }
             Endpoint::Unix(path) => {
                 f.write_str(&encode_path(path))?;
@@ -172,6 +253,106 @@ impl fmt::Display for Address {
             }
         }
     }
+}
+
+fn place(host: &str, port: u16) -> String {
+    if host.contains(':') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
+}
+
+/// What the query of a URL over TCP says.
+#[derive(Default)]
+struct Query {
+    tls: Option<TlsFiles>,
+    sentinel_user: Option<String>,
+    sentinel_password: Option<Secret>,
+}
+
+impl Query {
+    fn parse(scheme: &str, url: &Url) -> Result<Self> {
+        let with_sentinels = scheme.ends_with("+sentinel");
+        let mut query = Self {
+            tls: matches!(
+                scheme.trim_end_matches("+sentinel"),
+                "rediss" | "valkeys"
+            )
+            .then(TlsFiles::default),
+            ..Self::default()
+        };
+        for (name, value) in url.query_pairs() {
+            if value.is_empty() {
+                return Err(config("a name in the pool URL's query has no value"));
+            }
+            let path = Some(PathBuf::from(&*value));
+            match (&*name, &mut query.tls) {
+                ("ca", Some(files)) => files.authorities = path,
+                ("cert", Some(files)) => files.certificate = path,
+                ("key", Some(files)) => files.key = path,
+                ("name", Some(files)) => files.name = Some(value.into_owned()),
+                ("sentinel_user", _) if with_sentinels => {
+                    query.sentinel_user = Some(value.into_owned());
+                }
+                ("sentinel_password", _) if with_sentinels => {
+                    query.sentinel_password = Some(Secret(value.into_owned()));
+                }
+                // The name is not repeated: it may be the rest of a password with a bare '?'.
+                _ => {
+                    return Err(config(
+                        "a pool URL's query holds ca, cert, key and name with TLS, sentinel_user \
+                         and sentinel_password with sentinels, and nothing else; the database is \
+                         in the path",
+                    ));
+                }
+            }
+        }
+        match &query.tls {
+            Some(files) if files.certificate.is_some() != files.key.is_some() => {
+                Err(config("a client certificate needs both cert and key"))
+            }
+            _ => Ok(query),
+        }
+    }
+}
+
+fn host_of(url: &Url, default_port: u16) -> Result<(String, u16)> {
+    let host = match url.host() {
+        Some(Host::Domain(name)) if !name.is_empty() => decode(name)?,
+        Some(Host::Ipv4(ip)) => ip.to_string(),
+        Some(Host::Ipv6(ip)) => ip.to_string(),
+        _ => return Err(config("the pool URL names no host")),
+    };
+    Ok((host, url.port().unwrap_or(default_port)))
+}
+
+/// A URL with sentinels, left with the first, and the others; any other URL as it is.
+fn split_hosts(text: &str) -> Result<(String, Vec<(String, u16)>)> {
+    let Some((scheme, rest)) = text.split_once("://") else {
+        return Ok((text.to_owned(), Vec::new()));
+    };
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let (authority, tail) = rest.split_at(end);
+    let start = authority.rfind('@').map_or(0, |at| at + 1);
+    let (user, hosts) = authority.split_at(start);
+    if !scheme.ends_with("+sentinel") {
+        return Ok((text.to_owned(), Vec::new()));
+    }
+    let mut hosts = hosts.split(',');
+    let first = hosts.next().unwrap_or_default();
+    let others = hosts
+        .map(|host| {
+            let url = Url::parse(&format!("redis://{host}"))
+                .map_err(|_| config("a sentinel's host or port is not one"))?;
+            if url.username().is_empty() && url.password().is_none() {
+                host_of(&url, SENTINEL_PORT)
+            } else {
+                Err(config("a sentinel's host or port is not one"))
+            }
+        })
+        .collect::<Result<_>>()?;
+    Ok((format!("{scheme}://{user}{first}{tail}"), others))
 }
 
 fn encode_path(path: &std::path::Path) -> String {
@@ -262,6 +443,54 @@ mod tests {
     }
 
     #[test]
+    fn urls_with_tls() {
+        let address = parse("rediss://me:pw@pool.example/2?ca=/a%20b.pem&name=other.example");
+        assert_eq!(address.endpoint, tcp("pool.example", 6379));
+        let tls = address.tls.as_ref().unwrap();
+        assert_eq!(tls.authorities.as_deref(), Some("/a b.pem".as_ref()));
+        assert_eq!(tls.name.as_deref(), Some("other.example"));
+        assert_eq!(address.to_string(), "rediss://pool.example:6379/2");
+        let address = parse("valkeys://h?cert=/c.pem&key=/k.pem");
+        let tls = address.tls.as_ref().unwrap();
+        assert_eq!(tls.certificate.as_deref(), Some("/c.pem".as_ref()));
+        assert_eq!(tls.key.as_deref(), Some("/k.pem".as_ref()));
+        assert_eq!(parse("valkey://h").tls, None);
+    }
+
+    #[test]
+    fn urls_with_sentinels() {
+        let address = parse(
+            "valkey+sentinel://me:pw@a.example,[::1]:5000,10.0.0.1/main/3\
+             ?sentinel_user=watch&sentinel_password=dog",
+        );
+        let sentinels = vec![
+            ("a.example".to_owned(), 26379),
+            ("::1".to_owned(), 5000),
+            ("10.0.0.1".to_owned(), 26379),
+        ];
+        let master = "main".to_owned();
+        assert_eq!(address.endpoint, Endpoint::Sentinel { sentinels, master });
+        assert_eq!(
+            address.to_string(),
+            "valkey+sentinel://a.example:26379,[::1]:5000,10.0.0.1:26379/main/3"
+        );
+        let watcher = address.sentinel("a.example".into(), 26379);
+        assert_eq!(
+            (watcher.database, watcher.user.as_deref(), password(&watcher)),
+            (0, Some("watch"), Some("dog"))
+        );
+        let server = address.server("b".into(), 1);
+        assert_eq!(
+            (server.database, server.user.as_deref(), password(&server)),
+            (3, Some("me"), Some("pw"))
+        );
+        assert_eq!(server.to_string(), "valkey://b:1/3");
+        let address = parse("rediss+sentinel://h/m?ca=/c.pem");
+        assert!(address.tls.is_some());
+        assert_eq!(address.to_string(), "rediss+sentinel://h:26379/m");
+    }
+
+    #[test]
     fn the_spare_password_fills_in() {
         let spare = || Some("spare".to_owned());
         let given = Address::parse("redis://me:own@h", spare()).unwrap();
@@ -289,9 +518,19 @@ mod tests {
             "redis://u:hunter2@host/1/2",
             "redis://u:hunter2@host/-1",
             "redis://u:hunter2@host?db=hunter2",
+            "redis://u:hunter2@host?ca=/hunter2.pem",
+            "redis://u:hunter2@h1,h2",
+            "redis+sentinel://u:hunter2@h1",
+            "redis+sentinel://u:hunter2@h1/m/hunter2",
+            "redis+sentinel://u:hunter2@h1,h2:hunter2/m",
+            "redis+sentinel://h1,u:hunter2@h2/m",
+            "redis+sentinel://h1,/m?sentinel_password=hunter2",
+            "redis+sentinel://h1/m?password=hunter2",
             "redis://u:hunter2#x@host",
             "redis://u:hunter2%ff@host",
-            "rediss://u:hunter2@host",
+            "rediss://u:hunter2@host?hunter2",
+            "rediss://u:hunter2@host?ca=",
+            "rediss://u:hunter2@host?cert=/hunter2.pem",
             "http://u:hunter2@host",
             "unix://host/path?password=hunter2",
             "unix://u:hunter2@/path",
@@ -308,8 +547,6 @@ mod tests {
                 "{url}: {error}"
             );
         }
-        let tls = Address::parse("rediss://h", None).unwrap_err();
-        assert!(tls.to_string().contains("TLS comes in a later version"));
     }
 
     #[test]

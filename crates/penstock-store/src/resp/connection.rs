@@ -12,6 +12,7 @@ use super::command::Commands;
 use super::failure::Failure;
 use super::parser::{MAX_LINE, Reply, ReplyReader};
 use super::socket::{Resolver, Socket, wait};
+use super::tls::Tls;
 use crate::ErrorKind;
 
 /// Bytes of a connection's receive buffer. Replies' heads and small replies go through it.
@@ -37,11 +38,12 @@ impl Connection {
     /// Connects, authenticates and selects the database.
     pub(super) fn open(
         address: &Address,
+        tls: Option<&Tls>,
         name: &str,
         resolver: &Resolver,
         deadline: Instant,
     ) -> Result<Self, Failure> {
-        let socket = Socket::connect(&address.endpoint, resolver, deadline)?;
+        let socket = Socket::connect(&address.endpoint, tls, resolver, deadline)?;
         let mut connection = Self {
             socket,
             received: Received::default(),
@@ -89,14 +91,18 @@ impl Connection {
                 })
             })?;
             let sent = if unsent.is_empty() {
-                0
+                self.socket.flush().map(usize::from)
             } else {
-                match self.socket.send(&[IoSlice::new(unsent)]) {
-                    Ok(sent) => sent.unwrap_or(0),
-                    Err(cause) => return Err(self.last_words(Failure::system("sending", cause))),
-                }
+                self.socket.send(&[IoSlice::new(unsent)]).map(|sent| {
+                    let sent = sent.unwrap_or(0);
+                    unsent = &unsent[sent..];
+                    sent
+                })
             };
-            unsent = &unsent[sent..];
+            let sent = match sent {
+                Ok(sent) => sent,
+                Err(failure) => return Err(self.last_words(failure)),
+            };
             if !heard && sent == 0 && answered < commands.count() {
                 let sending = if unsent.is_empty() {
                     PollFlags::empty()
@@ -148,7 +154,10 @@ impl Connection {
 
     /// Receives into the buffer what is there now.
     pub(super) fn fill(&mut self) -> Result<Came, Failure> {
-        let (came, bytes) = receive(&self.socket, &mut [IoSliceMut::new(self.received.space())])?;
+        let (came, bytes) = receive(
+            &mut self.socket,
+            &mut [IoSliceMut::new(self.received.space())],
+        )?;
         self.heard |= bytes > 0;
         self.received.extend(bytes);
         Ok(came)
@@ -244,14 +253,11 @@ pub(super) enum Came {
 
 /// Receives what is there now, and says how many bytes; the end of the stream is a failure.
 pub(super) fn receive(
-    socket: &Socket,
+    socket: &mut Socket,
     slices: &mut [IoSliceMut<'_>],
 ) -> Result<(Came, usize), Failure> {
     let room: usize = slices.iter().map(|slice| slice.len()).sum();
-    match socket
-        .receive(slices)
-        .map_err(|cause| Failure::system("receiving", cause))?
-    {
+    match socket.receive(slices)? {
         None => Ok((Came::Nothing, 0)),
         Some(0) => Err(Failure::closed()),
         Some(bytes) => Ok((if bytes < room { Came::Some } else { Came::Full }, bytes)),

@@ -177,7 +177,7 @@ impl<'p> Lane<'p> {
 
     /// What the lane waits for.
     pub(super) fn polled(&self) -> PollFd<'_> {
-        let sending = if self.outgoing.bytes > 0 {
+        let sending = if self.outgoing.bytes > 0 || self.connection.socket.is_flushing() {
             PollFlags::OUT
         } else {
             PollFlags::empty()
@@ -220,8 +220,13 @@ impl<'p> Lane<'p> {
         if self.outgoing.bytes == 0 {
             self.gather(batch, queue);
         }
-        if self.outgoing.bytes == 0 || !self.may_send {
+        if !self.may_send {
             return Ok(false);
+        }
+        if self.outgoing.bytes == 0 {
+            let flushed = self.connection.socket.flush();
+            self.may_send = !self.connection.socket.is_flushing();
+            return flushed.map_err(|failure| self.connection.last_words(failure));
         }
         let outgoing = &mut self.outgoing;
         let value = outgoing
@@ -257,9 +262,7 @@ impl<'p> Lane<'p> {
                 self.may_send = false;
                 Ok(false)
             }
-            Err(cause) => Err(self
-                .connection
-                .last_words(Failure::system("sending", cause))),
+            Err(failure) => Err(self.connection.last_words(failure)),
         }
     }
 
@@ -439,7 +442,7 @@ fn receive_value<B: Batch>(
         // With the end of this value comes the head of the next one.
         slices.push(IoSliceMut::new(connection.received.space()));
     }
-    let (came, bytes) = receive(&connection.socket, &mut slices)?;
+    let (came, bytes) = receive(&mut connection.socket, &mut slices)?;
     connection.heard |= bytes > 0;
     let of_value = asked.min(bytes as u64);
     connection.received.extend(bytes - of_value as usize);

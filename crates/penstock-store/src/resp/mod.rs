@@ -1,10 +1,11 @@
-//! Valkey and Redis, over the RESP protocol (version 2), by TCP or unix socket.
+//! Valkey and Redis, over the RESP protocol (version 2), by TCP, with or without TLS,
+//! or unix socket, standalone or under Sentinel.
 //!
 //! An object is a string under its key's text form. A put is one SET, so it is atomic and
 //! replaces what was there; a get is one GET, whose value goes from the socket straight into the
 //! caller's memory. Opening does not connect: a server may be absent, go away and come back.
 //!
-//! From the address to the bytes: `address` reads the URL, `socket` and `connection` reach the
+//! From the address to the bytes: `address` reads the URL, `sentinel` finds the master, `socket`, `tls` and `connection` reach the
 //! server, `pool` keeps connections, `command` and `parser` speak the protocol, `lane` moves
 //! values over one connection and `transfer` over several.
 
@@ -15,7 +16,9 @@ mod failure;
 mod lane;
 mod parser;
 mod pool;
+mod sentinel;
 mod socket;
+mod tls;
 mod transfer;
 
 use std::collections::BTreeMap;
@@ -29,6 +32,7 @@ use connection::Connection;
 use failure::Failure;
 use parser::{MAX_STRING, Reply};
 use pool::ConnectionPool;
+use tls::Tls;
 use transfer::{Gets, Puts};
 
 use crate::counters::Counters;
@@ -54,9 +58,10 @@ const SETTINGS: [&str; 6] = [
 /// Opens a Valkey or Redis server as a store; does not connect yet.
 pub(crate) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     let address = Address::parse(url, std::env::var(PASSWORD_VARIABLE).ok())?;
+    let tls = address.tls.as_ref().map(Tls::load).transpose()?;
     Ok(Arc::new(RespStore {
         url: address.to_string(),
-        pool: ConnectionPool::new(address, options.clone()),
+        pool: ConnectionPool::new(address, tls, options.clone()),
         counters: Counters::default(),
     }))
 }

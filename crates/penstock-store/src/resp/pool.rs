@@ -5,15 +5,18 @@ use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::address::Address;
+use super::address::{Address, Endpoint};
 use super::connection::Connection;
 use super::failure::Failure;
+use super::sentinel::{self, Question};
 use super::socket::Resolver;
+use super::tls::Tls;
 use crate::{ErrorKind, OpenOptions};
 
 #[derive(Debug)]
 pub(super) struct ConnectionPool {
     address: Address,
+    tls: Option<Tls>,
     options: OpenOptions,
     resolver: Resolver,
     state: Mutex<State>,
@@ -30,9 +33,10 @@ struct State {
 }
 
 impl ConnectionPool {
-    pub(super) fn new(address: Address, options: OpenOptions) -> Self {
+    pub(super) fn new(address: Address, tls: Option<Tls>, options: OpenOptions) -> Self {
         Self {
             address,
+            tls,
             options,
             resolver: Resolver::default(),
             state: Mutex::default(),
@@ -134,19 +138,43 @@ impl ConnectionPool {
         };
         let limit = Instant::now() + self.options.connect_timeout;
         let name = &self.options.client_name;
-        let opened = Connection::open(&self.address, name, &self.resolver, deadline.min(limit));
+        let opened = self.open_master(name, deadline.min(limit));
         lent.connection = Some(opened.map_err(|failure| match failure.kind {
             ErrorKind::TimedOut if limit < deadline => failure.reworded(
                 ErrorKind::Unreachable,
                 format!(
-                    "no connection was made within {:?}",
-                    self.options.connect_timeout
+                    "no connection was made within {:?}{}",
+                    self.options.connect_timeout,
+                    // A server without TLS takes our greeting for the beginning of a command.
+                    match self.tls {
+                        Some(_) => "; does the server speak TLS on this port?",
+                        None => "",
+                    }
                 ),
             ),
             _ => failure,
         })?);
         self.opened.fetch_add(1, Ordering::Relaxed);
         Ok(lent)
+    }
+}
+
+impl ConnectionPool {
+    fn open_master(&self, name: &str, deadline: Instant) -> Result<Connection, Failure> {
+        let (tls, resolver) = (self.tls.as_ref(), &self.resolver);
+        let server = Question {
+            address: &self.address,
+            tls,
+            client_name: name,
+            resolver,
+            deadline,
+        }
+        .server()?;
+        let mut connection = Connection::open(&server, tls, name, resolver, deadline)?;
+        if matches!(self.address.endpoint, Endpoint::Sentinel { .. }) {
+            sentinel::check_master(&mut connection, deadline)?;
+        }
+        Ok(connection)
     }
 }
 

@@ -19,24 +19,45 @@ use rustix::net::{
 
 use super::address::Endpoint;
 use super::failure::Failure;
+use super::tls::{Tls, TlsStream};
 use crate::ErrorKind;
 
 /// How long to wait before trying again to enter a unix socket's full backlog.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(2);
 
-/// A connected stream socket in non-blocking mode.
+/// A connected stream in non-blocking mode.
 #[derive(Debug)]
-pub(super) struct Socket(OwnedFd);
+pub(super) enum Socket {
+    Plain(OwnedFd),
+    Tls(TlsStream),
+}
 
 impl Socket {
-    /// Connects, trying a host's addresses in the resolver's order.
+    /// Connects, and agrees on TLS if there is some.
     pub(super) fn connect(
         endpoint: &Endpoint,
+        tls: Option<&Tls>,
         resolver: &Resolver,
         deadline: Instant,
     ) -> Result<Self, Failure> {
+        let fd = Self::connect_plain(endpoint, resolver, deadline)?;
+        match (tls, endpoint) {
+            (Some(tls), Endpoint::Tcp { host, .. }) => {
+                TlsStream::connect(fd, tls, host, deadline).map(Self::Tls)
+            }
+            _ => Ok(Self::Plain(fd)),
+        }
+    }
+
+    /// Connects, trying a host's addresses in the resolver's order.
+    fn connect_plain(
+        endpoint: &Endpoint,
+        resolver: &Resolver,
+        deadline: Instant,
+    ) -> Result<OwnedFd, Failure> {
         match endpoint {
             Endpoint::Unix(path) => Self::connect_unix(path, deadline),
+            Endpoint::Sentinel { .. } => unreachable!("sentinels were asked for the server"),
             Endpoint::Tcp { host, port } => {
                 let addresses = resolver.resolve(host, *port, deadline)?;
                 let mut failure = Failure::new(ErrorKind::Unreachable, "the host has no address");
@@ -54,7 +75,7 @@ impl Socket {
         }
     }
 
-    fn connect_tcp(address: SocketAddr, deadline: Instant) -> Result<Self, Failure> {
+    fn connect_tcp(address: SocketAddr, deadline: Instant) -> Result<OwnedFd, Failure> {
         let family = if address.is_ipv4() {
             AddressFamily::INET
         } else {
@@ -83,10 +104,10 @@ impl Socket {
             // algorithm works as well, so a refusal is no reason to fail.
             let _ = sockopt::set_tcp_congestion(&fd, "reno");
         }
-        Ok(Self(fd))
+        Ok(fd)
     }
 
-    fn connect_unix(path: &Path, deadline: Instant) -> Result<Self, Failure> {
+    fn connect_unix(path: &Path, deadline: Instant) -> Result<OwnedFd, Failure> {
         let address = SocketAddrUnix::new(path).map_err(|cause| {
             Failure::system("using the socket's path", cause)
                 .reworded(ErrorKind::Config, "the unix socket's path is too long")
@@ -94,7 +115,7 @@ impl Socket {
         loop {
             let fd = Self::create(AddressFamily::UNIX)?;
             match rustix::net::connect(&fd, &address) {
-                Ok(()) => return Ok(Self(fd)),
+                Ok(()) => return Ok(fd),
                 // A full backlog, which cannot be polled for.
                 Err(Errno::AGAIN | Errno::INTR) if Instant::now() + BACKLOG_PAUSE < deadline => {
                     thread::sleep(BACKLOG_PAUSE);
@@ -112,30 +133,70 @@ impl Socket {
     }
 
     /// Sends what the socket takes now; `None` if nothing.
-    pub(super) fn send(&self, slices: &[IoSlice<'_>]) -> Result<Option<usize>, Errno> {
-        // Not `writev`, which would raise SIGPIPE in a host program that does not ignore it.
-        let mut no_control = SendAncillaryBuffer::default();
-        now_or_later(|| rustix::net::sendmsg(&self.0, slices, &mut no_control, SendFlags::NOSIGNAL))
+    pub(super) fn send(&mut self, slices: &[IoSlice<'_>]) -> Result<Option<usize>, Failure> {
+        match self {
+            // Not `writev`, which would raise SIGPIPE in a host program that does not ignore it.
+            Self::Plain(fd) => {
+                let mut no_control = SendAncillaryBuffer::default();
+                now_or_later(|| {
+                    rustix::net::sendmsg(&*fd, slices, &mut no_control, SendFlags::NOSIGNAL)
+                })
+                .map_err(|cause| Failure::system("sending", cause))
+            }
+            Self::Tls(stream) => stream.send(slices),
+        }
     }
 
-    /// Receives what is there now; `None` if nothing, 0 at the end of the stream.
-    pub(super) fn receive(&self, slices: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Errno> {
-        now_or_later(|| rustix::io::readv(&self.0, slices))
+    /// Whether something that [`Self::send`] took waits for the socket.
+    pub(super) fn is_flushing(&self) -> bool {
+        match self {
+            Self::Plain(_) => false,
+            Self::Tls(stream) => stream.is_flushing(),
+        }
+    }
+
+    /// Moves on what waits for the socket; returns whether anything moved.
+    pub(super) fn flush(&mut self) -> Result<bool, Failure> {
+        match self {
+            Self::Plain(_) => Ok(false),
+            Self::Tls(stream) => stream.flush(),
+        }
+    }
+
+    /// Receives what is there now; `None` if nothing, 0 at the end of the stream. Less than there
+    /// was room for is all there is.
+    pub(super) fn receive(
+        &mut self,
+        slices: &mut [IoSliceMut<'_>],
+    ) -> Result<Option<usize>, Failure> {
+        match self {
+            Self::Plain(fd) => now_or_later(|| rustix::io::readv(&*fd, slices))
+                .map_err(|cause| Failure::system("receiving", cause)),
+            Self::Tls(stream) => stream.receive(slices),
+        }
     }
 
     /// Whether the connection is open and the server has sent nothing that was not received.
-    pub(super) fn is_quiet(&self) -> bool {
-        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        let mut byte = [0];
-        matches!(
-            now_or_later(|| rustix::net::recv(&self.0, &mut byte, flags)),
-            Ok(None)
-        )
+    pub(super) fn is_quiet(&mut self) -> bool {
+        match self {
+            Self::Plain(fd) => {
+                let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+                let mut byte = [0];
+                matches!(
+                    now_or_later(|| rustix::net::recv(&*fd, &mut byte, flags)),
+                    Ok(None)
+                )
+            }
+            Self::Tls(stream) => stream.is_quiet(),
+        }
     }
 
     /// For [`wait`].
     pub(super) fn polled(&self, events: PollFlags) -> PollFd<'_> {
-        PollFd::from_borrowed_fd(self.0.as_fd(), events)
+        match self {
+            Self::Plain(fd) => PollFd::from_borrowed_fd(fd.as_fd(), events),
+            Self::Tls(stream) => stream.polled(events),
+        }
     }
 }
 

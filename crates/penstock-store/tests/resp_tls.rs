@@ -1,0 +1,332 @@
+//! TLS against real servers that ask for it.
+
+mod behaviour;
+mod resp_server;
+
+use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use behaviour::{bytes, fresh_namespace, get, key, put, soon};
+use penstock_store::{
+    ErrorKind, GetOutcome, GetRequest, OpenOptions, PutOutcome, PutRequest, Store, open,
+};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use resp_server::{Server, free_port, on_each_server};
+use tempfile::TempDir;
+
+/// Certificates of one authority, in files.
+struct Papers {
+    folder: TempDir,
+}
+
+impl Papers {
+    /// An authority, the server's certificate for `localhost` and 127.0.0.1, and a client's.
+    fn new() -> Self {
+        let papers = Self {
+            folder: tempfile::tempdir().expect("a temporary directory"),
+        };
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "authority");
+        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key"))
+            .expect("an authority");
+        papers.write("ca.pem", &authority.pem());
+        for (name, subjects) in [
+            (
+                "server",
+                vec!["localhost".to_owned(), "127.0.0.1".to_owned()],
+            ),
+            ("client", vec!["client".to_owned()]),
+        ] {
+            let secret = KeyPair::generate().expect("a key");
+            let certificate = CertificateParams::new(subjects)
+                .and_then(|mut params| {
+                    params.distinguished_name.push(DnType::CommonName, name);
+                    params.signed_by(&secret, &authority)
+                })
+                .expect("a certificate");
+            papers.write(&format!("{name}.pem"), &certificate.pem());
+            papers.write(&format!("{name}.key"), &secret.serialize_pem());
+        }
+        papers
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.path(name), text).expect("a file");
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A server that also listens for TLS, and the port.
+    fn server(&self, name: &'static str, ask_clients: bool) -> (Server, u16) {
+        let port = free_port();
+        let path = |file: &str| self.path(file).display().to_string();
+        let arguments = [
+            "--tls-port",
+            &port.to_string(),
+            "--tls-cert-file",
+            &path("server.pem"),
+            "--tls-key-file",
+            &path("server.key"),
+            "--tls-ca-cert-file",
+            &path("ca.pem"),
+            "--tls-auth-clients",
+            if ask_clients { "yes" } else { "no" },
+        ];
+        (Server::start_with(name, &arguments), port)
+    }
+
+    fn url(&self, port: u16) -> String {
+        format!(
+            "rediss://127.0.0.1:{port}?ca={}",
+            shown(&self.path("ca.pem"))
+        )
+    }
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn store(url: &str) -> Arc<dyn Store> {
+    open(url, &OpenOptions::default()).expect("the URL is right")
+}
+
+fn refused(url: &str) -> penstock_store::Error {
+    store(url)
+        .contains(&[key(fresh_namespace(), 0)], soon())
+        .expect_err("must be refused")
+}
+
+#[test]
+fn behaves_as_a_store_over_tls() {
+    let papers = Papers::new();
+    on_each_server(|name| {
+        let (_server, port) = papers.server(name, false);
+        behaviour::run_all(|| store(&papers.url(port)));
+    });
+}
+
+#[test]
+fn big_values_move_over_several_connections() {
+    let papers = Papers::new();
+    on_each_server(|name| {
+        let (_server, port) = papers.server(name, false);
+        let store = store(&papers.url(port));
+        let namespace = fresh_namespace();
+        let values: Vec<_> = (0..8).map(|n| bytes(n, 3 << 20)).collect();
+        let slices: Vec<_> = values.iter().map(|value| [IoSlice::new(value)]).collect();
+        let mut puts: Vec<_> = slices
+            .iter()
+            .enumerate()
+            .map(|(n, value)| PutRequest {
+                key: key(namespace, n as u64),
+                value,
+                outcome: None,
+            })
+            .collect();
+        store.put_many(&mut puts, soon());
+        for request in puts {
+            assert_eq!(request.outcome.unwrap().unwrap(), PutOutcome::Stored);
+        }
+        let mut buffers = vec![vec![0; 3 << 20]; 8];
+        let mut into: Vec<_> = buffers.iter_mut().map(|b| [IoSliceMut::new(b)]).collect();
+        let mut gets: Vec<_> = into
+            .iter_mut()
+            .enumerate()
+            .map(|(n, into)| GetRequest {
+                key: key(namespace, n as u64),
+                into,
+                outcome: None,
+            })
+            .collect();
+        store.get_many(&mut gets, soon());
+        for request in gets {
+            assert_eq!(request.outcome.unwrap().unwrap(), GetOutcome::Hit(3 << 20));
+        }
+        assert!(buffers == values);
+    });
+}
+
+#[test]
+fn idle_connections_are_used_again() {
+    let papers = Papers::new();
+    on_each_server(|name| {
+        let (server, port) = papers.server(name, false);
+        let store = store(&papers.url(port));
+        let namespace = fresh_namespace();
+        for n in 0..20 {
+            put(&*store, &key(namespace, n), &bytes(n, 1000)).unwrap();
+        }
+        let info = server.text("INFO stats");
+        let accepted = info
+            .lines()
+            .find_map(|line| line.strip_prefix("total_connections_received:"))
+            .and_then(|count| count.trim().parse::<u64>().ok())
+            .expect("the server counts them");
+        // Two of them are this test's own, and the helper's first look whether it is up.
+        assert!(accepted < 10, "{accepted} connections for 20 puts");
+    });
+}
+
+#[test]
+fn a_client_proves_who_it_is() {
+    let papers = Papers::new();
+    on_each_server(|name| {
+        let (_server, port) = papers.server(name, true);
+        let url = papers.url(port);
+        let error = refused(&url);
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+        assert!(error.to_string().contains("client certificate"), "{error}");
+        let (cert, key_file) = (papers.path("client.pem"), papers.path("client.key"));
+        let store = store(&format!(
+            "{url}&cert={}&key={}",
+            shown(&cert),
+            shown(&key_file)
+        ));
+        let key = key(fresh_namespace(), 0);
+        put(&*store, &key, b"value").unwrap();
+        assert_eq!(get(&*store, &key), Some(b"value".to_vec()));
+    });
+}
+
+#[test]
+fn a_server_that_proves_nothing_is_refused() {
+    let papers = Papers::new();
+    let others = Papers::new();
+    on_each_server(|name| {
+        let (_server, port) = papers.server(name, false);
+        let error = refused(&others.url(port));
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+        assert!(
+            error.to_string().contains("certificate is not accepted"),
+            "{error}"
+        );
+        // Another name than the certificate's.
+        let error = refused(&format!("{}&name=pool.example", papers.url(port)));
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+        // The certificate's name, at an address that it does not hold.
+        let store = store(&format!("{}&name=localhost", papers.url(port)));
+        store
+            .contains(&[key(fresh_namespace(), 0)], soon())
+            .unwrap();
+    });
+}
+
+#[test]
+fn a_server_without_tls_is_told_apart() {
+    let papers = Papers::new();
+    on_each_server(|name| {
+        let server = Server::start(name);
+        let error = refused(&papers.url(server.port()));
+        // Our greeting is noise to it: it waits for more, or complains, as the noise falls.
+        assert!(
+            matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Protocol),
+            "{error}"
+        );
+        assert!(
+            error.to_string().contains("speak TLS on this port"),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn files_are_read_when_the_store_is_opened() {
+    let papers = Papers::new();
+    papers.write("empty.pem", "");
+    let path = |name: &str| shown(&papers.path(name));
+    for (query, says) in [
+        (format!("ca={}", path("none.pem")), "none.pem"),
+        (format!("ca={}", path("empty.pem")), "holds no certificate"),
+        (format!("ca={}", path("client.key")), "holds no certificate"),
+        (
+            format!(
+                "ca={}&cert={}&key={}",
+                path("ca.pem"),
+                path("client.pem"),
+                path("ca.pem")
+            ),
+            "no private key",
+        ),
+        (
+            format!(
+                "ca={}&cert={}&key={}",
+                path("ca.pem"),
+                path("client.pem"),
+                path("server.key")
+            ),
+            "do not belong together",
+        ),
+    ] {
+        let Err(error) = open(&format!("rediss://h?{query}"), &OpenOptions::default()) else {
+            panic!("{query} must be refused");
+        };
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains(says), "{error}");
+    }
+}
+
+#[test]
+fn a_silent_peer_costs_no_more_than_the_deadline() {
+    let papers = Papers::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let store = store(&papers.url(port));
+    let began = Instant::now();
+    let error = store
+        .contains(
+            &[key(fresh_namespace(), 0)],
+            Instant::now() + Duration::from_millis(200),
+        )
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert!(began.elapsed() < Duration::from_secs(5));
+}
+
+/// Passes bytes on, and cuts the connection after so many of the server's.
+fn cut_after(to: u16, bytes: usize) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let Ok(server) = TcpStream::connect(("127.0.0.1", to)) else {
+                return;
+            };
+            let (mut up_from, mut up_to) =
+                (client.try_clone().unwrap(), server.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut up_from, &mut up_to));
+            let mut down = server.take(bytes as u64);
+            let mut client = client;
+            let _ = std::io::copy(&mut down, &mut client);
+            let _ = client.flush();
+            let _ = client.shutdown(std::net::Shutdown::Both);
+        }
+    });
+    port
+}
+
+#[test]
+fn a_connection_cut_in_the_middle_of_a_value_is_no_hit() {
+    let papers = Papers::new();
+    on_each_server(|name| {
+        let (_server, port) = papers.server(name, false);
+        let key = key(fresh_namespace(), 0);
+        put(&*store(&papers.url(port)), &key, &bytes(0, 1 << 20)).unwrap();
+        for after in [10, 3000, 20_000, 500_000, 1_000_000] {
+            let store = store(&papers.url(cut_after(port, after)));
+            let mut into = vec![0; 1 << 20];
+            let error = store
+                .get(&key, &mut [IoSliceMut::new(&mut into)], soon())
+                .expect_err("cut off");
+            assert_eq!(error.kind(), ErrorKind::Unreachable, "{after}: {error}");
+        }
+    });
+}

@@ -133,7 +133,8 @@ class Engine:
         slot_bytes: int,
         slots: int,
         copy_lanes: int = 1,
-        io_lanes: int = 2,
+        get_lanes: int = 2,
+        put_lanes: int = 1,
     ) -> Engine: ...
     def register(
         self, descriptor: Descriptor, group: int = 0, *, cuda_device: int | None = None

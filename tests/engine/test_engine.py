@@ -92,7 +92,7 @@ def test_what_one_engine_stores_another_loads(store: Store, engine: Engine, kv: 
     assert lookup.shutdown()
 
     other = Kv()
-    reader = Engine(store, slot_bytes=BLOCK_BYTES, slots=4, copy_lanes=2, io_lanes=2)
+    reader = Engine(store, slot_bytes=BLOCK_BYTES, slots=4, copy_lanes=2, get_lanes=2)
     reader.register(other.descriptor)
     wanted = [(0, key(n), [7 - i]) for i, n in enumerate((0, 1, 9, 2))]
     reader.submit_load(1, wanted, 30, True)
@@ -168,7 +168,8 @@ def test_waiting_and_ending_release_the_gil(engine: Engine) -> None:
 def test_an_engine_that_is_only_forgotten_leaves_no_thread(store: Store, kv: Kv) -> None:
     def native_threads() -> list[str]:
         names = (p.read_text().strip() for p in Path("/proc/self/task").glob("*/comm"))
-        return [name for name in names if name.startswith(("penstock-io", "penstock-look"))]
+        own = ("penstock-get", "penstock-put", "penstock-look")
+        return [name for name in names if name.startswith(own)]
 
     def until(count: int) -> None:
         # A thread takes its name, and leaves the list, a moment after it begins and ends.
@@ -177,11 +178,11 @@ def test_an_engine_that_is_only_forgotten_leaves_no_thread(store: Store, kv: Kv)
             assert time.monotonic() < end, native_threads()
             time.sleep(0.001)
 
-    engine = Engine(store, slot_bytes=BLOCK_BYTES, slots=4, io_lanes=3)
+    engine = Engine(store, slot_bytes=BLOCK_BYTES, slots=4, get_lanes=3)
     engine.register(kv.descriptor)
     engine.submit_store(1, [(0, key(0), [0])])
     lookup = Lookup(store)
-    until(5)
+    until(6)
     del engine, lookup
     until(0)
 

@@ -1,6 +1,6 @@
 //! How fast jobs move blocks: stores, then loads, of a whole set of blocks through a store.
 //!
-//! `jobs URL [block KiB=1024] [total MiB=128] [io lanes=2] [batch=8] [copy lanes=1] [rounds=5]`
+//! `jobs URL [block KiB=1024] [total MiB=128] [get lanes=2] [batch=8] [copy lanes=1] [rounds=5]`
 //!
 //! Blocks lie in 16 layers, each its own run (`LBHNC`) or all together (`BLHNC`). Prints for each
 //! layout MiB/s of the best round, whole jobs timed, and seconds of this process's CPU time for
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut number = |default: u64| args.next().map_or(Ok(default), |text| text.parse());
     let block_bytes = number(1024)? << 10;
     let blocks = (number(128)? << 20) / block_bytes;
-    let (io_lanes, batch, copy_lanes) = (number(2)?, number(8)?, number(1)?);
+    let (get_lanes, batch, copy_lanes) = (number(2)?, number(8)?, number(1)?);
     let rounds = number(5)?;
     for layout in [KvLayout::LBHNC, KvLayout::BLHNC] {
         let content = block_bytes / u64::from(LAYERS) / TOKENS;
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let descriptor = Descriptor::packed(layout, share, blocks, TOKENS, content)?;
         let mut memory = vec![1_u8; descriptor.region_lens()[0] as usize];
         let mut config = EngineConfig::new(block_bytes as usize, 64);
-        config.io_lanes = io_lanes as usize;
+        config.get_lanes = get_lanes as usize;
         config.batch = batch as usize;
         config.copy_lanes = copy_lanes as usize;
         config.store_wait = Duration::from_secs(60);

@@ -187,7 +187,7 @@ impl Drop for Lease {
             .slots_in_use
             .fetch_sub(1, Ordering::Relaxed);
         self.arena.signals.copy.notify_one();
-        self.arena.signals.io.notify_one();
+        self.arena.signals.get.notify_one();
     }
 }
 

@@ -25,9 +25,10 @@ pub struct EngineConfig {
     pub store_slots: usize,
     /// Threads that gather blocks into slots.
     pub copy_lanes: usize,
-    /// Threads that talk to the store and scatter what they got. Puts occupy all but one of them
-    /// at most (unless there is only one).
-    pub io_lanes: usize,
+    /// Threads that get values and scatter what they got.
+    pub get_lanes: usize,
+    /// Threads that put values, at low priority.
+    pub put_lanes: usize,
     /// Most objects in one call to the store.
     pub batch: usize,
     /// Most payload bytes in one call to the store, if that is more than one object.
@@ -63,7 +64,8 @@ impl EngineConfig {
             slots,
             store_slots: (slots - slots / 4).min(slots.saturating_sub(1)).max(1),
             copy_lanes: 1,
-            io_lanes: 2,
+            get_lanes: 2,
+            put_lanes: 1,
             batch: ((1 << 20) / slot_bytes.max(1)).clamp(8, 256),
             batch_bytes: 1 << 20,
             max_pending_objects: ((1 << 30) / slot_bytes.max(1)).clamp(4096, 1 << 17),
@@ -90,8 +92,11 @@ impl EngineConfig {
         if self.copy_lanes == 0 || self.copy_lanes > 64 {
             return refuse("copy_lanes must be between 1 and 64");
         }
-        if self.io_lanes == 0 || self.io_lanes > 64 {
-            return refuse("io_lanes must be between 1 and 64");
+        if self.get_lanes == 0 || self.get_lanes > 64 {
+            return refuse("get_lanes must be between 1 and 64");
+        }
+        if self.put_lanes == 0 || self.put_lanes > 64 {
+            return refuse("put_lanes must be between 1 and 64");
         }
         if self.batch == 0 {
             return refuse("batch must be at least 1");
@@ -106,10 +111,5 @@ impl EngineConfig {
             return refuse("no time may be longer than a day");
         }
         Ok(())
-    }
-
-    /// Lanes that puts may occupy at once.
-    pub(crate) fn put_lanes(&self) -> usize {
-        self.io_lanes.saturating_sub(1).max(1)
     }
 }

@@ -27,8 +27,6 @@ struct State {
     /// Payload bytes of `gathers`.
     gather_bytes: usize,
     puts: VecDeque<Put>,
-    /// Lanes that are putting.
-    putting: usize,
     /// Jobs with queued objects, oldest first.
     loads: VecDeque<Arc<LoadJob>>,
     /// Calls to drain under way.
@@ -58,11 +56,16 @@ pub(crate) enum CopyWork {
     Close,
 }
 
-/// What an I/O lane does next.
-pub(crate) enum IoWork {
+/// What a get lane does next.
+pub(crate) enum LoadWork {
     /// Objects of one job.
     Load(Vec<(LoadTicket, Slot<Empty>)>),
-    /// To be followed by [`Queues::put_done`].
+    Wait,
+    Close,
+}
+
+/// What a put lane does next.
+pub(crate) enum PutWork {
     Put(Vec<Put>),
     Wait,
     Close,
@@ -117,7 +120,7 @@ impl Queues {
             }
             state.puts.push_back(put);
         }
-        self.signals.io.notify_one();
+        self.signals.put.notify_one();
     }
 
     pub(crate) fn push_load(&self, job: Arc<LoadJob>) {
@@ -129,7 +132,7 @@ impl Queues {
             }
             state.loads.push_back(job);
         }
-        self.signals.io.notify_all();
+        self.signals.get.notify_all();
     }
 
     pub(crate) fn next_copy(&self) -> CopyWork {
@@ -155,11 +158,11 @@ impl Queues {
         CopyWork::Wait(None)
     }
 
-    /// Loads come before puts, older jobs before younger ones.
-    pub(crate) fn next_io(&self) -> IoWork {
+    /// Older jobs come before younger ones.
+    pub(crate) fn next_load(&self) -> LoadWork {
         let mut state = self.state.lock();
         if state.closed {
-            return IoWork::Close;
+            return LoadWork::Close;
         }
         while let Some(job) = state.loads.front() {
             let queued = job.queued();
@@ -168,7 +171,9 @@ impl Queues {
                 continue;
             }
             // An even share for every lane: all of them begin with the front of the job.
-            let share = queued.div_ceil(self.config.io_lanes).min(self.config.batch);
+            let share = queued
+                .div_ceil(self.config.get_lanes)
+                .min(self.config.batch);
             let slots: Vec<_> = (0..share)
                 .map_while(|_| self.arena.lease(Purpose::Load))
                 .collect();
@@ -177,22 +182,23 @@ impl Queues {
             }
             let tickets = job.take(slots.len(), self.config.batch_bytes);
             if !tickets.is_empty() {
-                return IoWork::Load(tickets.into_iter().zip(slots).collect());
+                return LoadWork::Load(tickets.into_iter().zip(slots).collect());
             }
         }
-        if state.putting < self.config.put_lanes() {
-            let batch = state.pop_puts(self.config.batch, self.config.batch_bytes);
-            if !batch.is_empty() {
-                state.putting += 1;
-                return IoWork::Put(batch);
-            }
-        }
-        IoWork::Wait
+        LoadWork::Wait
     }
 
-    pub(crate) fn put_done(&self) {
-        self.state.lock().putting -= 1;
-        self.signals.io.notify_one();
+    pub(crate) fn next_put(&self) -> PutWork {
+        let mut state = self.state.lock();
+        if state.closed {
+            return PutWork::Close;
+        }
+        let batch = state.pop_puts(self.config.batch, self.config.batch_bytes);
+        if batch.is_empty() {
+            PutWork::Wait
+        } else {
+            PutWork::Put(batch)
+        }
     }
 
     /// Notes whether the store takes puts. While it does not, stores are dropped at once

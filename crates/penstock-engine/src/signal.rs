@@ -52,12 +52,14 @@ impl Signal {
 #[derive(Default)]
 pub(crate) struct Signals {
     pub(crate) copy: Signal,
-    pub(crate) io: Signal,
+    pub(crate) get: Signal,
+    pub(crate) put: Signal,
 }
 
 impl Signals {
     pub(crate) fn notify_all(&self) {
         self.copy.notify_all();
-        self.io.notify_all();
+        self.get.notify_all();
+        self.put.notify_all();
     }
 }

@@ -31,7 +31,9 @@ fn shutdown_answers_all_jobs_and_ends_all_threads() {
     config.put_timeout = Duration::from_millis(200);
     let engine = engine(&store, config, &kv);
     eventually("all lanes run", || {
-        threads("penstock-io").len() == 2 && threads("penstock-copy").len() == 1
+        threads("penstock-get").len() == 2
+            && threads("penstock-put").len() == 1
+            && threads("penstock-copy").len() == 1
     });
     store.hold_puts(true);
     store.hold_gets(true);
@@ -120,7 +122,7 @@ fn an_engine_that_cannot_be_made_leaves_nothing() {
         EngineConfig::new(0, 4),
         EngineConfig::new(64, 1),
         EngineConfig {
-            io_lanes: 0,
+            get_lanes: 0,
             ..EngineConfig::new(64, 4)
         },
         EngineConfig {

@@ -185,7 +185,7 @@ fn a_length_rejection_tells_both_lengths() {
 fn a_miss_ends_a_prefix_job_but_not_another() {
     let (store, kv) = (stocked(0..8), Kv::new(KvLayout::LBHNC));
     let mut config = config(4);
-    config.io_lanes = 1;
+    config.get_lanes = 1;
     config.batch = 1;
     let engine = engine(&store, config, &kv);
     let wanted = || [0, 1, 99, 3, 4].map(|n| object(n, &[n % 10])).to_vec();
@@ -239,7 +239,7 @@ fn a_deadline_that_is_past_loads_nothing() {
 fn a_job_that_waits_behind_a_stuck_one_still_ends_by_its_deadline() {
     let (store, kv) = (stocked(0..8), Kv::new(KvLayout::LBHNC));
     let mut config = config(8);
-    config.io_lanes = 1;
+    config.get_lanes = 1;
     let engine = engine(&store, config, &kv);
     store.hold_gets(true);
     engine
@@ -288,48 +288,10 @@ fn a_cancelled_load_is_over_at_once_and_writes_nothing_later() {
 }
 
 #[test]
-fn loads_overtake_stores() {
+fn stuck_puts_do_not_hold_up_loads() {
     let (store, kv) = (stocked(0..4), Kv::new(KvLayout::LBHNC));
     let mut config = config(16);
-    config.io_lanes = 1;
-    config.batch = 2;
-    let engine = engine(&store, config, &kv);
-    store.hold_puts(true);
-    engine
-        .submit_store(1, (10..20).map(|n| object(n, &[n])).collect(), 0)
-        .unwrap();
-    released(&engine, 1);
-    store.until(|call| matches!(call, Call::Put(_)));
-    engine
-        .submit_load(
-            2,
-            (0..4).map(|n| object(n, &[n])).collect(),
-            soon(),
-            true,
-            0,
-        )
-        .unwrap();
-    store.hold_puts(false);
-    outcomes(&engine, 1);
-    let calls = store.calls();
-    let kinds: String = calls
-        .iter()
-        .filter_map(|call| match call {
-            Call::Get(_) => Some('g'),
-            Call::Put(_) => Some('p'),
-            _ => None,
-        })
-        .collect();
-    // How many had been gathered when the first put began is chance.
-    assert!(kinds.starts_with("pggp"), "{kinds}");
-    assert_eq!(kinds.matches('g').count(), 2, "{kinds}");
-}
-
-#[test]
-fn a_stuck_put_leaves_a_lane_for_loads() {
-    let (store, kv) = (stocked(0..4), Kv::new(KvLayout::LBHNC));
-    let mut config = config(16);
-    config.io_lanes = 3;
+    config.put_lanes = 2;
     config.batch = 1;
     let engine = engine(&store, config, &kv);
     store.hold_puts(true);
@@ -363,7 +325,7 @@ fn a_stuck_put_leaves_a_lane_for_loads() {
 fn a_load_spreads_over_the_lanes_front_first() {
     let (store, kv) = (stocked(0..12), Kv::new(KvLayout::LBHNC));
     let mut config = config(16);
-    config.io_lanes = 4;
+    config.get_lanes = 4;
     config.batch = 8;
     let engine = engine(&store, config, &kv);
     store.hold_gets(true);
@@ -401,7 +363,7 @@ fn a_load_spreads_over_the_lanes_front_first() {
 fn batches_are_bounded_in_bytes() {
     let (store, kv) = (stocked(0..6), Kv::new(KvLayout::LBHNC));
     let mut config = config(16);
-    config.io_lanes = 1;
+    config.get_lanes = 1;
     config.batch = 100;
     config.batch_bytes = 2 * BLOCK_BYTES + 1;
     let engine = engine(&store, config, &kv);

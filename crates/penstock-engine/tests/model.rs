@@ -170,7 +170,7 @@ impl Oracle {
 fn run(layout: KvLayout, steps: &[Step]) -> (u64, u64) {
     let (store, kv) = (Probe::new(), Kv::new(layout));
     let mut config = config(5);
-    config.io_lanes = 3;
+    config.get_lanes = 3;
     config.copy_lanes = 2;
     config.batch = 3;
     config.store_wait = Duration::from_millis(2);

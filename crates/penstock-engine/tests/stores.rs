@@ -175,7 +175,7 @@ fn cancelling_a_store_ends_what_is_not_being_put() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::BHLNC));
     let mut config = config(8);
     config.batch = 1;
-    config.io_lanes = 1;
+    config.put_lanes = 1;
     let engine = engine(&store, config, &kv);
     store.hold_puts(true);
     engine
@@ -230,7 +230,7 @@ fn draining_against_a_stuck_store_gives_up_in_time() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     let mut config = config(8);
     config.batch = 1;
-    config.io_lanes = 1;
+    config.put_lanes = 1;
     config.put_timeout = Duration::from_secs(3);
     let engine = engine(&store, config, &kv);
     store.hold_puts(true);

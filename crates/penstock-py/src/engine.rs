@@ -75,18 +75,20 @@ pub(crate) struct Engine {
 impl Engine {
     /// Reserves host memory of `slots` times `slot_bytes` and starts the threads.
     #[new]
-    #[pyo3(signature = (store, *, slot_bytes, slots, copy_lanes = 1, io_lanes = 2))]
+    #[pyo3(signature = (store, *, slot_bytes, slots, copy_lanes = 1, get_lanes = 2, put_lanes = 1))]
     fn new(
         py: Python<'_>,
         store: &Store,
         slot_bytes: usize,
         slots: usize,
         copy_lanes: usize,
-        io_lanes: usize,
+        get_lanes: usize,
+        put_lanes: usize,
     ) -> PyResult<Self> {
         let mut config = EngineConfig::new(slot_bytes, slots);
         config.copy_lanes = copy_lanes;
-        config.io_lanes = io_lanes;
+        config.get_lanes = get_lanes;
+        config.put_lanes = put_lanes;
         let store = store.shared();
         py.detach(|| Native::new(store, config))
             .map(|native| Self { native })

@@ -10,7 +10,8 @@ use crate::memory::MemoryStore;
 use crate::{Error, ErrorKind, Result, Store, parse_size, resp};
 
 const ACCEPTED: &str = "memory://?size=1GiB, file:///absolute/path?size=10GiB, \
-     valkey://[user[:password]@]host[:port][/db] (or redis://), unix:///path.sock[?db=N]";
+     valkey://[user[:password]@]host[:port][/db] (or redis://; valkeys:// and rediss:// with TLS; \
+     valkey+sentinel://host[,host]/master), unix:///path.sock[?db=N]";
 
 /// How to open a store, beside what its URL says.
 #[derive(Clone, Debug)]

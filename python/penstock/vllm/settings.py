@@ -35,8 +35,10 @@ class Settings:
     """Bytes per second below which a load is given up."""
     drain_timeout: float = 5.0
     """Seconds that shutdown waits for stores to reach the pool."""
-    io_lanes: int = 2
-    """Native threads that talk to the pool, per rank."""
+    get_lanes: int = 2
+    """Native threads that get values from the pool, per rank."""
+    put_lanes: int = 1
+    """Native threads that put values into the pool, per rank, at low priority."""
     copy_lanes: int = 1
     """Native threads that copy between KV memory and host memory, per rank."""
     pool_geometry: str = RANK

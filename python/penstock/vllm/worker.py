@@ -164,7 +164,8 @@ class WorkerHalf:
                 slot_bytes=object_bytes,
                 slots=slots,
                 copy_lanes=self._settings.copy_lanes,
-                io_lanes=self._settings.io_lanes,
+                get_lanes=self._settings.get_lanes,
+                put_lanes=self._settings.put_lanes,
             )
         for position, descriptor in descriptors.items():
             self._engine.register(descriptor, position, cuda_device=self._fences.cuda_device)

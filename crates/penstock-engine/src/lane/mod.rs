@@ -1,7 +1,8 @@
 //! Lanes: the threads that move bytes.
 
 mod copy;
-mod io;
+mod get;
+mod put;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -31,9 +32,10 @@ pub(crate) struct Floor {
 pub(crate) fn start(floor: &Arc<Floor>) -> Result<Vec<JoinHandle<()>>, EngineError> {
     let copy =
         (0..floor.config.copy_lanes).map(|i| (format!("penstock-copy-{i}"), copy::run as Lane));
-    let io = (0..floor.config.io_lanes).map(|i| (format!("penstock-io-{i}"), io::run as Lane));
+    let get = (0..floor.config.get_lanes).map(|i| (format!("penstock-get-{i}"), get::run as Lane));
+    let put = (0..floor.config.put_lanes).map(|i| (format!("penstock-put-{i}"), put::run as Lane));
     let mut threads = Vec::new();
-    for (name, lane) in copy.chain(io) {
+    for (name, lane) in copy.chain(get).chain(put) {
         match spawn(name, lane, Arc::clone(floor)) {
             Ok(thread) => threads.push(thread),
             Err(error) => {

@@ -133,8 +133,8 @@ impl TlsStream {
                 )
             })?,
         };
-        let mut session = ClientConnection::new(Arc::clone(&tls.config), name)
-            .map_err(|error| failed(&error))?;
+        let mut session =
+            ClientConnection::new(Arc::clone(&tls.config), name).map_err(|error| failed(&error))?;
         session.set_buffer_limit(Some(UNSENT_BYTES));
         let mut stream = Self {
             wire: Wire(fd),

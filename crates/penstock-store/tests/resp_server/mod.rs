@@ -269,3 +269,91 @@ impl Impostor {
         format!("redis://127.0.0.1:{}", self.port)
     }
 }
+
+/// A sentinel that alone decides over one master.
+pub(crate) struct Sentinel {
+    port: u16,
+    process: Child,
+    directory: TempDir,
+}
+
+impl Sentinel {
+    /// Watches the master of this name on this port.
+    pub(crate) fn start(server: &'static str, master: &str, master_port: u16) -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let config = directory.path().join("sentinel.conf");
+        for _ in 0..5 {
+            let port = free_port();
+            std::fs::write(
+                &config,
+                format!(
+                    "bind 127.0.0.1\nport {port}\ndir {}\n\
+                     sentinel monitor {master} 127.0.0.1 {master_port} 1\n\
+                     sentinel down-after-milliseconds {master} 300\n\
+                     sentinel failover-timeout {master} 3000\n",
+                    directory.path().display()
+                ),
+            )
+            .expect("a file");
+            let mut process = Command::new(server)
+                .arg(&config)
+                .arg("--sentinel")
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .expect("the server's program runs");
+            let until = Instant::now() + Duration::from_secs(10);
+            while Instant::now() < until && matches!(process.try_wait(), Ok(None)) {
+                if TcpStream::connect(("127.0.0.1", port)).is_ok() {
+                    return Self {
+                        port,
+                        process,
+                        directory,
+                    };
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+        panic!("{server} does not start as a sentinel");
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn url(&self, master: &str) -> String {
+        format!("redis+sentinel://127.0.0.1:{}/{master}", self.port)
+    }
+
+    /// Sends one line; returns the first line of the reply.
+    pub(crate) fn command(&self, line: &str) -> String {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("it listens");
+        stream
+            .write_all(format!("{line}\r\n").as_bytes())
+            .expect("the sentinel reads");
+        let mut reply = String::new();
+        BufReader::new(stream)
+            .read_line(&mut reply)
+            .expect("the sentinel answers");
+        reply.trim_end().to_owned()
+    }
+
+    /// Returns when it has found a replica, without which it could replace nothing.
+    pub(crate) fn knows_replicas(&self, master: &str) {
+        let until = Instant::now() + Duration::from_secs(30);
+        while self.command(&format!("SENTINEL REPLICAS {master}")) != "*1" {
+            assert!(Instant::now() < until, "the sentinel finds no replica");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

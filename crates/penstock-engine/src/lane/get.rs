@@ -1,19 +1,19 @@
-//! I/O lanes put sealed slots, get values into empty ones, and scatter what verifies. A lane
-//! scatters what it got itself, while the others wait for the store.
+//! Get lanes get values into empty slots, and scatter what verifies. A lane scatters what it got
+//! itself, while the others wait for the store.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSliceMut;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use penstock_layout::Segment;
 use penstock_store::value::{HEADER_BYTES, Rejection};
-use penstock_store::{ErrorKind, GetOutcome, GetRequest, Key, PutOutcome, PutRequest, Result};
+use penstock_store::{ErrorKind, GetOutcome, GetRequest, Key, Result};
 
 use super::Floor;
 use crate::Outcome;
 use crate::arena::{Empty, Slot};
 use crate::load::LoadTicket;
-use crate::queue::{IoWork, Put};
+use crate::queue::LoadWork;
 use crate::region::NotCopied;
 use crate::stats::add_time;
 
@@ -23,77 +23,13 @@ const REMOVE_TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) fn run(floor: &Floor) {
     let mut segments = Vec::new();
     loop {
-        let seen = floor.signals.io.generation();
-        match floor.queues.next_io() {
-            IoWork::Load(batch) => floor.contain(|| load(floor, batch, &mut segments)),
-            IoWork::Put(batch) => {
-                floor.contain(|| put(floor, batch));
-                floor.queues.put_done();
-            }
-            IoWork::Wait => floor.signals.io.wait(seen, None),
-            IoWork::Close => return,
+        let seen = floor.signals.get.generation();
+        match floor.queues.next_load() {
+            LoadWork::Load(batch) => floor.contain(|| load(floor, batch, &mut segments)),
+            LoadWork::Wait => floor.signals.get.wait(seen, None),
+            LoadWork::Close => return,
         }
     }
-}
-
-fn put(floor: &Floor, batch: Vec<Put>) {
-    let start = Instant::now();
-    let deadline = start + floor.config.put_timeout;
-    let keys: Vec<Key> = batch.iter().map(|put| put.ticket.transfer().key).collect();
-    // Another node may have stored the same chunk meanwhile: asking costs a round trip, sending
-    // it again the whole value.
-    let outcomes: Vec<Outcome> = match floor.store.contains(&keys, deadline) {
-        Ok(present) => put_absent(floor, &batch, &present, deadline),
-        Err(error) => vec![Outcome::Failed(error.kind()); batch.len()],
-    };
-    add_time(&floor.counters.put_nanos, start);
-    floor.counters.put_calls.fetch_add(1, Ordering::Relaxed);
-
-    // A value that the store will never accept says nothing of the next one.
-    let failed =
-        |outcome: &Outcome| matches!(outcome, Outcome::Failed(kind) if *kind != ErrorKind::Config);
-    floor.queues.store_takes_puts(!outcomes.iter().all(failed));
-    for (Put { ticket, slot }, outcome) in batch.into_iter().zip(outcomes) {
-        drop(slot);
-        ticket.resolve(outcome);
-    }
-}
-
-fn put_absent(floor: &Floor, batch: &[Put], present: &[bool], deadline: Instant) -> Vec<Outcome> {
-    let values: Vec<[IoSlice<'_>; 1]> = batch
-        .iter()
-        .map(|put| [IoSlice::new(put.slot.value())])
-        .collect();
-    let mut requests: Vec<PutRequest<'_>> = batch
-        .iter()
-        .zip(&values)
-        .zip(present)
-        .filter(|(_, present)| !**present)
-        .map(|((put, value), _)| PutRequest {
-            key: put.ticket.transfer().key,
-            value,
-            outcome: None,
-        })
-        .collect();
-    if !requests.is_empty() {
-        floor.store.put_many(&mut requests, deadline);
-    }
-    let mut answers = requests.into_iter().map(|request| request.outcome);
-    batch
-        .iter()
-        .zip(present)
-        .map(|(put, present)| {
-            if *present {
-                return Outcome::AlreadyPresent;
-            }
-            match answers.next().flatten() {
-                Some(Ok(PutOutcome::Stored)) => Outcome::Stored(put.ticket.transfer().bytes as u64),
-                Some(Ok(PutOutcome::AlreadyPresent)) => Outcome::AlreadyPresent,
-                Some(Err(error)) => Outcome::Failed(error.kind()),
-                None => Outcome::Failed(ErrorKind::Protocol),
-            }
-        })
-        .collect()
 }
 
 fn load(floor: &Floor, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec<Segment>) {

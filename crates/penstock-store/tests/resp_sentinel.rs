@@ -1,0 +1,143 @@
+//! Sentinel, with real servers and a real sentinel.
+
+mod behaviour;
+mod resp_server;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use behaviour::{bytes, fresh_namespace, get, key, put, soon};
+use penstock_store::{ErrorKind, Key, OpenOptions, Store, open};
+use resp_server::{Sentinel, Server, free_port, on_each_server};
+
+fn store(url: &str) -> Arc<dyn Store> {
+    open(url, &OpenOptions::default()).expect("the URL is right")
+}
+
+/// A master with a replica that is in step with it.
+fn pair(name: &'static str) -> (Server, Server) {
+    let master = Server::start(name);
+    let port = master.port().to_string();
+    let replica = Server::start_with(name, &["--replicaof", "127.0.0.1", &port]);
+    let until = Instant::now() + Duration::from_secs(30);
+    while !replica
+        .text("INFO replication")
+        .contains("master_link_status:up")
+    {
+        assert!(Instant::now() < until, "the replica does not join");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    (master, replica)
+}
+
+/// Puts until the store takes it; whatever it says before is a failure that is expected.
+fn put_eventually(store: &dyn Store, key: &Key, value: &[u8]) -> Vec<ErrorKind> {
+    let until = Instant::now() + Duration::from_secs(30);
+    let mut refusals = Vec::new();
+    loop {
+        match put(store, key, value) {
+            Ok(_) => return refusals,
+            Err(error) => {
+                assert!(Instant::now() < until, "never again: {error}");
+                refusals.push(error.kind());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+}
+
+#[test]
+fn behaves_as_a_store_behind_a_sentinel() {
+    on_each_server(|name| {
+        let master = Server::start(name);
+        let sentinel = Sentinel::start(name, "main", master.port());
+        behaviour::run_all(|| store(&sentinel.url("main")));
+    });
+}
+
+#[test]
+fn the_second_sentinel_answers_when_the_first_is_gone() {
+    on_each_server(|name| {
+        let master = Server::start(name);
+        let sentinel = Sentinel::start(name, "main", master.port());
+        let (gone, here) = (free_port(), sentinel.port());
+        let store = store(&format!(
+            "redis+sentinel://127.0.0.1:{gone},127.0.0.1:{here}/main"
+        ));
+        let key = key(fresh_namespace(), 0);
+        put(&*store, &key, b"value").unwrap();
+        assert_eq!(get(&*store, &key), Some(b"value".to_vec()));
+    });
+}
+
+#[test]
+fn an_unknown_master_is_told() {
+    on_each_server(|name| {
+        let master = Server::start(name);
+        let sentinel = Sentinel::start(name, "main", master.port());
+        let error = store(&sentinel.url("other"))
+            .contains(&[key(fresh_namespace(), 0)], soon())
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(
+            error.to_string().contains(r#"no master named "other""#),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn puts_follow_the_master_when_it_is_changed() {
+    on_each_server(|name| {
+        let (_old, new) = pair(name);
+        let sentinel = Sentinel::start(name, "main", _old.port());
+        sentinel.knows_replicas("main");
+        let store = store(&sentinel.url("main"));
+        let namespace = fresh_namespace();
+        put(&*store, &key(namespace, 0), b"before").unwrap();
+        let until = Instant::now() + Duration::from_secs(30);
+        // It first has to hear from the replica that it is fit.
+        while sentinel.command("SENTINEL FAILOVER main") != "+OK" {
+            assert!(Instant::now() < until, "no replica is fit");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        while !new.text("INFO replication").contains("role:master") {
+            assert!(Instant::now() < until, "no failover");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // Until Sentinel has demoted it, the old master takes puts that are then lost: misses.
+        let direct = self::store(&new.tcp());
+        let value = bytes(1, 100_000);
+        let arrived = (1..).find(|&n| {
+            assert!(Instant::now() < until, "puts do not follow");
+            for kind in put_eventually(&*store, &key(namespace, n), &value) {
+                // No error of the pool's owner: a retry is what helps.
+                assert!(
+                    matches!(kind, ErrorKind::Unreachable | ErrorKind::Unavailable),
+                    "{kind:?}"
+                );
+            }
+            get(&*direct, &key(namespace, n)).is_some()
+        });
+        let last = key(namespace, arrived.expect("one arrived"));
+        assert!(get(&*direct, &last) == Some(value));
+        // What was replicated before is there too.
+        assert!(get(&*direct, &key(namespace, 0)) == Some(b"before".to_vec()));
+    });
+}
+
+#[test]
+fn a_master_that_dies_is_replaced() {
+    on_each_server(|name| {
+        let (mut old, new) = pair(name);
+        let sentinel = Sentinel::start(name, "main", old.port());
+        sentinel.knows_replicas("main");
+        let store = store(&sentinel.url("main"));
+        let namespace = fresh_namespace();
+        put(&*store, &key(namespace, 0), b"before").unwrap();
+        old.kill();
+        put_eventually(&*store, &key(namespace, 1), b"after");
+        let direct = self::store(&new.tcp());
+        assert_eq!(get(&*direct, &key(namespace, 1)), Some(b"after".to_vec()));
+    });
+}

@@ -75,6 +75,35 @@ def test_a_setting_with_an_option_of_its_own_or_a_bad_value_is_refused(
         compose("m", POOL, 1 << 20, pool_geometry="3")
 
 
+def test_kv_memory_travels_in_vllms_additional_configuration(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["m", "--pool", POOL, "-pp", "2", "--kv-cache-memory-bytes", "1073741824"]
+    arguments += ["--enable-pp-prop-kv-cache", "--additional-config", '{"theirs":1}']
+    command = dry_run(capsys, *arguments)
+    assert command.count("--additional-config") == 1
+    given = json.loads(command[command.index("--additional-config") + 1])
+    assert given == {"theirs": 1, "penstock.enable_pp_prop_kv_cache": True}
+    command = dry_run(capsys, "m", "--pool", POOL, "--kv-cache-tokens", "262144")
+    given = json.loads(command[command.index("--additional-config") + 1])
+    assert given == {"penstock.kv_cache_tokens": 262_144}
+    assert "--additional-config" not in dry_run(capsys, "m", "--pool", POOL)
+
+
+@pytest.mark.parametrize("pipeline", [["-pp", "2"], ["--pipeline-parallel-size=2"]])
+def test_a_proportional_split_needs_a_total(
+    pipeline: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["serve", "m", "--pool", POOL, "--enable-pp-prop-kv-cache", "--dry-run"]
+    assert main([*arguments, *pipeline]) == 2
+    assert "add --kv-cache-memory-bytes" in capsys.readouterr().err
+    # Nothing is split over one rank, and a number of tokens is a total.
+    assert main(arguments) == 0
+    assert main([*arguments, *pipeline, "--kv-cache-tokens", "4096"]) == 0
+    assert main([*arguments, "--additional-config", "no JSON", "-pp", "1"]) == 2
+    assert "not a JSON object" in capsys.readouterr().err
+
+
 @given(model=words.filter(lambda word: word and not word.startswith("-")), options=options)
 def test_options_reach_vllm_in_their_order_and_to_the_letter(
     model: str, options: list[str]
@@ -102,6 +131,13 @@ def test_a_password_is_neither_shown_nor_in_the_command_line(pool: str) -> None:
     # Without it in the configuration the connector reads it from the environment.
     extra = transfer_config(list(launch.arguments))["kv_connector_extra_config"]
     assert "penstock.pool" not in extra
+
+
+def test_the_sentinels_password_is_not_either() -> None:
+    url = "redis+sentinel://h/main?sentinel_user=w&sentinel_password=hunter2"
+    launch = compose("m", url, 1 << 30)
+    assert launch.environment == {"PENSTOCK_POOL": url}
+    assert "hunter2" not in f"{launch.arguments} {launch.shown}"
 
 
 def test_settings_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:

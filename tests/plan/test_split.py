@@ -84,8 +84,9 @@ def test_ranks_of_one_device_share_it() -> None:
 def test_no_room_for_a_block() -> None:
     with pytest.raises(ConfigError, match="no room for one block of KV: it takes 30, 10"):
         split.proportional([30, 10], 39)
-    with pytest.raises(ConfigError, match="no room"):
-        split.uniform([30, 10], [29, 100])
+    with pytest.raises(ConfigError, match="4,000 in all, the devices 29, 100"):
+        split.proportional([30, 10], 4000, [Room("a", 29), Room("b", 100)])
+    assert split.uniform([30, 10], [29, 100]).blocks == 0
     with pytest.raises(ConfigError, match="nothing to plan"):
         split.proportional([0, 0], 100)
 

@@ -14,7 +14,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
@@ -102,7 +102,8 @@ def compose(
         additional[PROPORTIONAL] = True
     if kv_tokens is not None:
         additional[TOKENS] = kv_tokens
-    _check_memory_options(options, proportional, kv_tokens)
+    if proportional and kv_tokens is None:
+        _check_proportional(options)
     arguments = ["vllm", "serve", model, *_with_additional(options, additional)]
     if not any(name.endswith("enable-prompt-tokens-details") for name, _ in _named(options)):
         arguments.append("--enable-prompt-tokens-details")
@@ -146,11 +147,12 @@ def _check_options(options: Sequence[str], environ: Mapping[str, str]) -> None:
                 )
 
 
-def _check_memory_options(
-    options: Sequence[str], proportional: bool, kv_tokens: int | None
-) -> None:
-    named = {name for name, _ in _named(options)}
-    if proportional and kv_tokens is None and "kv-cache-memory-bytes" not in named:
+def _check_proportional(options: Sequence[str]) -> None:
+    """Refuses a proportional split of no given total, before a model is loaded for nothing."""
+    named = dict(_named(options))
+    short = dict(pairwise(options)).get("-pp", "1")
+    ranks = named.get("pipeline-parallel-size", short)
+    if ranks != "1" and "kv-cache-memory-bytes" not in named:
         raise ConfigError(
             "--enable-pp-prop-kv-cache splits a given total: add --kv-cache-memory-bytes, bytes of "
             "a rank, whose product with the ranks is split; or --kv-cache-tokens"

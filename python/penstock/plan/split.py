@@ -43,12 +43,14 @@ def uniform(block_bytes: Sequence[int], given: Sequence[int]) -> Split:
         block_bytes: bytes of a block on each rank; 0 where a rank has no layer with KV.
         given: bytes set aside on each rank.
 
+    Returns:
+        A split of no blocks if some rank cannot hold one.
+
     Raises:
-        ConfigError: no rank has a layer with KV, or a rank cannot hold a block.
+        ConfigError: no rank has a layer with KV.
     """
     _check(block_bytes)
     blocks = min(have // need for need, have in zip(block_bytes, given, strict=True) if need)
-    _check_blocks(blocks, block_bytes, given)
     return Split(blocks, tuple(given), tuple(blocks * need for need in block_bytes))
 
 
@@ -68,9 +70,14 @@ def proportional(
     """
     _check(block_bytes)
     blocks = total // sum(block_bytes)
-    if rooms is not None:
+    if rooms:
         blocks = min(blocks, _fitting(block_bytes, rooms))
-    _check_blocks(blocks, block_bytes, (total,))
+    if blocks < 1:
+        free = f", the devices {', '.join(f'{room.free:,}' for room in rooms)}" if rooms else ""
+        raise ConfigError(
+            f"no room for one block of KV: it takes {', '.join(f'{n:,}' for n in block_bytes)} "
+            f"bytes on the ranks; there are {total:,} in all{free}"
+        )
     return of_blocks(block_bytes, blocks)
 
 
@@ -111,11 +118,3 @@ def _fitting(block_bytes: Sequence[int], rooms: Sequence[Room]) -> int:
 def _check(block_bytes: Sequence[int]) -> None:
     if not any(block_bytes):
         raise ConfigError("no rank has a layer that keeps KV: there is nothing to plan")
-
-
-def _check_blocks(blocks: int, block_bytes: Sequence[int], given: Sequence[int]) -> None:
-    if blocks < 1:
-        raise ConfigError(
-            f"no room for one block of KV: it takes {', '.join(f'{n:,}' for n in block_bytes)} "
-            f"bytes on the ranks, and there are {', '.join(f'{n:,}' for n in given)}"
-        )

@@ -43,6 +43,9 @@ def decide(
         ConfigError: what is asked for does not fit, or goes with no other option given.
     """
     asked = wish(vllm_config)
+    if asked.tokens is None and vllm_config.parallel_config.pipeline_parallel_size == 1:
+        logger.info("Penstock: one pipeline rank, so there is nothing to split in proportion")
+        return list(available)
     _check(vllm_config, asked, len(specs))
     need = compat.block_bytes(vllm_config, specs)
     per_request = compat.request_blocks(vllm_config, specs)
@@ -50,9 +53,6 @@ def decide(
     if asked.tokens is not None:
         after = split.of_blocks(need, blocks_for(asked.tokens, per_request, length))
         _check_fits(vllm_config, after, available, rooms)
-    elif vllm_config.parallel_config.pipeline_parallel_size == 1:
-        logger.info("Penstock: one pipeline rank, so there is nothing to split in proportion")
-        return list(available)
     else:
         after = split.proportional(need, sum(available), rooms)
         _say_if_less(after, need, sum(available))

@@ -53,7 +53,14 @@ def look(
 ) -> Callable[..., Seen]:
     """Starts an engine of two stages, asks it one prompt, and ends it."""
 
-    def run(partition: str, *, pool: Path | None = None, stored: int = 0, **args: Any) -> Seen:
+    def run(
+        partition: str,
+        *,
+        served: Path = model,
+        pool: Path | None = None,
+        stored: int = 0,
+        **args: Any,
+    ) -> Seen:
         options: dict[str, Any] = {
             "dtype": "bfloat16",
             "block_size": BLOCK,
@@ -69,7 +76,7 @@ def look(
         } | args
         if pool is not None:
             options["pool"] = f"file://{pool}?size=1GiB"
-        with start(model, **options) as node:
+        with start(served, **options) as node:
             answer = node.ask(PROMPT)
             if stored:
                 node.wait_for("stored_blocks", stored)
@@ -143,3 +150,31 @@ def test_more_than_there_is_does_not_start(look: Callable[..., Seen]) -> None:
     asked = {"penstock.kv_cache_tokens": 1 << 20}
     with pytest.raises(StartError, match=r"need 8,589,934,592 bytes .* allows 2,147,483,648"):
         look("6,2", additional_config=asked)
+
+
+def test_a_stage_without_layers_of_a_group(
+    look: Callable[..., Seen], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    """A hybrid cut 3/1: the last stage has no layer that looks back over a window. What is stored
+    there is loaded by a new process, with another number of blocks."""
+    gemma = models.gemma2(tmp_path_factory.mktemp("model") / "gemma")
+    memory, batched, page = 64 << 20, 2048, BLOCK * 2 * 2 * 64 * 4
+    options: dict[str, Any] = {
+        "served": gemma,
+        "dtype": "float32",
+        "kv_cache_memory_bytes": memory,
+        "max_num_batched_tokens": batched,
+        "pool": tmp_path / "pool",
+    }
+    sizes = KvSizes(
+        config.estimate(config.load(gemma)[0]),
+        Serving(block_size=BLOCK, max_length=4096, batched_tokens=batched),
+    )
+    assert [sizes.block_bytes(0, 3), sizes.block_bytes(3, 4)] == [2 * page, page]
+    # Three full blocks of either group.
+    uniform = look("3,1", stored=6, **options)
+    assert uniform.tokens == sizes.tokens(memory // (2 * page))
+    proportional = look("3,1", additional_config=PROPORTIONAL, **options)
+    assert proportional.tokens == sizes.tokens(2 * memory // (3 * page))
+    assert proportional.answer.cached == 3 * BLOCK
+    assert proportional.answer.tokens == uniform.answer.tokens

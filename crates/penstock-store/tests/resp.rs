@@ -7,11 +7,9 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use behaviour::batches::{fetch, fill};
 use behaviour::{bytes, fresh_namespace, get, key, put, soon};
-use penstock_store::{
-    ErrorKind, GetOutcome, GetRequest, Key, Namespace, OpenOptions, PutOutcome, PutRequest, Store,
-    open,
-};
+use penstock_store::{ErrorKind, GetOutcome, Namespace, OpenOptions, PutOutcome, Store, open};
 use resp_server::{Server, free_port, on_each_server};
 
 fn store(url: &str) -> Arc<dyn Store> {
@@ -20,62 +18,6 @@ fn store(url: &str) -> Arc<dyn Store> {
 
 fn within(time: Duration) -> Instant {
     Instant::now() + time
-}
-
-/// Puts a value of so many bytes under each of so many keys.
-fn fill(store: &dyn Store, namespace: Namespace, count: u64, size: usize) -> Vec<Key> {
-    let keys: Vec<Key> = (0..count).map(|n| key(namespace, n)).collect();
-    let values: Vec<_> = (0..count).map(|n| bytes(n, size)).collect();
-    let slices: Vec<_> = values.iter().map(|value| [IoSlice::new(value)]).collect();
-    let mut batch: Vec<_> = keys
-        .iter()
-        .zip(&slices)
-        .map(|(key, value)| PutRequest {
-            key: *key,
-            value,
-            outcome: None,
-        })
-        .collect();
-    store.put_many(&mut batch, soon());
-    for request in batch {
-        assert_eq!(request.outcome.unwrap().unwrap(), PutOutcome::Stored);
-    }
-    keys
-}
-
-/// Gets the values that [`fill`] put; every hit is checked.
-fn fetch(
-    store: &dyn Store,
-    keys: &[Key],
-    size: usize,
-    deadline: Instant,
-) -> Vec<penstock_store::Result<GetOutcome>> {
-    let mut buffers = vec![vec![0; size]; keys.len()];
-    let mut slices: Vec<_> = buffers.iter_mut().map(|b| [IoSliceMut::new(b)]).collect();
-    let mut batch: Vec<_> = keys
-        .iter()
-        .zip(&mut slices)
-        .map(|(key, into)| GetRequest {
-            key: *key,
-            into,
-            outcome: None,
-        })
-        .collect();
-    store.get_many(&mut batch, deadline);
-    let outcomes: Vec<_> = batch
-        .into_iter()
-        .map(|r| r.outcome.expect("filled in"))
-        .collect();
-    for (n, outcome) in outcomes.iter().enumerate() {
-        if let Ok(GetOutcome::Hit(length)) = outcome {
-            assert_eq!(*length, size as u64);
-            assert!(
-                buffers[n] == bytes(n as u64, size),
-                "a hit with bytes that were never put"
-            );
-        }
-    }
-    outcomes
 }
 
 fn kind_of<T: std::fmt::Debug>(result: penstock_store::Result<T>) -> ErrorKind {

@@ -3,16 +3,15 @@
 mod behaviour;
 mod resp_server;
 
-use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::io::{IoSliceMut, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use behaviour::batches::{fetch, fill};
 use behaviour::{bytes, fresh_namespace, get, key, put, soon};
-use penstock_store::{
-    ErrorKind, GetOutcome, GetRequest, OpenOptions, PutOutcome, PutRequest, Store, open,
-};
+use penstock_store::{ErrorKind, GetOutcome, OpenOptions, Store, open};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use resp_server::{Server, free_port, on_each_server};
 use tempfile::TempDir;
@@ -121,37 +120,10 @@ fn big_values_move_over_several_connections() {
         let (_server, port) = papers.server(name, false);
         let store = store(&papers.url(port));
         let namespace = fresh_namespace();
-        let values: Vec<_> = (0..8).map(|n| bytes(n, 3 << 20)).collect();
-        let slices: Vec<_> = values.iter().map(|value| [IoSlice::new(value)]).collect();
-        let mut puts: Vec<_> = slices
-            .iter()
-            .enumerate()
-            .map(|(n, value)| PutRequest {
-                key: key(namespace, n as u64),
-                value,
-                outcome: None,
-            })
-            .collect();
-        store.put_many(&mut puts, soon());
-        for request in puts {
-            assert_eq!(request.outcome.unwrap().unwrap(), PutOutcome::Stored);
+        let keys = fill(&*store, namespace, 8, 3 << 20);
+        for outcome in fetch(&*store, &keys, 3 << 20, soon()) {
+            assert_eq!(outcome.unwrap(), GetOutcome::Hit(3 << 20));
         }
-        let mut buffers = vec![vec![0; 3 << 20]; 8];
-        let mut into: Vec<_> = buffers.iter_mut().map(|b| [IoSliceMut::new(b)]).collect();
-        let mut gets: Vec<_> = into
-            .iter_mut()
-            .enumerate()
-            .map(|(n, into)| GetRequest {
-                key: key(namespace, n as u64),
-                into,
-                outcome: None,
-            })
-            .collect();
-        store.get_many(&mut gets, soon());
-        for request in gets {
-            assert_eq!(request.outcome.unwrap().unwrap(), GetOutcome::Hit(3 << 20));
-        }
-        assert!(buffers == values);
     });
 }
 

@@ -9,6 +9,8 @@
     reason = "shared by test binaries, of which none uses all"
 )]
 
+pub mod batches;
+
 use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;

@@ -18,7 +18,7 @@ const NICE: i32 = 10;
 pub(super) fn run(floor: &Floor) {
     // Of this thread alone on Linux. Where it is refused, puts only get in the way more.
     #[cfg(target_os = "linux")]
-    let _ = rustix::process::setpriority_process(None, NICE);
+    let _ = rustix::process::nice(NICE);
     loop {
         let seen = floor.signals.put.generation();
         match floor.queues.next_put() {
@@ -35,7 +35,9 @@ fn put(floor: &Floor, batch: Vec<Put>) {
     let keys: Vec<Key> = batch.iter().map(|put| put.ticket.transfer().key).collect();
     // Another node may have stored the same chunk meanwhile: asking costs a round trip, sending
     // it again the whole value.
-    let outcomes: Vec<Outcome> = match floor.store.contains(&keys, deadline) {
+    let present = floor.store.contains(&keys, deadline);
+    let is_there = present.is_ok();
+    let outcomes: Vec<Outcome> = match present {
         Ok(present) => put_absent(floor, &batch, &present, deadline),
         Err(error) => vec![Outcome::Failed(error.kind()); batch.len()],
     };
@@ -45,7 +47,9 @@ fn put(floor: &Floor, batch: Vec<Put>) {
     // A value that the store will never accept says nothing of the next one.
     let failed =
         |outcome: &Outcome| matches!(outcome, Outcome::Failed(kind) if *kind != ErrorKind::Config);
-    floor.queues.store_takes_puts(!outcomes.iter().all(failed));
+    floor
+        .queues
+        .store_takes_puts(is_there && !outcomes.iter().all(failed));
     for (Put { ticket, slot }, outcome) in batch.into_iter().zip(outcomes) {
         drop(slot);
         ticket.resolve(outcome);

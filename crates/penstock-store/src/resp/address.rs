@@ -132,14 +132,16 @@ impl Address {
             Some((master, database)) => (master, parse_database(database)?),
             None => (path, 0),
         };
-        if master.is_empty() {
+        let master = decode(master)?;
+        // Or a password with a bare '/' in it would pass for the master's name, and be shown.
+        if master.is_empty() || master.contains(['@', ':', '/']) {
             return Err(config(
                 "a pool URL with sentinels names their master: redis+sentinel://host/master",
             ));
         }
         let endpoint = Endpoint::Sentinel {
             sentinels: [vec![host_of(url, SENTINEL_PORT)?], others].concat(),
-            master: decode(master)?,
+            master,
         };
         Self::over_tcp(scheme, url, endpoint, database, query)
     }
@@ -521,6 +523,8 @@ mod tests {
             "redis://u:hunter2@host?ca=/hunter2.pem",
             "redis://u:hunter2@h1,h2",
             "redis+sentinel://u:hunter2@h1",
+            "redis+sentinel://u:12/hunter2@h1/m",
+            "redis+sentinel://u:12/hunter2@h1",
             "redis+sentinel://u:hunter2@h1/m/hunter2",
             "redis+sentinel://u:hunter2@h1,h2:hunter2/m",
             "redis+sentinel://h1,/m?sentinel_password=hunter2",

@@ -30,6 +30,8 @@ pub(super) struct Connection {
     pub(super) settled: bool,
     /// Some bytes have come since [`Self::begin`].
     pub(super) heard: bool,
+    /// The server has turned out to be a replica: another may be the master now.
+    pub(super) demoted: bool,
     /// It has lain idle since it was used last, so the server may have closed it meanwhile.
     reused: bool,
 }
@@ -49,6 +51,7 @@ impl Connection {
             received: Received::default(),
             settled: true,
             heard: false,
+            demoted: false,
             reused: false,
         };
         connection.shake_hands(address, name, deadline)?;
@@ -165,8 +168,12 @@ impl Connection {
 
     /// After sending failed: the server may have said why before it closed the connection.
     pub(super) fn last_words(&mut self, failure: Failure) -> Failure {
-        // If nothing has come, the bytes below are none or too few for a reply.
-        let _ = self.fill();
+        match self.fill() {
+            // Over TLS, that is how a server says why.
+            Err(reason) if reason.kind != ErrorKind::Unreachable => return reason,
+            // If nothing has come, the bytes below are none or too few for a reply.
+            Ok(_) | Err(_) => {}
+        }
         match ReplyReader::default().feed(self.received.bytes()) {
             Ok((_, Some(Reply::Error(line)))) => Failure::refused(&line),
             _ => failure,

@@ -18,6 +18,8 @@ pub(super) struct Failure {
     pub(super) kind: ErrorKind,
     message: String,
     cause: Option<Errno>,
+    /// The server is a replica now, and asking it again is in vain.
+    pub(super) is_demoted: bool,
 }
 
 impl Failure {
@@ -26,6 +28,7 @@ impl Failure {
             kind,
             message: message.into(),
             cause: None,
+            is_demoted: false,
         }
     }
 
@@ -51,6 +54,7 @@ impl Failure {
             kind: ErrorKind::Unreachable,
             message,
             cause: Some(cause),
+            is_demoted: false,
         }
     }
 
@@ -74,7 +78,16 @@ impl Failure {
             _ if line.starts_with(b"ERR max number of clients") => ErrorKind::Unavailable,
             _ => ErrorKind::Protocol,
         };
-        Self::new(kind, format!("the server refused: {}", printable(line)))
+        Self {
+            is_demoted: matches!(code, b"READONLY" | b"MASTERDOWN"),
+            ..Self::new(kind, format!("the server refused: {}", printable(line)))
+        }
+    }
+
+    /// Says which of several peers failed.
+    pub(super) fn of(mut self, peer: &str) -> Self {
+        self.message = format!("{peer}: {}", self.message);
+        self
     }
 
     /// Replaces the message, so that nothing of what the server said remains.
@@ -82,7 +95,7 @@ impl Failure {
         Self {
             kind,
             message: message.into(),
-            cause: self.cause,
+            ..self
         }
     }
 

@@ -410,6 +410,9 @@ impl<'p> Lane<'p> {
         answer: Result<Answer, Failure>,
     ) -> Result<(), Failure> {
         self.incoming = Incoming::Head;
+        if let Err(refused) = &answer {
+            self.connection.demoted |= refused.is_demoted;
+        }
         // The last request begun may not be sent whole yet.
         let early = self.in_flight.len() == 1 && self.outgoing.bytes > 0;
         if early {

@@ -1,14 +1,14 @@
 //! The connections of one store: opened on demand, kept while idle, bounded in number.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::address::{Address, Endpoint};
+use super::address::Address;
 use super::connection::Connection;
 use super::failure::Failure;
-use super::sentinel::{self, Question};
+use super::sentinel::Way;
 use super::socket::Resolver;
 use super::tls::Tls;
 use crate::{ErrorKind, OpenOptions};
@@ -19,6 +19,8 @@ pub(super) struct ConnectionPool {
     tls: Option<Tls>,
     options: OpenOptions,
     resolver: Resolver,
+    /// The sentinel to ask first: that which helped last.
+    sentinel: AtomicUsize,
     state: Mutex<State>,
     returned: Condvar,
     opened: AtomicU64,
@@ -39,6 +41,7 @@ impl ConnectionPool {
             tls,
             options,
             resolver: Resolver::default(),
+            sentinel: AtomicUsize::new(0),
             state: Mutex::default(),
             returned: Condvar::new(),
             opened: AtomicU64::new(0),
@@ -60,10 +63,13 @@ impl ConnectionPool {
                 "the deadline had passed already",
             ));
         }
-        let mut state = self.state.lock();
         loop {
-            if let Some(lent) = self.take_idle(&mut state) {
+            if let Some(lent) = self.take_idle() {
                 return Ok(lent);
+            }
+            let mut state = self.state.lock();
+            if !state.idle.is_empty() {
+                continue;
             }
             if state.count < self.most() {
                 state.count += 1;
@@ -78,10 +84,10 @@ impl ConnectionPool {
 
     /// Lends one more connection to someone who has one already; never waits for another's.
     pub(super) fn lend_another(&self, deadline: Instant) -> Option<Lent<'_>> {
-        let mut state = self.state.lock();
-        if let Some(lent) = self.take_idle(&mut state) {
+        if let Some(lent) = self.take_idle() {
             return Some(lent);
         }
+        let mut state = self.state.lock();
         if state.count >= self.most() {
             return None;
         }
@@ -97,9 +103,10 @@ impl ConnectionPool {
     }
 
     /// Takes note of a lent connection's failure: if it broke, those that lie idle are likely
-    /// dead too, and closed, so that they do not fail one operation each.
+    /// dead too, and closed, so that they do not fail one operation each. A deadline that passed
+    /// says nothing of them: it may have been our own thread that was late.
     pub(super) fn broke(&self, failure: &Failure) {
-        if matches!(failure.kind, ErrorKind::Unreachable | ErrorKind::TimedOut) {
+        if failure.kind == ErrorKind::Unreachable {
             self.discard_idle();
         }
     }
@@ -116,17 +123,19 @@ impl ConnectionPool {
         self.options.pool_connections.max(1)
     }
 
-    fn take_idle(&self, state: &mut State) -> Option<Lent<'_>> {
-        while let Some(mut connection) = state.idle.pop() {
+    fn take_idle(&self) -> Option<Lent<'_>> {
+        loop {
+            // Looked at without the lock: whoever does may be a thread of low priority.
+            let mut connection = self.state.lock().idle.pop()?;
             if connection.reuse() {
                 return Some(Lent {
                     pool: self,
                     connection: Some(connection),
                 });
             }
-            state.count -= 1;
+            self.state.lock().count -= 1;
+            self.returned.notify_one();
         }
-        None
     }
 
     /// Opens a connection that has been counted already.
@@ -138,7 +147,14 @@ impl ConnectionPool {
         };
         let limit = Instant::now() + self.options.connect_timeout;
         let name = &self.options.client_name;
-        let opened = self.open_master(name, deadline.min(limit));
+        let opened = Way {
+            address: &self.address,
+            tls: self.tls.as_ref(),
+            client_name: name,
+            resolver: &self.resolver,
+            deadline: deadline.min(limit),
+        }
+        .connect(&self.sentinel);
         lent.connection = Some(opened.map_err(|failure| match failure.kind {
             ErrorKind::TimedOut if limit < deadline => failure.reworded(
                 ErrorKind::Unreachable,
@@ -156,25 +172,6 @@ impl ConnectionPool {
         })?);
         self.opened.fetch_add(1, Ordering::Relaxed);
         Ok(lent)
-    }
-}
-
-impl ConnectionPool {
-    fn open_master(&self, name: &str, deadline: Instant) -> Result<Connection, Failure> {
-        let (tls, resolver) = (self.tls.as_ref(), &self.resolver);
-        let server = Question {
-            address: &self.address,
-            tls,
-            client_name: name,
-            resolver,
-            deadline,
-        }
-        .server()?;
-        let mut connection = Connection::open(&server, tls, name, resolver, deadline)?;
-        if matches!(self.address.endpoint, Endpoint::Sentinel { .. }) {
-            sentinel::check_master(&mut connection, deadline)?;
-        }
-        Ok(connection)
     }
 }
 
@@ -205,7 +202,7 @@ impl Drop for Lent<'_> {
         let connection = self
             .connection
             .take()
-            .filter(|connection| connection.settled);
+            .filter(|connection| connection.settled && !connection.demoted);
         let mut state = self.pool.state.lock();
         match connection {
             Some(connection) => state.idle.push(connection),

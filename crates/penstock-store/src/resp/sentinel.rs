@@ -1,8 +1,10 @@
 //! Sentinel: which server is the master now.
 //!
-//! Asked whenever a connection is opened. A failover breaks the connections to the old master
-//! (Sentinel itself closes them when it makes a replica of it), so the next ones go to the new.
+//! Asked whenever a connection is opened. A failover ends the connections to the old master: it dies,
+//! or Sentinel closes them when it makes a replica of it, or it says itself that it is one
+//! (READONLY), after which they are not used again. The next ones go to the new master.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use super::address::{Address, Endpoint};
@@ -14,34 +16,70 @@ use super::socket::Resolver;
 use super::tls::Tls;
 use crate::ErrorKind;
 
-/// Who to ask, how, and by when.
-pub(super) struct Question<'q> {
-    pub(super) address: &'q Address,
-    pub(super) tls: Option<&'q Tls>,
-    pub(super) client_name: &'q str,
-    pub(super) resolver: &'q Resolver,
+/// Where connections go, how, and by when.
+pub(super) struct Way<'w> {
+    pub(super) address: &'w Address,
+    pub(super) tls: Option<&'w Tls>,
+    pub(super) client_name: &'w str,
+    pub(super) resolver: &'w Resolver,
     pub(super) deadline: Instant,
 }
 
-impl Question<'_> {
-    /// The server that a connection goes to: the address's own, or the master that the first of
-    /// its sentinels names that answers.
-    pub(super) fn server(&self) -> Result<Address, Failure> {
+impl Way<'_> {
+    /// Connects to the address's own server, or to the master that one of its sentinels names:
+    /// the first whose master can be reached and is one. `first` is the sentinel that helped
+    /// last.
+    pub(super) fn connect(&self, first: &AtomicUsize) -> Result<Connection, Failure> {
         let Endpoint::Sentinel { sentinels, master } = &self.address.endpoint else {
-            return Ok(self.address.clone());
+            return self.open(self.address, self.deadline);
         };
+        let start = first.load(Ordering::Relaxed);
         let mut failure = Failure::new(ErrorKind::Config, "no sentinel is named");
-        for (i, (host, port)) in sentinels.iter().enumerate() {
+        for tried in 0..sentinels.len() {
+            let number = (start + tried) % sentinels.len();
+            let (host, port) = &sentinels[number];
             // One that swallows packets must leave time for those after it.
             let left = self.deadline.saturating_duration_since(Instant::now());
-            let until = Instant::now() + left / (sentinels.len() - i) as u32;
-            let sentinel = self.address.sentinel(host.clone(), *port);
-            match self.ask(&sentinel, master, until) {
-                Ok((host, port)) => return Ok(self.address.server(host, port)),
+            let until = Instant::now() + left / (sentinels.len() - tried) as u32;
+            match self.by_sentinel(host, *port, master, until) {
+                Ok(connection) => {
+                    first.store(number, Ordering::Relaxed);
+                    return Ok(connection);
+                }
                 Err(refused) => failure = refused,
             }
         }
         Err(failure)
+    }
+
+    fn by_sentinel(
+        &self,
+        host: &str,
+        port: u16,
+        master: &str,
+        deadline: Instant,
+    ) -> Result<Connection, Failure> {
+        let sentinel = self.address.sentinel(host.to_owned(), port);
+        let (host, port) = self.ask(&sentinel, master, deadline).map_err(|failure| {
+            let failure = match failure.kind {
+                ErrorKind::Denied => failure.reworded(
+                    ErrorKind::Denied,
+                    "refused sentinel_user or sentinel_password, or wants them",
+                ),
+                _ => failure,
+            };
+            failure.of(&format!("sentinel {sentinel}"))
+        })?;
+        let server = self.address.server(host, port);
+        let reached = self.open(&server, deadline).and_then(|mut connection| {
+            check_master(&mut connection, deadline)?;
+            Ok(connection)
+        });
+        reached.map_err(|failure| failure.of(&format!("{server}, master by {sentinel}")))
+    }
+
+    fn open(&self, server: &Address, deadline: Instant) -> Result<Connection, Failure> {
+        Connection::open(server, self.tls, self.client_name, self.resolver, deadline)
     }
 
     fn ask(
@@ -50,31 +88,25 @@ impl Question<'_> {
         master: &str,
         deadline: Instant,
     ) -> Result<(String, u16), Failure> {
-        let mut connection = Connection::open(
-            sentinel,
-            self.tls,
-            self.client_name,
-            self.resolver,
-            deadline,
-        )?;
+        let mut connection = self.open(sentinel, deadline)?;
         let mut commands = Commands::default();
         commands.push(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", master]);
         let mut found = None;
         connection.call(&commands, deadline, |_, reply| {
-            found = Some(location(reply, sentinel, master)?);
+            found = Some(location(reply, master)?);
             Ok(())
         })?;
         found.ok_or_else(|| Failure::protocol("the sentinel did not answer"))
     }
 }
 
-fn location(reply: Reply, sentinel: &Address, master: &str) -> Result<(String, u16), Failure> {
+fn location(reply: Reply, master: &str) -> Result<(String, u16), Failure> {
     let nonsense = || Failure::protocol("a sentinel answered with nonsense");
     match reply {
         Reply::Error(line) => Err(Failure::refused(&line)),
         Reply::Nil => Err(Failure::new(
             ErrorKind::Config,
-            format!("{sentinel} knows no master named {master:?}"),
+            format!("knows no master named {master:?}"),
         )),
         Reply::Array(parts) => {
             let Ok([Reply::String(host), Reply::String(port)]) = <[Reply; 2]>::try_from(parts)
@@ -90,7 +122,7 @@ fn location(reply: Reply, sentinel: &Address, master: &str) -> Result<(String, u
 }
 
 /// Refuses a server that is no master: one that sentinels have just demoted, or not promoted yet.
-pub(super) fn check_master(connection: &mut Connection, deadline: Instant) -> Result<(), Failure> {
+fn check_master(connection: &mut Connection, deadline: Instant) -> Result<(), Failure> {
     let mut commands = Commands::default();
     commands.push(&["ROLE"]);
     connection.call(&commands, deadline, |_, reply| match reply {
@@ -100,7 +132,7 @@ pub(super) fn check_master(connection: &mut Connection, deadline: Instant) -> Re
         Reply::Array(parts) if parts.first() == Some(&Reply::String(b"master".to_vec())) => Ok(()),
         _ => Err(Failure::new(
             ErrorKind::Unavailable,
-            "the server that Sentinel names is not a master at the moment",
+            "is not a master at the moment",
         )),
     })
 }

@@ -1,7 +1,7 @@
 //! TLS under RESP: who is trusted, who we are, and a stream that never waits.
 //!
-//! The protocol is rustls's. Values pass through its buffers, one copy more each way than without
-//! TLS, where they go straight between the socket and the caller's memory.
+//! The protocol is rustls's. Values are copied through its buffers, where without TLS they go straight
+//! between the socket and the caller's memory.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,6 +23,9 @@ use crate::{Error, ErrorKind, Result};
 
 /// Bytes taken from the caller before they are on the wire: a few records.
 const UNSENT_BYTES: usize = 128 << 10;
+/// Most reads of the socket in one call: a peer that sends records without content for ever must
+/// not keep us from the deadline.
+const MOST_READS: usize = 1024;
 
 /// Whom to trust, who we are, and whom we expect. Read once, when the store is opened.
 #[derive(Clone, Debug)]
@@ -49,9 +52,9 @@ impl Tls {
             (None, None) => builder.with_no_client_auth(),
             (Some(certificate), Some(key)) => {
                 let chain = certificates(certificate)?;
-                let secret = PrivateKeyDer::from_pem_file(key).map_err(|_| {
+                let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| {
                     config(format!(
-                        "{}: holds no private key in PEM form",
+                        "{}: no private key in PEM form: {error}",
                         key.display()
                     ))
                 })?;
@@ -161,18 +164,11 @@ impl TlsStream {
         if self.session.wants_write() {
             return Ok(None);
         }
-        let mut taken = 0;
-        for slice in slices {
-            let part = self
-                .session
-                .writer()
-                .write(slice)
-                .map_err(|error| failed_io("sending", &error))?;
-            taken += part;
-            if part < slice.len() {
-                break;
-            }
-        }
+        let taken = self
+            .session
+            .writer()
+            .write_vectored(slices)
+            .map_err(|error| failed_io("sending", &error))?;
         self.flush()?;
         Ok((taken > 0).then_some(taken))
     }
@@ -201,13 +197,19 @@ impl TlsStream {
         slices: &mut [IoSliceMut<'_>],
     ) -> std::result::Result<Option<usize>, Failure> {
         let room: usize = slices.iter().map(|slice| slice.len()).sum();
-        let mut got = 0;
+        let (mut got, mut reads) = (0, 0);
         loop {
             match self.session.reader().read(rest(slices, got)) {
                 Ok(0) => return Ok(Some(got)),
                 Ok(bytes) => got += bytes,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if !self.read_records()? {
+                    let more = match self.read_records() {
+                        // What came before the connection broke is delivered before that is.
+                        Err(broken) if got > 0 && broken.kind == ErrorKind::Unreachable => false,
+                        outcome => outcome?,
+                    };
+                    reads += 1;
+                    if !more || reads == MOST_READS {
                         return Ok((got > 0).then_some(got));
                     }
                 }
@@ -248,7 +250,12 @@ impl TlsStream {
                 if let Err(error) = outcome {
                     // The server is told why, as far as the socket takes it.
                     let _ = self.flush();
-                    return Err(failed(&error));
+                    return Err(match error {
+                        rustls::Error::InvalidMessage(_) if self.session.is_handshaking() => {
+                            Failure::protocol("the server does not speak TLS on this port")
+                        }
+                        error => failed(&error),
+                    });
                 }
                 Ok(true)
             }
@@ -318,19 +325,25 @@ fn failed_io(doing: &str, error: &io::Error) -> Failure {
 }
 
 fn failed(error: &rustls::Error) -> Failure {
-    use rustls::Error as Tls;
+    use rustls::AlertDescription as Alert;
     let (kind, message) = match error {
-        Tls::InvalidCertificate(why) => (
+        rustls::Error::InvalidCertificate(why) => (
             ErrorKind::Denied,
             format!("the server's certificate is not accepted: {why}"),
         ),
-        Tls::AlertReceived(alert) => (
+        rustls::Error::AlertReceived(
+            alert @ (Alert::CertificateRequired
+            | Alert::BadCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateExpired
+            | Alert::CertificateUnknown
+            | Alert::UnknownCA
+            | Alert::AccessDenied
+            | Alert::HandshakeFailure),
+        ) => (
             ErrorKind::Denied,
             format!("the server ended TLS ({alert:?}); does it ask for a client certificate?"),
-        ),
-        Tls::InvalidMessage(_) => (
-            ErrorKind::Protocol,
-            "the server does not speak TLS on this port".to_owned(),
         ),
         other => (ErrorKind::Protocol, format!("TLS failed: {other}")),
     };

@@ -45,6 +45,7 @@ def test_the_commands_are_those_to_type(model: str, capsys: pytest.CaptureFixtur
     ours, plain = planned(capsys, *arguments, "--enable-pp-prop-kv-cache")["commands"]
     assert ours == (
         f"VLLM_PP_LAYER_PARTITION=48,16 penstock serve {model} --pipeline-parallel-size 2 "
+        "--block-size 16 --max-num-batched-tokens 8192 "
         "--kv-cache-memory-bytes 1073741824 --enable-pp-prop-kv-cache"
     )
     assert plain.endswith("""--additional-config '{"penstock.enable_pp_prop_kv_cache": true}'""")

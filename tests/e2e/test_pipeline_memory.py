@@ -167,8 +167,9 @@ def test_a_stage_without_layers_of_a_group(
         "pool": tmp_path / "pool",
     }
     sizes = KvSizes(
-        config.estimate(config.load(gemma)[0]),
-        Serving(block_size=BLOCK, max_length=4096, batched_tokens=batched),
+        config.estimate(config.load(gemma)[0], "float32"),
+        # Without asynchronous scheduling, as on CPU, as many batches are under way as ranks.
+        Serving(block_size=BLOCK, max_length=4096, batched_tokens=batched, concurrent_batches=2),
     )
     assert [sizes.block_bytes(0, 3), sizes.block_bytes(3, 4)] == [2 * page, page]
     # Three full blocks of either group.

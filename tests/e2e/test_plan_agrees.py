@@ -70,11 +70,21 @@ def test_blocks_and_requests_take_what_vllm_says(name: str, layout: str, llama: 
         skip_tokenizer_init=True,
         max_model_len=4096,
         max_num_batched_tokens=BATCHED,
+        pipeline_parallel_size=2,
     ).create_engine_config()
     vllm_config.model_config.max_model_len = LENGTH
     vllm_config.cache_config.kv_cache_layout = layout
     model = config.estimate(json.loads(json.dumps(MODELS[name])))
-    sizes = KvSizes(model, Serving(block_size=BLOCK, max_length=LENGTH, batched_tokens=BATCHED))
+    sizes = KvSizes(
+        model,
+        Serving(
+            block_size=BLOCK,
+            max_length=LENGTH,
+            batched_tokens=BATCHED,
+            concurrent_batches=vllm_config.max_concurrent_batches,
+        ),
+    )
+    assert vllm_config.max_concurrent_batches > 1
     ends = list(itertools.accumulate(STAGES[name]))
     assert ends[-1] == len(model.layers)
     ranges = list(zip([0, *ends[:-1]], ends, strict=True))

@@ -45,19 +45,89 @@ GPT2: dict[str, Any] = {
 def test_estimates_come_near_the_published_sizes(text: dict[str, Any], parameters: float) -> None:
     """Within 2 %: biases, norms of queries and the like are left out."""
     model = config.estimate(text)
-    element = 4 if text is GPT2 else 2
-    layer_element = 1 if text is DEEPSEEK else element
-    inside = sum(layer.weight_bytes for layer in model.layers) / layer_element
-    outside = (model.embedding_bytes + model.head_bytes) / element
+    inside = sum(layer.weight_bytes for layer in model.layers) / (1 if text is DEEPSEEK else 2)
+    outside = (model.embedding_bytes + model.head_bytes) / 2
     assert inside + outside == pytest.approx(parameters, rel=0.02)
 
 
+def test_types_are_vllms() -> None:
+    """What is stored in 32 bits is computed in 16, unless 32 are asked for."""
+    assert config.estimate(GPT2).element_bytes == 2
+    assert config.estimate(GPT2, "float32").kv_element_bytes == 4
+    fp8 = {"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    quantized = config.estimate(LLAMA | {"quantization_config": fp8})
+    assert (quantized.element_bytes, quantized.kv_element_bytes) == (2, 1)
+    groups = {"group_0": {"weights": {"num_bits": 4}}}
+    packed = {"quant_method": "compressed-tensors", "config_groups": groups}
+    four = config.estimate(LLAMA | {"quantization_config": packed})
+    assert four.layers[0].weight_bytes * 4 == pytest.approx(
+        config.estimate(LLAMA).layers[0].weight_bytes, rel=1e-6
+    )
+
+
+FALCON: dict[str, Any] = {
+    "model_type": "falcon",
+    "num_hidden_layers": 32,
+    "hidden_size": 4544,
+    "num_attention_heads": 71,
+    "num_kv_heads": 71,
+    "multi_query": True,
+    "vocab_size": 65024,
+    "max_position_embeddings": 2048,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "heads"),
+    [
+        ({}, 1),
+        ({"multi_query": False}, 71),
+        ({"new_decoder_architecture": True, "num_kv_heads": 8}, 8),
+    ],
+)
+def test_falcons_have_one_head_unless_they_say_otherwise(
+    change: dict[str, Any], heads: int
+) -> None:
+    kv = config.estimate(FALCON | change).layers[0].kv
+    assert kv is not None
+    assert kv.heads == heads
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "windows"),
+    [
+        ("gpt_oss", {"num_local_experts": 4, "sliding_window": 128}, [128, None, 128, None]),
+        ("cohere2", {"sliding_window": 4096}, [4097, 4097, 4097, None]),
+        ("mistral", {"sliding_window": 4096}, [4096] * 4),
+        ("mistral", {"sliding_window": None}, [None] * 4),
+        ("llama4_text", {"attention_chunk_size": 8192}, [8192, 8192, 8192, None]),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 9}, [None] * 4),
+    ],
+)
+def test_windows_follow_the_family_where_none_are_listed(
+    name: str, more: dict[str, Any], windows: list[int | None]
+) -> None:
+    model = config.estimate(LLAMA | {"model_type": name, "num_hidden_layers": 4} | more)
+    assert [layer.kv.window if layer.kv else None for layer in model.layers] == windows
+
+
+def test_heads_are_not_always_hidden_size_by_their_number() -> None:
+    kv = config.estimate(LLAMA | {"model_type": "gemma2", "sliding_window": 4}).layers[0].kv
+    assert kv is not None
+    assert kv.content == 2 * 256
+
+
+def test_some_models_have_their_embeddings_on_every_rank() -> None:
+    model = config.estimate(LLAMA | {"model_type": "mixtral", "num_local_experts": 8})
+    middle = model.weight_bytes(10, 20) - sum(layer.weight_bytes for layer in model.layers[10:20])
+    assert middle == model.embedding_bytes + model.head_bytes > 0
+
+
 def test_tied_embeddings_weigh_on_the_first_and_the_last_rank() -> None:
-    model = config.estimate(GEMMA2)
+    model = config.estimate(LLAMA | {"tie_word_embeddings": True})
     assert model.tied
-    half = 13
-    both = model.weight_bytes(0, half) + model.weight_bytes(half, 26)
-    assert both == model.weight_bytes(0, 26) + model.embedding_bytes
+    stages = [model.weight_bytes(*stage) for stage in ((0, 20), (20, 40), (40, 64))]
+    assert sum(stages) == model.weight_bytes(0, 64) + model.embedding_bytes
 
 
 def test_an_unknown_architecture_names_those_that_are_known() -> None:
@@ -67,8 +137,9 @@ def test_an_unknown_architecture_names_those_that_are_known() -> None:
 
 def test_state_that_is_not_planned_is_refused() -> None:
     kinds = ["linear_attention", "full_attention"] * 32
+    text = LLAMA | {"model_type": "gpt_oss", "layer_types": kinds, "sliding_window": 128}
     with pytest.raises(ConfigError, match="layer 0 keeps state of the kind 'linear_attention'"):
-        config.estimate(LLAMA | {"model_type": "gpt_oss", "layer_types": kinds})
+        config.estimate(text)
 
 
 @pytest.mark.parametrize(
@@ -112,15 +183,29 @@ def test_weights_are_read_from_files(tmp_path: Path) -> None:
             "model.layers.0.mlp.up_proj.weight": 30,
             "model.layers.1.self_attn.q_proj.weight": 11,
             "model.layers.2.predicts_ahead.weight": 999,
+            "vision_tower.encoder.layers.0.weight": 1000,
+            "visual.blocks.1.weight": 2000,
             "model.norm.weight": 3,
             "lm_head.weight": 90,
         },
     )
     model = weights.weigh(config.estimate(SMALL), tmp_path)
     assert [layer.weight_bytes for layer in model.layers] == [40, 11]
-    assert model.weight_bytes(0, 1) == 143
+    assert model.weight_bytes(0, 1) == 100 + 40 + 3000
     assert model.weight_bytes(1, 2) == 101
     assert model.weights_from == "1 safetensors file"
+
+
+def test_floating_point_weights_are_loaded_in_16_bits(tmp_path: Path) -> None:
+    header = {
+        f"model.{name}.weight": {"dtype": "F32", "shape": [4, 5], "data_offsets": [0, 80]}
+        for name in ("embed_tokens", "layers.0.a", "layers.1.a", "lm_head")
+    }
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+    assert weights.weigh(config.estimate(SMALL), tmp_path).weight_bytes(0, 2) == 4 * 40
+    whole = weights.weigh(config.estimate(SMALL, "float32"), tmp_path)
+    assert whole.weight_bytes(0, 2) == 4 * 80
 
 
 def test_an_index_without_its_files_gives_the_total(tmp_path: Path) -> None:

@@ -103,7 +103,10 @@ def test_a_hybrid_has_two_groups_of_thirteen() -> None:
     # Full: 512 blocks; sliding: the window and a batch are longer than a request: 512 and one.
     assert found.request_blocks() == 512 + 513
     short = sizes(GEMMA2, batched_tokens=512)
-    assert short.request_blocks() == 512 + -(-(4095 + 512) // 16) + 1
+    # Two batches are under way at once.
+    assert short.request_blocks() == 512 + -(-(4095 + 2 * 512) // 16) + 1
+    alone = sizes(GEMMA2, batched_tokens=512, concurrent_batches=1)
+    assert alone.request_blocks() == 512 + -(-(4095 + 512) // 16) + 1
 
 
 def test_five_to_one_hybrids_have_groups_of_the_smaller_kind() -> None:

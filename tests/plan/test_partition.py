@@ -16,7 +16,13 @@ from penstock.plan.model import Kv, Layer, Model, default_partition, stages
 from penstock.plan.partition import Device, Partition, Planner
 
 
-def model(weights: list[int], kv: list[bool], embedding: int = 0, tied: bool = False) -> Model:
+def model(
+    weights: list[int],
+    kv: list[bool],
+    embedding: int = 0,
+    tied: bool = False,
+    everywhere: bool = False,
+) -> Model:
     return Model(
         architecture="test",
         layers=tuple(
@@ -26,8 +32,11 @@ def model(weights: list[int], kv: list[bool], embedding: int = 0, tied: bool = F
         embedding_bytes=embedding,
         head_bytes=0 if tied else embedding,
         tied=tied,
+        everywhere=everywhere,
+        front_bytes=embedding // 2,
         hidden=1,
         element_bytes=1,
+        kv_element_bytes=1,
         max_length=16,
         weights_from="test",
     )
@@ -51,7 +60,7 @@ def planners(draw: st.DrawFn) -> tuple[Planner, list[Partition]]:
     ranks = draw(st.integers(1, count))
     weights = draw(st.lists(st.integers(1, 40), min_size=count, max_size=count))
     kv = draw(st.lists(st.booleans(), min_size=count, max_size=count).filter(any))
-    found = model(weights, kv, draw(st.integers(0, 30)), draw(st.booleans()))
+    found = model(weights, kv, draw(st.integers(0, 30)), draw(st.booleans()), draw(st.booleans()))
     devices = [
         Device(draw(st.integers(1, 2000)), draw(st.sampled_from([1.0, 1.5, 2.0])))
         for _ in range(ranks)

@@ -140,10 +140,10 @@ fn a_failing_store_costs_its_jobs_and_then_nothing_until_it_is_tried_again() {
 fn a_value_too_large_for_the_store_does_not_stop_others() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     let engine = engine(&store, config(4), &kv);
-    store.fail(Some(ErrorKind::Config));
+    store.fail_puts(Some(ErrorKind::Config));
     engine.submit_store(1, vec![object(1, &[1])], 0).unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Config)]);
-    store.fail(None);
+    store.fail_puts(None);
     engine.submit_store(2, vec![object(1, &[1])], 0).unwrap();
     assert_eq!(outcomes(&engine, 2), [Outcome::Stored(BLOCK_BYTES as u64)]);
 }

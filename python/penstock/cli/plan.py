@@ -104,7 +104,20 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--max-num-batched-tokens", metavar="N", type=words.count_argument, default=8192
     )
+    parser.add_argument(
+        "--concurrent-batches",
+        metavar="N",
+        type=words.count_argument,
+        help="batches under way at once, for layers with windows (default: the ranks and one, as "
+        "with asynchronous scheduling)",
+    )
     parser.add_argument("--block-size", metavar="N", type=words.count_argument, default=16)
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="what the model computes in (default: 16 bits)",
+    )
     parser.add_argument(
         "--kv-dtype", choices=tuple(_KV_BYTES), default="auto", help="(default: the model's)"
     )
@@ -117,13 +130,14 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the plan."""
     configuration, folder = config.load(args.model)
-    model = weights.weigh(config.estimate(configuration), folder)
+    model = weights.weigh(config.estimate(configuration, args.dtype), folder)
     serving = Serving(
         block_size=args.block_size,
         tp=args.tp,
         element_bytes=_KV_BYTES[args.kv_dtype],
         max_length=args.max_model_len,
         batched_tokens=args.max_num_batched_tokens,
+        concurrent_batches=args.concurrent_batches or 1 + (args.pp_size or len(args.pp)),
     )
     sizes = KvSizes(model, serving)
     reserve = args.reserve or proposal.reserve(model, serving)
@@ -239,6 +253,9 @@ def _gains(plans: dict[str, Plan]) -> str:
     for name, plan in plans.items():
         if name != "best partition":
             tokens = plan.outcomes[-1].tokens
+            if not tokens:
+                lines.append(f"{name} has no room for a block of KV")
+                continue
             lines.append(f"best partition against {name}: {best / tokens:.3f} times the tokens")
     return "\n".join(lines)
 
@@ -264,8 +281,12 @@ def _command(args: argparse.Namespace, plan: Plan) -> list[str]:
         options += ["--tensor-parallel-size", str(args.tp)]
     if args.max_model_len:
         options += ["--max-model-len", str(args.max_model_len)]
-    if args.block_size != 16:
-        options += ["--block-size", str(args.block_size)]
+    options += ["--block-size", str(args.block_size)]
+    options += ["--max-num-batched-tokens", str(args.max_num_batched_tokens)]
+    if args.device_memory:
+        options += ["--gpu-memory-utilization", str(args.gpu_memory_utilization)]
+    if args.dtype != "auto":
+        options += ["--dtype", args.dtype]
     if args.kv_dtype != "auto":
         options += ["--kv-cache-dtype", args.kv_dtype]
     ours: list[str] = []

@@ -12,76 +12,67 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.errors import ConfigError
-from penstock.plan.model import Kv, Layer, Model
+from penstock.plan.model import Kind, Kv, Layer, Model
 
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
-_QUANTIZED_BITS = {"fp8": 8, "fbgemm_fp8": 8, "mxfp4": 4.25, "compressed-tensors": 8}
+_QUANTIZED_BITS = {"fp8": 8, "fbgemm_fp8": 8, "mxfp4": 4.25}
 """Bits of a weight under a quantization that does not say it; mxfp4 has a byte a 32 weights."""
 
-Windows = Literal["none", "all", "listed", "gemma2", "gemma3", "qwen2"]
+Windows = Literal["none", "all", "gemma2", "pattern", "gpt_oss", "llama4"]
 
 
 @dataclass(frozen=True)
 class Family:
     """What a family of models does differently from Llama."""
 
-    attention: Literal["gqa", "mla", "multi-query", "mha"] = "gqa"
+    attention: Literal["gqa", "mla", "falcon", "mha"] = "gqa"
     windows: Windows = "none"
+    """Which layers look back over a window, unless the configuration lists them."""
+    pattern: int = 6
+    """With windows by pattern, every how many layers one attends to everything."""
+    longer_window: int = 0
+    """Tokens that vLLM's window has more than the configuration's."""
     mlp_matrices: int = 3
     """Of a dense feed-forward layer: 3 with a gate, 2 without."""
     experts: bool = False
-    chunks: bool = False
-    """Layers that are not full attend within chunks."""
+    head: int | None = None
+    """Elements of a head where the configuration does not say; hidden size by heads if None."""
     tied: bool = False
     """Whether embeddings are tied where the configuration does not say."""
+    everywhere: bool = False
+    """Whether vLLM's model makes embedding and projection on every rank of a pipeline."""
 
 
 FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(
-        (
-            "llama",
-            "qwen3",
-            "granite",
-            "olmo",
-            "olmo2",
-            "stablelm",
-            "smollm3",
-            "internlm2",
-            "internlm3",
-            "glm",
-            "glm4",
-            "exaone",
-            "seed_oss",
-            "deci",
-            "nemotron-nas",
-        ),
-        Family(),
+        ("llama", "granite", "internlm3", "exaone", "deci", "nemotron-nas", "qwen2"), Family()
     ),
-    "gemma": Family(tied=True),
-    "qwen2": Family(windows="qwen2"),
+    **dict.fromkeys(("qwen3", "glm", "glm4"), Family(head=128)),
+    **dict.fromkeys(("stablelm", "internlm2"), Family(everywhere=True)),
     "mistral": Family(windows="all"),
     "phi3": Family(windows="all"),
-    "starcoder2": Family(windows="all", mlp_matrices=2, tied=True),
     "nemotron": Family(mlp_matrices=2),
-    "gemma2": Family(windows="gemma2", tied=True),
-    "gemma3_text": Family(windows="gemma3", tied=True),
-    "cohere2": Family(windows="gemma3", tied=True),
-    "cohere": Family(tied=True),
-    "mixtral": Family(windows="all", experts=True),
-    "qwen2_moe": Family(windows="qwen2", experts=True),
-    "qwen3_moe": Family(experts=True),
-    "olmoe": Family(experts=True),
-    "glm4_moe": Family(experts=True),
-    "gpt_oss": Family(windows="listed", experts=True),
-    "llama4_text": Family(windows="listed", experts=True, chunks=True),
+    "gemma": Family(head=256, tied=True, everywhere=True),
+    "gemma2": Family(windows="gemma2", head=256, tied=True, everywhere=True),
+    "gemma3_text": Family(windows="pattern", head=256, tied=True, everywhere=True),
+    "cohere": Family(tied=True, everywhere=True),
+    "cohere2": Family(windows="pattern", pattern=4, longer_window=1, tied=True, everywhere=True),
+    "mixtral": Family(windows="all", experts=True, everywhere=True),
+    "qwen2_moe": Family(experts=True, everywhere=True),
+    "qwen3_moe": Family(experts=True, head=128, everywhere=True),
+    "olmoe": Family(experts=True, everywhere=True),
+    "glm4_moe": Family(experts=True, head=128),
+    "gpt_oss": Family(windows="gpt_oss", experts=True, head=64, everywhere=True),
+    "llama4_text": Family(windows="llama4", experts=True, head=128),
     "deepseek_v2": Family(attention="mla", experts=True),
     "deepseek_v3": Family(attention="mla", experts=True),
     "kimi_k2": Family(attention="mla", experts=True),
-    "gpt2": Family(attention="mha", mlp_matrices=2, tied=True),
-    "opt": Family(attention="mha", mlp_matrices=2, tied=True),
-    "falcon": Family(attention="multi-query", mlp_matrices=2, tied=True),
+    "gpt2": Family(attention="mha", mlp_matrices=2, tied=True, everywhere=True),
+    "opt": Family(attention="mha", mlp_matrices=2, tied=True, everywhere=True),
+    "falcon": Family(attention="falcon", mlp_matrices=2, tied=True, everywhere=True),
 }
-"""By `model_type`, of the text model where there are several."""
+"""By `model_type`, of the text model where there are several; checked against the models of
+vLLM 0.32 (which layers have windows, which ranks an embedding)."""
 
 _ALIASES: Mapping[str, tuple[str, ...]] = {
     "num_hidden_layers": ("n_layer", "num_layers"),
@@ -112,8 +103,10 @@ def load(path: Path) -> tuple[dict[str, Any], Path]:
     return config, file.parent
 
 
-def estimate(config: Mapping[str, Any]) -> Model:
+def estimate(config: Mapping[str, Any], dtype: str = "auto") -> Model:
     """The model that a configuration describes, its weights' bytes computed from its sizes.
+
+    `dtype` is vLLM's option: `auto` computes in 16 bits what is stored in 32.
 
     Raises:
         ConfigError: an unknown architecture, or a size that is missing or makes no sense.
@@ -126,10 +119,10 @@ def estimate(config: Mapping[str, Any]) -> Model:
             f"unknown architecture {name or 'without model_type'!r}: its KV cannot be planned. "
             f"Known: {', '.join(sorted(FAMILIES))}"
         )
-    reader = _Reader(text, name)
+    reader = _Reader(text, name, family)
     count = reader.size("num_hidden_layers")
     hidden = reader.size("hidden_size")
-    element = _element_bytes(config, text)
+    element = _element_bytes(config, text, dtype)
     weight = _weight_bytes(config, text, element)
     kvs = [_kv(reader, family, layer) for layer in range(count)]
     kvs = _without_shared(kvs, reader)
@@ -145,8 +138,11 @@ def estimate(config: Mapping[str, Any]) -> Model:
         embedding_bytes=embedding,
         head_bytes=0 if tied else embedding,
         tied=tied,
+        everywhere=family.everywhere,
+        front_bytes=0,
         hidden=hidden,
         element_bytes=element,
+        kv_element_bytes=1 if _has_fp8_kv(config, text) else element,
         max_length=reader.size("max_position_embeddings"),
         weights_from="estimated from the configuration",
     )
@@ -155,8 +151,8 @@ def estimate(config: Mapping[str, Any]) -> Model:
 class _Reader:
     """Numbers of a configuration, by the names that families give them."""
 
-    def __init__(self, text: Mapping[str, Any], architecture: str) -> None:
-        self.text, self._architecture = text, architecture
+    def __init__(self, text: Mapping[str, Any], architecture: str, family: Family) -> None:
+        self.text, self._architecture, self._family = text, architecture, family
 
     def get(self, name: str, default: Any = None) -> Any:
         for candidate in (name, *_ALIASES.get(name, ())):
@@ -175,9 +171,11 @@ class _Reader:
 
     @property
     def head(self) -> int:
-        if (given := self.get("head_dim")) is not None:
-            return self.size("head_dim") if given else 0
-        return self.size("hidden_size") // self.size("num_attention_heads")
+        """Elements of a head."""
+        if self.get("head_dim") is not None:
+            return self.size("head_dim")
+        derived = self.size("hidden_size") // self.size("num_attention_heads")
+        return self._family.head or derived
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -188,24 +186,51 @@ def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
-def _element_bytes(config: Mapping[str, Any], text: Mapping[str, Any]) -> int:
+def _element_bytes(config: Mapping[str, Any], text: Mapping[str, Any], dtype: str) -> int:
+    """Bytes of an element as the model computes."""
+    if dtype != "auto":
+        return _known_type(dtype)
     for source in (text, config):
         for name in ("dtype", "torch_dtype"):
             if isinstance(given := source.get(name), str):
-                given = given.removeprefix("torch.")
-                if given not in _ELEMENT_BYTES:
-                    raise ConfigError(f"data type {given!r}: known are {', '.join(_ELEMENT_BYTES)}")
-                return _ELEMENT_BYTES[given]
+                return min(2, _known_type(given.removeprefix("torch.")))
     return 2
+
+
+def _known_type(name: str) -> int:
+    if name not in _ELEMENT_BYTES:
+        raise ConfigError(f"data type {name!r}: known are {', '.join(_ELEMENT_BYTES)}")
+    return _ELEMENT_BYTES[name]
+
+
+def _quantization(config: Mapping[str, Any], text: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = config.get("quantization_config") or text.get("quantization_config")
+    return found if isinstance(found, dict) else {}
+
+
+def _has_fp8_kv(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint says that its KV is kept in 8 bits."""
+    quantization = _quantization(config, text)
+    return bool(quantization.get("kv_cache_scheme")) or (
+        str(quantization.get("kv_cache_quant_algo", "")).upper() == "FP8"
+    )
 
 
 def _weight_bytes(config: Mapping[str, Any], text: Mapping[str, Any], element: int) -> float:
     """Bytes of one weight inside the layers."""
-    quantization = config.get("quantization_config") or text.get("quantization_config")
-    if not isinstance(quantization, dict):
+    quantization = _quantization(config, text)
+    if not quantization:
         return element
     method = str(quantization.get("quant_method", ""))
-    bits = quantization.get("bits", quantization.get("w_bit", _QUANTIZED_BITS.get(method)))
+    groups = quantization.get("config_groups") or {}
+    widths = [
+        group["weights"]["num_bits"]
+        for group in groups.values()
+        if isinstance(group, dict) and (group.get("weights") or {}).get("num_bits")
+    ]
+    bits = max(widths, default=None) or quantization.get(
+        "bits", quantization.get("w_bit", _QUANTIZED_BITS.get(method))
+    )
     if not isinstance(bits, (int, float)) or bits <= 0:
         raise ConfigError(
             f"quantization {method!r} does not say its bits: the weights cannot be estimated; "
@@ -225,7 +250,8 @@ def _kv(reader: _Reader, family: Family, layer: int) -> Kv | None:
     content = 2 * reader.head
     if window is None:
         return Kv("full", heads, content)
-    return Kv("chunked" if family.chunks else "sliding", heads, content, window)
+    kind: Kind = "chunked" if family.windows == "llama4" else "sliding"
+    return Kv(kind, heads, content, window + family.longer_window)
 
 
 def _kv_heads(reader: _Reader, family: Family, layer: int) -> int:
@@ -233,14 +259,16 @@ def _kv_heads(reader: _Reader, family: Family, layer: int) -> int:
     queries = reader.size("num_attention_heads")
     if family.attention == "mha":
         return queries
-    if family.attention == "multi-query" and reader.get("num_kv_heads") is None:
-        return 1
+    if family.attention == "falcon":
+        if reader.get("new_decoder_architecture"):
+            return reader.size("num_kv_heads", queries)
+        return 1 if reader.get("multi_query", True) else queries
     if (blocks := reader.get("block_configs")) is not None:
         attention = blocks[layer].get("attention", {})
         if attention.get("no_op") or attention.get("replace_with_linear"):
             return 0
         return queries // int(attention["n_heads_in_group"])
-    return reader.size("num_key_value_heads", reader.get("num_kv_heads", queries))
+    return reader.size("num_key_value_heads", queries)
 
 
 def _window(reader: _Reader, family: Family, layer: int) -> int | None:
@@ -259,19 +287,20 @@ def _window(reader: _Reader, family: Family, layer: int) -> int | None:
     match family.windows:
         case "all":
             windowed = reader.get("sliding_window") is not None
-        case "gemma2":
+        case "gemma2" | "gpt_oss":
             windowed = layer % 2 == 0
-        case "gemma3":
-            windowed = (layer + 1) % reader.size("sliding_window_pattern", 6) != 0
-        case "qwen2":
-            windowed = bool(reader.get("use_sliding_window")) and layer >= int(
-                reader.get("max_window_layers", 0)
-            )
-        case "listed":
-            raise ConfigError("the configuration lists no layer_types")
+        case "pattern":
+            every = reader.size("sliding_window_pattern", family.pattern)
+            windowed = (layer + 1) % every != 0
+        case "llama4":
+            rope = reader.get("no_rope_layers")
+            windowed = bool(rope[layer]) if rope else (layer + 1) % 4 != 0
         case _:
             windowed = False
-    return reader.size("sliding_window") if windowed else None
+    if not windowed:
+        return None
+    name = "attention_chunk_size" if family.windows == "llama4" else "sliding_window"
+    return reader.size(name)
 
 
 def _without_shared(kvs: list[Kv | None], reader: _Reader) -> list[Kv | None]:
@@ -327,7 +356,7 @@ def _mlp_weights(reader: _Reader, family: Family, layer: int) -> int:
     width = reader.size("moe_intermediate_size", reader.get("intermediate_size"))
     shared = int(reader.get("n_shared_experts", 0) or 0) * width
     shared = int(reader.get("shared_expert_intermediate_size", shared))
-    if family.chunks:
+    if family.windows == "llama4":
         shared = width
     return dense * (experts * width + shared) + hidden * experts
 

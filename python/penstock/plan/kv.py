@@ -21,11 +21,14 @@ class Serving:
     block_size: int = 16
     tp: int = 1
     element_bytes: int | None = None
-    """Bytes of an element of KV; the model's data type if None."""
+    """Bytes of an element of KV; what the model has by default if None."""
     max_length: int | None = None
     """Tokens of the longest request; the model's own if None."""
     batched_tokens: int = 8192
-    """vLLM's max_num_batched_tokens: what a sliding-window layer holds beyond its window."""
+    """vLLM's max_num_batched_tokens."""
+    concurrent_batches: int = 2
+    """Batches under way at once (vLLM's max_concurrent_batches): the pipeline's ranks, and one more
+    with asynchronous scheduling. Layers that look back over a window keep what those hold."""
 
 
 class KvSizes:
@@ -44,7 +47,7 @@ class KvSizes:
         if self.max_length < 1:
             raise ConfigError(f"the longest request cannot have {self.max_length} tokens")
         self._serving = serving
-        element = serving.element_bytes or model.element_bytes
+        element = serving.element_bytes or model.kv_element_bytes
         self._page_bytes = [
             0
             if layer.kv is None
@@ -77,16 +80,17 @@ class KvSizes:
     def request_blocks(self) -> int:
         """Blocks that a request of the greatest length takes, of all groups together."""
         size = self._serving.block_size
+        in_flight = self._serving.batched_tokens * self._serving.concurrent_batches
         found = 0
         for group in self._groups:
             tokens = self.max_length
             if group.kind == "sliding":
                 # The block that the window leaves in its middle, and the one that it enters.
-                kept = min(group.window - 1 + self._serving.batched_tokens, tokens)
+                kept = min(group.window - 1 + in_flight, tokens)
                 found += -(-kept // size) + 1
                 continue
             if group.kind == "chunked":
-                tokens = min(group.window + self._serving.batched_tokens, tokens)
+                tokens = min(group.window + in_flight, tokens)
             found += -(-tokens // size)
         return found
 

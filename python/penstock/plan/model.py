@@ -52,13 +52,19 @@ class Model:
     architecture: str
     layers: tuple[Layer, ...]
     embedding_bytes: int
-    """On the first rank; also on the last where embeddings are tied."""
+    """On the first rank; also on the last where embeddings are tied; or on all."""
     head_bytes: int
-    """Of the output projection on the last rank; 0 where it is the embedding."""
+    """Of the output projection on the last rank, or on all; 0 where it is the embedding."""
     tied: bool
+    everywhere: bool
+    """Whether vLLM's model makes embedding and projection on every rank of a pipeline."""
+    front_bytes: int
+    """Of encoders of pictures and sound, on the first rank."""
     hidden: int
     element_bytes: int
-    """Bytes of an element of the model's own data type, which KV has by default."""
+    """Bytes of an element as the model computes."""
+    kv_element_bytes: int
+    """Bytes of an element of KV unless it is told otherwise."""
     max_length: int
     """Tokens of the longest request that the model is made for."""
     weights_from: str
@@ -67,14 +73,11 @@ class Model:
     def weight_bytes(self, start: int, end: int) -> int:
         """Bytes of weights of a pipeline stage with the layers `[start, end)`, all ranks of
         tensor parallelism together."""
+        is_first, is_last = start == 0, end == len(self.layers)
         total = sum(layer.weight_bytes for layer in self.layers[start:end])
-        if start == 0:
-            total += self.embedding_bytes
-        if end == len(self.layers):
-            total += self.head_bytes
-            if self.tied and start > 0:
-                total += self.embedding_bytes
-        return total
+        total += self.front_bytes * is_first
+        total += self.embedding_bytes * (self.everywhere or is_first or (self.tied and is_last))
+        return total + self.head_bytes * (self.everywhere or is_last)
 
 
 def stages(partition: Sequence[int], layers: int) -> list[tuple[int, int]]:

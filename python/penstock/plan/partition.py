@@ -66,6 +66,7 @@ class Planner:
         weights = [0]
         for layer in model.layers:
             weights.append(weights[-1] + layer.weight_bytes)
+        outside = (model.embedding_bytes + model.head_bytes) * model.everywhere
         self._block_bytes = {
             (start, end): sizes.block_bytes(start, end)
             for start in range(count)
@@ -79,9 +80,9 @@ class Planner:
             ends = (count,) if rank == last else range(rank + 1, count - last + rank + 1)
             for end in ends:
                 for start in range(rank, end) if rank else (0,):
-                    held = weights[end] - weights[start]
+                    held = weights[end] - weights[start] + outside
                     if not rank or rank == last:
-                        held += model.weight_bytes(start, end) - held
+                        held = model.weight_bytes(start, end)
                     room = device.budget - -(-held // tp)
                     need = self._block_bytes[start, end]
                     found[start, end] = (

@@ -7,6 +7,7 @@ each tensor's place in the file: no tensor is read.
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ INDEX = "model.safetensors.index.json"
 _MAX_HEADER = 100 << 20
 """What the format's own library allows."""
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+_ENCODERS = ("vision", "visual", "audio", "image", "encoder", "multi_modal", "mm_proj")
+_FLOATS = {"F64", "F32", "F16", "BF16"}
 _EMBEDDINGS = ("embed_tokens.", "wte.", "word_embeddings.", "tok_embeddings.")
 _HEADS = ("lm_head.", "output.weight", "embed_out.")
 
@@ -43,10 +46,12 @@ def weigh(model: Model, folder: Path) -> Model:
     if not files:
         return model
     layers = [0] * len(model.layers)
-    embedding = head = other = 0
+    embedding = head = front = 0
     for file in files:
-        for name, nbytes in _tensors(file):
-            if (found := _LAYER.search(name)) and "vision" not in name:
+        for name, nbytes in _tensors(file, model.element_bytes):
+            if any(mark in name for mark in _ENCODERS):
+                front += nbytes
+            elif found := _LAYER.search(name):
                 # Layers behind the last predict several tokens at once; vLLM leaves them out.
                 if (layer := int(found[1])) < len(layers):
                     layers[layer] += nbytes
@@ -54,8 +59,6 @@ def weigh(model: Model, folder: Path) -> Model:
                 embedding += nbytes
             elif any(mark in name for mark in _HEADS):
                 head += nbytes
-            else:
-                other += nbytes
     if not all(layers) or not embedding:
         raise ConfigError(
             f"{folder}: its safetensors files lack weights of layer "
@@ -67,8 +70,8 @@ def weigh(model: Model, folder: Path) -> Model:
             replace(layer, weight_bytes=nbytes)
             for layer, nbytes in zip(model.layers, layers, strict=True)
         ),
-        # Encoders of pictures and sound, which come before the first layer.
-        embedding_bytes=embedding + other if not model.tied else embedding,
+        embedding_bytes=embedding,
+        front_bytes=front,
         head_bytes=0 if model.tied else head,
         weights_from=f"{len(files)} safetensors file{'s' if len(files) > 1 else ''}",
     )
@@ -101,7 +104,9 @@ def _read_index(path: Path) -> tuple[int, set[str]]:
     return total, names
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, int]]:
+def _tensors(path: Path, element_bytes: int) -> Iterator[tuple[str, int]]:
+    """Names of a file's tensors, and the bytes that they will take: floating-point ones are loaded
+    in the type that the model computes in, quantized ones as they are."""
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
@@ -111,6 +116,9 @@ def _tensors(path: Path) -> Iterator[tuple[str, int]]:
         for name, tensor in header.items():
             if name != "__metadata__":
                 start, end = tensor["data_offsets"]
-                yield name, end - start
+                nbytes = end - start
+                if tensor["dtype"] in _FLOATS:
+                    nbytes = math.prod(tensor["shape"]) * element_bytes
+                yield name, nbytes
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise ConfigError(f"{path}: not a safetensors file: {error!r}") from None

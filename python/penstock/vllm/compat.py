@@ -465,19 +465,23 @@ def wrap_kv_memory(
 
 
 def _room(worker: Any) -> Room:
-    """Run in each worker after it has measured what the model takes: what its device has free."""
+    """Run in each worker after it has measured what the model takes: what its device has free, less
+    what --gpu-memory-utilization keeps back for graphs and buffers that are made later."""
     import socket
 
     host = socket.gethostname()
     if is_cpu():
-        import psutil
+        from vllm.utils.cpu_resource_utils import get_allowed_cpu_list, get_memory_node_info
 
-        return Room(host, int(psutil.virtual_memory().available))
+        node = get_allowed_cpu_list()[0].numa_node
+        return Room((host, node), int(get_memory_node_info(node).available_memory))
     import torch
 
     device = worker.device
-    free, _ = torch.cuda.mem_get_info(device)
-    return Room((host, str(torch.cuda.get_device_properties(device).uuid)), int(free))
+    free, total = torch.cuda.mem_get_info(device)
+    kept = (1 - worker.cache_config.gpu_memory_utilization) * total
+    uuid = torch.cuda.get_device_properties(device).uuid
+    return Room((host, str(uuid)), max(0, int(free - kept)))
 
 
 _REST_MILLISECONDS = 5

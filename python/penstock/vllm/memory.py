@@ -80,7 +80,7 @@ def _check(vllm_config: Any, asked: Wish, workers: int) -> None:
             "--kv-cache-tokens needs a longest request: give --max-model-len a number, not auto"
         )
     expected = parallel.pipeline_parallel_size * parallel.tensor_parallel_size
-    if workers != expected:
+    if workers != expected or parallel.decode_context_parallel_size > 1:
         raise ConfigError(
             f"{workers} workers for {parallel.pipeline_parallel_size} pipeline ranks of "
             f"{parallel.tensor_parallel_size}: context parallelism and elastic expert parallelism "

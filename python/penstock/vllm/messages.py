@@ -8,6 +8,12 @@ Span = tuple[int, int, int, int]
 """Layers ``[0, 1)`` and KV heads ``[2, 3)`` by their index in the whole model."""
 
 
+IDLE_SECONDS = 0.005
+"""How long workers are left alone if the engine has nothing to do before a load ends: vLLM would
+come and ask every millisecond, and take the processor time that the load needs. A request that
+arrives meanwhile, or whose own load ends before another's, waits so long at most."""
+
+
 @dataclass(frozen=True)
 class BlockJob:
     """Blocks of one request to load or to store.
@@ -39,8 +45,9 @@ class StepOrders:
 
     namespaces: tuple[bytes, ...] = ()
     """Of each group."""
-    idle: bool = False
-    """The engine has nothing to do before a load ends."""
+    idle_until: float = 0.0
+    """The engine has nothing to do before a load ends, and leaves its workers alone until this time
+    of the machine's monotonic clock."""
     loads: list[BlockJob] = field(default_factory=list)
     stores: list[BlockJob] = field(default_factory=list)
     cancel_loads: list[int] = field(default_factory=list)

@@ -10,6 +10,7 @@ engine in the state of its own prefix-cache hit.
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,14 @@ from penstock.errors import StoreError
 from penstock.vllm import compat
 from penstock.vllm.agreement import Agreement
 from penstock.vllm.groups import Group
-from penstock.vllm.messages import BlockJob, RankShare, StepOrders, WorkerReport, block_name
+from penstock.vllm.messages import (
+    IDLE_SECONDS,
+    BlockJob,
+    RankShare,
+    StepOrders,
+    WorkerReport,
+    block_name,
+)
 from penstock.vllm.settings import Settings
 from penstock.vllm.stats import PenstockStats
 
@@ -230,9 +238,11 @@ class SchedulerHalf:
         orders, self._orders = self._orders, StepOrders()
         if orders.loads or orders.stores:
             orders.namespaces = self._agreement.namespaces
-        if scheduler_output.total_num_scheduled_tokens == 0:
-            orders.idle = self._only_loads_run()
-        compat.rest(orders.idle)
+        idle = scheduler_output.total_num_scheduled_tokens == 0 and self._only_loads_run()
+        if idle:
+            # Counted from here, as vLLM may hand out several steps before the first is done.
+            orders.idle_until = time.monotonic() + IDLE_SECONDS
+        compat.rest(idle)
         return orders
 
     def _only_loads_run(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import struct
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from penstock.layout.geometry import Geometry, limit_objects, parse_geometry
 from penstock.vllm import compat
 from penstock.vllm.groups import Group
 from penstock.vllm.messages import (
+    IDLE_SECONDS,
     BlockJob,
     GroupShare,
     RankShare,
@@ -43,11 +45,6 @@ CHUNK_BYTES = 32
 
 _Outcome = tuple[str, int]
 """What became of an object, and its bytes."""
-
-_IDLE_WAIT = 0.005
-"""Seconds that a step waits for a load's end if there is nothing else to do: vLLM would come and
-ask every millisecond, and take the processor time that the load needs. A request that arrives
-meanwhile waits no longer than this."""
 
 _MIN_SLOTS = 4
 _FLUSH_TIMEOUT = 10.0
@@ -78,8 +75,8 @@ class WorkerHalf:
         self._parts: list[_Part | None] = []
         self._replica = (0, 1)
         self._fences = compat.Fences(set())
-        self._idle = False
-        """Whether the engine has nothing to do before a load ends."""
+        self._idle_until = 0.0
+        """When the engine wants an answer, though no load has ended; long ago as a rule."""
         self._loads: dict[int, BlockJob] = {}
         self._stores: dict[int, BlockJob] = {}
         self._refused: list[tuple[int, str, list[_Outcome]]] = []
@@ -206,7 +203,7 @@ class WorkerHalf:
 
     def start_loads(self, orders: StepOrders) -> None:
         """Submits the step's loads and cancellations."""
-        self._idle = orders.idle
+        self._idle_until = orders.idle_until
         # Blocks may still be read by what the device was told to compute before.
         after = self._fences.raise_for(job.job for job in orders.loads)
         for job in orders.loads:
@@ -292,8 +289,10 @@ class WorkerHalf:
         if self._engine is None:
             self._finish_without_engine(loaded)
         else:
-            if self._idle and self._loads and not self._refused:
-                self._engine.wait(_IDLE_WAIT)
+            if self._idle_until and self._loads and not self._refused:
+                left = self._idle_until - time.monotonic()
+                # The scheduler's clock is another on another machine.
+                self._engine.wait(min(max(left, 0.0), IDLE_SECONDS))
             refused, self._refused = self._refused, []
             for number, event, outcomes in refused + self._engine.poll():
                 if event == "released":
@@ -303,7 +302,7 @@ class WorkerHalf:
                 else:
                     loaded.add(self._on_loaded(number, outcomes))
         free = {request for request in self._finished if not self._unread.get(request)}
-        compat.rest(self._idle and bool(self._loads))
+        compat.rest(self._idle_until > 0)
         self._finished -= free
         for request in free:
             self._unread.pop(request, None)

@@ -289,6 +289,7 @@ struct Control {
     hold_puts: bool,
     hold_contains: bool,
     fail: Option<ErrorKind>,
+    fail_puts: Option<ErrorKind>,
     panic_on: HashSet<Key>,
     deaf: bool,
 }
@@ -323,6 +324,11 @@ impl Probe {
         self.set(|control| control.fail = kind);
     }
 
+    /// Lets everything but puts through.
+    pub fn fail_puts(&self, kind: Option<ErrorKind>) {
+        self.set(|control| control.fail_puts = kind);
+    }
+
     pub fn panic_on(&self, key: Key) {
         self.set(|control| {
             control.panic_on.insert(key);
@@ -347,6 +353,7 @@ impl Probe {
         held: impl Fn(&Control) -> bool,
     ) -> std::result::Result<bool, ErrorKind> {
         let mut control = self.control.lock();
+        let is_put = matches!(call, Call::Put(_));
         control.calls.push(call);
         self.changed.notify_all();
         while held(&control) {
@@ -355,7 +362,8 @@ impl Probe {
             }
         }
         let bad = keys.iter().any(|key| control.panic_on.contains(key));
-        let (fail, deaf) = (control.fail, control.deaf);
+        let of_puts = control.fail_puts.filter(|_| is_put);
+        let (fail, deaf) = (control.fail.or(of_puts), control.deaf);
         drop(control);
         assert!(!bad, "told to panic");
         fail.map_or(Ok(deaf), Err)

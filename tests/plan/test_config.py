@@ -138,8 +138,12 @@ def test_an_unknown_architecture_names_those_that_are_known() -> None:
 def test_state_that_is_not_planned_is_refused() -> None:
     kinds = ["linear_attention", "full_attention"] * 32
     text = LLAMA | {"model_type": "gpt_oss", "layer_types": kinds, "sliding_window": 128}
-    with pytest.raises(ConfigError, match="layer 0 keeps state of the kind 'linear_attention'"):
-        config.estimate(text)
+    # Of a family without windows too.
+    for name in ("gpt_oss", "llama"):
+        with pytest.raises(ConfigError, match="layer 0 keeps state of the kind 'linear_attention'"):
+            config.estimate(text | {"model_type": name})
+    with pytest.raises(ConfigError, match="layer 1 keeps state of the kind None"):
+        config.estimate(text | {"layer_types": ["full_attention"]})
 
 
 @pytest.mark.parametrize(

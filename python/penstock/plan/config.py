@@ -274,14 +274,14 @@ def _kv_heads(reader: _Reader, family: Family, layer: int) -> int:
 def _window(reader: _Reader, family: Family, layer: int) -> int | None:
     """Tokens that a layer attends to; None for all."""
     kinds = reader.get("layer_types")
-    if isinstance(kinds, list) and family.windows != "none":
-        kind = kinds[layer]
-        if kind == "full_attention":
-            return None
-        if kind not in ("sliding_attention", "chunked_attention"):
+    if isinstance(kinds, list):
+        kind = kinds[layer] if layer < len(kinds) else None
+        if kind not in ("full_attention", "sliding_attention", "chunked_attention"):
             raise ConfigError(
                 f"layer {layer} keeps state of the kind {kind!r}, which is not planned yet"
             )
+        if kind == "full_attention" or family.windows == "none":
+            return None
         chunk = kind == "chunked_attention"
         return reader.size("attention_chunk_size" if chunk else "sliding_window")
     match family.windows:

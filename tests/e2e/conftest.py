@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e import models
+from tests.e2e.forks import Fork
 from tests.e2e.node import Node
 from tests.servers import Server
 
@@ -40,7 +41,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., No
     nodes: list[Node] = []
 
     def start_node(model: Path, *, ready: bool = True, **options: Any) -> Node:
-        node = Node(model, folder / f"node-{len(nodes)}.log", **options)
+        node = Node(model, folder / f"node-{len(nodes)}.log", launch=Fork, **options)
         nodes.append(node)
         if ready:
             node.wait_ready()
@@ -54,7 +55,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., No
 @pytest.fixture(scope="session")
 def plain(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """vLLM alone: the reference."""
-    with Node(llama, tmp_path_factory.mktemp("plain") / "node.log") as node:
+    with Node(llama, tmp_path_factory.mktemp("plain") / "node.log", launch=Fork) as node:
         yield node
 
 

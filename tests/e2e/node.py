@@ -17,8 +17,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.e2e.forks import Fork
 
 _CORES = os.cpu_count() or 1
 _nodes = itertools.count()
@@ -44,8 +48,26 @@ class Answer:
         return self.tokens, self.logprobs
 
 
+def new_process(
+    args: dict[str, Any], log: Path, environment: dict[str, str]
+) -> subprocess.Popen[bytes]:
+    """Starts an engine as vLLM does: every process of it imports vLLM anew."""
+    with log.open("ab") as log_file:
+        return subprocess.Popen(
+            [sys.executable, __file__, json.dumps(args)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log_file,
+            env=environment,
+            start_new_session=True,
+        )
+
+
 class Node:
-    """An engine process. Use as a context manager; leaving it ends the process."""
+    """An engine process. Use as a context manager; leaving it ends the process.
+
+    `launch` starts the process: :func:`new_process`, or :class:`tests.e2e.forks.Fork`.
+    """
 
     def __init__(
         self,
@@ -55,6 +77,7 @@ class Node:
         pool: str | None = None,
         settings: dict[str, Any] | None = None,
         env: dict[str, str] | None = None,
+        launch: Callable[..., subprocess.Popen[bytes] | Fork] = new_process,
         **engine_args: Any,
     ) -> None:
         args: dict[str, Any] = {
@@ -89,15 +112,7 @@ class Node:
         environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(next(_nodes) % _CORES))
         # Standard output is for answers.
         environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
-        with log.open("ab") as log_file:
-            self.process = subprocess.Popen(
-                [sys.executable, __file__, json.dumps(args)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log_file,
-                env=environ,
-                start_new_session=True,
-            )
+        self.process = launch(args, log, environ)
         self._is_ready = False
         self._ids = itertools.count(1)
         self._waiting: dict[int, queue.Queue[dict[str, Any]]] = {0: queue.Queue()}
@@ -301,9 +316,14 @@ def _counters() -> dict[str, float]:
     return found
 
 
-if __name__ == "__main__":
+def main(args: dict[str, Any]) -> None:
+    """Serves until standard input ends."""
     try:
-        asyncio.run(_serve(json.loads(sys.argv[1])))
+        asyncio.run(_serve(args))
     except BaseException as error:
         print(json.dumps({"id": 0, "failed": repr(error)}), flush=True)
         raise
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -81,12 +81,9 @@ def look(
             if stored:
                 node.wait_for("stored_blocks", stored)
             log = node.log.read_text()
-            workers = [
-                process
-                for process in psutil.Process(node.process.pid).children(recursive=True)
-                if "Worker" in " ".join(process.cmdline())
-            ]
-            memory = sorted((_largest_anonymous(worker) for worker in workers), reverse=True)
+            # Nothing else of that size is in memory: the workers are those that have the most.
+            processes = psutil.Process(node.process.pid).children(recursive=True)
+            memory = sorted(map(_largest_anonymous, processes), reverse=True)[:2]
         said = re.findall(r"KV cache size: ([\d,]+) tokens", log)
         assert said, log[-3000:]
         return Seen(int(said[-1].replace(",", "")), tuple(memory), answer, log)

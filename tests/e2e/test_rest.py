@@ -34,14 +34,15 @@ def test_a_process_at_rest_waits_for_the_socket(tmp_path: Path) -> None:
             compat.rest(False)
             spinning = looks(0.2)
             compat.rest(True)
-            assert looks(0.2) < spinning / 10
+            resting = looks(0.2)
+            assert resting < spinning / 10
             # A message wakes it, without fail: one that was sent before it began to wait, too.
             time.sleep(0.2)
             writer.notify()
             reader.record_read()
             reader.wait(timeout_ms=1000)
             compat.rest(False)
-            assert looks(0.2) > spinning / 10
+            assert looks(0.2) > resting * 10
         finally:
             compat.rest(False)
             for socket in (

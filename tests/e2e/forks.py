@@ -1,0 +1,102 @@
+"""Engines whose processes are forked from one that has imported vLLM already.
+
+An engine is three processes and more, each of which imports vLLM for ten seconds when it is started
+anew; nearly all of a test would be that. Only how processes come into being differs: what runs in
+them is vLLM as it is. `test_demo` starts engines as operators do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import IO, Any
+
+# One thread in every process, to whichever core vLLM binds it: what is forked keeps the number of
+# threads that its parent was loaded with.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
+
+
+class Fork:
+    """An engine's process, with what a node uses of :class:`subprocess.Popen`."""
+
+    def __init__(self, args: dict[str, Any], log: Path, environment: dict[str, str]) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tests.e2e.preloaded"])
+        to_read, to_ask = context.Pipe(duplex=False)
+        to_hear, to_answer = context.Pipe(duplex=False)
+        with to_read, to_ask, to_hear, to_answer:
+            self._process = context.Process(
+                target=_run, args=(args, log, environment | ENVIRONMENT, to_read, to_answer)
+            )
+            # The first start is that of the process that imports.
+            with _environment(ENVIRONMENT):
+                self._process.start()
+            self.stdin: IO[bytes] | None = os.fdopen(os.dup(to_ask.fileno()), "wb")
+            self.stdout: IO[bytes] | None = os.fdopen(os.dup(to_hear.fileno()), "rb")
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit status, if it has ended."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for its end.
+
+        Raises:
+            subprocess.TimeoutExpired: it did not end in `timeout` seconds.
+        """
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            assert timeout is not None
+            raise subprocess.TimeoutExpired("a forked engine", timeout)
+        return self._process.exitcode
+
+
+@contextlib.contextmanager
+def _environment(changes: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _run(
+    args: dict[str, Any],
+    log: Path,
+    environment: dict[str, str],
+    requests: Connection,
+    answers: Connection,
+) -> None:
+    """The engine's process, from its fork on."""
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    with log.open("ab") as file:
+        for number, source in enumerate((requests, answers, file)):
+            os.dup2(source.fileno(), number)
+    requests.close()
+    answers.close()
+    sys.stdin = os.fdopen(0, closefd=False)
+
+    # vLLM's CPU platform asks for new processes, which would import anew.
+    get_context = multiprocessing.get_context
+
+    def forked(method: str | None = None) -> BaseContext:
+        return get_context("fork" if method == "spawn" else method)
+
+    multiprocessing.get_context = forked  # type: ignore[assignment]
+
+    from tests.e2e import node
+
+    node.main(args)

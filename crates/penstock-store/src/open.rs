@@ -6,12 +6,14 @@ use std::time::Duration;
 use url::Url;
 
 use crate::file::FileStore;
+use crate::layers::{Breaker, BreakerSettings, Tiered};
 use crate::memory::MemoryStore;
 use crate::{Error, ErrorKind, Result, Store, parse_size, resp};
 
 const ACCEPTED: &str = "memory://?size=1GiB, file:///absolute/path?size=10GiB, \
      valkey://[user[:password]@]host[:port][/db] (or redis://; valkeys:// and rediss:// with TLS; \
-     valkey+sentinel://host[,host]/master), unix:///path.sock[?db=N]";
+     valkey+sentinel://host[,host]/master, valkey+cluster://host[,host]), unix:///path.sock[?db=N]; \
+     or several of them, the nearest first, with spaces between";
 
 /// How to open a store, beside what its URL says.
 #[derive(Clone, Debug)]
@@ -34,19 +36,35 @@ impl Default for OpenOptions {
     }
 }
 
-/// Opens the store that a URL names.
+/// Opens the store that a URL names, or several, the nearest first, with white space between them, as
+/// one ([`Tiered`]).
 ///
 /// Opening checks what the URL says and, for a directory, that it can be used; it does not wait
 /// for a server, which may come up later. Fails with [`ErrorKind::Config`] on anything wrong in
 /// the URL. No error repeats the URL, which may hold a password.
 pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
+    let urls: Vec<&str> = url.split_ascii_whitespace().collect();
+    let [_, _, ..] = urls[..] else {
+        return open_one(url.trim_ascii(), options);
+    };
+    let guarded = |url: &&str| -> Result<Arc<dyn Store>> {
+        let store = open_one(url, options)?;
+        Ok(Arc::new(Breaker::new(store, BreakerSettings::default())))
+    };
+    let tiers = urls.iter().map(guarded).collect::<Result<_>>()?;
+    Ok(Arc::new(Tiered::new(tiers)))
+}
+
+fn open_one(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     let (scheme, _) = url.split_once(':').unwrap_or_default();
     match scheme {
         "memory" => open_memory(&parse(url)?),
         "file" => open_file(&parse(url)?),
         "unix" | "redis+unix" | "valkey+unix" => resp::open(url, options),
         _ if matches!(
-            scheme.trim_end_matches("+sentinel"),
+            scheme
+                .trim_end_matches("+sentinel")
+                .trim_end_matches("+cluster"),
             "redis" | "valkey" | "rediss" | "valkeys"
         ) =>
         {

@@ -41,6 +41,26 @@ fn behaves_as_a_store_over_a_unix_socket() {
 }
 
 #[test]
+fn behaves_as_a_store_in_version_3_of_the_protocol() {
+    on_each_server(|name| {
+        let server = Server::start_with(name, &["--requirepass", "secret"]);
+        let url = |user: &str| format!("{}?protocol=3", server.tcp().replace("//", user));
+        behaviour::run_all(|| store(&url("//:secret@")));
+        let key = key(fresh_namespace(), 0);
+        assert!(put(&*store(&url("//default:secret@")), &key, b"value").is_ok());
+        for wrong in ["//", "//:wrong@", "//nobody:secret@"] {
+            let error = put(&*store(&url(wrong)), &key, b"value").unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+            assert!(!error.to_string().contains("wrong"), "{error}");
+        }
+        let open = store(&format!("{}?protocol=3&password=secret", server.unix()));
+        let facts = open.describe(soon()).unwrap();
+        let fact = |name: &str| facts.iter().any(|(n, _)| n == name);
+        assert!(fact("used_memory") && fact("config:maxmemory"));
+    });
+}
+
+#[test]
 fn names_of_hosts_are_looked_up() {
     on_each_server(|name| {
         let server = Server::start(name);

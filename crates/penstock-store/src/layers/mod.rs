@@ -1,7 +1,12 @@
 //! Layers: stores made of another store and one more behaviour.
 
 mod breaker;
+pub(crate) mod circuit;
 mod faulty;
+mod promoter;
+mod tiered;
 
-pub use breaker::{Breaker, BreakerCounters, BreakerSettings};
+pub use breaker::Breaker;
+pub use circuit::{BreakerCounters, BreakerSettings};
 pub use faulty::{FaultCounters, Faults, Faulty};
+pub use tiered::Tiered;

@@ -26,10 +26,15 @@ pub(super) enum Endpoint {
     Unix(PathBuf),
     /// The master of this name, wherever one of these sentinels says that it is.
     Sentinel {
-        sentinels: Vec<(String, u16)>,
+        sentinels: Vec<Place>,
         master: String,
     },
+    /// A cluster, of which these nodes are known.
+    Cluster(Vec<Place>),
 }
+
+/// A host and a port.
+pub(super) type Place = (String, u16);
 
 /// A password. It shows itself only where it is asked to.
 #[derive(Clone, PartialEq, Eq)]
@@ -74,13 +79,20 @@ pub(super) struct Address {
     /// What sentinels ask for, who have users of their own.
     sentinel_user: Option<String>,
     sentinel_password: Option<Secret>,
+    /// Whether to speak version 3 of the protocol, and not 2.
+    pub(super) is_resp3: bool,
+    /// Whether a cluster's replicas are to be read from.
+    pub(super) reads_replicas: bool,
+    /// Whether the connections are for reading from a cluster's replica.
+    pub(super) is_replica: bool,
 }
 
 impl Address {
     /// Reads `redis://[user[:password]@]host[:port][/db]`, `valkey://` likewise, `rediss://` and
     /// `valkeys://` for TLS (`?ca=…&cert=…&key=…&name=…`), each with `+sentinel` for the master
     /// that sentinels name (`redis+sentinel://[user[:password]@]host[:port][,…]/master[/db]
-    /// [?sentinel_user=…&sentinel_password=…]`), or `unix:///path[?db=N&user=…&password=…]` (also as `redis+unix://`, `valkey+unix://`).
+    /// [?sentinel_user=…&sentinel_password=…]`) or `+cluster` for a cluster with these nodes among
+    /// others (`redis+cluster://[user[:password]@]host[:port][,…][?read=replicas]`), or `unix:///path[?db=N&user=…&password=…]` (also as `redis+unix://`, `valkey+unix://`).
     ///
     /// `spare_password` is used if the URL has none. Errors never hold the URL, since it may hold
     /// a password.
@@ -101,6 +113,10 @@ impl Address {
             "rediss+sentinel" => Self::parse_sentinel("rediss+sentinel", &url, others)?,
             "valkeys+sentinel" => Self::parse_sentinel("valkeys+sentinel", &url, others)?,
             "unix" | "redis+unix" | "valkey+unix" => Self::parse_unix(&url)?,
+            "redis+cluster" => Self::parse_cluster("redis+cluster", &url, others)?,
+            "valkey+cluster" => Self::parse_cluster("valkey+cluster", &url, others)?,
+            "rediss+cluster" => Self::parse_cluster("rediss+cluster", &url, others)?,
+            "valkeys+cluster" => Self::parse_cluster("valkeys+cluster", &url, others)?,
             "rediss" => Self::parse_tcp("rediss", &url)?,
             "valkeys" => Self::parse_tcp("valkeys", &url)?,
             other => {
@@ -125,7 +141,16 @@ impl Address {
         Self::over_tcp(scheme, url, Endpoint::Tcp { host, port }, database, query)
     }
 
-    fn parse_sentinel(scheme: &'static str, url: &Url, others: Vec<(String, u16)>) -> Result<Self> {
+    fn parse_cluster(scheme: &'static str, url: &Url, others: Vec<Place>) -> Result<Self> {
+        let query = Query::parse(scheme, url)?;
+        if !url.path().trim_start_matches('/').is_empty() {
+            return Err(config("a cluster has one database: its URL has no path"));
+        }
+        let seeds = [vec![host_of(url, DEFAULT_PORT)?], others].concat();
+        Self::over_tcp(scheme, url, Endpoint::Cluster(seeds), 0, query)
+    }
+
+    fn parse_sentinel(scheme: &'static str, url: &Url, others: Vec<Place>) -> Result<Self> {
         let query = Query::parse(scheme, url)?;
         let path = url.path().trim_start_matches('/');
         let (master, database) = match path.split_once('/') {
@@ -163,6 +188,9 @@ impl Address {
             password: some(url.password().unwrap_or_default())?.map(Secret),
             sentinel_user: query.sentinel_user,
             sentinel_password: query.sentinel_password,
+            is_resp3: query.is_resp3,
+            reads_replicas: query.reads_replicas,
+            is_replica: false,
         })
     }
 
@@ -179,9 +207,17 @@ impl Address {
     /// The server at this place, with this address's user and database.
     pub(super) fn server(&self, host: String, port: u16) -> Self {
         Self {
-            scheme: self.scheme.trim_end_matches("+sentinel"),
+            scheme: base(self.scheme),
             endpoint: Endpoint::Tcp { host, port },
             ..self.clone()
+        }
+    }
+
+    /// The replica at this place, to read from, with this address's user.
+    pub(super) fn replica(&self, host: String, port: u16) -> Self {
+        Self {
+            is_replica: true,
+            ..self.server(host, port)
         }
     }
 
@@ -198,15 +234,17 @@ impl Address {
             ));
         }
         let (mut database, mut user, mut password) = (0, None, None);
+        let mut is_resp3 = false;
         for (name, value) in url.query_pairs() {
             match &*name {
                 "db" => database = parse_database(&value)?,
+                "protocol" => is_resp3 = parse_protocol(&value)?,
                 "user" => user = Some(value.into_owned()),
                 "password" => password = Some(Secret(value.into_owned())),
                 // The name is not repeated: it may be the rest of a password with a bare '&'.
                 _ => {
                     return Err(config(
-                        "a unix socket's URL takes db, user and password only",
+                        "a unix socket's URL takes db, user, password and protocol only",
                     ));
                 }
             }
@@ -221,6 +259,9 @@ impl Address {
             password: password.filter(|password: &Secret| !password.0.is_empty()),
             sentinel_user: None,
             sentinel_password: None,
+            is_resp3,
+            reads_replicas: false,
+            is_replica: false,
         })
     }
 }
@@ -240,6 +281,10 @@ impl fmt::Display for Address {
             Endpoint::Sentinel { sentinels, master } => {
                 let places: Vec<_> = sentinels.iter().map(|(h, p)| place(h, *p)).collect();
                 write!(f, "{}/{master}{database}", places.join(","))
+            }
+            Endpoint::Cluster(seeds) => {
+                let places: Vec<_> = seeds.iter().map(|(h, p)| place(h, *p)).collect();
+                f.write_str(&places.join(","))
             }
             Endpoint::Unix(path) => {
                 f.write_str(&encode_path(path))?;
@@ -261,20 +306,26 @@ fn place(host: &str, port: u16) -> String {
     }
 }
 
+/// A scheme without what it says of the topology.
+fn base(scheme: &str) -> &str {
+    scheme.split('+').next().unwrap_or(scheme)
+}
+
 /// What the query of a URL over TCP says.
 #[derive(Default)]
 struct Query {
     tls: Option<TlsFiles>,
     sentinel_user: Option<String>,
     sentinel_password: Option<Secret>,
+    is_resp3: bool,
+    reads_replicas: bool,
 }
 
 impl Query {
     fn parse(scheme: &str, url: &Url) -> Result<Self> {
         let with_sentinels = scheme.ends_with("+sentinel");
         let mut query = Self {
-            tls: matches!(scheme.trim_end_matches("+sentinel"), "rediss" | "valkeys")
-                .then(TlsFiles::default),
+            tls: matches!(base(scheme), "rediss" | "valkeys").then(TlsFiles::default),
             ..Self::default()
         };
         for (name, value) in url.query_pairs() {
@@ -293,12 +344,18 @@ impl Query {
                 ("sentinel_password", _) if with_sentinels => {
                     query.sentinel_password = Some(Secret(value.into_owned()));
                 }
+                ("protocol", _) => query.is_resp3 = parse_protocol(&value)?,
+                ("read", _) if scheme.ends_with("+cluster") => match &*value {
+                    "replicas" => query.reads_replicas = true,
+                    "primaries" => query.reads_replicas = false,
+                    _ => return Err(config("read is either primaries or replicas")),
+                },
                 // The name is not repeated: it may be the rest of a password with a bare '?'.
                 _ => {
                     return Err(config(
                         "a pool URL's query holds ca, cert, key and name with TLS, sentinel_user \
-                         and sentinel_password with sentinels, and nothing else; the database is \
-                         in the path",
+                         and sentinel_password with sentinels, read with a cluster, protocol, and \
+                         nothing else; the database is in the path",
                     ));
                 }
             }
@@ -315,7 +372,9 @@ impl Query {
 fn host_of(url: &Url, default_port: u16) -> Result<(String, u16)> {
     let host = match url.host() {
         Some(Host::Domain(name)) if name.contains(',') => {
-            return Err(config("only a pool URL with sentinels has several hosts"));
+            return Err(config(
+                "only a pool URL with +sentinel or +cluster has several hosts",
+            ));
         }
         Some(Host::Domain(name)) if !name.is_empty() => decode(name)?,
         Some(Host::Ipv4(ip)) => ip.to_string(),
@@ -325,8 +384,8 @@ fn host_of(url: &Url, default_port: u16) -> Result<(String, u16)> {
     Ok((host, url.port().unwrap_or(default_port)))
 }
 
-/// A URL with sentinels, left with the first, and the others; any other URL as it is.
-fn split_hosts(text: &str) -> Result<(String, Vec<(String, u16)>)> {
+/// A URL with several hosts, left with the first, and the others; any other URL as it is.
+fn split_hosts(text: &str) -> Result<(String, Vec<Place>)> {
     let Some((scheme, rest)) = text.split_once("://") else {
         return Ok((text.to_owned(), Vec::new()));
     };
@@ -334,19 +393,21 @@ fn split_hosts(text: &str) -> Result<(String, Vec<(String, u16)>)> {
     let (authority, tail) = rest.split_at(end);
     let start = authority.rfind('@').map_or(0, |at| at + 1);
     let (user, hosts) = authority.split_at(start);
-    if !scheme.ends_with("+sentinel") {
-        return Ok((text.to_owned(), Vec::new()));
-    }
+    let default_port = match scheme.split_once('+') {
+        Some((_, "sentinel")) => SENTINEL_PORT,
+        Some((_, "cluster")) => DEFAULT_PORT,
+        _ => return Ok((text.to_owned(), Vec::new())),
+    };
     let mut hosts = hosts.split(',');
     let first = hosts.next().unwrap_or_default();
     let others = hosts
         .map(|host| {
             let url = Url::parse(&format!("redis://{host}"))
-                .map_err(|_| config("a sentinel's host or port is not one"))?;
+                .map_err(|_| config("one of the hosts or ports is not one"))?;
             if url.username().is_empty() && url.password().is_none() {
-                host_of(&url, SENTINEL_PORT)
+                host_of(&url, default_port)
             } else {
-                Err(config("a sentinel's host or port is not one"))
+                Err(config("one of the hosts or ports is not one"))
             }
         })
         .collect::<Result<_>>()?;
@@ -369,6 +430,15 @@ fn decode(text: &str) -> Result<String> {
         .decode_utf8()
         .map(|text| text.into_owned())
         .map_err(|_| config("a part of the pool URL is not UTF-8 after percent-decoding"))
+}
+
+/// Whether it is version 3.
+fn parse_protocol(text: &str) -> Result<bool> {
+    match text {
+        "2" => Ok(false),
+        "3" => Ok(true),
+        _ => Err(config("the pool URL's protocol is 2 or 3")),
+    }
 }
 
 fn parse_database(text: &str) -> Result<u32> {
@@ -397,6 +467,34 @@ mod tests {
 
     fn password(address: &Address) -> Option<&str> {
         address.password.as_ref().map(Secret::reveal)
+    }
+
+    #[test]
+    fn cluster_urls() {
+        let address = parse("valkey+cluster://u:p@a,b:7,[::1]:8?read=replicas");
+        let seeds = vec![("a".into(), 6379), ("b".into(), 7), ("::1".into(), 8)];
+        assert_eq!(address.endpoint, Endpoint::Cluster(seeds));
+        assert!(address.reads_replicas && !address.is_replica);
+        assert_eq!(address.to_string(), "valkey+cluster://a:6379,b:7,[::1]:8");
+        let replica = address.replica("b".into(), 9);
+        assert_eq!(
+            (replica.to_string(), replica.is_replica),
+            ("valkey://b:9".into(), true)
+        );
+        assert_eq!(password(&replica), Some("p"));
+        let tls = parse("rediss+cluster://a?ca=/f");
+        assert!(tls.tls.is_some() && !tls.reads_replicas);
+        for text in [
+            "redis+cluster://a/1",
+            "redis+cluster://a?read=all",
+            "redis+cluster://a?ca=/f",
+            "redis+cluster://a,:b",
+            "redis+cluster://",
+            "redis://a?read=replicas",
+        ] {
+            let error = Address::parse(text, None).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{text}");
+        }
     }
 
     #[test]

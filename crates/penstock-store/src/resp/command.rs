@@ -40,6 +40,12 @@ impl Commands {
     }
 }
 
+/// Appends a whole ASKING.
+pub(super) fn asking(text: &mut Vec<u8>) {
+    array(text, 1);
+    string(text, b"ASKING");
+}
+
 /// Appends a whole GET.
 pub(super) fn get(text: &mut Vec<u8>, key: &Key) {
     array(text, 2);

@@ -5,7 +5,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags};
 
 use super::address::{Address, PASSWORD_VARIABLE};
 use super::command::Commands;
@@ -78,53 +78,20 @@ impl Connection {
         deadline: Instant,
         mut visit: impl FnMut(usize, Reply) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        self.settled = false;
-        let (mut unsent, mut answered) = (commands.bytes(), 0);
-        let mut reader = ReplyReader::default();
-        while answered < commands.count() {
-            // Replies are taken before more is sent: the server never has to hold back.
-            let heard = self.hear(&mut reader, |reply| {
-                visit(answered, reply)?;
-                answered += 1;
-                let done = answered == commands.count();
-                Ok(if done {
-                    ControlFlow::Break(())
-                } else {
-                    ControlFlow::Continue(())
-                })
-            })?;
-            let sent = if unsent.is_empty() {
-                self.socket.flush().map(usize::from)
-            } else {
-                self.socket.send(&[IoSlice::new(unsent)]).map(|sent| {
-                    let sent = sent.unwrap_or(0);
-                    unsent = &unsent[sent..];
-                    sent
-                })
-            };
-            let sent = match sent {
-                Ok(sent) => sent,
-                Err(failure) => return Err(self.last_words(failure)),
-            };
-            if !heard && sent == 0 && answered < commands.count() {
-                let sending = if unsent.is_empty() {
-                    PollFlags::empty()
-                } else {
-                    PollFlags::OUT
-                };
-                let mut polled = [self.socket.polled(PollFlags::IN | sending)];
-                wait(&mut polled, deadline, "waiting for the server's reply")?;
-            } else if Instant::now() >= deadline && answered < commands.count() {
-                return Err(Failure::timed_out("reading the server's reply"));
+        let mut exchange = Exchange::new(commands);
+        loop {
+            match exchange.step(self, &mut visit)? {
+                Progress::Done => return Ok(()),
+                Progress::Moved if Instant::now() >= deadline => {
+                    return Err(Failure::timed_out("reading the server's reply"));
+                }
+                Progress::Moved => {}
+                Progress::Waiting => {
+                    let mut polled = [exchange.polled(self)];
+                    wait(&mut polled, deadline, "waiting for the server's reply")?;
+                }
             }
         }
-        if !unsent.is_empty() || !self.received.bytes().is_empty() {
-            return Err(Failure::protocol(
-                "the server sent a reply that nobody asked for",
-            ));
-        }
-        self.settled = true;
-        Ok(())
     }
 
     /// Takes what has been received; returns whether anything had.
@@ -190,12 +157,23 @@ impl Connection {
         enum Step {
             Authenticate,
             Select,
+            ReadOnly,
             Name,
         }
         let mut steps = Vec::new();
         let mut commands = Commands::default();
         let password = address.password.as_ref().map(|secret| secret.reveal());
         match (&address.user, password) {
+            (user, password) if address.is_resp3 => {
+                steps.push(Step::Authenticate);
+                let user = user.as_deref().unwrap_or("default");
+                match password {
+                    None if address.user.is_none() => commands.push(&["HELLO", "3"]),
+                    _ => {
+                        commands.push(&["HELLO", "3", "AUTH", user, password.unwrap_or_default()]);
+                    }
+                }
+            }
             (None, None) => {}
             (None, Some(password)) => {
                 steps.push(Step::Authenticate);
@@ -211,11 +189,22 @@ impl Connection {
             steps.push(Step::Select);
             commands.push(&["SELECT", &address.database.to_string()]);
         }
+        if address.is_replica {
+            steps.push(Step::ReadOnly);
+            commands.push(&["READONLY"]);
+        }
         steps.push(Step::Name);
         commands.push(&["CLIENT", "SETNAME", name]);
 
         self.call(&commands, deadline, |i, reply| match (steps[i], reply) {
             (_, Reply::Status(_)) => Ok(()),
+            (Step::Authenticate, Reply::Array(_)) if address.is_resp3 => Ok(()),
+            (Step::Authenticate, Reply::Error(line))
+                if line.starts_with(b"NOPROTO") || line.starts_with(b"ERR unknown command") =>
+            {
+                let message = "the server does not speak RESP3: leave protocol=3 out of the URL";
+                Err(Failure::new(ErrorKind::Config, message))
+            }
             (Step::Authenticate, Reply::Error(line)) => {
                 let refused = Failure::refused(&line);
                 match refused.kind {
@@ -234,6 +223,7 @@ impl Connection {
                     _ => Err(refused),
                 }
             }
+            (Step::ReadOnly, Reply::Error(line)) => Err(Failure::refused(&line)),
             // The name is only a help to whoever looks at the server; its reply also tells
             // whether we may be here at all.
             (Step::Name, Reply::Error(line)) => match (&line, Failure::refused(&line)) {
@@ -245,6 +235,93 @@ impl Connection {
                 "the server answered the greeting with nonsense",
             )),
         })
+    }
+}
+
+/// Commands on their way over a connection, and their replies. Never waits.
+#[derive(Debug)]
+pub(super) struct Exchange<'c> {
+    unsent: &'c [u8],
+    asked: usize,
+    answered: usize,
+    reader: ReplyReader,
+}
+
+/// How far a step of an [`Exchange`] came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// Every reply has come; the connection is settled.
+    Done,
+    Moved,
+    Waiting,
+}
+
+impl<'c> Exchange<'c> {
+    pub(super) fn new(commands: &'c Commands) -> Self {
+        Self {
+            unsent: commands.bytes(),
+            asked: commands.count(),
+            answered: 0,
+            reader: ReplyReader::default(),
+        }
+    }
+
+    /// Sends and receives what can be now, and calls `visit` with each reply, in order.
+    pub(super) fn step(
+        &mut self,
+        connection: &mut Connection,
+        visit: &mut impl FnMut(usize, Reply) -> Result<(), Failure>,
+    ) -> Result<Progress, Failure> {
+        connection.settled = false;
+        let mut heard = false;
+        // Replies are taken before more is sent: the server never has to hold back.
+        if self.answered < self.asked {
+            heard = connection.hear(&mut self.reader, |reply| {
+                visit(self.answered, reply)?;
+                self.answered += 1;
+                Ok(if self.answered == self.asked {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                })
+            })?;
+        }
+        if self.answered == self.asked {
+            if !self.unsent.is_empty() || !connection.received.bytes().is_empty() {
+                return Err(Failure::protocol(
+                    "the server sent a reply that nobody asked for",
+                ));
+            }
+            connection.settled = true;
+            return Ok(Progress::Done);
+        }
+        let sent = if self.unsent.is_empty() {
+            connection.socket.flush()
+        } else {
+            connection
+                .socket
+                .send(&[IoSlice::new(self.unsent)])
+                .map(|sent| {
+                    let sent = sent.unwrap_or(0);
+                    self.unsent = &self.unsent[sent..];
+                    sent > 0
+                })
+        };
+        match sent {
+            Ok(sent) if heard || sent => Ok(Progress::Moved),
+            Ok(_) => Ok(Progress::Waiting),
+            Err(failure) => Err(connection.last_words(failure)),
+        }
+    }
+
+    /// What it waits for.
+    pub(super) fn polled<'s>(&self, connection: &'s Connection) -> PollFd<'s> {
+        let sending = if self.unsent.is_empty() {
+            PollFlags::empty()
+        } else {
+            PollFlags::OUT
+        };
+        connection.socket.polled(PollFlags::IN | sending)
     }
 }
 

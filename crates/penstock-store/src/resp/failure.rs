@@ -20,6 +20,34 @@ pub(super) struct Failure {
     cause: Option<Errno>,
     /// The server is a replica now, and asking it again is in vain.
     pub(super) is_demoted: bool,
+    /// Where in its cluster the server sends us.
+    pub(super) redirect: Option<Box<Redirect>>,
+}
+
+/// A node of a cluster says that another one serves a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Redirect {
+    /// The other node's host, or `None` if it is that of the node that was asked.
+    pub(super) host: Option<String>,
+    pub(super) port: u16,
+    /// For this request only, which ASKING has to precede: the key's slot is on its way there.
+    pub(super) is_ask: bool,
+}
+
+impl Redirect {
+    /// Reads `MOVED 3999 host:port` or `ASK 3999 host:port`.
+    fn parse(line: &[u8]) -> Option<Self> {
+        let mut words = std::str::from_utf8(line).ok()?.split(' ');
+        let is_ask = words.next()? == "ASK";
+        let (_slot, place) = (words.next()?, words.next()?);
+        // The last colon: an IPv6 address has more of them.
+        let (host, port) = place.rsplit_once(':')?;
+        Some(Self {
+            host: (!host.is_empty()).then(|| host.to_owned()),
+            port: port.parse().ok()?,
+            is_ask,
+        })
+    }
 }
 
 impl Failure {
@@ -29,6 +57,7 @@ impl Failure {
             message: message.into(),
             cause: None,
             is_demoted: false,
+            redirect: None,
         }
     }
 
@@ -55,6 +84,7 @@ impl Failure {
             message,
             cause: Some(cause),
             is_demoted: false,
+            redirect: None,
         }
     }
 
@@ -66,14 +96,16 @@ impl Failure {
             b"OOM" => ErrorKind::Full,
             b"LOADING" | b"BUSY" | b"CLUSTERDOWN" | b"TRYAGAIN" | b"MASTERDOWN" | b"READONLY"
             | b"NOREPLICAS" | b"MISCONF" => ErrorKind::Unavailable,
+            // What an operator reads who did not know that there is a cluster.
             b"MOVED" | b"ASK" => {
-                return Self::new(
-                    ErrorKind::Unavailable,
-                    format!(
-                        "the server is part of a cluster, which is not supported yet: {}",
-                        printable(line)
-                    ),
-                );
+                return Self {
+                    redirect: Redirect::parse(line).map(Box::new),
+                    ..Self::new(
+                        ErrorKind::Unavailable,
+                        "the server is part of a cluster: use a URL with +cluster, as in \
+                         valkey+cluster://host",
+                    )
+                };
             }
             _ if line.starts_with(b"ERR max number of clients") => ErrorKind::Unavailable,
             _ => ErrorKind::Protocol,
@@ -155,6 +187,29 @@ mod tests {
             ("", ErrorKind::Protocol),
         ] {
             assert_eq!(Failure::refused(line.as_bytes()).kind, kind, "{line}");
+        }
+    }
+
+    #[test]
+    fn redirects_say_where_to() {
+        let redirect = |line: &str| {
+            let redirect = Failure::refused(line.as_bytes()).redirect?;
+            Some((redirect.host, redirect.port, redirect.is_ask))
+        };
+        assert_eq!(
+            redirect("MOVED 3999 127.0.0.1:6381"),
+            Some((Some("127.0.0.1".into()), 6381, false))
+        );
+        assert_eq!(redirect("ASK 1 ::1:7"), Some((Some("::1".into()), 7, true)));
+        assert_eq!(redirect("MOVED 16383 :6381"), Some((None, 6381, false)));
+        for line in [
+            "MOVED",
+            "ASK 1",
+            "MOVED 1 nowhere",
+            "ASK 1 h:70000",
+            "ERR x y:1",
+        ] {
+            assert_eq!(redirect(line), None, "{line}");
         }
     }
 

@@ -37,10 +37,12 @@ pub(super) enum Answer {
 
 /// Requests of one kind, by index.
 pub(super) trait Batch {
-    /// How many requests there are.
-    fn count(&self) -> usize;
     /// Appends a request's text: all of it, or if it carries a value, all up to the value.
     fn encode(&self, index: usize, text: &mut Vec<u8>);
+    /// Whether the text begins with a command of its own that is answered by OK.
+    fn has_prelude(&self, _index: usize) -> bool {
+        false
+    }
     /// The value that a request carries.
     fn carries(&self, index: usize) -> Option<&[IoSlice<'_>]>;
     /// The bytes that the destination holds, if the reply may be a value.
@@ -53,37 +55,8 @@ pub(super) trait Batch {
     fn finish(&mut self, index: usize, outcome: Result<Answer, Failure>);
 }
 
-/// Requests that no lane has begun.
-#[derive(Debug)]
-pub(super) struct Queue {
-    next: usize,
-    count: usize,
-    again: Vec<usize>,
-}
-
-impl Queue {
-    pub(super) fn new(count: usize) -> Self {
-        Self {
-            next: 0,
-            count,
-            again: Vec::new(),
-        }
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.again.is_empty() && self.next == self.count
-    }
-
-    pub(super) fn take(&mut self) -> Option<usize> {
-        self.again.pop().or_else(|| {
-            let index = self.next;
-            (index < self.count).then(|| {
-                self.next += 1;
-                index
-            })
-        })
-    }
-}
+/// Requests that no lane has begun, the next one first.
+pub(super) type Queue = VecDeque<usize>;
 
 /// How much a lane may have in flight.
 #[derive(Clone, Copy, Debug)]
@@ -108,6 +81,8 @@ struct Outgoing {
 /// Where in the reply to the oldest request in flight the lane is.
 #[derive(Clone, Copy, Debug)]
 enum Incoming {
+    /// Of the reply to what precedes the request, if anything does.
+    Prelude,
     Head,
     /// `at` of `bytes` have gone to the destination.
     Value {
@@ -151,7 +126,7 @@ impl<'p> Lane<'p> {
             connection,
             window,
             outgoing: Outgoing::default(),
-            incoming: Incoming::Head,
+            incoming: Incoming::Prelude,
             in_flight: VecDeque::new(),
             weight: 0,
             may_send: true,
@@ -207,7 +182,10 @@ impl<'p> Lane<'p> {
     ) -> bool {
         let requeue = may_requeue && self.connection.was_stale(failure);
         if requeue {
-            queue.again.extend(self.in_flight.iter().rev());
+            self.in_flight
+                .iter()
+                .rev()
+                .for_each(|&index| queue.push_front(index));
         } else {
             self.in_flight
                 .iter()
@@ -274,7 +252,9 @@ impl<'p> Lane<'p> {
             && outgoing.text.len() < GATHERED_TEXT
             && outgoing.value_of.is_none()
         {
-            let Some(index) = queue.take() else { break };
+            let Some(index) = queue.pop_front() else {
+                break;
+            };
             if batch.carries(index).is_some() && batch.weight(index) > MAX_STRING {
                 // The server would refuse it only by closing the connection on all others.
                 let message = format!("a value has {MAX_STRING} bytes at most");
@@ -326,9 +306,25 @@ impl<'p> Lane<'p> {
                 ))
             };
         };
+        let violates = |violation: Violation| Failure::protocol(violation.to_string());
         let answer = match self.incoming {
+            Incoming::Prelude if !batch.has_prelude(index) => {
+                self.incoming = Incoming::Head;
+                return Ok(true);
+            }
+            Incoming::Prelude => {
+                let Some((head, length)) = head(received.bytes()).map_err(violates)? else {
+                    return Ok(false);
+                };
+                // If it is refused, the request's own reply says what that led to.
+                if !matches!(head, Head::Status(_) | Head::Error(_)) {
+                    return Err(Failure::protocol("the server sent a reply of another kind"));
+                }
+                received.consume(length);
+                self.incoming = Incoming::Head;
+                return Ok(true);
+            }
             Incoming::Head => {
-                let violates = |violation: Violation| Failure::protocol(violation.to_string());
                 let Some((head, length)) = head(received.bytes()).map_err(violates)? else {
                     return Ok(false);
                 };
@@ -409,7 +405,7 @@ impl<'p> Lane<'p> {
         index: usize,
         answer: Result<Answer, Failure>,
     ) -> Result<(), Failure> {
-        self.incoming = Incoming::Head;
+        self.incoming = Incoming::Prelude;
         if let Err(refused) = &answer {
             self.connection.demoted |= refused.is_demoted;
         }

@@ -1,4 +1,5 @@
-//! Parsing of replies, RESP version 2.
+//! Parsing of replies, RESP versions 2 and 3: of the latter what answers to our commands hold (no push
+//! messages, which nobody asks for).
 //!
 //! Bytes from a peer are believed only as far as they were checked: neither function here
 //! panics, nor allocates more than the bytes that have really arrived ask for (plus a constant).
@@ -12,13 +13,15 @@ pub(super) const MAX_STRING: u64 = 512 << 20;
 const MAX_ELEMENTS: u64 = 1 << 20;
 /// Most bytes accepted in one whole reply.
 const MAX_REPLY: u64 = 64 << 20;
+/// Bytes of a verbatim string before its text: three letters and a colon.
+const VERBATIM_PREFIX: u64 = 4;
 /// Deepest nesting accepted.
 const MAX_DEPTH: usize = 4;
 
 /// What the peer did that the protocol does not allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Violation {
-    #[error("the reply does not begin with a type known in RESP2")]
+    #[error("the reply does not begin with a type that we know")]
     Type,
     #[error("a line of the reply is longer than {MAX_LINE} bytes")]
     LongLine,
@@ -42,6 +45,8 @@ pub(super) enum Head<'a> {
     Integer(i64),
     /// A string of this many bytes follows, then CR LF.
     String(u64),
+    /// As [`Self::String`], of which the first [`VERBATIM_PREFIX`] bytes say what it is.
+    Verbatim(u64),
     /// This many elements follow.
     Array(u64),
     Nil,
@@ -53,7 +58,8 @@ pub(super) fn head(bytes: &[u8]) -> Result<Option<(Head<'_>, usize)>, Violation>
     let Some(&kind) = bytes.first() else {
         return Ok(None);
     };
-    if !matches!(kind, b'+' | b'-' | b':' | b'$' | b'*') {
+    const KINDS: &[u8] = b"+-:$*_#,(=%~";
+    if !KINDS.contains(&kind) {
         return Err(Violation::Type);
     }
     let seen = &bytes[..bytes.len().min(MAX_LINE)];
@@ -71,11 +77,22 @@ pub(super) fn head(bytes: &[u8]) -> Result<Option<(Head<'_>, usize)>, Violation>
     }
     let line = &bytes[1..end];
     let head = match kind {
-        b'+' => Head::Status(line),
+        // A number that is no integer is of no use here, but a reply all the same.
+        b'+' | b',' | b'(' => Head::Status(line),
         b'-' => Head::Error(line),
         b':' => Head::Integer(number(line)?),
-        _ if line == b"-1" => Head::Nil,
+        b'_' if line.is_empty() => Head::Nil,
+        b'#' if line == b"t" => Head::Integer(1),
+        b'#' if line == b"f" => Head::Integer(0),
+        b'_' | b'#' => return Err(Violation::Number),
+        b'$' | b'*' if line == b"-1" => Head::Nil,
         b'$' => Head::String(length(line, MAX_STRING)?),
+        b'=' => match length(line, MAX_STRING)? {
+            bytes @ VERBATIM_PREFIX.. => Head::Verbatim(bytes),
+            _ => return Err(Violation::Length),
+        },
+        // Keys and values in turn.
+        b'%' => Head::Array(2 * length(line, MAX_ELEMENTS / 2)?),
         _ => Head::Array(length(line, MAX_ELEMENTS)?),
     };
     Ok(Some((head, end + 2)))
@@ -119,6 +136,8 @@ pub(super) struct ReplyReader {
     /// A string that is not complete: its bytes so far, and how many are missing of it and of
     /// the CR LF after it.
     string: Option<(Vec<u8>, u64)>,
+    /// That string is a verbatim one.
+    is_verbatim: bool,
     /// Bytes of the reply so far.
     taken: u64,
 }
@@ -144,6 +163,9 @@ impl ReplyReader {
                     return Err(Violation::StringEnd);
                 }
                 held.truncate(held.len() - 2);
+                if std::mem::take(&mut self.is_verbatim) {
+                    held.drain(..VERBATIM_PREFIX as usize);
+                }
                 Reply::String(held)
             } else {
                 let Some((head, bytes)) = head(rest)? else {
@@ -156,7 +178,8 @@ impl ReplyReader {
                     Head::Error(line) => Reply::Error(line.to_vec()),
                     Head::Integer(number) => Reply::Integer(number),
                     Head::Nil => Reply::Nil,
-                    Head::String(bytes) => {
+                    Head::String(bytes) | Head::Verbatim(bytes) => {
+                        self.is_verbatim = matches!(head, Head::Verbatim(_));
                         self.string = Some((Vec::new(), bytes + 2));
                         continue;
                     }
@@ -275,7 +298,7 @@ mod tests {
             Just(b"*-1\r\n".to_vec()),
             Just(b"$3\r\nabc\r\n".to_vec()),
             Just(b"$-1\r\n".to_vec()),
-            "[+\\-:$*][0-9]{0,20}".prop_map(String::into_bytes),
+            "[+\\-:$*_#,(=%~>][0-9tf]{0,20}".prop_map(String::into_bytes),
             proptest::collection::vec(any::<u8>(), 0..6),
         ];
         proptest::collection::vec(part, 0..40).prop_map(|parts| parts.concat())
@@ -335,6 +358,42 @@ mod tests {
         }
         assert_eq!(head(&[b'+'; MAX_LINE - 1]), Ok(None));
         assert_eq!(head(&[b'+'; MAX_LINE]), Err(Violation::LongLine));
+    }
+
+    #[test]
+    fn version_3() {
+        let text = |text: &str| Reply::String(text.into());
+        let map = vec![text("a"), Reply::Integer(1), text("b"), Reply::Nil];
+        for (bytes, reply) in [
+            ("_\r\n", Reply::Nil),
+            ("#t\r\n", Reply::Integer(1)),
+            ("#f\r\n", Reply::Integer(0)),
+            (",3.14\r\n", Reply::Status(b"3.14".to_vec())),
+            (
+                "(123456789012345678901\r\n",
+                Reply::Status(b"123456789012345678901".to_vec()),
+            ),
+            ("=8\r\ntxt:some\r\n", text("some")),
+            ("%2\r\n$1\r\na\r\n:1\r\n$1\r\nb\r\n_\r\n", Reply::Array(map)),
+            ("~1\r\n:7\r\n", Reply::Array(vec![Reply::Integer(7)])),
+        ] {
+            assert_eq!(
+                read(bytes.as_bytes(), &[1]),
+                Ok((vec![reply], vec![])),
+                "{bytes}"
+            );
+        }
+        for (bytes, violation) in [
+            (">1\r\n:1\r\n", Violation::Type),
+            ("|1\r\n", Violation::Type),
+            ("_1\r\n", Violation::Number),
+            ("#x\r\n", Violation::Number),
+            ("=3\r\n", Violation::Length),
+            ("%524289\r\n", Violation::Length),
+            ("%-1\r\n", Violation::Length),
+        ] {
+            assert_eq!(read(bytes.as_bytes(), &[]), Err(violation), "{bytes}");
+        }
     }
 
     #[test]

@@ -102,6 +102,23 @@ impl ConnectionPool {
         self.lend(deadline)
     }
 
+    /// Runs an operation on a connection, once more on a fresh one if the first turned out to
+    /// have been closed while it lay idle.
+    pub(super) fn converse<T>(
+        &self,
+        deadline: Instant,
+        mut talk: impl FnMut(&mut Connection) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let mut connection = self.lend(deadline)?;
+        match talk(&mut connection) {
+            Err(failure) if connection.was_stale(&failure) => {}
+            outcome => return outcome.inspect_err(|failure| self.broke(failure)),
+        }
+        drop(connection);
+        let mut connection = self.lend_fresh(deadline)?;
+        talk(&mut connection).inspect_err(|failure| self.broke(failure))
+    }
+
     /// Takes note of a lent connection's failure: if it broke, those that lie idle are likely
     /// dead too, and closed, so that they do not fail one operation each. A deadline that passed
     /// says nothing of them: it may have been our own thread that was late.

@@ -57,7 +57,9 @@ impl Socket {
     ) -> Result<OwnedFd, Failure> {
         match endpoint {
             Endpoint::Unix(path) => Self::connect_unix(path, deadline),
-            Endpoint::Sentinel { .. } => unreachable!("sentinels were asked for the server"),
+            Endpoint::Sentinel { .. } | Endpoint::Cluster(_) => {
+                unreachable!("the server's own address was found out before")
+            }
             Endpoint::Tcp { host, port } => {
                 let addresses = resolver.resolve(host, *port, deadline)?;
                 let mut failure = Failure::new(ErrorKind::Unreachable, "the host has no address");

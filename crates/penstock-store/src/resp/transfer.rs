@@ -12,15 +12,15 @@ use super::pool::ConnectionPool;
 use super::socket::wait;
 use crate::{GetOutcome, GetRequest, Key, PutOutcome, PutRequest, slices};
 
-/// Most lanes of one transfer: while the server's thread waits for the room in one connection, it
+/// Most lanes to one server: while the server's thread waits for the room in one connection, it
 /// can serve another.
 const MOST_LANES: usize = 2;
-/// Bytes of a batch that are worth one more lane.
+/// Bytes of a share that are worth one more lane.
 const LANE_WORTH: u64 = 512 << 10;
-/// Bytes of values in flight over all lanes of a transfer. Much more halves the throughput, since
+/// Bytes of values in flight over all lanes to one server. Much more halves the throughput, since
 /// what the server sends then leaves its caches before it is received.
 const BYTES_IN_FLIGHT: u64 = 1 << 20;
-/// Requests in flight over all lanes, whatever their size: when the server finishes one, it must
+/// Requests in flight over all lanes to one server, whatever their size: when the server finishes one, it must
 /// have the next at hand.
 const LEAST_IN_FLIGHT: usize = 2;
 /// Most requests of one lane in flight.
@@ -36,10 +36,6 @@ pub(super) struct Puts<'t, 'v> {
 }
 
 impl Batch for Puts<'_, '_> {
-    fn count(&self) -> usize {
-        self.requests.len()
-    }
-
     fn encode(&self, index: usize, text: &mut Vec<u8>) {
         command::set(text, &self.requests[index].key, self.weight(index));
     }
@@ -77,10 +73,6 @@ pub(super) struct Gets<'t, 'v, 'b> {
 }
 
 impl Batch for Gets<'_, '_, '_> {
-    fn count(&self) -> usize {
-        self.requests.len()
-    }
-
     fn encode(&self, index: usize, text: &mut Vec<u8>) {
         command::get(text, &self.requests[index].key);
     }
@@ -131,110 +123,166 @@ fn unfit() -> Failure {
     Failure::protocol("the server sent a reply of another kind")
 }
 
-/// Moves a batch; every request has its outcome when this returns.
-pub(super) fn run<B: Batch>(pool: &ConnectionPool, batch: &mut B, deadline: Instant) {
-    let count = batch.count();
-    let mut queue = Queue::new(count);
-    if let Err(failure) = move_all(pool, batch, &mut queue, deadline) {
-        while let Some(index) = queue.take() {
-            batch.finish(index, Err(failure.clone()));
-        }
-    }
+/// The part of a batch that one server gets: the requests' indices, in order.
+pub(super) struct Share<'p> {
+    pub(super) pool: &'p ConnectionPool,
+    pub(super) requests: Queue,
 }
 
-/// On failure, requests that were not begun remain in the queue; all others have outcomes.
-fn move_all<B: Batch>(
-    pool: &ConnectionPool,
-    batch: &mut B,
-    queue: &mut Queue,
-    deadline: Instant,
-) -> Result<(), Failure> {
-    let count = batch.count();
-    let total: u64 = (0..count).map(|index| batch.weight(index)).sum();
-    let wanted = (total.div_ceil(LANE_WORTH) as usize)
-        .clamp(1, MOST_LANES)
-        .min(count);
-    if count == 0 {
-        return Ok(());
-    }
-    let window = Window {
-        least: LEAST_IN_FLIGHT.div_ceil(wanted),
-        bytes: BYTES_IN_FLIGHT / wanted as u64,
-        // An even share, so that the first lane does not take all of a small batch.
-        most: count.div_ceil(wanted).min(MOST_IN_FLIGHT),
-    };
-    let mut lanes = vec![Lane::new(pool.lend(deadline)?, window)];
-    while lanes.len() < wanted {
-        match pool.lend_another(deadline) {
-            Some(connection) => lanes.push(Lane::new(connection, window)),
-            None => break,
-        }
-    }
-    // Each lane may turn out stale once; its replacement is new as a rule.
-    let mut replacements = lanes.len();
-
-    loop {
+/// Moves a batch, all shares at once; every request has its outcome when this returns. What goes
+/// wrong with one server is nothing to the others' shares.
+pub(super) fn run<B: Batch>(shares: Vec<Share<'_>>, batch: &mut B, deadline: Instant) {
+    let mut flows: Vec<Flow<'_>> = shares
+        .into_iter()
+        .filter(|share| !share.requests.is_empty())
+        .filter_map(|share| Flow::open(share, batch, deadline))
+        .collect();
+    while !flows.is_empty() {
         let mut moved = false;
-        let mut at = 0;
-        while at < lanes.len() {
-            match lanes[at].step(batch, queue) {
-                Ok(stepped) => {
-                    moved |= stepped;
-                    at += 1;
-                }
-                Err(failure) => {
-                    let stale =
-                        lanes
-                            .swap_remove(at)
-                            .fail(&failure, batch, queue, replacements > 0);
-                    if stale {
-                        replacements -= 1;
-                        match pool.lend_fresh(deadline) {
-                            Ok(connection) => lanes.push(Lane::new(connection, window)),
-                            Err(failure) if lanes.is_empty() => return Err(failure),
-                            Err(_) => {}
-                        }
-                    } else {
-                        pool.broke(&failure);
-                    }
-                    if lanes.is_empty() && !queue.is_empty() {
-                        return Err(failure);
-                    }
-                    moved = true;
-                }
-            }
-        }
-        if queue.is_empty() {
-            let (done, busy): (Vec<_>, Vec<_>) = lanes.into_iter().partition(Lane::is_idle);
-            done.into_iter().for_each(Lane::finish);
-            lanes = busy;
-            if lanes.is_empty() {
-                return Ok(());
-            }
-        }
+        flows.retain_mut(|flow| {
+            moved |= flow.step(batch, deadline);
+            !flow.lanes.is_empty()
+        });
         let waited = if !moved {
-            wait_for_any(&mut lanes, deadline)
+            wait_for_any(&mut flows, deadline)
         } else if Instant::now() >= deadline {
             Err(Failure::timed_out("moving values"))
         } else {
             Ok(())
         };
         if let Err(failure) = waited {
-            lanes.into_iter().for_each(|lane| {
-                lane.fail(&failure, batch, queue, false);
-            });
-            pool.broke(&failure);
-            return Err(failure);
+            flows
+                .drain(..)
+                .for_each(|flow| flow.give_up(&failure, batch));
         }
     }
 }
 
-fn wait_for_any(lanes: &mut [Lane<'_>], deadline: Instant) -> Result<(), Failure> {
-    let mut polled: Vec<_> = lanes.iter().map(Lane::polled).collect();
+/// A share on the move over one or more lanes.
+struct Flow<'p> {
+    pool: &'p ConnectionPool,
+    queue: Queue,
+    lanes: Vec<Lane<'p>>,
+    window: Window,
+    /// Each lane may turn out stale once; its replacement is new as a rule.
+    replacements: usize,
+}
+
+impl<'p> Flow<'p> {
+    /// Begins; `None` if that failed, and with it all requests.
+    fn open<B: Batch>(share: Share<'p>, batch: &mut B, deadline: Instant) -> Option<Self> {
+        let Share {
+            pool,
+            requests: queue,
+        } = share;
+        let total: u64 = queue.iter().map(|&index| batch.weight(index)).sum();
+        let wanted = (total.div_ceil(LANE_WORTH) as usize)
+            .clamp(1, MOST_LANES)
+            .min(queue.len());
+        let mut flow = Self {
+            pool,
+            lanes: Vec::new(),
+            window: Window {
+                least: LEAST_IN_FLIGHT.div_ceil(wanted),
+                bytes: BYTES_IN_FLIGHT / wanted as u64,
+                // An even share, so that the first lane does not take all of a small batch.
+                most: queue.len().div_ceil(wanted).min(MOST_IN_FLIGHT),
+            },
+            queue,
+            replacements: 0,
+        };
+        match pool.lend(deadline) {
+            Ok(connection) => flow.lanes.push(Lane::new(connection, flow.window)),
+            Err(failure) => {
+                flow.fail_queued(&failure, batch);
+                return None;
+            }
+        }
+        while flow.lanes.len() < wanted {
+            match pool.lend_another(deadline) {
+                Some(connection) => flow.lanes.push(Lane::new(connection, flow.window)),
+                None => break,
+            }
+        }
+        flow.replacements = flow.lanes.len();
+        Some(flow)
+    }
+
+    /// Steps every lane, and ends those that are done or broke; returns whether anything moved.
+    fn step<B: Batch>(&mut self, batch: &mut B, deadline: Instant) -> bool {
+        let mut moved = false;
+        let mut at = 0;
+        while at < self.lanes.len() {
+            match self.lanes[at].step(batch, &mut self.queue) {
+                Ok(stepped) => {
+                    moved |= stepped;
+                    at += 1;
+                }
+                Err(failure) => {
+                    let lane = self.lanes.swap_remove(at);
+                    self.replace(lane, &failure, batch, deadline);
+                    moved = true;
+                }
+            }
+        }
+        if self.queue.is_empty() {
+            let (done, busy): (Vec<_>, Vec<_>) = std::mem::take(&mut self.lanes)
+                .into_iter()
+                .partition(Lane::is_idle);
+            done.into_iter().for_each(Lane::finish);
+            self.lanes = busy;
+        }
+        moved
+    }
+
+    /// Ends a lane that broke; another takes its place if it was stale. Without any lane left,
+    /// what is queued fails.
+    fn replace<B: Batch>(
+        &mut self,
+        lane: Lane<'p>,
+        failure: &Failure,
+        batch: &mut B,
+        deadline: Instant,
+    ) {
+        let stale = lane.fail(failure, batch, &mut self.queue, self.replacements > 0);
+        let mut failure = failure.clone();
+        if stale {
+            self.replacements -= 1;
+            match self.pool.lend_fresh(deadline) {
+                Ok(connection) => self.lanes.push(Lane::new(connection, self.window)),
+                Err(refused) => failure = refused,
+            }
+        } else {
+            self.pool.broke(&failure);
+        }
+        if self.lanes.is_empty() {
+            self.fail_queued(&failure, batch);
+        }
+    }
+
+    fn give_up<B: Batch>(mut self, failure: &Failure, batch: &mut B) {
+        for lane in std::mem::take(&mut self.lanes) {
+            lane.fail(failure, batch, &mut self.queue, false);
+        }
+        self.pool.broke(failure);
+        self.fail_queued(failure, batch);
+    }
+
+    fn fail_queued<B: Batch>(&mut self, failure: &Failure, batch: &mut B) {
+        self.queue
+            .drain(..)
+            .for_each(|index| batch.finish(index, Err(failure.clone())));
+    }
+}
+
+fn wait_for_any(flows: &mut [Flow<'_>], deadline: Instant) -> Result<(), Failure> {
+    let lanes = || flows.iter().flat_map(|flow| &flow.lanes);
+    let mut polled: Vec<_> = lanes().map(Lane::polled).collect();
     wait(&mut polled, deadline, "waiting for the server")?;
     let events: Vec<PollFlags> = polled.iter().map(|socket| socket.revents()).collect();
-    lanes
+    flows
         .iter_mut()
+        .flat_map(|flow| &mut flow.lanes)
         .zip(events)
         .for_each(|(lane, events)| lane.woken(events));
     Ok(())

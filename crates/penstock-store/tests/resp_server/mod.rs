@@ -3,6 +3,8 @@
 
 #![allow(dead_code, reason = "not every test binary uses all of it")]
 
+pub(crate) mod cluster;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -150,6 +152,12 @@ impl Server {
         self.port
     }
 
+    /// The value of an option that it was started with.
+    pub(crate) fn option(&self, name: &str) -> &str {
+        let at = self.arguments.iter().position(|argument| argument == name);
+        &self.arguments[at.expect("such an option") + 1]
+    }
+
     pub(crate) fn tcp(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
@@ -195,6 +203,19 @@ impl Server {
         let mut text = vec![0; length.unwrap_or_else(|| panic!("not a string: {head}"))];
         replies.read_exact(&mut text).expect("the whole string");
         String::from_utf8(text).expect("UTF-8")
+    }
+
+    /// Sends one line; returns the strings that the server replies.
+    pub(crate) fn texts(&self, line: &str) -> Vec<String> {
+        let mut stream = UnixStream::connect(self.socket()).expect("the server listens");
+        stream
+            .write_all(format!("{line}\r\n").as_bytes())
+            .expect("the server reads");
+        let mut replies = BufReader::new(stream).lines().map(|l| l.expect("a line"));
+        let head = replies.next().expect("a reply");
+        let count = head.strip_prefix('*').and_then(|n| n.parse().ok());
+        let count: usize = count.unwrap_or_else(|| panic!("not an array: {head}"));
+        replies.skip(1).step_by(2).take(count).collect()
     }
 
     /// SIGKILL.

@@ -1,0 +1,111 @@
+//! Promotions: what was got from a far tier is put into the nearer ones, beside the work.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::{Key, Store};
+
+/// Most bytes that wait. What does not fit is left out: the far tier still has it.
+const MOST_BYTES: usize = 128 << 20;
+/// Longest that a put into a nearer tier may take.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A value that is to be put into the first `tiers` tiers.
+struct Promotion {
+    key: Key,
+    value: Vec<u8>,
+    tiers: usize,
+}
+
+#[derive(Default)]
+struct Waiting {
+    promotions: VecDeque<Promotion>,
+    bytes: usize,
+    is_closed: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+/// A thread that copies values towards the reader.
+pub(super) struct Promoter {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Promoter {
+    /// Without a thread to be had, nothing is ever promoted.
+    pub(super) fn start(tiers: Vec<Arc<dyn Store>>) -> Self {
+        let shared = Arc::new(Shared::default());
+        let thread = thread::Builder::new().name("penstock-tiers".into()).spawn({
+            let shared = Arc::clone(&shared);
+            move || work(&shared, &tiers)
+        });
+        Self {
+            shared,
+            thread: thread.ok(),
+        }
+    }
+
+    /// Copies a value, to be put into the first `tiers` tiers when there is time, if there is
+    /// room for it to wait.
+    pub(super) fn offer(&self, key: Key, value: &[IoSlice<'_>], tiers: usize) {
+        let bytes: usize = value.iter().map(|slice| slice.len()).sum();
+        {
+            let waiting = &mut *self.shared.waiting.lock();
+            if self.thread.is_none() || waiting.bytes + bytes > MOST_BYTES {
+                return;
+            }
+            waiting.bytes += bytes;
+        }
+        // Not under the lock: the bytes are counted already.
+        let value = crate::slices::gather(value);
+        self.shared
+            .waiting
+            .lock()
+            .promotions
+            .push_back(Promotion { key, value, tiers });
+        self.shared.changed.notify_one();
+    }
+}
+
+impl Drop for Promoter {
+    fn drop(&mut self) {
+        self.shared.waiting.lock().is_closed = true;
+        self.shared.changed.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // It never panics; if it did, there is nothing that waits for it.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn work(shared: &Shared, tiers: &[Arc<dyn Store>]) {
+    loop {
+        let mut waiting = shared.waiting.lock();
+        let promotion = loop {
+            if waiting.is_closed {
+                return;
+            }
+            match waiting.promotions.pop_front() {
+                Some(promotion) => break promotion,
+                None => shared.changed.wait(&mut waiting),
+            }
+        };
+        drop(waiting);
+        for tier in &tiers[..promotion.tiers] {
+            // A tier that refuses has one value less, which is all that there is to say of it.
+            let value = [IoSlice::new(&promotion.value)];
+            let _ = tier.put(&promotion.key, &value, Instant::now() + TIMEOUT);
+        }
+        shared.waiting.lock().bytes -= promotion.value.len();
+    }
+}

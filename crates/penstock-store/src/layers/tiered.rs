@@ -1,0 +1,292 @@
+//! Tiers: several stores as one, the nearest first.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::promoter::Promoter;
+use crate::counters::Counters;
+use crate::{
+    Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
+    PutRequest, Result, Store, StoreStats, slices,
+};
+
+/// Stores in the order in which they are asked. What is put goes to all of them; what is got comes
+/// from the first that has it, and is put into those before it by a thread of its own.
+///
+/// A tier that fails is passed over: an operation fails only if it does in every tier. Each should
+/// be behind a [`super::Breaker`] of its own, so that one that is gone costs nothing.
+pub struct Tiered {
+    tiers: Vec<Arc<dyn Store>>,
+    promoter: Promoter,
+    counters: Counters,
+}
+
+impl Tiered {
+    /// Makes one store of several, the nearest first.
+    ///
+    /// # Panics
+    ///
+    /// Without any store.
+    pub fn new(tiers: Vec<Arc<dyn Store>>) -> Self {
+        assert!(!tiers.is_empty(), "tiers of no store");
+        Self {
+            promoter: Promoter::start(tiers.clone()),
+            tiers,
+            counters: Counters::default(),
+        }
+    }
+
+    /// Gets from one tier what has not been found yet; returns the indices of what it has.
+    fn get_from(
+        &self,
+        tier: usize,
+        batch: &mut [GetRequest<'_, '_>],
+        deadline: Instant,
+    ) -> Vec<usize> {
+        let is_found =
+            |request: &GetRequest<'_, '_>| matches!(request.outcome, Some(Ok(GetOutcome::Hit(_))));
+        let (indices, mut missing): (Vec<usize>, Vec<GetRequest<'_, '_>>) = batch
+            .iter_mut()
+            .enumerate()
+            .filter(|(_, request)| !is_found(request))
+            .map(|(index, request)| {
+                let again = GetRequest {
+                    key: request.key,
+                    into: &mut *request.into,
+                    outcome: None,
+                };
+                (index, again)
+            })
+            .unzip();
+        if missing.is_empty() {
+            return Vec::new();
+        }
+        self.tiers[tier].get_many(&mut missing, deadline);
+        let outcomes: Vec<_> = missing.into_iter().map(|request| request.outcome).collect();
+        let mut found = Vec::new();
+        for (index, outcome) in indices.into_iter().zip(outcomes) {
+            if matches!(outcome, Some(Ok(GetOutcome::Hit(_)))) {
+                found.push(index);
+            }
+            let before = &mut batch[index].outcome;
+            *before = Some(worst_of(before.take(), outcome));
+        }
+        found
+    }
+
+    /// Has what a tier had put into those before it. Whether it is whole is for the reader to find
+    /// out there, as here.
+    fn promote(&self, tier: usize, found: &[usize], batch: &[GetRequest<'_, '_>]) {
+        if tier == 0 {
+            return;
+        }
+        for request in found.iter().map(|&index| &batch[index]) {
+            if let Some(Ok(GetOutcome::Hit(bytes))) = request.outcome {
+                self.promoter
+                    .offer(request.key, &first_bytes(request.into, bytes), tier);
+            }
+        }
+    }
+
+    /// Runs an operation on every tier; fails if all do.
+    fn on_each<T>(&self, operation: impl FnMut(&Arc<dyn Store>) -> Result<T>) -> Result<Vec<T>> {
+        let (mut done, mut failure) = (Vec::new(), None);
+        for outcome in self.tiers.iter().map(operation) {
+            match outcome {
+                Ok(value) => done.push(value),
+                Err(error) => failure = Some(error),
+            }
+        }
+        match failure {
+            Some(error) if done.is_empty() => Err(error),
+            _ => Ok(done),
+        }
+    }
+}
+
+/// What two tiers together say of a get: a value, else that one has it and it does not fit, else
+/// that one failed, which might have had it, else that there is none.
+fn worst_of(
+    before: Option<Result<GetOutcome>>,
+    now: Option<Result<GetOutcome>>,
+) -> Result<GetOutcome> {
+    let rank = |outcome: &Result<GetOutcome>| match outcome {
+        Ok(GetOutcome::Hit(_)) => 3,
+        Ok(GetOutcome::TooLarge(_)) => 2,
+        Err(_) => 1,
+        Ok(GetOutcome::Miss) => 0,
+    };
+    let now = now.unwrap_or_else(|| {
+        Err(Error::new(
+            ErrorKind::Protocol,
+            "a tier left a request without an outcome",
+        ))
+    });
+    match before {
+        Some(before) if rank(&before) >= rank(&now) => before,
+        _ => now,
+    }
+}
+
+/// The first bytes of a destination.
+fn first_bytes<'s>(into: &'s [IoSliceMut<'_>], mut bytes: u64) -> Vec<IoSlice<'s>> {
+    let cut = into.iter().map(|slice| {
+        let take = bytes.min(slice.len() as u64);
+        bytes -= take;
+        IoSlice::new(&slice[..take as usize])
+    });
+    cut.filter(|slice| !slice.is_empty()).collect()
+}
+
+impl Store for Tiered {
+    fn capabilities(&self) -> Capabilities {
+        let all = |can: fn(&Capabilities) -> bool| {
+            self.tiers.iter().all(|tier| can(&tier.capabilities()))
+        };
+        let any = |can: fn(&Capabilities) -> bool| {
+            self.tiers.iter().any(|tier| can(&tier.capabilities()))
+        };
+        let largest = self
+            .tiers
+            .iter()
+            .map(|tier| tier.capabilities().max_value_bytes);
+        Capabilities {
+            // What another removes stays in a tier that is ours alone.
+            shared: all(|can| can.shared),
+            persistent: any(|can| can.persistent),
+            bounded: all(|can| can.bounded),
+            max_value_bytes: largest.max().unwrap_or(0),
+        }
+    }
+
+    fn url(&self) -> String {
+        let urls: Vec<String> = self.tiers.iter().map(|tier| tier.url()).collect();
+        urls.join(" ")
+    }
+
+    fn contains(&self, keys: &[Key], deadline: Instant) -> Result<Vec<bool>> {
+        let mut found = vec![false; keys.len()];
+        let mut failure = None;
+        let mut answered = false;
+        for tier in &self.tiers {
+            let missing: Vec<usize> = (0..keys.len()).filter(|&i| !found[i]).collect();
+            if missing.is_empty() && answered {
+                break;
+            }
+            let asked: Vec<Key> = missing.iter().map(|&i| keys[i]).collect();
+            match tier.contains(&asked, deadline) {
+                Ok(has) => {
+                    answered = true;
+                    for (i, has) in missing.into_iter().zip(has) {
+                        found[i] = has;
+                    }
+                }
+                Err(error) => failure = Some(error),
+            }
+        }
+        let found = match failure {
+            Some(error) if !answered => Err(error),
+            _ => Ok(found),
+        };
+        self.counters.looked_up(&found);
+        found
+    }
+
+    fn put_many(&self, batch: &mut [PutRequest<'_>], deadline: Instant) {
+        for tier in &self.tiers {
+            let mut puts: Vec<PutRequest<'_>> = batch
+                .iter()
+                .map(|request| PutRequest {
+                    key: request.key,
+                    value: request.value,
+                    outcome: None,
+                })
+                .collect();
+            tier.put_many(&mut puts, deadline);
+            let outcomes: Vec<_> = puts.into_iter().map(|request| request.outcome).collect();
+            for (request, outcome) in batch.iter_mut().zip(outcomes) {
+                request.outcome = match (request.outcome.take(), outcome) {
+                    (Some(Ok(PutOutcome::Stored)), _) | (_, Some(Ok(PutOutcome::Stored))) => {
+                        Some(Ok(PutOutcome::Stored))
+                    }
+                    (Some(Ok(kept)), _) => Some(Ok(kept)),
+                    (before, now) => now.or(before),
+                };
+            }
+        }
+        for request in batch {
+            if let Some(outcome) = &request.outcome {
+                self.counters.put(outcome, slices::len_of(request.value));
+            }
+        }
+    }
+
+    fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
+        for tier in 0..self.tiers.len() {
+            let found = self.get_from(tier, batch, deadline);
+            self.promote(tier, &found, batch);
+        }
+        for request in batch {
+            if let Some(outcome) = &request.outcome {
+                self.counters.got(outcome);
+            }
+        }
+    }
+
+    fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
+        // What one tier has the others have too, as a rule.
+        let removed = self.on_each(|tier| tier.remove(keys, deadline));
+        removed
+            .map(|counts| counts.into_iter().max().unwrap_or(0))
+            .inspect_err(|_| self.counters.failed())
+    }
+
+    fn list(
+        &self,
+        namespace: Option<Namespace>,
+        visit: &mut dyn FnMut(Listed),
+        deadline: Instant,
+    ) -> Result<()> {
+        let mut seen = HashSet::new();
+        let listed = self.on_each(|tier| {
+            let mut once = |listed: Listed| {
+                if seen.insert(listed.key) {
+                    visit(listed);
+                }
+            };
+            tier.list(namespace, &mut once, deadline)
+        });
+        listed.map(|_| ()).inspect_err(|_| self.counters.failed())
+    }
+
+    fn describe(&self, deadline: Instant) -> Result<Vec<(String, String)>> {
+        let mut number = 0;
+        let described = self.on_each(|tier| {
+            number += 1;
+            let facts = tier.describe(deadline)?;
+            let mut named: BTreeMap<String, String> = facts
+                .into_iter()
+                .map(|(name, value)| (format!("tier{number}:{name}"), value))
+                .collect();
+            named.insert(format!("tier{number}:url"), tier.url());
+            Ok(named)
+        });
+        described
+            .map(|facts| facts.into_iter().flatten().collect())
+            .inspect_err(|_| self.counters.failed())
+    }
+
+    fn stats(&self) -> StoreStats {
+        let of_tiers = self.tiers.iter().map(|tier| tier.stats());
+        let (connects, evictions) = of_tiers.fold((0, 0), |(connects, evictions), stats| {
+            (connects + stats.connects, evictions + stats.evictions)
+        });
+        StoreStats {
+            connects,
+            evictions,
+            ..self.counters.snapshot()
+        }
+    }
+}

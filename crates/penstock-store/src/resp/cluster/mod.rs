@@ -1,0 +1,367 @@
+//! A cluster of servers as one store: every key goes to the node that serves its slot.
+//!
+//! A batch is moved over all its nodes at once by the calling thread, and a look-up asks all nodes at
+//! once. What a node says of another that serves a slot now (MOVED), or soon (ASK), is followed.
+//! A node that is gone costs what lies there and nothing else: its keys are not found, its puts
+//! fail, and it is left alone until another has taken its place or it is back.
+
+mod ask;
+mod routed;
+mod slots;
+mod topology;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use ask::Part;
+use routed::Routed;
+use slots::slot_of;
+use topology::{Map, Node, Topology};
+
+use super::address::{Address, Endpoint, Place};
+use super::failure::{Failure, Redirect};
+use super::lane::Batch;
+use super::parser::MAX_STRING;
+use super::tls::Tls;
+use super::transfer::{self, Gets, Puts, Share};
+use super::{facts, listing};
+use crate::counters::Counters;
+use crate::{
+    Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, OpenOptions, PutRequest,
+    Result, Store, StoreStats, slices,
+};
+
+/// How often a request is sent on to another node.
+const MOST_REDIRECTS: usize = 4;
+
+pub(super) struct ClusterStore {
+    url: String,
+    topology: Topology,
+    counters: Counters,
+}
+
+/// Which requests of a batch go to which node.
+type Routes = BTreeMap<Place, (Arc<Node>, Vec<usize>)>;
+
+impl ClusterStore {
+    /// The cluster of an address with seeds; does not connect yet.
+    pub(super) fn new(address: Address, tls: Option<Tls>, options: OpenOptions) -> Self {
+        let seeds = match &address.endpoint {
+            Endpoint::Cluster(seeds) => seeds.clone(),
+            _ => Vec::new(),
+        };
+        Self {
+            url: address.to_string(),
+            topology: Topology::new(address, &seeds, tls, options),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Moves a batch: `keys[i]` is that of request i. Every request has its outcome when this
+    /// returns.
+    fn transfer<B: Batch>(&self, batch: &mut B, keys: &[Key], is_put: bool, deadline: Instant) {
+        let mut routed = Routed::new(batch, keys.len());
+        let map = match self.topology.map(deadline) {
+            Ok(map) => map,
+            Err(failure) => return routed.refuse(0..keys.len(), &failure),
+        };
+        let (mut routes, homeless) = route(&map, keys, 0..keys.len(), is_put);
+        routed.refuse(homeless, &unserved());
+        for _ in 0..=MOST_REDIRECTS {
+            let mut passes = Vec::new();
+            let mut shares = Vec::new();
+            for (node, requests) in routes.values() {
+                match node.circuit.enter() {
+                    Some(pass) => {
+                        passes.push((pass, requests));
+                        shares.push(Share {
+                            pool: &node.pool,
+                            requests: requests.iter().copied().collect(),
+                        });
+                    }
+                    None => routed.refuse(requests.iter().copied(), &left_alone(node)),
+                }
+            }
+            let had_time = Instant::now() < deadline;
+            transfer::run(shares, &mut routed, deadline);
+            for (pass, requests) in passes {
+                if had_time {
+                    pass.conclude(routed.verdict(requests));
+                }
+            }
+            let redirected = routed.take_redirected();
+            if redirected.is_empty() {
+                return;
+            }
+            routes = self.send_on(&map, &routes, redirected);
+        }
+        let left: Vec<_> = routes
+            .into_values()
+            .flat_map(|(_, requests)| requests)
+            .collect();
+        routed.refuse(left, &sent_around());
+    }
+
+    /// Where redirected requests go next.
+    fn send_on(&self, map: &Map, from: &Routes, redirected: Vec<(usize, Redirect)>) -> Routes {
+        let mut hosts = BTreeMap::new();
+        for (place, (_, requests)) in from {
+            requests.iter().for_each(|&index| {
+                hosts.insert(index, place.0.clone());
+            });
+        }
+        let mut routes = Routes::new();
+        for (index, redirect) in redirected {
+            if !redirect.is_ask {
+                self.topology.mark_stale();
+            }
+            let host = redirect
+                .host
+                .unwrap_or_else(|| hosts.remove(&index).unwrap_or_default());
+            let place = (host, redirect.port);
+            routes
+                .entry(place)
+                .or_insert_with_key(|place| (self.topology.at(map, place), Vec::new()))
+                .1
+                .push(index);
+        }
+        routes
+    }
+
+    /// Sends a command for each key and hands each integer that is answered to `visit`, with the
+    /// key's index. Keys that no node answers for are left out; fails if that is so of all.
+    fn ask_each(
+        &self,
+        command: &'static str,
+        keys: &[Key],
+        is_put: bool,
+        deadline: Instant,
+        mut visit: impl FnMut(usize, u64),
+    ) -> std::result::Result<(), Failure> {
+        let map = self.topology.map(deadline)?;
+        let (mut routes, homeless) = route(&map, keys, 0..keys.len(), is_put);
+        let mut failure = (homeless.len() == keys.len()).then(unserved);
+        let mut answered = false;
+        let mut asking: BTreeSet<usize> = BTreeSet::new();
+        for _ in 0..=MOST_REDIRECTS {
+            let mut parts = Vec::new();
+            for (node, requests) in routes.values() {
+                match node.circuit.enter() {
+                    Some(pass) => {
+                        parts.push(Part::new(node, pass, command, requests, keys, &asking))
+                    }
+                    None => failure = Some(left_alone(node)),
+                }
+            }
+            let had_time = Instant::now() < deadline;
+            let mut redirected = Vec::new();
+            let (answers, verdicts) = ask::ask_all(&parts, deadline);
+            for (index, outcome) in answers {
+                match outcome {
+                    Ok(number) => {
+                        answered = true;
+                        visit(index, number);
+                    }
+                    Err(Failure {
+                        redirect: Some(redirect),
+                        ..
+                    }) => redirected.push((index, *redirect)),
+                    Err(refused) => failure = Some(refused),
+                }
+            }
+            for (part, verdict) in parts.into_iter().zip(verdicts) {
+                if had_time {
+                    part.conclude(verdict);
+                }
+            }
+            if redirected.is_empty() {
+                break;
+            }
+            asking = redirected
+                .iter()
+                .filter(|(_, redirect)| redirect.is_ask)
+                .map(|&(index, _)| index)
+                .collect();
+            routes = self.send_on(&map, &routes, redirected);
+        }
+        match failure {
+            Some(failure) if !answered => Err(failure),
+            _ => Ok(()),
+        }
+    }
+
+    /// Runs an operation on every primary, one after the other, until one fails.
+    fn on_each_primary(
+        &self,
+        deadline: Instant,
+        mut operation: impl FnMut(&Node) -> std::result::Result<(), Failure>,
+    ) -> std::result::Result<(), Failure> {
+        let map = self.topology.map(deadline)?;
+        map.nodes[..map.primaries].iter().try_for_each(|node| {
+            operation(node)
+                .map_err(|failure| failure.of(&format!("{}:{}", node.place.0, node.place.1)))
+        })
+    }
+
+    fn failed(&self, operation: &'static str) -> impl Fn(&Failure, &Key) -> Error {
+        move |failure, key| failure.error(&self.url, operation).with("key", key)
+    }
+}
+
+/// Groups requests by the node that serves their keys; those whose slot no node serves are returned
+/// by themselves.
+fn route(
+    map: &Map,
+    keys: &[Key],
+    requests: impl Iterator<Item = usize>,
+    is_put: bool,
+) -> (Routes, Vec<usize>) {
+    let (mut routes, mut homeless) = (Routes::new(), Vec::new());
+    for index in requests {
+        let slot = slot_of(&keys[index]);
+        let node = if is_put {
+            map.primary(slot)
+        } else {
+            map.reader(slot)
+        };
+        match node {
+            Some(node) => routes
+                .entry(node.place.clone())
+                .or_insert_with(|| (Arc::clone(node), Vec::new()))
+                .1
+                .push(index),
+            None => homeless.push(index),
+        }
+    }
+    (routes, homeless)
+}
+
+impl Store for ClusterStore {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            shared: true,
+            persistent: true,
+            bounded: true,
+            max_value_bytes: MAX_STRING,
+        }
+    }
+
+    fn url(&self) -> String {
+        self.url.clone()
+    }
+
+    fn contains(&self, keys: &[Key], deadline: Instant) -> Result<Vec<bool>> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut found = vec![false; keys.len()];
+        let found = self
+            .ask_each("EXISTS", keys, false, deadline, |index, number| {
+                found[index] = number > 0;
+            })
+            .map(|()| found)
+            .map_err(|failure| failure.error(&self.url, "contains"));
+        self.counters.looked_up(&found);
+        found
+    }
+
+    fn put_many(&self, batch: &mut [PutRequest<'_>], deadline: Instant) {
+        let keys: Vec<Key> = batch.iter().map(|request| request.key).collect();
+        let describe = self.failed("put");
+        let mut puts = Puts {
+            requests: &mut *batch,
+            describe: &describe,
+        };
+        self.transfer(&mut puts, &keys, true, deadline);
+        for request in batch {
+            if let Some(outcome) = &request.outcome {
+                self.counters.put(outcome, slices::len_of(request.value));
+            }
+        }
+    }
+
+    fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
+        let keys: Vec<Key> = batch.iter().map(|request| request.key).collect();
+        let describe = self.failed("get");
+        let mut gets = Gets {
+            requests: &mut *batch,
+            describe: &describe,
+        };
+        self.transfer(&mut gets, &keys, false, deadline);
+        for request in batch {
+            if let Some(outcome) = &request.outcome {
+                self.counters.got(outcome);
+            }
+        }
+    }
+
+    fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
+        if keys.is_empty() {
+            return Ok(0);
+        }
+        let mut removed = 0;
+        self.ask_each("UNLINK", keys, true, deadline, |_, number| {
+            removed += number;
+        })
+        .map(|()| removed)
+        .map_err(|failure| failure.error(&self.url, "remove"))
+        .inspect_err(|_| self.counters.failed())
+    }
+
+    fn list(
+        &self,
+        namespace: Option<Namespace>,
+        visit: &mut dyn FnMut(Listed),
+        deadline: Instant,
+    ) -> Result<()> {
+        self.on_each_primary(deadline, |node| {
+            listing::list(&node.pool, namespace, visit, deadline)
+        })
+        .map_err(|failure| failure.error(&self.url, "list"))
+        .inspect_err(|_| self.counters.failed())
+    }
+
+    fn describe(&self, deadline: Instant) -> Result<Vec<(String, String)>> {
+        let mut nodes = Vec::new();
+        self.on_each_primary(deadline, |node| {
+            let facts = node
+                .pool
+                .converse(deadline, |connection| facts::of(connection, deadline))?;
+            nodes.push(facts);
+            Ok(())
+        })
+        .map_err(|failure| failure.error(&self.url, "describe"))
+        .inspect_err(|_| self.counters.failed())?;
+        Ok(facts::together(&nodes).into_iter().collect())
+    }
+
+    fn stats(&self) -> StoreStats {
+        StoreStats {
+            connects: self.topology.opened(),
+            ..self.counters.snapshot()
+        }
+    }
+}
+
+fn unserved() -> Failure {
+    Failure::new(
+        ErrorKind::Unavailable,
+        "no node of the cluster serves the key's slot",
+    )
+}
+
+fn left_alone(node: &Node) -> Failure {
+    let (host, port) = &node.place;
+    Failure::new(
+        ErrorKind::Unavailable,
+        format!("node {host}:{port} did not answer lately and is left alone for a while"),
+    )
+}
+
+fn sent_around() -> Failure {
+    Failure::new(
+        ErrorKind::Unavailable,
+        "the cluster's nodes sent the request from one to the other",
+    )
+}

@@ -1,0 +1,116 @@
+//! A cluster of real servers on loopback.
+
+use std::time::{Duration, Instant};
+
+use super::{Server, free_port};
+
+/// Slots in every cluster.
+const SLOTS: usize = 16384;
+
+/// Primaries with equal shares of the slots, and one replica each if there are any.
+pub(crate) struct Cluster {
+    pub(crate) primaries: Vec<Server>,
+    pub(crate) replicas: Vec<Server>,
+}
+
+impl Cluster {
+    pub(crate) fn start(name: &'static str, primaries: usize, with_replicas: bool) -> Self {
+        let start = |_| {
+            let bus = free_port().to_string();
+            // A node is taken for dead after a second, and replaced then.
+            let options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
+            let more = [
+                "--cluster-port",
+                &bus,
+                "--cluster-replica-validity-factor",
+                "0",
+            ];
+            Server::start_with(name, &[&options[..], &more[..]].concat())
+        };
+        let count = if with_replicas { primaries } else { 0 };
+        let cluster = Self {
+            primaries: (0..primaries).map(start).collect(),
+            replicas: (0..count).map(start).collect(),
+        };
+        for (i, server) in cluster.primaries.iter().enumerate() {
+            let (first, next) = (SLOTS * i / primaries, SLOTS * (i + 1) / primaries);
+            let reply = server.command(&format!("CLUSTER ADDSLOTSRANGE {first} {}", next - 1));
+            assert_eq!(reply, "+OK");
+        }
+        let first = &cluster.primaries[0];
+        for server in cluster.servers().skip(1) {
+            let reply = first.command(&format!(
+                "CLUSTER MEET 127.0.0.1 {} {}",
+                server.port(),
+                server.option("--cluster-port")
+            ));
+            assert_eq!(reply, "+OK");
+        }
+        cluster.wait_until("all know each other", || {
+            let known = format!("cluster_known_nodes:{}", primaries + count);
+            cluster
+                .servers()
+                .all(|server| server.text("CLUSTER INFO").contains(&known))
+        });
+        for (primary, replica) in cluster.primaries.iter().zip(&cluster.replicas) {
+            let order = format!("CLUSTER REPLICATE {}", primary.text("CLUSTER MYID"));
+            cluster.wait_until("a replica joins", || replica.command(&order) == "+OK");
+        }
+        cluster.wait_until("it serves", || {
+            cluster.servers().all(|server| {
+                server.text("CLUSTER INFO").contains("cluster_state:ok")
+                    && server.text("CLUSTER NODES").matches("slave").count() == count
+            }) && cluster.replicas.iter().all(|replica| {
+                replica
+                    .text("INFO replication")
+                    .contains("master_link_status:up")
+            })
+        });
+        cluster
+    }
+
+    pub(crate) fn servers(&self) -> impl Iterator<Item = &Server> {
+        self.primaries.iter().chain(&self.replicas)
+    }
+
+    /// By its first primary.
+    pub(crate) fn url(&self) -> String {
+        format!("redis+cluster://127.0.0.1:{}", self.primaries[0].port())
+    }
+
+    /// Moves a slot with all that lies in it, as `redis-cli --cluster reshard` does, calling
+    /// `meanwhile` after each step.
+    pub(crate) fn move_slot(&self, slot: usize, from: usize, to: usize, meanwhile: impl Fn()) {
+        let (source, target) = (&self.primaries[from], &self.primaries[to]);
+        let (source_id, target_id) = (source.text("CLUSTER MYID"), target.text("CLUSTER MYID"));
+        let order = |server: &Server, order: String| assert_eq!(server.command(&order), "+OK");
+        order(
+            target,
+            format!("CLUSTER SETSLOT {slot} IMPORTING {source_id}"),
+        );
+        order(
+            source,
+            format!("CLUSTER SETSLOT {slot} MIGRATING {target_id}"),
+        );
+        meanwhile();
+        for key in source.texts(&format!("CLUSTER GETKEYSINSLOT {slot} 1000")) {
+            order(
+                source,
+                format!("MIGRATE 127.0.0.1 {} {key} 0 5000", target.port()),
+            );
+            meanwhile();
+        }
+        order(target, format!("CLUSTER SETSLOT {slot} NODE {target_id}"));
+        meanwhile();
+        order(source, format!("CLUSTER SETSLOT {slot} NODE {target_id}"));
+        meanwhile();
+    }
+
+    fn wait_until(&self, what: &str, condition: impl Fn() -> bool) {
+        let until = Instant::now() + Duration::from_secs(60);
+        while !condition() {
+            assert!(Instant::now() < until, "not in a minute: {what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Several stores as one.
+
+mod behaviour;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use behaviour::{bytes, fresh_namespace, get, key, put, soon};
+use penstock_store::layers::Tiered;
+use penstock_store::{
+    ErrorKind, GetOutcome, Key, MemoryStore, OpenOptions, PutOutcome, Store, open,
+};
+
+fn memory() -> Arc<dyn Store> {
+    Arc::new(MemoryStore::new(256 << 20))
+}
+
+/// Two tiers, and both by themselves.
+fn pair() -> (Tiered, Arc<dyn Store>, Arc<dyn Store>) {
+    let (near, far) = (memory(), memory());
+    let tiers = Tiered::new(vec![Arc::clone(&near), Arc::clone(&far)]);
+    (tiers, near, far)
+}
+
+/// A server that is not there.
+fn broken() -> Arc<dyn Store> {
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .unwrap()
+        .port();
+    open(
+        &format!("redis://127.0.0.1:{port}"),
+        &OpenOptions::default(),
+    )
+    .unwrap()
+}
+
+fn has(store: &dyn Store, key: &Key) -> bool {
+    store.contains(&[*key], soon()).unwrap()[0]
+}
+
+fn wait_for(store: &dyn Store, key: &Key) {
+    let until = Instant::now() + Duration::from_secs(10);
+    while !has(store, key) {
+        assert!(Instant::now() < until, "it was not promoted");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn tiers_behave_as_a_store() {
+    behaviour::run_all(|| Arc::new(pair().0));
+}
+
+#[test]
+fn urls_with_spaces_between_are_tiers() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!(
+        " memory://?size=64MiB  file://{}?size=1GiB ",
+        folder.path().display()
+    );
+    behaviour::run_all(|| open(&url, &OpenOptions::default()).unwrap());
+    let store = open(&url, &OpenOptions::default()).unwrap();
+    assert!(
+        store.url().starts_with("memory://?size=67108864 file:///"),
+        "{}",
+        store.url()
+    );
+    let error = open("memory://?size=1MiB nonsense", &OpenOptions::default());
+    assert_eq!(error.err().unwrap().kind(), ErrorKind::Config);
+}
+
+#[test]
+fn puts_go_to_all_and_gets_come_from_the_nearest() {
+    let (tiers, near, far) = pair();
+    let key = key(fresh_namespace(), 0);
+    assert_eq!(put(&tiers, &key, b"value").unwrap(), PutOutcome::Stored);
+    assert!(has(&*near, &key) && has(&*far, &key));
+    assert_eq!(
+        put(&tiers, &key, b"value").unwrap(),
+        PutOutcome::AlreadyPresent
+    );
+    assert_eq!(get(&tiers, &key), Some(b"value".to_vec()));
+    assert_eq!((near.stats().gets, far.stats().gets), (1, 0));
+    near.remove(&[key], soon()).unwrap();
+    assert_eq!(put(&tiers, &key, b"value").unwrap(), PutOutcome::Stored);
+    assert!(has(&*near, &key));
+    assert_eq!(tiers.remove(&[key], soon()).unwrap(), 1);
+    assert!(!has(&*near, &key) && !has(&*far, &key));
+}
+
+#[test]
+fn what_a_far_tier_had_is_near_the_next_time() {
+    let (tiers, near, far) = pair();
+    let namespace = fresh_namespace();
+    let keys: Vec<Key> = (0..20).map(|n| key(namespace, n)).collect();
+    for (n, key) in keys.iter().enumerate() {
+        put(
+            if n % 2 == 0 { &*near } else { &*far },
+            key,
+            &bytes(n as u64, 5000 + n),
+        )
+        .unwrap();
+    }
+    assert_eq!(tiers.contains(&keys, soon()).unwrap(), [true; 20]);
+    // Into more room than they need.
+    for (n, key) in keys.iter().enumerate() {
+        assert!(get(&tiers, key) == Some(bytes(n as u64, 5000 + n)));
+    }
+    keys.iter().for_each(|key| wait_for(&*near, key));
+    // As it was got, not as long as the room for it was.
+    for (n, key) in keys.iter().enumerate() {
+        assert!(get(&*near, key) == Some(bytes(n as u64, 5000 + n)));
+    }
+}
+
+#[test]
+fn a_dead_tier_is_passed_over() {
+    for dead_is_near in [true, false] {
+        let alive = memory();
+        let mut stores = vec![broken(), Arc::clone(&alive)];
+        if !dead_is_near {
+            stores.reverse();
+        }
+        let tiers = Tiered::new(stores);
+        let namespace = fresh_namespace();
+        let (present, absent) = (key(namespace, 0), key(namespace, 1));
+        assert_eq!(put(&tiers, &present, b"value").unwrap(), PutOutcome::Stored);
+        assert_eq!(
+            tiers.contains(&[present, absent], soon()).unwrap(),
+            [true, false]
+        );
+        assert_eq!(get(&tiers, &present), Some(b"value".to_vec()));
+        // It may have been there.
+        let missing = tiers.get(&absent, &mut [], soon());
+        assert_eq!(missing.unwrap_err().kind(), ErrorKind::Unreachable);
+        let mut listed = 0;
+        tiers.list(None, &mut |_| listed += 1, soon()).unwrap();
+        assert_eq!(listed, 1);
+        assert_eq!(tiers.remove(&[present], soon()).unwrap(), 1);
+    }
+    let tiers = Tiered::new(vec![broken(), broken()]);
+    let key = key(fresh_namespace(), 0);
+    assert_eq!(
+        put(&tiers, &key, b"v").unwrap_err().kind(),
+        ErrorKind::Unreachable
+    );
+    assert!(tiers.contains(&[key], soon()).is_err());
+    assert!(tiers.list(None, &mut |_| (), soon()).is_err());
+}
+
+#[test]
+fn a_value_too_large_in_one_tier_is_not_the_last_word() {
+    let (tiers, near, far) = pair();
+    let key = key(fresh_namespace(), 0);
+    put(&*near, &key, &[1; 100]).unwrap();
+    put(&*far, &key, &[2; 10]).unwrap();
+    let mut into = [0; 50];
+    let outcome = tiers.get(&key, &mut [std::io::IoSliceMut::new(&mut into)], soon());
+    assert_eq!(outcome.unwrap(), GetOutcome::Hit(10));
+    assert_eq!(into[..10], [2; 10]);
+}

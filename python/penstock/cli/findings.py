@@ -36,10 +36,20 @@ class Finding:
 def of_url(url: str) -> Iterator[Finding]:
     """What the way to the server means. The URL is without credentials."""
     parts = urlsplit(url)
-    if parts.scheme not in ("redis", "valkey"):
+    scheme, _, topology = parts.scheme.partition("+")
+    if scheme not in ("redis", "valkey") or topology == "unix":
         return
-    host = parts.hostname or ""
-    if _is_this_machine(host):
+    hosts = [_host(place) for place in parts.netloc.split(",")]
+    if not all(_is_this_machine(host) for host in hosts):
+        yield Finding(
+            "encryption",
+            "warn",
+            f"KV goes to {', '.join(hosts)} without TLS: who can read the network can read prompts "
+            "from it",
+            f"use TLS ({scheme}s{'+' if topology else ''}{topology}://), or keep the pool on a "
+            "network that only the engines are in",
+        )
+    elif not topology:
         yield Finding(
             "transport",
             "note",
@@ -47,13 +57,10 @@ def of_url(url: str) -> Iterator[Finding]:
             "a unix socket is faster here: `unixsocket /path.sock` in the server's configuration, "
             "then unix:///path.sock",
         )
-    else:
-        yield Finding(
-            "encryption",
-            "warn",
-            f"KV goes to {host} without TLS: who can read the network can read prompts from it",
-            "keep the pool on a network that only the engines are in, or tunnel to it",
-        )
+
+
+def _host(place: str) -> str:
+    return urlsplit(f"//{place}").hostname or ""
 
 
 def _is_this_machine(host: str) -> bool:
@@ -114,7 +121,9 @@ def _state(facts: Mapping[str, str]) -> Iterator[Finding]:
 def _memory(facts: Mapping[str, str]) -> Iterator[Finding]:
     limit = _number(facts, "config:maxmemory", "maxmemory")
     used = _number(facts, "used_memory")
-    policy = facts.get("config:maxmemory-policy") or facts.get("maxmemory_policy") or ""
+    policies = facts.get("config:maxmemory-policy") or facts.get("maxmemory_policy") or ""
+    # A cluster's nodes may differ: the one that matters is the worst.
+    policy = min(policies.split(" | "), key=lambda each: each.startswith("allkeys-"))
     if limit == 0:
         total = _number(facts, "total_system_memory") or 0
         share = f"{int(total * _MEMORY_SHARE) >> 20}mb" if total else "64gb"

@@ -1,0 +1,114 @@
+"""A real Valkey or Redis cluster for tests: three primaries with a replica each, on loopback."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.servers import Server
+
+NODES = 6
+NODE_TIMEOUT_MS = 1500
+"""After so long a silent primary is replaced by its replica."""
+
+
+class Cluster:
+    """Six servers that know each other. Use as a context manager."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self._kind = kind
+        self.servers: list[Server] = []
+        for number in range(NODES):
+            own = folder / str(number)
+            own.mkdir(parents=True)
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                bus = str(probe.getsockname()[1])
+            self.servers.append(
+                Server(
+                    kind,
+                    own,
+                    *("--cluster-enabled", "yes"),
+                    *("--cluster-port", bus),
+                    *("--cluster-node-timeout", str(NODE_TIMEOUT_MS)),
+                    *("--cluster-replica-validity-factor", "0"),
+                )
+            )
+
+    @property
+    def url(self) -> str:
+        """By two of its nodes: either may be the one that is gone."""
+        first, second = (server.port for server in self.servers[:2])
+        return f"{self._kind}+cluster://127.0.0.1:{first},127.0.0.1:{second}"
+
+    def __enter__(self) -> Cluster:
+        try:
+            for server in self.servers:
+                server.start()
+            places = [f"127.0.0.1:{server.port}" for server in self.servers]
+            self._cli("create", *places, "--cluster-replicas", "1", "--cluster-yes")
+            self._wait(lambda: all(self._is_whole(server) for server in self.servers))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in self.servers:
+            server.kill()
+
+    def primaries(self) -> list[Server]:
+        """Those that serve slots now, as one that is not gone sees it."""
+        nodes = self._nodes()
+        return [s for s in self.servers if "master" in nodes.get(s.port, "") and s.process]
+
+    def move_slots(self, count: int) -> None:
+        """Moves so many slots, with what is in them, from one primary to another."""
+        nodes = self._nodes()
+        source, target = self.primaries()[:2]
+        identity = {port: line.split()[0] for port, line in nodes.items()}
+        self._cli(
+            "reshard",
+            f"127.0.0.1:{source.port}",
+            *("--cluster-from", identity[source.port]),
+            *("--cluster-to", identity[target.port]),
+            *("--cluster-slots", str(count)),
+            "--cluster-yes",
+        )
+
+    def _nodes(self) -> dict[int, str]:
+        """What a node says of each, by port."""
+        for server in self.servers:
+            if server.process is None:
+                continue
+            said = server.command("CLUSTER", "NODES").decode(errors="replace")
+            lines = [line for line in said.splitlines() if "@" in line and "fail" not in line]
+            return {int(line.split()[1].split("@")[0].rsplit(":", 1)[1]): line for line in lines}
+        return {}
+
+    def _is_whole(self, server: Server) -> bool:
+        info = server.command("CLUSTER", "INFO")
+        nodes = server.command("CLUSTER", "NODES")
+        return (
+            b"cluster_state:ok" in info
+            and nodes.count(b" connected") == NODES
+            and nodes.count(b"slave") == NODES // 2
+        )
+
+    def _cli(self, *words: str) -> None:
+        program = shutil.which(f"{self._kind}-cli")
+        assert program is not None, f"{self._kind}-cli comes with the server's package"
+        done = subprocess.run(
+            [program, "--cluster", *words], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < end, "the cluster does not come up"
+            time.sleep(0.05)

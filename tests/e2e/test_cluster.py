@@ -1,0 +1,70 @@
+"""A cluster of six servers whose slots move, and whose nodes freeze and die, during loads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import NODE_TIMEOUT_MS, Cluster
+from tests.e2e.conftest import BLOCK, tokens
+from tests.e2e.node import Node
+from tests.e2e.test_pool_faults import BLOCKS, PROMPTS, ask_all, wait_for_hits
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.mark.parametrize("kind", ["redis", "valkey"])
+def test_every_fault_of_a_cluster_in_one_life(
+    kind: str, llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    for prompt in PROMPTS:
+        plain.ask(prompt)
+    expected = [plain.ask(prompt) for prompt in PROMPTS]
+    with Cluster(kind, tmp_path) as cluster, start(llama, pool=cluster.url) as node:
+        wait_for_hits(node, expected)
+
+        # Slots move, with blocks in them, while blocks are loaded: nothing is even a miss.
+        failed = node.counters().get("load_failed_blocks", 0)
+        mover = threading.Thread(target=cluster.move_slots, args=(1500,))
+        mover.start()
+        rounds = 0
+        while mover.is_alive() or rounds == 0:
+            answers = ask_all(node, expected)
+            assert [answer.cached for answer in answers] == [BLOCKS * BLOCK] * len(PROMPTS)
+            rounds += 1
+        mover.join()
+        wait_for_hits(node, expected)
+        assert node.counters().get("load_failed_blocks", 0) == failed
+
+        # A primary falls silent in the middle of loads, for longer than the others wait for it.
+        silent = cluster.primaries()[-1]
+        node.forget()
+        numbers = [node.start(prompt) for prompt in PROMPTS]
+        silent.freeze()
+        try:
+            answers = [node.answer(number) for number in numbers]
+            assert [a.tokens for a in answers] == [a.tokens for a in expected]
+            wait_for_hits(node, expected, timeout=60 + NODE_TIMEOUT_MS / 1000)
+        finally:
+            silent.thaw()
+        wait_for_hits(node, expected)
+
+        # A primary is killed in the middle of loads; its replica takes over with what it copied.
+        node.forget()
+        numbers = [node.start(prompt) for prompt in PROMPTS]
+        cluster.primaries()[-1].kill()
+        answers = [node.answer(number) for number in numbers]
+        assert [a.tokens for a in answers] == [a.tokens for a in expected]
+        wait_for_hits(node, expected)
+
+        # What is new goes where it belongs now.
+        new = tokens(4 * BLOCK + 9, seed=99)
+        said = node.ask(new).tokens
+        node.forget()
+        node.wait_for("stored_blocks", len(PROMPTS) * BLOCKS + 4)
+        node.forget()
+        again = node.ask(new)
+        assert (again.cached, again.tokens) == (4 * BLOCK, said)

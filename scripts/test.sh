@@ -49,6 +49,9 @@ all() {
     else
         stage 'Rust tests' 1200 cargo test --quiet --workspace --locked --no-fail-fast
     fi
+    # Each fuzz test for so long, two at a time; what they found so far is in the tests above.
+    stage 'fuzzing' 600 env BOLERO_RANDOM_TEST_TIME_MS=20000 \
+        cargo test --quiet -p penstock-store --locked --lib fuzz::
     stage 'Python tests' 600 python -m pytest -q --ignore tests/e2e --timeout 120
     stage 'end-to-end tests on the real vLLM' 4400 python -m pytest -q tests/e2e --timeout 900
 }

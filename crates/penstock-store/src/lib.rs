@@ -5,6 +5,8 @@ mod counters;
 mod deadline;
 mod error;
 mod file;
+#[cfg(test)]
+mod fuzz;
 mod key;
 pub mod layers;
 mod memory;

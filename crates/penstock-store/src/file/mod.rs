@@ -10,6 +10,8 @@
 
 mod directory;
 mod failure;
+#[cfg(test)]
+pub(crate) mod fuzz;
 mod names;
 mod temp;
 mod upkeep;

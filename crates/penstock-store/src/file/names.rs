@@ -31,7 +31,7 @@ pub(super) fn namespace_of(directory: &OsStr) -> Option<Namespace> {
 }
 
 /// The key whose value has this name in a directory of this namespace.
-pub(super) fn key_of(namespace: Namespace, file: &OsStr) -> Option<Key> {
+pub(crate) fn key_of(namespace: Namespace, file: &OsStr) -> Option<Key> {
     let (chunk, span) = file.to_str()?.split_once('.')?;
     Key::parse(&format!("{KEY_PREFIX}{namespace}:{chunk}:{span}")).ok()
 }

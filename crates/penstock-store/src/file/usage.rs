@@ -195,6 +195,14 @@ fn decode(record: &[u8; RECORD_BYTES]) -> Option<Count> {
     })
 }
 
+/// For fuzzing: a record that is read is the one that would be written.
+#[cfg(test)]
+pub(super) fn check_record(record: &[u8; RECORD_BYTES]) {
+    if let Some(count) = decode(record) {
+        assert_eq!(encode(&count), *record);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

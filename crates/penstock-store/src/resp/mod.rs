@@ -16,6 +16,8 @@ mod command;
 mod connection;
 mod facts;
 mod failure;
+#[cfg(test)]
+pub(crate) mod fuzz;
 mod lane;
 mod listing;
 mod parser;

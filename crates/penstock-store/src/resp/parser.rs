@@ -20,7 +20,7 @@ const MAX_DEPTH: usize = 4;
 
 /// What the peer did that the protocol does not allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Violation {
+pub(crate) enum Violation {
     #[error("the reply does not begin with a type that we know")]
     Type,
     #[error("a line of the reply is longer than {MAX_LINE} bytes")]
@@ -119,7 +119,7 @@ fn length(digits: &[u8], most: u64) -> Result<u64, Violation> {
 
 /// A whole reply, held in memory: for everything but values.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Reply {
+pub(crate) enum Reply {
     Status(Vec<u8>),
     Error(Vec<u8>),
     Integer(i64),

@@ -365,3 +365,11 @@ fn sent_around() -> Failure {
         "the cluster's nodes sent the request from one to the other",
     )
 }
+
+/// For fuzzing: slots of a map that was read exist and are in order.
+#[cfg(test)]
+pub(super) fn check_map(reply: super::parser::Reply) {
+    for shard in slots::parse(reply, "asked").into_iter().flatten() {
+        assert!(shard.first <= shard.last && shard.last < slots::SLOTS);
+    }
+}

@@ -1,0 +1,170 @@
+//! Fuzzing of everything that reads bytes which somebody else wrote.
+//!
+//! Each test replays its corpus (`__fuzz__/`, what real servers said for the most part) and goes on
+//! with random inputs, or random changes to the corpus: for a second, or as long as
+//! `BOLERO_RANDOM_TEST_TIME_MS` says. `cargo bolero test` drives the same tests by coverage.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use bolero::check;
+use penstock_layout::Span;
+
+use crate::resp::fuzz as resp;
+use crate::value::{self, Checksum, HEADER_BYTES};
+use crate::{Key, Namespace, OpenOptions, file, open};
+
+/// The corpus of a test.
+fn corpus(test: &str) -> Vec<Vec<u8>> {
+    let folder = format!(
+        "{}/src/__fuzz__/fuzz__{test}/corpus",
+        env!("CARGO_MANIFEST_DIR")
+    );
+    let files = std::fs::read_dir(folder).expect("a corpus");
+    let mut seeds: Vec<_> = files
+        .map(|file| std::fs::read(file.unwrap().path()).unwrap())
+        .collect();
+    seeds.sort();
+    seeds
+}
+
+/// A random change: of which seed, which bytes become what, and where it is cut off.
+type Change = (usize, Vec<(u16, u8)>, Option<u16>);
+
+fn changed(seeds: &[Vec<u8>], (which, edits, end): &Change) -> Vec<u8> {
+    let mut bytes = seeds[which % seeds.len()].clone();
+    for &(at, byte) in edits {
+        let at = usize::from(at) % bytes.len();
+        bytes[at] = byte;
+    }
+    if let Some(end) = *end {
+        bytes.truncate(usize::from(end));
+    }
+    bytes
+}
+
+/// Whatever a server says, and in whatever pieces: no panic, and the pieces make no difference.
+#[test]
+fn replies() {
+    check!().for_each(|bytes: &[u8]| {
+        for piece in [1, 7, 64] {
+            assert_eq!(
+                resp::replies(bytes, bytes.len().max(1)),
+                resp::replies(bytes, piece)
+            );
+        }
+    });
+}
+
+/// As [`replies`], of what real servers said with some bytes changed.
+#[test]
+fn replies_that_are_nearly_right() {
+    let seeds = corpus("replies");
+    check!()
+        .with_type::<(Change, u8)>()
+        .for_each(|(change, piece)| {
+            let bytes = changed(&seeds, change);
+            let piece = usize::from(*piece).max(1);
+            assert_eq!(
+                resp::replies(&bytes, bytes.len().max(1)),
+                resp::replies(&bytes, piece)
+            );
+        });
+}
+
+/// Whatever a node says of its cluster: no panic, and no slot that there is not.
+#[test]
+fn cluster_maps() {
+    let seeds = corpus("cluster_maps");
+    seeds.iter().for_each(|seed| resp::cluster_map(seed));
+    check!()
+        .with_type::<Change>()
+        .for_each(|change| resp::cluster_map(&changed(&seeds, change)));
+}
+
+/// Whatever a refusal says: no panic, one printable line.
+#[test]
+fn refusals() {
+    check!().for_each(|line: &[u8]| {
+        let text = resp::refusal(line);
+        assert!(!text.chars().any(char::is_control), "{text:?}");
+    });
+}
+
+/// Any bytes in place of a value: accepted only if they are what sealing makes of their payload.
+#[test]
+fn values() {
+    let key = Key::new(Namespace([7; 16]), &[9; 32], Span::new(0..4, 0..2).unwrap()).unwrap();
+    check!().for_each(|bytes: &[u8]| {
+        let expected = bytes.len().saturating_sub(HEADER_BYTES) as u64;
+        if value::verify_value(bytes, &key, expected).is_ok() {
+            let (header, payload) = bytes.split_at(HEADER_BYTES);
+            let mut checksum = Checksum::new();
+            checksum.update(payload);
+            assert_eq!(header, value::seal(&key, expected, checksum.finish()));
+        }
+    });
+}
+
+/// Any change to a sealed value is found out.
+#[test]
+fn changed_values() {
+    let key = Key::new(Namespace([7; 16]), &[9; 32], Span::new(0..4, 0..2).unwrap()).unwrap();
+    check!()
+        .with_type::<(Vec<u8>, usize, u8)>()
+        .for_each(|(payload, at, change)| {
+            let mut checksum = Checksum::new();
+            checksum.update(payload);
+            let length = payload.len() as u64;
+            let header = value::seal(&key, length, checksum.finish());
+            let mut bytes = [&header[..], payload].concat();
+            let at = at % bytes.len();
+            bytes[at] ^= change;
+            let accepted = value::verify_value(&bytes, &key, length).is_ok();
+            assert_eq!(accepted, *change == 0);
+        });
+}
+
+/// Any text in place of a key: what is read is written the same.
+#[test]
+fn keys() {
+    check!().for_each(|bytes: &[u8]| {
+        if let Ok(text) = std::str::from_utf8(bytes)
+            && let Ok(key) = Key::parse(text)
+        {
+            assert_eq!(Key::parse(&key.to_string()), Ok(key));
+        }
+    });
+}
+
+/// Any name of a file in a pool's directory, and any record of its use.
+#[test]
+fn directories() {
+    check!().for_each(|bytes: &[u8]| {
+        let name = OsStr::from_bytes(bytes);
+        let key = file::fuzz::key_of(Namespace([3; 16]), name);
+        assert!(key.is_none_or(|key| key.namespace == Namespace([3; 16])));
+        file::fuzz::record(bytes);
+    });
+}
+
+/// Any text in place of a server's URL: no panic, and what can be opened is written as it can be opened.
+#[test]
+fn urls() {
+    let seeds = corpus("urls");
+    check!().with_type::<Change>().for_each(|change| {
+        let bytes = changed(&seeds, change);
+        let Ok(text) = std::str::from_utf8(&bytes) else {
+            return;
+        };
+        // Only servers: what would make a directory is not opened here.
+        let text = format!("redis{text}");
+        if let Ok(store) = open(&text, &OpenOptions::default()) {
+            assert!(
+                open(&store.url(), &OpenOptions::default()).is_ok(),
+                "{}",
+                store.url()
+            );
+        }
+    });
+}

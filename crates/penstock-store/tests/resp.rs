@@ -411,6 +411,43 @@ fn servers_that_cannot_serve_are_unavailable() {
 }
 
 #[test]
+fn a_server_that_is_busy_or_may_not_write_is_unavailable() {
+    on_each_server(|name| {
+        let server = Server::start_with(name, &["--lua-time-limit", "50"]);
+        let store = store(&server.tcp());
+        let namespace = fresh_namespace();
+        fill(&*store, namespace, 1, 10);
+        assert_eq!(server.command("CONFIG SET min-replicas-to-write 1"), "+OK");
+        let error = put(&*store, &key(namespace, 1), b"x").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(error.to_string().contains("NOREPLICAS"), "{error}");
+        assert!(get(&*store, &key(namespace, 0)).is_some());
+        server.command("CONFIG SET min-replicas-to-write 0");
+
+        std::thread::scope(|scope| {
+            let script = scope.spawn(|| server.command("EVAL \"while true do end\" 0"));
+            let until = soon();
+            // Until the script has run for its time nobody is answered at all.
+            let error = loop {
+                match store.contains(&[key(namespace, 0)], within(Duration::from_millis(500))) {
+                    Err(error) if error.kind() == ErrorKind::Unavailable => break error,
+                    _ => assert!(Instant::now() < until, "never busy"),
+                }
+            };
+            assert!(error.to_string().contains("BUSY"), "{error}");
+            assert_eq!(
+                kind_of(put(&*store, &key(namespace, 1), b"x")),
+                ErrorKind::Unavailable
+            );
+            assert_eq!(kind_of(get_one(&*store, namespace)), ErrorKind::Unavailable);
+            assert_eq!(server.command("SCRIPT KILL"), "+OK");
+            assert!(script.join().unwrap().starts_with("-ERR"));
+        });
+        assert!(get(&*store, &key(namespace, 0)).is_some());
+    });
+}
+
+#[test]
 fn a_loading_server_is_unavailable_and_then_serves() {
     on_each_server(|name| {
         let mut server = Server::start(name);

@@ -2,6 +2,7 @@
 
 from builtins import list as _list
 from collections.abc import Sequence
+from os import PathLike
 from typing import Any, TypeAlias, TypedDict, final
 
 from penstock.errors import PenstockError
@@ -9,6 +10,7 @@ from penstock.errors import PenstockError
 __all__ = [
     "Buffer",
     "Descriptor",
+    "EncryptionKeys",
     "Engine",
     "Lookup",
     "Store",
@@ -47,6 +49,8 @@ class Store:
         connections: int = 8,
     ) -> Store: ...
     def guarded(self) -> Store: ...
+    def encrypted(self, keys: EncryptionKeys) -> Store: ...
+    def unencrypted(self) -> Store: ...
     @property
     def url(self) -> str: ...
     def capabilities(self) -> _Capabilities: ...
@@ -125,6 +129,13 @@ class Descriptor:
     def __eq__(self, value: object, /) -> bool: ...
 
 @final
+class EncryptionKeys:
+    @staticmethod
+    def load(file: str | PathLike[str] | None = None) -> EncryptionKeys | None: ...
+    @property
+    def fingerprints(self) -> _list[tuple[str, str]]: ...
+
+@final
 class Engine:
     def __new__(
         cls,
@@ -146,6 +157,7 @@ class Engine:
         objects: Sequence[tuple[int, bytes, Sequence[int]]],
         *,
         after: int = 0,
+        context: bytes = b"",
     ) -> None: ...
     def submit_load(
         self,
@@ -155,6 +167,7 @@ class Engine:
         prefix: bool = False,
         *,
         after: int = 0,
+        context: bytes = b"",
     ) -> None: ...
     def poll(self) -> list[tuple[int, str, list[tuple[str, int]]]]: ...
     def wait(self, timeout: float) -> bool: ...

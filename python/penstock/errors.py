@@ -67,10 +67,12 @@ class Rejected(PenstockError):
 
     kind = "rejected"
 
-    def __init__(self, message: str, reason: str = "unknown") -> None:
+    def __init__(self, message: str, reason: str = "unknown", is_foreign: bool = False) -> None:
         super().__init__(message)
         #: Which check failed, as a stable lower-case name.
         self.reason = reason
+        #: Whether the value may be good for readers with other encryption keys: it must stay.
+        self.is_foreign = is_foreign
 
 
 class TooSmall(PenstockError, ValueError):

@@ -165,9 +165,22 @@ class Node:
             raise RuntimeError(message["error"] + "\n" + self.log.read_text()[-4000:])
         return message["result"]
 
-    def start(self, prompt: list[int], max_tokens: int = 8, **sampling: Any) -> int:
+    def start(
+        self,
+        prompt: list[int],
+        max_tokens: int = 8,
+        *,
+        cache_salt: str | None = None,
+        **sampling: Any,
+    ) -> int:
         """Starts a request; returns its number for `answer` and `abort`."""
-        return self.send("generate", prompt=prompt, max_tokens=max_tokens, sampling=sampling)
+        return self.send(
+            "generate",
+            prompt=prompt,
+            max_tokens=max_tokens,
+            salt={} if cache_salt is None else {"cache_salt": cache_salt},
+            sampling=sampling,
+        )
 
     def answer(self, number: int, timeout: float = ANSWER_TIMEOUT) -> Answer:
         """Waits for a request's answer."""
@@ -180,9 +193,9 @@ class Node:
             result["seconds"],
         )
 
-    def ask(self, prompt: list[int], max_tokens: int = 8, **sampling: Any) -> Answer:
-        """Sends a request and waits for its answer."""
-        return self.answer(self.start(prompt, max_tokens, **sampling))
+    def ask(self, prompt: list[int], max_tokens: int = 8, **options: Any) -> Answer:
+        """Sends a request, with `start`'s options, and waits for its answer."""
+        return self.answer(self.start(prompt, max_tokens, **options))
 
     def abort(self, number: int) -> None:
         """Aborts a request."""
@@ -260,7 +273,7 @@ async def _serve(args: dict[str, Any]) -> None:
         began = time.monotonic()
         final = None
         async for output in engine.generate(
-            {"prompt_token_ids": request["prompt"]}, params, str(number)
+            {"prompt_token_ids": request["prompt"]} | request["salt"], params, str(number)
         ):
             final = output
         assert final is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ctypes.util
 import hashlib
 import struct
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock._native import Descriptor, Engine, Lookup, Store
+from penstock._native import Descriptor, EncryptionKeys, Engine, Lookup, Store
 from penstock.errors import Closed, ConfigError, LayoutError, Unavailable
 
 LAYERS, BLOCKS, HEADS, TOKENS, CONTENT = 3, 8, 2, 16, 32
@@ -124,6 +125,35 @@ def test_a_damaged_value_is_named_and_not_loaded(engine: Engine, kv: Kv, tmp_pat
     assert finish(engine, 1) == [("loaded", [("rejected:payload_checksum", 0)])]
     assert kv.block(3) == before
     assert engine.stats()["rejected:payload_checksum"] == 1
+
+
+def test_an_engine_of_an_encrypted_store_encrypts_for_the_context(
+    store: Store, kv: Kv, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text("k:" + base64.b64encode(bytes(32)).decode())
+    file.chmod(0o600)
+    keys = EncryptionKeys.load(file)
+    assert keys is not None
+    engine = Engine(store.encrypted(keys).guarded(), slot_bytes=BLOCK_BYTES, slots=4)
+    engine.register(kv.descriptor)
+    kv.fill(0, 1)
+    engine.submit_store(1, [(0, key(0), [0]), (0, key(1), [0])], context=b"tenant")
+    stored = [("stored", BLOCK_BYTES)] * 2
+    assert finish(engine, 1) == [("released", []), ("stored", stored)]
+    sizes = [p.stat().st_size for p in (tmp_path / "pool").rglob("*") if p.is_file()]
+    assert sizes.count(128 + BLOCK_BYTES) == 2
+    engine.submit_load(2, [(0, key(0), [5])], 30, context=b"tenant")
+    assert finish(engine, 2) == [("loaded", [("loaded", BLOCK_BYTES)])]
+    assert kv.block(5) == kv.block(0)
+    engine.submit_load(3, [(0, key(1), [6])], 30)
+    assert finish(engine, 3) == [("loaded", [("rejected:authentication", 0)])]
+    assert engine.shutdown(30)
+    plain = Engine(store, slot_bytes=BLOCK_BYTES, slots=4)
+    plain.register(kv.descriptor)
+    plain.submit_load(4, [(0, key(0), [7])], 30)
+    assert finish(plain, 4) == [("loaded", [("rejected:encrypted", 0)])]
+    assert plain.shutdown(30)
 
 
 def test_wrong_arguments_say_what_is_wrong(store: Store, engine: Engine, kv: Kv) -> None:

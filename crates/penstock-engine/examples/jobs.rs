@@ -2,16 +2,19 @@
 //!
 //! `jobs URL [block KiB=1024] [total MiB=128] [get lanes=2] [batch=8] [copy lanes=1] [rounds=5]`
 //!
+//! Values are encrypted if `PENSTOCK_ENCRYPTION_KEYS` is set.
+//!
 //! Blocks lie in 16 layers, each its own run (`LBHNC`) or all together (`BLHNC`). Prints for each
 //! layout MiB/s of the best round, whole jobs timed, and seconds of this process's CPU time for
 //! a GiB stored and a GiB loaded.
 
 use std::error::Error;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_engine::{Engine, EngineConfig, Event, Object, Outcome, Region};
 use penstock_layout::{Descriptor, KvLayout, Span};
-use penstock_store::{Key, Namespace, OpenOptions, open};
+use penstock_store::{Key, Keyring, Namespace, OpenOptions, open};
 
 const LAYERS: u16 = 16;
 const TOKENS: u64 = 128;
@@ -24,6 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let blocks = (number(128)? << 20) / block_bytes;
     let (get_lanes, batch, copy_lanes) = (number(2)?, number(8)?, number(1)?);
     let rounds = number(5)?;
+    let keys = Keyring::load(None)?.map(Arc::new);
     for layout in [KvLayout::LBHNC, KvLayout::BLHNC] {
         let content = block_bytes / u64::from(LAYERS) / TOKENS;
         let share = Span::new(0..LAYERS, 0..1)?;
@@ -33,6 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         config.get_lanes = get_lanes as usize;
         config.batch = batch as usize;
         config.copy_lanes = copy_lanes as usize;
+        config.keys.clone_from(&keys);
         config.store_wait = Duration::from_secs(60);
         let engine = Engine::new(open(&url, &OpenOptions::default())?, config)?;
         // SAFETY: `memory` outlives the engine and is only touched again when no job runs.
@@ -57,6 +62,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                         group: 0,
                         key,
                         blocks: vec![block],
+                        context: Arc::default(),
                     }
                 })
                 .collect();

@@ -1,9 +1,10 @@
 //! The arena: a bounded piece of host memory, in slots of one size.
 //!
-//! A slot holds one object's value: 64 bytes of header, then the payload. What may be done with
-//! it follows from its type: an [`Empty`] slot is filled, by a gather and then sealed, or by a
+//! A slot holds one object's value: its header, then the payload. What may be done with it
+//! follows from its type: an [`Empty`] slot is filled, by a gather and then sealed, or by a
 //! store and then verified; only a [`Sealed`] one is put, only a [`Verified`] one is scattered.
-//! Whatever the state, dropping the slot gives it back.
+//! Sealing encrypts and verifying decrypts, in place, if there are keys. Whatever the state,
+//! dropping the slot gives it back.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,15 +12,20 @@ use std::sync::atomic::Ordering;
 
 use memmap2::{MmapMut, MmapRaw};
 use parking_lot::Mutex;
-use penstock_store::Key;
-use penstock_store::value::{self, Checksum, HEADER_BYTES, Rejection};
+use penstock_store::value::{self, Checksum, ENCRYPTED_HEADER_BYTES, Rejection};
+use penstock_store::{ErrorKind, Keyring};
 
 use crate::config::EngineConfig;
 use crate::copy::cuda::{CudaError, Pins};
+use crate::job::Transfer;
 use crate::signal::Signals;
 use crate::{Counters, EngineError};
 
 const PAGE: usize = 4096;
+
+/// Slots have room for either header, keys or not: only of a value that arrived can it be told that
+/// it is encrypted.
+const LARGEST_HEADER_BYTES: usize = ENCRYPTED_HEADER_BYTES;
 
 /// What a slot is wanted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +44,8 @@ pub(crate) struct Arena {
     memory: MmapRaw,
     stride: usize,
     slot_bytes: usize,
+    header_bytes: usize,
+    keys: Option<Arc<Keyring>>,
     store_slots: usize,
     free: Mutex<Free>,
     signals: Arc<Signals>,
@@ -57,7 +65,7 @@ impl Arena {
         signals: Arc<Signals>,
         counters: Arc<Counters>,
     ) -> Result<Self, EngineError> {
-        let stride = (HEADER_BYTES + config.slot_bytes).next_multiple_of(PAGE);
+        let stride = (LARGEST_HEADER_BYTES + config.slot_bytes).next_multiple_of(PAGE);
         let bytes = stride
             .checked_mul(config.slots)
             .ok_or(EngineError::Config("slots times slot_bytes overflows"))?;
@@ -72,6 +80,8 @@ impl Arena {
             memory: memory.into(),
             stride,
             slot_bytes: config.slot_bytes,
+            header_bytes: config.header_bytes(),
+            keys: config.keys.clone(),
             store_slots: config.store_slots,
             free: Mutex::new(Free {
                 slots: (0..config.slots).rev().collect(),
@@ -152,7 +162,7 @@ impl Lease {
     }
 
     fn capacity(&self) -> usize {
-        HEADER_BYTES + self.arena.slot_bytes
+        LARGEST_HEADER_BYTES + self.arena.slot_bytes
     }
 
     #[allow(unsafe_code)]
@@ -194,12 +204,20 @@ impl Drop for Lease {
 /// A slot whose content means nothing yet.
 pub(crate) struct Empty;
 
+/// A slot that holds a payload, as it was gathered.
+pub(crate) struct Gathered {
+    payload_bytes: usize,
+    /// Of the payload; of nothing if it will be encrypted.
+    checksum: Checksum,
+}
+
 /// A slot that holds a whole value, ready to be put.
 pub(crate) struct Sealed {
     value_bytes: usize,
 }
 
-/// A slot that holds a value which arrived whole, under its own key, and matches its checksum.
+/// A slot that holds a value which arrived whole, under its own key, and matches its checksum or
+/// its authentication.
 pub(crate) struct Verified {
     payload_bytes: usize,
 }
@@ -213,48 +231,80 @@ pub(crate) struct Slot<State> {
 impl Slot<Empty> {
     /// Room for a payload of `bytes`.
     pub(crate) fn payload_mut(&mut self, bytes: usize) -> &mut [u8] {
-        self.lease.bytes_mut(HEADER_BYTES..HEADER_BYTES + bytes)
+        let start = self.lease.arena.header_bytes;
+        self.lease.bytes_mut(start..start + bytes)
     }
 
-    /// Room for a value with a payload of `payload_bytes`.
+    /// Room for a value with a payload of `payload_bytes`, encrypted or not.
     pub(crate) fn value_mut(&mut self, payload_bytes: usize) -> &mut [u8] {
-        self.lease.bytes_mut(0..HEADER_BYTES + payload_bytes)
+        self.lease
+            .bytes_mut(0..LARGEST_HEADER_BYTES + payload_bytes)
     }
 
-    /// Makes a value of the first `payload_bytes` of payload, whose checksum is given.
-    pub(crate) fn seal(
-        mut self,
-        key: &Key,
-        payload_bytes: usize,
-        checksum: &Checksum,
-    ) -> Slot<Sealed> {
-        let header = value::seal(key, payload_bytes as u64, checksum.finish());
-        self.lease
-            .bytes_mut(0..HEADER_BYTES)
-            .copy_from_slice(&header);
+    /// The first `payload_bytes` of payload have been filled.
+    pub(crate) fn gathered(self, payload_bytes: usize, checksum: Checksum) -> Slot<Gathered> {
         Slot {
             lease: self.lease,
-            state: Sealed {
-                value_bytes: HEADER_BYTES + payload_bytes,
+            state: Gathered {
+                payload_bytes,
+                checksum,
             },
         }
     }
 
-    /// Checks the value of `value_bytes` that a store left here: that it is `key`'s, whole, with
-    /// a payload of exactly `payload_bytes`.
+    /// Checks the value of `value_bytes` that a store left here: that it is the transfer's, whole.
     pub(crate) fn verify(
-        self,
-        key: &Key,
+        mut self,
+        transfer: &Transfer,
         value_bytes: u64,
-        payload_bytes: usize,
     ) -> Result<Slot<Verified>, Rejection> {
         // Bytes past the value's end are another's: they must not be looked at.
-        let room = HEADER_BYTES + payload_bytes;
+        let room = LARGEST_HEADER_BYTES + transfer.bytes;
         let arrived = usize::try_from(value_bytes).unwrap_or(room).min(room);
-        value::verify_value(self.lease.bytes(0..arrived), key, payload_bytes as u64)?;
+        let expected = transfer.bytes as u64;
+        match self.lease.arena.keys.clone() {
+            Some(keys) => {
+                let value = self.lease.bytes_mut(0..arrived);
+                keys.open_value(value, &transfer.key, &transfer.context, expected)?;
+            }
+            None => value::verify_value(self.lease.bytes(0..arrived), &transfer.key, expected)?,
+        }
         Ok(Slot {
             lease: self.lease,
-            state: Verified { payload_bytes },
+            state: Verified {
+                payload_bytes: transfer.bytes,
+            },
+        })
+    }
+}
+
+impl Slot<Gathered> {
+    /// Makes a value of the payload, which is the transfer's.
+    pub(crate) fn seal(mut self, transfer: &Transfer) -> Result<Slot<Sealed>, ErrorKind> {
+        let Gathered {
+            payload_bytes,
+            checksum,
+        } = self.state;
+        let header_bytes = self.lease.arena.header_bytes;
+        let value_bytes = header_bytes + payload_bytes;
+        let keys = self.lease.arena.keys.clone();
+        let value = self.lease.bytes_mut(0..value_bytes);
+        let (header, payload) = value.split_at_mut(header_bytes);
+        match keys {
+            Some(keys) => {
+                let sealed = keys
+                    .seal(&transfer.key, &transfer.context, payload)
+                    .map_err(|error| error.kind())?;
+                header.copy_from_slice(&sealed);
+            }
+            None => {
+                let sealed = value::seal(&transfer.key, payload_bytes as u64, checksum.finish());
+                header.copy_from_slice(&sealed);
+            }
+        }
+        Ok(Slot {
+            lease: self.lease,
+            state: Sealed { value_bytes },
         })
     }
 }
@@ -267,7 +317,7 @@ impl Slot<Sealed> {
 
 impl Slot<Verified> {
     pub(crate) fn payload(&self) -> &[u8] {
-        self.lease
-            .bytes(HEADER_BYTES..HEADER_BYTES + self.state.payload_bytes)
+        let start = self.lease.arena.header_bytes;
+        self.lease.bytes(start..start + self.state.payload_bytes)
     }
 }

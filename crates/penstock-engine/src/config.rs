@@ -1,6 +1,10 @@
 //! Settings of an engine, and what they must satisfy.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use penstock_store::value::{ENCRYPTED_HEADER_BYTES, HEADER_BYTES};
+use penstock_store::{Keyring, MAX_ENCRYPTED_PAYLOAD};
 
 use crate::EngineError;
 
@@ -48,6 +52,8 @@ pub struct EngineConfig {
     pub store_backoff: Duration,
     /// Most objects of jobs whose last completion has not been polled yet.
     pub max_outstanding_objects: usize,
+    /// With keys, values are encrypted, and no others are loaded.
+    pub keys: Option<Arc<Keyring>>,
 }
 
 impl EngineConfig {
@@ -75,6 +81,16 @@ impl EngineConfig {
             get_timeout: Duration::from_secs(10),
             store_backoff: Duration::from_secs(1),
             max_outstanding_objects: 1 << 18,
+            keys: None,
+        }
+    }
+
+    /// Bytes in front of a payload in its value.
+    pub(crate) fn header_bytes(&self) -> usize {
+        if self.keys.is_some() {
+            ENCRYPTED_HEADER_BYTES
+        } else {
+            HEADER_BYTES
         }
     }
 
@@ -82,6 +98,9 @@ impl EngineConfig {
         let refuse = |what: &'static str| Err(EngineError::Config(what));
         if self.slot_bytes == 0 || self.slot_bytes > 1 << 40 {
             return refuse("slot_bytes must be between 1 and 2^40");
+        }
+        if self.keys.is_some() && self.slot_bytes as u64 > MAX_ENCRYPTED_PAYLOAD {
+            return refuse("with encryption slot_bytes must be less than 2^36 - 31");
         }
         if self.slots < 2 || self.slots > 1 << 24 {
             return refuse("slots must be between 2 and 2^24: stores and loads need one each");

@@ -79,6 +79,7 @@ impl DirectCopy {
             group: 0,
             key,
             blocks: blocks.to_vec(),
+            context: Arc::default(),
         };
         self.registration.transfer(object, room, 0)
     }

@@ -16,6 +16,9 @@ pub struct Object {
     pub key: Key,
     /// The blocks of registered memory that the object's payload consists of.
     pub blocks: Vec<u64>,
+    /// What goes into the object's encryption beside the keys, the same whenever it is stored or
+    /// loaded; empty for nothing. Without keys it has no effect.
+    pub context: Arc<[u8]>,
 }
 
 /// What became of one object.
@@ -127,6 +130,8 @@ pub(crate) struct Transfer {
     pub(crate) registration: Arc<Registration>,
     pub(crate) key: Key,
     pub(crate) blocks: Vec<u64>,
+    /// See [`Object::context`].
+    pub(crate) context: Arc<[u8]>,
     /// Payload bytes.
     pub(crate) bytes: usize,
     /// The device's event that copies wait for; zero for none.

@@ -7,7 +7,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use crate::Outcome;
-use crate::arena::{Arena, Empty, Purpose, Sealed, Slot};
+use crate::arena::{Arena, Empty, Gathered, Purpose, Slot};
 use crate::config::EngineConfig;
 use crate::load::{LoadJob, LoadTicket};
 use crate::signal::Signals;
@@ -45,7 +45,7 @@ struct Gather {
 /// An object that waits to be put.
 pub(crate) struct Put {
     pub(crate) ticket: StoreTicket,
-    pub(crate) slot: Slot<Sealed>,
+    pub(crate) slot: Slot<Gathered>,
 }
 
 /// What a copy lane does next.

@@ -109,7 +109,12 @@ impl Registration {
     /// Checks an object: afterwards its segments exist and its payload fits a slot.
     pub(crate) fn transfer(
         self: &Arc<Self>,
-        Object { key, blocks, .. }: Object,
+        Object {
+            key,
+            blocks,
+            context,
+            ..
+        }: Object,
         slot_bytes: usize,
         after: u64,
     ) -> Result<Transfer, EngineError> {
@@ -131,6 +136,7 @@ impl Registration {
             registration: Arc::clone(self),
             key,
             blocks,
+            context,
             bytes: bytes as usize,
             after,
         })

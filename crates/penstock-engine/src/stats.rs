@@ -86,9 +86,12 @@ counters! {
     put_calls,
     /// Nanoseconds in the store's put.
     put_nanos,
-    /// Nanoseconds spent verifying values.
+    /// Nanoseconds spent making values of payloads, encryption included.
+    seal_nanos,
+    /// Nanoseconds spent verifying values, decryption included.
     verify_nanos,
-    /// Nanoseconds spent copying from blocks into slots, checksum included.
+    /// Nanoseconds spent copying from blocks into slots, checksum included unless
+    /// they are encrypted.
     gather_nanos,
     /// Nanoseconds spent copying from slots into blocks.
     scatter_nanos,

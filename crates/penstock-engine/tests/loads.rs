@@ -81,6 +81,7 @@ fn parts_written_by_several_ranks_are_read_by_one() {
             group: 0,
             key: key_of(3, span),
             blocks: vec![block],
+            context: Default::default(),
         };
         parts.iter().map(part).collect()
     };

@@ -216,6 +216,7 @@ fn run(layout: KvLayout, steps: &[Step]) -> (u64, u64) {
                         group: 0,
                         key: key(content),
                         blocks: vec![block],
+                        context: Default::default(),
                     });
                 }
                 oracle.next_job += 1;

@@ -321,6 +321,7 @@ fn what_cannot_be_is_refused_at_once() {
         group: 0,
         key: key_of(1, beyond),
         blocks: vec![0],
+        context: Default::default(),
     };
     assert!(matches!(
         engine.submit_store(1, vec![foreign], 0),

@@ -1,6 +1,7 @@
 //! The engine and the look-up for Python: plain integers, bytes and tuples in and out.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_engine::{
@@ -46,7 +47,8 @@ pub(crate) fn device(cuda_device: Option<i32>) -> Device {
 /// An object: its group, its key, its blocks.
 type ObjectTuple<'py> = (u16, Bound<'py, PyBytes>, Vec<u64>);
 
-fn objects(py: Python<'_>, objects: Vec<ObjectTuple<'_>>) -> PyResult<Vec<Object>> {
+fn objects(py: Python<'_>, objects: Vec<ObjectTuple<'_>>, context: &[u8]) -> PyResult<Vec<Object>> {
+    let context = Arc::from(context);
     objects
         .into_iter()
         .map(|(group, bytes, blocks)| {
@@ -54,6 +56,7 @@ fn objects(py: Python<'_>, objects: Vec<ObjectTuple<'_>>) -> PyResult<Vec<Object
                 group,
                 key: key(py, bytes.as_bytes())?,
                 blocks,
+                context: Arc::clone(&context),
             })
         })
         .collect()
@@ -73,7 +76,8 @@ pub(crate) struct Engine {
 
 #[pymethods]
 impl Engine {
-    /// Reserves host memory of `slots` times `slot_bytes` and starts the threads.
+    /// Reserves host memory of `slots` times `slot_bytes` and starts the threads. Values are
+    /// encrypted if the store's are.
     #[new]
     #[pyo3(signature = (store, *, slot_bytes, slots, copy_lanes = 1, get_lanes = 2, put_lanes = 1))]
     fn new(
@@ -89,6 +93,7 @@ impl Engine {
         config.copy_lanes = copy_lanes;
         config.get_lanes = get_lanes;
         config.put_lanes = put_lanes;
+        config.keys = store.keys();
         let store = store.shared();
         py.detach(|| Native::new(store, config))
             .map(|native| Self { native })
@@ -125,26 +130,29 @@ impl Engine {
 
     /// Stores objects, each a group, a key of 56 bytes and its blocks. The blocks must not change until
     /// the job's event `released`; nothing is read before `after` has happened, the handle of a
-    /// CUDA event that lives until then, zero for none.
-    #[pyo3(signature = (job, objects, *, after = 0))]
+    /// CUDA event that lives until then, zero for none. `context` goes into the encryption of all of
+    /// them beside the keys; whoever loads them gives the same.
+    #[pyo3(signature = (job, objects, *, after = 0, context = b"".as_slice()))]
     fn submit_store(
         &self,
         py: Python<'_>,
         job: u64,
         objects: Vec<ObjectTuple<'_>>,
         after: u64,
+        context: &[u8],
     ) -> PyResult<()> {
-        let objects = self::objects(py, objects)?;
+        let objects = self::objects(py, objects, context)?;
         self.native
             .submit_store(job, objects, after)
             .map_err(|error| engine_error(py, &error))
     }
 
     /// Loads objects into their blocks, which must be left alone until the job's event `loaded`.
-    /// Nothing is written before `after` has happened, as for a store. After `timeout` seconds what
+    /// Nothing is written before `after` has happened; it and `context` are as for a store. After `timeout` seconds what
     /// is left is given up. With `prefix`, whatever follows an
     /// object that was not loaded is skipped.
-    #[pyo3(signature = (job, objects, timeout, prefix = false, *, after = 0))]
+    #[pyo3(signature = (job, objects, timeout, prefix = false, *, after = 0, context = b"".as_slice()))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn submit_load(
         &self,
         py: Python<'_>,
@@ -153,8 +161,9 @@ impl Engine {
         timeout: f64,
         prefix: bool,
         after: u64,
+        context: &[u8],
     ) -> PyResult<()> {
-        let objects = self::objects(py, objects)?;
+        let objects = self::objects(py, objects, context)?;
         let deadline = Instant::now() + seconds(py, timeout)?;
         self.native
             .submit_load(job, objects, deadline, prefix, after)

@@ -5,7 +5,9 @@ mod buffer;
 mod dlpack;
 mod engine;
 mod errors;
+mod keys;
 mod layout;
+mod sealed;
 mod store;
 
 use pyo3::prelude::*;
@@ -16,6 +18,8 @@ mod _native {
     use crate::buffer::Buffer;
     #[pymodule_export]
     use crate::engine::{Engine, Lookup};
+    #[pymodule_export]
+    use crate::keys::EncryptionKeys;
     #[pymodule_export]
     use crate::layout::{Descriptor, check_ranks, objects};
     #[pymodule_export]

@@ -1,15 +1,15 @@
 //! Stores for Python: keys and buffers in, sealed values on the wire, verified values out.
 
 use std::collections::BTreeMap;
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use penstock_store::layers::{Breaker, BreakerSettings};
-use penstock_store::value::{self, Checksum, HEADER_BYTES, Rejection};
+use penstock_store::value::Rejection;
 use penstock_store::{
-    GetOutcome, GetRequest, KEY_BYTES, Key, Namespace, OpenOptions, PutOutcome, PutRequest,
+    GetOutcome, GetRequest, KEY_BYTES, Key, Keyring, Namespace, OpenOptions, PutOutcome, PutRequest,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -17,6 +17,8 @@ use pyo3::types::{PyBytes, PyDict};
 
 use crate::buffer::{Part, check_apart, parts};
 use crate::errors::{config_error, exception, store_error, without_gil};
+use crate::keys::EncryptionKeys;
+use crate::sealed::{Arrival, Sealed, Verdict};
 
 /// Longest timeout, a day: anything longer is as good as this.
 const LONGEST_SECONDS: f64 = 86_400.0;
@@ -26,6 +28,7 @@ const LONGEST_SECONDS: f64 = 86_400.0;
 #[pyclass(frozen, module = "penstock._native")]
 pub(crate) struct Store {
     inner: Arc<dyn penstock_store::Store>,
+    keys: Option<Arc<Keyring>>,
     rejected: AtomicU64,
 }
 
@@ -35,24 +38,27 @@ impl Store {
         Arc::clone(&self.inner)
     }
 
+    /// The keys that values are encrypted with.
+    pub(crate) fn keys(&self) -> Option<Arc<Keyring>> {
+        self.keys.clone()
+    }
+
+    fn with(inner: Arc<dyn penstock_store::Store>, keys: Option<Arc<Keyring>>) -> Self {
+        Self {
+            inner,
+            keys,
+            rejected: AtomicU64::new(0),
+        }
+    }
+
     fn get_verified(&self, batch: &[(Key, Vec<Part>)], deadline: Instant) -> Vec<Got> {
-        let mut headers = vec![[0; HEADER_BYTES]; batch.len()];
-        let outcomes = {
-            let mut slices: Vec<Vec<IoSliceMut<'_>>> = headers
-                .iter_mut()
-                .zip(batch)
-                .map(|(header, (_, into))| {
-                    let mut slices = Vec::with_capacity(1 + into.len());
-                    slices.push(IoSliceMut::new(header));
-                    slices.extend(into.iter().map(|part| {
-                        // SAFETY: destinations were checked not to overlap, and no other slice of
-                        // theirs is made until these are gone.
-                        #[allow(unsafe_code)]
-                        IoSliceMut::new(unsafe { part.pinned().bytes_mut() })
-                    }));
-                    slices
-                })
-                .collect();
+        let keys = self.keys.as_deref();
+        let mut arrivals: Vec<Arrival<'_>> = batch
+            .iter()
+            .map(|(key, into)| Arrival::new(key, into, keys))
+            .collect();
+        let outcomes: Vec<_> = {
+            let mut slices: Vec<_> = arrivals.iter_mut().map(Arrival::slices).collect();
             let mut requests: Vec<GetRequest<'_, '_>> = batch
                 .iter()
                 .zip(&mut slices)
@@ -66,24 +72,22 @@ impl Store {
             requests
                 .into_iter()
                 .map(|request| request.outcome)
-                .collect::<Vec<_>>()
+                .collect()
         };
         outcomes
             .into_iter()
-            .zip(&headers)
-            .zip(batch)
-            .map(|((outcome, header), (key, into))| match outcome {
-                Some(Ok(GetOutcome::Hit(bytes))) => match verify(key, header, into, bytes) {
-                    Ok(payload) => Got::Hit(payload),
-                    Err(rejection) => {
+            .zip(&arrivals)
+            .map(|(outcome, arrival)| match outcome {
+                Some(Ok(GetOutcome::Hit(bytes))) => match arrival.verify(bytes) {
+                    Verdict::Payload(payload) => Got::Hit(payload),
+                    Verdict::TooLarge(payload) => Got::TooLarge(payload),
+                    Verdict::Rejected(rejection) => {
                         self.rejected.fetch_add(1, Ordering::Relaxed);
                         Got::Rejected(rejection)
                     }
                 },
                 Some(Ok(GetOutcome::Miss)) => Got::Miss,
-                Some(Ok(GetOutcome::TooLarge(bytes))) => {
-                    Got::TooLarge(bytes.saturating_sub(HEADER_BYTES as u64))
-                }
+                Some(Ok(GetOutcome::TooLarge(bytes))) => Got::TooLarge(arrival.payload_of(bytes)),
                 Some(Err(error)) => Got::Failed(error),
                 None => Got::Failed(unanswered()),
             })
@@ -95,42 +99,34 @@ impl Store {
         batch: &[(Key, Vec<Part>)],
         deadline: Instant,
     ) -> Vec<penstock_store::Result<PutOutcome>> {
-        let headers: Vec<[u8; HEADER_BYTES]> = batch
+        let keys = self.keys.as_deref();
+        let sealed: Vec<_> = batch
             .iter()
-            .map(|(key, value)| {
-                let mut checksum = Checksum::new();
-                let mut bytes = 0;
-                for part in value {
-                    checksum.update(part.pinned().bytes());
-                    bytes += part.pinned().bytes().len() as u64;
-                }
-                value::seal(key, bytes, checksum.finish())
-            })
+            .map(|(key, value)| Sealed::of(key, value, keys))
             .collect();
-        let slices: Vec<Vec<IoSlice<'_>>> = headers
+        let slices: Vec<(Key, Vec<IoSlice<'_>>)> = batch
             .iter()
-            .zip(batch)
-            .map(|(header, (_, value))| {
-                let parts = value.iter().map(|part| part.pinned().bytes());
-                std::iter::once(header.as_slice())
-                    .chain(parts)
-                    .map(IoSlice::new)
-                    .collect()
-            })
+            .zip(&sealed)
+            .filter_map(|((key, value), sealed)| Some((*key, sealed.as_ref().ok()?.slices(value))))
             .collect();
-        let mut requests: Vec<PutRequest<'_>> = batch
+        let mut requests: Vec<PutRequest<'_>> = slices
             .iter()
-            .zip(&slices)
-            .map(|((key, _), value)| PutRequest {
+            .map(|(key, value)| PutRequest {
                 key: *key,
                 value,
                 outcome: None,
             })
             .collect();
         self.inner.put_many(&mut requests, deadline);
-        requests
+        let outcomes: Vec<_> = requests
             .into_iter()
             .map(|request| request.outcome.unwrap_or_else(|| Err(unanswered())))
+            .collect();
+        drop(slices);
+        let mut outcomes = outcomes.into_iter();
+        sealed
+            .into_iter()
+            .map(|sealed| sealed.and_then(|_| outcomes.next().unwrap_or_else(|| Err(unanswered()))))
             .collect()
     }
 }
@@ -157,36 +153,15 @@ impl Got {
             Got::Rejected(rejection) => Err(exception(
                 py,
                 "Rejected",
-                (format!("{rejection} ({key})"), rejection.name()),
+                (
+                    format!("{rejection} ({key})"),
+                    rejection.name(),
+                    rejection.is_foreign(),
+                ),
             )),
             Got::Failed(error) => Err(store_error(py, &error)),
         }
     }
-}
-
-fn verify(
-    key: &Key,
-    header: &[u8; HEADER_BYTES],
-    into: &[Part],
-    bytes: u64,
-) -> Result<u64, Rejection> {
-    let Some(payload) = bytes.checked_sub(HEADER_BYTES as u64) else {
-        return Err(Rejection::Truncated {
-            expected: HEADER_BYTES as u64,
-            found: bytes,
-        });
-    };
-    let expected = value::verify(header, key, payload)?;
-    let mut checksum = Checksum::new();
-    let mut rest = usize::try_from(payload).unwrap_or(usize::MAX);
-    for part in into {
-        let bytes = part.pinned().bytes();
-        let here = rest.min(bytes.len());
-        checksum.update(&bytes[..here]);
-        rest -= here;
-    }
-    expected.check(checksum.finish())?;
-    Ok(payload)
 }
 
 fn unanswered() -> penstock_store::Error {
@@ -266,20 +241,25 @@ impl Store {
             pool_connections: connections,
         };
         let inner = without_gil(py, || penstock_store::open(url, &options))?;
-        Ok(Self {
-            inner,
-            rejected: AtomicU64::new(0),
-        })
+        Ok(Self::with(inner, None))
     }
 
     /// A second handle on the store, behind a circuit breaker: after failures in a row to reach it,
     /// operations fail at once (`Unavailable`) but for a probe now and then.
     fn guarded(&self) -> Self {
         let breaker = Breaker::new(self.shared(), BreakerSettings::default());
-        Self {
-            inner: Arc::new(breaker),
-            rejected: AtomicU64::new(0),
-        }
+        Self::with(Arc::new(breaker), self.keys())
+    }
+
+    /// A second handle on the store, which encrypts what it puts and takes nothing but what one of
+    /// these keys has encrypted. An engine made with it does so too.
+    fn encrypted(&self, keys: &EncryptionKeys) -> Self {
+        Self::with(self.shared(), Some(keys.shared()))
+    }
+
+    /// A second handle on the store, without keys.
+    fn unencrypted(&self) -> Self {
+        Self::with(self.shared(), None)
     }
 
     /// The URL, without credentials.
@@ -289,7 +269,7 @@ impl Store {
     }
 
     /// What the store can do: `shared`, `persistent`, `bounded`, `max_value_bytes` (the value's
-    /// header of 64 bytes included).
+    /// header included).
     fn capabilities<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let can = self.inner.capabilities();
         let dict = PyDict::new(py);

@@ -3,11 +3,13 @@
 mod contract;
 mod counters;
 mod deadline;
+mod encryption;
 mod error;
 mod file;
 #[cfg(test)]
 mod fuzz;
 mod key;
+mod keyring;
 pub mod layers;
 mod memory;
 mod open;
@@ -19,9 +21,11 @@ pub mod value;
 pub use contract::{
     Capabilities, GetOutcome, GetRequest, Listed, PutOutcome, PutRequest, Store, StoreStats,
 };
+pub use encryption::{MAX_ENCRYPTED_PAYLOAD, Opener};
 pub use error::{Error, ErrorKind, Result};
 pub use file::FileStore;
 pub use key::{CHUNK_BYTES, KEY_BYTES, KEY_PREFIX, Key, NAMESPACE_BYTES, Namespace, NotAKey};
+pub use keyring::{KEYS_VARIABLE, Keyring};
 pub use memory::MemoryStore;
 pub use open::{OpenOptions, open};
 pub use size::parse_size;

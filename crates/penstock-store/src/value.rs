@@ -4,17 +4,26 @@
 //! |--------|---------|
 //! | 0..4   | `PNSK` |
 //! | 4..6   | format version, little endian, now 1 |
-//! | 6..8   | flags, none defined: zero |
+//! | 6..8   | flags, little endian: bit 0 if encrypted, the others zero |
 //! | 8..16  | payload length in bytes, little endian |
 //! | 16..32 | namespace digest |
 //! | 32..48 | XXH3-128 of the key's bytes ([`Key::to_bytes`]), little endian |
-//! | 48..56 | checksum of the payload, little endian |
+//! | 48..56 | checksum, little endian: of the payload, or if encrypted of bytes 64..128 |
 //! | 56..64 | checksum of bytes 0..56, little endian |
+//!
+//! An encrypted value has 64 bytes more of header, and its payload is ciphertext of the same length
+//! (see [`Keyring`](crate::Keyring)):
+//!
+//! | bytes    | content |
+//! |----------|---------|
+//! | 64..80   | fingerprint of the encryption key |
+//! | 80..112  | salt, random for every value |
+//! | 112..128 | AES-256-GCM's tag |
 //!
 //! A reader accepts a value only if all of it checks out; whatever does not is a [`Rejection`],
 //! which the reader treats as a miss. The checksum is XXH3-64: chosen by measurement, see
 //! `docs/benchmarks.md`. It catches damage and mix-ups, not an adversary who can write to the
-//! store.
+//! store; the tag catches that one too.
 
 use std::hash::Hasher;
 
@@ -22,18 +31,22 @@ use twox_hash::{XxHash3_64, XxHash3_128};
 
 use crate::{Key, NAMESPACE_BYTES};
 
-/// Bytes of the header in front of every payload.
+/// Bytes of the header in front of a payload that is not encrypted.
 pub const HEADER_BYTES: usize = 64;
+/// Bytes of the header in front of one that is.
+pub const ENCRYPTED_HEADER_BYTES: usize = 128;
 /// The format version that this library writes, and the only one it reads.
 pub const FORMAT_VERSION: u16 = 1;
 
+/// Flag of values whose payload is encrypted.
+const ENCRYPTED: u16 = 1;
 const MAGIC: [u8; 4] = *b"PNSK";
 const VERSION_AT: usize = 4;
 const FLAGS_AT: usize = 6;
 const LENGTH_AT: usize = 8;
 const NAMESPACE_AT: usize = 16;
 const KEY_AT: usize = NAMESPACE_AT + NAMESPACE_BYTES;
-const PAYLOAD_CHECKSUM_AT: usize = 48;
+pub(crate) const PAYLOAD_CHECKSUM_AT: usize = 48;
 const HEADER_CHECKSUM_AT: usize = 56;
 
 /// Why a value was not accepted.
@@ -82,6 +95,18 @@ pub enum Rejection {
     /// The payload is damaged.
     #[error("payload checksum does not match")]
     PayloadChecksum,
+    /// The reader has no keys, and the value is encrypted.
+    #[error("value is encrypted, and no encryption keys are set")]
+    Encrypted,
+    /// The reader has keys, so it accepts nothing that anybody can write.
+    #[error("value is not encrypted, and with encryption keys only encrypted ones are accepted")]
+    Unencrypted,
+    /// Encrypted with a key that the reader does not have.
+    #[error("value is encrypted with a key that is not among those set")]
+    UnknownKey,
+    /// The header or the payload is not what the key's owner encrypted.
+    #[error("value does not pass its authentication")]
+    Authentication,
 }
 
 impl Rejection {
@@ -97,7 +122,17 @@ impl Rejection {
             Self::Key => "key",
             Self::Length { .. } => "length",
             Self::PayloadChecksum => "payload_checksum",
+            Self::Encrypted => "encrypted",
+            Self::Unencrypted => "unencrypted",
+            Self::UnknownKey => "unknown_key",
+            Self::Authentication => "authentication",
         }
+    }
+
+    /// Whether the value may be good for readers with other keys. Such a one stays in the store;
+    /// all others are removed, so that they are put anew.
+    pub fn is_foreign(self) -> bool {
+        matches!(self, Self::Encrypted | Self::UnknownKey)
     }
 }
 
@@ -152,9 +187,19 @@ impl ExpectedChecksum {
 
 /// The header for a payload of this length and checksum, stored under this key.
 pub fn seal(key: &Key, payload_len: u64, checksum: u64) -> [u8; HEADER_BYTES] {
+    header(0, key, payload_len, checksum)
+}
+
+/// The part of the header that encrypted values have too.
+pub(crate) fn seal_encrypted(key: &Key, payload_len: u64, checksum: u64) -> [u8; HEADER_BYTES] {
+    header(ENCRYPTED, key, payload_len, checksum)
+}
+
+fn header(flags: u16, key: &Key, payload_len: u64, checksum: u64) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     header[..VERSION_AT].copy_from_slice(&MAGIC);
     header[VERSION_AT..FLAGS_AT].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+    header[FLAGS_AT..LENGTH_AT].copy_from_slice(&flags.to_le_bytes());
     header[LENGTH_AT..NAMESPACE_AT].copy_from_slice(&payload_len.to_le_bytes());
     header[NAMESPACE_AT..KEY_AT].copy_from_slice(&key.namespace.0);
     header[KEY_AT..PAYLOAD_CHECKSUM_AT].copy_from_slice(&key_digest(key));
@@ -171,6 +216,24 @@ pub fn verify(
     key: &Key,
     expected_payload_len: u64,
 ) -> Result<ExpectedChecksum, Rejection> {
+    check(header, key, expected_payload_len, 0).map(ExpectedChecksum)
+}
+
+/// As [`verify`], of an encrypted value; returns the checksum of the header's other part.
+pub(crate) fn verify_encrypted(
+    header: &[u8; HEADER_BYTES],
+    key: &Key,
+    expected_payload_len: u64,
+) -> Result<u64, Rejection> {
+    check(header, key, expected_payload_len, ENCRYPTED)
+}
+
+fn check(
+    header: &[u8; HEADER_BYTES],
+    key: &Key,
+    expected_payload_len: u64,
+    expected_flags: u16,
+) -> Result<u64, Rejection> {
     let u16_at = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
     let u64_at = |at: usize| {
         let mut bytes = [0; 8];
@@ -188,9 +251,13 @@ pub fn verify(
     if u64_at(HEADER_CHECKSUM_AT) != Checksum::of(&header[..HEADER_CHECKSUM_AT]) {
         return Err(Rejection::HeaderChecksum);
     }
-    let flags = u16_at(FLAGS_AT);
-    if flags != 0 {
-        return Err(Rejection::Flags { found: flags });
+    match u16_at(FLAGS_AT) {
+        flags if flags == expected_flags => {}
+        0 => return Err(Rejection::Unencrypted),
+        // Before the length: of an encrypted value, a reader without keys counts the larger header
+        // as payload.
+        ENCRYPTED => return Err(Rejection::Encrypted),
+        found => return Err(Rejection::Flags { found }),
     }
     if header[NAMESPACE_AT..KEY_AT] != key.namespace.0 {
         return Err(Rejection::Namespace);
@@ -205,7 +272,7 @@ pub fn verify(
             found,
         });
     }
-    Ok(ExpectedChecksum(u64_at(PAYLOAD_CHECKSUM_AT)))
+    Ok(u64_at(PAYLOAD_CHECKSUM_AT))
 }
 
 /// Checks a whole value, header and payload in one piece, and nothing after them.

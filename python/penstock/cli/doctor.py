@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock import Pool
-from penstock._native import Store
+from penstock._native import EncryptionKeys, Store
 from penstock.cli import findings, words
 from penstock.cli.findings import Finding, Level
 from penstock.errors import Denied, Full, NotFound, StoreError, TimedOut, Unreachable
@@ -79,6 +79,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         default=AUTO,
         help="with --model: the layout to ask for (default: %(default)s)",
     )
+    words.add_key_file(parser)
     parser.add_argument("--json", action="store_true", help="write one JSON document instead")
     parser.add_argument(
         "--timeout",
@@ -93,7 +94,9 @@ def run(args: argparse.Namespace) -> int:
     """Examines the pool, or a model's layout, and shows the report."""
     if args.model is not None:
         return _explain_layout(args)
-    report = examine(Store.open(words.pool_url(args), client_name="penstock-doctor"), args.timeout)
+    keys = EncryptionKeys.load(args.encryption_key_file)
+    store = Store.open(words.pool_url(args), client_name="penstock-doctor")
+    report = examine(store, args.timeout, keys)
     if args.json:
         words.print_json({"can_serve": report.can_serve, **asdict(report)})
     else:
@@ -113,8 +116,9 @@ def _explain_layout(args: argparse.Namespace) -> int:
     return 0
 
 
-def examine(store: Store, timeout: float) -> Report:
-    """Looks at everything; what fails becomes a finding, not an exception."""
+def examine(store: Store, timeout: float, keys: EncryptionKeys | None = None) -> Report:
+    """Looks at everything; what fails becomes a finding, not an exception. With keys, it measures
+    with encrypted values."""
     report = Report(store.url)
     try:
         facts = store.describe(timeout=timeout)
@@ -142,6 +146,9 @@ def examine(store: Store, timeout: float) -> Report:
         )
     elif facts:
         report.findings += findings.of_server(facts)
+    if keys is not None:
+        store = store.encrypted(keys)
+        report.findings.append(findings.of_keys(keys))
     with Pool(store, _NAMESPACE, timeout=timeout) as pool:
         report.findings += _measure(pool, report)
     return report

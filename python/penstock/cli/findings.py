@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from penstock._native import EncryptionKeys
 from penstock.cli import words
 
 Level = Literal["ok", "note", "warn", "fail"]
@@ -61,6 +62,13 @@ def of_url(url: str) -> Iterator[Finding]:
 
 def _host(place: str) -> str:
     return urlsplit(f"//{place}").hostname or ""
+
+
+def of_keys(keys: EncryptionKeys) -> Finding:
+    """Which keys there are, by what machines can be compared by."""
+    (first, fingerprint), *others = keys.fingerprints
+    also = "".join(f", also {name} ({mark})" for name, mark in others)
+    return Finding("keys", "ok", f"encrypts with {first} ({fingerprint}){also}")
 
 
 def _is_this_machine(host: str) -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from penstock._native import Store, parse_size
+from penstock._native import EncryptionKeys, Store, parse_size
 from penstock.cli import words
 from penstock.errors import ConfigError
 from penstock.layout.geometry import RANK
@@ -53,6 +53,7 @@ def compose(
     pool_geometry: str = RANK,
     proportional: bool = False,
     kv_tokens: int | None = None,
+    encryption_key_file: str | None = None,
     settings: Mapping[str, str] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Launch:
@@ -60,18 +61,21 @@ def compose(
 
     `options` go to vLLM as they are; `kv_layout` is the layout to ask for, `pool_geometry` what an
     object of the pool holds; `proportional` splits KV memory over pipeline ranks by what they need,
-    and `kv_tokens` sets it to what so many tokens take; `settings` are more of the connector's,
-    without the `penstock.` before their names.
+    and `kv_tokens` sets it to what so many tokens take; `encryption_key_file` has the keys that
+    values are encrypted with; `settings` are more of the connector's, without the `penstock.`
+    before their names.
 
     Raises:
-        ConfigError: the pool's URL is wrong, or an option is at odds with Penstock.
-        StoreError: the pool's directory cannot be used.
+        ConfigError: the pool's URL or a key is wrong, or an option is at odds with Penstock.
+        StoreError: the pool's directory cannot be used, or the keys cannot be read.
     """
     # Opening connects to nothing yet: a server that is down must not keep vLLM from starting.
     store = Store.open(pool)
     if not store.capabilities()["shared"]:
         raise ConfigError(f"{store.url} is private to a process: vLLM's processes cannot share it")
     _check_options(options, environ)
+    # Every worker reads them, minutes later: what is wrong with them is better said now.
+    EncryptionKeys.load(encryption_key_file)
 
     extra: dict[str, Any] = {}
     environment = {}
@@ -85,8 +89,10 @@ def compose(
         extra[PREFIX + "kv_layout"] = kv_layout
     if pool_geometry != RANK:
         extra[PREFIX + "pool_geometry"] = pool_geometry
+    if encryption_key_file is not None:
+        extra[PREFIX + "encryption_key_file"] = str(Path(encryption_key_file).absolute())
     for name, value in (settings or {}).items():
-        if name in ("pool", "host_bytes", "kv_layout", "pool_geometry"):
+        if name in ("pool", "host_bytes", "kv_layout", "pool_geometry", "encryption_key_file"):
             raise ConfigError(f"{name} has an option of its own: --{name.replace('_', '-')}")
         extra[PREFIX + name] = value
     Settings.parse(extra, environment)
@@ -237,7 +243,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "Every option that is not named here goes to vLLM.",
         usage="penstock serve MODEL [--pool URL] [--host-bytes SIZE] [--kv-layout LAYOUT] "
         "[--pool-geometry GEOMETRY] [--enable-pp-prop-kv-cache] [--kv-cache-tokens N] "
-        "[--set NAME=VALUE] [--dry-run] [VLLM OPTION ...]",
+        "[--encryption-key-file FILE] [--set NAME=VALUE] [--dry-run] [VLLM OPTION ...]",
         allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", help="model, as for `vllm serve`")
@@ -281,6 +287,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         type=words.count_argument,
         help="keep KV for N tokens: exactly the memory that they need on every rank",
     )
+    words.add_key_file(parser)
     parser.add_argument(
         "--set",
         metavar="NAME=VALUE",
@@ -306,6 +313,7 @@ def run(args: argparse.Namespace) -> int:
         pool_geometry=args.pool_geometry,
         proportional=args.enable_pp_prop_kv_cache,
         kv_tokens=args.kv_cache_tokens,
+        encryption_key_file=args.encryption_key_file,
         settings=dict(_setting(text) for text in args.settings),
     )
     print(launch.shown, flush=True)

@@ -93,6 +93,16 @@ def add_pool_url(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_key_file(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that names the file of encryption keys."""
+    parser.add_argument(
+        "--encryption-key-file",
+        metavar="FILE",
+        help="encrypt values with the keys of this file, lines ID:KEY (KEY: base64 of 32 bytes); "
+        "the first encrypts, all decrypt (default: $PENSTOCK_ENCRYPTION_KEYS has them, else none)",
+    )
+
+
 def pool_url(args: argparse.Namespace) -> str:
     """The pool that the command line or the environment names.
 

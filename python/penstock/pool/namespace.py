@@ -77,7 +77,7 @@ def object_key(namespace: bytes, chunk: bytes) -> bytes:
 def publish_namespace(
     store: Store, digest: bytes, description: Mapping[str, Any], *, timeout: float = 5.0
 ) -> None:
-    """Makes a description readable to people; the first one published stays.
+    """Makes a description readable to people, with or without keys; the first one published stays.
 
     Raises:
         ConfigError: the description is not plain JSON, or too long.
@@ -88,6 +88,7 @@ def publish_namespace(
         raise ConfigError(
             f"a namespace's description may have {DESCRIPTION_LIMIT} bytes, this has {len(text)}"
         )
+    store = store.unencrypted()
     if read_namespace(store, digest, timeout=timeout) is None:
         key = object_key(DESCRIPTIONS, digest)
         # What lies there, if anything, cannot be read: a put would keep it.
@@ -103,7 +104,8 @@ def read_namespace(store: Store, digest: bytes, *, timeout: float = 5.0) -> dict
     """
     text = bytearray(DESCRIPTION_LIMIT)
     try:
-        nbytes = store.get(object_key(DESCRIPTIONS, digest), text, timeout=timeout)
+        key = object_key(DESCRIPTIONS, digest)
+        nbytes = store.unencrypted().get(key, text, timeout=timeout)
     except (Rejected, TooSmall):
         return None
     if nbytes is None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import builtins
 import contextlib
 import hashlib
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias, TypeVar, overload
 
-from penstock._native import Buffer, Store
+from penstock._native import Buffer, EncryptionKeys, Store
 from penstock.errors import (
     Closed,
     ConfigError,
@@ -56,7 +57,7 @@ class Entry(NamedTuple):
     identity: bytes
     """SHA-256 of the key, see :meth:`Pool.identity`."""
     nbytes: int
-    """Bytes that the store holds for it, the header of 64 bytes included."""
+    """Bytes that the store holds for it, its header included."""
 
 
 class NamespaceUsage(NamedTuple):
@@ -84,8 +85,11 @@ class Pool:
 
     A get never yields bytes that were not verified against the checksum, key and namespace that
     they were stored with. A value that fails is removed from the pool and is a miss; ``stats()``
-    counts it as ``rejected``. Only when a get raises may its destination hold something else
-    than before.
+    counts it as ``rejected``. Only when a get raises, or finds such a value, may its destination
+    hold something else than before.
+
+    With encryption keys a get yields nothing but what was encrypted with one of them. A value that
+    is encrypted with another is a miss too, but stays. Values are copied to be encrypted.
 
     Every method but :meth:`close`, :meth:`identity` and :meth:`stats` talks to the store, takes a
     ``timeout`` in seconds for the whole call (the pool's own if None), and raises a
@@ -383,7 +387,7 @@ class Pool:
         rejected = [
             name
             for name, outcome in zip(names, outcomes, strict=True)
-            if isinstance(outcome, Rejected)
+            if isinstance(outcome, Rejected) and not outcome.is_foreign
         ]
         if rejected:
             # A put would keep the bad value; but it is a miss whether or not it can be removed.
@@ -439,6 +443,7 @@ def open(
     connect_timeout: float = 1.0,
     connections: int = 8,
     client_name: str = "penstock",
+    encryption_key_file: str | os.PathLike[str] | None = None,
 ) -> Pool:
     """Opens a pool.
 
@@ -454,6 +459,10 @@ def open(
         connect_timeout: seconds that making a connection may take.
         connections: most connections held to one server.
         client_name: how a server's list of clients shows this one.
+        encryption_key_file: file of the keys that values are encrypted with, lines ``ID:KEY`` where
+            KEY is the base64 text of 32 bytes; the first encrypts, all decrypt. Their text may come
+            from the environment variable ``PENSTOCK_ENCRYPTION_KEYS`` instead. Without either,
+            values are not encrypted.
 
     A server is not waited for: it may come up later, and operations fail until it does.
 
@@ -465,10 +474,13 @@ def open(
     [b'1', b'23']
 
     Raises:
-        ConfigError: something in the URL or an argument is wrong.
-        StoreError: the directory cannot be used.
+        ConfigError: something in the URL, an argument or the keys is wrong.
+        StoreError: the directory cannot be used, or the file of keys cannot be read.
     """
+    keys = EncryptionKeys.load(encryption_key_file)
     store = Store.open(
         url, client_name=client_name, connect_timeout=connect_timeout, connections=connections
     )
+    if keys is not None:
+        store = store.encrypted(keys)
     return Pool(store, namespace, timeout=timeout)

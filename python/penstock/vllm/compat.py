@@ -158,6 +158,13 @@ def block_hashes(request: Any, hash_block_size: int | None, block_size: int) -> 
     return hashes
 
 
+def tenant(request: Any) -> bytes:
+    """The request's cache salt, which is part of its first block's hash and so of all; none if it
+    has none."""
+    salt: str | None = request.cache_salt
+    return (salt or "").encode(errors="surrogatepass")
+
+
 def block_table(scheduler_output: Any) -> Callable[[str], Sequence[Sequence[int]]]:
     """Request id → its present block ids by vLLM's groups, for requests scheduled in this step."""
     resolve: Callable[[str], Sequence[Sequence[int]]]

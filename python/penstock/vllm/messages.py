@@ -27,6 +27,8 @@ class BlockJob:
     groups: tuple[int, ...]
     block_ids: tuple[int, ...]
     hashes: tuple[bytes, ...]
+    tenant: bytes = field(default=b"", repr=False)
+    """What the request's tenant, and nobody else, gives with requests: goes into the encryption."""
 
     @property
     def names(self) -> list[bytes]:
@@ -68,12 +70,14 @@ class WorkerReport:
     """Store job → for each rank that is done, whether each block is now in the pool."""
     lost: set[bytes] = field(default_factory=set)
     """Names of blocks that are not in the pool, or not whole, though a look-up found them."""
+    foreign: set[bytes] = field(default_factory=set)
+    """Names of blocks that are in the pool, encrypted with a key that this engine does not have."""
     unloaded: dict[str, set[bytes]] = field(default_factory=dict)
     """Request → names of the blocks that its load did not get, for whatever reason."""
 
     def is_empty(self) -> bool:
         """Whether there is nothing to report."""
-        return not (self.released or self.stored or self.lost or self.unloaded)
+        return not (self.released or self.stored or self.lost or self.foreign or self.unloaded)
 
     def merge(self, other: WorkerReport) -> WorkerReport:
         """Adds another rank's report to this one."""
@@ -82,6 +86,7 @@ class WorkerReport:
         for job, results in other.stored.items():
             self.stored.setdefault(job, []).extend(results)
         self.lost |= other.lost
+        self.foreign |= other.foreign
         for request_id, hashes in other.unloaded.items():
             self.unloaded.setdefault(request_id, set()).update(hashes)
         return self

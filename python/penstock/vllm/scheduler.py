@@ -79,6 +79,9 @@ class SchedulerHalf:
         self._loading: dict[bytes, str] = {}
         self._storing: dict[bytes, int] = {}
         self._known: OrderedDict[bytes, None] = OrderedDict()
+        self._foreign: OrderedDict[bytes, None] = OrderedDict()
+        """Blocks that are in the pool but cannot be decrypted: they need not be loaded, nor stored
+        as long as they are there."""
         self._store_jobs: dict[int, _StoreJob] = {}
         self._reading: dict[int, int] = {}
         """Blocks that vLLM may give away while their request runs, since they leave the window,
@@ -167,11 +170,10 @@ class SchedulerHalf:
                 return None
             answers = [self._answers.pop(number) for number in tracked.lookups]
             tracked.lookups = []
-            tracked.present = [answer or [] for answer in answers]
-            for position, answer in enumerate(answers):
-                if answer is not None:
-                    hashes = self._hashes(tracked.request, self._groups[position])
-                    self._learn(position, hashes, answer)
+            tracked.present = []
+            for group, answer in zip(self._groups, answers, strict=True):
+                hashes = self._hashes(tracked.request, group)
+                tracked.present.append(self._learn(len(tracked.present), hashes, answer or []))
         return tracked.present
 
     def _collect_answers(self) -> None:
@@ -183,19 +185,18 @@ class SchedulerHalf:
                 self._stats.count("lookup_hit_blocks", sum(answer))
                 self._answers[number] = answer
 
-    def _learn(self, position: int, hashes: Sequence[bytes], present: Sequence[bool]) -> None:
+    def _learn(self, position: int, hashes: Sequence[bytes], present: Sequence[bool]) -> list[bool]:
+        """Takes in which blocks are in the pool; returns which of them can be loaded."""
+        loadable = []
         for block_hash, is_present in zip(hashes, present, strict=False):
             name = block_name(position, block_hash)
             if is_present:
-                self._remember(name)
+                _remember(self._known, name)
             else:
                 self._known.pop(name, None)
-
-    def _remember(self, name: bytes) -> None:
-        self._known[name] = None
-        self._known.move_to_end(name)
-        if len(self._known) > _KNOWN_BLOCKS:
-            self._known.popitem(last=False)
+                self._foreign.pop(name, None)
+            loadable.append(is_present and name not in self._foreign)
+        return loadable
 
     def on_allocated(
         self, request: Any, block_ids: Sequence[Sequence[int]], num_tokens: int
@@ -334,6 +335,8 @@ class SchedulerHalf:
         if report is not None:
             for name in report.lost:
                 self._known.pop(name, None)
+            for name in report.foreign:
+                _remember(self._foreign, name)
             for request_id, names in report.unloaded.items():
                 if (tracked := self._requests.get(request_id)) is not None:
                     tracked.unloaded |= names
@@ -366,7 +369,7 @@ class SchedulerHalf:
         for index, name in enumerate(state.job.names):
             self._storing.pop(name, None)
             if all(result[index] for result in state.results):
-                self._remember(name)
+                _remember(self._known, name)
                 self._stats.count("stored_blocks")
                 self._agreement.publish(self._store)
 
@@ -410,11 +413,13 @@ class SchedulerHalf:
             groups=tuple(position for position, _ in blocks),
             block_ids=tuple(block_ids[self._groups[p].index][i] for p, i in blocks),
             hashes=tuple(bytes(hashes[p][i]) for p, i in blocks),
+            tenant=compat.tenant(request),
         )
 
     def forget_presence(self) -> None:
         """Forgets which blocks are in the pool; look-ups will tell again."""
         self._known.clear()
+        self._foreign.clear()
 
     def take_stats(self) -> PenstockStats | None:
         """Counters since the last call."""
@@ -423,6 +428,13 @@ class SchedulerHalf:
     def shutdown(self) -> None:
         """Ends the look-up threads; unanswered look-ups are dropped."""
         self._lookup.shutdown()
+
+
+def _remember(blocks: OrderedDict[bytes, None], name: bytes) -> None:
+    blocks[name] = None
+    blocks.move_to_end(name)
+    if len(blocks) > _KNOWN_BLOCKS:
+        blocks.popitem(last=False)
 
 
 @dataclass

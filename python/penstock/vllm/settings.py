@@ -51,6 +51,9 @@ class Settings:
     """Goes into the namespace: engines with another salt share nothing with this one."""
     model_id: str = ""
     """Stands for the weights in the namespace where they cannot be read from files."""
+    encryption_key_file: str = ""
+    """File of the keys that values are encrypted with; without it the environment variable
+    PENSTOCK_ENCRYPTION_KEYS may hold them. Without either, values are not encrypted."""
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
@@ -76,6 +79,9 @@ class Settings:
             )
         # Zero is a multiple of everything: only the text is checked here, no model is known.
         parse_geometry(values.get("pool_geometry", RANK), layers=0, heads=0)
+        if values.get("encryption_key_file") == "":
+            # A variable that nobody filled in must not turn encryption off.
+            raise ConfigError(f"{PREFIX}encryption_key_file is empty: name a file, or leave it out")
         if not values.get("pool"):
             values["pool"] = environ.get(POOL_VARIABLE, "")
         if not values["pool"]:

@@ -21,6 +21,7 @@ COUNTERS = {
     "loaded_bytes": "Bytes of KV loaded and verified, over all ranks.",
     "load_failed_blocks": "Blocks that a load did not get; they were recomputed.",
     "rejected_objects": "Values from the pool that failed verification.",
+    "foreign_objects": "Values encrypted with a key that this engine does not have; not loaded.",
     "stored_bytes": "Bytes of KV stored, over all ranks.",
     "stored_blocks": "Blocks that every rank has put into the pool or found there.",
     "stores_dropped": "Objects not stored because room or the pool was missing.",

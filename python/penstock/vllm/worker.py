@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock._native import Descriptor, Engine, Store
+from penstock._native import Descriptor, EncryptionKeys, Engine, Store
 from penstock.errors import ConfigError, Full
 from penstock.layout import objects as object_spans
 from penstock.layout.geometry import Geometry, limit_objects, parse_geometry
@@ -34,8 +34,8 @@ from penstock.vllm.stats import PenstockStats
 
 logger = logging.getLogger("vllm.penstock")
 
-HEADER_BYTES = 64
-"""Bytes of a value's header, in front of the payload in every slot."""
+HEADER_BYTES = 128
+"""Room for a value's header, encrypted or not, in front of the payload in every slot."""
 
 PAGE_BYTES = 4096
 """Slots begin on pages of host memory."""
@@ -45,6 +45,9 @@ CHUNK_BYTES = 32
 
 _Outcome = tuple[str, int]
 """What became of an object, and its bytes."""
+
+_FOREIGN = ("rejected:encrypted", "rejected:unknown_key")
+"""Outcomes of values that stay in the pool, since engines with other keys may read them."""
 
 _MIN_SLOTS = 4
 _FLUSH_TIMEOUT = 10.0
@@ -86,6 +89,8 @@ class WorkerHalf:
         self._failed_blocks: set[int] = set()
         self._failed_requests: set[str] = set()
         self._report = WorkerReport()
+        self._has_warned = False
+        """Whether the log says already that there are values that cannot be decrypted."""
         self._stats = PenstockStats()
 
     def register(self, kv_caches: dict[str, Any]) -> None:
@@ -157,7 +162,7 @@ class WorkerHalf:
         slots = max(_MIN_SLOTS, self._host_bytes(span) // slot_bytes)
         with compat.operators_cores():
             self._engine = Engine(
-                Store.open(self._settings.pool, client_name="penstock-worker").guarded(),
+                self._open_store(),
                 slot_bytes=object_bytes,
                 slots=slots,
                 copy_lanes=self._settings.copy_lanes,
@@ -167,6 +172,20 @@ class WorkerHalf:
         for position, descriptor in descriptors.items():
             self._engine.register(descriptor, position, cuda_device=self._fences.cuda_device)
         self._share = RankShare(span, num_blocks, tuple(shares), slots, geometry.layers)
+
+    def _open_store(self) -> Store:
+        store = Store.open(self._settings.pool, client_name="penstock-worker").guarded()
+        keys = EncryptionKeys.load(self._settings.encryption_key_file or None)
+        if keys is None:
+            return store
+        (first, fingerprint), *others = keys.fingerprints
+        logger.info(
+            "Penstock: values are encrypted with key %s (fingerprint %s); %d others decrypt",
+            first,
+            fingerprint,
+            len(others),
+        )
+        return store.encrypted(keys)
 
     def _geometry(self, descriptors: Mapping[int, Descriptor]) -> Geometry:
         geometry = parse_geometry(
@@ -216,7 +235,9 @@ class WorkerHalf:
             try:
                 # Whatever follows a missing block is of no use: of a group that attends to all
                 # tokens it cannot be computed on from, of several groups it is all or nothing.
-                self._engine.submit_load(job.job, objects, deadline, prefix=True, after=after)
+                self._engine.submit_load(
+                    job.job, objects, deadline, prefix=True, after=after, context=job.tenant
+                )
             except Full:
                 self._refused.append((job.job, "loaded", [("dropped", 0)] * len(objects)))
         for number in orders.cancel_loads:
@@ -235,7 +256,7 @@ class WorkerHalf:
             objects = self._objects(orders.namespaces, job, self._mine(job))
             try:
                 if objects:
-                    self._engine.submit_store(job.job, objects, after=after)
+                    self._engine.submit_store(job.job, objects, after=after, context=job.tenant)
                     continue
             except Full:
                 pass
@@ -351,9 +372,13 @@ class WorkerHalf:
                 # Nothing is missing, or nobody is there any more to miss it.
                 continue
             failed.append(i)
-            rejected = sum(name.startswith("rejected") for name in names)
+            foreign = sum(name in _FOREIGN for name in names)
+            rejected = sum(name.startswith("rejected") for name in names) - foreign
             self._stats.count("rejected_objects", rejected)
-            if rejected or "miss" in names:
+            if foreign:
+                self._on_foreign(foreign)
+                self._report.foreign.add(job.names[i])
+            elif rejected or "miss" in names:
                 self._report.lost.add(job.names[i])
         if failed:
             if self._whole_loads:
@@ -366,6 +391,17 @@ class WorkerHalf:
             unloaded = self._report.unloaded.setdefault(job.request_id, set())
             unloaded.update(blocks[i] for i in failed)
         return job.request_id
+
+    def _on_foreign(self, objects: int) -> None:
+        self._stats.count("foreign_objects", objects)
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "Penstock: values in the pool are encrypted with a key that this engine does not "
+                "have; they are recomputed. Give all engines of the pool the same keys in "
+                "penstock.encryption_key_file or PENSTOCK_ENCRYPTION_KEYS (said once; counted as "
+                "foreign_objects)"
+            )
 
     def take_failed_blocks(self) -> set[int]:
         """Blocks that loads did not fill, since the last call."""

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use penstock_layout::Segment;
-use penstock_store::value::{HEADER_BYTES, Rejection};
+use penstock_store::value::Rejection;
 use penstock_store::{ErrorKind, GetOutcome, GetRequest, Key, Result};
 
 use super::Floor;
@@ -80,13 +80,13 @@ fn load(floor: &Floor, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec
             Some(Ok(GetOutcome::Miss)) => Outcome::Miss,
             Some(Ok(GetOutcome::TooLarge(found))) => Outcome::Rejected(Rejection::Length {
                 expected: ticket.transfer().bytes as u64,
-                found: found.saturating_sub(HEADER_BYTES as u64),
+                found: found.saturating_sub(floor.config.header_bytes() as u64),
             }),
             Some(Err(error)) if error.kind() == ErrorKind::TimedOut => Outcome::TimedOut,
             Some(Err(error)) => Outcome::Failed(error.kind()),
             None => Outcome::Failed(ErrorKind::Protocol),
         };
-        if matches!(outcome, Outcome::Rejected(_)) {
+        if matches!(outcome, Outcome::Rejected(reason) if !reason.is_foreign()) {
             rejected.push(key);
         }
         ticket.resolve(outcome);
@@ -107,7 +107,7 @@ fn deliver(
     }
     let transfer = ticket.transfer();
     let start = Instant::now();
-    let verified = slot.verify(&transfer.key, value_bytes, transfer.bytes);
+    let verified = slot.verify(transfer, value_bytes);
     add_time(&floor.counters.verify_nanos, start);
     let slot = match verified {
         Ok(slot) => slot,

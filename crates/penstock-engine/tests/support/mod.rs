@@ -46,6 +46,7 @@ pub fn object(n: u64, blocks: &[u64]) -> Object {
         group: 0,
         key: key(n),
         blocks: blocks.to_vec(),
+        context: Default::default(),
     }
 }
 

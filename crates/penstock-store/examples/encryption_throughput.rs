@@ -1,0 +1,80 @@
+//! What encryption costs: one thread that seals and opens payloads where they lie, beside the
+//! checksum that values have without it.
+//!
+//! `encryption_throughput [--sizes 4096,65536,262144,1048576,4194304] [--passes 15]`: for each size
+//! the medians of the passes in GiB/s. What is opened is compared with what was sealed.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use penstock_layout::Span;
+use penstock_store::value::Checksum;
+use penstock_store::{Key, Keyring, Namespace};
+
+/// Bytes that each pass works through.
+const PASS_BYTES: usize = 128 << 20;
+
+fn options() -> Option<(Vec<usize>, usize)> {
+    let (mut sizes, mut passes) = (vec![4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20], 15);
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        let value = arguments.next()?;
+        match argument.as_str() {
+            "--sizes" => {
+                let parsed: Result<_, _> = value.split(',').map(str::parse).collect();
+                sizes = parsed.ok()?;
+            }
+            "--passes" => passes = value.parse().ok()?,
+            _ => return None,
+        }
+    }
+    (passes > 0 && sizes.iter().all(|size| (1..=PASS_BYTES).contains(size)))
+        .then_some((sizes, passes))
+}
+
+fn main() -> ExitCode {
+    let Some((sizes, passes)) = options() else {
+        eprintln!("encryption_throughput [--sizes BYTES,...] [--passes N]");
+        return ExitCode::FAILURE;
+    };
+    let keys = Keyring::parse("bench:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=")
+        .expect("a key of 32 bytes");
+    let span = Span::new(0..1, 0..1).expect("not empty");
+    let key = Key::new(Namespace(*b"encryption_bench"), b"chunk", span).expect("short enough");
+    println!("bytes        checksum  seal  open  seal+open (GiB/s, medians of {passes} passes)");
+    for size in sizes {
+        let plain: Vec<u8> = (0..size).map(|i| ((i * 31) >> 3) as u8).collect();
+        let mut payload = plain.clone();
+        let rounds = PASS_BYTES / size;
+        let mut times: [Vec<Duration>; 4] = Default::default();
+        for _ in 0..passes {
+            let start = Instant::now();
+            for _ in 0..rounds {
+                std::hint::black_box(Checksum::of(std::hint::black_box(&payload)));
+            }
+            times[0].push(start.elapsed());
+            let (mut sealing, mut opening) = (Duration::ZERO, Duration::ZERO);
+            for _ in 0..rounds {
+                let start = Instant::now();
+                let header = keys.seal(&key, b"", &mut payload).expect("sealed");
+                let sealed = Instant::now();
+                let opener = keys.check(&header, &key, b"", size as u64);
+                let opened = opener.and_then(|opener| opener.open(&mut payload));
+                opening += sealed.elapsed();
+                sealing += sealed - start;
+                assert_eq!(opened, Ok(()));
+            }
+            assert!(payload == plain, "another payload came back");
+            times[1].push(sealing);
+            times[2].push(opening);
+            times[3].push(sealing + opening);
+        }
+        let rates = times.map(|mut times| {
+            times.sort_unstable();
+            (rounds * size) as f64 / times[passes / 2].as_secs_f64() / f64::from(1 << 30)
+        });
+        let [checksum, seal, open, both] = rates;
+        println!("{size:<12} {checksum:8.2} {seal:5.2} {open:5.2} {both:10.2}");
+    }
+    ExitCode::SUCCESS
+}

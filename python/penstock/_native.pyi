@@ -157,7 +157,7 @@ class Engine:
         objects: Sequence[tuple[int, bytes, Sequence[int]]],
         *,
         after: int = 0,
-        context: bytes = b"",
+        context: bytes | None = None,
     ) -> None: ...
     def submit_load(
         self,
@@ -167,7 +167,7 @@ class Engine:
         prefix: bool = False,
         *,
         after: int = 0,
-        context: bytes = b"",
+        context: bytes | None = None,
     ) -> None: ...
     def poll(self) -> list[tuple[int, str, list[tuple[str, int]]]]: ...
     def wait(self, timeout: float) -> bool: ...

@@ -47,8 +47,12 @@ pub(crate) fn device(cuda_device: Option<i32>) -> Device {
 /// An object: its group, its key, its blocks.
 type ObjectTuple<'py> = (u16, Bound<'py, PyBytes>, Vec<u64>);
 
-fn objects(py: Python<'_>, objects: Vec<ObjectTuple<'_>>, context: &[u8]) -> PyResult<Vec<Object>> {
-    let context = Arc::from(context);
+fn objects(
+    py: Python<'_>,
+    objects: Vec<ObjectTuple<'_>>,
+    context: Option<&[u8]>,
+) -> PyResult<Vec<Object>> {
+    let context = Arc::from(context.unwrap_or_default());
     objects
         .into_iter()
         .map(|(group, bytes, blocks)| {
@@ -132,14 +136,14 @@ impl Engine {
     /// the job's event `released`; nothing is read before `after` has happened, the handle of a
     /// CUDA event that lives until then, zero for none. `context` goes into the encryption of all of
     /// them beside the keys; whoever loads them gives the same.
-    #[pyo3(signature = (job, objects, *, after = 0, context = b"".as_slice()))]
+    #[pyo3(signature = (job, objects, *, after = 0, context = None))]
     fn submit_store(
         &self,
         py: Python<'_>,
         job: u64,
         objects: Vec<ObjectTuple<'_>>,
         after: u64,
-        context: &[u8],
+        context: Option<&[u8]>,
     ) -> PyResult<()> {
         let objects = self::objects(py, objects, context)?;
         self.native
@@ -151,7 +155,7 @@ impl Engine {
     /// Nothing is written before `after` has happened; it and `context` are as for a store. After `timeout` seconds what
     /// is left is given up. With `prefix`, whatever follows an
     /// object that was not loaded is skipped.
-    #[pyo3(signature = (job, objects, timeout, prefix = false, *, after = 0, context = b"".as_slice()))]
+    #[pyo3(signature = (job, objects, timeout, prefix = false, *, after = 0, context = None))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn submit_load(
         &self,
@@ -161,7 +165,7 @@ impl Engine {
         timeout: f64,
         prefix: bool,
         after: u64,
-        context: &[u8],
+        context: Option<&[u8]>,
     ) -> PyResult<()> {
         let objects = self::objects(py, objects, context)?;
         let deadline = Instant::now() + seconds(py, timeout)?;

@@ -143,6 +143,20 @@ def test_seven_layers_and_one(look: Callable[..., Seen], model: Path) -> None:
     assert after.answer.tokens == before.answer.tokens
 
 
+def test_a_stage_without_attention_layers(
+    uniform: Seen, look: Callable[..., Seen], tmp_path: Path
+) -> None:
+    """8/0: vLLM alone divides by the second stage's bytes a block, which are none."""
+    pool = tmp_path / "pool"
+    first = look("8,0", additional_config=PROPORTIONAL, pool=pool, stored=3)
+    assert first.tokens == 262_144
+    assert first.memory[0] == pytest.approx(2 * GIB, rel=0.02)
+    assert first.answer.tokens == uniform.answer.tokens
+    second = look("8,0", additional_config=PROPORTIONAL, pool=pool)
+    assert second.answer.cached == 3 * BLOCK
+    assert second.answer.tokens == uniform.answer.tokens
+
+
 def test_more_than_there_is_does_not_start(look: Callable[..., Seen]) -> None:
     asked = {"penstock.kv_cache_tokens": 1 << 20}
     with pytest.raises(StartError, match=r"need 8,589,934,592 bytes .* allows 2,147,483,648"):

@@ -5,6 +5,7 @@ Every version check and every use of a name that vLLM does not document is here.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -463,12 +464,33 @@ def wrap_kv_memory(
 
     @functools.wraps(configure)
     def wrapped_configure(vllm_config: Any, specs: list[Any], available: list[int]) -> Any:
-        if asks(vllm_config) and any(specs):
-            available = decide(vllm_config, specs, available, rooms)
-        return configure(vllm_config, specs, available)
+        if not (asks(vllm_config) and any(specs)):
+            return configure(vllm_config, specs, available)
+        available = decide(vllm_config, specs, available, rooms)
+        # vLLM divides by the bytes of a block, which on a rank without attention layers are none.
+        own = iter(configure(vllm_config, *_with_layers(specs, available)))
+        configs = [next(own) if layers else None for layers in specs]
+        return [config or _without_layers(configs) for config in configs]
 
     Executor.determine_available_memory = wrapped_measure
     core.get_kv_cache_configs = wrapped_configure
+
+
+def _with_layers(specs: list[Any], available: list[int]) -> tuple[list[Any], list[int]]:
+    kept = [(layers, given) for layers, given in zip(specs, available, strict=True) if layers]
+    return [layers for layers, _ in kept], [given for _, given in kept]
+
+
+def _without_layers(configs: Sequence[Any]) -> Any:
+    """The configuration of a worker that has no layer in any group, beside those of the others."""
+    other = next(config for config in configs if config is not None)
+    return KVCacheConfig(
+        num_blocks=other.num_blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=[
+            dataclasses.replace(group, layer_names=[]) for group in other.kv_cache_groups
+        ],
+    )
 
 
 def _room(worker: Any) -> Room:

@@ -108,10 +108,24 @@ def test_a_server_that_hides_its_settings_is_judged_by_what_it_shows() -> None:
         ("redis+unix:///run/redis.sock", []),
         ("unix:///run/valkey.sock", []),
         ("file:///var/cache/penstock", []),
+        ("shm://pool?size=1GiB", []),
     ],
 )
 def test_the_way_to_the_server(url: str, levels: list[str]) -> None:
     assert [finding.level for finding in findings.of_url(url)] == levels
+
+
+def test_shared_memory_is_taken_until_its_file_is_removed(tmp_path: Path) -> None:
+    segment = tmp_path / "penstock-pool"
+    segment.touch(mode=0o600)
+    facts = {"path": str(segment), "size_bytes": str(1 << 30), "capacity_bytes": str(1000 << 20)}
+    found = {
+        finding.check: finding
+        for finding in findings.of_shared_memory({**facts, "used_bytes": "0"})
+    }
+    assert found["permissions"].level == found["capacity"].level == "ok"
+    assert found["memory"].level == "note"
+    assert f"rm {segment}" in found["memory"].advice
 
 
 class TestDirectory:

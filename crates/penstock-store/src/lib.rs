@@ -14,6 +14,7 @@ pub mod layers;
 mod memory;
 mod open;
 mod resp;
+mod shm;
 mod size;
 mod slices;
 pub mod value;
@@ -28,4 +29,5 @@ pub use key::{CHUNK_BYTES, KEY_BYTES, KEY_PREFIX, Key, NAMESPACE_BYTES, Namespac
 pub use keyring::{KEYS_VARIABLE, Keyring};
 pub use memory::MemoryStore;
 pub use open::{OpenOptions, open};
+pub use shm::ShmStore;
 pub use size::parse_size;

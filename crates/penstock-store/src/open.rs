@@ -8,9 +8,10 @@ use url::Url;
 use crate::file::FileStore;
 use crate::layers::{Breaker, BreakerSettings, Tiered};
 use crate::memory::MemoryStore;
+use crate::shm::ShmStore;
 use crate::{Error, ErrorKind, Result, Store, parse_size, resp};
 
-const ACCEPTED: &str = "memory://?size=1GiB, file:///absolute/path?size=10GiB, \
+const ACCEPTED: &str = "memory://?size=1GiB, shm://NAME?size=1GiB, file:///absolute/path?size=10GiB, \
      valkey://[user[:password]@]host[:port][/db] (or redis://; valkeys:// and rediss:// with TLS; \
      valkey+sentinel://host[,host]/master, valkey+cluster://host[,host]), unix:///path.sock[?db=N]; \
      or several of them, the nearest first, with spaces between";
@@ -39,9 +40,9 @@ impl Default for OpenOptions {
 /// Opens the store that a URL names, or several, the nearest first, with white space between them, as
 /// one ([`Tiered`]).
 ///
-/// Opening checks what the URL says and, for a directory, that it can be used; it does not wait
-/// for a server, which may come up later. Fails with [`ErrorKind::Config`] on anything wrong in
-/// the URL. No error repeats the URL, which may hold a password.
+/// Opening checks what the URL says and, for a directory or shared memory, that it can be used; it
+/// does not wait for a server, which may come up later. Fails with [`ErrorKind::Config`] on
+/// anything wrong in the URL. No error repeats the URL, which may hold a password.
 pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     let urls: Vec<&str> = url.split_ascii_whitespace().collect();
     let [_, _, ..] = urls[..] else {
@@ -60,6 +61,7 @@ fn open_one(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     match scheme {
         "memory" => open_memory(&parse(url)?),
         "file" => open_file(&parse(url)?),
+        "shm" => open_shm(&parse(url)?),
         "unix" | "redis+unix" | "valkey+unix" => resp::open(url, options),
         _ if matches!(
             scheme
@@ -89,6 +91,15 @@ fn open_file(url: &Url) -> Result<Arc<dyn Store>> {
         .ok_or_else(|| config("a file pool's URL has three slashes and an absolute path"))?;
     let store = FileStore::open(&path, size_of(url)?)?;
     Ok(Arc::new(store))
+}
+
+fn open_shm(url: &Url) -> Result<Arc<dyn Store>> {
+    let is_name = url.username().is_empty() && url.password().is_none() && url.port().is_none();
+    let name = url
+        .host_str()
+        .filter(|_| is_name && matches!(url.path(), "" | "/"))
+        .ok_or_else(|| config("a shared-memory pool's URL has a name and no path"))?;
+    Ok(Arc::new(ShmStore::open(name, size_of(url)?)?))
 }
 
 fn parse(url: &str) -> Result<Url> {

@@ -61,7 +61,14 @@ fn what_is_not_a_pool_is_refused_with_what_would_be() {
         "://",
     ] {
         let message = fails(url);
-        for accepted in ["memory://", "file:///", "valkey://", "redis://", "unix:///"] {
+        for accepted in [
+            "memory://",
+            "shm://",
+            "file:///",
+            "valkey://",
+            "redis://",
+            "unix:///",
+        ] {
             assert!(message.contains(accepted), "{url}: {message}");
         }
     }

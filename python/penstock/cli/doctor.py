@@ -133,7 +133,9 @@ def examine(store: Store, timeout: float, keys: EncryptionKeys | None = None) ->
         facts = {}
         report.findings.append(_failed("settings", error))
     report.findings += findings.of_url(store.url)
-    if "path" in facts:
+    if facts and store.url.startswith("shm:"):
+        report.findings += findings.of_shared_memory(facts)
+    elif "path" in facts:
         report.findings += findings.of_directory(facts)
     elif store.url.startswith("memory:"):
         report.findings.append(

@@ -220,6 +220,20 @@ def of_directory(facts: Mapping[str, str]) -> Iterator[Finding]:
     yield _permissions(path)
 
 
+def of_shared_memory(facts: Mapping[str, str]) -> Iterator[Finding]:
+    """What a pool in shared memory reports of itself."""
+    capacity, used = int(facts["capacity_bytes"]), int(facts["used_bytes"])
+    yield Finding("capacity", "ok", f"{words.size(used)} used of {words.size(capacity)}")
+    yield Finding(
+        "memory",
+        "note",
+        f"{words.size(int(facts['size_bytes']))} of this machine, set aside whether used or not, "
+        "empty after a restart",
+        f"`rm {facts['path']}` gives them back once nobody needs the pool",
+    )
+    yield _permissions(Path(facts["path"]))
+
+
 def filesystem_type(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> str:
     """The type of the file system that holds a path; empty if that cannot be told."""
     path = path.resolve()

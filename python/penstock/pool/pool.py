@@ -449,7 +449,8 @@ def open(
 
     Args:
         url: where the values lie: ``memory://?size=1GiB`` (this process),
-            ``file:///absolute/path?size=10GiB`` (processes of this machine),
+            ``file:///absolute/path?size=10GiB`` or ``shm://NAME?size=10GiB`` (processes of
+            this machine, on disk or in shared memory),
             ``valkey://[user[:password]@]host[:port][/db]`` or ``redis://…``,
             ``unix:///path.sock[?db=N]``. A password may come from the environment variable
             ``PENSTOCK_POOL_PASSWORD`` instead.

@@ -1,0 +1,212 @@
+//! Copies between memory of this process and memory that others may be writing or reading.
+//!
+//! That would be a data race if the compiler saw it: it may assume that bytes which it copies do
+//! not change. It does not see it. The copies are `asm!` blocks, of which the compiler knows that
+//! they read and write memory, as code would that accesses each byte atomically and relaxed. That
+//! is also what the processor does, and what the pool's protocol counts on: any mixture of old and
+//! new bytes may arrive, and who copied finds out.
+//!
+//! `rep movsb` would be shorter, but falls to a quarter of its speed on some processors where the
+//! destination lies a little above the source, modulo 4096.
+#![allow(unsafe_code, reason = "no safe copy may race")]
+
+/// Bytes copied at a time; destinations are aligned to it.
+const LINE: usize = 64;
+/// From here on values are worth writing past the caches.
+#[cfg(target_arch = "x86_64")]
+const PAST_CACHES: usize = 4096;
+
+/// Copies out of shared memory.
+///
+/// # Safety
+///
+/// As for [`std::ptr::copy_nonoverlapping`], but that the source may be written by others meanwhile.
+pub(super) unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { in_lines(from, to, len, lines) }
+}
+
+/// Copies into shared memory. The bytes are on their way to others: they go past this processor's
+/// caches, which saves reading what is overwritten.
+///
+/// # Safety
+///
+/// As for [`std::ptr::copy_nonoverlapping`], but that the destination may be read by others
+/// meanwhile.
+pub(super) unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if len >= PAST_CACHES {
+        // SAFETY: the caller's promise.
+        return unsafe { in_lines(from, to, len, lines_past_caches) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { in_lines(from, to, len, lines) }
+}
+
+/// Copies whole lines of the destination by `lines` and the ends byte by byte.
+///
+/// # Safety
+///
+/// As for a copy; `lines` copies so many lines, at least one, to an aligned destination.
+#[inline]
+unsafe fn in_lines(
+    from: *const u8,
+    to: *mut u8,
+    len: usize,
+    lines: unsafe fn(*const u8, *mut u8, usize),
+) {
+    let head = to.align_offset(LINE).min(len);
+    let middle = (len - head) / LINE * LINE;
+    // SAFETY: the three pieces follow each other and end where the ranges do, which the caller
+    // vouches for. The destination of the second is aligned, if it has any bytes.
+    unsafe {
+        bytes(from, to, head);
+        if middle > 0 {
+            lines(from.add(head), to.add(head), middle / LINE);
+        }
+        let done = head + middle;
+        bytes(from.add(done), to.add(done), len - done);
+    }
+}
+
+/// # Safety
+///
+/// As for a copy.
+#[cfg(target_arch = "x86_64")]
+unsafe fn bytes(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller vouches for both ranges; the direction flag is clear in every block.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") len => _,
+            inout("rdi") to => _,
+            inout("rsi") from => _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// # Safety
+///
+/// As for a copy of so many lines, of which there is at least one, to an aligned destination.
+#[cfg(target_arch = "x86_64")]
+unsafe fn lines(from: *const u8, to: *mut u8, count: usize) {
+    // SAFETY: the caller vouches for both ranges, of which each round copies the next line.
+    unsafe {
+        std::arch::asm!(
+            "2:",
+            "movdqu {a}, [{from}]",
+            "movdqu {b}, [{from} + 16]",
+            "movdqu {c}, [{from} + 32]",
+            "movdqu {d}, [{from} + 48]",
+            "movdqa [{to}], {a}",
+            "movdqa [{to} + 16], {b}",
+            "movdqa [{to} + 32], {c}",
+            "movdqa [{to} + 48], {d}",
+            "add {from}, 64",
+            "add {to}, 64",
+            "dec {count}",
+            "jnz 2b",
+            from = inout(reg) from => _,
+            to = inout(reg) to => _,
+            count = inout(reg) count => _,
+            a = out(xmm_reg) _,
+            b = out(xmm_reg) _,
+            c = out(xmm_reg) _,
+            d = out(xmm_reg) _,
+            options(nostack)
+        );
+    }
+}
+
+/// # Safety
+///
+/// As for [`lines`].
+#[cfg(target_arch = "x86_64")]
+unsafe fn lines_past_caches(from: *const u8, to: *mut u8, count: usize) {
+    // SAFETY: as above. These stores are not ordered with later ones, as all others are and as
+    // releases need it; the fence at the end makes up for that.
+    unsafe {
+        std::arch::asm!(
+            "2:",
+            "movdqu {a}, [{from}]",
+            "movdqu {b}, [{from} + 16]",
+            "movdqu {c}, [{from} + 32]",
+            "movdqu {d}, [{from} + 48]",
+            "movntdq [{to}], {a}",
+            "movntdq [{to} + 16], {b}",
+            "movntdq [{to} + 32], {c}",
+            "movntdq [{to} + 48], {d}",
+            "add {from}, 64",
+            "add {to}, 64",
+            "dec {count}",
+            "jnz 2b",
+            "sfence",
+            from = inout(reg) from => _,
+            to = inout(reg) to => _,
+            count = inout(reg) count => _,
+            a = out(xmm_reg) _,
+            b = out(xmm_reg) _,
+            c = out(xmm_reg) _,
+            d = out(xmm_reg) _,
+            options(nostack)
+        );
+    }
+}
+
+/// The same elsewhere: by volatile accesses, which the compiler neither merges nor repeats, and of
+/// whose bytes it assumes nothing.
+///
+/// # Safety
+///
+/// As for a copy.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn bytes(from: *const u8, to: *mut u8, len: usize) {
+    for at in 0..len {
+        // SAFETY: within both ranges, which the caller vouches for.
+        unsafe { to.add(at).write_volatile(from.add(at).read_volatile()) };
+    }
+}
+
+/// # Safety
+///
+/// As for a copy of so many lines.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn lines(from: *const u8, to: *mut u8, count: usize) {
+    let (from, to) = (from.cast::<[u8; LINE]>(), to.cast::<[u8; LINE]>());
+    for at in 0..count {
+        // SAFETY: within both ranges, which the caller vouches for; arrays of bytes are aligned
+        // everywhere.
+        unsafe { to.add(at).write_volatile(from.add(at).read_volatile()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_arrive_whole_and_touch_nothing_else() {
+        let source: Vec<u8> = (0..10_000_u32).map(|n| (n * 7 + n / 256) as u8).collect();
+        for copy in [copy_in, copy_out] {
+            for len in [0, 1, 2, 63, 64, 65, 127, 128, 4095, 4096, 4097, 9000] {
+                for (from, to) in [
+                    (0, 0),
+                    (0, 1),
+                    (1, 0),
+                    (7, 15),
+                    (64, 16),
+                    (63, 65),
+                    (17, 17),
+                ] {
+                    let mut into = vec![0xee; to + len + 64];
+                    let (source, before) = (&source[from..from + len], into.clone());
+                    // SAFETY: both vectors are long enough, and nobody else's.
+                    unsafe { copy(source.as_ptr(), into.as_mut_ptr().add(to), len) };
+                    assert!(into[to..to + len] == *source, "{len} from {from} to {to}");
+                    assert!(into[..to] == before[..to] && into[to + len..] == before[to + len..]);
+                }
+            }
+        }
+    }
+}

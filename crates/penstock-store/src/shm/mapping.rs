@@ -1,0 +1,153 @@
+//! A segment's memory: the only way to it.
+//!
+//! Other processes change this memory at any time. So no reference to it exists but to atomic
+//! words, and values are copied in and out by what may race (see [`super::copy`]).
+#![allow(
+    unsafe_code,
+    reason = "memory that others write has no safe type; this is all there is of it"
+)]
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use super::copy;
+use super::geometry::Geometry;
+use super::state::Word;
+
+/// Mapped at a time: a process that touched the memory page by page would pay a fault for each 4 KiB,
+/// which takes several times as long as copying them.
+const CHUNK_BYTES: u64 = 2 << 20;
+
+/// A segment in this process's address space.
+pub(super) struct Mapping {
+    memory: MmapRaw,
+    /// Words from the start that are accessed atomically, and only so.
+    words: u64,
+    /// Where the pages are, which are copied from and to, and only so.
+    pages: std::ops::Range<u64>,
+    /// Which chunks of the memory this process has mapped.
+    warm: Vec<AtomicBool>,
+}
+
+impl Mapping {
+    pub(super) fn new(file: &File, geometry: &Geometry) -> io::Result<Self> {
+        let bytes = usize::try_from(geometry.file_bytes()).map_err(io::Error::other)?;
+        let memory = MmapOptions::new().len(bytes).map_raw(file)?;
+        let chunks = geometry.file_bytes().div_ceil(CHUNK_BYTES);
+        let mapping = Self {
+            memory,
+            words: geometry.words(),
+            pages: geometry.page_at(0)..geometry.page_at(geometry.pages),
+            warm: (0..chunks).map(|_| AtomicBool::new(false)).collect(),
+        };
+        mapping.warm(0, mapping.pages.start);
+        Ok(mapping)
+    }
+
+    /// Maps what is going to be touched, in large pieces, unless that was done before.
+    fn warm(&self, at: u64, len: u64) {
+        let chunks = at / CHUNK_BYTES..(at + len).div_ceil(CHUNK_BYTES);
+        for chunk in chunks {
+            let warm = &self.warm[chunk as usize];
+            if warm.load(Ordering::Relaxed) || warm.swap(true, Ordering::Relaxed) {
+                continue;
+            }
+            let start = (chunk * CHUNK_BYTES) as usize;
+            let len = (CHUNK_BYTES as usize).min(self.memory.len() - start);
+            // Where the system cannot, each page is mapped when it is touched.
+            #[cfg(target_os = "linux")]
+            let _ = self
+                .memory
+                .advise_range(memmap2::Advice::PopulateRead, start, len);
+        }
+    }
+
+    /// A word, by its number.
+    pub(super) fn word(&self, index: u64) -> &AtomicU64 {
+        assert!(index < self.words, "word {index} of {}", self.words);
+        let word = self.memory.as_mut_ptr().cast::<u64>();
+        // SAFETY: the word lies in the mapping, which starts at a page of the machine's and lives
+        // as long as the reference. Words and pages do not overlap, so all of this process's
+        // accesses to it are atomic, and so are those of the others, which run this code too.
+        unsafe { AtomicU64::from_ptr(word.add(index as usize)) }
+    }
+
+    /// Copies bytes into pages, from `at` on.
+    pub(super) fn copy_in(&self, at: u64, from: &[u8]) {
+        self.check(at, from.len());
+        self.warm(at, from.len() as u64);
+        // SAFETY: checked: the destination lies in the mapping. The source is this process's own.
+        unsafe {
+            let to = self.memory.as_mut_ptr().add(at as usize);
+            copy::copy_in(from.as_ptr(), to, from.len());
+        }
+    }
+
+    /// Copies bytes out of pages, from `at` on. If they are written meanwhile, what arrives is any
+    /// mixture.
+    pub(super) fn copy_out(&self, at: u64, into: &mut [u8]) {
+        self.check(at, into.len());
+        self.warm(at, into.len() as u64);
+        // SAFETY: checked: the source lies in the mapping. The destination is this process's own.
+        unsafe {
+            let from = self.memory.as_mut_ptr().add(at as usize);
+            copy::copy_out(from, into.as_mut_ptr(), into.len());
+        }
+    }
+
+    fn check(&self, at: u64, len: usize) {
+        let end = at.checked_add(len as u64);
+        assert!(
+            at >= self.pages.start && end.is_some_and(|end| end <= self.pages.end),
+            "{len} bytes at {at} are not in the pages"
+        );
+    }
+}
+
+impl Word for AtomicU64 {
+    fn load(&self, order: Ordering) -> u64 {
+        self.load(order)
+    }
+
+    fn swap_if(&self, current: u64, new: u64) -> bool {
+        self.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    }
+
+    fn fence(order: Ordering) {
+        fence(order);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mapping() -> (tempfile::NamedTempFile, Geometry, Mapping) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let geometry = Geometry::of(1 << 20).unwrap();
+        file.as_file().set_len(geometry.file_bytes()).unwrap();
+        let mapping = Mapping::new(file.as_file(), &geometry).unwrap();
+        (file, geometry, mapping)
+    }
+
+    #[test]
+    fn nothing_outside_is_reached() {
+        let (_file, geometry, mapping) = mapping();
+        let (start, end) = (geometry.page_at(0), geometry.page_at(geometry.pages));
+        let caught =
+            |f: &dyn Fn()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).is_err();
+        mapping.copy_in(end - 2, &[1; 2]);
+        for at in [0, start - 1, end - 1, end, u64::MAX] {
+            assert!(caught(&|| mapping.copy_in(at, &[1; 2])), "{at}");
+            assert!(caught(&|| mapping.copy_out(at, &mut [1; 2])), "{at}");
+        }
+        mapping.word(geometry.words() - 1);
+        assert!(caught(&|| {
+            mapping.word(geometry.words());
+        }));
+    }
+}

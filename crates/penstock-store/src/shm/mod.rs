@@ -1,0 +1,244 @@
+//! A store in memory that the processes of a machine share: values move at the speed of a copy.
+//!
+//! A pool is one segment, a file in `/dev/shm` that every process maps: entries that name values,
+//! and pages that hold their bytes. Nothing in it is ever locked. Whatever changes hands, an entry
+//! or a page, does so by one compare-and-swap (see [`state`]), so a process may be killed or
+//! stopped at any instruction: it holds nobody up, and what it had under way is free again once
+//! the kernel has taken its lock away (see [`owner`]). Readers copy a value out and then check
+//! that it was not touched; a look-up makes no system call.
+//!
+//! The segment stays when the last process ends, until the machine does or somebody removes the
+//! file. Processes that have it open keep what was removed, and those that come later get a new one.
+//!
+//! A fork of a process that has a pool open can read it, but must open it anew to put. While it
+//! lives, what its parent had under way when it died is not taken for a dead process's.
+
+mod copy;
+mod geometry;
+mod index;
+mod mapping;
+mod owner;
+mod pages;
+mod segment;
+mod state;
+
+use std::io::{IoSlice, IoSliceMut};
+use std::time::Instant;
+
+use crate::counters::Counters;
+use crate::{
+    Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
+    PutRequest, Result, Store, StoreStats, deadline, slices,
+};
+use index::Name;
+use segment::Segment;
+
+/// Entries visited between two looks at the clock.
+const ENTRIES_A_LOOK: usize = 4096;
+
+/// Objects in shared memory, bounded in bytes; those that were not used lately go first.
+pub struct ShmStore {
+    name: String,
+    segment: Segment,
+    counters: Counters,
+}
+
+impl ShmStore {
+    /// Opens the pool of this name, 1 to 200 letters, digits, dots, dashes and underscores. If it
+    /// is not there it is created with so many bytes, all of which are set aside at once.
+    ///
+    /// Fails with [`ErrorKind::Config`] if it is not there and no size is given, or if it is there
+    /// with another size or is not a pool; with [`ErrorKind::Full`] if the machine has not so much
+    /// shared memory; with [`ErrorKind::Denied`] if it is another user's.
+    pub fn open(name: &str, size: Option<u64>) -> Result<Self> {
+        let segment = Segment::open(name, size)?;
+        segment.release_what_the_dead_left();
+        Ok(Self {
+            name: name.to_owned(),
+            segment,
+            counters: Counters::default(),
+        })
+    }
+
+    fn put_one(&self, key: &Key, value: &[IoSlice<'_>], deadline: Instant) -> Result<PutOutcome> {
+        deadline::check(deadline)?;
+        let bytes = slices::len_of(value);
+        let limit = self.segment.geometry.max_value_bytes();
+        if bytes > limit {
+            return Err(Error::new(
+                ErrorKind::Config,
+                format!("a value of {bytes} bytes is larger than the pool takes ({limit})"),
+            ));
+        }
+        let name = Name::of(key);
+        if self.is_present(&name, bytes) {
+            return Ok(PutOutcome::AlreadyPresent);
+        }
+        if !self.segment.owner.is_this_process() {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "the pool was opened before a fork: open it anew in the child",
+            ));
+        }
+        let mut claim = self.segment.claim(&name, deadline)?;
+        let mut evicted = u64::from(claim.evicted);
+        let count = self.segment.geometry.pages_of(bytes);
+        let first = self
+            .segment
+            .take_pages(&mut claim, count, &mut evicted, deadline);
+        self.counters.evicted(evicted);
+        let first = first?;
+        self.segment.write(first, value, deadline)?;
+        // Another put may have been faster.
+        if self.is_present(&name, bytes) {
+            return Ok(PutOutcome::AlreadyPresent);
+        }
+        self.segment.publish(claim, &name, bytes, first)?;
+        Ok(PutOutcome::Stored)
+    }
+
+    fn is_present(&self, name: &Name, bytes: u64) -> bool {
+        let found = self.segment.find(name);
+        let present = found.filter(|found| found.bytes == bytes);
+        present
+            .inspect(|found| self.segment.note_use(found))
+            .is_some()
+    }
+
+    fn get_one(
+        &self,
+        key: &Key,
+        into: &mut [IoSliceMut<'_>],
+        deadline: Instant,
+    ) -> Result<GetOutcome> {
+        let name = Name::of(key);
+        let room = slices::room_of(into);
+        loop {
+            deadline::check(deadline)?;
+            let Some(found) = self.segment.find(&name) else {
+                return Ok(GetOutcome::Miss);
+            };
+            if found.bytes > room {
+                return Ok(GetOutcome::TooLarge(found.bytes));
+            }
+            if self.segment.read_value(&found, into, deadline)? {
+                self.segment.note_use(&found);
+                return Ok(GetOutcome::Hit(found.bytes));
+            }
+        }
+    }
+
+    fn place(&self, error: Error, key: &Key) -> Error {
+        error.with("store", self.url()).with("key", key)
+    }
+}
+
+impl Store for ShmStore {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            shared: true,
+            persistent: true,
+            bounded: true,
+            max_value_bytes: self.segment.geometry.max_value_bytes(),
+        }
+    }
+
+    fn url(&self) -> String {
+        format!("shm://{}?size={}", self.name, self.segment.geometry.size)
+    }
+
+    fn contains(&self, keys: &[Key], deadline: Instant) -> Result<Vec<bool>> {
+        let answer = deadline::check(deadline).map(|()| {
+            keys.iter()
+                .map(|key| self.segment.find(&Name::of(key)).is_some())
+                .collect()
+        });
+        self.counters.looked_up(&answer);
+        answer
+    }
+
+    fn put_many(&self, batch: &mut [PutRequest<'_>], deadline: Instant) {
+        for request in batch {
+            let outcome = self
+                .put_one(&request.key, request.value, deadline)
+                .map_err(|error| self.place(error, &request.key));
+            self.counters.put(&outcome, slices::len_of(request.value));
+            request.outcome = Some(outcome);
+        }
+    }
+
+    fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
+        for request in batch {
+            let outcome = self
+                .get_one(&request.key, request.into, deadline)
+                .map_err(|error| self.place(error, &request.key));
+            self.counters.got(&outcome);
+            request.outcome = Some(outcome);
+        }
+    }
+
+    fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
+        deadline::check(deadline).inspect_err(|_| self.counters.failed())?;
+        let removed = keys
+            .iter()
+            .filter(|key| self.segment.remove(&Name::of(key)));
+        Ok(removed.count() as u64)
+    }
+
+    fn list(
+        &self,
+        namespace: Option<Namespace>,
+        visit: &mut dyn FnMut(Listed),
+        deadline: Instant,
+    ) -> Result<()> {
+        deadline::check(deadline).inspect_err(|_| self.counters.failed())?;
+        for (n, found) in self.segment.each().enumerate() {
+            if n % ENTRIES_A_LOOK == 0 {
+                deadline::check(deadline).inspect_err(|_| self.counters.failed())?;
+            }
+            let Some(key) = self.segment.key_of(&found) else {
+                continue;
+            };
+            if namespace.is_some_and(|namespace| key.namespace != namespace) {
+                continue;
+            }
+            // A value that is being replaced, or was by a process that died over it, is not one.
+            let youngest = self.segment.find(&Name::of(&key));
+            if youngest.is_some_and(|youngest| youngest.entry == found.entry) {
+                visit(Listed {
+                    key,
+                    bytes: found.bytes,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn describe(&self, deadline: Instant) -> Result<Vec<(String, String)>> {
+        deadline::check(deadline).inspect_err(|_| self.counters.failed())?;
+        let geometry = &self.segment.geometry;
+        let (mut objects, mut pages, mut bytes) = (0_u64, 0, 0);
+        for found in self.segment.each() {
+            objects += 1;
+            pages += geometry.pages_of(found.bytes);
+            bytes += found.bytes;
+        }
+        let facts = [
+            ("path", self.segment.path().display().to_string()),
+            ("size_bytes", geometry.size.to_string()),
+            (
+                "capacity_bytes",
+                (geometry.pages * geometry.page_bytes).to_string(),
+            ),
+            ("used_bytes", (pages * geometry.page_bytes).to_string()),
+            ("value_bytes", bytes.to_string()),
+            ("objects", objects.to_string()),
+            ("page_bytes", geometry.page_bytes.to_string()),
+        ];
+        Ok(facts.map(|(name, fact)| (name.into(), fact)).into())
+    }
+
+    fn stats(&self) -> StoreStats {
+        self.counters.snapshot()
+    }
+}

@@ -1,0 +1,151 @@
+//! Who is alive: every handle holds a lock on a byte of the segment's file for as long as it
+//! lives, and is known to the others by that byte's number.
+//!
+//! The kernel lets go of the lock when the process dies, however it dies, and not before the last
+//! of its threads has run its last instruction. A process that is merely stopped keeps it. A process
+//! id would tell less: it may be another's by now, or of another container.
+//!
+//! The locks are of the open file description (`F_OFD_SETLK`), not of the process: two handles of one
+//! process do not share them, and closing one file does not drop another's.
+#![allow(unsafe_code, reason = "no safe wrapper knows these locks")]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+use parking_lot::Mutex;
+
+use super::state::OWNERS;
+use crate::{Error, ErrorKind, Result};
+
+/// The byte whose lock means: the segment is being set up.
+pub(super) const SETUP: u16 = 0;
+
+/// A lock that this handle has on a byte of the file, until it is dropped or the handle dies.
+pub(super) struct ByteLock<'a> {
+    file: &'a File,
+    byte: u16,
+}
+
+impl<'a> ByteLock<'a> {
+    /// The lock, if no other handle has it.
+    pub(super) fn try_new(file: &'a File, byte: u16) -> io::Result<Option<Self>> {
+        Ok(try_lock(file, byte)?.then_some(Self { file, byte }))
+    }
+}
+
+impl Drop for ByteLock<'_> {
+    fn drop(&mut self) {
+        // Fails only if the file is no longer open, when there is no lock either.
+        let _ = set(self.file, self.byte, libc::F_UNLCK);
+    }
+}
+
+fn try_lock(file: &File, byte: u16) -> io::Result<bool> {
+    match set(file, byte, libc::F_WRLCK) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn set(file: &File, byte: u16, kind: i32) -> io::Result<()> {
+    // SAFETY: a record of integers, for which zeros are values.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as _;
+    lock.l_whence = libc::SEEK_SET as _;
+    lock.l_start = libc::off_t::from(byte);
+    lock.l_len = 1;
+    // SAFETY: the descriptor is open and the record lives through the call, which only reads it.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// This handle among those of all processes.
+pub(super) struct Owner {
+    file: File,
+    number: u16,
+    /// Which process it is: a fork shares the lock, so it must not take part.
+    process: u32,
+    /// Threads of a handle share its locks, so only one at a time may look for the dead.
+    burying: Mutex<()>,
+}
+
+impl Owner {
+    /// Takes a number that no living handle has. What a dead one of this number left is still there.
+    pub(super) fn register(file: File) -> Result<Self> {
+        for number in 1..=OWNERS {
+            match try_lock(&file, number) {
+                Ok(false) => {}
+                // The lock goes with the file.
+                Ok(true) => {
+                    return Ok(Self {
+                        file,
+                        number,
+                        process: std::process::id(),
+                        burying: Mutex::new(()),
+                    });
+                }
+                Err(error) => {
+                    return Err(Error::new(ErrorKind::Io, "cannot lock the pool's segment")
+                        .caused_by(error));
+                }
+            }
+        }
+        Err(Error::new(
+            ErrorKind::Unavailable,
+            format!("{OWNERS} handles have the pool open, and no more can: close some"),
+        ))
+    }
+
+    /// What the others know this handle by.
+    pub(super) fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// Whether this is still the process that opened the handle, not a fork of it.
+    pub(super) fn is_this_process(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// Does this if the owner is dead; it stays so meanwhile, and nobody takes its number.
+    pub(super) fn if_dead<T>(&self, owner: u16, bury: impl FnOnce() -> T) -> Option<T> {
+        if owner == self.number || !self.is_this_process() {
+            return None;
+        }
+        let _burying = self.burying.lock();
+        // Numbers of owners are never 0; if that is what damage left, nobody's lock is taken.
+        let _lock = match owner {
+            SETUP => None,
+            owner => Some(ByteLock::try_new(&self.file, owner).ok()??),
+        };
+        Some(bury())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_living_are_told_from_the_dead() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let register = || Owner::register(file.reopen().unwrap()).unwrap();
+        let (a, b) = (register(), register());
+        assert_eq!((a.number(), b.number()), (1, 2));
+        assert_eq!(a.if_dead(2, || ()), None);
+        assert_eq!(a.if_dead(1, || ()), None, "oneself");
+        assert_eq!(b.if_dead(7, || ()), Some(()));
+        drop(a);
+        assert_eq!(b.if_dead(1, || ()), Some(()));
+        let c = b.if_dead(1, register).unwrap();
+        assert_eq!(
+            c.number(),
+            3,
+            "a number is not taken while its owner is buried"
+        );
+        assert_eq!(register().number(), 1);
+    }
+}

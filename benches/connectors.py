@@ -76,7 +76,8 @@ class Example(Connector):
 
 
 class Penstock(Connector):
-    """Penstock over a directory or a server's socket, with its defaults but for `settings`."""
+    """Penstock over a directory, shared memory or a server's socket, with its defaults but for
+    `settings`."""
 
     def __init__(self, kind: str, transport: str = "", **settings: str) -> None:
         self._kind, self._transport = kind, transport
@@ -85,11 +86,16 @@ class Penstock(Connector):
         self.label += "".join(f", {value}" for value in settings.values())
         self._server: Server | None = None
         self._folder: Path | None = None
+        self._segment: Path | None = None
 
     def start(self, folder: Path) -> None:
         if self._kind == "file":
             self._folder = folder / "-".join(["pool", *self._settings.values()])
             self._url = f"file://{self._folder}?size={POOL_BYTES}"
+            return
+        if self._kind == "shm":
+            self._segment = Path(f"/dev/shm/penstock-bench-{os.getpid()}")
+            self._url = f"shm://bench-{os.getpid()}?size={POOL_BYTES}"
             return
         own = folder / "-".join([self._kind, self._transport, *self._settings.values()])
         own.mkdir()
@@ -104,6 +110,8 @@ class Penstock(Connector):
     def stop(self) -> None:
         if self._server is not None:
             self._server.kill()
+        if self._segment is not None:
+            self._segment.unlink(missing_ok=True)
 
     def transfer(self) -> dict[str, Any]:
         return {
@@ -270,6 +278,7 @@ def every() -> dict[str, Connector]:
     return {
         "none": Connector(),
         "example": Example(),
+        "penstock-shm": Penstock("shm"),
         "penstock-file": Penstock("file"),
         "penstock-file-layers": Penstock("file", kv_layout="LBHNC"),
         "penstock-file-portable": Penstock("file", pool_geometry="portable"),

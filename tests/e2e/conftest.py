@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -59,11 +60,20 @@ def plain(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nod
         yield node
 
 
-@pytest.fixture(params=["file", "redis-tcp", "redis-unix", "valkey-unix"])
+@pytest.fixture(params=["file", "shm", "shm-file", "redis-tcp", "redis-unix", "valkey-unix"])
 def any_pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty pool of every kind."""
+    file = f"file://{tmp_path}/pool?size=1GiB"
     if request.param == "file":
-        yield f"file://{tmp_path}/pool?size=1GiB"
+        yield file
+        return
+    if request.param.startswith("shm"):
+        name = f"test-{uuid.uuid4().hex}"
+        shm = f"shm://{name}?size=256MiB"
+        try:
+            yield shm if request.param == "shm" else f"{shm} {file}"
+        finally:
+            Path(f"/dev/shm/penstock-{name}").unlink(missing_ok=True)
         return
     kind, transport = request.param.split("-")
     with Server(kind, tmp_path) as server:

@@ -1,4 +1,4 @@
-"""`penstock bench`: how fast a pool is from here, and what copies cost."""
+"""`penstock bench`: how fast a pool is from here; its other targets have files of their own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rich.table import Table
 
 from penstock import Pool
 from penstock._native import Store
-from penstock.cli import bench_copy, words
+from penstock.cli import bench_copy, bench_gil, bench_lookup, words
 from penstock.errors import PenstockError
 from penstock.pool.namespace import namespace_digest
 
@@ -36,6 +36,7 @@ _GIB = 1 << 30
 _STAMP = struct.Struct("<QQ")
 _SMALLEST = _STAMP.size
 _NAMESPACE = namespace_digest({"kind": "penstock bench"})
+_OTHERS: dict[str, Any] = {"lookup": bench_lookup, "copy": bench_copy, "gil": bench_gil}
 
 
 @dataclass
@@ -80,7 +81,9 @@ class WrongContent(PenstockError):
 
 def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to `penstock`'s parser."""
-    parser = subparsers.add_parser("bench", help="measure a pool, or copies of KV blocks")
+    parser = subparsers.add_parser(
+        "bench", help="measure a pool, copies of KV blocks, or what Python keeps"
+    )
     targets = parser.add_subparsers(dest="target", metavar="TARGET", required=True)
     pool = targets.add_parser(
         "pool",
@@ -133,7 +136,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="longest that one batch may take (default: %(default)s)",
     )
     pool.add_argument("--json", action="store_true", help="write one JSON document instead")
-    bench_copy.add_target(targets)
+    for target in _OTHERS.values():
+        target.add_target(targets)
 
 
 def _sizes(text: str) -> list[int]:
@@ -145,7 +149,8 @@ def _sizes(text: str) -> list[int]:
 
 def run(args: argparse.Namespace) -> int:
     """Measures what the target says."""
-    return bench_copy.run(args) if args.target == "copy" else _run_pool(args)
+    other = _OTHERS.get(args.target)
+    return _run_pool(args) if other is None else int(other.run(args))
 
 
 def _run_pool(args: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,7 +32,9 @@ DESCRIPTION_LIMIT = 64 << 10
 """Bytes of a description's JSON, at most."""
 
 _DIGEST_DOMAIN = b"penstock namespace 1\n"
-_WHOLE = b"\0\0\1\0" * 2
+WHOLE = (0, 1, 0, 1)
+"""The span of an object that is not cut by layers or heads."""
+_WHOLE = struct.pack("<4H", *WHOLE)
 
 DESCRIPTIONS = hashlib.sha256(b"penstock namespace descriptions").digest()[:DIGEST_BYTES]
 """The namespace in which descriptions of namespaces lie."""

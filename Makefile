@@ -2,6 +2,7 @@
 #
 #   make demo [POOL=file|valkey|redis] [TRACE=FILE]   two vLLM servers share one pool; writes demo-report/
 #   make test                                         everything CI runs
+#   make soak [SOAK_SECONDS=300] [SEED=N]             random faults for so long, every byte checked
 #   make lint                                         linters and type checkers only
 #   make venv                                         only the environment, with Penstock built into it
 #   make lock                                         pins the newest versions of requirements/*.in
@@ -11,6 +12,8 @@ VENV ?= .venv
 POOL ?= file
 TRACE ?=
 DEMO_OPTIONS ?=
+SOAK_SECONDS ?= 300
+SEED ?=
 
 BIN := $(VENV)/bin
 DONE := $(VENV)/.done
@@ -21,7 +24,7 @@ UV_INSTALL := $(UV) pip install --quiet --python $(BIN)/python --no-deps --compi
 export VIRTUAL_ENV := $(abspath $(VENV))
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help demo test lint venv lock clean
+.PHONY: help demo test soak lint venv lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -36,6 +39,10 @@ endif
 
 test: venv
 	scripts/test.sh all
+
+soak: venv
+	@command -v redis-server >/dev/null || scripts/install-servers.sh
+	$(BIN)/python -m tests.soak --seconds $(SOAK_SECONDS) $(if $(SEED),--seed $(SEED))
 
 lint: venv
 	scripts/test.sh lint

@@ -118,6 +118,19 @@ class TestDoctor:
         assert "file system" in shown
         assert "This pool can serve." in shown
 
+    def test_tiers_are_examined_each(
+        self, redis_server: Server, file_url: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["doctor", f"{file_url} {redis_server.unix_url}", "--json"]) == 0
+        near, far = as_json(capsys)["tiers"]
+        assert any(one["check"] == "capacity" for one in near["findings"])
+        assert any(one["check"] == "eviction" for one in far["findings"])
+        assert near["can_serve"] is far["can_serve"] is True
+        redis_server.kill()
+        assert main(["doctor", f"{file_url} {redis_server.unix_url}", "--json"]) == 1
+        report = as_json(capsys)
+        assert [tier["can_serve"] for tier in report["tiers"]] == [True, False]
+
     def test_a_full_server_cannot_serve(
         self, redis_server: Server, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -121,6 +121,8 @@ def test_options_reach_vllm_in_their_order_and_to_the_letter(
         "redis://:hunter2@cache.example",
         "unix:///run/valkey.sock?db=1&password=hunter2",
         "unix:///run/valkey.sock?user=me&pass%77ord=hunter2",
+        "valkey+cluster://me:hunter2@one.example,other.example",
+        "valkey://cache.example redis://me:hunter2@cache.example",
     ],
 )
 def test_a_password_is_neither_shown_nor_in_the_command_line(pool: str) -> None:

@@ -95,13 +95,18 @@ def run(args: argparse.Namespace) -> int:
     if args.model is not None:
         return _explain_layout(args)
     keys = EncryptionKeys.load(args.encryption_key_file)
-    store = Store.open(words.pool_url(args), client_name="penstock-doctor")
-    report = examine(store, args.timeout, keys)
-    if args.json:
-        words.print_json({"can_serve": report.can_serve, **asdict(report)})
+    tiers = [Store.open(url, client_name="penstock-doctor") for url in words.pool_url(args).split()]
+    reports = [examine(store, args.timeout, keys) for store in tiers]
+    can_serve = all(report.can_serve for report in reports)
+    if not args.json:
+        for report in reports:
+            _show(report)
+    elif len(reports) == 1:
+        words.print_json({"can_serve": can_serve, **asdict(reports[0])})
     else:
-        _show(report)
-    return 0 if report.can_serve else 1
+        documents = [{"can_serve": report.can_serve, **asdict(report)} for report in reports]
+        words.print_json({"can_serve": can_serve, "tiers": documents})
+    return 0 if can_serve else 1
 
 
 def _explain_layout(args: argparse.Namespace) -> int:

@@ -119,8 +119,10 @@ def compose(
 
 
 def _has_secret(pool: str) -> bool:
-    url = urlsplit(pool)
-    return "@" in url.netloc or any("password" in name for name in parse_qs(url.query))
+    urls = [urlsplit(tier) for tier in pool.split()]
+    return any(
+        "@" in url.netloc or any("password" in name for name in parse_qs(url.query)) for url in urls
+    )
 
 
 def _named(options: Sequence[str]) -> Iterator[tuple[str, str | None]]:

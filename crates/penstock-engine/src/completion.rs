@@ -4,10 +4,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
-
 use crate::load::LoadJob;
 use crate::store::StoreJob;
+use crate::sync::{Condvar, Mutex};
 use crate::{Completion, EngineError, Event, Outcome};
 
 /// Completions that nobody has polled yet, in the order in which things happened.
@@ -149,5 +148,38 @@ impl Table {
             Job::Store(_) => None,
         };
         jobs.by_id.values().filter_map(load).collect()
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_models {
+    use std::time::Duration;
+
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    #[test]
+    fn an_owner_that_waits_hears_of_every_job() {
+        loom::model(|| {
+            let completions = Arc::new(Completions::default());
+            let lanes: Vec<_> = (0..2)
+                .map(|job| {
+                    let completions = Arc::clone(&completions);
+                    thread::spawn(move || completions.push(job, Event::Released))
+                })
+                .collect();
+            let far = Instant::now() + Duration::from_secs(60);
+            let mut heard = Vec::new();
+            while heard.len() < 2 {
+                assert!(completions.wait(far));
+                completions.drain(&mut heard);
+            }
+            lanes.into_iter().for_each(|lane| lane.join().unwrap());
+            let mut jobs: Vec<_> = heard.iter().map(|completion| completion.job).collect();
+            jobs.sort_unstable();
+            assert_eq!(jobs, [0, 1]);
+        });
     }
 }

@@ -21,6 +21,7 @@ mod region;
 mod signal;
 mod stats;
 mod store;
+mod sync;
 
 pub use config::EngineConfig;
 pub use copy::Device;

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex};
 
 /// An event count. A lane reads the generation, looks everywhere for work, and sleeps only if
 /// the generation has not moved since: whoever makes work available moves it, so no wake-up
@@ -61,5 +61,63 @@ impl Signals {
         self.copy.notify_all();
         self.get.notify_all();
         self.put.notify_all();
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_models {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    /// Takes items until it has found so many, as lanes do: looks, and sleeps if there is nothing.
+    fn take(signal: &Signal, items: &Mutex<Vec<u32>>, wanted: usize) {
+        let mut taken = 0;
+        while taken < wanted {
+            let seen = signal.generation();
+            if items.lock().pop().is_some() {
+                taken += 1;
+            } else {
+                signal.wait(seen, None);
+            }
+        }
+    }
+
+    #[test]
+    fn no_wake_up_is_lost_between_the_look_and_the_sleep() {
+        loom::model(|| {
+            let shared = Arc::new((Signal::default(), Mutex::<Vec<u32>>::default()));
+            let lane = thread::spawn({
+                let shared = Arc::clone(&shared);
+                move || take(&shared.0, &shared.1, 2)
+            });
+            for item in 0..2 {
+                shared.1.lock().push(item);
+                shared.0.notify_one();
+            }
+            lane.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn two_lanes_share_what_is_brought() {
+        let mut model = loom::model::Builder::new();
+        // All interleavings of three threads take minutes; lost wake-ups need few switches.
+        model.preemption_bound = Some(2);
+        model.check(|| {
+            let shared = Arc::new((Signal::default(), Mutex::<Vec<u32>>::default()));
+            let lanes: Vec<_> = (0..2)
+                .map(|_| {
+                    let shared = Arc::clone(&shared);
+                    thread::spawn(move || take(&shared.0, &shared.1, 1))
+                })
+                .collect();
+            for item in 0..2 {
+                shared.1.lock().push(item);
+                shared.0.notify_one();
+            }
+            lanes.into_iter().for_each(|lane| lane.join().unwrap());
+        });
     }
 }

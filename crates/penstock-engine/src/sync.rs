@@ -1,0 +1,75 @@
+//! Locks of the parts whose interleavings a model checker goes through.
+
+#[cfg(not(loom))]
+pub(crate) use parking_lot::{Condvar, Mutex};
+
+#[cfg(loom)]
+pub(crate) use model::{Condvar, Mutex};
+
+/// The model checker's locks under the names and signatures of `parking_lot`.
+#[cfg(loom)]
+mod model {
+    use std::ops::{Deref, DerefMut};
+    use std::time::Instant;
+
+    #[derive(Default)]
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    /// Holds nothing only while it waits.
+    pub(crate) struct MutexGuard<'m, T>(Option<loom::sync::MutexGuard<'m, T>>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            MutexGuard(Some(self.0.lock().unwrap()))
+        }
+    }
+
+    impl<T> Deref for MutexGuard<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            self.0.as_ref().unwrap()
+        }
+    }
+
+    impl<T> DerefMut for MutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            self.0.as_mut().unwrap()
+        }
+    }
+
+    #[derive(Default)]
+    pub(crate) struct Condvar(loom::sync::Condvar);
+
+    /// There is no time in a model: nothing times out, and a wake-up that is lost is a deadlock.
+    pub(crate) struct NeverTimedOut;
+
+    impl NeverTimedOut {
+        pub(crate) fn timed_out(&self) -> bool {
+            false
+        }
+    }
+
+    impl Condvar {
+        pub(crate) fn notify_one(&self) {
+            self.0.notify_one();
+        }
+
+        pub(crate) fn notify_all(&self) {
+            self.0.notify_all();
+        }
+
+        pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+            guard.0 = Some(self.0.wait(guard.0.take().unwrap()).unwrap());
+        }
+
+        pub(crate) fn wait_until<T>(
+            &self,
+            guard: &mut MutexGuard<'_, T>,
+            _until: Instant,
+        ) -> NeverTimedOut {
+            self.wait(guard);
+            NeverTimedOut
+        }
+    }
+}

@@ -3,23 +3,23 @@
 mod behaviour;
 
 use std::fs::{self, FileTimes};
-use std::io::IoSlice;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use behaviour::{bytes, get, key, soon};
-use penstock_store::value::{self, Checksum, HEADER_BYTES};
-use penstock_store::{ErrorKind, FileStore, Key, Listed, Namespace, PutOutcome, Result, Store};
-use rustix::process::{Pid, Signal, kill_process};
+use behaviour::sealed::{
+    Process, SHARED, assert_whole, eventually, listed, put_sealed, put_sealed_by, whole_values,
+};
+use behaviour::{get, key, soon};
+use penstock_store::{ErrorKind, FileStore, Key, PutOutcome, Store};
+use rustix::process::Signal;
 
 /// Names the role of a process that a test starts, and the pool it works on.
 const ROLE: &str = "PENSTOCK_TEST_ROLE";
 const ROOT: &str = "PENSTOCK_TEST_ROOT";
 const CAPACITY: u64 = 8 << 20;
-const SHARED: Namespace = Namespace([0x5a; 16]);
 
 fn open(root: &Path, capacity: u64) -> Arc<dyn Store> {
     Arc::new(FileStore::open(root, Some(capacity)).unwrap())
@@ -38,29 +38,6 @@ fn stays_within_its_bound() {
 }
 
 /// Puts a value that tells by itself whether it is whole.
-fn put_sealed(store: &dyn Store, n: u64, len: usize) -> Result<PutOutcome> {
-    put_sealed_by(store, n, len, soon())
-}
-
-fn put_sealed_by(store: &dyn Store, n: u64, len: usize, deadline: Instant) -> Result<PutOutcome> {
-    let (key, payload) = (key(SHARED, n), bytes(n, len));
-    let header = value::seal(&key, len as u64, Checksum::of(&payload));
-    store.put(
-        &key,
-        &[IoSlice::new(&header), IoSlice::new(&payload)],
-        deadline,
-    )
-}
-
-fn assert_whole(store: &dyn Store, key: &Key) -> bool {
-    let Some(value) = get(store, key) else {
-        return false;
-    };
-    let payload = value.len().checked_sub(HEADER_BYTES).expect("a header");
-    value::verify_value(&value, key, payload as u64).expect("a whole value");
-    true
-}
-
 /// The processes that the tests start; does nothing in a run of the tests themselves.
 #[test]
 #[ignore = "a role of other tests' processes"]
@@ -111,40 +88,8 @@ fn in_a_process_of_its_own() {
     }
 }
 
-/// A process that ends with the test, also if that fails.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-impl Process {
-    fn kill(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-
-    fn succeeds(mut self) -> bool {
-        self.0.wait().unwrap().success()
-    }
-
-    fn is_running(&mut self) -> bool {
-        self.0.try_wait().unwrap().is_none()
-    }
-}
-
 fn start(role: &str, root: &Path) -> Process {
-    let process = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "in_a_process_of_its_own", "--ignored"])
-        .env(ROLE, role)
-        .env(ROOT, root)
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    Process(process)
+    Process::start(&[(ROLE, role.as_ref()), (ROOT, root.as_ref())])
 }
 
 /// Bytes of all files that hold values or will, as long as they are now.
@@ -172,28 +117,12 @@ fn used_bytes(store: &dyn Store) -> u64 {
     used.parse().unwrap()
 }
 
-fn listed(store: &dyn Store) -> Vec<Listed> {
-    let mut listed = Vec::new();
-    store
-        .list(None, &mut |object| listed.push(object), soon())
-        .unwrap();
-    listed
-}
-
 /// What the values there are charged with.
 fn charged(store: &dyn Store) -> u64 {
     listed(store)
         .iter()
         .map(|object| object.bytes.max(1).next_multiple_of(4096))
         .sum()
-}
-
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let until = soon();
-    while !holds() {
-        assert!(Instant::now() < until, "never came true: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 #[test]
@@ -205,11 +134,11 @@ fn processes_share_one_bound_and_see_only_whole_values() {
     let mut most = 0;
     while processes.iter_mut().any(Process::is_running) {
         // Stopped wherever they are: a sum taken while they run is no instant's.
-        processes.iter().for_each(stop);
+        processes.iter().for_each(Process::stop);
         let bytes = bytes_on_disk(root.path());
         processes
             .iter()
-            .for_each(|process| signal(process, Signal::CONT));
+            .for_each(|process| process.signal(Signal::CONT));
         assert!(bytes <= CAPACITY, "{bytes} bytes on the disk");
         most = most.max(bytes);
         std::thread::sleep(Duration::from_millis(5));
@@ -224,35 +153,6 @@ fn processes_share_one_bound_and_see_only_whole_values() {
         used_bytes(&*store) == charged(&*store)
     });
     assert!(whole_values(&*store) > 20);
-}
-
-fn signal(process: &Process, signal: Signal) {
-    // It may have ended: it is not waited for, so its number is still its own.
-    let _ = kill_process(Pid::from_child(&process.0), signal);
-}
-
-/// Stops a process and waits until all its threads stand still.
-fn stop(process: &Process) {
-    signal(process, Signal::STOP);
-    let stands = |thread: fs::DirEntry| {
-        let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        let state = stat
-            .rsplit_once(") ")
-            .map_or('X', |(_, rest)| rest.as_bytes()[0].into());
-        matches!(state, 'T' | 'Z' | 'X')
-    };
-    eventually("the process stands still", || {
-        let threads = fs::read_dir(format!("/proc/{}/task", process.0.id()));
-        threads.into_iter().flatten().flatten().all(stands)
-    });
-}
-
-/// How many values there are, each of which is whole; those evicted meanwhile do not count.
-fn whole_values(store: &dyn Store) -> usize {
-    listed(store)
-        .iter()
-        .filter(|object| assert_whole(store, &object.key))
-        .count()
 }
 
 #[test]
@@ -291,7 +191,7 @@ fn a_stopped_process_holds_nobody_up() {
     let mut process = start("put without end", root.path());
     eventually("the process puts", || !listed_files(root.path()).is_empty());
     for n in 0..30 {
-        stop(&process);
+        process.stop();
         let start = Instant::now();
         if let Err(error) = put_sealed_by(&*store, n, 100_000, start + Duration::from_millis(50)) {
             assert!(
@@ -308,7 +208,7 @@ fn a_stopped_process_holds_nobody_up() {
         for object in listed(&*store) {
             assert_whole(&*store, &object.key);
         }
-        signal(&process, Signal::CONT);
+        process.signal(Signal::CONT);
         std::thread::sleep(Duration::from_millis(n));
     }
     process.kill();

@@ -3,27 +3,25 @@
 mod behaviour;
 
 use std::fs;
-use std::io::IoSlice;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use behaviour::{bytes, get, key, soon};
-use penstock_store::value::{self, Checksum, HEADER_BYTES};
-use penstock_store::{
-    ErrorKind, Key, Listed, Namespace, OpenOptions, PutOutcome, Result, ShmStore, Store,
+use behaviour::sealed::{
+    Process, SHARED, assert_whole, eventually, listed, put_sealed, put_sealed_by, whole_values,
 };
-use rustix::process::{Pid, Signal, kill_process};
+use behaviour::{key, soon};
+use penstock_store::value::HEADER_BYTES;
+use penstock_store::{ErrorKind, Key, OpenOptions, PutOutcome, ShmStore, Store};
+use rustix::process::Signal;
 
 /// Names the role of a process that a test starts, the pool it works on, and its seed.
 const ROLE: &str = "PENSTOCK_TEST_ROLE";
 const POOL: &str = "PENSTOCK_TEST_POOL";
 const SEED: &str = "PENSTOCK_TEST_SEED";
 const SIZE: u64 = 8 << 20;
-const SHARED: Namespace = Namespace([0x5a; 16]);
 
 /// A pool of this test's own, which is removed when the test ends.
 struct Pool(String);
@@ -105,50 +103,6 @@ fn a_value_that_is_replaced_gives_its_room_back() {
         assert_eq!(fact(&*store, "objects"), 1);
         assert_eq!(fact(&*store, "value_bytes"), (HEADER_BYTES + len) as u64);
     }
-}
-
-/// Puts a value that tells by itself whether it is whole.
-fn put_sealed(store: &dyn Store, n: u64, len: usize) -> Result<PutOutcome> {
-    put_sealed_by(store, n, len, soon())
-}
-
-fn put_sealed_by(store: &dyn Store, n: u64, len: usize, deadline: Instant) -> Result<PutOutcome> {
-    let (key, payload) = (key(SHARED, n), bytes(n, len));
-    let header = value::seal(&key, len as u64, Checksum::of(&payload));
-    store.put(
-        &key,
-        &[IoSlice::new(&header), IoSlice::new(&payload)],
-        deadline,
-    )
-}
-
-/// Whether there is a value; if so it is what [`put_sealed`] put, byte for byte.
-fn assert_whole(store: &dyn Store, key: &Key) -> bool {
-    let Some(value) = get(store, key) else {
-        return false;
-    };
-    let payload = value.len().checked_sub(HEADER_BYTES).expect("a header");
-    value::verify_value(&value, key, payload as u64).expect("a whole value");
-    let mut n = [0; 8];
-    n.copy_from_slice(&key.chunk[8..16]);
-    assert!(value[HEADER_BYTES..] == bytes(u64::from_be_bytes(n), payload));
-    true
-}
-
-fn listed(store: &dyn Store) -> Vec<Listed> {
-    let mut listed = Vec::new();
-    store
-        .list(None, &mut |object| listed.push(object), soon())
-        .unwrap();
-    listed
-}
-
-/// How many values there are, each of which is whole; those evicted meanwhile do not count.
-fn whole_values(store: &dyn Store) -> usize {
-    listed(store)
-        .iter()
-        .filter(|object| assert_whole(store, &object.key))
-        .count()
 }
 
 fn fact(store: &dyn Store, name: &str) -> u64 {
@@ -250,66 +204,12 @@ fn in_a_process_of_its_own() {
     }
 }
 
-/// A process that ends with the test, also if that fails.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-impl Process {
-    fn start(role: &str, pool: &Pool, seed: u64) -> Self {
-        let process = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "in_a_process_of_its_own", "--ignored"])
-            .env(ROLE, role)
-            .env(POOL, &pool.0)
-            .env(SEED, seed.to_string())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        Self(process)
-    }
-
-    fn kill(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-
-    fn succeeds(mut self) -> bool {
-        self.0.wait().unwrap().success()
-    }
-
-    fn signal(&self, signal: Signal) {
-        // It may have ended: it is not waited for, so its number is still its own.
-        let _ = kill_process(Pid::from_child(&self.0), signal);
-    }
-
-    /// Stops it and waits until all its threads stand still.
-    fn stop(&self) {
-        self.signal(Signal::STOP);
-        let stands = |thread: fs::DirEntry| {
-            let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-            let state = stat
-                .rsplit_once(") ")
-                .map_or('X', |(_, rest)| rest.as_bytes()[0].into());
-            matches!(state, 'T' | 'Z' | 'X')
-        };
-        eventually("the process stands still", || {
-            let threads = fs::read_dir(format!("/proc/{}/task", self.0.id()));
-            threads.into_iter().flatten().flatten().all(stands)
-        });
-    }
-}
-
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let until = soon();
-    while !holds() {
-        assert!(Instant::now() < until, "never came true: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+fn start(role: &str, pool: &Pool, seed: u64) -> Process {
+    Process::start(&[
+        (ROLE, role.as_ref()),
+        (POOL, pool.0.as_ref()),
+        (SEED, seed.to_string().as_ref()),
+    ])
 }
 
 #[test]
@@ -317,7 +217,7 @@ fn processes_share_one_bound_and_see_only_whole_values() {
     let pool = Pool::new();
     let store = pool.open(SIZE);
     let processes: Vec<Process> = (1..=4)
-        .map(|seed| Process::start("use at random", &pool, seed))
+        .map(|seed| start("use at random", &pool, seed))
         .collect();
     assert!(processes.into_iter().all(Process::succeeds));
     assert!(whole_values(&*store) > 10);
@@ -337,11 +237,7 @@ fn processes_killed_at_any_moment_leave_no_damage_and_no_lost_room() {
     let mut running: Vec<Process> = Vec::new();
     for round in 0..120 {
         let before = fact(&*store, "objects");
-        running.push(Process::start(
-            "use at random without end",
-            &pool,
-            1000 + round,
-        ));
+        running.push(start("use at random without end", &pool, 1000 + round));
         if before == 0 {
             eventually("it puts", || fact(&*store, "objects") > 0);
         }
@@ -366,7 +262,7 @@ fn processes_killed_at_any_moment_leave_no_damage_and_no_lost_room() {
 fn a_stopped_process_holds_nobody_up_and_does_no_harm_when_it_goes_on() {
     let pool = Pool::new();
     let store = pool.open(SIZE);
-    let process = Process::start("use at random without end", &pool, 7);
+    let process = start("use at random without end", &pool, 7);
     eventually("the process puts", || !listed(&*store).is_empty());
     for n in 0..60 {
         process.stop();
@@ -394,7 +290,7 @@ fn creators_agree_on_one_segment() {
     for round in 0..8 {
         let pool = Pool::new();
         let processes: Vec<Process> = (0..6)
-            .map(|n| Process::start("create", &pool, round * 10 + n))
+            .map(|n| start("create", &pool, round * 10 + n))
             .collect();
         assert!(processes.into_iter().all(Process::succeeds));
         assert_eq!(whole_values(&*pool.open(64 << 20)), 6);
@@ -407,7 +303,7 @@ fn a_creator_that_is_killed_is_followed_by_the_next() {
     let mut half_made = 0;
     for round in 0..40 {
         let pool = Pool::new();
-        let mut process = Process::start("create", &pool, round);
+        let mut process = start("create", &pool, round);
         eventually("it is being created", || pool.path().exists());
         std::thread::sleep(Duration::from_micros(dice.roll(3000)));
         process.kill();

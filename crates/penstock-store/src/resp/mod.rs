@@ -49,6 +49,14 @@ use crate::{
 
 /// Keys in one command.
 const KEYS_PER_COMMAND: usize = 1024;
+/// What one server and a cluster of them can do.
+const CAPABILITIES: Capabilities = Capabilities {
+    shared: true,
+    persistent: true,
+    bounded: true,
+    max_value_bytes: MAX_STRING,
+};
+
 /// Opens a Valkey or Redis server as a store; does not connect yet.
 pub(crate) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     let address = Address::parse(url, std::env::var(PASSWORD_VARIABLE).ok())?;
@@ -96,12 +104,7 @@ impl RespStore {
 
 impl Store for RespStore {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            shared: true,
-            persistent: true,
-            bounded: true,
-            max_value_bytes: MAX_STRING,
-        }
+        CAPABILITIES
     }
 
     fn url(&self) -> String {

@@ -10,6 +10,7 @@
 )]
 
 pub mod batches;
+pub mod sealed;
 
 use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};

@@ -22,10 +22,9 @@ use topology::{Map, Node, Topology};
 use super::address::{Address, Endpoint, Place};
 use super::failure::{Failure, Redirect};
 use super::lane::Batch;
-use super::parser::MAX_STRING;
 use super::tls::Tls;
 use super::transfer::{self, Gets, Puts, Share};
-use super::{facts, listing};
+use super::{CAPABILITIES, facts, listing};
 use crate::counters::Counters;
 use crate::{
     Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, OpenOptions, PutRequest,
@@ -239,12 +238,7 @@ fn route(
 
 impl Store for ClusterStore {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            shared: true,
-            persistent: true,
-            bounded: true,
-            max_value_bytes: MAX_STRING,
-        }
+        CAPABILITIES
     }
 
     fn url(&self) -> String {

@@ -253,7 +253,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--pool",
         metavar="URL",
         default=os.environ.get(POOL_VARIABLE) or None,
-        help="pool to share (default: $PENSTOCK_POOL, else a directory in the user's cache)",
+        help="pool to share, or several as tiers, the nearest first, with spaces between "
+        "(default: $PENSTOCK_POOL, else a directory in the user's cache)",
     )
     parser.add_argument(
         "--host-bytes",

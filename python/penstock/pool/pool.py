@@ -451,9 +451,11 @@ def open(
         url: where the values lie: ``memory://?size=1GiB`` (this process),
             ``file:///absolute/path?size=10GiB`` or ``shm://NAME?size=10GiB`` (processes of
             this machine, on disk or in shared memory),
-            ``valkey://[user[:password]@]host[:port][/db]`` or ``redis://…``,
-            ``unix:///path.sock[?db=N]``. A password may come from the environment variable
-            ``PENSTOCK_POOL_PASSWORD`` instead.
+            ``valkey://[user[:password]@]host[:port][/db]`` or ``redis://…`` (a server; with
+            TLS ``valkeys://``, under Sentinel ``valkey+sentinel://host[,…]/master``, a cluster
+            ``valkey+cluster://host[,…]``), ``unix:///path.sock[?db=N]``; or several of these as
+            tiers, the nearest first, with spaces between. A password may come from the
+            environment variable ``PENSTOCK_POOL_PASSWORD`` instead.
         namespace: only users of one namespace see each other's values. A name; or a mapping of
             everything that must agree between them; or the digest of a namespace, 16 bytes.
         timeout: seconds that an operation may take unless it says otherwise.

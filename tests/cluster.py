@@ -36,6 +36,7 @@ class Cluster:
                     *("--cluster-port", bus),
                     *("--cluster-node-timeout", str(NODE_TIMEOUT_MS)),
                     *("--cluster-replica-validity-factor", "0"),
+                    *("--cluster-require-full-coverage", "no"),
                 )
             )
 

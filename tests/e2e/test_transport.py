@@ -19,7 +19,7 @@ from tests.servers import Server
 
 pytestmark = pytest.mark.e2e
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "operating.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "security.md"
 
 
 def certify(folder: Path) -> None:
@@ -53,7 +53,7 @@ def certify(folder: Path) -> None:
 def test_tls_and_a_user_with_the_rights_that_the_guide_names(
     kind: str, llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
 ) -> None:
-    found = re.search(r"An ACL user for engines needs `([^`]+)`", GUIDE.read_text())
+    found = re.search(r"ACL SETUSER engine on >PASSWORD (.+)", GUIDE.read_text())
     assert found is not None
     certify(tmp_path)
     files = {"cert": tmp_path / "cert.pem", "key": tmp_path / "key.pem"}
@@ -68,7 +68,7 @@ def test_tls_and_a_user_with_the_rights_that_the_guide_names(
     with server:
         server.command("CONFIG", "SET", "port", "0")
         assert server.command("CONFIG", "SET", "tls-port", str(server.port)) == b"+OK\r\n"
-        rights = ["on", ">s3cret", "resetkeys", *found.group(1).split()]
+        rights = ["on", ">s3cret", *found.group(1).split()]
         assert server.command("ACL", "SETUSER", "engine", *rights) == b"+OK\r\n"
         assert server.command("ACL", "SETUSER", "default", "-@all", "+acl") == b"+OK\r\n"
         url = f"{kind}s://engine:s3cret@127.0.0.1:{server.port}?ca={files['cert']}"

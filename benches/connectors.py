@@ -14,7 +14,8 @@ from typing import Any
 
 from tests.servers import Server
 
-from benches.processes import Process, free_port
+from benches.processes import Process
+from penstock.demo.processes import free_port
 
 _COMPUTING = max(1, (os.cpu_count() or 2) - 1)
 ENGINE_ENVIRONMENT = {

@@ -22,9 +22,10 @@ from typing import Any
 
 from benches import connectors, environment, quiet, report
 from benches.connectors import ENGINE_ENVIRONMENT, Connector
-from benches.processes import Process, free_port
+from benches.processes import Process
 from benches.report import progress
 from penstock.demo.model import model_folder
+from penstock.demo.processes import free_port
 
 BASELINE = "none"
 START_TIMEOUT = 400.0

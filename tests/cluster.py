@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.demo.processes import free_port
 from tests.servers import Server
 
 NODES = 6
@@ -25,15 +25,12 @@ class Cluster:
         for number in range(NODES):
             own = folder / str(number)
             own.mkdir(parents=True)
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                bus = str(probe.getsockname()[1])
             self.servers.append(
                 Server(
                     kind,
                     own,
                     *("--cluster-enabled", "yes"),
-                    *("--cluster-port", bus),
+                    *("--cluster-port", str(free_port())),
                     *("--cluster-node-timeout", str(NODE_TIMEOUT_MS)),
                     *("--cluster-replica-validity-factor", "0"),
                     *("--cluster-require-full-coverage", "no"),

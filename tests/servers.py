@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.demo.processes import free_port
+
 START_TIMEOUT = 20.0
 
 
@@ -31,9 +33,7 @@ class Server:
         self._options = options
         self._folder = folder
         self.socket = folder / f"{kind}.sock"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self.tcp_url = f"{kind}://127.0.0.1:{self.port}"
         self.unix_url = f"unix://{self.socket}"
         self.process: subprocess.Popen[bytes] | None = None

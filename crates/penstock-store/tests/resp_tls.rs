@@ -13,7 +13,7 @@ use behaviour::batches::{fetch, fill};
 use behaviour::{bytes, fresh_namespace, get, key, put, soon};
 use penstock_store::{ErrorKind, GetOutcome, OpenOptions, Store, open};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
-use resp_server::{Server, free_port, on_each_server};
+use resp_server::{FREE_PORT, Server, on_each_server};
 use tempfile::TempDir;
 
 /// Certificates of one authority, in files.
@@ -65,11 +65,10 @@ impl Papers {
 
     /// A server that also listens for TLS, and the port.
     fn server(&self, name: &'static str, ask_clients: bool) -> (Server, u16) {
-        let port = free_port();
         let path = |file: &str| self.path(file).display().to_string();
         let arguments = [
             "--tls-port",
-            &port.to_string(),
+            FREE_PORT,
             "--tls-cert-file",
             &path("server.pem"),
             "--tls-key-file",
@@ -79,7 +78,9 @@ impl Papers {
             "--tls-auth-clients",
             if ask_clients { "yes" } else { "no" },
         ];
-        (Server::start_with(name, &arguments), port)
+        let server = Server::start_with(name, &arguments);
+        let port = server.option("--tls-port").parse().expect("a port");
+        (server, port)
     }
 
     fn url(&self, port: u16) -> String {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -170,11 +171,16 @@ def _stop_all(servers: Sequence[Server]) -> None:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of the loopback interface that nobody listens on.
+
+    It lies below those that Linux gives to connections (`ip_local_port_range`, from 32768 on), so
+    that nobody takes it in passing while a server is starting.
+    """
+    while True:
+        port = random.SystemRandom().randrange(12_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def start_pool_server(processes: Processes, kind: str, folder: Path) -> str:

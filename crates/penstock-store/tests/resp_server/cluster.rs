@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Server, free_port};
+use super::{FREE_PORT, Server};
 
 /// Slots in every cluster.
 const SLOTS: usize = 16384;
@@ -16,14 +16,13 @@ pub(crate) struct Cluster {
 impl Cluster {
     pub(crate) fn start(name: &'static str, primaries: usize, with_replicas: bool) -> Self {
         let start = |_| {
-            let bus = free_port().to_string();
             // A node is taken for dead after a second, and replaced then.
             let options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
             // As a cache wants it: what lies on a silent node is missing, and nothing else.
             let partial = ["--cluster-require-full-coverage", "no"];
             let more = [
                 "--cluster-port",
-                &bus,
+                FREE_PORT,
                 "--cluster-replica-validity-factor",
                 "0",
             ];

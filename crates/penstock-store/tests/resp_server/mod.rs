@@ -5,6 +5,8 @@
 
 pub(crate) mod cluster;
 
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -16,6 +18,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 const NAMES: [&str; 2] = ["redis-server", "valkey-server"];
+
+/// Stands for a free port among a server's options, another one at each attempt to start.
+pub(crate) const FREE_PORT: &str = "a free port";
+
+/// Below those that Linux gives to connections (`ip_local_port_range`, from 32768 on): nobody
+/// takes one of these in passing.
+const PORTS: std::ops::Range<u64> = 12_000..30_000;
 
 /// Runs a check on each of the servers that are installed. Without any it fails where `CI=true`
 /// and says so elsewhere.
@@ -57,19 +66,24 @@ impl Server {
         Self::start_with(name, &[])
     }
 
-    /// Starts with more options, as on the server's command line.
+    /// Starts with more options, as on the server's command line; [`FREE_PORT`] is replaced.
     pub(crate) fn start_with(name: &'static str, arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let mut server = Self {
             name,
-            arguments: arguments.iter().map(ToString::to_string).collect(),
+            arguments: Vec::new(),
             port: 0,
             directory,
             process: None,
         };
-        // Another process may take the port between our finding it and the server's binding it.
+        // Another process may take a port between our finding it and the server's binding it.
         for _ in 0..5 {
             server.port = free_port();
+            let chosen = |argument: &&str| match *argument {
+                FREE_PORT => free_port().to_string(),
+                other => other.to_owned(),
+            };
+            server.arguments = arguments.iter().map(chosen).collect();
             server.spawn();
             if server.comes_up() {
                 return server;
@@ -130,8 +144,10 @@ impl Server {
             if let Ok(Some(_)) = self.process.as_mut().expect("spawned").try_wait() {
                 return false;
             }
-            if UnixStream::connect(self.socket()).is_ok()
-                && !self.command("PING").starts_with("-LOADING")
+            // It may end between listening here and failing to listen elsewhere.
+            if self
+                .try_commands(&["PING"])
+                .is_ok_and(|replies| !replies[0].is_empty() && !replies[0].starts_with("-LOADING"))
             {
                 return true;
             }
@@ -174,15 +190,17 @@ impl Server {
     /// Sends lines over one connection; returns the first line of each reply, which must be the
     /// only one but for the last.
     pub(crate) fn commands(&self, lines: &[&str]) -> Vec<String> {
-        let mut stream = UnixStream::connect(self.socket()).expect("the server listens");
-        let mut replies = BufReader::new(stream.try_clone().expect("a second handle"));
+        self.try_commands(lines).expect("the server answers")
+    }
+
+    fn try_commands(&self, lines: &[&str]) -> std::io::Result<Vec<String>> {
+        let mut stream = UnixStream::connect(self.socket())?;
+        let mut replies = BufReader::new(stream.try_clone()?);
         let reply = |line: &&str| {
-            stream
-                .write_all(format!("{line}\r\n").as_bytes())
-                .expect("the server reads");
+            stream.write_all(format!("{line}\r\n").as_bytes())?;
             let mut reply = String::new();
-            replies.read_line(&mut reply).expect("the server answers");
-            reply.trim_end().to_owned()
+            replies.read_line(&mut reply)?;
+            Ok(reply.trim_end().to_owned())
         };
         lines.iter().map(reply).collect()
     }
@@ -249,12 +267,16 @@ impl Drop for Server {
     }
 }
 
-/// A loopback port that nothing listens on.
+/// A loopback port that nothing listens on, and that is unlikely to be anybody else's choice.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0")
-        .and_then(|l| l.local_addr())
-        .expect("a free port")
-        .port()
+    loop {
+        let random = RandomState::new().hash_one(());
+        let port = PORTS.start + random % (PORTS.end - PORTS.start);
+        let port = u16::try_from(port).expect("below 2^16");
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// What an impostor does with a connection once it has answered the greeting.

@@ -26,6 +26,9 @@ _FORMAT = 2
 
 _PUBLISH_SECONDS = 300.0
 
+_EQUAL_SHARES = ("num_blocks", "layers_per_object", "host_blocks")
+"""What ranks must have alike."""
+
 _EQUAL = ("page_tokens", "interior", "content_bytes")
 """What ranks must have alike of a group that they share."""
 
@@ -74,7 +77,7 @@ class Agreement:
             raise ConfigError("no rank holds any KV cache")
         self._check_equal(
             {
-                rank: {name: getattr(share, name) for name in ("num_blocks", "layers_per_object")}
+                rank: {name: getattr(share, name) for name in _EQUAL_SHARES}
                 for rank, share in holding.items()
             }
         )

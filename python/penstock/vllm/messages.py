@@ -120,5 +120,8 @@ class RankShare:
     span: Span | None
     num_blocks: int
     groups: tuple[GroupShare | None, ...]
+    host_blocks: int
+    """Blocks that the host memory of all ranks together holds."""
     slots: int
+    """This rank's, for its part of them."""
     layers_per_object: int | None = None

@@ -20,6 +20,7 @@ from penstock.layout import objects as object_spans
 from penstock.layout.geometry import Geometry, limit_objects, parse_geometry
 from penstock.vllm import compat
 from penstock.vllm.groups import Group
+from penstock.vllm.host import host_blocks, stage_slots
 from penstock.vllm.messages import (
     IDLE_SECONDS,
     BlockJob,
@@ -33,12 +34,6 @@ from penstock.vllm.settings import Settings
 from penstock.vllm.stats import PenstockStats
 
 logger = logging.getLogger("vllm.penstock")
-
-HEADER_BYTES = 128
-"""Room for a value's header, encrypted or not, in front of the payload in every slot."""
-
-PAGE_BYTES = 4096
-"""Slots begin on pages of host memory."""
 
 CHUNK_BYTES = 32
 """Bytes of a chunk's identity in a key."""
@@ -115,7 +110,7 @@ class WorkerHalf:
         ]
         layers = [layer for group in tensors for layer in group]
         if not layers:
-            self._share = RankShare(None, num_blocks, (None,) * len(self._groups), 0)
+            self._share = RankShare(None, num_blocks, (None,) * len(self._groups), 0, 0)
             return
         self._fences = compat.Fences(
             {tensor.device for group in tensors for tensor in group.values()}
@@ -127,7 +122,8 @@ class WorkerHalf:
             for position, views in enumerate(tensors)
             if views
         }
-        geometry = self._geometry(descriptors)
+        layer_bytes = self._layer_bytes(descriptors)
+        geometry = self._geometry(layer_bytes)
         if geometry.interior is not None:
             descriptors = {
                 position: descriptor.with_interior(geometry.interior)
@@ -158,8 +154,7 @@ class WorkerHalf:
                 )
             )
             _log_group(group, descriptor, parts, len(own))
-        slot_bytes = -(-(object_bytes + HEADER_BYTES) // PAGE_BYTES) * PAGE_BYTES
-        slots = max(_MIN_SLOTS, self._host_bytes(span) // slot_bytes)
+        blocks, slots = self._host_slots(stage, heads, layer_bytes, geometry)
         with compat.operators_cores():
             self._engine = Engine(
                 self._open_store(),
@@ -171,7 +166,7 @@ class WorkerHalf:
             )
         for position, descriptor in descriptors.items():
             self._engine.register(descriptor, position, cuda_device=self._fences.cuda_device)
-        self._share = RankShare(span, num_blocks, tuple(shares), slots, geometry.layers)
+        self._share = RankShare(span, num_blocks, tuple(shares), blocks, slots, geometry.layers)
 
     def _open_store(self) -> Store:
         store = Store.open(self._settings.pool, client_name="penstock-worker").guarded()
@@ -187,25 +182,33 @@ class WorkerHalf:
         )
         return store.encrypted(keys)
 
-    def _geometry(self, descriptors: Mapping[int, Descriptor]) -> Geometry:
+    def _layer_bytes(self, descriptors: Mapping[int, Descriptor]) -> int:
+        """One layer's part of a block on this rank, in the group where it is largest."""
+        largest = 0
+        for position, descriptor in descriptors.items():
+            pages = self._groups[position].block_size // descriptor.tokens
+            whole = descriptor.block_bytes(descriptor.share) * pages
+            largest = max(largest, whole // len(descriptor.layers))
+        return largest
+
+    def _geometry(self, layer_bytes: int) -> Geometry:
         geometry = parse_geometry(
             self._settings.pool_geometry, *compat.model_extent(self._vllm_config)
         )
         if geometry.layers is not None:
             return geometry
-        layer_bytes = 0
-        for position, descriptor in descriptors.items():
-            pages = self._groups[position].block_size // descriptor.tokens
-            whole = descriptor.block_bytes(descriptor.share) * pages
-            layer_bytes = max(layer_bytes, whole // len(descriptor.layers))
         return limit_objects(geometry, layer_bytes, compat.stages(self._vllm_config))
 
-    def _host_bytes(self, span: Span) -> int:
-        """This rank's part of the engine's host memory, by the part of the KV that it holds."""
-        layers, heads = compat.model_extent(self._vllm_config)
-        whole: int = layers * max(heads, self._vllm_config.parallel_config.tensor_parallel_size)
-        mine = (span[1] - span[0]) * (span[3] - span[2])
-        return self._settings.host_bytes * mine // whole
+    def _host_slots(
+        self, stage: tuple[int, int], heads: tuple[int, int], layer_bytes: int, geometry: Geometry
+    ) -> tuple[int, int]:
+        """Blocks that the engine's host memory holds, and this rank's slots for them."""
+        stages = compat.stages(self._vllm_config)
+        ranks = [stage_slots(part, heads, layer_bytes, geometry) for part in stages]
+        tensor_parallel = self._vllm_config.parallel_config.tensor_parallel_size
+        blocks = host_blocks(self._settings.host_bytes, ranks * tensor_parallel)
+        own = stage_slots(stage, heads, layer_bytes, geometry)
+        return blocks, max(_MIN_SLOTS, blocks * own.per_block)
 
     @property
     def share(self) -> RankShare | None:

@@ -143,6 +143,7 @@ class Engine:
         *,
         slot_bytes: int,
         slots: int,
+        keep: bool = True,
         copy_lanes: int = 1,
         get_lanes: int = 2,
         put_lanes: int = 1,
@@ -169,6 +170,16 @@ class Engine:
         after: int = 0,
         context: bytes | None = None,
     ) -> None: ...
+    def submit_prefetch(
+        self,
+        job: int,
+        objects: Sequence[tuple[int, bytes, Sequence[int]]],
+        timeout: float,
+        *,
+        context: bytes | None = None,
+    ) -> None: ...
+    def release(self, job: int) -> None: ...
+    def take_host_changes(self) -> list[tuple[bytes, bool]]: ...
     def poll(self) -> list[tuple[int, str, list[tuple[str, int]]]]: ...
     def wait(self, timeout: float) -> bool: ...
     def wait_released(self, jobs: Sequence[int], timeout: float) -> bool: ...

@@ -93,6 +93,9 @@ class Node:
             extra: dict[str, Any] = {
                 "penstock.pool": pool,
                 "penstock.host_bytes": "128MiB",
+                # Loads come from the pool, and always, as most tests are about that.
+                "penstock.host_tier": False,
+                "penstock.load_policy": "always",
                 # Generous, so that a busy machine does not turn hits into misses.
                 "penstock.lookup_timeout": 1.0,
                 "penstock.load_timeout": 4.0,

@@ -34,6 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let descriptor = Descriptor::packed(layout, share, blocks, TOKENS, content)?;
         let mut memory = vec![1_u8; descriptor.region_lens()[0] as usize];
         let mut config = EngineConfig::new(block_bytes as usize, 64);
+        config.keep = false;
         config.get_lanes = get_lanes as usize;
         config.batch = batch as usize;
         config.copy_lanes = copy_lanes as usize;

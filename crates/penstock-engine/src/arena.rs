@@ -2,9 +2,9 @@
 //!
 //! A slot holds one object's value: its header, then the payload. What may be done with it
 //! follows from its type: an [`Empty`] slot is filled, by a gather and then sealed, or by a
-//! store and then verified; only a [`Sealed`] one is put, only a [`Verified`] one is scattered.
-//! Sealing encrypts and verifying decrypts, in place, if there are keys. Whatever the state,
-//! dropping the slot gives it back.
+//! store and then verified; only a [`Sealed`] one is put, only a [`Verified`] one is scattered, or
+//! kept for later. Sealing encrypts and verifying decrypts, in place, if there are keys. Whatever
+//! the state, dropping the slot gives it back.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,6 +32,8 @@ const LARGEST_HEADER_BYTES: usize = ENCRYPTED_HEADER_BYTES;
 pub(crate) enum Purpose {
     Load,
     Store,
+    /// Nobody is at work on it.
+    Keep,
 }
 
 /// Pinned at a time: neither start-up nor shutdown waits for more.
@@ -116,18 +118,17 @@ impl Arena {
     }
 
     /// A free slot, unless there is none or stores hold their share already.
-    pub(crate) fn lease(self: &Arc<Self>, purpose: Purpose) -> Option<Slot<Empty>> {
+    pub(crate) fn lease(self: &Arc<Self>, purpose: Purpose) -> Lent {
         let mut free = self.free.lock();
-        if purpose == Purpose::Store {
-            if free.held_by_stores == self.store_slots {
-                return None;
-            }
-            let index = free.slots.pop()?;
-            free.held_by_stores += 1;
-            Some(self.slot(index, purpose))
-        } else {
-            free.slots.pop().map(|index| self.slot(index, purpose))
+        let is_store = purpose == Purpose::Store;
+        if is_store && free.held_by_stores == self.store_slots {
+            return Lent::NoShare;
         }
+        let Some(index) = free.slots.pop() else {
+            return Lent::NoneFree;
+        };
+        free.held_by_stores += usize::from(is_store);
+        Lent::Slot(self.slot(index, purpose))
     }
 
     fn slot(self: &Arc<Self>, index: usize, purpose: Purpose) -> Slot<Empty> {
@@ -144,6 +145,14 @@ impl Arena {
             state: Empty,
         }
     }
+}
+
+/// What became of the wish for a slot.
+pub(crate) enum Lent {
+    Slot(Slot<Empty>),
+    /// Stores hold as many as they may.
+    NoShare,
+    NoneFree,
 }
 
 /// The right to use one slot.
@@ -183,19 +192,30 @@ impl Lease {
     }
 }
 
+impl Lease {
+    /// Nobody is at work on the slot any more.
+    fn at_rest(&self, free: &mut Free) {
+        if self.purpose == Purpose::Store {
+            free.held_by_stores -= 1;
+        }
+        if self.purpose != Purpose::Keep {
+            let in_use = &self.arena.counters.slots_in_use;
+            in_use.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
 impl Drop for Lease {
     fn drop(&mut self) {
         {
             let mut free = self.arena.free.lock();
             free.slots.push(self.index);
-            if self.purpose == Purpose::Store {
-                free.held_by_stores -= 1;
-            }
+            self.at_rest(&mut free);
         }
-        self.arena
-            .counters
-            .slots_in_use
-            .fetch_sub(1, Ordering::Relaxed);
+        if self.purpose == Purpose::Keep {
+            let kept = &self.arena.counters.slots_kept;
+            kept.fetch_sub(1, Ordering::Relaxed);
+        }
         self.arena.signals.copy.notify_one();
         self.arena.signals.get.notify_one();
     }
@@ -214,12 +234,24 @@ pub(crate) struct Gathered {
 /// A slot that holds a whole value, ready to be put.
 pub(crate) struct Sealed {
     value_bytes: usize,
+    /// What the payload still is, unless it was encrypted.
+    plain: Option<Verified>,
 }
 
-/// A slot that holds a value which arrived whole, under its own key, and matches its checksum or
-/// its authentication.
+/// A slot that holds a payload as it was gathered, or one of a value which arrived whole, under its
+/// own key, and matched its checksum or its authentication.
 pub(crate) struct Verified {
     payload_bytes: usize,
+    context: Arc<[u8]>,
+}
+
+impl Verified {
+    fn of(transfer: &Transfer) -> Self {
+        Self {
+            payload_bytes: transfer.bytes,
+            context: Arc::clone(&transfer.context),
+        }
+    }
 }
 
 /// A slot of the arena, in one of its states.
@@ -271,9 +303,7 @@ impl Slot<Empty> {
         }
         Ok(Slot {
             lease: self.lease,
-            state: Verified {
-                payload_bytes: transfer.bytes,
-            },
+            state: Verified::of(transfer),
         })
     }
 }
@@ -288,6 +318,7 @@ impl Slot<Gathered> {
         let header_bytes = self.lease.arena.header_bytes;
         let value_bytes = header_bytes + payload_bytes;
         let keys = self.lease.arena.keys.clone();
+        let plain = keys.is_none().then(|| Verified::of(transfer));
         let value = self.lease.bytes_mut(0..value_bytes);
         let (header, payload) = value.split_at_mut(header_bytes);
         match keys {
@@ -304,8 +335,16 @@ impl Slot<Gathered> {
         }
         Ok(Slot {
             lease: self.lease,
-            state: Sealed { value_bytes },
+            state: Sealed { value_bytes, plain },
         })
+    }
+
+    /// The payload, which is the transfer's, as good as one that was verified.
+    pub(crate) fn into_verified(self, transfer: &Transfer) -> Slot<Verified> {
+        Slot {
+            lease: self.lease,
+            state: Verified::of(transfer),
+        }
     }
 }
 
@@ -313,9 +352,32 @@ impl Slot<Sealed> {
     pub(crate) fn value(&self) -> &[u8] {
         self.lease.bytes(0..self.state.value_bytes)
     }
+
+    /// The payload, unless it was encrypted in place.
+    pub(crate) fn into_verified(self) -> Option<Slot<Verified>> {
+        let lease = self.lease;
+        self.state.plain.map(|state| Slot { lease, state })
+    }
 }
 
 impl Slot<Verified> {
+    /// Puts the slot at rest: it does not count as in use any more.
+    pub(crate) fn keep(mut self) -> Self {
+        let arena = Arc::clone(&self.lease.arena);
+        self.lease.at_rest(&mut arena.free.lock());
+        self.lease.purpose = Purpose::Keep;
+        arena.counters.slots_kept.fetch_add(1, Ordering::Relaxed);
+        // Stores may have waited for their share, and all for something to be given up.
+        arena.signals.copy.notify_one();
+        arena.signals.get.notify_one();
+        self
+    }
+
+    /// Whether this is what the transfer would load, given that the key is the same.
+    pub(crate) fn is_of(&self, transfer: &Transfer) -> bool {
+        self.state.payload_bytes == transfer.bytes && self.state.context == transfer.context
+    }
+
     pub(crate) fn payload(&self) -> &[u8] {
         let start = self.lease.arena.header_bytes;
         self.lease.bytes(start..start + self.state.payload_bytes)

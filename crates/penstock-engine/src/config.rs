@@ -27,6 +27,10 @@ pub struct EngineConfig {
     /// Slots that stores may hold at once; the rest is kept for loads. At least 1, less than
     /// `slots`.
     pub store_slots: usize,
+    /// Whether values stay in their slots until the room is needed: the host tier.
+    pub keep: bool,
+    /// Most slots whose values wait for the request that they were prefetched for.
+    pub prefetch_slots: usize,
     /// Threads that gather blocks into slots.
     pub copy_lanes: usize,
     /// Threads that get values and scatter what they got.
@@ -69,6 +73,8 @@ impl EngineConfig {
             slot_bytes,
             slots,
             store_slots: (slots - slots / 4).min(slots.saturating_sub(1)).max(1),
+            keep: true,
+            prefetch_slots: slots / 2,
             copy_lanes: 1,
             get_lanes: 2,
             put_lanes: 1,

@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 use penstock_layout::Descriptor;
-use penstock_store::Store;
+use penstock_store::{Key, Store};
 
 use crate::arena::Arena;
 use crate::completion::{Completions, Job, Table};
 use crate::config::end_of;
 use crate::job::Transfer;
+use crate::kept::Value;
 use crate::lane::{self, Floor};
-use crate::load::LoadJob;
+use crate::load::{Aim, LoadJob, Wish};
 use crate::region::Registration;
 use crate::signal::Signals;
 use crate::store::{Gauge, StoreJob};
@@ -173,22 +174,81 @@ impl Engine {
         prefix: bool,
         after: u64,
     ) -> Result<(), EngineError> {
-        let transfers = self.transfers(objects, after)?;
-        let load = LoadJob::new(
-            job,
-            transfers,
+        let objects = self.transfers(objects, after)?;
+        let held = self.floor.queues.kept().find(&objects);
+        let wish = Wish {
+            aim: Aim::Blocks,
+            objects,
             deadline,
             prefix,
+        };
+        self.submit_wish(job, wish, held)?;
+        let counters = &self.floor.counters;
+        counters.load_jobs.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Gets objects into the host tier by `deadline`, where they stay until [`release`](Self::release):
+    /// a load finds them there. It goes behind all loads, is no claim to room (objects that find none
+    /// are dropped), and ends with [`Event::Prefetched`](crate::Event). Of the objects' blocks only the
+    /// number matters.
+    pub fn submit_prefetch(
+        &self,
+        job: u64,
+        objects: Vec<Object>,
+        deadline: Instant,
+    ) -> Result<(), EngineError> {
+        let objects = self.transfers(objects, 0)?;
+        if self.table.get(job).is_some() {
+            return Err(EngineError::DuplicateJob(job));
+        }
+        let kept = self.floor.queues.kept();
+        let held = kept.open(job, &objects);
+        let wish = Wish {
+            aim: Aim::HostTier,
+            objects,
+            deadline,
+            prefix: true,
+        };
+        self.submit_wish(job, wish, held)
+            .inspect_err(|_| kept.release(job))
+    }
+
+    /// Nobody waits any more for what a prefetch brings, or has brought: it may be given up. To be
+    /// called once for each prefetch, before or after its end.
+    pub fn release(&self, job: u64) {
+        if let Some(Job::Load(prefetch)) = self.table.get(job)
+            && prefetch.aim() == Aim::HostTier
+        {
+            prefetch.abandon(Outcome::Cancelled);
+            self.floor.queues.prune_loads();
+        }
+        self.floor.queues.kept().release(job);
+    }
+
+    /// Which keys came into the host tier (true) and went since the last call; at first, all that
+    /// are there. Nothing is remembered before the first call.
+    pub fn take_host_changes(&self) -> Vec<(Key, bool)> {
+        self.floor.queues.kept().take_changes()
+    }
+
+    fn submit_wish(
+        &self,
+        job: u64,
+        wish: Wish,
+        held: Vec<Option<Value>>,
+    ) -> Result<(), EngineError> {
+        let aim = wish.aim;
+        let load = LoadJob::new(
+            job,
+            wish,
+            held,
             Arc::clone(&self.completions),
             Arc::clone(&self.floor.counters),
         );
         self.table.insert(job, Job::Load(Arc::clone(&load)))?;
-        self.floor
-            .counters
-            .load_jobs
-            .fetch_add(1, Ordering::Relaxed);
-        load.report_if_empty();
-        self.floor.queues.push_load(load);
+        load.report_if_done();
+        self.floor.queues.push_load(load, aim);
         Ok(())
     }
 

@@ -33,6 +33,8 @@ pub enum Outcome {
     Dropped,
     /// Verified and written into its blocks; payload bytes.
     Loaded(u64),
+    /// Written into its blocks from the host tier; payload bytes.
+    Kept(u64),
     /// The store does not have it.
     Miss,
     /// The store's value did not verify. Its blocks were not touched.
@@ -55,6 +57,7 @@ impl Outcome {
             Self::AlreadyPresent => "already_present",
             Self::Dropped => "dropped",
             Self::Loaded(_) => "loaded",
+            Self::Kept(_) => "kept",
             Self::Miss => "miss",
             Self::Rejected(_) => "rejected",
             Self::TimedOut => "timed_out",
@@ -67,9 +70,14 @@ impl Outcome {
     /// Payload bytes moved.
     pub fn bytes(&self) -> u64 {
         match self {
-            Self::Stored(bytes) | Self::Loaded(bytes) => *bytes,
+            Self::Stored(bytes) | Self::Loaded(bytes) | Self::Kept(bytes) => *bytes,
             _ => 0,
         }
+    }
+
+    /// Whether the object of a load is where it was wanted.
+    pub(crate) fn is_there(&self) -> bool {
+        matches!(self, Self::Loaded(_) | Self::Kept(_))
     }
 }
 
@@ -81,6 +89,11 @@ pub enum Event {
     Released,
     /// A load job is over. None of its blocks is written any more.
     Loaded {
+        /// One outcome for each object, in the order submitted.
+        objects: Vec<Outcome>,
+    },
+    /// A prefetch is over: what it brought is in the host tier, and stays until it is released.
+    Prefetched {
         /// One outcome for each object, in the order submitted.
         objects: Vec<Outcome>,
     },
@@ -97,6 +110,7 @@ impl Event {
         match self {
             Self::Released => "released",
             Self::Loaded { .. } => "loaded",
+            Self::Prefetched { .. } => "prefetched",
             Self::Stored { .. } => "stored",
         }
     }
@@ -110,7 +124,9 @@ impl Event {
     pub fn outcomes(&self) -> &[Outcome] {
         match self {
             Self::Released => &[],
-            Self::Loaded { objects } | Self::Stored { objects } => objects,
+            Self::Loaded { objects } | Self::Prefetched { objects } | Self::Stored { objects } => {
+                objects
+            }
         }
     }
 }

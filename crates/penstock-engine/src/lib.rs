@@ -13,6 +13,7 @@ mod direct;
 mod engine;
 mod error;
 mod job;
+mod kept;
 mod lane;
 mod load;
 mod lookup;

@@ -1,7 +1,8 @@
-//! The life of a load job.
+//! The life of a load job, or of a prefetch, which is one without blocks.
 //!
-//! Each object goes from queued to fetching (a lane has a slot and asks the store) to scattering
-//! (the value is verified and is being written into the blocks) to done. The step to scattering
+//! Each object goes from queued to fetching (a lane has a slot and asks the store, or has the value
+//! from the host tier) to scattering (the value is verified and is being written into the blocks, or
+//! kept) to done. The step to scattering
 //! is taken under the job's lock and only before the deadline; a job is given up by moving
 //! everything that is not scattering to done. So once every object is done, and only then is
 //! the job reported, no byte of it is written any more.
@@ -14,11 +15,21 @@ use penstock_store::ErrorKind;
 
 use crate::completion::Completions;
 use crate::job::Transfer;
+use crate::kept::Value;
 use crate::region::Registration;
 use crate::{Counters, Event, Outcome};
 
+/// Where the objects of a job go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Aim {
+    Blocks,
+    /// The host tier, to stay there until it is released.
+    HostTier,
+}
+
 pub(crate) struct LoadJob {
     id: u64,
+    aim: Aim,
     objects: Vec<Transfer>,
     deadline: Instant,
     /// Whether an object is useless without those before it.
@@ -30,6 +41,8 @@ pub(crate) struct LoadJob {
 
 struct State {
     progress: Vec<Progress>,
+    /// By object: its value, if the host tier had it and nobody has taken it yet.
+    held: Vec<Option<Value>>,
     /// No object before this one is queued.
     next: usize,
     unfinished: usize,
@@ -45,30 +58,52 @@ enum Progress {
 }
 
 impl LoadJob {
+    /// `held` are the objects' values that the host tier has.
     pub(crate) fn new(
         id: u64,
-        objects: Vec<Transfer>,
-        deadline: Instant,
-        prefix: bool,
+        wish: Wish,
+        held: Vec<Option<Value>>,
         completions: Arc<Completions>,
         counters: Arc<Counters>,
     ) -> Arc<Self> {
+        let Wish {
+            aim,
+            objects,
+            deadline,
+            prefix,
+        } = wish;
         let state = State {
             progress: vec![Progress::Queued; objects.len()],
+            held,
             next: 0,
             unfinished: objects.len(),
             reported: false,
         };
         let state = Mutex::new(state);
-        Arc::new(Self {
+        let job = Arc::new(Self {
             id,
+            aim,
             objects,
             deadline,
             prefix,
             state,
             completions,
             counters,
-        })
+        });
+        if aim == Aim::HostTier {
+            job.finish_held();
+        }
+        job
+    }
+
+    /// What a prefetch wants and the host tier has is there already.
+    fn finish_held(&self) {
+        let mut state = self.state.lock();
+        for (index, transfer) in self.objects.iter().enumerate() {
+            if state.held[index].is_some() {
+                self.finish(&mut state, index, Outcome::Kept(transfer.bytes as u64));
+            }
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -77,6 +112,10 @@ impl LoadJob {
 
     pub(crate) fn deadline(&self) -> Instant {
         self.deadline
+    }
+
+    pub(crate) fn aim(&self) -> Aim {
+        self.aim
     }
 
     /// Number of objects that nobody fetches yet.
@@ -115,6 +154,30 @@ impl LoadJob {
         tickets
     }
 
+    /// Takes up to `objects` objects, no more than `bytes` of payload unless the first alone is, that
+    /// need no fetching.
+    pub(crate) fn take_held(self: &Arc<Self>, objects: usize, bytes: usize) -> Vec<HeldTicket> {
+        let mut taken: Vec<HeldTicket> = Vec::new();
+        let mut taken_bytes = 0;
+        let mut state = self.state.lock();
+        self.skip_finished(&mut state);
+        for index in state.next..self.objects.len() {
+            if state.progress[index] != Progress::Queued || state.held[index].is_none() {
+                continue;
+            }
+            taken_bytes += self.objects[index].bytes;
+            if taken.len() == objects || (!taken.is_empty() && taken_bytes > bytes) {
+                break;
+            }
+            if let Some(value) = state.held[index].take() {
+                state.progress[index] = Progress::Fetching;
+                let job = Arc::clone(self);
+                taken.push((LoadTicket { job, index }, value));
+            }
+        }
+        taken
+    }
+
     fn skip_finished(&self, state: &mut State) {
         while state
             .progress
@@ -132,15 +195,25 @@ impl LoadJob {
         self.report(&mut state);
     }
 
-    /// Reports a job without objects.
-    pub(crate) fn report_if_empty(&self) {
-        if self.objects.is_empty() {
-            self.report(&mut self.state.lock());
+    /// Gives up what nobody fetches yet.
+    pub(crate) fn drop_queued(&self) {
+        let mut state = self.state.lock();
+        for index in 0..self.objects.len() {
+            if state.progress[index] == Progress::Queued {
+                self.finish(&mut state, index, Outcome::Dropped);
+            }
         }
+        self.report(&mut state);
+    }
+
+    /// Reports a job of which nothing is left to do.
+    pub(crate) fn report_if_done(&self) {
+        self.report(&mut self.state.lock());
     }
 
     fn finish(&self, state: &mut State, index: usize, outcome: Outcome) {
         state.progress[index] = Progress::Done(outcome);
+        state.held[index] = None;
         state.unfinished -= 1;
         self.counters.count(&outcome);
     }
@@ -165,10 +238,26 @@ impl LoadJob {
                     _ => unreachable!("no object is unfinished"),
                 })
                 .collect();
-            self.completions.push(self.id, Event::Loaded { objects });
+            let event = match self.aim {
+                Aim::Blocks => Event::Loaded { objects },
+                Aim::HostTier => Event::Prefetched { objects },
+            };
+            self.completions.push(self.id, event);
         }
     }
 }
+
+/// What a load job is to do.
+pub(crate) struct Wish {
+    pub(crate) aim: Aim,
+    pub(crate) objects: Vec<Transfer>,
+    pub(crate) deadline: Instant,
+    /// Whether an object is useless without those before it.
+    pub(crate) prefix: bool,
+}
+
+/// An object of a load job, and its value.
+pub(crate) type HeldTicket = (LoadTicket, Value);
 
 /// One object of a load job in the hands of a lane. It gets an outcome whatever becomes of the
 /// lane: dropped without one, it has failed.
@@ -190,12 +279,17 @@ impl LoadTicket {
         self.job.deadline
     }
 
+    /// The prefetch that the object is for, if it is not for its blocks.
+    pub(crate) fn prefetch(&self) -> Option<u64> {
+        (self.job.aim == Aim::HostTier).then_some(self.job.id)
+    }
+
     /// Whether anybody still wants the object.
     pub(crate) fn is_wanted(&self) -> bool {
         self.job.state.lock().progress[self.index] == Progress::Fetching
     }
 
-    /// Asks to write into the blocks. If true, the job is not reported before `resolve`.
+    /// Asks to write into the blocks, or to keep the value. If true, the job is not reported before `resolve`.
     pub(crate) fn begin_scatter(&self) -> bool {
         let mut state = self.job.state.lock();
         let wanted = state.progress[self.index] == Progress::Fetching;
@@ -222,7 +316,7 @@ impl LoadTicket {
             return;
         }
         job.finish(&mut state, self.index, outcome);
-        if job.prefix && !matches!(outcome, Outcome::Loaded(_)) {
+        if job.prefix && !outcome.is_there() {
             job.finish_from(&mut state, self.index + 1, Outcome::Skipped);
         }
         job.report(&mut state);

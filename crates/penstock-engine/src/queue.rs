@@ -7,9 +7,10 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use crate::Outcome;
-use crate::arena::{Arena, Empty, Gathered, Purpose, Slot};
+use crate::arena::{Arena, Empty, Gathered, Lent, Purpose, Slot};
 use crate::config::EngineConfig;
-use crate::load::{LoadJob, LoadTicket};
+use crate::kept::Kept;
+use crate::load::{Aim, HeldTicket, LoadJob, LoadTicket};
 use crate::signal::Signals;
 use crate::store::StoreTicket;
 
@@ -18,6 +19,7 @@ pub(crate) struct Queues {
     state: Mutex<State>,
     config: EngineConfig,
     arena: Arc<Arena>,
+    kept: Kept,
     signals: Arc<Signals>,
 }
 
@@ -29,6 +31,8 @@ struct State {
     puts: VecDeque<Put>,
     /// Jobs with queued objects, oldest first.
     loads: VecDeque<Arc<LoadJob>>,
+    /// As `loads`; of use only while there are none of those.
+    prefetches: VecDeque<Arc<LoadJob>>,
     /// Calls to drain under way.
     draining: usize,
     /// Until when stores are dropped, because the last puts all failed.
@@ -60,6 +64,8 @@ pub(crate) enum CopyWork {
 pub(crate) enum LoadWork {
     /// Objects of one job.
     Load(Vec<(LoadTicket, Slot<Empty>)>),
+    /// Objects of one job that the host tier has.
+    Scatter(Vec<HeldTicket>),
     Wait,
     Close,
 }
@@ -73,10 +79,15 @@ pub(crate) enum PutWork {
 
 impl Queues {
     pub(crate) fn new(config: EngineConfig, arena: Arc<Arena>, signals: Arc<Signals>) -> Self {
+        let kept = Kept::new(config.prefetch_slots);
+        if !config.keep {
+            kept.close();
+        }
         Self {
             state: Mutex::default(),
             config,
             arena,
+            kept,
             signals,
         }
     }
@@ -86,9 +97,9 @@ impl Queues {
         let since = Instant::now();
         {
             let mut state = self.state.lock();
-            let accepting = !state.closed
-                && state.draining == 0
-                && state.failing_until.is_none_or(|until| until <= since);
+            // While the store fails, the host tier takes what it can.
+            let failing = state.failing_until.is_some_and(|until| until > since);
+            let accepting = !state.closed && state.draining == 0 && (!failing || self.config.keep);
             for ticket in tickets {
                 let bytes = state.gather_bytes + ticket.transfer().bytes;
                 if accepting
@@ -115,6 +126,9 @@ impl Queues {
                 .failing_until
                 .is_some_and(|until| until > Instant::now());
             if state.closed || failing {
+                let key = put.ticket.transfer().key;
+                let slot = put.slot.into_verified(put.ticket.transfer());
+                self.kept.keep(key, slot, None);
                 put.ticket.resolve(Outcome::Dropped);
                 return;
             }
@@ -123,16 +137,31 @@ impl Queues {
         self.signals.put.notify_one();
     }
 
-    pub(crate) fn push_load(&self, job: Arc<LoadJob>) {
+    pub(crate) fn push_load(&self, job: Arc<LoadJob>, aim: Aim) {
         {
             let mut state = self.state.lock();
             if state.closed {
                 job.abandon(Outcome::Cancelled);
                 return;
             }
-            state.loads.push_back(job);
+            match aim {
+                Aim::Blocks => state.loads.push_back(job),
+                Aim::HostTier => state.prefetches.push_back(job),
+            }
         }
         self.signals.get.notify_all();
+    }
+
+    /// A free slot; if need be, of a value that is given up for it.
+    fn lease(&self, purpose: Purpose) -> Option<Slot<Empty>> {
+        loop {
+            match self.arena.lease(purpose) {
+                Lent::Slot(slot) => return Some(slot),
+                Lent::NoShare => return None,
+                Lent::NoneFree if self.kept.evict() => {}
+                Lent::NoneFree => return None,
+            }
+        }
     }
 
     pub(crate) fn next_copy(&self) -> CopyWork {
@@ -141,7 +170,7 @@ impl Queues {
             return CopyWork::Close;
         }
         while let Some(oldest) = state.gathers.front() {
-            if let Some(slot) = self.arena.lease(Purpose::Store) {
+            if let Some(slot) = self.lease(Purpose::Store) {
                 return match state.pop_gather() {
                     Some(gather) => CopyWork::Gather(gather.ticket, slot),
                     None => CopyWork::Wait(None),
@@ -165,6 +194,10 @@ impl Queues {
             return LoadWork::Close;
         }
         while let Some(job) = state.loads.front() {
+            let held = job.take_held(self.config.batch, self.config.batch_bytes);
+            if !held.is_empty() {
+                return LoadWork::Scatter(held);
+            }
             let queued = job.queued();
             if queued == 0 {
                 state.loads.pop_front();
@@ -175,10 +208,35 @@ impl Queues {
                 .div_ceil(self.config.get_lanes)
                 .min(self.config.batch);
             let slots: Vec<_> = (0..share)
-                .map_while(|_| self.arena.lease(Purpose::Load))
+                .map_while(|_| self.lease(Purpose::Load))
                 .collect();
             if slots.is_empty() {
-                break;
+                return LoadWork::Wait;
+            }
+            let tickets = job.take(slots.len(), self.config.batch_bytes);
+            if !tickets.is_empty() {
+                return LoadWork::Load(tickets.into_iter().zip(slots).collect());
+            }
+        }
+        self.next_prefetch(&mut state)
+    }
+
+    /// A prefetch that finds no room is over: its request will load what it needs.
+    fn next_prefetch(&self, state: &mut State) -> LoadWork {
+        while let Some(job) = state.prefetches.front() {
+            let queued = job.queued();
+            if queued == 0 {
+                state.prefetches.pop_front();
+                continue;
+            }
+            let share = queued.min(self.config.batch).min(self.kept.room());
+            let slots: Vec<_> = (0..share)
+                .map_while(|_| self.lease(Purpose::Load))
+                .collect();
+            if slots.is_empty() {
+                job.drop_queued();
+                state.prefetches.pop_front();
+                continue;
             }
             let tickets = job.take(slots.len(), self.config.batch_bytes);
             if !tickets.is_empty() {
@@ -232,7 +290,9 @@ impl Queues {
 
     /// Forgets load jobs of which nothing is to be fetched any more.
     pub(crate) fn prune_loads(&self) {
-        self.state.lock().loads.retain(|job| job.queued() > 0);
+        let mut state = self.state.lock();
+        state.loads.retain(|job| job.queued() > 0);
+        state.prefetches.retain(|job| job.queued() > 0);
     }
 
     /// While the guard lives, new stores are dropped.
@@ -246,17 +306,24 @@ impl Queues {
         let loads = {
             let mut state = self.state.lock();
             state.closed = true;
-            std::mem::take(&mut state.loads)
+            let prefetches = std::mem::take(&mut state.prefetches);
+            let loads = std::mem::take(&mut state.loads);
+            loads.into_iter().chain(prefetches)
         };
         for job in loads {
             job.abandon(Outcome::Cancelled);
         }
+        self.kept.close();
         self.drop_stores(Outcome::Dropped, |_| true);
         self.signals.notify_all();
     }
 
     pub(crate) fn arena(&self) -> &Arena {
         &self.arena
+    }
+
+    pub(crate) fn kept(&self) -> &Kept {
+        &self.kept
     }
 
     pub(crate) fn is_closed(&self) -> bool {

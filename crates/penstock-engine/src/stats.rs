@@ -99,6 +99,12 @@ counters! {
     slots_in_use,
     /// Most slots in use at one time.
     slots_peak,
+    /// Slots whose value is kept, by nobody in use.
+    slots_kept,
+    /// Objects loaded from the host tier.
+    kept_objects,
+    /// Payload bytes loaded from the host tier.
+    kept_bytes,
 }
 
 impl Counters {
@@ -116,6 +122,10 @@ impl Counters {
             Outcome::Loaded(bytes) => {
                 one(&self.loaded_objects);
                 self.loaded_bytes.fetch_add(*bytes, Ordering::Relaxed);
+            }
+            Outcome::Kept(bytes) => {
+                one(&self.kept_objects);
+                self.kept_bytes.fetch_add(*bytes, Ordering::Relaxed);
             }
             Outcome::Miss => one(&self.missed_objects),
             Outcome::Rejected(reason) => {

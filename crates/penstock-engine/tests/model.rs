@@ -24,6 +24,15 @@ enum Step {
         prefix: bool,
         deadline_ms: u64,
     },
+    /// As a load without targets.
+    Prefetch {
+        picks: Vec<u64>,
+        deadline_ms: u64,
+    },
+    /// Of any job, prefetch or not, over or not.
+    Release {
+        pick: usize,
+    },
     Cancel {
         pick: usize,
     },
@@ -56,6 +65,9 @@ fn step() -> impl Strategy<Value = Step> {
         8 => prop::collection::vec(0..BLOCKS, 1..8).prop_map(|blocks| Step::Store { blocks }),
         12 => (prop::collection::vec(any::<u64>(), 1..8), any::<bool>(), prop_oneof![1 => 0..3_u64, 4 => Just(30_000)])
             .prop_map(|(picks, prefix, deadline_ms)| Step::Load { picks, prefix, deadline_ms }),
+        4 => (prop::collection::vec(any::<u64>(), 1..8), prop_oneof![1 => 0..3_u64, 4 => Just(30_000)])
+            .prop_map(|(picks, deadline_ms)| Step::Prefetch { picks, deadline_ms }),
+        3 => any::<usize>().prop_map(|pick| Step::Release { pick }),
         2 => any::<usize>().prop_map(|pick| Step::Cancel { pick }),
         2 => any::<usize>().prop_map(|pick| Step::WaitReleased { pick }),
         2 => (0..20_u64, any::<usize>()).prop_map(|(pick, byte)| Step::Damage { pick, byte }),
@@ -79,6 +91,9 @@ enum Pending {
         from: Vec<(u64, u64)>,
         prefix: bool,
     },
+    Prefetch {
+        objects: usize,
+    },
 }
 
 /// Blocks below are sources of stores, those above targets of loads.
@@ -89,6 +104,7 @@ struct Oracle {
     next_content: u64,
     next_job: u64,
     loaded: u64,
+    kept: u64,
     stored: u64,
 }
 
@@ -97,6 +113,7 @@ impl Oracle {
         self.pending.values().any(|job| match job {
             Pending::Store { blocks, released } => !released && blocks.contains(&block),
             Pending::Load { from, .. } => from.iter().any(|&(_, target)| target == block),
+            Pending::Prefetch { .. } => false,
         })
     }
 
@@ -141,6 +158,11 @@ impl Oracle {
                             self.holds.insert(target, content);
                             self.loaded += 1;
                         }
+                        Outcome::Kept(bytes) => {
+                            assert_eq!(*bytes, BLOCK_BYTES as u64);
+                            self.holds.insert(target, content);
+                            self.kept += 1;
+                        }
                         Outcome::Skipped => assert!(prefix),
                         Outcome::Miss
                         | Outcome::Rejected(_)
@@ -150,6 +172,23 @@ impl Oracle {
                         other => panic!("of a load: {other:?}"),
                     }
                     self.check(kv, target);
+                }
+            }
+            Event::Prefetched { objects } => {
+                let Some(Pending::Prefetch { objects: expected }) = self.pending.remove(&job)
+                else {
+                    panic!("not a prefetch: {job}")
+                };
+                assert_eq!(objects.len(), expected);
+                for outcome in objects {
+                    match outcome {
+                        Outcome::Loaded(_) => self.loaded += 1,
+                        Outcome::Kept(_) => self.kept += 1,
+                        Outcome::Stored(_) | Outcome::AlreadyPresent => {
+                            panic!("of a prefetch: {outcome:?}")
+                        }
+                        _ => {}
+                    }
                 }
             }
         }
@@ -167,9 +206,10 @@ impl Oracle {
     }
 }
 
-fn run(layout: KvLayout, steps: &[Step]) -> (u64, u64) {
+fn run(layout: KvLayout, keep: bool, steps: &[Step]) -> [u64; 3] {
     let (store, kv) = (Probe::new(), Kv::new(layout));
     let mut config = config(5);
+    config.keep = keep;
     config.get_lanes = 3;
     config.copy_lanes = 2;
     config.batch = 3;
@@ -193,6 +233,7 @@ fn run(layout: KvLayout, steps: &[Step]) -> (u64, u64) {
         next_content: 1,
         next_job: 0,
         loaded: 0,
+        kept: 0,
         stored: 0,
     };
     let mut seen = Vec::new();
@@ -253,6 +294,24 @@ fn run(layout: KvLayout, steps: &[Step]) -> (u64, u64) {
                         prefix: *prefix,
                     },
                 );
+            }
+            Step::Prefetch { picks, deadline_ms } => {
+                let submitted = oracle.next_content;
+                let objects: Vec<_> = picks.iter().map(|n| object(n % submitted, &[0])).collect();
+                let deadline = Instant::now() + Duration::from_millis(*deadline_ms);
+                oracle.next_job += 1;
+                let pending = Pending::Prefetch {
+                    objects: objects.len(),
+                };
+                oracle.pending.insert(oracle.next_job, pending);
+                engine
+                    .submit_prefetch(oracle.next_job, objects, deadline)
+                    .unwrap();
+            }
+            Step::Release { pick } => {
+                if oracle.next_job > 0 {
+                    engine.release(*pick as u64 % oracle.next_job + 1);
+                }
             }
             Step::Cancel { pick } => {
                 if oracle.next_job > 0 {
@@ -317,18 +376,21 @@ fn run(layout: KvLayout, steps: &[Step]) -> (u64, u64) {
         oracle.check(&kv, block);
     }
     let stats = engine.stats();
-    assert_eq!(stats.slots_in_use, 0);
+    assert_eq!((stats.slots_in_use, stats.slots_kept), (0, 0));
     assert_eq!(stats.panics, 0);
-    assert_eq!(
-        (stats.loaded_objects, stats.stored_objects),
-        (oracle.loaded, oracle.stored)
-    );
-    (oracle.loaded, oracle.stored)
+    let counted = [
+        stats.loaded_objects,
+        stats.kept_objects,
+        stats.stored_objects,
+    ];
+    assert_eq!(counted, [oracle.loaded, oracle.kept, oracle.stored]);
+    assert!(keep || oracle.kept == 0);
+    counted
 }
 
 #[test]
 fn memory_holds_what_the_outcomes_say() {
-    let (mut loaded, mut stored) = (0, 0);
+    let totals = std::cell::Cell::new([0; 3]);
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
         cases: 96,
         failure_persistence: None,
@@ -336,21 +398,24 @@ fn memory_holds_what_the_outcomes_say() {
         ..ProptestConfig::default()
     });
     let layouts = proptest::sample::select(KvLayout::ALL.to_vec());
-    let totals = std::cell::RefCell::new((&mut loaded, &mut stored));
     runner
         .run(
-            &(layouts, prop::collection::vec(step(), 1..150)),
-            |(layout, steps)| {
-                let (l, s) = run(layout, &steps);
-                let mut totals = totals.borrow_mut();
-                *totals.0 += l;
-                *totals.1 += s;
+            &(
+                layouts,
+                any::<bool>(),
+                prop::collection::vec(step(), 1..150),
+            ),
+            |(layout, keep, steps)| {
+                let counted = run(layout, keep, &steps);
+                let sums = totals.get();
+                totals.set(std::array::from_fn(|i| sums[i] + counted[i]));
                 Ok(())
             },
         )
         .unwrap();
+    let totals = totals.get();
     assert!(
-        loaded > 100 && stored > 100,
-        "the steps prove nothing: {loaded}, {stored}"
+        totals.iter().all(|&n| n > 100),
+        "the steps prove nothing: {totals:?}"
     );
 }

@@ -8,7 +8,7 @@ use penstock_engine::{
     Completion, Device, Engine as Native, EngineConfig, EngineError, EngineStats,
     Lookup as NativeLookup, LookupConfig, Object, Outcome,
 };
-use penstock_store::CHUNK_BYTES;
+use penstock_store::{CHUNK_BYTES, Key};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -81,19 +81,25 @@ pub(crate) struct Engine {
 #[pymethods]
 impl Engine {
     /// Reserves host memory of `slots` times `slot_bytes` and starts the threads. Values are
-    /// encrypted if the store's are.
+    /// encrypted if the store's are. With `keep`, values stay in host memory until the room is
+    /// needed, and are loaded from there.
     #[new]
-    #[pyo3(signature = (store, *, slot_bytes, slots, copy_lanes = 1, get_lanes = 2, put_lanes = 1))]
+    #[pyo3(signature = (
+        store, *, slot_bytes, slots, keep = true, copy_lanes = 1, get_lanes = 2, put_lanes = 1
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
         store: &Store,
         slot_bytes: usize,
         slots: usize,
+        keep: bool,
         copy_lanes: usize,
         get_lanes: usize,
         put_lanes: usize,
     ) -> PyResult<Self> {
         let mut config = EngineConfig::new(slot_bytes, slots);
+        config.keep = keep;
         config.copy_lanes = copy_lanes;
         config.get_lanes = get_lanes;
         config.put_lanes = put_lanes;
@@ -174,8 +180,44 @@ impl Engine {
             .map_err(|error| engine_error(py, &error))
     }
 
+    /// Gets objects into host memory, where they stay until the job is released: a load finds them
+    /// there. It goes behind all loads; what finds no room is dropped. Of the objects' blocks only
+    /// the number matters. After `timeout` seconds what is left is given up.
+    #[pyo3(signature = (job, objects, timeout, *, context = None))]
+    fn submit_prefetch(
+        &self,
+        py: Python<'_>,
+        job: u64,
+        objects: Vec<ObjectTuple<'_>>,
+        timeout: f64,
+        context: Option<&[u8]>,
+    ) -> PyResult<()> {
+        let objects = self::objects(py, objects, context)?;
+        let deadline = Instant::now() + seconds(py, timeout)?;
+        self.native
+            .submit_prefetch(job, objects, deadline)
+            .map_err(|error| engine_error(py, &error))
+    }
+
+    /// Nobody waits any more for what a prefetch brings, or has brought. To be called once for
+    /// each, whether it is over or not.
+    fn release(&self, job: u64) {
+        self.native.release(job);
+    }
+
+    /// Which keys came into host memory (True) and went since the last call; at first, all that are
+    /// there. Nothing is remembered before the first call.
+    fn take_host_changes(&self, py: Python<'_>) -> Vec<(Py<PyBytes>, bool)> {
+        let changes = self.native.take_host_changes();
+        let bytes = |key: &Key| PyBytes::new(py, &key.to_bytes()).unbind();
+        changes
+            .iter()
+            .map(|(key, came)| (bytes(key), *came))
+            .collect()
+    }
+
     /// What happened since the last call, in order: `(job, event, [(outcome, bytes)])`, where
-    /// event is `released`, `stored` or `loaded`. Does not wait.
+    /// event is `released`, `stored`, `loaded` or `prefetched`. Does not wait.
     fn poll(&self) -> Vec<CompletionTuple> {
         let mut completions = Vec::new();
         self.native.poll(&mut completions);

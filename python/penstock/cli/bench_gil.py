@@ -147,6 +147,8 @@ class _Mover:
             slot_bytes=_SHAPE.block_bytes,
             # Some are kept for loads; stores that find none are dropped.
             slots=2 * _SHAPE.blocks,
+            # Every load goes to the pool.
+            keep=False,
             get_lanes=1,
         )
         address = Buffer(self._memory, writable=True).address

@@ -47,6 +47,12 @@ class Agreement:
         self.spans: list[list[Span]] = []
         """Of each group, the distinct spans that together hold a block; all must be present for
         a hit."""
+        self.ranks_of_group: list[int] = []
+        """By group, ranks that hold a part of its blocks."""
+        self.block_bytes: list[int] = []
+        """By group, bytes of a block on all ranks together."""
+        self.prefetch_blocks = 0
+        """Blocks of host memory that may be kept for requests that wait."""
 
     @property
     def ranks(self) -> int:
@@ -90,7 +96,7 @@ class Agreement:
             layers_per_object=next(iter(holding.values())).layers_per_object,
             heads_per_object=geometry.heads,
         )
-        self.spans = []
+        self.spans, self.ranks_of_group, self.block_bytes = [], [], []
         for position, group in enumerate(self._groups):
             parts = {rank: s.groups[position] for rank, s in holding.items()}
             found = {rank: part for rank, part in parts.items() if part is not None}
@@ -104,6 +110,11 @@ class Agreement:
             )
             own = {layer for part in found.values() for layer in part.layers}
             self.spans.append([s for s in spans if not own.isdisjoint(range(s[0], s[1]))])
+            self.ranks_of_group.append(len(found))
+            self.block_bytes.append(sum(part.block_bytes for part in found.values()))
+        if self._settings.host_tier:
+            # As many as the ranks' engines keep at most.
+            self.prefetch_blocks = next(iter(holding.values())).host_blocks // 2
         self._shares = dict(shares)
 
     @staticmethod

@@ -151,6 +151,20 @@ def none_hash() -> bytes:
     return bytes(kv_cache_utils.NONE_HASH)
 
 
+def tokens_per_step(vllm_config: Any) -> int:
+    """Tokens that a step computes at most."""
+    return int(vllm_config.scheduler_config.max_num_batched_tokens)
+
+
+def cache_probe(block_pool: Any) -> Callable[[bytes, int], bool]:
+    """Tells of a block's hash and vLLM's group whether the engine's own prefix cache has it."""
+
+    def is_cached(block_hash: bytes, group: int) -> bool:
+        return block_pool.get_cached_block(block_hash, [group]) is not None
+
+    return is_cached
+
+
 def block_hashes(request: Any, hash_block_size: int | None, block_size: int) -> Sequence[bytes]:
     """The chained hashes of the request's full blocks, one per `block_size` tokens."""
     hashes: Sequence[bytes] = kv_cache_utils.resolve_block_hashes(

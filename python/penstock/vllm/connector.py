@@ -158,6 +158,11 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Called once, with every rank's share; refuses shares that do not fit together."""
         self.scheduler.accept_shares({rank: envelope.share for rank, envelope in metadata.items()})
 
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """Called once: the pool of the engine's own blocks, for what its prefix cache has."""
+        if self._scheduler is not None:
+            self._scheduler.bind(gpu_block_pool)
+
     def on_new_request(self, request: Any) -> None:
         """Starts the look-up of the request's blocks."""
         self.scheduler.on_new_request(request)

@@ -1,4 +1,4 @@
-"""How the engine's host memory is split over its ranks.
+"""The host tier: how host memory is split over the ranks, and what is in it.
 
 A block has a part on every rank, in slots of one size. As with the KV memory itself, each rank gets
 as much as its part of a block takes, so that all of them hold the same number of blocks.
@@ -6,7 +6,7 @@ as much as its part of a block takes, so that all of them hold the same number o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
@@ -73,3 +73,52 @@ def host_blocks(host_bytes: int, ranks: Sequence[Slots]) -> int:
             "(penstock.host_bytes)"
         )
     return proportional(need, host_bytes).blocks
+
+
+class HeldParts:
+    """On a rank: which blocks its host memory has, by which of their objects it has."""
+
+    def __init__(self, objects: Sequence[int]) -> None:
+        """`objects` is how many make up a block, by group."""
+        self._objects = objects
+        self._present: dict[bytes, int] = {}
+
+    def update(self, group: int, block: bytes, came: bool) -> int:
+        """An object of a block of a group came or went; 1 if the block is now whole, -1 if it was
+        until now, else 0."""
+        whole, before = self._objects[group], self._present.get(block, 0)
+        after = before + (1 if came else -1)
+        if after > 0:
+            self._present[block] = after
+        else:
+            self._present.pop(block, None)
+        return (after == whole) - (before == whole)
+
+
+class HostIndex:
+    """In the scheduler half: which blocks the host memory of all ranks has, as they last said.
+
+    It may be wrong by what happened since: a rank asked for a block that it gave up meanwhile gets
+    it from the pool.
+    """
+
+    def __init__(self) -> None:
+        self._ranks: dict[bytes, int] = {}
+        self._needed: Sequence[int] = ()
+
+    def expect(self, ranks: Sequence[int]) -> None:
+        """How many ranks have a part of a block, by group."""
+        self._needed = ranks
+
+    def update(self, changes: Mapping[bytes, int]) -> None:
+        """By how much the number of ranks that have a block changed."""
+        for block, change in changes.items():
+            ranks = self._ranks.get(block, 0) + change
+            if ranks:
+                self._ranks[block] = ranks
+            else:
+                self._ranks.pop(block, None)
+
+    def has(self, group: int, block: bytes) -> bool:
+        """Whether a load would find the block of this group there."""
+        return self._ranks.get(block, 0) == self._needed[group]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 Span = tuple[int, int, int, int]
 """Layers ``[0, 1)`` and KV heads ``[2, 3)`` by their index in the whole model."""
@@ -19,7 +20,8 @@ class BlockJob:
     """Blocks of one request to load or to store.
 
     ``job`` is unique in the life of the scheduler. ``block_ids[i]`` is the engine's block in the
-    group at position ``groups[i]``, whose content is named by ``hashes[i]``.
+    group at position ``groups[i]``, whose content is named by ``hashes[i]``. A prefetch has
+    no blocks yet.
     """
 
     job: int
@@ -27,6 +29,8 @@ class BlockJob:
     groups: tuple[int, ...]
     block_ids: tuple[int, ...]
     hashes: tuple[bytes, ...]
+    timeout: float = 0.0
+    """Seconds until a load or prefetch is given up."""
     tenant: bytes = field(default=b"", repr=False)
     """What the request's tenant, and nobody else, gives with requests: goes into the encryption."""
 
@@ -36,9 +40,13 @@ class BlockJob:
         return [block_name(*pair) for pair in zip(self.groups, self.hashes, strict=True)]
 
 
+CHUNK_BYTES = 32
+"""Bytes of a chunk's identity in a key, zero-padded."""
+
+
 def block_name(group: int, block_hash: bytes) -> bytes:
     """What tells the content of a block of a group from all others of the engine."""
-    return block_hash + bytes((group,))
+    return block_hash.ljust(CHUNK_BYTES, b"\0") + bytes((group,))
 
 
 @dataclass
@@ -52,6 +60,10 @@ class StepOrders:
     of the machine's monotonic clock."""
     loads: list[BlockJob] = field(default_factory=list)
     stores: list[BlockJob] = field(default_factory=list)
+    prefetches: list[BlockJob] = field(default_factory=list)
+    """Blocks that a request which waits will load: host memory may have them before."""
+    release: list[int] = field(default_factory=list)
+    """Prefetches that nobody waits for any more, after the loads of this step."""
     cancel_loads: list[int] = field(default_factory=list)
     """Load jobs whose request is gone; they end as soon as nothing writes any more."""
     flush: list[int] = field(default_factory=list)
@@ -74,22 +86,38 @@ class WorkerReport:
     """Names of blocks that are in the pool, encrypted with a key that this engine does not have."""
     unloaded: dict[str, set[bytes]] = field(default_factory=dict)
     """Request → names of the blocks that its load did not get, for whatever reason."""
+    held: dict[bytes, int] = field(default_factory=dict)
+    """Name of a block → ranks whose host memory has it now and had it not, less those that had."""
+    prefetched: dict[int, int] = field(default_factory=dict)
+    """Prefetch → ranks that are done with it."""
+    missing_bytes: dict[int, int] = field(default_factory=dict)
+    """Load or prefetch → bytes of it that did not come."""
 
     def is_empty(self) -> bool:
         """Whether there is nothing to report."""
-        return not (self.released or self.stored or self.lost or self.foreign or self.unloaded)
+        return self == WorkerReport()
 
     def merge(self, other: WorkerReport) -> WorkerReport:
         """Adds another rank's report to this one."""
-        for job, ranks in other.released.items():
-            self.released[job] = self.released.get(job, 0) + ranks
         for job, results in other.stored.items():
             self.stored.setdefault(job, []).extend(results)
+        _add(self.released, other.released)
+        _add(self.held, other.held)
+        _add(self.prefetched, other.prefetched)
+        _add(self.missing_bytes, other.missing_bytes)
         self.lost |= other.lost
         self.foreign |= other.foreign
         for request_id, hashes in other.unloaded.items():
             self.unloaded.setdefault(request_id, set()).update(hashes)
         return self
+
+
+_Key = TypeVar("_Key")
+
+
+def _add(sums: dict[_Key, int], more: dict[_Key, int]) -> None:
+    for key, amount in more.items():
+        sums[key] = sums.get(key, 0) + amount
 
 
 @dataclass(frozen=True)

@@ -4,23 +4,28 @@ One rule for stores: a block is stored in the step that fills it, unless it is k
 the pool or on its way there. One rule for loads: the longest run of tokens, from the first that
 the engine does not have, whose blocks a look-up found present on all ranks (of a group with a
 window only those of the last window); never the prompt's last token, so that a load leaves the
-engine in the state of its own prefix-cache hit.
+engine in the state of its own prefix-cache hit; and no more of it than is expected to be there
+sooner than it could be computed. What a request will load comes into host memory while it waits.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock._native import Lookup, Store
 from penstock.errors import StoreError
 from penstock.vllm import compat
+from penstock.vllm.advisor import Advisor, Reach
 from penstock.vllm.agreement import Agreement
+from penstock.vllm.costs import Choice, attended
 from penstock.vllm.groups import Group
+from penstock.vllm.host import HostIndex
 from penstock.vllm.messages import (
     IDLE_SECONDS,
     BlockJob,
@@ -29,6 +34,7 @@ from penstock.vllm.messages import (
     WorkerReport,
     block_name,
 )
+from penstock.vllm.prefetch import Prefetches
 from penstock.vllm.settings import Settings
 from penstock.vllm.stats import PenstockStats
 
@@ -50,6 +56,14 @@ class _Tracked:
     """Their answers, by group, per block of the prompt; nothing of a group is present if empty."""
     offer: tuple[int, int] = (0, 0)
     """The run of tokens last offered to the engine, from and to."""
+    choice: Choice | None = None
+    """What was advised of that run."""
+    prefetch: int | None = None
+    """The prefetch that keeps blocks for it."""
+    is_considered: bool = False
+    """Whether it was decided what to prefetch: once a request, however long it waits."""
+    is_declined: bool = False
+    """Whether less was offered than could have been."""
     load: BlockJob | None = None
     unloaded: set[bytes] = field(default_factory=set)
     """Names of the blocks of the present load that did not come."""
@@ -76,6 +90,12 @@ class SchedulerHalf:
         self._lookup = Lookup(self._store)
         self._answers: dict[int, list[bool] | None] = {}
         self._requests: dict[str, _Tracked] = {}
+        self._host = HostIndex()
+        self._advisor = Advisor(settings.load_policy, compat.tokens_per_step(vllm_config))
+        self._is_cached: Callable[[bytes, int], bool] = lambda block_hash, group: False
+        self._prefetches = Prefetches()
+        self._missing: dict[int, int] = {}
+        """Bytes that loads and prefetches did not get, as far as ranks have said."""
         self._loading: dict[bytes, str] = {}
         self._storing: dict[bytes, int] = {}
         self._known: OrderedDict[bytes, None] = OrderedDict()
@@ -97,6 +117,11 @@ class SchedulerHalf:
             ConfigError: they do not make up the model's KV cache.
         """
         self._agreement.accept(shares)
+        self._host.expect(self._agreement.ranks_of_group)
+
+    def bind(self, block_pool: Any) -> None:
+        """Takes vLLM's block pool: what it holds need not be prefetched."""
+        self._is_cached = compat.cache_probe(block_pool)
 
     # --- loading --------------------------------------------------------------------------
 
@@ -110,6 +135,11 @@ class SchedulerHalf:
         tracked.present = None
         hashes = [self._hashes(tracked.request, group) for group in self._groups]
         if not all(hashes):
+            tracked.present = [[] for _ in hashes]
+            return
+        last = self._last(tracked.request)
+        if last and self._groups.reach(self._held(tracked.request), 0, last) == last:
+            # Host memory has all of it: the pool need not be asked.
             tracked.present = [[] for _ in hashes]
             return
         self._stats.count("lookups")
@@ -141,26 +171,79 @@ class SchedulerHalf:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             return 0, False
-        unit = self._groups.alignment
         first = num_computed_tokens
-        last = (request.num_tokens - 1) // unit * unit
-        if request.skip_reading_prefix_cache or last <= first:
+        if request.skip_reading_prefix_cache or self._last(request) <= first:
             return 0, False
         if tracked.present is None and not tracked.lookups:
             self._start_lookup(tracked)
-        present = self._answer(tracked)
-        if present is None:
+        in_pool = self._answer(tracked)
+        if in_pool is None:
             return None, False
-        end = self._groups.reach(present, first, last)
-        if end == first or (self._single_token_left and end != request.num_tokens - 1):
+        choice = self._advise(tracked, in_pool, first)
+        if choice is None:
             return 0, False
-        position, index = next(self._groups.needed(first, end))
-        name = block_name(position, self._hashes(request, self._groups[position])[index])
-        if self._loading.get(name, request.request_id) != request.request_id:
+        position, index = next(self._groups.needed(first, choice.end))
+        if self._loading.get(self._name(request, position, index), request.request_id) != (
+            request.request_id
+        ):
             # Another request is loading the same block: once it has, this is a local hit.
             return None, False
-        tracked.offer = (first, end)
-        return end - first, True
+        tracked.offer, tracked.choice = (first, choice.end), choice
+        return choice.end - first, True
+
+    def _last(self, request: Any) -> int:
+        """Where loads end at the latest: before the prompt's last token."""
+        unit = self._groups.alignment
+        return int(request.num_tokens - 1) // unit * unit
+
+    def _advise(
+        self, tracked: _Tracked, in_pool: Sequence[Sequence[bool]], first: int
+    ) -> Choice | None:
+        """How far to load from the token `first`; None for not at all."""
+        request, last, held = (
+            tracked.request,
+            self._last(tracked.request),
+            self._held(tracked.request),
+        )
+        present = [
+            [a or b for a, b in itertools.zip_longest(*both, fillvalue=False)]
+            for both in zip(held, in_pool, strict=True)
+        ]
+        ends = {self._groups.reach(has, first, last) for has in (held, present)}
+        reaches = [
+            Reach(end, *self._bytes_by_tier(held, self._groups.needed(first, end)))
+            for end in sorted(ends)
+            if end > first and not (self._single_token_left and end != request.num_tokens - 1)
+        ]
+        if not reaches:
+            return None
+        choice = self._advisor.advise(first, reaches, request.num_tokens)
+        furthest = reaches[-1]
+        if choice.end < furthest.end and not tracked.is_declined:
+            tracked.is_declined = True
+            self._stats.count("declined_tokens", furthest.end - choice.end)
+            if furthest.pool_bytes:
+                self._probe(tracked, held, choice.end, furthest.end)
+        return choice if choice.end > first else None
+
+    def _held(self, request: Any) -> list[list[bool]]:
+        """By group, which blocks of the request host memory has."""
+        return [
+            [
+                self._host.has(position, block_name(position, h))
+                for h in self._hashes(request, group)
+            ]
+            for position, group in enumerate(self._groups)
+        ]
+
+    def _bytes_by_tier(
+        self, held: Sequence[Sequence[bool]], blocks: Iterable[tuple[int, int]]
+    ) -> tuple[int, int]:
+        """Bytes of blocks, over all ranks: in host memory, and not."""
+        sums = [0, 0]
+        for position, index in blocks:
+            sums[not held[position][index]] += self._agreement.block_bytes[position]
+        return sums[0], sums[1]
 
     def _answer(self, tracked: _Tracked) -> list[list[bool]] | None:
         """The look-ups' answers, if they are there; one that failed found nothing."""
@@ -207,11 +290,98 @@ class SchedulerHalf:
         first, end = tracked.offer
         if num_tokens > end - first:
             raise RuntimeError(f"{num_tokens} tokens are to be loaded, {end - first} were offered")
-        job = self._job(request, block_ids, list(self._groups.needed(first, first + num_tokens)))
+        blocks = list(self._groups.needed(first, first + num_tokens))
+        job = self._begin(request, block_ids, blocks, tracked.choice)
         tracked.load = job
+        self._release_prefetch(tracked)
         self._loading.update(dict.fromkeys(job.names, request.request_id))
         self._flush_given_away(job.block_ids)
         self._orders.loads.append(job)
+
+    def _begin(
+        self,
+        request: Any,
+        block_ids: Sequence[Sequence[int]] | None,
+        blocks: Sequence[tuple[int, int]],
+        choice: Choice | None = None,
+    ) -> BlockJob:
+        """A load, or a prefetch without block ids, that begins now."""
+        host_bytes, pool_bytes = self._bytes_by_tier(self._held(request), blocks)
+        timeout = self._settings.load_deadline(host_bytes + pool_bytes)
+        if choice is not None and (patience := self._advisor.patience(choice)) is not None:
+            timeout = min(timeout, patience)
+        job = self._job(request, block_ids, blocks, timeout)
+        self._advisor.on_begin(time.monotonic(), job.job, host_bytes, pool_bytes)
+        return job
+
+    # --- prefetching ----------------------------------------------------------------------
+
+    def _prefetch_waiting(self) -> None:
+        """Orders what requests that wait for their turn will load."""
+        for tracked in self._requests.values():
+            if len(self._prefetches) >= self._agreement.prefetch_blocks:
+                return
+            if (
+                not tracked.is_considered
+                and not tracked.is_scheduled
+                and tracked.load is None
+                and not tracked.request.is_finished()
+            ):
+                self._prefetch(tracked)
+
+    def _prefetch(self, tracked: _Tracked) -> None:
+        request, in_pool = tracked.request, self._answer(tracked)
+        if in_pool is None or request.skip_reading_prefix_cache:
+            return
+        tracked.is_considered = True
+        first = self._cached_tokens(request)
+        choice = self._advise(tracked, in_pool, first)
+        if choice is None:
+            return
+        held, blocks = self._held(request), list(self._groups.needed(first, choice.end))
+        if all(held[position][index] for position, index in blocks):
+            return
+        room = self._agreement.prefetch_blocks - len(self._prefetches)
+        tracked.prefetch = self._order_prefetch(request, blocks[:room])
+        self._stats.count("prefetches", tracked.prefetch is not None)
+
+    def _cached_tokens(self, request: Any) -> int:
+        """Tokens at the prompt's beginning that the engine has in its own cache."""
+        end = self._last(request)
+        for group in self._groups:
+            if group.window is None:
+                hashes, block = self._hashes(request, group), 0
+                while block < len(hashes) and self._is_cached(hashes[block], group.index):
+                    block += 1
+                end = min(end, block * group.block_size)
+        return end // self._groups.alignment * self._groups.alignment
+
+    def _probe(
+        self, tracked: _Tracked, held: Sequence[Sequence[bool]], first: int, end: int
+    ) -> None:
+        """Gets some of what is computed instead, if the pool was not measured for long."""
+        missing = [(p, i) for p, i in self._groups.needed(first, end) if not held[p][i]]
+        if missing and self._settings.host_tier:
+            block_bytes = self._agreement.block_bytes[missing[0][0]]
+            wanted = self._advisor.wants_probe(time.monotonic(), block_bytes)
+            if wanted and self._order_prefetch(tracked.request, missing[:wanted], is_probe=True):
+                self._stats.count("probes")
+
+    def _order_prefetch(
+        self, request: Any, blocks: Sequence[tuple[int, int]], *, is_probe: bool = False
+    ) -> int | None:
+        new = [block for block in blocks if self._name(request, *block) not in self._prefetches]
+        if not new:
+            return None
+        job = self._begin(request, None, new)
+        self._prefetches.begin(job.job, job.names, self._agreement.ranks, is_probe=is_probe)
+        self._orders.prefetches.append(job)
+        return job.job
+
+    def _release_prefetch(self, tracked: _Tracked) -> None:
+        if tracked.prefetch is not None:
+            self._prefetches.release(tracked.prefetch)
+            tracked.prefetch = None
 
     # --- storing --------------------------------------------------------------------------
 
@@ -221,23 +391,32 @@ class SchedulerHalf:
             self._on_preempted(request_id)
         if self._reading:
             self._flush_given_away(compat.newly_allocated(scheduler_output))
+        self._prefetch_waiting()
         resolve = compat.block_table(scheduler_output)
+        prompt_tokens = pairs = 0
         for request_id, num_scheduled in scheduler_output.num_scheduled_tokens.items():
             if (tracked := self._requests.get(request_id)) is None:
                 continue
             tracked.is_scheduled = True
+            self._release_prefetch(tracked)
+            # The request's count is not yet advanced by this step.
+            computed = tracked.request.num_computed_tokens
+            if computed < tracked.request.num_prompt_tokens:
+                prompt_tokens += num_scheduled
+                pairs += attended(computed, computed + num_scheduled)
             if not self._is_answered(tracked):
                 # A look-up under way may find the block in the pool: the next step decides.
                 continue
-            # The request's count is not yet advanced by this step.
-            num_computed = tracked.request.num_computed_tokens + num_scheduled
+            num_computed = computed + num_scheduled
             if any(
                 num_computed // group.block_size > considered
                 for group, considered in zip(self._groups, tracked.considered, strict=True)
             ):
                 self._store_filled(tracked, resolve(request_id), num_computed)
+        self._advisor.on_step(time.monotonic(), prompt_tokens, pairs)
         orders, self._orders = self._orders, StepOrders()
-        if orders.loads or orders.stores:
+        orders.release = self._prefetches.take_released()
+        if orders.loads or orders.stores or orders.prefetches:
             orders.namespaces = self._agreement.namespaces
         idle = scheduler_output.total_num_scheduled_tokens == 0 and self._only_loads_run()
         if idle:
@@ -315,6 +494,7 @@ class SchedulerHalf:
         if tracked is None:
             return False
         self._drop_lookup(tracked)
+        self._release_prefetch(tracked)
         if tracked.load is not None:
             # vLLM keeps the blocks until the load is reported as ended; make that soon.
             self._orders.cancel_loads.append(tracked.load.job)
@@ -332,7 +512,15 @@ class SchedulerHalf:
         self, report: WorkerReport | None, loaded: Iterable[str], freed: Iterable[str]
     ) -> None:
         """Takes in what the workers report with a step."""
+        now = time.monotonic()
+        self._advisor.on_output(now)
         if report is not None:
+            self._host.update(report.held)
+            for number, num_bytes in report.missing_bytes.items():
+                self._missing[number] = self._missing.get(number, 0) + num_bytes
+            for number, ranks in report.prefetched.items():
+                if self._prefetches.on_done(number, ranks):
+                    self._advisor.on_end(now, number, self._missing.pop(number, 0))
             for name in report.lost:
                 self._known.pop(name, None)
             for name in report.foreign:
@@ -345,7 +533,7 @@ class SchedulerHalf:
             for number, results in report.stored.items():
                 self._on_stored(number, results)
         for request_id in loaded:
-            self._on_loaded(request_id)
+            self._on_loaded(request_id, now)
         for request_id in freed:
             self._requests.pop(request_id, None)
 
@@ -373,10 +561,11 @@ class SchedulerHalf:
                 self._stats.count("stored_blocks")
                 self._agreement.publish(self._store)
 
-    def _on_loaded(self, request_id: str) -> None:
+    def _on_loaded(self, request_id: str, now: float) -> None:
         tracked = self._requests[request_id]
         job, tracked.load = tracked.load, None
         assert job is not None
+        self._advisor.on_end(now, job.job, self._missing.pop(job.job, 0))
         for name in job.names:
             self._loading.pop(name, None)
         if tracked.request.is_finished():
@@ -398,11 +587,15 @@ class SchedulerHalf:
     def _hashes(self, request: Any, group: Group) -> Sequence[bytes]:
         return compat.block_hashes(request, self._hash_block_size, group.block_size)
 
+    def _name(self, request: Any, position: int, index: int) -> bytes:
+        return block_name(position, self._hashes(request, self._groups[position])[index])
+
     def _job(
         self,
         request: Any,
-        block_ids: Sequence[Sequence[int]],
+        block_ids: Sequence[Sequence[int]] | None,
         blocks: Sequence[tuple[int, int]],
+        timeout: float = 0.0,
     ) -> BlockJob:
         """A job of blocks given by (group's position, index in the request)."""
         self._next_id += 1
@@ -411,7 +604,10 @@ class SchedulerHalf:
             job=self._next_id,
             request_id=request.request_id,
             groups=tuple(position for position, _ in blocks),
-            block_ids=tuple(block_ids[self._groups[p].index][i] for p, i in blocks),
+            block_ids=()
+            if block_ids is None
+            else tuple(block_ids[self._groups[p].index][i] for p, i in blocks),
+            timeout=timeout,
             hashes=tuple(bytes(hashes[p][i]) for p, i in blocks),
             tenant=compat.tenant(request),
         )

@@ -11,6 +11,8 @@ from penstock._native import parse_size
 from penstock.errors import ConfigError
 from penstock.layout.geometry import RANK, parse_geometry
 from penstock.layout.negotiate import AUTO, LAYOUTS
+from penstock.vllm.advisor import AUTO as AUTO_LOADS
+from penstock.vllm.advisor import POLICIES
 
 PREFIX = "penstock."
 """Every setting is a key ``penstock.<name>`` of vLLM's ``kv_connector_extra_config``."""
@@ -26,7 +28,13 @@ class Settings:
 
     pool: str
     host_bytes: int = 1 << 30
-    """Host memory for values on their way, for all ranks of the engine together."""
+    """Host memory for blocks on their way and for those that stay there, the host tier; for all
+    ranks of the engine together."""
+    host_tier: bool = True
+    """Whether blocks stay in host memory until the room is needed."""
+    load_policy: str = AUTO_LOADS
+    """Whether to load what can be loaded: `auto`, where it is expected to be faster than
+    recomputing; `always`; or `never`."""
     lookup_timeout: float = 0.25
     """Seconds after which a look-up counts as a miss."""
     load_timeout: float = 0.5
@@ -77,6 +85,10 @@ class Settings:
                 f"{PREFIX}kv_layout: {AUTO}, or one of {', '.join(LAYOUTS)}; not "
                 f"{values['kv_layout']!r}"
             )
+        if values.get("load_policy", AUTO_LOADS) not in POLICIES:
+            raise ConfigError(
+                f"{PREFIX}load_policy: {', '.join(POLICIES)}; not {values['load_policy']!r}"
+            )
         # Zero is a multiple of everything: only the text is checked here, no model is known.
         parse_geometry(values.get("pool_geometry", RANK), layers=0, heads=0)
         if values.get("encryption_key_file") == "":
@@ -96,16 +108,23 @@ class Settings:
         return self.load_timeout + num_bytes / self.load_floor
 
 
+_BOOLS = {"true": True, "false": False}
+
+
 def _convert(key: str, value: Any, kind: str) -> Any:
     try:
         if kind == "str":
             return str(value)
+        if kind == "bool":
+            return _BOOLS[str(value).lower()]
         if kind == "float":
             number = float(value)
         elif isinstance(value, str):
             number = parse_size(value)
         else:
             number = int(value)
+    except KeyError:
+        raise ConfigError(f"{key}: true or false, not {value!r}") from None
     except ValueError as error:
         raise ConfigError(f"{key}: {error}") from error
     if number <= 0:

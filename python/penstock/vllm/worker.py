@@ -20,8 +20,9 @@ from penstock.layout import objects as object_spans
 from penstock.layout.geometry import Geometry, limit_objects, parse_geometry
 from penstock.vllm import compat
 from penstock.vllm.groups import Group
-from penstock.vllm.host import host_blocks, stage_slots
+from penstock.vllm.host import HeldParts, host_blocks, stage_slots
 from penstock.vllm.messages import (
+    CHUNK_BYTES,
     IDLE_SECONDS,
     BlockJob,
     GroupShare,
@@ -29,17 +30,21 @@ from penstock.vllm.messages import (
     Span,
     StepOrders,
     WorkerReport,
+    block_name,
 )
 from penstock.vllm.settings import Settings
 from penstock.vllm.stats import PenstockStats
 
 logger = logging.getLogger("vllm.penstock")
 
-CHUNK_BYTES = 32
-"""Bytes of a chunk's identity in a key."""
-
 _Outcome = tuple[str, int]
 """What became of an object, and its bytes."""
+
+NAMESPACE_BYTES = 16
+"""Bytes of a namespace at a key's beginning."""
+
+_ARRIVED = ("loaded", "kept")
+"""Outcomes of objects that came, from the pool or from the host tier."""
 
 _FOREIGN = ("rejected:encrypted", "rejected:unknown_key")
 """Outcomes of values that stay in the pool, since engines with other keys may read them."""
@@ -77,6 +82,10 @@ class WorkerHalf:
         """When the engine wants an answer, though no load has ended; long ago as a rule."""
         self._loads: dict[int, BlockJob] = {}
         self._stores: dict[int, BlockJob] = {}
+        self._prefetches: dict[int, BlockJob] = {}
+        self._held = HeldParts(())
+        self._namespaces: dict[bytes, int] = {}
+        """Group by namespace."""
         self._refused: list[tuple[int, str, list[_Outcome]]] = []
         """Completions of jobs that the engine, at its bound, did not take."""
         self._unread: dict[str, set[int]] = {}
@@ -160,12 +169,14 @@ class WorkerHalf:
                 self._open_store(),
                 slot_bytes=object_bytes,
                 slots=slots,
+                keep=self._settings.host_tier,
                 copy_lanes=self._settings.copy_lanes,
                 get_lanes=self._settings.get_lanes,
                 put_lanes=self._settings.put_lanes,
             )
         for position, descriptor in descriptors.items():
             self._engine.register(descriptor, position, cuda_device=self._fences.cuda_device)
+        self._held = HeldParts([0 if p is None else len(p.key_tails) for p in self._parts])
         self._share = RankShare(span, num_blocks, tuple(shares), blocks, slots, geometry.layers)
 
     def _open_store(self) -> Store:
@@ -234,18 +245,33 @@ class WorkerHalf:
                 continue
             self._stats.count("loads")
             objects = self._objects(orders.namespaces, job, range(len(job.hashes)))
-            deadline = self._settings.load_deadline(self._bytes(job))
             try:
                 # Whatever follows a missing block is of no use: of a group that attends to all
                 # tokens it cannot be computed on from, of several groups it is all or nothing.
                 self._engine.submit_load(
-                    job.job, objects, deadline, prefix=True, after=after, context=job.tenant
+                    job.job, objects, job.timeout, prefix=True, after=after, context=job.tenant
                 )
             except Full:
                 self._refused.append((job.job, "loaded", [("dropped", 0)] * len(objects)))
         for number in orders.cancel_loads:
             if number in self._loads and self._engine is not None:
                 self._engine.cancel(number)
+        self._start_prefetches(orders)
+
+    def _start_prefetches(self, orders: StepOrders) -> None:
+        for job in orders.prefetches:
+            if self._engine is None:
+                self._report.prefetched[job.job] = 1
+                continue
+            self._prefetches[job.job] = job
+            objects = self._objects(orders.namespaces, job, range(len(job.hashes)))
+            try:
+                self._engine.submit_prefetch(job.job, objects, job.timeout, context=job.tenant)
+            except Full:
+                self._refused.append((job.job, "prefetched", [("dropped", 0)] * len(objects)))
+        if self._engine is not None:
+            for number in orders.release:
+                self._engine.release(number)
 
     def start_stores(self, orders: StepOrders) -> None:
         """Submits the step's stores; their blocks are complete now, or will be when the device has
@@ -272,19 +298,20 @@ class WorkerHalf:
         index, count = self._replica
         return [i for i, block_hash in enumerate(job.hashes) if block_hash[-1] % count == index]
 
-    def _bytes(self, job: BlockJob) -> int:
+    def _block_bytes(self, group: int) -> int:
         assert self._share is not None
-        shares = self._share.groups
-        sizes = [0 if share is None else share.block_bytes for share in shares]
-        return sum(sizes[group] for group in job.groups)
+        share = self._share.groups[group]
+        return 0 if share is None else share.block_bytes
 
     def _objects(
         self, namespaces: Sequence[bytes], job: BlockJob, indices: Iterable[int]
     ) -> list[tuple[int, bytes, list[int]]]:
         """Groups, keys and pages of the job's blocks, object by object, block after block."""
         objects = []
+        self._namespaces.update((name, group) for group, name in enumerate(namespaces))
         for i in indices:
-            group, block = job.groups[i], job.block_ids[i]
+            # A prefetch has no blocks yet; any will do, as all are of one size.
+            group, block = job.groups[i], job.block_ids[i] if job.block_ids else 0
             if (part := self._parts[group]) is None:
                 continue
             pages = list(range(block * part.parts_per_block, (block + 1) * part.parts_per_block))
@@ -323,8 +350,11 @@ class WorkerHalf:
                     self._on_released(number)
                 elif event == "stored":
                     self._on_stored(number, outcomes)
+                elif event == "prefetched":
+                    self._on_prefetched(number, outcomes)
                 else:
                     loaded.add(self._on_loaded(number, outcomes))
+            self._report_held()
         free = {request for request in self._finished if not self._unread.get(request)}
         compat.rest(self._idle_until > 0)
         self._finished -= free
@@ -364,25 +394,46 @@ class WorkerHalf:
             elif outcome.startswith("failed"):
                 self._stats.count("stores_failed")
 
+    def _on_prefetched(self, number: int, outcomes: list[_Outcome]) -> None:
+        job = self._prefetches.pop(number)
+        self._report.prefetched[number] = 1
+        for i, parts in self._by_block(job, range(len(job.hashes)), outcomes):
+            self._stats.count("prefetched_bytes", sum(n for name, n in parts if name == "loaded"))
+            names = [name for name, _ in parts if name not in _ARRIVED]
+            if names:
+                self._miss_bytes(number, self._block_bytes(job.groups[i]))
+                self._learn_lost(job, i, names)
+
+    def _miss_bytes(self, number: int, num_bytes: int) -> None:
+        missing = self._report.missing_bytes
+        missing[number] = missing.get(number, 0) + num_bytes
+
+    def _report_held(self) -> None:
+        """Turns keys that came into host memory, or went, into blocks that did."""
+        assert self._engine is not None
+        if not self._namespaces:
+            return
+        for key, came in self._engine.take_host_changes():
+            group = self._namespaces[key[:NAMESPACE_BYTES]]
+            name = block_name(group, key[NAMESPACE_BYTES : NAMESPACE_BYTES + CHUNK_BYTES])
+            if change := self._held.update(group, name, came):
+                held = self._report.held
+                held[name] = held.get(name, 0) + change
+
     def _on_loaded(self, number: int, outcomes: list[_Outcome]) -> str:
         job = self._loads.pop(number)
         self._fences.drop(number)
         failed: list[int] = []
         for i, parts in self._by_block(job, range(len(job.hashes)), outcomes):
-            self._stats.count("loaded_bytes", sum(n for name, n in parts if name == "loaded"))
-            names = [name for name, _ in parts if name != "loaded"]
+            for name in _ARRIVED:
+                self._stats.count(f"{name}_bytes", sum(n for what, n in parts if what == name))
+            names = [name for name, _ in parts if name not in _ARRIVED]
             if not names or "cancelled" in names:
                 # Nothing is missing, or nobody is there any more to miss it.
                 continue
             failed.append(i)
-            foreign = sum(name in _FOREIGN for name in names)
-            rejected = sum(name.startswith("rejected") for name in names) - foreign
-            self._stats.count("rejected_objects", rejected)
-            if foreign:
-                self._on_foreign(foreign)
-                self._report.foreign.add(job.names[i])
-            elif rejected or "miss" in names:
-                self._report.lost.add(job.names[i])
+            self._miss_bytes(number, self._block_bytes(job.groups[i]))
+            self._learn_lost(job, i, names)
         if failed:
             if self._whole_loads:
                 self._failed_requests.add(job.request_id)
@@ -394,6 +445,17 @@ class WorkerHalf:
             unloaded = self._report.unloaded.setdefault(job.request_id, set())
             unloaded.update(blocks[i] for i in failed)
         return job.request_id
+
+    def _learn_lost(self, job: BlockJob, index: int, names: Sequence[str]) -> None:
+        """Takes in why parts of a block did not come."""
+        foreign = sum(name in _FOREIGN for name in names)
+        rejected = sum(name.startswith("rejected") for name in names) - foreign
+        self._stats.count("rejected_objects", rejected)
+        if foreign:
+            self._on_foreign(foreign)
+            self._report.foreign.add(job.names[index])
+        elif rejected or "miss" in names:
+            self._report.lost.add(job.names[index])
 
     def _on_foreign(self, objects: int) -> None:
         self._stats.count("foreign_objects", objects)

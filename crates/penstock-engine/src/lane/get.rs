@@ -11,7 +11,8 @@ use penstock_store::{ErrorKind, GetOutcome, GetRequest, Key, Result};
 
 use super::Floor;
 use crate::Outcome;
-use crate::arena::{Empty, Slot};
+use crate::arena::{Empty, Slot, Verified};
+use crate::kept::Value;
 use crate::load::LoadTicket;
 use crate::queue::LoadWork;
 use crate::region::NotCopied;
@@ -26,6 +27,11 @@ pub(super) fn run(floor: &Floor) {
         let seen = floor.signals.get.generation();
         match floor.queues.next_load() {
             LoadWork::Load(batch) => floor.contain(|| load(floor, batch, &mut segments)),
+            LoadWork::Scatter(batch) => floor.contain(|| {
+                for (ticket, value) in batch {
+                    scatter_held(floor, ticket, value, &mut segments);
+                }
+            }),
             LoadWork::Wait => floor.signals.get.wait(seen, None),
             LoadWork::Close => return,
         }
@@ -94,7 +100,38 @@ fn load(floor: &Floor, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec
     remove(floor, &rejected);
 }
 
-/// Verifies a value and writes it into its blocks; none if nobody wants it any more.
+/// Writes what the host tier has into its blocks.
+fn scatter_held(floor: &Floor, ticket: LoadTicket, value: Value, segments: &mut Vec<Segment>) {
+    if ticket.begin_scatter() {
+        let outcome = match scatter(floor, &ticket, &value, segments) {
+            Ok(()) => Outcome::Kept(ticket.transfer().bytes as u64),
+            Err(outcome) => outcome,
+        };
+        // Once the job is over, giving the value up frees its slot.
+        drop(value);
+        ticket.resolve(outcome);
+    }
+}
+
+fn scatter(
+    floor: &Floor,
+    ticket: &LoadTicket,
+    value: &Slot<Verified>,
+    segments: &mut Vec<Segment>,
+) -> std::result::Result<(), Outcome> {
+    let start = Instant::now();
+    let scattered = ticket
+        .registration()
+        .scatter(ticket.transfer(), value.payload(), segments);
+    add_time(&floor.counters.scatter_nanos, start);
+    scattered.map_err(|why| match why {
+        NotCopied::Closed => Outcome::Cancelled,
+        NotCopied::Device(_) => Outcome::Failed(ErrorKind::Io),
+    })
+}
+
+/// Verifies a value, writes it into its blocks unless it is for a prefetch, and keeps it; none if
+/// nobody wants it any more.
 fn deliver(
     floor: &Floor,
     ticket: &LoadTicket,
@@ -116,16 +153,14 @@ fn deliver(
     if !ticket.begin_scatter() {
         return None;
     }
-    let start = Instant::now();
-    let scattered = ticket
-        .registration()
-        .scatter(transfer, slot.payload(), segments);
-    add_time(&floor.counters.scatter_nanos, start);
-    Some(match scattered {
-        Ok(()) => Outcome::Loaded(transfer.bytes as u64),
-        Err(NotCopied::Closed) => Outcome::Cancelled,
-        Err(NotCopied::Device(_)) => Outcome::Failed(ErrorKind::Io),
-    })
+    let prefetch = ticket.prefetch();
+    if prefetch.is_none()
+        && let Err(outcome) = scatter(floor, ticket, &slot, segments)
+    {
+        return Some(outcome);
+    }
+    floor.queues.kept().keep(transfer.key, slot, prefetch);
+    Some(Outcome::Loaded(transfer.bytes as u64))
 }
 
 /// Removes values that did not verify, so that they are put anew. Best effort: one that stays

@@ -10,7 +10,7 @@ use penstock_store::{ErrorKind, Key, PutOutcome, PutRequest};
 
 use super::Floor;
 use crate::Outcome;
-use crate::arena::{Gathered, Sealed, Slot};
+use crate::arena::{Gathered, Sealed, Slot, Verified};
 use crate::queue::{Put, PutWork};
 use crate::stats::add_time;
 use crate::store::StoreTicket;
@@ -49,12 +49,22 @@ fn put(floor: &Floor, batch: Vec<Put>) {
     let outcomes: Vec<Outcome> = match present {
         Ok(present) => {
             let start = Instant::now();
-            let absent = seal_absent(&tickets, slots, &present);
+            let ready = seal_absent(&tickets, slots, &present);
             add_time(&floor.counters.seal_nanos, start);
-            put_sealed(floor, &tickets, &absent, deadline)
+            let outcomes = put_sealed(floor, &tickets, &ready, deadline);
+            for (ticket, ready) in tickets.iter().zip(ready) {
+                match ready {
+                    Ready::Present(slot) => keep(floor, ticket, Some(slot)),
+                    Ready::Sealed(slot) => keep(floor, ticket, slot.into_verified()),
+                    Ready::Failed(_) => {}
+                }
+            }
+            outcomes
         }
         Err(error) => {
-            drop(slots);
+            for (ticket, slot) in tickets.iter().zip(slots) {
+                keep(floor, ticket, Some(slot.into_verified(ticket.transfer())));
+            }
             vec![Outcome::Failed(error.kind()); tickets.len()]
         }
     };
@@ -71,33 +81,55 @@ fn put(floor: &Floor, batch: Vec<Put>) {
     }
 }
 
-/// Values of what the store does not have; slots of what it has go back.
+/// Leaves a value to the host tier, whatever the store said of it.
+fn keep(floor: &Floor, ticket: &StoreTicket, slot: Option<Slot<Verified>>) {
+    if let Some(slot) = slot {
+        floor.queues.kept().keep(ticket.transfer().key, slot, None);
+    }
+}
+
+/// A gathered object before it is put.
+enum Ready {
+    /// The store has it already.
+    Present(Slot<Verified>),
+    Sealed(Slot<Sealed>),
+    Failed(ErrorKind),
+}
+
+/// Makes values of what the store does not have.
 fn seal_absent(
     tickets: &[StoreTicket],
     slots: Vec<Slot<Gathered>>,
     present: &[bool],
-) -> Vec<Option<Result<Slot<Sealed>, ErrorKind>>> {
+) -> Vec<Ready> {
     tickets
         .iter()
         .zip(slots)
         .zip(present)
-        .map(|((ticket, slot), present)| (!present).then(|| slot.seal(ticket.transfer())))
+        .map(|((ticket, slot), present)| {
+            let transfer = ticket.transfer();
+            if *present {
+                return Ready::Present(slot.into_verified(transfer));
+            }
+            slot.seal(transfer)
+                .map_or_else(Ready::Failed, Ready::Sealed)
+        })
         .collect()
 }
 
 fn put_sealed(
     floor: &Floor,
     tickets: &[StoreTicket],
-    absent: &[Option<Result<Slot<Sealed>, ErrorKind>>],
+    ready: &[Ready],
     deadline: Instant,
 ) -> Vec<Outcome> {
     let start = Instant::now();
     let values: Vec<(Key, [IoSlice<'_>; 1])> = tickets
         .iter()
-        .zip(absent)
-        .filter_map(|(ticket, sealed)| match sealed {
-            Some(Ok(slot)) => Some((ticket.transfer().key, [IoSlice::new(slot.value())])),
-            Some(Err(_)) | None => None,
+        .zip(ready)
+        .filter_map(|(ticket, ready)| match ready {
+            Ready::Sealed(slot) => Some((ticket.transfer().key, [IoSlice::new(slot.value())])),
+            Ready::Present(_) | Ready::Failed(_) => None,
         })
         .collect();
     let mut requests: Vec<PutRequest<'_>> = values
@@ -115,11 +147,11 @@ fn put_sealed(
     let mut answers = requests.into_iter().map(|request| request.outcome);
     tickets
         .iter()
-        .zip(absent)
-        .map(|(ticket, sealed)| match sealed {
-            None => Outcome::AlreadyPresent,
-            Some(Err(kind)) => Outcome::Failed(*kind),
-            Some(Ok(_)) => match answers.next().flatten() {
+        .zip(ready)
+        .map(|(ticket, ready)| match ready {
+            Ready::Present(_) => Outcome::AlreadyPresent,
+            Ready::Failed(kind) => Outcome::Failed(*kind),
+            Ready::Sealed(_) => match answers.next().flatten() {
                 Some(Ok(PutOutcome::Stored)) => Outcome::Stored(ticket.transfer().bytes as u64),
                 Some(Ok(PutOutcome::AlreadyPresent)) => Outcome::AlreadyPresent,
                 Some(Err(error)) => Outcome::Failed(error.kind()),

@@ -50,8 +50,11 @@ pub fn object(n: u64, blocks: &[u64]) -> Object {
     }
 }
 
+/// Without a host tier: loads come from the store.
 pub fn config(slots: usize) -> EngineConfig {
-    EngineConfig::new(2 * BLOCK_BYTES, slots)
+    let mut config = EngineConfig::new(2 * BLOCK_BYTES, slots);
+    config.keep = false;
+    config
 }
 
 pub fn soon() -> Instant {

@@ -1,0 +1,273 @@
+//! The host tier: what stays in slots, for whom, and until when.
+
+mod support;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use penstock_engine::{EngineConfig, Object, Outcome};
+use penstock_layout::KvLayout;
+use penstock_store::ErrorKind;
+use support::*;
+
+const BYTES: u64 = BLOCK_BYTES as u64;
+
+fn keeping(slots: usize) -> EngineConfig {
+    EngineConfig {
+        keep: true,
+        ..config(slots)
+    }
+}
+
+fn store_block(rig: &Rig, kv: &Kv, job: u64, block: u64, n: u64) -> Outcome {
+    kv.fill(block, n);
+    rig.submit_store(job, vec![object(n, &[block])], 0).unwrap();
+    outcomes(rig, job)[0]
+}
+
+fn load_block(rig: &Rig, job: u64, block: u64, n: u64) -> Outcome {
+    rig.submit_load(job, vec![object(n, &[block])], soon(), true, 0)
+        .unwrap();
+    outcomes(rig, job)[0]
+}
+
+fn prefetch(rig: &Rig, job: u64, names: &[u64]) -> Vec<Outcome> {
+    let objects = names.iter().map(|&n| object(n, &[0])).collect();
+    rig.submit_prefetch(job, objects, soon()).unwrap();
+    outcomes(rig, job)
+}
+
+/// What the changes reported so far add up to.
+fn index(rig: &Rig, known: &mut HashMap<penstock_store::Key, bool>) -> Vec<u64> {
+    known.extend(rig.take_host_changes());
+    let mut held: Vec<u64> = (0..100)
+        .filter(|&n| known.get(&key(n)) == Some(&true))
+        .collect();
+    held.sort_unstable();
+    held
+}
+
+#[test]
+fn what_was_stored_is_loaded_without_the_store() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let rig = engine(&store, keeping(8), &kv);
+    assert_eq!(store_block(&rig, &kv, 1, 0, 5), Outcome::Stored(BYTES));
+    store.fail(Some(ErrorKind::Unreachable));
+    assert_eq!(load_block(&rig, 2, 9, 5), Outcome::Kept(BYTES));
+    assert_eq!(kv.read(9, share()), pattern(5));
+    let stats = rig.stats();
+    assert_eq!((stats.kept_objects, stats.kept_bytes), (1, BYTES));
+    assert_eq!(
+        (stats.get_calls, stats.slots_in_use, stats.slots_kept),
+        (0, 0, 1)
+    );
+}
+
+#[test]
+fn what_was_loaded_is_loaded_again_without_the_store() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::BLHNC));
+    {
+        let rig = engine(&store, keeping(8), &kv);
+        store_block(&rig, &kv, 1, 0, 5);
+    }
+    let rig = engine(&store, keeping(8), &kv);
+    assert_eq!(load_block(&rig, 1, 3, 5), Outcome::Loaded(BYTES));
+    assert_eq!(load_block(&rig, 2, 4, 5), Outcome::Kept(BYTES));
+    assert_eq!(kv.read(4, share()), pattern(5));
+}
+
+#[test]
+fn a_value_that_the_store_did_not_take_is_kept() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let rig = engine(&store, keeping(8), &kv);
+    store.fail(Some(ErrorKind::Unreachable));
+    assert_eq!(
+        store_block(&rig, &kv, 1, 0, 5),
+        Outcome::Failed(ErrorKind::Unreachable)
+    );
+    // The next one is not even offered to the store, for a while.
+    assert_eq!(store_block(&rig, &kv, 2, 1, 6), Outcome::Dropped);
+    assert_eq!(load_block(&rig, 3, 8, 5), Outcome::Kept(BYTES));
+    assert_eq!(load_block(&rig, 4, 9, 6), Outcome::Kept(BYTES));
+    assert_eq!(kv.read(9, share()), pattern(6));
+}
+
+#[test]
+fn room_comes_from_what_was_used_longest_ago() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let rig = engine(&store, keeping(4), &kv);
+    let mut known = HashMap::new();
+    for n in 0..4 {
+        store_block(&rig, &kv, n, n, n);
+    }
+    assert_eq!(index(&rig, &mut known), [0, 1, 2, 3]);
+    assert_eq!(load_block(&rig, 10, 9, 0), Outcome::Kept(BYTES));
+    store_block(&rig, &kv, 11, 4, 4);
+    assert_eq!(index(&rig, &mut known), [0, 2, 3, 4]);
+    // Of a prompt the end goes first.
+    let prompt = [2, 3, 4, 0].map(|n| object(n, &[10 + n]));
+    rig.submit_load(12, prompt.to_vec(), soon(), true, 0)
+        .unwrap();
+    assert_eq!(outcomes(&rig, 12), [Outcome::Kept(BYTES); 4]);
+    store_block(&rig, &kv, 13, 5, 5);
+    assert_eq!(index(&rig, &mut known), [2, 3, 4, 5]);
+    assert_eq!(load_block(&rig, 14, 20, 0), Outcome::Loaded(BYTES));
+}
+
+#[test]
+fn a_load_takes_what_is_kept_and_fetches_the_rest() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    {
+        let rig = engine(&store, config(8), &kv);
+        for n in 0..6 {
+            store_block(&rig, &kv, n, n, n);
+        }
+    }
+    let rig = engine(&store, keeping(8), &kv);
+    for n in [1, 4] {
+        load_block(&rig, n, 20, n);
+    }
+    let objects: Vec<Object> = (0..6).map(|n| object(n, &[10 + n])).collect();
+    rig.submit_load(10, objects, soon(), true, 0).unwrap();
+    let expected: Vec<_> = (0..6)
+        .map(|n| match n {
+            1 | 4 => Outcome::Kept(BYTES),
+            _ => Outcome::Loaded(BYTES),
+        })
+        .collect();
+    assert_eq!(outcomes(&rig, 10), expected);
+    for n in 0..6 {
+        assert_eq!(kv.read(10 + n, share()), pattern(n), "block {n}");
+    }
+}
+
+#[test]
+fn what_is_prefetched_stays_until_it_is_released() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    {
+        let rig = engine(&store, config(8), &kv);
+        for n in 0..2 {
+            store_block(&rig, &kv, n, n, n);
+        }
+    }
+    let rig = engine(&store, keeping(4), &kv);
+    let mut known = HashMap::new();
+    assert_eq!(prefetch(&rig, 1, &[0, 1]), [Outcome::Loaded(BYTES); 2]);
+    // Another request wants the second too.
+    assert_eq!(prefetch(&rig, 2, &[1]), [Outcome::Kept(BYTES)]);
+    for n in 10..20 {
+        store_block(&rig, &kv, n, 5, n);
+    }
+    let held = index(&rig, &mut known);
+    assert!(held.starts_with(&[0, 1]), "{held:?}");
+    rig.release(1);
+    for n in 20..30 {
+        store_block(&rig, &kv, n, 5, n);
+    }
+    let held = index(&rig, &mut known);
+    assert!(held.starts_with(&[1]), "{held:?}");
+    assert_eq!(load_block(&rig, 40, 9, 1), Outcome::Kept(BYTES));
+    rig.release(2);
+    for n in 50..60 {
+        store_block(&rig, &kv, n, 5, n);
+    }
+    assert!(!index(&rig, &mut known).contains(&1));
+}
+
+#[test]
+fn a_prefetch_without_room_is_dropped_and_loads_are_served() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    {
+        let rig = engine(&store, config(8), &kv);
+        for n in 0..6 {
+            store_block(&rig, &kv, n, n, n);
+        }
+    }
+    let rig = engine(&store, keeping(4), &kv);
+    let got = prefetch(&rig, 1, &[0, 1, 2, 3]);
+    assert_eq!(
+        got,
+        [
+            Outcome::Loaded(BYTES),
+            Outcome::Loaded(BYTES),
+            Outcome::Dropped,
+            Outcome::Dropped
+        ]
+    );
+    assert_eq!(prefetch(&rig, 2, &[4]), [Outcome::Dropped]);
+    for n in 0..6 {
+        let outcome = load_block(&rig, 10 + n, 10 + n, n);
+        assert!(matches!(outcome, Outcome::Kept(_) | Outcome::Loaded(_)));
+        assert_eq!(kv.read(10 + n, share()), pattern(n));
+    }
+}
+
+#[test]
+fn a_prefetch_that_is_released_early_ends_and_pins_nothing() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    {
+        let rig = engine(&store, config(8), &kv);
+        store_block(&rig, &kv, 1, 0, 0);
+    }
+    let rig = engine(&store, keeping(4), &kv);
+    store.hold_gets(true);
+    rig.submit_prefetch(1, vec![object(0, &[0])], soon())
+        .unwrap();
+    rig.release(1);
+    assert_eq!(outcomes(&rig, 1), [Outcome::Cancelled]);
+    store.hold_gets(false);
+    for n in 10..20 {
+        store_block(&rig, &kv, n, 5, n);
+    }
+    assert!(!index(&rig, &mut HashMap::new()).contains(&0));
+}
+
+#[test]
+fn a_prefetch_that_is_late_is_over() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let rig = engine(&store, keeping(4), &kv);
+    store.hold_gets(true);
+    let deadline = Instant::now() + Duration::from_millis(20);
+    rig.submit_prefetch(1, vec![object(0, &[0])], deadline)
+        .unwrap();
+    assert_eq!(outcomes(&rig, 1), [Outcome::TimedOut]);
+    store.hold_gets(false);
+    rig.release(1);
+}
+
+#[test]
+fn what_does_not_verify_is_not_kept() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    {
+        let rig = engine(&store, config(8), &kv);
+        store_block(&rig, &kv, 1, 0, 0);
+    }
+    let mut value = store.value(&key(0));
+    value[100] ^= 1;
+    store.plant(&key(0), &value);
+    let rig = engine(&store, keeping(4), &kv);
+    let got = prefetch(&rig, 1, &[0]);
+    assert!(matches!(got[..], [Outcome::Rejected(_)]), "{got:?}");
+    assert_eq!(rig.take_host_changes(), []);
+}
+
+#[test]
+fn another_context_is_another_value() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let rig = engine(&store, keeping(4), &kv);
+    let of = |context: &[u8]| Object {
+        context: Arc::from(context),
+        ..object(0, &[0])
+    };
+    kv.fill(0, 0);
+    rig.submit_store(1, vec![of(b"tenant")], 0).unwrap();
+    outcomes(&rig, 1);
+    rig.submit_load(2, vec![of(b"other")], soon(), true, 0)
+        .unwrap();
+    // Without keys the context means nothing to the store.
+    assert_eq!(outcomes(&rig, 2), [Outcome::Loaded(BYTES)]);
+    rig.submit_load(3, vec![of(b"tenant")], soon(), true, 0)
+        .unwrap();
+    assert_eq!(outcomes(&rig, 3), [Outcome::Kept(BYTES)]);
+}

@@ -1,0 +1,129 @@
+"""Host memory in front of the pool: loads without it, prefetches for those that wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import BLOCK, tokens
+from tests.e2e.node import Node
+from tests.e2e.test_hybrid import gemma as gemma
+from tests.e2e.test_parallel import TOPOLOGIES
+from tests.servers import Server
+
+pytestmark = pytest.mark.e2e
+
+BLOCKS = 4
+PROMPTS = [tokens(BLOCKS * BLOCK + 7, seed=700 + i) for i in range(4)]
+HOST_TIER = {"penstock.host_tier": True}
+
+
+def hits(node: Node) -> list[Any]:
+    """The engine's own prefix-cache hits, to compare with."""
+    for prompt in PROMPTS:
+        node.ask(prompt)
+    return [node.ask(prompt).text for prompt in PROMPTS]
+
+
+def test_loads_go_on_when_the_pool_is_gone(
+    llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    expected = hits(plain)
+    with (
+        Server("valkey", tmp_path) as server,
+        start(llama, pool=server.unix_url, settings=HOST_TIER) as node,
+    ):
+        for prompt in PROMPTS:
+            node.ask(prompt)
+        node.wait_for("stored_blocks", BLOCKS * len(PROMPTS))
+        server.kill()
+        node.forget()
+        before = node.counters()
+        answers = [node.ask(prompt) for prompt in PROMPTS]
+        assert [answer.cached for answer in answers] == [BLOCKS * BLOCK] * len(PROMPTS)
+        assert [answer.text for answer in answers] == expected
+        after = node.counters()
+        assert after["kept_bytes"] > before.get("kept_bytes", 0)
+        assert after.get("loaded_bytes", 0) == 0
+        # All of it is here: the pool was not even asked.
+        assert after["lookups"] == before["lookups"]
+
+        # What the pool cannot take is kept all the same.
+        fresh = tokens(BLOCKS * BLOCK + 9, seed=790)
+        cold = node.ask(fresh)
+        cached = 0
+        end = time.monotonic() + 60
+        # Workers report with the steps of later requests.
+        while cached < BLOCKS * BLOCK and time.monotonic() < end:
+            node.forget()
+            again = node.ask(fresh)
+            assert again.tokens == cold.tokens
+            cached = again.cached
+        assert cached == BLOCKS * BLOCK
+
+
+@pytest.mark.parametrize("topology", ["tp2", "pp6-2"])
+def test_every_rank_holds_its_part(
+    topology: str, llama: Path, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    engine_args, env = TOPOLOGIES[topology]
+    with start(
+        llama,
+        pool=f"file://{tmp_path}/pool?size=1GiB",
+        settings=HOST_TIER,
+        distributed_executor_backend="mp",
+        env=env | {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+        **engine_args,
+    ) as node:
+        expected = hits(node)
+        node.wait_for("stored_blocks", BLOCKS * len(PROMPTS))
+        node.forget()
+        answers = [node.ask(prompt) for prompt in PROMPTS]
+        assert [answer.cached for answer in answers] == [BLOCKS * BLOCK] * len(PROMPTS)
+        assert [answer.text for answer in answers] == expected
+        assert node.counters().get("loaded_bytes", 0) == 0
+
+
+def test_what_waits_is_prefetched(
+    llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    expected = hits(plain)
+    pool = f"file://{tmp_path}/pool?size=1GiB"
+    with start(llama, pool=pool) as first:
+        for prompt in PROMPTS:
+            first.ask(prompt)
+        first.wait_for("stored_blocks", BLOCKS * len(PROMPTS))
+    with start(llama, pool=pool, settings=HOST_TIER, max_num_seqs=1) as second:
+        busy = second.start(tokens(20, seed=1), max_tokens=300)
+        waiting = [second.start(prompt) for prompt in PROMPTS]
+        aborted = second.start(tokens(BLOCKS * BLOCK + 7, seed=700), max_tokens=8)
+        second.abort(aborted)
+        answers = [second.answer(number) for number in waiting]
+        second.answer(busy)
+        assert [answer.cached for answer in answers] == [BLOCKS * BLOCK] * len(PROMPTS)
+        assert [answer.text for answer in answers] == expected
+        counters = second.counters()
+        assert counters["prefetches"] >= len(PROMPTS)
+        assert counters["kept_bytes"] == counters["prefetched_bytes"] > 0
+        assert counters.get("loaded_bytes", 0) == 0
+
+
+def test_a_hybrid_model_keeps_its_windows(
+    gemma: Path, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    prompt = tokens(6 * BLOCK + 5, seed=61)
+    with start(gemma, pool=f"file://{tmp_path}/pool?size=1GiB", settings=HOST_TIER) as node:
+        node.ask(prompt)
+        own_hit = node.ask(prompt)
+        node.wait_for("stored_blocks", 6)
+        node.forget()
+        loaded = node.ask(prompt)
+        assert loaded.cached == own_hit.cached
+        assert loaded.text == own_hit.text
+        counters = node.counters()
+        assert counters["kept_bytes"] > 0
+        assert counters.get("loaded_bytes", 0) == 0

@@ -65,7 +65,7 @@ def kv() -> Kv:
 
 @pytest.fixture
 def engine(store: Store, kv: Kv) -> Iterator[Engine]:
-    engine = Engine(store, slot_bytes=BLOCK_BYTES, slots=8)
+    engine = Engine(store, slot_bytes=BLOCK_BYTES, slots=8, keep=False)
     engine.register(kv.descriptor)
     yield engine
     assert engine.shutdown(30)
@@ -125,6 +125,32 @@ def test_a_damaged_value_is_named_and_not_loaded(engine: Engine, kv: Kv, tmp_pat
     assert finish(engine, 1) == [("loaded", [("rejected:payload_checksum", 0)])]
     assert kv.block(3) == before
     assert engine.stats()["rejected:payload_checksum"] == 1
+
+
+def test_what_is_prefetched_is_loaded_from_host_memory(store: Store, kv: Kv) -> None:
+    writer = Engine(store, slot_bytes=BLOCK_BYTES, slots=4)
+    writer.register(kv.descriptor)
+    assert writer.take_host_changes() == []
+    kv.fill(0, 5)
+    writer.submit_store(1, [(0, key(0), [0])])
+    finish(writer, 1)
+    assert writer.take_host_changes() == [(key(0), True)]
+    assert writer.shutdown(30)
+
+    other = Kv()
+    reader = Engine(store, slot_bytes=BLOCK_BYTES, slots=4)
+    reader.register(other.descriptor)
+    reader.submit_prefetch(1, [(0, key(0), [0]), (0, key(9), [0])], 30)
+    ((event, outcomes),) = finish(reader, 1)
+    assert (event, outcomes) == ("prefetched", [("loaded", BLOCK_BYTES), ("miss", 0)])
+    assert reader.take_host_changes() == [(key(0), True)]
+    reader.submit_load(2, [(0, key(0), [3])], 30)
+    assert finish(reader, 2) == [("loaded", [("kept", BLOCK_BYTES)])]
+    assert other.block(3) == kv.block(0)
+    reader.release(1)
+    reader.release(1)
+    assert reader.stats()["kept_objects"] == 1
+    assert reader.shutdown(30)
 
 
 def test_an_engine_of_an_encrypted_store_encrypts_for_the_context(

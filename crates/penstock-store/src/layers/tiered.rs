@@ -9,7 +9,7 @@ use super::promoter::Promoter;
 use crate::counters::Counters;
 use crate::{
     Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
-    PutRequest, Result, Store, StoreStats, slices,
+    PutRequest, Result, Store, StoreStats,
 };
 
 /// Stores in the order in which they are asked. What is put goes to all of them; what is got comes
@@ -216,11 +216,7 @@ impl Store for Tiered {
                 };
             }
         }
-        for request in batch {
-            if let Some(outcome) = &request.outcome {
-                self.counters.put(outcome, slices::len_of(request.value));
-            }
-        }
+        self.counters.put_batch(batch);
     }
 
     fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
@@ -228,11 +224,7 @@ impl Store for Tiered {
             let found = self.get_from(tier, batch, deadline);
             self.promote(tier, &found, batch);
         }
-        for request in batch {
-            if let Some(outcome) = &request.outcome {
-                self.counters.got(outcome);
-            }
-        }
+        self.counters.got_batch(batch);
     }
 
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {

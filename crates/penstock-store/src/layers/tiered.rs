@@ -15,6 +15,9 @@ use crate::{
 /// Stores in the order in which they are asked. What is put goes to all of them; what is got comes
 /// from the first that has it, and is put into those before it by a thread of its own.
 ///
+/// Which copy of a value is damaged is for the reader to find out, and to remove, tier by tier
+/// ([`super::look_again`]).
+///
 /// A tier that fails is passed over: an operation fails only if it does in every tier. Each should
 /// be behind a [`super::Breaker`] of its own, so that one that is gone costs nothing.
 pub struct Tiered {
@@ -268,6 +271,10 @@ impl Store for Tiered {
         described
             .map(|facts| facts.into_iter().flatten().collect())
             .inspect_err(|_| self.counters.failed())
+    }
+
+    fn tiers(&self) -> &[Arc<dyn Store>] {
+        &self.tiers
     }
 
     fn stats(&self) -> StoreStats {

@@ -66,17 +66,6 @@ def add_target(targets: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "that are those calls, and whatever the engine does with the interpreter's lock held.",
     )
     words.add_pool_url(gil)
-    for name, default, text in (
-        ("passes", 21, "passes, whose median counts"),
-        ("timeout", 30, "seconds that a round of blocks may take"),
-    ):
-        gil.add_argument(
-            f"--{name}",
-            metavar="N",
-            type=words.count_argument,
-            default=default,
-            help=f"{text} (default: %(default)s)",
-        )
     gil.add_argument(
         "--seconds",
         metavar="SECONDS",
@@ -84,7 +73,7 @@ def add_target(targets: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         default=0.5,
         help="length of a pass, each way (default: %(default)s)",
     )
-    gil.add_argument("--json", action="store_true", help="write one JSON document instead")
+    words.add_measurement(gil, passes=21, timed="a round of blocks")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise ConfigError("one core is not enough: the loop and the engine need one each")
-    url, timeout = words.pool_url(args), float(args.timeout)
+    url, timeout = words.pool_url(args), args.timeout
     # The engine's threads, and the other process, stay where this thread is when it starts them.
     os.sched_setaffinity(0, cores[1:])
     try:

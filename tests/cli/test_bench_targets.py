@@ -39,11 +39,10 @@ def test_a_pool_too_small_for_the_look_up_is_told(capsys: pytest.CaptureFixture[
 def test_a_loop_beside_the_engine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     cores = os.sched_getaffinity(0)
     url = f"file://{tmp_path}/pool?size=1GiB"
-    found = document(capsys, "gil", url, "--passes", "2", "--seconds", "1")
-    alone, beside = found["steps_per_second_alone"], found["steps_per_second_beside"]
-    assert isinstance(alone, float)
-    assert isinstance(beside, float)
-    assert alone > 0
-    assert beside > 0
+    found = document(capsys, "gil", url, "--passes", "5", "--seconds", "0.5")
+    figures = {name: value for name, value in found.items() if isinstance(value, float)}
+    assert min(figures.values()) > 0
+    # Of one run, pass by pass in turn: other programs slow both sides down.
+    assert figures["kept_to_other_process"] >= 0.8
     assert os.sched_getaffinity(0) == cores
     assert Store.open(url).usage(timeout=5) == []

@@ -188,8 +188,9 @@ def test_the_native_store_says_why(tampered: Tampered, key_file: KeyFile) -> Non
     tampered.write("key", flip(tampered.read("key"), HEADER))
     assert reason(store.encrypted(keys)) == ("authentication", False)
     store.put(key, VALUE + b"longer", timeout=5)
-    assert reason(store.encrypted(keys)) == ("unencrypted", False)
     assert store.encrypted(keys).unencrypted().get(key, bytearray(9999), timeout=5) == 606
+    assert reason(store.encrypted(keys)) == ("unencrypted", False)
+    assert not tampered.exists("key")
 
 
 def test_descriptions_of_namespaces_are_for_everybody(tmp_path: Path, key_file: KeyFile) -> None:

@@ -82,6 +82,25 @@ def test_a_damaged_value_is_a_miss_and_is_removed(tampered: Tampered, damage: st
     assert pool.get("key") == VALUE
 
 
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_value_in_a_near_pool_comes_from_the_far_one(
+    redis_server: Server, tmp_path: Path, damage: str
+) -> None:
+    near, far = redis_server.unix_url, f"file://{tmp_path}/far?size=64MiB"
+    with penstock.open(f"{near} {far}") as pool, penstock.open(far) as beyond:
+        pool.put("key", VALUE)
+        name = text_key(pool, "key")
+        raw = redis_server.command("GET", name).partition(b"\r\n")[2][:-2]
+        redis_server.command("SET", name, DAMAGES[damage](raw))
+        assert pool.get("key") == VALUE
+        assert pool.stats()["rejected"] == 1
+        assert beyond.get("key") == VALUE
+        redis_server.command("SET", name, DAMAGES[damage](raw))
+        beyond.remove(["key"])
+        assert pool.get("key", default=None) is None
+        assert redis_server.command("EXISTS", name) == b":0\r\n"
+
+
 def test_a_damaged_value_is_not_found(tampered: Tampered) -> None:
     tampered.pool.put("key", VALUE)
     tampered.write("key", flip(tampered.read("key"), 100))
@@ -115,17 +134,21 @@ def test_any_flipped_bit_is_a_miss(tampered: Tampered, at: int, bit: int) -> Non
     assert pool.get_many(["key"], into=[into]) == [None]
 
 
-def test_the_native_store_says_why(tampered: Tampered) -> None:
+def test_the_native_store_says_why_and_removes_it(tampered: Tampered) -> None:
     pool = tampered.pool
     store = Store.open(tampered.server.unix_url)
     key = object_key(pool.namespace, Pool.identity("key"))
     pool.put("key", VALUE)
-    tampered.write("key", flip(tampered.read("key"), HEADER))
+    damaged = flip(tampered.read("key"), HEADER)
+    tampered.write("key", damaged)
     with pytest.raises(errors.Rejected) as caught:
         store.get(key, bytearray(len(VALUE)), timeout=5)
     assert caught.value.reason == "payload_checksum"
+    assert not tampered.exists("key")
+    tampered.write("key", damaged)
     [outcome] = store.get_many([(key, bytearray(len(VALUE)))], timeout=5)
     assert isinstance(outcome, errors.Rejected)
+    assert not tampered.exists("key")
 
 
 def test_a_damaged_file_is_a_miss(tmp_path: Path) -> None:

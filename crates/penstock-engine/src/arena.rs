@@ -285,11 +285,22 @@ impl Slot<Empty> {
     }
 
     /// Checks the value of `value_bytes` that a store left here: that it is the transfer's, whole.
+    /// If not, the slot comes back, whose content then means nothing.
     pub(crate) fn verify(
         mut self,
         transfer: &Transfer,
         value_bytes: u64,
-    ) -> Result<Slot<Verified>, Rejection> {
+    ) -> Result<Slot<Verified>, (Rejection, Self)> {
+        match self.check(transfer, value_bytes) {
+            Ok(()) => Ok(Slot {
+                lease: self.lease,
+                state: Verified::of(transfer),
+            }),
+            Err(rejection) => Err((rejection, self)),
+        }
+    }
+
+    fn check(&mut self, transfer: &Transfer, value_bytes: u64) -> Result<(), Rejection> {
         // Bytes past the value's end are another's: they must not be looked at.
         let room = LARGEST_HEADER_BYTES + transfer.bytes;
         let arrived = usize::try_from(value_bytes).unwrap_or(room).min(room);
@@ -298,13 +309,10 @@ impl Slot<Empty> {
             Some(keys) => {
                 let value = self.lease.bytes_mut(0..arrived);
                 keys.open_value(value, &transfer.key, &transfer.context, expected)?;
+                Ok(())
             }
-            None => value::verify_value(self.lease.bytes(0..arrived), &transfer.key, expected)?,
+            None => value::verify_value(self.lease.bytes(0..arrived), &transfer.key, expected),
         }
-        Ok(Slot {
-            lease: self.lease,
-            state: Verified::of(transfer),
-        })
     }
 }
 

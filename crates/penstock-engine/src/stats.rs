@@ -74,6 +74,8 @@ counters! {
     cancelled_objects,
     /// Objects whose value did not verify.
     rejected_objects,
+    /// Objects loaded from another tier than the nearest that had them, whose copy was damaged.
+    mended_objects,
     /// Objects that the store failed on.
     failed_objects,
     /// Panics caught in lanes.

@@ -2,18 +2,20 @@
 
 mod support;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_engine::Outcome;
 use penstock_layout::{KvLayout, Span};
+use penstock_store::layers::Tiered;
 use penstock_store::value::{Checksum, Rejection, seal};
-use penstock_store::{ErrorKind, Key};
+use penstock_store::{ErrorKind, Key, Store};
 use support::*;
 
 const LOADED: Outcome = Outcome::Loaded(BLOCK_BYTES as u64);
 
 /// A store that holds `pattern(n)` under `key(n)` for each n.
-fn stocked(objects: std::ops::Range<u64>) -> std::sync::Arc<Probe> {
+fn stocked(objects: std::ops::Range<u64>) -> Arc<Probe> {
     let store = Probe::new();
     for n in objects {
         store.plant(&key(n), &value(&key(n), &pattern(n)));
@@ -166,6 +168,42 @@ fn what_does_not_verify_is_rejected_removed_and_written_nowhere() {
         assert_eq!(engine.stats().rejected[reason], 1);
         eventually("the value is removed", || !store.has(&key));
     }
+}
+
+#[test]
+fn a_damaged_copy_in_a_near_tier_does_not_cost_the_far_one() {
+    let (near, far) = (Probe::new(), Probe::new());
+    let shared = |probe: &Arc<Probe>| -> Arc<dyn Store> { probe.clone() };
+    let tiers = Arc::new(Tiered::new(vec![shared(&near), shared(&far)]));
+    let kv = Kv::new(KvLayout::LBHNC);
+    let engine = engine(&tiers, config(4), &kv);
+    let damaged = |n: u64, at: usize| {
+        let mut bad = value(&key(n), &pattern(n));
+        bad[at] ^= 1;
+        bad
+    };
+    for n in 1..=4 {
+        far.plant(&key(n), &value(&key(n), &pattern(n)));
+        near.plant(&key(n), &value(&key(n), &pattern(n)));
+    }
+    near.plant(&key(1), &damaged(1, 100));
+    near.plant(&key(2), &value(&key(2), &pattern(2))[..100]);
+    near.plant(&key(4), &damaged(4, 100));
+    far.plant(&key(4), &damaged(4, 64));
+    let objects = (1..=4).map(|n| object(n, &[n])).collect();
+    engine.submit_load(1, objects, soon(), false, 0).unwrap();
+    let outcomes = outcomes(&engine, 1);
+    assert_eq!(outcomes[..3], [LOADED; 3]);
+    assert!(matches!(outcomes[3], Outcome::Rejected(_)), "{outcomes:?}");
+    for n in 1..=3 {
+        assert_eq!(kv.read(n, share()), pattern(n));
+    }
+    let stats = engine.stats();
+    assert_eq!((stats.mended_objects, stats.rejected_objects), (2, 1));
+    let has = |store: &Probe| [1, 2, 3, 4].map(|n| store.has(&key(n)));
+    eventually("damaged copies are gone, and no others", || {
+        has(&near) == [false, false, true, false] && has(&far) == [true, true, true, false]
+    });
 }
 
 #[test]

@@ -99,6 +99,11 @@ impl<'a> Arrival<'a> {
         slices
     }
 
+    /// Whose value is awaited.
+    pub(crate) fn key(&self) -> &'a Key {
+        self.key
+    }
+
     /// Payload bytes of a value that is larger than all there is room for.
     pub(crate) fn payload_of(&self, value_bytes: u64) -> u64 {
         value_bytes.saturating_sub(self.header_bytes as u64)

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use penstock_store::layers::{Breaker, BreakerSettings};
+use penstock_store::layers::{Breaker, BreakerSettings, Look, look_again};
 use penstock_store::value::Rejection;
 use penstock_store::{
     GetOutcome, GetRequest, KEY_BYTES, Key, Keyring, Namespace, OpenOptions, PutOutcome, PutRequest,
@@ -76,15 +76,12 @@ impl Store {
         };
         outcomes
             .into_iter()
-            .zip(&arrivals)
+            .zip(&mut arrivals)
             .map(|(outcome, arrival)| match outcome {
                 Some(Ok(GetOutcome::Hit(bytes))) => match arrival.verify(bytes) {
                     Verdict::Payload(payload) => Got::Hit(payload),
                     Verdict::TooLarge(payload) => Got::TooLarge(payload),
-                    Verdict::Rejected(rejection) => {
-                        self.rejected.fetch_add(1, Ordering::Relaxed);
-                        Got::Rejected(rejection)
-                    }
+                    Verdict::Rejected(rejection) => self.reject(arrival, rejection, deadline),
                 },
                 Some(Ok(GetOutcome::Miss)) => Got::Miss,
                 Some(Ok(GetOutcome::TooLarge(bytes))) => Got::TooLarge(arrival.payload_of(bytes)),
@@ -92,6 +89,32 @@ impl Store {
                 None => Got::Failed(unanswered()),
             })
             .collect()
+    }
+
+    /// Removes damaged copies of a value that did not verify, and gets a whole one if another
+    /// tier has it.
+    fn reject(&self, arrival: &mut Arrival<'_>, rejection: Rejection, deadline: Instant) -> Got {
+        self.rejected.fetch_add(1, Ordering::Relaxed);
+        if rejection.is_foreign() && self.inner.tiers().is_empty() {
+            return Got::Rejected(rejection);
+        }
+        let key = arrival.key();
+        let whole = look_again(&*self.inner, key, deadline, |tier| {
+            let got = tier.get(key, &mut arrival.slices(), deadline);
+            match got {
+                Ok(GetOutcome::Hit(bytes)) => match arrival.verify(bytes) {
+                    Verdict::Payload(payload) => Look::Whole(Got::Hit(payload)),
+                    Verdict::TooLarge(payload) => Look::Whole(Got::TooLarge(payload)),
+                    Verdict::Rejected(rejection) if rejection.is_foreign() => Look::Nothing,
+                    Verdict::Rejected(_) => Look::Damaged,
+                },
+                Ok(GetOutcome::TooLarge(bytes)) => {
+                    Look::Whole(Got::TooLarge(arrival.payload_of(bytes)))
+                }
+                Ok(GetOutcome::Miss) | Err(_) => Look::Nothing,
+            }
+        });
+        whole.unwrap_or(Got::Rejected(rejection))
     }
 
     fn put_sealed(
@@ -331,8 +354,8 @@ impl Store {
     }
 
     /// Fetches a value into a writable buffer, or a list or tuple of them, from its start, and
-    /// verifies it. Returns its bytes, or None if there is no such value. If it raises, what the
-    /// buffers hold is undefined.
+    /// verifies it. Returns its bytes, or None if there is no such value. What does not verify is
+    /// removed, unless it is foreign. If it raises, what the buffers hold is undefined.
     #[pyo3(signature = (key, into, *, timeout))]
     fn get(
         &self,

@@ -1,6 +1,7 @@
 //! The contract that every store fulfils.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::{Error, Key, Namespace, Result};
@@ -144,6 +145,13 @@ pub trait Store: Send + Sync {
 
     /// Counters since this handle was opened.
     fn stats(&self) -> StoreStats;
+
+    /// The stores that this one is made of, the nearest first, if it is made of several: whoever
+    /// got a value from it that does not verify looks at each of them
+    /// ([`crate::layers::look_again`]).
+    fn tiers(&self) -> &[Arc<dyn Store>] {
+        &[]
+    }
 
     /// Puts one value.
     fn put(&self, key: &Key, value: &[IoSlice<'_>], deadline: Instant) -> Result<PutOutcome> {

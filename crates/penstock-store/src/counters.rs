@@ -1,8 +1,9 @@
 //! Counters behind [`StoreStats`], for stores to keep.
 
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::{GetOutcome, PutOutcome, Result, StoreStats};
+use crate::{GetOutcome, GetRequest, Key, PutOutcome, PutRequest, Result, StoreStats, slices};
 
 /// One store handle's counters. Each is exact; a snapshot of several is not one instant's.
 #[derive(Default)]
@@ -33,8 +34,49 @@ impl Counters {
         }
     }
 
-    /// Notes the outcome of one get.
-    pub(crate) fn got(&self, outcome: &Result<GetOutcome>) {
+    /// Puts a batch one by one, and notes the outcomes.
+    pub(crate) fn put_each(
+        &self,
+        batch: &mut [PutRequest<'_>],
+        mut put: impl FnMut(&Key, &[IoSlice<'_>]) -> Result<PutOutcome>,
+    ) {
+        for request in &mut *batch {
+            request.outcome = Some(put(&request.key, request.value));
+        }
+        self.put_batch(batch);
+    }
+
+    /// Gets a batch one by one, and notes the outcomes.
+    pub(crate) fn get_each(
+        &self,
+        batch: &mut [GetRequest<'_, '_>],
+        mut get: impl FnMut(&Key, &mut [IoSliceMut<'_>]) -> Result<GetOutcome>,
+    ) {
+        for request in &mut *batch {
+            request.outcome = Some(get(&request.key, request.into));
+        }
+        self.got_batch(batch);
+    }
+
+    /// Notes the outcomes of a batch of puts.
+    pub(crate) fn put_batch(&self, batch: &[PutRequest<'_>]) {
+        for request in batch {
+            if let Some(outcome) = &request.outcome {
+                self.put(outcome, slices::len_of(request.value));
+            }
+        }
+    }
+
+    /// Notes the outcomes of a batch of gets.
+    pub(crate) fn got_batch(&self, batch: &[GetRequest<'_, '_>]) {
+        for request in batch {
+            if let Some(outcome) = &request.outcome {
+                self.got(outcome);
+            }
+        }
+    }
+
+    fn got(&self, outcome: &Result<GetOutcome>) {
         match outcome {
             Ok(GetOutcome::Hit(bytes)) => {
                 self.gets.fetch_add(1, Relaxed);
@@ -48,8 +90,7 @@ impl Counters {
         }
     }
 
-    /// Notes the outcome of one put of a value of so many bytes.
-    pub(crate) fn put(&self, outcome: &Result<PutOutcome>, bytes: u64) {
+    fn put(&self, outcome: &Result<PutOutcome>, bytes: u64) {
         match outcome {
             Ok(PutOutcome::Stored) => {
                 self.puts.fetch_add(1, Relaxed);

@@ -38,15 +38,32 @@ pub const KEY_PREFIX: &str = "penstock:";
 #[error("not a Penstock key: {0:?}")]
 pub struct NotAKey(pub String);
 
-fn hex(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    // In one piece: keys are written for every operation.
+/// Most bytes of a key's text form.
+const TEXT_BYTES: usize =
+    KEY_PREFIX.len() + 2 * NAMESPACE_BYTES + 2 * CHUNK_BYTES + "::l65535-65535.h65535-65535".len();
+
+/// The two digits of every byte.
+const HEX: [[u8; 2]; 256] = {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let mut text = [0; 2 * CHUNK_BYTES];
-    for (pair, byte) in text.chunks_exact_mut(2).zip(bytes) {
-        pair[0] = DIGITS[usize::from(byte >> 4)];
-        pair[1] = DIGITS[usize::from(byte & 15)];
+    let mut pairs = [[0; 2]; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        pairs[byte] = [DIGITS[byte >> 4], DIGITS[byte & 15]];
+        byte += 1;
     }
-    f.write_str(std::str::from_utf8(&text[..2 * bytes.len()]).map_err(|_| fmt::Error)?)
+    pairs
+};
+
+fn append_hex(bytes: &[u8], text: &mut Vec<u8>) {
+    let start = text.len();
+    text.resize(start + 2 * bytes.len(), 0);
+    for (pair, byte) in text[start..].chunks_exact_mut(2).zip(bytes) {
+        pair.copy_from_slice(&HEX[usize::from(*byte)]);
+    }
+}
+
+fn show(text: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    f.write_str(std::str::from_utf8(text).map_err(|_| fmt::Error)?)
 }
 
 fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
@@ -63,7 +80,9 @@ fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
 
 impl fmt::Display for Namespace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        hex(&self.0, f)
+        let mut text = Vec::with_capacity(2 * NAMESPACE_BYTES);
+        append_hex(&self.0, &mut text);
+        show(&text, f)
     }
 }
 
@@ -123,6 +142,25 @@ impl Key {
         })
     }
 
+    /// Appends the text form, without the machinery of formatting: a look-up writes thousands.
+    pub(crate) fn append_text(&self, text: &mut Vec<u8>) {
+        text.extend_from_slice(KEY_PREFIX.as_bytes());
+        append_hex(&self.namespace.0, text);
+        text.push(b':');
+        append_hex(&self.chunk, text);
+        let mut digits = itoa::Buffer::new();
+        let (layers, heads) = (self.span.layers(), self.span.heads());
+        for (before, bound) in [
+            (":l", layers.start),
+            ("-", layers.end),
+            (".h", heads.start),
+            ("-", heads.end),
+        ] {
+            text.extend_from_slice(before.as_bytes());
+            text.extend_from_slice(digits.format(bound).as_bytes());
+        }
+    }
+
     /// The bytes that stand for this key inside a value's header: every field, fixed width.
     pub fn to_bytes(&self) -> [u8; KEY_BYTES] {
         let mut bytes = [0; KEY_BYTES];
@@ -158,9 +196,9 @@ impl Key {
 
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{KEY_PREFIX}{}:", self.namespace)?;
-        hex(&self.chunk, f)?;
-        write!(f, ":{}", self.span)
+        let mut text = Vec::with_capacity(TEXT_BYTES);
+        self.append_text(&mut text);
+        show(&text, f)
     }
 }
 
@@ -183,6 +221,12 @@ mod tests {
         };
         assert_eq!(Key::from_bytes(&key.to_bytes()), Ok(key));
         assert_eq!(Key::parse(&key.to_string()), Ok(key));
+        assert_eq!(
+            key.to_string(),
+            "penstock:30313233343536373839616263646566:\
+             00070e151c232a31383f464d545b626970777e858c939aa1a8afb6bdc4cbd2d9:l258-300.h4-513"
+        );
+        assert!(key.to_string().ends_with(&format!(":{}", key.span)));
         let mut bytes = key.to_bytes();
         bytes[KEY_BYTES - 8..KEY_BYTES - 4].copy_from_slice(&[9, 0, 9, 0]);
         assert!(Key::from_bytes(&bytes).is_err());

@@ -131,21 +131,15 @@ impl Store for MemoryStore {
     }
 
     fn put_many(&self, batch: &mut [PutRequest<'_>], deadline: Instant) {
-        for request in batch {
-            let outcome =
-                deadline::check(deadline).and_then(|()| self.put_one(&request.key, request.value));
-            self.counters.put(&outcome, slices::len_of(request.value));
-            request.outcome = Some(outcome);
-        }
+        self.counters.put_each(batch, |key, value| {
+            deadline::check(deadline).and_then(|()| self.put_one(key, value))
+        });
     }
 
     fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
-        for request in batch {
-            let outcome =
-                deadline::check(deadline).map(|()| self.get_one(&request.key, request.into));
-            self.counters.got(&outcome);
-            request.outcome = Some(outcome);
-        }
+        self.counters.get_each(batch, |key, into| {
+            deadline::check(deadline).map(|()| self.get_one(key, into))
+        });
     }
 
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {

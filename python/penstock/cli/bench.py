@@ -107,20 +107,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         default="256MiB",
         help="bytes moved each way in a pass (default: %(default)s)",
     )
-    pool.add_argument(
-        "--threads",
-        metavar="N",
-        type=words.count_argument,
-        default=1,
-        help="threads that put and get at once (default: %(default)s)",
-    )
-    pool.add_argument(
-        "--passes",
-        metavar="N",
-        type=words.count_argument,
-        default=3,
-        help="passes, whose median counts (default: %(default)s)",
-    )
+    words.add_counts(pool, ("threads", 1, "threads that put and get at once"))
     pool.add_argument(
         "--batch",
         metavar="N",
@@ -128,14 +115,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         default=None,
         help="values in a batch (default: 16, less for values over 1 MiB)",
     )
-    pool.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=words.seconds_argument,
-        default=30.0,
-        help="longest that one batch may take (default: %(default)s)",
-    )
-    pool.add_argument("--json", action="store_true", help="write one JSON document instead")
+    words.add_measurement(pool, passes=3, timed="one batch")
     for target in _OTHERS.values():
         target.add_target(targets)
 

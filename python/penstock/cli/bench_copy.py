@@ -74,21 +74,14 @@ def add_target(targets: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "random order, on one thread, against memcpy of the same bytes, pass by pass in turn. "
         "Checks that every byte comes back.",
     )
-    for name, default, text in (
+    words.add_counts(
+        copy,
         ("layers", 32, "attention layers"),
         ("heads", 8, "KV heads of the rank"),
         ("head-dim", 128, "elements of a key"),
         ("block-size", 16, "tokens in a block"),
         ("element-bytes", 2, "bytes of an element"),
-        ("passes", 11, "passes, whose median counts"),
-    ):
-        copy.add_argument(
-            f"--{name}",
-            metavar="N",
-            type=words.count_argument,
-            default=default,
-            help=f"{text} (default: %(default)s)",
-        )
+    )
     copy.add_argument(
         "--total",
         metavar="SIZE",
@@ -96,7 +89,7 @@ def add_target(targets: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         default="256MiB",
         help="size of the KV cache, all of it copied in a pass (default: %(default)s)",
     )
-    copy.add_argument("--json", action="store_true", help="write one JSON document instead")
+    words.add_measurement(copy, passes=11)
 
 
 def run(args: argparse.Namespace) -> int:

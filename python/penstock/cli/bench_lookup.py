@@ -48,21 +48,7 @@ def add_target(targets: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         default="1000,10000,100000",
         help="chunks asked for at once (default: %(default)s)",
     )
-    lookup.add_argument(
-        "--passes",
-        metavar="N",
-        type=words.count_argument,
-        default=21,
-        help="passes, whose median counts (default: %(default)s)",
-    )
-    lookup.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=words.seconds_argument,
-        default=30.0,
-        help="longest that one look-up may take (default: %(default)s)",
-    )
-    lookup.add_argument("--json", action="store_true", help="write one JSON document instead")
+    words.add_measurement(lookup, passes=21, timed="one look-up")
 
 
 def _counts(text: str) -> list[int]:

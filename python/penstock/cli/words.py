@@ -93,6 +93,34 @@ def add_pool_url(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_counts(parser: argparse.ArgumentParser, *counts: tuple[str, int, str]) -> None:
+    """Adds options that are whole numbers: name, default and what they count."""
+    for name, default, text in counts:
+        parser.add_argument(
+            f"--{name}",
+            metavar="N",
+            type=count_argument,
+            default=default,
+            help=f"{text} (default: %(default)s)",
+        )
+
+
+def add_measurement(
+    parser: argparse.ArgumentParser, *, passes: int, timed: str | None = None
+) -> None:
+    """Adds what benches have in common: passes, JSON, and a timeout if something is `timed`."""
+    add_counts(parser, ("passes", passes, "passes, whose median counts"))
+    if timed is not None:
+        parser.add_argument(
+            "--timeout",
+            metavar="SECONDS",
+            type=seconds_argument,
+            default=30.0,
+            help=f"longest that {timed} may take (default: %(default)s)",
+        )
+    parser.add_argument("--json", action="store_true", help="write one JSON document instead")
+
+
 def add_key_file(parser: argparse.ArgumentParser) -> None:
     """Adds the option that names the file of encryption keys."""
     parser.add_argument(

@@ -335,7 +335,6 @@ class Pool:
         if len(into) != len(names):
             raise ConfigError(f"{len(names)} keys, but {len(into)} destinations")
         outcomes = store.get_many(list(zip(names, into, strict=True)), timeout=deadline.left())
-        self._remove_rejected(store, names, outcomes, deadline)
         return [
             None if isinstance(outcome, Rejected) else _or_raise(outcome) for outcome in outcomes
         ]
@@ -361,7 +360,6 @@ class Pool:
     ) -> builtins.list[bytearray | None]:
         values: builtins.list[bytearray | None] = [bytearray(size) for size in sizes]
         outcomes = store.get_many(list(zip(names, values, strict=True)), timeout=deadline.left())
-        self._remove_rejected(store, names, outcomes, deadline)
         for i, outcome in enumerate(outcomes):
             if isinstance(outcome, TooSmall):
                 self._guess = outcome.nbytes
@@ -376,23 +374,6 @@ class Pool:
                 assert value is not None
                 del value[nbytes:]
         return values
-
-    def _remove_rejected(
-        self,
-        store: Store,
-        names: builtins.list[bytes],
-        outcomes: builtins.list[int | PenstockError | None],
-        deadline: _Deadline,
-    ) -> None:
-        rejected = [
-            name
-            for name, outcome in zip(names, outcomes, strict=True)
-            if isinstance(outcome, Rejected) and not outcome.is_foreign
-        ]
-        if rejected:
-            # A put would keep the bad value; but it is a miss whether or not it can be removed.
-            with contextlib.suppress(StoreError):
-                store.remove(rejected, timeout=deadline.left())
 
 
 class _Deadline:

@@ -6,12 +6,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use penstock_layout::Segment;
+use penstock_store::layers::{Look, look_again};
 use penstock_store::value::Rejection;
-use penstock_store::{ErrorKind, GetOutcome, GetRequest, Key, Result};
+use penstock_store::{ErrorKind, GetOutcome, GetRequest, Result};
 
 use super::Floor;
 use crate::Outcome;
 use crate::arena::{Empty, Slot, Verified};
+use crate::job::Transfer;
 use crate::kept::Value;
 use crate::load::LoadTicket;
 use crate::queue::LoadWork;
@@ -75,29 +77,36 @@ fn load(floor: &Floor, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec
 
     let mut rejected = Vec::new();
     for ((ticket, slot), outcome) in tickets.into_iter().zip(slots).zip(outcomes) {
-        let key = ticket.transfer().key;
         let outcome = match outcome {
+            Some(Ok(GetOutcome::Hit(_))) if !ticket.is_wanted() => continue,
             Some(Ok(GetOutcome::Hit(bytes))) => {
-                match deliver(floor, &ticket, slot, bytes, segments) {
-                    Some(outcome) => outcome,
-                    None => continue,
+                match verify(floor, slot, ticket.transfer(), bytes) {
+                    Ok(slot) => match deliver(floor, &ticket, slot, segments) {
+                        Some(outcome) => outcome,
+                        None => continue,
+                    },
+                    Err((rejection, slot)) => {
+                        rejected.push((ticket, slot, rejection));
+                        continue;
+                    }
                 }
             }
+            Some(Ok(GetOutcome::TooLarge(found))) => {
+                let rejection = too_large(floor, &ticket, found);
+                rejected.push((ticket, slot, rejection));
+                continue;
+            }
             Some(Ok(GetOutcome::Miss)) => Outcome::Miss,
-            Some(Ok(GetOutcome::TooLarge(found))) => Outcome::Rejected(Rejection::Length {
-                expected: ticket.transfer().bytes as u64,
-                found: found.saturating_sub(floor.config.header_bytes() as u64),
-            }),
             Some(Err(error)) if error.kind() == ErrorKind::TimedOut => Outcome::TimedOut,
             Some(Err(error)) => Outcome::Failed(error.kind()),
             None => Outcome::Failed(ErrorKind::Protocol),
         };
-        if matches!(outcome, Outcome::Rejected(reason) if !reason.is_foreign()) {
-            rejected.push(key);
-        }
         ticket.resolve(outcome);
     }
-    remove(floor, &rejected);
+    // Those that were whole do not wait for this.
+    for (ticket, slot, rejection) in rejected {
+        reject(floor, ticket, slot, rejection, segments);
+    }
 }
 
 /// Writes what the host tier has into its blocks.
@@ -130,26 +139,33 @@ fn scatter(
     })
 }
 
-/// Verifies a value, writes it into its blocks unless it is for a prefetch, and keeps it; none if
-/// nobody wants it any more.
-fn deliver(
-    floor: &Floor,
-    ticket: &LoadTicket,
-    slot: Slot<Empty>,
-    value_bytes: u64,
-    segments: &mut Vec<Segment>,
-) -> Option<Outcome> {
-    if !ticket.is_wanted() {
-        return None;
+fn too_large(floor: &Floor, ticket: &LoadTicket, found: u64) -> Rejection {
+    Rejection::Length {
+        expected: ticket.transfer().bytes as u64,
+        found: found.saturating_sub(floor.config.header_bytes() as u64),
     }
-    let transfer = ticket.transfer();
+}
+
+fn verify(
+    floor: &Floor,
+    slot: Slot<Empty>,
+    transfer: &Transfer,
+    value_bytes: u64,
+) -> std::result::Result<Slot<Verified>, (Rejection, Slot<Empty>)> {
     let start = Instant::now();
     let verified = slot.verify(transfer, value_bytes);
     add_time(&floor.counters.verify_nanos, start);
-    let slot = match verified {
-        Ok(slot) => slot,
-        Err(rejection) => return Some(Outcome::Rejected(rejection)),
-    };
+    verified
+}
+
+/// Writes a value into its blocks, unless it is for a prefetch, and keeps it; none if nobody wants it
+/// any more.
+fn deliver(
+    floor: &Floor,
+    ticket: &LoadTicket,
+    slot: Slot<Verified>,
+    segments: &mut Vec<Segment>,
+) -> Option<Outcome> {
     if !ticket.begin_scatter() {
         return None;
     }
@@ -159,14 +175,58 @@ fn deliver(
     {
         return Some(outcome);
     }
-    floor.queues.kept().keep(transfer.key, slot, prefetch);
-    Some(Outcome::Loaded(transfer.bytes as u64))
+    floor
+        .queues
+        .kept()
+        .keep(ticket.transfer().key, slot, prefetch);
+    Some(Outcome::Loaded(ticket.transfer().bytes as u64))
 }
 
-/// Removes values that did not verify, so that they are put anew. Best effort: one that stays
-/// is rejected again.
-fn remove(floor: &Floor, keys: &[Key]) {
-    if !keys.is_empty() {
-        let _ = floor.store.remove(keys, Instant::now() + REMOVE_TIMEOUT);
+/// Removes damaged copies of a value that did not verify, so that they are put anew, and loads a
+/// whole one if another tier has it.
+fn reject(
+    floor: &Floor,
+    ticket: LoadTicket,
+    slot: Slot<Empty>,
+    rejection: Rejection,
+    segments: &mut Vec<Segment>,
+) {
+    let (store, transfer) = (&*floor.store, ticket.transfer());
+    if rejection.is_foreign() && store.tiers().is_empty() {
+        return ticket.resolve(Outcome::Rejected(rejection));
+    }
+    let get_deadline = ticket
+        .deadline()
+        .min(Instant::now() + floor.config.get_timeout);
+    let remove_deadline = get_deadline.max(Instant::now() + REMOVE_TIMEOUT);
+    let mut empty = Some(slot);
+    let whole = look_again(store, &transfer.key, remove_deadline, |tier| {
+        let Some(mut slot) = empty.take() else {
+            return Look::Nothing;
+        };
+        let into = &mut [IoSliceMut::new(slot.value_mut(transfer.bytes))];
+        let (look, slot) = match tier.get(&transfer.key, into, get_deadline) {
+            Ok(GetOutcome::Hit(bytes)) => match verify(floor, slot, transfer, bytes) {
+                Ok(slot) => return Look::Whole(slot),
+                Err((rejection, slot)) if rejection.is_foreign() => (Look::Nothing, slot),
+                Err((_, slot)) => (Look::Damaged, slot),
+            },
+            Ok(GetOutcome::TooLarge(_)) => (Look::Damaged, slot),
+            Ok(GetOutcome::Miss) | Err(_) => (Look::Nothing, slot),
+        };
+        empty = Some(slot);
+        look
+    });
+    let Some(slot) = whole else {
+        return ticket.resolve(Outcome::Rejected(rejection));
+    };
+    if let Some(outcome) = deliver(floor, &ticket, slot, segments) {
+        if matches!(outcome, Outcome::Loaded(_)) {
+            floor
+                .counters
+                .mended_objects
+                .fetch_add(1, Ordering::Relaxed);
+        }
+        ticket.resolve(outcome);
     }
 }

@@ -189,7 +189,7 @@ impl std::ops::Deref for Rig {
     }
 }
 
-pub fn engine(store: &Arc<Probe>, config: EngineConfig, kv: &Kv) -> Rig {
+pub fn engine(store: &Arc<impl Store + 'static>, config: EngineConfig, kv: &Kv) -> Rig {
     let rig = unregistered(store, config);
     rig.register(
         0,
@@ -201,7 +201,7 @@ pub fn engine(store: &Arc<Probe>, config: EngineConfig, kv: &Kv) -> Rig {
     rig
 }
 
-pub fn unregistered(store: &Arc<Probe>, config: EngineConfig) -> Rig {
+pub fn unregistered(store: &Arc<impl Store + 'static>, config: EngineConfig) -> Rig {
     Rig::from(Engine::new(Arc::clone(store) as Arc<dyn Store>, config).unwrap())
 }
 

@@ -236,25 +236,17 @@ impl Store for FileStore {
     }
 
     fn put_many(&self, batch: &mut [PutRequest<'_>], deadline: Instant) {
-        for request in batch {
-            let outcome = self
-                .put_one(&request.key, request.value, deadline)
-                .map_err(|error| self.place(error, &request.key));
-            self.directory
-                .counters
-                .put(&outcome, slices::len_of(request.value));
-            request.outcome = Some(outcome);
-        }
+        self.directory.counters.put_each(batch, |key, value| {
+            self.put_one(key, value, deadline)
+                .map_err(|error| self.place(error, key))
+        });
     }
 
     fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
-        for request in batch {
-            let outcome = self
-                .get_one(&request.key, request.into, deadline)
-                .map_err(|error| self.place(error, &request.key));
-            self.directory.counters.got(&outcome);
-            request.outcome = Some(outcome);
-        }
+        self.directory.counters.get_each(batch, |key, into| {
+            self.get_one(key, into, deadline)
+                .map_err(|error| self.place(error, key))
+        });
     }
 
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {

@@ -124,6 +124,10 @@ impl Store for Breaker {
         self.call(deadline, || self.inner.describe(deadline))
     }
 
+    fn tiers(&self) -> &[Arc<dyn Store>] {
+        self.inner.tiers()
+    }
+
     fn stats(&self) -> StoreStats {
         self.inner.stats()
     }

@@ -227,6 +227,10 @@ impl Store for Faulty {
         self.call(deadline, || self.inner.describe(deadline))
     }
 
+    fn tiers(&self) -> &[Arc<dyn Store>] {
+        self.inner.tiers()
+    }
+
     fn stats(&self) -> StoreStats {
         self.inner.stats()
     }

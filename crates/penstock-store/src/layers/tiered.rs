@@ -9,11 +9,14 @@ use super::promoter::Promoter;
 use crate::counters::Counters;
 use crate::{
     Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
-    PutRequest, Result, Store, StoreStats, slices,
+    PutRequest, Result, Store, StoreStats,
 };
 
 /// Stores in the order in which they are asked. What is put goes to all of them; what is got comes
 /// from the first that has it, and is put into those before it by a thread of its own.
+///
+/// Which copy of a value is damaged is for the reader to find out, and to remove, tier by tier
+/// ([`super::look_again`]).
 ///
 /// A tier that fails is passed over: an operation fails only if it does in every tier. Each should
 /// be behind a [`super::Breaker`] of its own, so that one that is gone costs nothing.
@@ -216,11 +219,7 @@ impl Store for Tiered {
                 };
             }
         }
-        for request in batch {
-            if let Some(outcome) = &request.outcome {
-                self.counters.put(outcome, slices::len_of(request.value));
-            }
-        }
+        self.counters.put_batch(batch);
     }
 
     fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
@@ -228,11 +227,7 @@ impl Store for Tiered {
             let found = self.get_from(tier, batch, deadline);
             self.promote(tier, &found, batch);
         }
-        for request in batch {
-            if let Some(outcome) = &request.outcome {
-                self.counters.got(outcome);
-            }
-        }
+        self.counters.got_batch(batch);
     }
 
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
@@ -276,6 +271,10 @@ impl Store for Tiered {
         described
             .map(|facts| facts.into_iter().flatten().collect())
             .inspect_err(|_| self.counters.failed())
+    }
+
+    fn tiers(&self) -> &[Arc<dyn Store>] {
+        &self.tiers
     }
 
     fn stats(&self) -> StoreStats {

@@ -1,7 +1,5 @@
 //! Commands as the server reads them: arrays of strings.
 
-use std::fmt::Write as _;
-
 use crate::Key;
 
 /// A pipeline of whole commands.
@@ -24,7 +22,7 @@ impl Commands {
     pub(super) fn push_keys(&mut self, name: &str, keys: &[Key]) {
         array(&mut self.text, 1 + keys.len());
         string(&mut self.text, name.as_bytes());
-        let mut form = String::new();
+        let mut form = Vec::new();
         keys.iter()
             .for_each(|key| string(&mut self.text, key_form(key, &mut form)));
         self.count += 1;
@@ -50,33 +48,35 @@ pub(super) fn asking(text: &mut Vec<u8>) {
 pub(super) fn get(text: &mut Vec<u8>, key: &Key) {
     array(text, 2);
     string(text, b"GET");
-    string(text, key_form(key, &mut String::new()));
+    string(text, key_form(key, &mut Vec::new()));
 }
 
 /// Appends a SET up to its value, which is to follow with a CR LF after it.
 pub(super) fn set(text: &mut Vec<u8>, key: &Key, value_bytes: u64) {
     array(text, 3);
     string(text, b"SET");
-    string(text, key_form(key, &mut String::new()));
-    head(text, '$', value_bytes);
+    string(text, key_form(key, &mut Vec::new()));
+    head(text, b'$', value_bytes);
 }
 
-fn key_form<'f>(key: &Key, form: &'f mut String) -> &'f [u8] {
+fn key_form<'f>(key: &Key, form: &'f mut Vec<u8>) -> &'f [u8] {
     form.clear();
-    write!(form, "{key}").expect("a String takes anything");
-    form.as_bytes()
+    key.append_text(form);
+    form
 }
 
 fn array(text: &mut Vec<u8>, elements: usize) {
-    head(text, '*', elements as u64);
+    head(text, b'*', elements as u64);
 }
 
 fn string(text: &mut Vec<u8>, bytes: &[u8]) {
-    head(text, '$', bytes.len() as u64);
+    head(text, b'$', bytes.len() as u64);
     text.extend_from_slice(bytes);
     text.extend_from_slice(b"\r\n");
 }
 
-fn head(text: &mut Vec<u8>, kind: char, number: u64) {
-    text.extend_from_slice(format!("{kind}{number}\r\n").as_bytes());
+fn head(text: &mut Vec<u8>, kind: u8, number: u64) {
+    text.push(kind);
+    text.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+    text.extend_from_slice(b"\r\n");
 }

@@ -44,7 +44,7 @@ use transfer::{Gets, Puts, Share};
 use crate::counters::Counters;
 use crate::{
     Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, OpenOptions, PutRequest,
-    Result, Store, StoreStats, slices,
+    Result, Store, StoreStats,
 };
 
 /// Keys in one command.
@@ -133,11 +133,7 @@ impl Store for RespStore {
             },
             deadline,
         );
-        for request in batch {
-            if let Some(outcome) = &request.outcome {
-                self.counters.put(outcome, slices::len_of(request.value));
-            }
-        }
+        self.counters.put_batch(batch);
     }
 
     fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
@@ -151,11 +147,7 @@ impl Store for RespStore {
             },
             deadline,
         );
-        for request in batch {
-            if let Some(outcome) = &request.outcome {
-                self.counters.got(outcome);
-            }
-        }
+        self.counters.got_batch(batch);
     }
 
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {

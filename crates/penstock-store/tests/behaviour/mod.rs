@@ -48,6 +48,23 @@ pub fn soon() -> Instant {
     Instant::now() + Duration::from_secs(30)
 }
 
+/// A deadline to be reached.
+pub fn within(time: Duration) -> Instant {
+    Instant::now() + time
+}
+
+/// The kind of the error that the result must be.
+pub fn kind_of<T: std::fmt::Debug>(result: Result<T>) -> ErrorKind {
+    result.expect_err("must fail").kind()
+}
+
+/// Gets the first value of a namespace, of 100 bytes at most.
+pub fn get_one(store: &dyn Store, namespace: Namespace) -> Result<GetOutcome> {
+    let mut into = [0; 100];
+    let into = &mut [IoSliceMut::new(&mut into)];
+    store.get(&key(namespace, 0), into, soon())
+}
+
 /// A namespace that no other check uses, in this process or another.
 pub fn fresh_namespace() -> Namespace {
     static NEXT: AtomicU64 = AtomicU64::new(0);

@@ -28,7 +28,7 @@ use super::{CAPABILITIES, facts, listing};
 use crate::counters::Counters;
 use crate::{
     Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, OpenOptions, PutRequest,
-    Result, Store, StoreStats, slices,
+    Result, Store, StoreStats,
 };
 
 /// How often a request is sent on to another node.
@@ -268,11 +268,7 @@ impl Store for ClusterStore {
             describe: &describe,
         };
         self.transfer(&mut puts, &keys, true, deadline);
-        for request in batch {
-            if let Some(outcome) = &request.outcome {
-                self.counters.put(outcome, slices::len_of(request.value));
-            }
-        }
+        self.counters.put_batch(batch);
     }
 
     fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
@@ -283,11 +279,7 @@ impl Store for ClusterStore {
             describe: &describe,
         };
         self.transfer(&mut gets, &keys, false, deadline);
-        for request in batch {
-            if let Some(outcome) = &request.outcome {
-                self.counters.got(outcome);
-            }
-        }
+        self.counters.got_batch(batch);
     }
 
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {

@@ -75,7 +75,7 @@ def finish(engine: Engine, job: int) -> list[tuple[str, list[tuple[str, int]]]]:
     events: list[tuple[str, list[tuple[str, int]]]] = []
     while not events or events[-1][0] == "released":
         assert engine.wait(30)
-        events += [(event, outcomes) for number, event, outcomes in engine.poll() if number == job]
+        events += [event[1:3] for event in engine.poll() if event[0] == job and event[3] >= 0]
     return events
 
 

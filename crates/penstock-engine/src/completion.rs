@@ -19,8 +19,10 @@ pub(crate) struct Completions {
 }
 
 impl Completions {
-    pub(crate) fn push(&self, job: u64, event: Event) {
-        self.queue.lock().push(Completion { job, event });
+    /// Something happened to a job that was submitted at `since`.
+    pub(crate) fn push(&self, job: u64, event: Event, since: Instant) {
+        let took = since.elapsed();
+        self.queue.lock().push(Completion { job, event, took });
         self.pushed.notify_all();
     }
 
@@ -167,7 +169,7 @@ mod loom_models {
             let lanes: Vec<_> = (0..2)
                 .map(|job| {
                     let completions = Arc::clone(&completions);
-                    thread::spawn(move || completions.push(job, Event::Released))
+                    thread::spawn(move || completions.push(job, Event::Released, Instant::now()))
                 })
                 .collect();
             let far = Instant::now() + Duration::from_secs(60);

@@ -1,6 +1,7 @@
 //! Jobs as their owner sees them: objects in, completions out.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use penstock_store::value::Rejection;
 use penstock_store::{ErrorKind, Key};
@@ -138,6 +139,8 @@ pub struct Completion {
     pub job: u64,
     /// What happened.
     pub event: Event,
+    /// Time from the job's submission until then, whenever it is polled.
+    pub took: Duration,
 }
 
 /// An object whose size has been checked against the layout and the slots.

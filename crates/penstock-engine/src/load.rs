@@ -31,6 +31,7 @@ pub(crate) struct LoadJob {
     id: u64,
     aim: Aim,
     objects: Vec<Transfer>,
+    since: Instant,
     deadline: Instant,
     /// Whether an object is useless without those before it.
     prefix: bool,
@@ -84,6 +85,7 @@ impl LoadJob {
             id,
             aim,
             objects,
+            since: Instant::now(),
             deadline,
             prefix,
             state,
@@ -242,7 +244,7 @@ impl LoadJob {
                 Aim::Blocks => Event::Loaded { objects },
                 Aim::HostTier => Event::Prefetched { objects },
             };
-            self.completions.push(self.id, event);
+            self.completions.push(self.id, event, self.since);
         }
     }
 }

@@ -18,6 +18,7 @@ use crate::{Counters, Event, Outcome};
 pub(crate) struct StoreJob {
     id: u64,
     objects: Vec<Transfer>,
+    since: Instant,
     state: Mutex<State>,
     released: Condvar,
     completions: Arc<Completions>,
@@ -49,6 +50,7 @@ impl StoreJob {
         Arc::new(Self {
             id,
             objects,
+            since: Instant::now(),
             state: Mutex::new(state),
             released: Condvar::new(),
             completions,
@@ -64,13 +66,11 @@ impl StoreJob {
     /// A ticket for each object; to be called once. Reports the job if there is none.
     pub(crate) fn tickets(self: &Arc<Self>) -> Vec<StoreTicket> {
         if self.objects.is_empty() {
-            self.completions.push(self.id, Event::Released);
-            self.completions.push(
-                self.id,
-                Event::Stored {
-                    objects: Vec::new(),
-                },
-            );
+            let stored = Event::Stored {
+                objects: Vec::new(),
+            };
+            self.completions.push(self.id, Event::Released, self.since);
+            self.completions.push(self.id, stored, self.since);
         }
         self.in_flight.add(self.objects.len());
         (0..self.objects.len())
@@ -124,7 +124,8 @@ impl StoreTicket {
             let mut state = self.job.state.lock();
             state.unread -= 1;
             if state.unread == 0 {
-                self.job.completions.push(self.job.id, Event::Released);
+                let job = &self.job;
+                job.completions.push(job.id, Event::Released, job.since);
                 self.job.released.notify_all();
             }
         }
@@ -149,7 +150,8 @@ impl StoreTicket {
             state.unfinished -= 1;
             if state.unfinished == 0 {
                 let objects = state.outcomes.iter().copied().flatten().collect();
-                job.completions.push(job.id, Event::Stored { objects });
+                job.completions
+                    .push(job.id, Event::Stored { objects }, job.since);
             }
         }
         job.in_flight.sub(1);

@@ -66,8 +66,9 @@ fn objects(
         .collect()
 }
 
-/// A completion: job, event, and for each object what became of it and its bytes.
-type CompletionTuple = (u64, &'static str, Vec<(String, u64)>);
+/// A completion: job, event, for each object what became of it and its bytes, and the seconds since
+/// the job was submitted.
+type CompletionTuple = (u64, &'static str, Vec<(String, u64)>, f64);
 
 /// Moves blocks between KV memory and a store on native threads.
 ///
@@ -216,17 +217,18 @@ impl Engine {
             .collect()
     }
 
-    /// What happened since the last call, in order: `(job, event, [(outcome, bytes)])`, where
-    /// event is `released`, `stored`, `loaded` or `prefetched`. Does not wait.
+    /// What happened since the last call, in order: `(job, event, [(outcome, bytes)], seconds)`,
+    /// where event is `released`, `stored`, `loaded` or `prefetched`, and the seconds are those since
+    /// the job was submitted. Does not wait.
     fn poll(&self) -> Vec<CompletionTuple> {
         let mut completions = Vec::new();
         self.native.poll(&mut completions);
         completions
             .iter()
-            .map(|Completion { job, event }| {
+            .map(|Completion { job, event, took }| {
                 let outcomes = event.outcomes().iter();
                 let outcomes = outcomes.map(|o| (outcome_name(o), o.bytes())).collect();
-                (*job, event.name(), outcomes)
+                (*job, event.name(), outcomes, took.as_secs_f64())
             })
             .collect()
     }

@@ -214,8 +214,7 @@ class _Mover:
             StoreError: a block was not stored, or not loaded.
         """
         clearing = 0.0
-        events: list[tuple[int, str, list[tuple[str, int]]]] = self._engine.poll()
-        for job, event, outcomes in events:
+        for job, event, outcomes, _ in self._engine.poll():
             wanted, half = self._under_way[job]
             if event != wanted:
                 continue

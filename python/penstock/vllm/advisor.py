@@ -32,7 +32,6 @@ _PROBE_BYTES = 4 << 20
 class _Transfer:
     """A load or a prefetch under way."""
 
-    began: float
     host_bytes: int
     pool_bytes: int
     pool_ahead: int
@@ -79,18 +78,17 @@ class Advisor:
             self._prefill.observe(tokens, pairs, now - began)
 
     def on_begin(self, now: float, number: int, host_bytes: int, pool_bytes: int) -> None:
-        """A load or prefetch begins."""
+        """A load or prefetch begins that will have so many bytes from either tier."""
         ahead = self._pool.begin(pool_bytes)
-        self._transfers[number] = _Transfer(now, host_bytes, pool_bytes, ahead)
+        self._transfers[number] = _Transfer(host_bytes, pool_bytes, ahead)
         if pool_bytes:
             self._pool_seen = now
 
-    def on_end(self, now: float, number: int, missing_bytes: int = 0) -> None:
-        """It is over, `missing_bytes` of it did not come."""
+    def on_end(self, number: int, seconds: float, missing_bytes: int) -> None:
+        """It is over: it took so long, and `missing_bytes` of it did not come."""
         transfer = self._transfers.pop(number, None)
         if transfer is None:
             return
-        seconds = now - transfer.began
         if not transfer.pool_bytes:
             if not missing_bytes:
                 self._host.observe(transfer.host_bytes, seconds)

@@ -90,6 +90,8 @@ class WorkerReport:
     """Name of a block → ranks whose host memory has it now and had it not, less those that had."""
     prefetched: dict[int, int] = field(default_factory=dict)
     """Prefetch → ranks that are done with it."""
+    seconds: dict[int, float] = field(default_factory=dict)
+    """Load or prefetch → how long it took, on the rank where that was longest."""
     missing_bytes: dict[int, int] = field(default_factory=dict)
     """Load or prefetch → bytes of it that did not come."""
 
@@ -105,6 +107,8 @@ class WorkerReport:
         _add(self.held, other.held)
         _add(self.prefetched, other.prefetched)
         _add(self.missing_bytes, other.missing_bytes)
+        for job, seconds in other.seconds.items():
+            self.seconds[job] = max(self.seconds.get(job, 0.0), seconds)
         self.lost |= other.lost
         self.foreign |= other.foreign
         for request_id, hashes in other.unloaded.items():

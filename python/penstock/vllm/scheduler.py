@@ -94,8 +94,9 @@ class SchedulerHalf:
         self._advisor = Advisor(settings.load_policy, compat.tokens_per_step(vllm_config))
         self._is_cached: Callable[[bytes, int], bool] = lambda block_hash, group: False
         self._prefetches = Prefetches()
-        self._missing: dict[int, int] = {}
-        """Bytes that loads and prefetches did not get, as far as ranks have said."""
+        self._took: dict[int, tuple[float, int]] = {}
+        """How long loads and prefetches took, and bytes that they did not get, as far as ranks have
+        said."""
         self._loading: dict[bytes, str] = {}
         self._storing: dict[bytes, int] = {}
         self._known: OrderedDict[bytes, None] = OrderedDict()
@@ -512,15 +513,16 @@ class SchedulerHalf:
         self, report: WorkerReport | None, loaded: Iterable[str], freed: Iterable[str]
     ) -> None:
         """Takes in what the workers report with a step."""
-        now = time.monotonic()
-        self._advisor.on_output(now)
+        self._advisor.on_output(time.monotonic())
         if report is not None:
             self._host.update(report.held)
-            for number, num_bytes in report.missing_bytes.items():
-                self._missing[number] = self._missing.get(number, 0) + num_bytes
+            for number, seconds in report.seconds.items():
+                longest, missing = self._took.get(number, (0.0, 0))
+                missing += report.missing_bytes.get(number, 0)
+                self._took[number] = max(longest, seconds), missing
             for number, ranks in report.prefetched.items():
                 if self._prefetches.on_done(number, ranks):
-                    self._advisor.on_end(now, number, self._missing.pop(number, 0))
+                    self._end_transfer(number)
             for name in report.lost:
                 self._known.pop(name, None)
             for name in report.foreign:
@@ -533,7 +535,7 @@ class SchedulerHalf:
             for number, results in report.stored.items():
                 self._on_stored(number, results)
         for request_id in loaded:
-            self._on_loaded(request_id, now)
+            self._on_loaded(request_id)
         for request_id in freed:
             self._requests.pop(request_id, None)
 
@@ -561,11 +563,14 @@ class SchedulerHalf:
                 self._stats.count("stored_blocks")
                 self._agreement.publish(self._store)
 
-    def _on_loaded(self, request_id: str, now: float) -> None:
+    def _end_transfer(self, number: int) -> None:
+        self._advisor.on_end(number, *self._took.pop(number, (0.0, 0)))
+
+    def _on_loaded(self, request_id: str) -> None:
         tracked = self._requests[request_id]
         job, tracked.load = tracked.load, None
         assert job is not None
-        self._advisor.on_end(now, job.job, self._missing.pop(job.job, 0))
+        self._end_transfer(job.job)
         for name in job.names:
             self._loading.pop(name, None)
         if tracked.request.is_finished():

@@ -86,7 +86,7 @@ class WorkerHalf:
         self._held = HeldParts(())
         self._namespaces: dict[bytes, int] = {}
         """Group by namespace."""
-        self._refused: list[tuple[int, str, list[_Outcome]]] = []
+        self._refused: list[tuple[int, str, list[_Outcome], float]] = []
         """Completions of jobs that the engine, at its bound, did not take."""
         self._unread: dict[str, set[int]] = {}
         self._finished: set[str] = set()
@@ -252,7 +252,7 @@ class WorkerHalf:
                     job.job, objects, job.timeout, prefix=True, after=after, context=job.tenant
                 )
             except Full:
-                self._refused.append((job.job, "loaded", [("dropped", 0)] * len(objects)))
+                self._refused.append((job.job, "loaded", [("dropped", 0)] * len(objects), 0.0))
         for number in orders.cancel_loads:
             if number in self._loads and self._engine is not None:
                 self._engine.cancel(number)
@@ -268,7 +268,7 @@ class WorkerHalf:
             try:
                 self._engine.submit_prefetch(job.job, objects, job.timeout, context=job.tenant)
             except Full:
-                self._refused.append((job.job, "prefetched", [("dropped", 0)] * len(objects)))
+                self._refused.append((job.job, "prefetched", [("dropped", 0)] * len(objects), 0.0))
         if self._engine is not None:
             for number in orders.release:
                 self._engine.release(number)
@@ -289,8 +289,8 @@ class WorkerHalf:
                     continue
             except Full:
                 pass
-            self._refused.append((job.job, "released", []))
-            self._refused.append((job.job, "stored", [("dropped", 0)] * len(objects)))
+            self._refused.append((job.job, "released", [], 0.0))
+            self._refused.append((job.job, "stored", [("dropped", 0)] * len(objects), 0.0))
         self._finished.update(orders.finished)
 
     def _mine(self, job: BlockJob) -> list[int]:
@@ -345,14 +345,16 @@ class WorkerHalf:
                 # The scheduler's clock is another on another machine.
                 self._engine.wait(min(max(left, 0.0), IDLE_SECONDS))
             refused, self._refused = self._refused, []
-            for number, event, outcomes in refused + self._engine.poll():
+            for number, event, outcomes, seconds in refused + self._engine.poll():
                 if event == "released":
                     self._on_released(number)
                 elif event == "stored":
                     self._on_stored(number, outcomes)
                 elif event == "prefetched":
+                    self._report.seconds[number] = seconds
                     self._on_prefetched(number, outcomes)
                 else:
+                    self._report.seconds[number] = seconds
                     loaded.add(self._on_loaded(number, outcomes))
             self._report_held()
         free = {request for request in self._finished if not self._unread.get(request)}

@@ -13,5 +13,5 @@ mod s3fifo;
 
 pub use lru::Lru;
 pub use policy::Policy;
-pub use prefix::{Prefix, Tuning};
+pub use prefix::Prefix;
 pub use s3fifo::S3Fifo;

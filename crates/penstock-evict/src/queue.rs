@@ -60,9 +60,9 @@ impl<T> Slab<T> {
         item
     }
 
-    /// Whether the node is not freed.
-    pub(crate) fn is_live(&self, index: u32) -> bool {
-        self.nodes[index as usize].item.is_some()
+    /// The item of a node that may have been freed.
+    pub(crate) fn find(&self, index: u32) -> Option<&T> {
+        self.nodes[index as usize].item.as_ref()
     }
 
     pub(crate) fn get(&self, index: u32) -> &T {
@@ -96,11 +96,6 @@ impl Queue {
     /// The oldest node.
     pub(crate) fn front(&self) -> Option<u32> {
         (self.head != NIL).then_some(self.head)
-    }
-
-    /// The youngest node.
-    pub(crate) fn back(&self) -> Option<u32> {
-        (self.tail != NIL).then_some(self.tail)
     }
 
     /// Puts in as the oldest.

@@ -21,11 +21,7 @@ fn main() {
     let mut kv: HashMap<String, f64> = HashMap::new();
     let mut files = vec![];
     for a in &args[1..] { if let Some((k, v)) = a.split_once('=') { kv.insert(k.into(), v.parse().unwrap()); } else { files.push(a.clone()); } }
-    let mut t = Tuning::default();
     let g = |k: &str, d: f64| kv.get(k).copied().unwrap_or(d);
-    t.ghosts = g("ghosts", t.ghosts as f64) as usize; t.heats = g("heats", t.heats as f64) as usize; t.lengths = g("lengths", t.lengths as f64) as usize;
-    t.gaps = g("gaps", t.gaps as f64) as usize; t.fanout = g("fanout", t.fanout as f64) as u32; t.shrink = g("shrink", t.shrink); t.decay = g("decay", t.decay);
-    t.every = g("every", t.every as f64) as u64; t.prior = g("prior", t.prior); t.young = g("young", 1.0) > 0.0; t.horizon = g("horizon", t.horizon); t.strength = g("strength", t.strength); t.smooth = g("smooth", t.smooth); t.per_chain = g("chain", t.per_chain);
     for f in &files {
         let tr = read(f.as_ref(), &ReadOptions::default()).unwrap().trace;
         let n = tr.block_count() as f64;
@@ -37,7 +33,7 @@ fn main() {
             for pct in [1u64, 5, 10, 20] {
                 let cap = u64::from(tr.unique_blocks()) * pct / 100;
                 let s = std::time::Instant::now();
-                let ours = replay(&tr, Box::new(Prefix::<u32, FxBuildHasher>::with(t)), cap);
+                let ours = replay(&tr, Box::new(Prefix::<u32, FxBuildHasher>::default()), cap);
                 let speed = n / s.elapsed().as_secs_f64() / 1e6;
                 if g("base", 1.0) > 0.0 {
                     let lru = replay(&tr, Box::new(Lru::<u32, FxBuildHasher>::default()), cap);

@@ -79,11 +79,14 @@ pub(crate) struct Builder {
     names: FxHashMap<u64, u32>,
     sessions: FxHashMap<u64, u32>,
     next_session: u32,
+    /// By block, the session that used it last; kept while sessions have to be inferred.
+    used_by: Vec<u32>,
 }
 
 impl Builder {
-    /// A request that belongs with no other, as far as the trace tells.
-    pub(crate) const NEW_SESSION: Option<u64> = None;
+    /// A request of which the trace does not tell where it belongs: to the session that last used
+    /// the deepest of its blocks that is known, but for the first, which may be everybody's.
+    pub(crate) const INFERRED: Option<u64> = None;
 
     pub(crate) fn new(block_tokens: u32) -> Self {
         Self {
@@ -93,6 +96,7 @@ impl Builder {
             names: FxHashMap::default(),
             sessions: FxHashMap::default(),
             next_session: 0,
+            used_by: Vec::new(),
         }
     }
 
@@ -110,23 +114,36 @@ impl Builder {
             let next = u32::try_from(self.names.len()).expect("fewer than 2^32 blocks");
             self.blocks.push(*self.names.entry(name).or_insert(next));
         }
-        let session = match session.and_then(|name| self.sessions.get(&name).copied()) {
-            Some(number) => number,
-            None => {
-                let number = self.next_session;
-                self.next_session += 1;
-                self.sessions.extend(session.map(|name| (name, number)));
-                number
-            }
+        let known = match session {
+            Some(name) => self.sessions.get(&name).copied(),
+            None => self.infer(first),
         };
+        let number = known.unwrap_or_else(|| {
+            let number = self.next_session;
+            self.next_session += 1;
+            self.sessions.extend(session.map(|name| (name, number)));
+            number
+        });
+        if session.is_none() {
+            self.used_by.resize(self.names.len(), u32::MAX);
+            for &block in &self.blocks[first..] {
+                self.used_by[block as usize] = number;
+            }
+        }
         self.requests.push(Request {
             at,
-            session,
+            session: number,
             input_tokens,
             output_tokens,
             first,
             count: u32::try_from(self.blocks.len() - first).expect("fewer than 2^32 blocks"),
         });
+    }
+
+    fn infer(&self, first: usize) -> Option<u32> {
+        let blocks = self.blocks[first..].iter().skip(1);
+        let users = blocks.map_while(|&block| self.used_by.get(block as usize));
+        users.last().copied()
     }
 
     pub(crate) fn set_block_tokens(&mut self, tokens: u32) {

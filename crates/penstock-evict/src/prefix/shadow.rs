@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// Estimates after which a policy that fell behind is tried again; twice as many every time.
+/// Estimates after which a policy that fell behind is tried again; four times as many every time.
 const FIRST_PAUSE: u32 = 8;
 
 /// A chain as the shadow holds it.
@@ -90,7 +90,7 @@ impl Shadow {
             }
         } else if self.found > self.found_by_policy {
             self.paused_for = self.pause;
-            self.pause = self.pause.saturating_mul(2);
+            self.pause = self.pause.saturating_mul(4);
         }
         self.paused_for > 0
     }

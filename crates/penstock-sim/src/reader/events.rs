@@ -120,7 +120,7 @@ impl Chains {
         line.bounded(builder, chain.len() as u64)?;
         let tokens = u32::try_from(chain.len() as u64 * u64::from(known))
             .map_err(|_| line.wrong("a prompt of more than 2^32 tokens"))?;
-        builder.push(self.now, Builder::NEW_SESSION, chain, (tokens, 0));
+        builder.push(self.now, Builder::INFERRED, chain, (tokens, 0));
         Ok(())
     }
 }

@@ -27,7 +27,7 @@ pub(super) fn parse(lines: &mut Lines<'_, impl BufRead>, options: &ReadOptions) 
         line.bounded(builder, entry.hash_ids.len() as u64)?;
         let at = line.micros(entry.timestamp, 1e3)?;
         let lengths = (entry.input_length, entry.output_length);
-        builder.push(at, Builder::NEW_SESSION, entry.hash_ids, lengths);
+        builder.push(at, Builder::INFERRED, entry.hash_ids, lengths);
         Ok(())
     })?;
     Ok(builder.build())

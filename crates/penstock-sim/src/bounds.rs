@@ -45,7 +45,9 @@ pub fn belady(trace: &Trace, capacity: u64) -> u64 {
     let (mut farthest, mut held, mut hits) = (0usize, 0usize, 0u64);
     let mut place = 0;
     for blocks in sequence {
-        let found = blocks.iter().take_while(|&&b| held_until[b as usize] != NEVER);
+        let found = blocks
+            .iter()
+            .take_while(|&&b| held_until[b as usize] != NEVER);
         hits += found.count() as u64;
         for &block in blocks {
             let next = next_uses[place];

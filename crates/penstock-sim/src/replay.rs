@@ -216,9 +216,7 @@ impl<'a> Replay<'a> {
             seconds += load(fleet.host, host);
         }
         let rest = reach - from_host;
-        if reach > host
-            && load(fleet.pool, rest) < prefill(tokens(reach) - tokens(from_host))
-        {
+        if reach > host && load(fleet.pool, rest) < prefill(tokens(reach) - tokens(from_host)) {
             from_pool = rest;
             seconds += load(fleet.pool, rest);
         }

@@ -107,7 +107,9 @@ impl Router {
             self.total /= self.scale;
             self.scale = 1.0;
         }
-        let known = blocks.iter().take_while(|&&b| self.last[b as usize] != NOWHERE);
+        let known = blocks
+            .iter()
+            .take_while(|&&b| self.last[b as usize] != NOWHERE);
         let holder = known.last().map(|&block| self.last[block as usize]);
         let limit = OVERLOAD * self.total / f64::from(self.nodes);
         let node = match holder.filter(|&node| self.loads[node as usize] <= limit) {

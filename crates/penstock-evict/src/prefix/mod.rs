@@ -462,8 +462,7 @@ where
     }
 
     fn contains(&self, key: &K) -> bool {
-        self.find(key)
-            .is_some_and(|node| self.nodes.get(node).held)
+        self.find(key).is_some_and(|node| self.nodes.get(node).held)
     }
 
     fn len(&self) -> usize {

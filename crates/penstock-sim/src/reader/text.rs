@@ -49,10 +49,14 @@ pub(super) fn parse(lines: &mut Lines<'_, impl BufRead>, options: &ReadOptions) 
             .session_id
             .map(|id| XxHash3_64::oneshot(id.as_bytes()));
         let mut before = 0;
-        let names = entry.input.as_bytes().chunks_exact(block_bytes).map(|text| {
-            before = XxHash3_64::oneshot_with_seed(before, text);
-            before
-        });
+        let names = entry
+            .input
+            .as_bytes()
+            .chunks_exact(block_bytes)
+            .map(|text| {
+                before = XxHash3_64::oneshot_with_seed(before, text);
+                before
+            });
         let names: Vec<_> = names.collect();
         line.bounded(builder, names.len() as u64)?;
         let lengths = (tokens(&entry.input), tokens(&entry.output));

@@ -90,6 +90,8 @@ pub struct Prefix<K, S = RandomState> {
     weight: u64,
     held: usize,
     ghosts: usize,
+    /// The nodes of a chain while it is used; kept for its room.
+    known: Vec<Option<u32>>,
 }
 
 impl<K> Prefix<K> {
@@ -120,6 +122,7 @@ impl<K, S: Default> Default for Prefix<K, S> {
             weight: 0,
             held: 0,
             ghosts: 0,
+            known: Vec::new(),
         };
         policy.rank();
         policy
@@ -281,9 +284,14 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Prefix<K, S> {
         }
     }
 
-    /// One block of a chain is used: held from now on. `uses` is what a new one starts with.
-    fn use_one(&mut self, key: &K, weight: u64, above: Option<u32>, at: Use) -> u32 {
-        let known = self.find(key);
+    /// One block of a chain is used: held from now on. `known` is its node, if there is one.
+    fn use_one(
+        &mut self,
+        known: Option<u32>,
+        (key, weight): (&K, u64),
+        above: Option<u32>,
+        at: Use,
+    ) -> u32 {
         let node = known.unwrap_or_else(|| {
             self.serial += 1;
             let node = self.nodes.alloc(Node {
@@ -377,6 +385,7 @@ struct Use {
     clock: u64,
     chain: u64,
     share: f32,
+    /// What blocks not known before start with; 0 until there is one.
     uses: u32,
 }
 
@@ -391,9 +400,12 @@ where
         }
         self.shadow.trim(self.weight);
         self.advance();
+        let mut known = std::mem::take(&mut self.known);
+        known.clear();
+        known.extend(chain.iter().map(|(key, _)| self.find(key)));
         let in_row = |is_held: &dyn Fn(&Node<K>) -> bool| {
-            let held = |key| self.find(key).is_some_and(|n| is_held(self.nodes.get(n)));
-            chain.iter().take_while(|(key, _)| held(key)).count() as u64
+            let held = |node: &Option<u32>| node.is_some_and(|node| is_held(self.nodes.get(node)));
+            known.iter().take_while(|node| held(node)).count() as u64
         };
         let by_policy = in_row(&|node| node.held);
         let by_shadow = in_row(&|node| self.shadow.holds(node.chain));
@@ -407,15 +419,18 @@ where
             uses: 0,
         };
         self.clock += chain.len() as u64;
-        for (key, weight) in chain {
-            if at.uses == 0 && !self.index.contains_key(key) {
+        for ((key, weight), &known) in chain.iter().zip(&known) {
+            // What was not known may be by now: a key may come twice.
+            let known = known.or_else(|| self.find(key));
+            if at.uses == 0 && known.is_none() {
                 // What continues a conversation is as likely to be continued as that was.
                 let branch = above.map(|above| self.nodes.get(above));
                 let continued = branch.filter(|branch| branch.children < FORKS);
                 at.uses = continued.map_or(1, |branch| branch.uses);
             }
-            above = Some(self.use_one(key, *weight, above, at));
+            above = Some(self.use_one(known, (key, *weight), above, at));
         }
+        self.known = known;
         self.trim();
     }
 

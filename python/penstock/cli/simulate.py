@@ -284,7 +284,7 @@ def _print_sizes(console: Console, sizes: Sizes, server_bytes: int) -> None:
     gigabits = (enough.read_rate + enough.write_rate) * 8 / 1e9
     console.print(
         f"\nA pool of {words.size(enough.nbytes)} finds {sizes.share:.0%} of what the largest "
-        f"does: {enough.servers} servers of {words.size(server_bytes)}, {gigabits:,.1f} Gbit/s "
+        f"does: servers of {words.size(server_bytes)}: {enough.servers}, {gigabits:,.1f} Gbit/s "
         "at the peak, over all of them."
     )
 

@@ -68,8 +68,8 @@ impl<K> Node<K> {
 /// for what was tried. Where least recently used would have found more, it does as that does, for a
 /// while.
 ///
-/// Remembers up to 64 names that it no longer holds for each that it does, about 150 bytes each
-/// beside the key.
+/// Remembers up to 64 names that it no longer holds for each that it does, with some hundred bytes
+/// each: little beside a block of KV, too much for small values.
 pub struct Prefix<K, S = RandomState> {
     index: HashMap<K, u32, S>,
     nodes: Slab<Node<K>>,

@@ -4,8 +4,8 @@
 //! counted, of entries held and of those that are only remembered. From these hazards follows an
 //! index (Gittins, "Bandit processes and dynamic allocation indices", 1979): the greatest ratio,
 //! over all ages until which one may wait, of the chance of a use to the time waited. Least hit
-//! density (Beckmann et al., "LHD", NSDI 2018) waits for as long as it takes, which values
-//! an entry whose use is due, or overdue, too low, or too high.
+//! density (Beckmann et al., "LHD", NSDI 2018) is the same ratio with a wait without end, which
+//! undervalues an entry whose use is due soon or never.
 
 use super::age::{BUCKETS, start, width};
 

@@ -55,20 +55,6 @@ impl Trace {
     pub fn duration(&self) -> u64 {
         self.requests.last().map_or(0, |last| last.at)
     }
-
-    /// The requests `[from, to)` alone.
-    ///
-    /// # Panics
-    /// If there are not so many.
-    pub fn part(&self, from: usize, to: usize) -> Trace {
-        let mut builder = Builder::new(self.block_tokens);
-        for request in &self.requests[from..to] {
-            let names = self.blocks(request).iter().map(|&block| u64::from(block));
-            let lengths = (request.input_tokens, request.output_tokens);
-            builder.push(request.at, Some(u64::from(request.session)), names, lengths);
-        }
-        builder.build()
-    }
 }
 
 /// Collects requests in any order, with whatever names their blocks and sessions have.

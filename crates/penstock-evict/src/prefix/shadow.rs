@@ -5,18 +5,13 @@ use std::collections::VecDeque;
 /// Estimates after which a policy that fell behind is tried again; four times as many every time.
 const FIRST_PAUSE: u32 = 8;
 
-/// A chain as the shadow holds it.
-struct Chain {
-    /// What is left of it: what no later chain has used.
-    weight: u64,
-}
-
 /// The chains that least recently used would hold, and which of the two found more.
 ///
 /// Holds whole chains, so it needs neither names nor a queue: an entry is held by it if the chain
 /// that used it last is.
 pub(super) struct Shadow {
-    chains: VecDeque<Chain>,
+    /// The weight of each chain that no later one has used.
+    chains: VecDeque<u64>,
     /// The number of the oldest chain held.
     oldest: u64,
     weight: u64,
@@ -41,7 +36,7 @@ impl Shadow {
 
     /// Starts the next chain; returns its number.
     pub(super) fn begin(&mut self) -> u64 {
-        self.chains.push_back(Chain { weight: 0 });
+        self.chains.push_back(0);
         self.oldest + self.chains.len() as u64 - 1
     }
 
@@ -56,11 +51,11 @@ impl Shadow {
             && let Some(place) = chain.checked_sub(self.oldest)
             && let Some(chain) = self.chains.get_mut(place as usize)
         {
-            chain.weight -= before;
+            *chain -= before;
             self.weight -= before;
         }
         if let Some(newest) = self.chains.back_mut() {
-            newest.weight += weight;
+            *newest += weight;
             self.weight += weight;
         }
     }
@@ -75,7 +70,7 @@ impl Shadow {
     pub(super) fn trim(&mut self, bound: u64) {
         while self.weight > bound && self.chains.len() > 1 {
             if let Some(chain) = self.chains.pop_front() {
-                self.weight -= chain.weight;
+                self.weight -= chain;
                 self.oldest += 1;
             }
         }

@@ -1,7 +1,7 @@
 """The native part. Timeouts are in seconds, sizes and offsets in bytes."""
 
 from builtins import list as _list
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, TypeAlias, TypedDict, final
 
@@ -14,6 +14,7 @@ __all__ = [
     "Engine",
     "Lookup",
     "Store",
+    "Trace",
     "check_ranks",
     "objects",
     "parse_size",
@@ -216,3 +217,57 @@ def check_ranks(
     heads_per_object: int | None = None,
 ) -> tuple[list[_Span], list[tuple[int, int]]]: ...
 def parse_size(text: str) -> int: ...
+
+class _Replay(TypedDict):
+    total: dict[str, int]
+    windows: _list[dict[str, int]]
+    ttft: dict[float, float]
+    busiest_node: int
+    host_blocks_held: int
+    pool_blocks_held: int
+
+@final
+class Trace:
+    @staticmethod
+    def read(
+        path: str | PathLike[str],
+        *,
+        block_tokens: int | None = None,
+        text_bytes_per_token: float = 4.0,
+        session_interval: float = 60.0,
+    ) -> Trace: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def requests(self) -> int: ...
+    @property
+    def sessions(self) -> int: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def unique_blocks(self) -> int: ...
+    @property
+    def block_tokens(self) -> int: ...
+    @property
+    def input_tokens(self) -> int: ...
+    @property
+    def duration(self) -> float: ...
+    def infinite_hits(self) -> int: ...
+    def belady_hits(self, capacity: int) -> int: ...
+    def hits(self, policy: str, capacity: int) -> int: ...
+    def replay(
+        self,
+        *,
+        nodes: int,
+        host_bytes: int,
+        pool_bytes: int,
+        bytes_per_token: int,
+        policy: str,
+        pool_policy: str,
+        routing: str,
+        prefill_speed: float,
+        host_speed: tuple[float, float],
+        pool_speed: tuple[float, float],
+        windows: int = 1,
+        progress: Callable[[int], object] | None = None,
+    ) -> _Replay: ...

@@ -7,9 +7,11 @@
 
 mod lru;
 mod policy;
+mod prefix;
 mod queue;
 mod s3fifo;
 
 pub use lru::Lru;
 pub use policy::Policy;
+pub use prefix::Prefix;
 pub use s3fifo::S3Fifo;

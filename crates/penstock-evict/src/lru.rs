@@ -1,14 +1,14 @@
 //! Least recently used.
 
 use std::collections::HashMap;
-use std::hash::Hash;
+use std::hash::{BuildHasher, Hash, RandomState};
 
 use crate::Policy;
 use crate::queue::{Queue, Slab};
 
 /// Evicts the entry whose last use is longest ago.
-pub struct Lru<K> {
-    index: HashMap<K, u32>,
+pub struct Lru<K, S = RandomState> {
+    index: HashMap<K, u32, S>,
     slab: Slab<(K, u64)>,
     queue: Queue,
     weight: u64,
@@ -17,8 +17,14 @@ pub struct Lru<K> {
 impl<K> Lru<K> {
     /// An empty policy.
     pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl<K, S: Default> Default for Lru<K, S> {
+    fn default() -> Self {
         Self {
-            index: HashMap::new(),
+            index: HashMap::default(),
             slab: Slab::new(),
             queue: Queue::new(),
             weight: 0,
@@ -26,13 +32,7 @@ impl<K> Lru<K> {
     }
 }
 
-impl<K> Default for Lru<K> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl<K: Hash + Eq + Clone> Lru<K> {
+impl<K: Hash + Eq + Clone, S: BuildHasher> Lru<K, S> {
     fn make_youngest(&mut self, node: u32) {
         self.queue.unlink(&mut self.slab, node);
         self.queue.push_back(&mut self.slab, node);
@@ -46,7 +46,7 @@ impl<K: Hash + Eq + Clone> Lru<K> {
     }
 }
 
-impl<K: Hash + Eq + Clone + Send> Policy<K> for Lru<K> {
+impl<K: Hash + Eq + Clone + Send, S: BuildHasher + Send> Policy<K> for Lru<K, S> {
     fn insert(&mut self, key: K, weight: u64) -> Option<u64> {
         self.weight += weight;
         if let Some(&node) = self.index.get(&key) {

@@ -8,6 +8,24 @@ pub trait Policy<K>: Send {
     /// also changes its weight; the previous weight is returned.
     fn insert(&mut self, key: K, weight: u64) -> Option<u64>;
 
+    /// Notes a use of blocks that follow one another in a prompt, each with its weight: those that
+    /// are held are touched, the others taken in. `parent` is the block before them, if any.
+    ///
+    /// The owner compares the weight with its bound afterwards, and moves bytes only for what is
+    /// still held then: a policy may give up first what it has just taken in.
+    ///
+    /// Unless a policy knows better what to make of a prefix, the last is used first, so that it
+    /// is the oldest of them: without the blocks before it, it is of no use.
+    fn use_chain(&mut self, parent: Option<&K>, chain: &[(K, u64)])
+    where
+        K: Clone,
+    {
+        let _ = parent;
+        for (key, weight) in chain.iter().rev() {
+            self.insert(key.clone(), *weight);
+        }
+    }
+
     /// Notes a use of the entry; returns whether it is held.
     fn touch(&mut self, key: &K) -> bool;
 

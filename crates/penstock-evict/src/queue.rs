@@ -60,6 +60,11 @@ impl<T> Slab<T> {
         item
     }
 
+    /// The item of a node that may have been freed.
+    pub(crate) fn find(&self, index: u32) -> Option<&T> {
+        self.nodes[index as usize].item.as_ref()
+    }
+
     pub(crate) fn get(&self, index: u32) -> &T {
         self.nodes[index as usize]
             .item
@@ -91,6 +96,19 @@ impl Queue {
     /// The oldest node.
     pub(crate) fn front(&self) -> Option<u32> {
         (self.head != NIL).then_some(self.head)
+    }
+
+    /// Puts in as the oldest.
+    pub(crate) fn push_front<T>(&mut self, slab: &mut Slab<T>, index: u32) {
+        let node = &mut slab.nodes[index as usize];
+        node.prev = NIL;
+        node.next = self.head;
+        match self.head {
+            NIL => self.tail = index,
+            head => slab.nodes[head as usize].prev = index,
+        }
+        self.head = index;
+        self.len += 1;
     }
 
     /// Appends as the youngest.

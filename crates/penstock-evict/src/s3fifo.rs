@@ -1,7 +1,7 @@
 //! S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023).
 
 use std::collections::HashMap;
-use std::hash::Hash;
+use std::hash::{BuildHasher, Hash, RandomState};
 
 use crate::Policy;
 use crate::queue::{Queue, Slab};
@@ -34,8 +34,8 @@ struct Entry<K> {
 /// Unlike the paper's, the queues' sizes follow the weight that is held rather than a fixed
 /// capacity, which is the same thing when the owner evicts only at its bound. As many ghosts are
 /// remembered as entries are held.
-pub struct S3Fifo<K> {
-    index: HashMap<K, u32>,
+pub struct S3Fifo<K, S = RandomState> {
+    index: HashMap<K, u32, S>,
     slab: Slab<Entry<K>>,
     small: Queue,
     main: Queue,
@@ -47,8 +47,14 @@ pub struct S3Fifo<K> {
 impl<K> S3Fifo<K> {
     /// An empty policy.
     pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl<K, S: Default> Default for S3Fifo<K, S> {
+    fn default() -> Self {
         Self {
-            index: HashMap::new(),
+            index: HashMap::default(),
             slab: Slab::new(),
             small: Queue::new(),
             main: Queue::new(),
@@ -59,13 +65,7 @@ impl<K> S3Fifo<K> {
     }
 }
 
-impl<K> Default for S3Fifo<K> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl<K: Hash + Eq + Clone> S3Fifo<K> {
+impl<K: Hash + Eq + Clone, S: BuildHasher> S3Fifo<K, S> {
     fn held(&self, key: &K) -> Option<u32> {
         let node = *self.index.get(key)?;
         (self.slab.get(node).place != Place::Ghost).then_some(node)
@@ -155,7 +155,7 @@ impl<K: Hash + Eq + Clone> S3Fifo<K> {
     }
 }
 
-impl<K: Hash + Eq + Clone + Send> Policy<K> for S3Fifo<K> {
+impl<K: Hash + Eq + Clone + Send, S: BuildHasher + Send> Policy<K> for S3Fifo<K, S> {
     fn insert(&mut self, key: K, weight: u64) -> Option<u64> {
         let known = self.index.get(&key).copied();
         let Some(node) = known else {

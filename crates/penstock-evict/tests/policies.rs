@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use penstock_evict::{Lru, Policy, S3Fifo};
+use penstock_evict::{Lru, Policy, Prefix, S3Fifo};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -104,6 +104,11 @@ proptest! {
     #[test]
     fn s3fifo_neither_loses_nor_duplicates(calls in vec(call(), 0..400)) {
         holds_what_it_is_given(S3Fifo::new(), &calls);
+    }
+
+    #[test]
+    fn prefix_neither_loses_nor_duplicates(calls in vec(call(), 0..400)) {
+        holds_what_it_is_given(Prefix::new(), &calls);
     }
 
     #[test]

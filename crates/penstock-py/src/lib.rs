@@ -8,6 +8,7 @@ mod errors;
 mod keys;
 mod layout;
 mod sealed;
+mod sim;
 mod store;
 
 use pyo3::prelude::*;
@@ -22,6 +23,8 @@ mod _native {
     use crate::keys::EncryptionKeys;
     #[pymodule_export]
     use crate::layout::{Descriptor, check_ranks, objects};
+    #[pymodule_export]
+    use crate::sim::Trace;
     #[pymodule_export]
     use crate::store::{Store, parse_size};
 }

@@ -1,0 +1,58 @@
+"""Hit ratios of the eviction policies on real traces, beside what no policy can beat.
+
+One cache for the whole trace; a hit is a block found in a row from the first of its prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from penstock.sim import POLICIES, Trace
+
+TRACES = (
+    "mooncake/conversation_trace.jsonl",
+    "coding-sessions/sessions.jsonl.gz",
+    "agent/miniswe.jsonl.gz",
+    "agent/taubench.jsonl.gz",
+)
+PERCENT = (1, 5, 10, 20)
+
+
+def measure(path: Path) -> dict[str, Any]:
+    """Hit ratios by capacity, in per cent of the trace's different blocks."""
+    trace = Trace.read(path)
+    found: dict[str, Any] = {
+        "requests": trace.requests,
+        "blocks": trace.blocks,
+        "unique_blocks": trace.unique_blocks,
+        "infinite": trace.infinite_hits() / trace.blocks,
+        "capacities": {},
+    }
+    for percent in PERCENT:
+        capacity = trace.unique_blocks * percent // 100
+        ratios = {}
+        for policy in POLICIES:
+            ratios[policy] = trace.hits(policy, capacity) / trace.blocks
+        ratios["belady"] = trace.belady_hits(capacity) / trace.blocks
+        found["capacities"][percent] = ratios
+        line = "  ".join(f"{name} {ratio:.4f}" for name, ratio in ratios.items())
+        print(f"{path.name} {percent:2}%  {line}  infinite {found['infinite']:.4f}", flush=True)
+    return found
+
+
+def main() -> None:
+    """Measures and writes the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("traces", type=Path, help="folder with the traces, as docs/benchmarks.md")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    result = {name: measure(args.traces / name) for name in TRACES}
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+//! Traces and their replay.
+
+use std::path::PathBuf;
+
+use penstock_sim::{Fleet, Outcome, PolicyKind, ReadOptions, Routing, Speed, Sums, bounds};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::errors::exception;
+
+/// A trace of requests.
+#[pyclass(frozen, module = "penstock._native")]
+pub(crate) struct Trace {
+    trace: penstock_sim::Trace,
+    format: &'static str,
+}
+
+fn sim_error(py: Python<'_>, error: &penstock_sim::Error) -> PyErr {
+    exception(py, "ConfigError", (error.to_string(),))
+}
+
+/// The time to first token below which each of these shares of requests stays.
+const PERCENTILES: [f64; 5] = [0.1, 0.5, 0.9, 0.99, 1.0];
+
+#[pymethods]
+impl Trace {
+    #[staticmethod]
+    #[pyo3(signature = (path, *, block_tokens=None, text_bytes_per_token=4.0, session_interval=60.0))]
+    fn read(
+        py: Python<'_>,
+        path: PathBuf,
+        block_tokens: Option<u32>,
+        text_bytes_per_token: f64,
+        session_interval: f64,
+    ) -> PyResult<Self> {
+        let options = ReadOptions {
+            block_tokens,
+            bytes_per_token: text_bytes_per_token,
+            session_interval,
+        };
+        let read = py.detach(|| penstock_sim::read(&path, &options));
+        let read = read.map_err(|error| sim_error(py, &error))?;
+        Ok(Self {
+            trace: read.trace,
+            format: read.format,
+        })
+    }
+
+    #[getter]
+    fn format(&self) -> &'static str {
+        self.format
+    }
+
+    #[getter]
+    fn requests(&self) -> usize {
+        self.trace.requests().len()
+    }
+
+    #[getter]
+    fn sessions(&self) -> u32 {
+        let numbers = self.trace.requests().iter().map(|r| r.session + 1);
+        numbers.max().unwrap_or(0)
+    }
+
+    #[getter]
+    fn blocks(&self) -> usize {
+        self.trace.block_count()
+    }
+
+    #[getter]
+    fn unique_blocks(&self) -> u32 {
+        self.trace.unique_blocks()
+    }
+
+    #[getter]
+    fn block_tokens(&self) -> u32 {
+        self.trace.block_tokens
+    }
+
+    #[getter]
+    fn input_tokens(&self) -> u64 {
+        let requests = self.trace.requests().iter();
+        requests.map(|r| u64::from(r.input_tokens)).sum()
+    }
+
+    /// Seconds.
+    #[getter]
+    #[expect(clippy::cast_precision_loss, reason = "seconds in a double")]
+    fn duration(&self) -> f64 {
+        self.trace.duration() as f64 / 1e6
+    }
+
+    fn infinite_hits(&self, py: Python<'_>) -> u64 {
+        py.detach(|| bounds::infinite(&self.trace))
+    }
+
+    fn belady_hits(&self, py: Python<'_>, capacity: u64) -> u64 {
+        py.detach(|| bounds::belady(&self.trace, capacity))
+    }
+
+    fn hits(&self, py: Python<'_>, policy: &str, capacity: u64) -> PyResult<u64> {
+        let policy: PolicyKind = policy.parse().map_err(|error| sim_error(py, &error))?;
+        Ok(py.detach(|| penstock_sim::hits(&self.trace, policy, capacity)))
+    }
+
+    #[pyo3(signature = (*, nodes, host_bytes, pool_bytes, bytes_per_token, policy, pool_policy,
+        routing, prefill_speed, host_speed, pool_speed, windows=1, progress=None))]
+    #[expect(clippy::too_many_arguments, reason = "named in Python")]
+    fn replay<'py>(
+        &self,
+        py: Python<'py>,
+        nodes: u32,
+        host_bytes: u64,
+        pool_bytes: u64,
+        bytes_per_token: u64,
+        policy: &str,
+        pool_policy: &str,
+        routing: &str,
+        prefill_speed: f64,
+        host_speed: (f64, f64),
+        pool_speed: (f64, f64),
+        windows: u32,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let wrong = |error| sim_error(py, &error);
+        let speed = |(bandwidth, latency)| Speed { bandwidth, latency };
+        let fleet = Fleet {
+            nodes,
+            host_bytes,
+            pool_bytes,
+            bytes_per_token,
+            policy: policy.parse::<PolicyKind>().map_err(wrong)?,
+            pool_policy: pool_policy.parse::<PolicyKind>().map_err(wrong)?,
+            routing: routing.parse::<Routing>().map_err(wrong)?,
+            prefill_speed,
+            host: speed(host_speed),
+            pool: speed(pool_speed),
+            windows,
+        };
+        let mut raised = None;
+        let outcome = py.detach(|| {
+            fleet.replay(&self.trace, |done| {
+                let told = Python::attach(|py| {
+                    py.check_signals()?;
+                    let tell = progress.as_ref().map(|tell| tell.call1(py, (done,)));
+                    tell.transpose().map(drop)
+                });
+                raised = told.err();
+                raised.is_none()
+            })
+        });
+        if let Some(error) = raised {
+            return Err(error);
+        }
+        let outcome = outcome.map_err(|error| sim_error(py, &error))?;
+        let outcome = outcome.expect("a replay that nobody stopped");
+        document(py, &outcome)
+    }
+}
+
+fn sums<'py>(py: Python<'py>, sums: &Sums) -> PyResult<Bound<'py, PyDict>> {
+    let found = PyDict::new(py);
+    found.set_item("requests", sums.requests)?;
+    found.set_item("input_tokens", sums.input_tokens)?;
+    found.set_item("blocks", sums.blocks)?;
+    found.set_item("host_blocks", sums.host_blocks)?;
+    found.set_item("pool_blocks", sums.pool_blocks)?;
+    found.set_item("computed_tokens", sums.computed_tokens)?;
+    found.set_item("read_bytes", sums.read_bytes)?;
+    found.set_item("written_bytes", sums.written_bytes)?;
+    Ok(found)
+}
+
+fn document<'py>(py: Python<'py>, outcome: &Outcome) -> PyResult<Bound<'py, PyDict>> {
+    let found = PyDict::new(py);
+    found.set_item("total", sums(py, &outcome.total)?)?;
+    let windows: PyResult<Vec<_>> = outcome.windows.iter().map(|w| sums(py, w)).collect();
+    found.set_item("windows", windows?)?;
+    let ttft = PyDict::new(py);
+    for share in PERCENTILES {
+        ttft.set_item(share, percentile(&outcome.ttft, share))?;
+    }
+    found.set_item("ttft", ttft)?;
+    found.set_item("busiest_node", outcome.busiest_node)?;
+    found.set_item("host_blocks_held", outcome.host_blocks_held)?;
+    found.set_item("pool_blocks_held", outcome.pool_blocks_held)?;
+    Ok(found)
+}
+
+/// The smallest of the sorted values that so large a share does not exceed.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the share is between 0 and 1"
+)]
+fn percentile(sorted: &[f32], share: f64) -> f64 {
+    let rank = (share * sorted.len() as f64).ceil() as usize;
+    let value = sorted.get(rank.saturating_sub(1));
+    value.copied().map_or(0.0, f64::from)
+}

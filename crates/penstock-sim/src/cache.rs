@@ -1,0 +1,99 @@
+//! One cache of a simulated fleet: a policy of the real ones, and a bound.
+
+use std::str::FromStr;
+
+use penstock_evict::{Lru, Policy, Prefix, S3Fifo};
+use rustc_hash::FxBuildHasher;
+
+use crate::error::Error;
+
+/// The policies by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PolicyKind {
+    /// Least recently used, the ends of prompts before their starts.
+    Lru,
+    /// S3-FIFO.
+    S3Fifo,
+    /// Penstock's for prefixes.
+    Prefix,
+}
+
+impl PolicyKind {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Lru, Self::S3Fifo, Self::Prefix];
+
+    /// What it is called.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Lru => "lru",
+            Self::S3Fifo => "s3fifo",
+            Self::Prefix => "prefix",
+        }
+    }
+
+    fn make(self) -> Box<dyn Policy<u32>> {
+        match self {
+            Self::Lru => Box::new(Lru::<u32, FxBuildHasher>::default()),
+            Self::S3Fifo => Box::new(S3Fifo::<u32, FxBuildHasher>::default()),
+            Self::Prefix => Box::new(Prefix::<u32, FxBuildHasher>::default()),
+        }
+    }
+}
+
+impl FromStr for PolicyKind {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let found = Self::ALL.into_iter().find(|kind| kind.name() == text);
+        found.ok_or_else(|| {
+            let known = Self::ALL.map(Self::name).join(", ");
+            Error::Config(format!("the policy {text:?} is none of {known}"))
+        })
+    }
+}
+
+/// A bounded cache of blocks that all weigh one.
+pub(crate) struct Cache {
+    policy: Box<dyn Policy<u32>>,
+    capacity: u64,
+    chain: Vec<(u32, u64)>,
+}
+
+impl Cache {
+    pub(crate) fn new(kind: PolicyKind, capacity: u64) -> Self {
+        Self {
+            policy: kind.make(),
+            capacity,
+            chain: Vec::new(),
+        }
+    }
+
+    /// How many blocks are held in a row, from the first.
+    pub(crate) fn find(&self, blocks: &[u32]) -> usize {
+        let held = blocks
+            .iter()
+            .take_while(|block| self.policy.contains(block));
+        held.count()
+    }
+
+    /// Uses a prompt's blocks: those absent are taken in, as far as the policy lets them stay.
+    /// Returns how many came in and stayed; `found` were held in a row from the first.
+    pub(crate) fn use_blocks(&mut self, blocks: &[u32], found: usize) -> u64 {
+        self.chain.clear();
+        self.chain.extend(blocks.iter().map(|&block| (block, 1)));
+        let absent = |block: &&u32| !self.policy.contains(block);
+        let new: Vec<u32> = blocks[found..].iter().filter(absent).copied().collect();
+        self.policy.use_chain(None, &self.chain);
+        while self.policy.weight() > self.capacity {
+            if self.policy.evict().is_none() {
+                break;
+            }
+        }
+        let stayed = new.iter().filter(|block| self.policy.contains(block));
+        stayed.count() as u64
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.policy.len()
+    }
+}

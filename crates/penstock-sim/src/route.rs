@@ -1,0 +1,137 @@
+//! Which node a request goes to.
+
+use std::str::FromStr;
+
+use crate::error::Error;
+use crate::trace::Request;
+
+/// The ways to route, by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Routing {
+    /// Any node, whatever was asked before.
+    Random,
+    /// All of a session to one node.
+    Sticky,
+    /// To the node that used the longest part of the prompt last, unless it has too much to do.
+    PrefixAware,
+}
+
+impl Routing {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Random, Self::Sticky, Self::PrefixAware];
+
+    /// What it is called.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Random => "random",
+            Self::Sticky => "sticky",
+            Self::PrefixAware => "prefix-aware",
+        }
+    }
+}
+
+impl FromStr for Routing {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let found = Self::ALL.into_iter().find(|kind| kind.name() == text);
+        found.ok_or_else(|| {
+            let known = Self::ALL.map(Self::name).join(", ");
+            Error::Config(format!("the routing {text:?} is none of {known}"))
+        })
+    }
+}
+
+const NOWHERE: u32 = u32::MAX;
+/// A node with more than this many times the mean load is passed over by prefix-aware routing.
+const OVERLOAD: f64 = 2.0;
+/// What is left of a node's load after as many microseconds as it takes to forget it.
+const FORGET_AFTER: f64 = 60e6;
+
+pub(crate) struct Router {
+    routing: Routing,
+    nodes: u32,
+    /// By block, the node that used it last.
+    last: Vec<u32>,
+    /// Tokens sent to each node of late, as of `at`.
+    loads: Vec<f64>,
+    total: f64,
+    at: u64,
+    scale: f64,
+}
+
+impl Router {
+    pub(crate) fn new(routing: Routing, nodes: u32, blocks: u32) -> Self {
+        let is_aware = routing == Routing::PrefixAware;
+        Self {
+            routing,
+            nodes,
+            last: vec![NOWHERE; if is_aware { blocks as usize } else { 0 }],
+            loads: vec![0.0; if is_aware { nodes as usize } else { 0 }],
+            total: 0.0,
+            at: 0,
+            scale: 1.0,
+        }
+    }
+
+    /// The node for a request, the `number`th of its trace.
+    pub(crate) fn route(&mut self, number: u64, request: &Request, blocks: &[u32]) -> u32 {
+        if self.nodes == 1 {
+            return 0;
+        }
+        match self.routing {
+            Routing::Random => self.spread(number),
+            Routing::Sticky => self.spread(u64::from(request.session)),
+            Routing::PrefixAware => self.aware(number, request, blocks),
+        }
+    }
+
+    /// A node by a number: SplitMix64, the same every time.
+    fn spread(&self, number: u64) -> u32 {
+        let mut x = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ (x >> 31)) % u64::from(self.nodes)) as u32
+    }
+
+    fn aware(&mut self, number: u64, request: &Request, blocks: &[u32]) -> u32 {
+        // Loads are kept relative to a growing scale, so that none has to be aged by itself.
+        #[expect(clippy::cast_precision_loss, reason = "a few digits will do")]
+        let passed = (request.at - self.at) as f64;
+        self.at = request.at;
+        self.scale *= (passed / FORGET_AFTER).exp().min(1e6);
+        if self.scale > 1e100 {
+            for load in &mut self.loads {
+                *load /= self.scale;
+            }
+            self.total /= self.scale;
+            self.scale = 1.0;
+        }
+        let known = blocks
+            .iter()
+            .take_while(|&&b| self.last[b as usize] != NOWHERE);
+        let holder = known.last().map(|&block| self.last[block as usize]);
+        let limit = OVERLOAD * self.total / f64::from(self.nodes);
+        let node = match holder.filter(|&node| self.loads[node as usize] <= limit) {
+            Some(node) => node,
+            None => self.less_loaded(number),
+        };
+        let load = f64::from(request.input_tokens.max(1)) * self.scale;
+        self.loads[node as usize] += load;
+        self.total += load;
+        for &block in blocks {
+            self.last[block as usize] = node;
+        }
+        node
+    }
+
+    /// The better of two nodes chosen at random (Mitzenmacher, 2001).
+    fn less_loaded(&self, number: u64) -> u32 {
+        let (a, b) = (self.spread(number), self.spread(!number));
+        if self.loads[a as usize] <= self.loads[b as usize] {
+            a
+        } else {
+            b
+        }
+    }
+}

@@ -1,0 +1,143 @@
+"""`penstock.sim`: what a replay says of traces that are made here, and of the real ones."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.sim import POLICIES, Fleet, Tier, Trace, replay, size_pool
+
+BLOCK = 512
+FAST = 1e15
+
+
+def write(path, prompts):
+    """A trace of Mooncake's format, a request each second."""
+    lines = [
+        {
+            "timestamp": number * 1000,
+            "input_length": BLOCK * len(ids),
+            "output_length": 1,
+            "hash_ids": ids,
+        }
+        for number, ids in enumerate(prompts)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def fleet(nodes=4, host=0, pool=0):
+    return Fleet(
+        nodes=nodes,
+        host=Tier(host * BLOCK, "prefix", FAST, 0.0),
+        pool=Tier(pool * BLOCK, "lru", FAST, 0.0),
+        bytes_per_token=1,
+        prefill_speed=1000.0,
+        windows=5,
+    )
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """40 conversations of five turns; each turn is two blocks longer."""
+    prompts = [
+        [conversation * 100 + block for block in range(3 + 2 * turn)]
+        for turn in range(5)
+        for conversation in range(40)
+    ]
+    return Trace.read(write(tmp_path / "made.jsonl", prompts))
+
+
+def test_a_trace_tells_what_it_is(trace):
+    assert trace.format == "Mooncake (hash_ids)"
+    assert (trace.requests, trace.sessions, trace.block_tokens) == (200, 40, 512)
+    assert trace.blocks == 40 * (3 + 5 + 7 + 9 + 11)
+    assert trace.unique_blocks == 40 * 11
+    assert trace.input_tokens == trace.blocks * BLOCK
+    assert trace.duration == 199
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_cache_for_everything_finds_what_no_bound_does(trace, policy):
+    expected = 40 * (3 + 5 + 7 + 9)
+    assert trace.infinite_hits() == expected
+    assert trace.hits(policy, trace.unique_blocks) == expected
+    assert trace.hits(policy, 50) <= trace.belady_hits(50) < expected
+
+
+def test_a_pool_finds_what_private_caches_do_not(trace):
+    private = replay(trace, fleet(host=440))
+    shared = replay(trace, fleet(pool=440))
+    assert private.total.pool_blocks == shared.total.host_blocks == 0
+    assert shared.total.pool_blocks == trace.infinite_hits() > 2 * private.total.host_blocks
+    assert shared.total.written_bytes == trace.unique_blocks * BLOCK
+    assert shared.total.read_bytes == shared.total.pool_blocks * BLOCK
+    assert shared.ttft[0.5] < private.ttft[0.5]
+    sticky = replay(trace, replace(fleet(host=440), routing="sticky"))
+    assert sticky.total.host_blocks == trace.infinite_hits()
+
+
+def test_windows_add_up_and_progress_ends_at_the_end(trace):
+    told = []
+    outcome = replay(trace, fleet(pool=100), told.append)
+    assert told[0] == 0
+    assert told[-1] == trace.requests
+    assert len(outcome.windows) == 5
+    assert sum(each.blocks for each in outcome.windows) == outcome.total.blocks == trace.blocks
+    assert outcome.pool_blocks_held <= 100
+
+
+def test_an_error_in_progress_ends_the_replay(trace):
+    def fail(done):
+        raise RuntimeError(f"at {done}")
+
+    with pytest.raises(RuntimeError, match="at 0"):
+        replay(trace, fleet(pool=100), fail)
+
+
+def test_enough_is_the_smallest_pool_that_finds_as_much(trace):
+    sizes = size_pool(trace, fleet(), server_bytes=100 * BLOCK)
+    assert [each.nbytes for each in sizes.tried] == sorted(each.nbytes for each in sizes.tried)
+    target = 0.95 * sizes.tried[-1].hit_ratio
+    smaller = [each for each in sizes.tried if each.nbytes < sizes.enough.nbytes]
+    assert sizes.enough.hit_ratio >= target > max(each.hit_ratio for each in smaller)
+    assert sizes.tried[-1].servers == 5
+
+
+def test_what_makes_no_sense_is_refused(trace, tmp_path):
+    with pytest.raises(ConfigError, match="none of lru, s3fifo, prefix"):
+        trace.hits("fifo", 10)
+    with pytest.raises(ConfigError, match="none of random, sticky, prefix-aware"):
+        replay(trace, replace(fleet(pool=9), routing="nearest"))
+    with pytest.raises(ConfigError, match=r"missing\.jsonl"):
+        Trace.read(tmp_path / "missing.jsonl")
+    (tmp_path / "odd.jsonl").write_text('{"hash_ids": [1]}\n')
+    with pytest.raises(ConfigError, match=r"odd\.jsonl, line 1: .*timestamp"):
+        Trace.read(tmp_path / "odd.jsonl")
+
+
+@pytest.fixture(scope="module")
+def chat():
+    folder = os.environ.get("PENSTOCK_TRACES")
+    if folder is None:
+        pytest.skip("PENSTOCK_TRACES does not name the folder of the real traces")
+    return Trace.read(Path(folder) / "mooncake" / "conversation_trace.jsonl")
+
+
+def test_the_published_chat_trace_gives_the_known_ratios(chat):
+    """One cache for Mooncake's conversation trace at 1 and 5 % of all its blocks."""
+    small, large = chat.unique_blocks // 100, chat.unique_blocks // 20
+    assert round(chat.infinite_hits() / chat.blocks, 3) == 0.366
+    assert round(chat.belady_hits(large) / chat.blocks, 3) == 0.366
+    assert round(chat.belady_hits(small) / chat.blocks, 3) == 0.246
+    assert round(chat.hits("lru", large) / chat.blocks, 3) == 0.196
+    assert chat.hits("lru", small) / chat.blocks == pytest.approx(0.0525, abs=0.0001)
+
+
+@pytest.mark.parametrize("percent", [1, 5, 10])
+def test_ours_finds_more_than_lru_on_the_chat_trace(chat, percent):
+    capacity = chat.unique_blocks * percent // 100
+    assert chat.hits("prefix", capacity) > chat.hits("lru", capacity)

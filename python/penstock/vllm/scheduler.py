@@ -362,7 +362,7 @@ class SchedulerHalf:
     ) -> None:
         """Gets some of what is computed instead, if the pool was not measured for long."""
         missing = [(p, i) for p, i in self._groups.needed(first, end) if not held[p][i]]
-        if missing and self._settings.host_tier:
+        if missing:
             block_bytes = self._agreement.block_bytes[missing[0][0]]
             wanted = self._advisor.wants_probe(time.monotonic(), block_bytes)
             if wanted and self._order_prefetch(tracked.request, missing[:wanted], is_probe=True):

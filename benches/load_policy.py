@@ -1,0 +1,261 @@
+"""Hits against recomputing, over networks from none to absurd; and hits that had to wait.
+
+Three engines share a Valkey server behind a way that delays and throttles: one always loads what it
+can, one never does, and one weighs (`--load-policy auto`). Each network is new to all of them; then
+they are asked for the same stored prompts in turn. The first hits after a change are given by
+themselves, since they are how it is noticed.
+
+With `--queue N`, instead: an engine that computes one request at a time gets N at once, all of them
+in the pool, with and without prefetching into host memory. Run it as ``python -m
+benches.load_policy``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.e2e import models
+from tests.e2e.node import Node
+from tests.network import Way
+from tests.servers import Server
+
+from benches import environment, report
+from benches.connectors import ENGINE_ENVIRONMENT
+from benches.report import progress
+
+BLOCK = 128
+POLICIES = ("never", "always", "auto")
+
+NETWORKS: list[tuple[str, dict[str, float]]] = [
+    ("as it is", {}),
+    ("1 ms", {"delay": 0.0005}),
+    ("10 ms, 1 Gbit/s", {"delay": 0.005, "mbit": 1000}),
+    ("10 ms, 500 Mbit/s", {"delay": 0.005, "mbit": 500}),
+    ("10 ms, 200 Mbit/s", {"delay": 0.005, "mbit": 200}),
+    ("10 ms, 100 Mbit/s", {"delay": 0.005, "mbit": 100}),
+    ("100 ms, 100 Mbit/s", {"delay": 0.05, "mbit": 100}),
+    ("100 ms, 20 Mbit/s", {"delay": 0.05, "mbit": 20}),
+    ("1 s, 2 Mbit/s", {"delay": 0.5, "mbit": 2}),
+    ("as it is, again", {}),
+]
+"""A round trip, and a rate each way."""
+
+SETTLING = 2
+"""Hits after a change that are counted by themselves."""
+
+
+def prompts(count: int, blocks: int, seed: int) -> list[list[int]]:
+    """Prompts of so many whole blocks and a bit."""
+    rng = random.Random(seed)
+    return [
+        [rng.randrange(3, models.VOCABULARY) for _ in range(blocks * BLOCK + 30)]
+        for _ in range(count)
+    ]
+
+
+def start(model: Path, folder: Path, name: str, pool: str, **settings: Any) -> Node:
+    """An engine over the pool. Options of vLLM are those whose names do not begin with penstock."""
+    ours = {f"penstock.{key}": value for key, value in settings.pop("settings").items()}
+    return Node(
+        model,
+        folder / f"{name}.log",
+        pool=pool,
+        settings=ours | {"penstock.load_timeout": 60.0},
+        env=ENGINE_ENVIRONMENT,
+        **settings,
+    )
+
+
+def percentile(times: list[float], share: float) -> float:
+    """The smallest of the times that so large a share does not exceed."""
+    ordered = sorted(times)
+    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+
+
+def sweep(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]:
+    """First tokens of hits under each policy, network by network."""
+    stored = prompts(args.hits, args.blocks, seed=1)
+    fresh = iter(prompts(10_000, args.blocks, seed=2))
+    with contextlib.ExitStack() as ending:
+        server = ending.enter_context(Server("valkey", folder))
+        way = ending.enter_context(Way(server.port))
+        with start(model, folder, "first", server.tcp_url, settings={}) as first:
+            for prompt in stored:
+                first.ask(prompt, max_tokens=1)
+            first.wait_for("stored_blocks", args.hits * args.blocks, timeout=300)
+        nodes = {
+            policy: start(
+                model,
+                folder,
+                policy,
+                f"redis://127.0.0.1:{way.port}",
+                settings={"load_policy": policy, "put_lanes": 1},
+            )
+            for policy in POLICIES
+        }
+        for node in nodes.values():
+            ending.callback(node.kill)
+            node.wait_ready()
+            # How fast it computes is known from its own work.
+            for prompt in itertools.islice(fresh, 3):
+                node.ask(prompt, max_tokens=1)
+        time.sleep(3)
+        rows = []
+        for network, kind in NETWORKS:
+            way.be(**kind)
+            times: dict[str, list[float]] = {policy: [] for policy in POLICIES}
+            for number, prompt in enumerate(stored):
+                for step in range(len(POLICIES)):
+                    policy = POLICIES[(number + step) % len(POLICIES)]
+                    node = nodes[policy]
+                    if policy == "always" and number >= args.always and times[policy][-1] > 3:
+                        continue
+                    node.forget()
+                    times[policy].append(node.ask(prompt, max_tokens=1).seconds)
+            row = {"network": network, **kind, "each": times}
+            for policy, each in times.items():
+                settled = each[SETTLING:]
+                row[policy] = {
+                    "p50": statistics.median(settled),
+                    "p99": percentile(settled, 0.99),
+                    "first": each[:SETTLING],
+                }
+            rows.append(row)
+            progress(f"{network}: " + ", ".join(f"{p} {row[p]['p50']:.3f} s" for p in POLICIES))
+        counters = nodes["auto"].counters()
+        names = ("loads", "declined_tokens", "probes", "loaded_tokens", "load_failed_blocks")
+        return {"rows": rows, "counters": {name: counters.get(name, 0) for name in names}}
+
+
+def sweep_table(result: dict[str, Any]) -> str:
+    """A line a network."""
+    lines = []
+    for row in result["rows"]:
+        never, always, auto = (row[policy] for policy in POLICIES)
+        better = min(never["p50"], always["p50"])
+        lines.append(
+            [
+                row["network"],
+                f"{never['p50'] * 1000:.0f} / {never['p99'] * 1000:.0f}",
+                f"{always['p50'] * 1000:.0f}",
+                f"{auto['p50'] * 1000:.0f} / {auto['p99'] * 1000:.0f}",
+                f"{auto['p50'] / never['p50']:.2f} / {auto['p99'] / never['p99']:.2f}",
+                f"{auto['p50'] / better:.2f}",
+                ", ".join(f"{seconds * 1000:.0f}" for seconds in auto["first"]),
+            ]
+        )
+    head = [
+        "round trip, rate",
+        "never: p50 / p99, ms",
+        "always: p50",
+        "auto: p50 / p99",
+        "auto to never: p50 / p99",
+        "to the better of the two",
+        "auto, first hits after the change",
+    ]
+    return report.table(head, lines)
+
+
+def queue(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]:
+    """First tokens of eight requests at once, one computed at a time."""
+    with contextlib.ExitStack() as ending:
+        server = ending.enter_context(Server("valkey", folder))
+        way = ending.enter_context(Way(server.port))
+        stored = prompts(args.passes * args.queue, args.blocks, seed=3)
+        with start(model, folder, "first", server.tcp_url, settings={}) as first:
+            for prompt in stored:
+                first.ask(prompt, max_tokens=1)
+            first.wait_for("stored_blocks", len(stored) * args.blocks, timeout=600)
+        way.be(delay=args.delay, mbit=args.mbit)
+        nodes = {}
+        for name, is_on in (("without", False), ("with", True)):
+            nodes[name] = start(
+                model,
+                folder,
+                name,
+                f"redis://127.0.0.1:{way.port}",
+                settings={"host_tier": is_on, "host_bytes": "512MiB", "load_policy": "always"},
+                max_num_seqs=1,
+            )
+            ending.callback(nodes[name].kill)
+            nodes[name].wait_ready()
+            nodes[name].ask(prompts(1, 2, seed=9)[0], max_tokens=1)
+        rows = []
+        for number in range(args.passes):
+            batch = stored[number * args.queue : (number + 1) * args.queue]
+            pair = {}
+            order = list(nodes)
+            for name in order if number % 2 else order[::-1]:
+                running = [nodes[name].start(prompt, max_tokens=args.output) for prompt in batch]
+                pair[name] = [nodes[name].answer(each).seconds for each in running]
+            rows.append(pair)
+            progress(f"pass {number + 1} of {args.passes}")
+        return {
+            "rows": [
+                {
+                    "engine": name,
+                    "mean": statistics.mean(t for pair in rows for t in pair[name]),
+                    "last": statistics.median(max(pair[name]) for pair in rows),
+                    "to_without": statistics.median(
+                        statistics.mean(pair[name]) / statistics.mean(pair["without"])
+                        for pair in rows
+                    ),
+                    "each": [pair[name] for pair in rows],
+                }
+                for name in nodes
+            ]
+        }
+
+
+def queue_table(result: dict[str, Any]) -> str:
+    """A line an engine."""
+    lines = [
+        [
+            row["engine"],
+            f"{row['mean'] * 1000:.0f}",
+            f"{row['last'] * 1000:.0f}",
+            f"{row['to_without']:.2f}",
+        ]
+        for row in result["rows"]
+    ]
+    head = ["prefetching", "until answered, mean, ms", "the last of the queue", "to without"]
+    return report.table(head, lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benches.load_policy", description=__doc__)
+    parser.add_argument("--hits", type=int, default=16, help="a network and policy")
+    parser.add_argument(
+        "--always", type=int, default=4, help="of these, where always loading drags"
+    )
+    parser.add_argument("--blocks", type=int, default=12, help="of 128 tokens, a prompt")
+    parser.add_argument("--queue", type=int, default=0, help="requests at once; 0 for the sweep")
+    parser.add_argument("--passes", type=int, default=8, help="of the queue")
+    parser.add_argument("--output", type=int, default=16, help="tokens an answer, of the queue")
+    parser.add_argument("--delay", type=float, default=0.005, help="each way, of the queue")
+    parser.add_argument("--mbit", type=float, default=500, help="of the queue")
+    report.add_options(parser)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = models.llama(folder / "model", hidden=512, layers=8, heads=8, kv_heads=4)
+        if args.queue:
+            found = queue(args, model, folder)
+            shown = queue_table(found)
+        else:
+            found = sweep(args, model, folder)
+            shown = sweep_table(found)
+    described = environment.describe() | {"engines": ENGINE_ENVIRONMENT}
+    report.finish(args, shown, {"environment": described} | found)
+
+
+if __name__ == "__main__":
+    main()

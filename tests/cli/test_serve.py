@@ -151,6 +151,13 @@ def test_settings_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     assert extra["penstock.load_timeout"] == "0.2"
 
 
+def test_the_load_policy_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    extra = transfer_config(dry_run(capsys, "m", "--pool", POOL, "--load-policy", "always"))
+    assert extra["kv_connector_extra_config"]["penstock.load_policy"] == "always"
+    with pytest.raises(ConfigError, match="option of its own: --load-policy"):
+        compose("m", POOL, 1 << 20, settings={"load_policy": "never"})
+
+
 def test_the_pool_is_a_directory_of_the_user_by_default(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:

@@ -25,12 +25,24 @@ from penstock.errors import ConfigError
 from penstock.layout.geometry import RANK
 from penstock.layout.negotiate import AUTO, LAYOUTS
 from penstock.plan.wish import PROPORTIONAL, TOKENS
+from penstock.vllm.advisor import AUTO as AUTO_LOADS
+from penstock.vllm.advisor import POLICIES
 from penstock.vllm.settings import POOL_VARIABLE, PREFIX, Settings
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
 _DEFAULT_HOST_BYTES = "1GiB"
+
+_OPTIONS = (
+    "pool",
+    "host_bytes",
+    "kv_layout",
+    "pool_geometry",
+    "load_policy",
+    "encryption_key_file",
+)
+"""Settings of the connector that have options of their own."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,7 @@ def compose(
     *,
     kv_layout: str = AUTO,
     pool_geometry: str = RANK,
+    load_policy: str = AUTO_LOADS,
     proportional: bool = False,
     kv_tokens: int | None = None,
     encryption_key_file: str | None = None,
@@ -60,10 +73,10 @@ def compose(
     """The `vllm serve` command for `model` over the pool at the URL `pool`.
 
     `options` go to vLLM as they are; `kv_layout` is the layout to ask for, `pool_geometry` what an
-    object of the pool holds; `proportional` splits KV memory over pipeline ranks by what they need,
-    and `kv_tokens` sets it to what so many tokens take; `encryption_key_file` has the keys that
-    values are encrypted with; `settings` are more of the connector's, without the `penstock.`
-    before their names.
+    object of the pool holds; `load_policy` whether to load what can be loaded; `proportional`
+    splits KV memory over pipeline ranks by what they need, and `kv_tokens` sets it to what so many
+    tokens take; `encryption_key_file` has the keys that values are encrypted with; `settings` are
+    more of the connector's, without the `penstock.` before their names.
 
     Raises:
         ConfigError: the pool's URL or a key is wrong, or an option is at odds with Penstock.
@@ -89,10 +102,12 @@ def compose(
         extra[PREFIX + "kv_layout"] = kv_layout
     if pool_geometry != RANK:
         extra[PREFIX + "pool_geometry"] = pool_geometry
+    if load_policy != AUTO_LOADS:
+        extra[PREFIX + "load_policy"] = load_policy
     if encryption_key_file is not None:
         extra[PREFIX + "encryption_key_file"] = str(Path(encryption_key_file).absolute())
     for name, value in (settings or {}).items():
-        if name in ("pool", "host_bytes", "kv_layout", "pool_geometry", "encryption_key_file"):
+        if name in _OPTIONS:
             raise ConfigError(f"{name} has an option of its own: --{name.replace('_', '-')}")
         extra[PREFIX + name] = value
     Settings.parse(extra, environment)
@@ -244,8 +259,9 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Runs `vllm serve` with Penstock as its KV connector, and prints the command. "
         "Every option that is not named here goes to vLLM.",
         usage="penstock serve MODEL [--pool URL] [--host-bytes SIZE] [--kv-layout LAYOUT] "
-        "[--pool-geometry GEOMETRY] [--enable-pp-prop-kv-cache] [--kv-cache-tokens N] "
-        "[--encryption-key-file FILE] [--set NAME=VALUE] [--dry-run] [VLLM OPTION ...]",
+        "[--pool-geometry GEOMETRY] [--load-policy POLICY] [--enable-pp-prop-kv-cache] "
+        "[--kv-cache-tokens N] [--encryption-key-file FILE] [--set NAME=VALUE] [--dry-run] "
+        "[VLLM OPTION ...]",
         allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", help="model, as for `vllm serve`")
@@ -260,7 +276,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--host-bytes",
         metavar="SIZE",
         default=_DEFAULT_HOST_BYTES,
-        help="host memory for blocks on their way, all ranks together (default: %(default)s)",
+        help="host memory, all ranks together, for blocks on their way and for those that stay in "
+        "it until the room is needed (default: %(default)s)",
     )
     parser.add_argument(
         "--kv-layout",
@@ -277,6 +294,14 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="what one object of the pool holds: rank, all that a rank has of a block; portable, "
         "pieces that engines of other pipeline and tensor-parallel degrees find too; or "
         "LAYERSxHEADS (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--load-policy",
+        metavar="POLICY",
+        default=AUTO_LOADS,
+        choices=POLICIES,
+        help="whether to load what the pool has: auto, where this engine's own measurements say "
+        "that it is faster than recomputing; always; or never (default: %(default)s)",
     )
     parser.add_argument(
         "--enable-pp-prop-kv-cache",
@@ -314,6 +339,7 @@ def run(args: argparse.Namespace) -> int:
         args.vllm_options,
         kv_layout=args.kv_layout,
         pool_geometry=args.pool_geometry,
+        load_policy=args.load_policy,
         proportional=args.enable_pp_prop_kv_cache,
         kv_tokens=args.kv_cache_tokens,
         encryption_key_file=args.encryption_key_file,

@@ -15,13 +15,17 @@ _STEP_DECAY = 0.9
 _LOAD_DECAY = 0.7
 """The same of a load's: a network changes faster than a model."""
 
+_EXPLAINS = 1e-7
+"""Share of the observations' squares that coefficients have to explain to be preferred over earlier
+ones: more than rounding does."""
+
 _SHORT_STEP = 64
 """Tokens; of shorter steps the time counts as it is, of longer ones what it is for each token."""
 
 _SMALL_LOAD = 1 << 20
 """Bytes; as with steps."""
 
-_RIDGE = 1e-6
+_RIDGE = 1e-9
 """Keeps fits to observations that are all alike from being ill-conditioned."""
 
 
@@ -30,7 +34,7 @@ class Fit:
 
     Of all subsets of the features whose coefficients come out positive it takes the one that fits
     best (there are at most seven, for three features), so that observations which are all alike
-    still predict themselves.
+    still predict themselves. Where several fit equally well, earlier features explain more.
     """
 
     def __init__(self, features: int, decay: float) -> None:
@@ -72,8 +76,8 @@ class Fit:
                 error = self._square - sum(
                     c * self._targets[i] for c, i in zip(solution, chosen, strict=True)
                 )
-                # More coefficients have to explain something.
-                if error < best_error * (1 - 1e-3):
+                # Others, or more of them, have to explain something.
+                if error < best_error - _EXPLAINS * self._square:
                     full = [0.0] * count
                     for c, i in zip(solution, chosen, strict=True):
                         full[i] = c
@@ -118,13 +122,13 @@ class Prefill:
 
     def observe(self, tokens: int, pairs: int, seconds: float) -> None:
         """A step computed `tokens` tokens of prompts, which attended to `pairs` tokens in sum."""
-        self._fit.observe((1.0, tokens, pairs), seconds, tokens + _SHORT_STEP)
+        self._fit.observe((tokens, pairs, 1), seconds, tokens + _SHORT_STEP)
 
     def seconds(self, first: int, end: int) -> float | None:
         """Time to compute a prompt's tokens from `first` to `end`; None if nothing is known yet."""
         tokens = end - first
         steps = -(-tokens // self._tokens_per_step)
-        return self._fit.predict((steps, tokens, attended(first, end)))
+        return self._fit.predict((tokens, attended(first, end), steps))
 
 
 def attended(first: int, end: int) -> int:
@@ -156,12 +160,12 @@ class Tier:
 
     def observe(self, num_bytes: int, seconds: float) -> None:
         """So many bytes took so long; without any, that is what each load takes at least."""
-        self._fit.observe((1.0, num_bytes), seconds, num_bytes + _SMALL_LOAD)
+        self._fit.observe((num_bytes, 1), seconds, num_bytes + _SMALL_LOAD)
 
     def seconds(self, num_bytes: int) -> float | None:
         """Time until a load of so many bytes ends, if it begins now, behind those under way; None
         if nothing is known yet."""
-        return self._fit.predict((1.0, self._queued + num_bytes))
+        return self._fit.predict((self._queued + num_bytes, 1))
 
 
 @dataclass(frozen=True)

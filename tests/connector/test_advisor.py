@@ -14,10 +14,10 @@ def engine(policy: str = AUTO, *, per_token: float = 0.001) -> Advisor:
     """One that has computed some prompts."""
     advisor = Advisor(policy, 2048)
     now = 0.0
-    for tokens in (300, 900, 1500, 600):
-        advisor.on_step(now, tokens, attended(0, tokens))
+    for step, tokens in enumerate((300, 900, 1500, 600)):
+        advisor.on_step(now, step, tokens, attended(0, tokens))
         now += 0.01 + tokens * per_token
-        advisor.on_output(now)
+        advisor.on_output(now, [step])
         now += 5.0
     return advisor
 
@@ -60,9 +60,9 @@ def test_steps_in_flight_at_once_are_timed_one_after_the_other() -> None:
     advisor = Advisor(AUTO, 2048)
     # Ordered together, as vLLM does when it schedules ahead; each takes a second.
     for step in range(6):
-        advisor.on_step(0.0 if step < 2 else step - 1.0, 1000, 0)
+        advisor.on_step(0.0 if step < 2 else step - 1.0, step, 1000, 0)
         if step:
-            advisor.on_output(float(step))
+            advisor.on_output(float(step), [step - 1])
     load(advisor, 1, MIB, 0.9)
     assert advisor.advise(0, [Reach(999, 0, MIB)], 1000).end == 999
     load(advisor, 2, MIB, 4.0)

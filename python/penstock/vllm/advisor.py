@@ -6,8 +6,7 @@ It watches and answers; what is done is the scheduler half's. Times are given to
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.vllm.costs import Choice, Prefill, Tier, choose, patience
@@ -55,7 +54,7 @@ class Advisor:
         self._prefill = Prefill(tokens_per_step)
         self._host = Tier()
         self._pool = Tier()
-        self._steps: deque[tuple[float, int, int]] = deque()
+        self._steps: dict[int, tuple[float, int, int]] = {}
         self._last_output = 0.0
         self._transfers: dict[int, _Transfer] = {}
         self._pool_seen = float("-inf")
@@ -63,19 +62,18 @@ class Advisor:
 
     # --- what is watched ------------------------------------------------------------------
 
-    def on_step(self, now: float, tokens: int, pairs: int) -> None:
+    def on_step(self, now: float, step: int, tokens: int, pairs: int) -> None:
         """A step goes to the workers that computes so many tokens of prompts, which attend to
         `pairs` tokens in sum."""
-        self._steps.append((now, tokens, pairs))
+        self._steps[step] = now, tokens, pairs
 
-    def on_output(self, now: float) -> None:
-        """The oldest step is done."""
-        if not self._steps:
-            return
-        began, tokens, pairs = self._steps.popleft()
-        began, self._last_output = max(began, self._last_output), now
-        if tokens:
-            self._prefill.observe(tokens, pairs, now - began)
+    def on_output(self, now: float, steps: Iterable[int]) -> None:
+        """A step is done; `steps` names it if it computed prompts."""
+        for step in steps:
+            began, tokens, pairs = self._steps.pop(step)
+            # Steps that were ordered ahead wait for the one before.
+            self._prefill.observe(tokens, pairs, now - max(began, self._last_output))
+        self._last_output = now
 
     def on_begin(self, now: float, number: int, host_bytes: int, pool_bytes: int) -> None:
         """A load or prefetch begins that will have so many bytes from either tier."""

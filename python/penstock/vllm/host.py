@@ -105,6 +105,8 @@ class HostIndex:
     def __init__(self) -> None:
         self._ranks: dict[bytes, int] = {}
         self._needed: Sequence[int] = ()
+        self.version = 0
+        """Another one whenever something changed."""
 
     def expect(self, ranks: Sequence[int]) -> None:
         """How many ranks have a part of a block, by group."""
@@ -112,6 +114,7 @@ class HostIndex:
 
     def update(self, changes: Mapping[bytes, int]) -> None:
         """By how much the number of ranks that have a block changed."""
+        self.version += bool(changes)
         for block, change in changes.items():
             ranks = self._ranks.get(block, 0) + change
             if ranks:

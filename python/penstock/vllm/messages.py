@@ -55,6 +55,8 @@ class StepOrders:
 
     namespaces: tuple[bytes, ...] = ()
     """Of each group."""
+    step: int = 0
+    """If not zero, workers name it when they report that the step is done."""
     idle_until: float = 0.0
     """The engine has nothing to do before a load ends, and leaves its workers alone until this time
     of the machine's monotonic clock."""
@@ -76,6 +78,8 @@ class StepOrders:
 class WorkerReport:
     """Worker halves → scheduler half: what became of jobs since the last step."""
 
+    steps: set[int] = field(default_factory=set)
+    """Steps that asked for it and are done."""
     released: dict[int, int] = field(default_factory=dict)
     """Store job → number of ranks that have read its blocks."""
     stored: dict[int, list[list[bool]]] = field(default_factory=dict)
@@ -109,6 +113,7 @@ class WorkerReport:
         _add(self.missing_bytes, other.missing_bytes)
         for job, seconds in other.seconds.items():
             self.seconds[job] = max(self.seconds.get(job, 0.0), seconds)
+        self.steps |= other.steps
         self.lost |= other.lost
         self.foreign |= other.foreign
         for request_id, hashes in other.unloaded.items():

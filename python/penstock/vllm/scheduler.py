@@ -15,7 +15,6 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from penstock._native import Lookup, Store
@@ -37,42 +36,13 @@ from penstock.vllm.messages import (
 from penstock.vllm.prefetch import Prefetches
 from penstock.vllm.settings import Settings
 from penstock.vllm.stats import PenstockStats
+from penstock.vllm.tracked import StoreJob, Tracked
 
 logger = logging.getLogger("vllm.penstock")
 
 _KNOWN_BLOCKS = 1 << 18
 """How many blocks' presence is remembered (tens of MB at most); forgetting costs a second put,
 which the store recognizes."""
-
-
-@dataclass
-class _Tracked:
-    """What is known of one request."""
-
-    request: Any
-    lookups: list[int] = field(default_factory=list)
-    """Look-ups under way, one for each group."""
-    present: list[list[bool]] | None = None
-    """Their answers, by group, per block of the prompt; nothing of a group is present if empty."""
-    offer: tuple[int, int] = (0, 0)
-    """The run of tokens last offered to the engine, from and to."""
-    choice: Choice | None = None
-    """What was advised of that run."""
-    prefetch: int | None = None
-    """The prefetch that keeps blocks for it."""
-    is_considered: bool = False
-    """Whether it was decided what to prefetch: once a request, however long it waits."""
-    is_declined: bool = False
-    """Whether less was offered than could have been."""
-    load: BlockJob | None = None
-    unloaded: set[bytes] = field(default_factory=set)
-    """Names of the blocks of the present load that did not come."""
-    considered: list[int] = field(default_factory=list)
-    """By group: blocks before this one have been stored, or need not be."""
-    stores: set[int] = field(default_factory=set)
-    """Store jobs whose source some rank has yet to read."""
-    is_scheduled: bool = False
-    """Whether it is being computed: it was scheduled, and not preempted since."""
 
 
 class SchedulerHalf:
@@ -89,7 +59,7 @@ class SchedulerHalf:
         self._store = Store.open(settings.pool, client_name="penstock-scheduler").guarded()
         self._lookup = Lookup(self._store)
         self._answers: dict[int, list[bool] | None] = {}
-        self._requests: dict[str, _Tracked] = {}
+        self._requests: dict[str, Tracked] = {}
         self._host = HostIndex()
         self._advisor = Advisor(settings.load_policy, compat.tokens_per_step(vllm_config))
         self._is_cached: Callable[[bytes, int], bool] = lambda block_hash, group: False
@@ -103,7 +73,7 @@ class SchedulerHalf:
         self._foreign: OrderedDict[bytes, None] = OrderedDict()
         """Blocks that are in the pool but cannot be decrypted: they need not be loaded, nor stored
         as long as they are there."""
-        self._store_jobs: dict[int, _StoreJob] = {}
+        self._store_jobs: dict[int, StoreJob] = {}
         self._reading: dict[int, int] = {}
         """Blocks that vLLM may give away while their request runs, since they leave the window,
         and the store job that has yet to read them."""
@@ -128,12 +98,12 @@ class SchedulerHalf:
 
     def on_new_request(self, request: Any) -> None:
         """Starts the request's look-up, if it has a full block."""
-        tracked = _Tracked(request, considered=[0] * len(self._groups))
+        tracked = Tracked(request, considered=[0] * len(self._groups))
         self._requests[request.request_id] = tracked
         self._start_lookup(tracked)
 
-    def _start_lookup(self, tracked: _Tracked) -> None:
-        tracked.present = None
+    def _start_lookup(self, tracked: Tracked) -> None:
+        tracked.present = tracked.advice = None
         hashes = [self._hashes(tracked.request, group) for group in self._groups]
         if not all(hashes):
             tracked.present = [[] for _ in hashes]
@@ -173,7 +143,7 @@ class SchedulerHalf:
         if tracked is None:
             return 0, False
         first = num_computed_tokens
-        if request.skip_reading_prefix_cache or self._last(request) <= first:
+        if request.skip_reading_prefix_cache or tracked.is_failed or self._last(request) <= first:
             return 0, False
         if tracked.present is None and not tracked.lookups:
             self._start_lookup(tracked)
@@ -198,14 +168,19 @@ class SchedulerHalf:
         return int(request.num_tokens - 1) // unit * unit
 
     def _advise(
-        self, tracked: _Tracked, in_pool: Sequence[Sequence[bool]], first: int
+        self, tracked: Tracked, in_pool: Sequence[Sequence[bool]], first: int
     ) -> Choice | None:
         """How far to load from the token `first`; None for not at all."""
-        request, last, held = (
-            tracked.request,
-            self._last(tracked.request),
-            self._held(tracked.request),
-        )
+        if tracked.advice is None or tracked.advice[:2] != (first, self._host.version):
+            choice = self._weigh(tracked, in_pool, first)
+            tracked.advice = first, self._host.version, choice
+        return tracked.advice[2]
+
+    def _weigh(
+        self, tracked: Tracked, in_pool: Sequence[Sequence[bool]], first: int
+    ) -> Choice | None:
+        request = tracked.request
+        last, held = self._last(request), self._held(request)
         present = [
             [a or b for a, b in itertools.zip_longest(*both, fillvalue=False)]
             for both in zip(held, in_pool, strict=True)
@@ -246,7 +221,7 @@ class SchedulerHalf:
             sums[not held[position][index]] += self._agreement.block_bytes[position]
         return sums[0], sums[1]
 
-    def _answer(self, tracked: _Tracked) -> list[list[bool]] | None:
+    def _answer(self, tracked: Tracked) -> list[list[bool]] | None:
         """The look-ups' answers, if they are there; one that failed found nothing."""
         if tracked.present is None:
             self._collect_answers()
@@ -330,7 +305,7 @@ class SchedulerHalf:
             ):
                 self._prefetch(tracked)
 
-    def _prefetch(self, tracked: _Tracked) -> None:
+    def _prefetch(self, tracked: Tracked) -> None:
         request, in_pool = tracked.request, self._answer(tracked)
         if in_pool is None or request.skip_reading_prefix_cache:
             return
@@ -358,7 +333,7 @@ class SchedulerHalf:
         return end // self._groups.alignment * self._groups.alignment
 
     def _probe(
-        self, tracked: _Tracked, held: Sequence[Sequence[bool]], first: int, end: int
+        self, tracked: Tracked, held: Sequence[Sequence[bool]], first: int, end: int
     ) -> None:
         """Gets some of what is computed instead, if the pool was not measured for long."""
         missing = [(p, i) for p, i in self._groups.needed(first, end) if not held[p][i]]
@@ -379,7 +354,7 @@ class SchedulerHalf:
         self._orders.prefetches.append(job)
         return job.job
 
-    def _release_prefetch(self, tracked: _Tracked) -> None:
+    def _release_prefetch(self, tracked: Tracked) -> None:
         if tracked.prefetch is not None:
             self._prefetches.release(tracked.prefetch)
             tracked.prefetch = None
@@ -414,8 +389,11 @@ class SchedulerHalf:
                 for group, considered in zip(self._groups, tracked.considered, strict=True)
             ):
                 self._store_filled(tracked, resolve(request_id), num_computed)
-        self._advisor.on_step(time.monotonic(), prompt_tokens, pairs)
         orders, self._orders = self._orders, StepOrders()
+        if prompt_tokens:
+            self._next_id += 1
+            orders.step = self._next_id
+            self._advisor.on_step(time.monotonic(), orders.step, prompt_tokens, pairs)
         orders.release = self._prefetches.take_released()
         if orders.loads or orders.stores or orders.prefetches:
             orders.namespaces = self._agreement.namespaces
@@ -442,7 +420,7 @@ class SchedulerHalf:
         self._orders.flush.extend(jobs)
 
     def _store_filled(
-        self, tracked: _Tracked, block_ids: Sequence[Sequence[int]], num_computed: int
+        self, tracked: Tracked, block_ids: Sequence[Sequence[int]], num_computed: int
     ) -> None:
         """Orders the store of every block that is full after `num_computed` tokens.
 
@@ -463,14 +441,14 @@ class SchedulerHalf:
             return
         job = self._job(tracked.request, block_ids, new)
         self._storing.update(dict.fromkeys(job.names, job.job))
-        self._store_jobs[job.job] = _StoreJob(job, self._agreement.ranks)
+        self._store_jobs[job.job] = StoreJob(job, self._agreement.ranks)
         tracked.stores.add(job.job)
         for position, block in zip(job.groups, job.block_ids, strict=True):
             if self._groups[position].window is not None:
                 self._reading[block] = job.job
         self._orders.stores.append(job)
 
-    def _is_answered(self, tracked: _Tracked) -> bool:
+    def _is_answered(self, tracked: Tracked) -> bool:
         return not tracked.lookups or self._answer(tracked) is not None
 
     def _on_preempted(self, request_id: str) -> None:
@@ -479,11 +457,11 @@ class SchedulerHalf:
             return
         self._orders.flush.extend(tracked.stores)
         self._drop_lookup(tracked)
-        tracked.is_scheduled = False
-        tracked.present = None
+        tracked.is_scheduled = tracked.is_failed = False
+        tracked.present = tracked.advice = None
         tracked.considered = [0] * len(self._groups)
 
-    def _drop_lookup(self, tracked: _Tracked) -> None:
+    def _drop_lookup(self, tracked: Tracked) -> None:
         for number in tracked.lookups:
             self._lookup.cancel(number)
             self._answers.pop(number, None)
@@ -513,7 +491,7 @@ class SchedulerHalf:
         self, report: WorkerReport | None, loaded: Iterable[str], freed: Iterable[str]
     ) -> None:
         """Takes in what the workers report with a step."""
-        self._advisor.on_output(time.monotonic())
+        self._advisor.on_output(time.monotonic(), report.steps if report else ())
         if report is not None:
             self._host.update(report.held)
             for number, seconds in report.seconds.items():
@@ -576,9 +554,7 @@ class SchedulerHalf:
         if tracked.request.is_finished():
             del self._requests[request_id]
             return
-        if tracked.unloaded:
-            # Recompute them; asking the pool again could fail the same way for ever.
-            tracked.present = [[] for _ in self._groups]
+        tracked.is_failed = bool(tracked.unloaded)
         first, end = tracked.offer
         if not tracked.unloaded:
             self._stats.count("loaded_tokens", end - first)
@@ -636,10 +612,3 @@ def _remember(blocks: OrderedDict[bytes, None], name: bytes) -> None:
     blocks.move_to_end(name)
     if len(blocks) > _KNOWN_BLOCKS:
         blocks.popitem(last=False)
-
-
-@dataclass
-class _StoreJob:
-    job: BlockJob
-    unread: int
-    results: list[list[bool]] = field(default_factory=list)

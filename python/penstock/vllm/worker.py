@@ -237,6 +237,8 @@ class WorkerHalf:
     def start_loads(self, orders: StepOrders) -> None:
         """Submits the step's loads and cancellations."""
         self._idle_until = orders.idle_until
+        if orders.step:
+            self._report.steps.add(orders.step)
         # Blocks may still be read by what the device was told to compute before.
         after = self._fences.raise_for(job.job for job in orders.loads)
         for job in orders.loads:

@@ -178,8 +178,13 @@ impl State {
     }
 
     fn note(&mut self, key: Key, came: bool) {
-        if let Some(changes) = &mut self.changes {
-            // What went and came again is no change, but saying so twice does no harm.
+        let Some(changes) = &mut self.changes else {
+            return;
+        };
+        // What came and went, or went and came, since the last report is no change to its reader.
+        if changes.get(&key) == Some(&!came) {
+            changes.remove(&key);
+        } else {
             changes.insert(key, came);
         }
     }

@@ -116,6 +116,22 @@ fn room_comes_from_what_was_used_longest_ago() {
 }
 
 #[test]
+fn what_came_and_went_unseen_is_no_change() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let rig = engine(&store, keeping(2), &kv);
+    assert_eq!(rig.take_host_changes(), []);
+    store_block(&rig, &kv, 1, 0, 1);
+    assert_eq!(rig.take_host_changes(), [(key(1), true)]);
+    // With two slots 2 has to go for 4, and 1 for 3.
+    for n in 2..=4 {
+        store_block(&rig, &kv, n, 0, n);
+    }
+    let mut changes = rig.take_host_changes();
+    changes.sort_unstable_by_key(|(key, _)| key.to_bytes());
+    assert_eq!(changes, [(key(1), false), (key(3), true), (key(4), true)]);
+}
+
+#[test]
 fn a_load_takes_what_is_kept_and_fetches_the_rest() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     {

@@ -3,12 +3,12 @@
 
 mod support;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use penstock_engine::{Event, Object, Outcome};
 use penstock_layout::KvLayout;
-use penstock_store::ErrorKind;
+use penstock_store::{ErrorKind, Key};
 use proptest::prelude::*;
 use support::*;
 
@@ -237,6 +237,18 @@ fn run(layout: KvLayout, keep: bool, steps: &[Step]) -> [u64; 3] {
         stored: 0,
     };
     let mut seen = Vec::new();
+    let mut kept: HashSet<Key> = HashSet::new();
+    let mut follow = || {
+        for (key, came) in engine.take_host_changes() {
+            let is_news = if came {
+                kept.insert(key)
+            } else {
+                kept.remove(&key)
+            };
+            assert!(is_news, "{key:?} came, or went, twice");
+        }
+        kept.len() as u64
+    };
     for step in steps {
         match step {
             Step::Store { blocks } => {
@@ -348,6 +360,7 @@ fn run(layout: KvLayout, keep: bool, steps: &[Step]) -> [u64; 3] {
             Step::HoldGets(hold) => store.hold_gets(*hold),
             Step::HoldPuts(hold) => store.hold_puts(*hold),
             Step::Poll => {
+                follow();
                 engine.poll(&mut seen);
                 for completion in seen.drain(..) {
                     oracle.settle(&kv, completion.job, &completion.event);
@@ -371,6 +384,7 @@ fn run(layout: KvLayout, keep: bool, steps: &[Step]) -> [u64; 3] {
             oracle.settle(&kv, completion.job, &completion.event);
         }
     }
+    assert_eq!(follow(), engine.stats().slots_kept);
     assert!(engine.shutdown(LONG));
     for block in 0..BLOCKS {
         oracle.check(&kv, block);

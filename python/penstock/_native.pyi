@@ -168,6 +168,7 @@ class Engine:
         timeout: float,
         prefix: bool = False,
         *,
+        pace: float = 0.0,
         after: int = 0,
         context: bytes | None = None,
     ) -> None: ...

@@ -64,10 +64,16 @@ pub(crate) struct Table {
     max_objects: usize,
 }
 
+struct Listed {
+    job: Job,
+    /// Its place in `Jobs::deadlines`, if it has one.
+    deadline: Option<Instant>,
+}
+
 #[derive(Default)]
 struct Jobs {
-    by_id: HashMap<u64, Job>,
-    /// Load jobs by deadline.
+    by_id: HashMap<u64, Listed>,
+    /// Load jobs by the deadline that they had when it was last looked at; it may be later by now.
     deadlines: BTreeSet<(Instant, u64)>,
     objects: usize,
 }
@@ -94,23 +100,27 @@ impl Table {
             });
         }
         jobs.objects = outstanding;
-        if let Job::Load(load) = &job {
-            jobs.deadlines.insert((load.deadline(), id));
-        }
-        jobs.by_id.insert(id, job);
+        let deadline = match &job {
+            Job::Load(load) => Some(load.deadline()),
+            Job::Store(_) => None,
+        };
+        jobs.deadlines
+            .extend(deadline.map(|deadline| (deadline, id)));
+        jobs.by_id.insert(id, Listed { job, deadline });
         Ok(())
     }
 
     pub(crate) fn get(&self, id: u64) -> Option<Job> {
-        self.jobs.lock().by_id.get(&id).cloned()
+        let jobs = self.jobs.lock();
+        jobs.by_id.get(&id).map(|listed| listed.job.clone())
     }
 
     pub(crate) fn remove(&self, id: u64) {
         let mut jobs = self.jobs.lock();
-        if let Some(job) = jobs.by_id.remove(&id) {
+        if let Some(Listed { job, deadline }) = jobs.by_id.remove(&id) {
             jobs.objects -= job.objects().max(1);
-            if let Job::Load(load) = &job {
-                jobs.deadlines.remove(&(load.deadline(), id));
+            if let Some(deadline) = deadline {
+                jobs.deadlines.remove(&(deadline, id));
             }
         }
     }
@@ -121,25 +131,38 @@ impl Table {
     /// Nobody can see a job's state but by polling, so it is enough to do this then, and no
     /// timer is needed.
     pub(crate) fn expire(&self, now: Instant) -> (bool, Option<Instant>) {
-        let mut overdue = Vec::new();
-        let next = {
-            let mut jobs = self.jobs.lock();
-            loop {
-                match jobs.deadlines.first() {
-                    Some(&(deadline, id)) if deadline <= now => {
-                        jobs.deadlines.pop_first();
-                        if let Some(Job::Load(job)) = jobs.by_id.get(&id) {
-                            overdue.push(Arc::clone(job));
-                        }
+        let mut is_over = false;
+        loop {
+            let (load, id) = {
+                let mut jobs = self.jobs.lock();
+                let (deadline, id) = match jobs.deadlines.first() {
+                    Some(&first) if first.0 <= now => first,
+                    later => return (is_over, later.map(|&(deadline, _)| deadline)),
+                };
+                jobs.deadlines.remove(&(deadline, id));
+                match jobs.by_id.get_mut(&id) {
+                    Some(Listed {
+                        job: Job::Load(load),
+                        deadline,
+                    }) => {
+                        *deadline = None;
+                        (Arc::clone(load), id)
                     }
-                    first => break first.map(|&(deadline, _)| deadline),
+                    _ => continue,
                 }
+            };
+            let deadline = load.deadline();
+            if deadline <= now {
+                load.abandon(Outcome::TimedOut);
+                is_over = true;
+                continue;
             }
-        };
-        for job in &overdue {
-            job.abandon(Outcome::TimedOut);
+            let mut jobs = self.jobs.lock();
+            if let Some(listed) = jobs.by_id.get_mut(&id) {
+                listed.deadline = Some(deadline);
+                jobs.deadlines.insert((deadline, id));
+            }
         }
-        (!overdue.is_empty(), next)
     }
 
     /// Every load job there is.
@@ -149,7 +172,11 @@ impl Table {
             Job::Load(job) => Some(Arc::clone(job)),
             Job::Store(_) => None,
         };
-        jobs.by_id.values().filter_map(load).collect()
+        jobs.by_id
+            .values()
+            .map(|listed| &listed.job)
+            .filter_map(load)
+            .collect()
     }
 }
 

@@ -9,7 +9,7 @@ use penstock_store::{Keyring, MAX_ENCRYPTED_PAYLOAD};
 use crate::EngineError;
 
 /// Longest time that means anything here.
-const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+pub(crate) const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The end of a wait that begins now. One of more than a day ends after a day, so that no
 /// caller's "for ever" overflows the clock.

@@ -22,7 +22,8 @@ use crate::region::Registration;
 use crate::signal::Signals;
 use crate::store::{Gauge, StoreJob};
 use crate::{
-    Completion, Counters, Device, EngineConfig, EngineError, EngineStats, Object, Outcome, Region,
+    Completion, Counters, Deadline, Device, EngineConfig, EngineError, EngineStats, Object,
+    Outcome, Region,
 };
 
 /// Moves blocks between registered memory and a store, on its own threads.
@@ -160,7 +161,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Loads objects into their blocks by `deadline`. The blocks must be left alone until
+    /// Loads objects into their blocks by `deadline`, an instant or a [`Deadline`]. The blocks must be left alone until
     /// [`Event::Loaded`](crate::Event).
     ///
     /// Nothing is written before `after` has happened: an event as for a store, which has to live
@@ -170,7 +171,7 @@ impl Engine {
         &self,
         job: u64,
         objects: Vec<Object>,
-        deadline: Instant,
+        deadline: impl Into<Deadline>,
         prefix: bool,
         after: u64,
     ) -> Result<(), EngineError> {
@@ -179,7 +180,7 @@ impl Engine {
         let wish = Wish {
             aim: Aim::Blocks,
             objects,
-            deadline,
+            deadline: deadline.into(),
             prefix,
         };
         self.submit_wish(job, wish, held)?;
@@ -207,7 +208,7 @@ impl Engine {
         let wish = Wish {
             aim: Aim::HostTier,
             objects,
-            deadline,
+            deadline: deadline.into(),
             prefix: true,
         };
         self.submit_wish(job, wish, held)

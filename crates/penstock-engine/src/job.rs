@@ -1,11 +1,12 @@
 //! Jobs as their owner sees them: objects in, completions out.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use penstock_store::value::Rejection;
 use penstock_store::{ErrorKind, Key};
 
+use crate::config::LONGEST;
 use crate::region::Registration;
 
 /// One object of a job: a value in the store and the blocks that it holds, in order.
@@ -20,6 +21,45 @@ pub struct Object {
     /// What goes into the object's encryption beside the keys, the same whenever it is stored or
     /// loaded; empty for nothing. Without keys it has no effect.
     pub context: Arc<[u8]>,
+}
+
+/// When a load is given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadline {
+    pub(crate) at: Instant,
+    pub(crate) pace: Duration,
+}
+
+impl Deadline {
+    /// At `at`, unless the load keeps pace: one that has brought a part of its bytes may go on for that
+    /// part of `pace`, counted from its submission.
+    ///
+    /// With the time to recompute as its pace, a load that is given up has cost no more than what
+    /// it brought would have taken to compute, or the time until `at`.
+    pub fn paced(at: Instant, pace: Duration) -> Self {
+        let pace = pace.min(LONGEST);
+        Self { at, pace }
+    }
+
+    /// The latest that it may be for a load submitted at `since`.
+    pub(crate) fn limit(&self, since: Instant) -> Instant {
+        self.at.max(since + self.pace)
+    }
+
+    /// What it is for a load submitted at `since` of which `there` bytes of `total` are there.
+    pub(crate) fn now(&self, since: Instant, there: u64, total: u64) -> Instant {
+        let part = there as f64 / total.max(1) as f64;
+        self.at.max(since + self.pace.mul_f64(part.min(1.0)))
+    }
+}
+
+impl From<Instant> for Deadline {
+    fn from(at: Instant) -> Self {
+        Self {
+            at,
+            pace: Duration::ZERO,
+        }
+    }
 }
 
 /// What became of one object.

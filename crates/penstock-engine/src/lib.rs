@@ -30,7 +30,7 @@ pub use copy::cuda::CudaError;
 pub use direct::DirectCopy;
 pub use engine::Engine;
 pub use error::EngineError;
-pub use job::{Completion, Event, Object, Outcome};
+pub use job::{Completion, Deadline, Event, Object, Outcome};
 pub use lookup::{Answer, Lookup, LookupConfig};
 pub use region::Region;
 pub use stats::EngineStats;

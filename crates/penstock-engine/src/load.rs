@@ -17,7 +17,7 @@ use crate::completion::Completions;
 use crate::job::Transfer;
 use crate::kept::Value;
 use crate::region::Registration;
-use crate::{Counters, Event, Outcome};
+use crate::{Counters, Deadline, Event, Outcome};
 
 /// Where the objects of a job go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,8 @@ pub(crate) struct LoadJob {
     aim: Aim,
     objects: Vec<Transfer>,
     since: Instant,
-    deadline: Instant,
+    deadline: Deadline,
+    total_bytes: u64,
     /// Whether an object is useless without those before it.
     prefix: bool,
     state: Mutex<State>,
@@ -47,6 +48,8 @@ struct State {
     /// No object before this one is queued.
     next: usize,
     unfinished: usize,
+    /// Payload bytes of objects that are where they were wanted.
+    there_bytes: u64,
     reported: bool,
 }
 
@@ -78,8 +81,10 @@ impl LoadJob {
             held,
             next: 0,
             unfinished: objects.len(),
+            there_bytes: 0,
             reported: false,
         };
+        let total_bytes = objects.iter().map(|object| object.bytes as u64).sum();
         let state = Mutex::new(state);
         let job = Arc::new(Self {
             id,
@@ -87,6 +92,7 @@ impl LoadJob {
             objects,
             since: Instant::now(),
             deadline,
+            total_bytes,
             prefix,
             state,
             completions,
@@ -112,8 +118,14 @@ impl LoadJob {
         self.objects.len()
     }
 
+    /// When the job is given up if nothing more comes until then.
     pub(crate) fn deadline(&self) -> Instant {
+        self.deadline_in(&self.state.lock())
+    }
+
+    fn deadline_in(&self, state: &State) -> Instant {
         self.deadline
+            .now(self.since, state.there_bytes, self.total_bytes)
     }
 
     pub(crate) fn aim(&self) -> Aim {
@@ -217,6 +229,9 @@ impl LoadJob {
         state.progress[index] = Progress::Done(outcome);
         state.held[index] = None;
         state.unfinished -= 1;
+        if outcome.is_there() {
+            state.there_bytes += outcome.bytes();
+        }
         self.counters.count(&outcome);
     }
 
@@ -253,7 +268,7 @@ impl LoadJob {
 pub(crate) struct Wish {
     pub(crate) aim: Aim,
     pub(crate) objects: Vec<Transfer>,
-    pub(crate) deadline: Instant,
+    pub(crate) deadline: Deadline,
     /// Whether an object is useless without those before it.
     pub(crate) prefix: bool,
 }
@@ -277,8 +292,9 @@ impl LoadTicket {
         &self.transfer().registration
     }
 
-    pub(crate) fn deadline(&self) -> Instant {
-        self.job.deadline
+    /// No job is given up later than this.
+    pub(crate) fn limit(&self) -> Instant {
+        self.job.deadline.limit(self.job.since)
     }
 
     /// The prefetch that the object is for, if it is not for its blocks.
@@ -295,7 +311,7 @@ impl LoadTicket {
     pub(crate) fn begin_scatter(&self) -> bool {
         let mut state = self.job.state.lock();
         let wanted = state.progress[self.index] == Progress::Fetching;
-        if wanted && Instant::now() >= self.job.deadline {
+        if wanted && Instant::now() >= self.job.deadline_in(&state) {
             self.job.finish_from(&mut state, 0, Outcome::TimedOut);
             self.job.report(&mut state);
             return false;

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_engine::{EngineConfig, Object, Outcome};
+use penstock_engine::{Deadline, EngineConfig, Object, Outcome};
 use penstock_layout::KvLayout;
 use penstock_store::ErrorKind;
 use support::*;
@@ -156,6 +156,41 @@ fn a_load_takes_what_is_kept_and_fetches_the_rest() {
     for n in 0..6 {
         assert_eq!(kv.read(10 + n, share()), pattern(n), "block {n}");
     }
+}
+
+#[test]
+fn a_load_that_keeps_pace_is_not_given_up() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    {
+        let rig = engine(&store, config(8), &kv);
+        for n in 0..4 {
+            store_block(&rig, &kv, n, n, n);
+        }
+    }
+    let rig = engine(&store, keeping(8), &kv);
+    for n in 0..2 {
+        load_block(&rig, n, 20, n);
+    }
+    let submit = |job, names: &[u64]| {
+        let objects = names.iter().map(|&n| object(n, &[10 + n])).collect();
+        let soon = Instant::now() + Duration::from_millis(30);
+        let deadline = Deadline::paced(soon, Duration::from_secs(60));
+        rig.submit_load(job, objects, deadline, true, 0).unwrap();
+    };
+    store.hold_gets(true);
+    // Half of it is in host memory, and gives it half a minute.
+    submit(10, &[0, 2]);
+    // Nothing of it comes.
+    submit(11, &[3]);
+    assert_eq!(outcomes(&rig, 11), [Outcome::TimedOut]);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!rig.wait(Duration::from_millis(100)));
+    store.hold_gets(false);
+    assert_eq!(
+        outcomes(&rig, 10),
+        [Outcome::Kept(BYTES), Outcome::Loaded(BYTES)]
+    );
+    assert_eq!(kv.read(12, share()), pattern(2));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_engine::{
-    Completion, Device, Engine as Native, EngineConfig, EngineError, EngineStats,
+    Completion, Deadline, Device, Engine as Native, EngineConfig, EngineError, EngineStats,
     Lookup as NativeLookup, LookupConfig, Object, Outcome,
 };
 use penstock_store::{CHUNK_BYTES, Key};
@@ -159,10 +159,13 @@ impl Engine {
     }
 
     /// Loads objects into their blocks, which must be left alone until the job's event `loaded`.
-    /// Nothing is written before `after` has happened; it and `context` are as for a store. After `timeout` seconds what
-    /// is left is given up. With `prefix`, whatever follows an
+    /// Nothing is written before `after` has happened; it and `context` are as for a store. After
+    /// `timeout` seconds what is left is given up, unless the load keeps pace: what has brought a part
+    /// of its bytes may go on for that part of `pace` seconds. With `prefix`, whatever follows an
     /// object that was not loaded is skipped.
-    #[pyo3(signature = (job, objects, timeout, prefix = false, *, after = 0, context = None))]
+    #[pyo3(signature = (
+        job, objects, timeout, prefix = false, *, pace = 0.0, after = 0, context = None
+    ))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn submit_load(
         &self,
@@ -171,11 +174,13 @@ impl Engine {
         objects: Vec<ObjectTuple<'_>>,
         timeout: f64,
         prefix: bool,
+        pace: f64,
         after: u64,
         context: Option<&[u8]>,
     ) -> PyResult<()> {
         let objects = self::objects(py, objects, context)?;
-        let deadline = Instant::now() + seconds(py, timeout)?;
+        let at = Instant::now() + seconds(py, timeout)?;
+        let deadline = Deadline::paced(at, bound(py, pace)?);
         self.native
             .submit_load(job, objects, deadline, prefix, after)
             .map_err(|error| engine_error(py, &error))

@@ -211,10 +211,11 @@ def choose(
 
 
 def patience(choice: Choice, slack: float) -> float | None:
-    """How long to wait for a load before the rest is recomputed; None if nothing is known.
+    """How long to wait for a load at least before the rest is recomputed; None if nothing is known.
 
-    A load that takes what was expected is let end; one that does not costs `slack` times the
-    recomputation on top of that at most. One of which nothing is known gets half the recomputation.
+    It may take longer as long as it brings tokens faster than they would be computed, which the
+    engine sees to. One that stalls costs what was expected and `slack` times the recomputation at
+    most. One of which nothing is known gets half the recomputation.
 
     >>> patience(Choice(100, 0.5, 2.0), slack=0.25)
     1.0

@@ -283,10 +283,10 @@ class SchedulerHalf:
     ) -> BlockJob:
         """A load, or a prefetch without block ids, that begins now."""
         host_bytes, pool_bytes = self._bytes_by_tier(self._held(request), blocks)
-        timeout = self._settings.load_deadline(host_bytes + pool_bytes)
+        timeout, pace = self._settings.load_deadline(host_bytes + pool_bytes), 0.0
         if choice is not None and (patience := self._advisor.patience(choice)) is not None:
-            timeout = min(timeout, patience)
-        job = self._job(request, block_ids, blocks, timeout)
+            timeout, pace = min(timeout, patience), choice.recompute or 0.0
+        job = self._job(request, block_ids, blocks, timeout, pace)
         self._advisor.on_begin(time.monotonic(), job.job, host_bytes, pool_bytes)
         return job
 
@@ -577,6 +577,7 @@ class SchedulerHalf:
         block_ids: Sequence[Sequence[int]] | None,
         blocks: Sequence[tuple[int, int]],
         timeout: float = 0.0,
+        pace: float = 0.0,
     ) -> BlockJob:
         """A job of blocks given by (group's position, index in the request)."""
         self._next_id += 1
@@ -589,6 +590,7 @@ class SchedulerHalf:
             if block_ids is None
             else tuple(block_ids[self._groups[p].index][i] for p, i in blocks),
             timeout=timeout,
+            pace=pace,
             hashes=tuple(bytes(hashes[p][i]) for p, i in blocks),
             tenant=compat.tenant(request),
         )

@@ -251,7 +251,13 @@ class WorkerHalf:
                 # Whatever follows a missing block is of no use: of a group that attends to all
                 # tokens it cannot be computed on from, of several groups it is all or nothing.
                 self._engine.submit_load(
-                    job.job, objects, job.timeout, prefix=True, after=after, context=job.tenant
+                    job.job,
+                    objects,
+                    job.timeout,
+                    prefix=True,
+                    pace=job.pace,
+                    after=after,
+                    context=job.tenant,
                 )
             except Full:
                 self._refused.append((job.job, "loaded", [("dropped", 0)] * len(objects), 0.0))

@@ -43,11 +43,8 @@ pub(super) fn run(floor: &Floor) {
 fn load(floor: &Floor, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec<Segment>) {
     let (tickets, mut slots): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
     let start = Instant::now();
-    let job_deadline = tickets
-        .iter()
-        .map(LoadTicket::deadline)
-        .min()
-        .unwrap_or(start);
+    // What comes from the others may give the job more time meanwhile.
+    let limit = tickets.iter().map(LoadTicket::limit).min().unwrap_or(start);
     let outcomes: Vec<Option<Result<GetOutcome>>> = {
         let mut slices: Vec<[IoSliceMut<'_>; 1]> = tickets
             .iter()
@@ -63,10 +60,9 @@ fn load(floor: &Floor, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec
                 outcome: None,
             })
             .collect();
-        floor.store.get_many(
-            &mut requests,
-            job_deadline.min(start + floor.config.get_timeout),
-        );
+        floor
+            .store
+            .get_many(&mut requests, limit.min(start + floor.config.get_timeout));
         requests
             .into_iter()
             .map(|request| request.outcome)
@@ -196,7 +192,7 @@ fn reject(
         return ticket.resolve(Outcome::Rejected(rejection));
     }
     let get_deadline = ticket
-        .deadline()
+        .limit()
         .min(Instant::now() + floor.config.get_timeout);
     let remove_deadline = get_deadline.max(Instant::now() + REMOVE_TIMEOUT);
     let mut empty = Some(slot);

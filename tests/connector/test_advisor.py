@@ -23,7 +23,7 @@ def engine(policy: str = AUTO, *, per_token: float = 0.001) -> Advisor:
 
 
 def load(advisor: Advisor, number: int, pool_bytes: int, seconds: float, missing: int = 0) -> None:
-    advisor.on_begin(0.0, number, 0, pool_bytes)
+    advisor.on_begin(0.0, number, max(1, pool_bytes // MIB), 0, pool_bytes)
     advisor.on_end(number, seconds, missing)
 
 
@@ -46,6 +46,24 @@ def test_a_slow_pool_is_declined_and_a_fast_one_is_not() -> None:
 def test_a_load_that_was_given_up_tells_how_slow_the_pool_is() -> None:
     advisor, reach = engine(), [Reach(1024, 0, 8 * MIB)]
     load(advisor, 1, 8 * MIB, 0.5, missing=7 * MIB)
+    assert advisor.advise(0, reach, 1100).end == 0
+
+
+def test_one_load_is_enough_to_see_that_the_pool_became_slow() -> None:
+    advisor, reach = engine(), [Reach(1024, 0, 8 * MIB)]
+    for number in range(1, 6):
+        load(advisor, number, 8 * MIB, 0.04)
+    before = advisor.patience(advisor.advise(0, reach, 1100))
+    assert before is not None
+    # Slower, but worth it: given up the first time, and not again.
+    load(advisor, 6, 8 * MIB, before, missing=8 * MIB)
+    choice = advisor.advise(0, reach, 1100)
+    assert choice.end == 1024
+    after = advisor.patience(choice)
+    assert after is not None
+    assert after > 2 * before
+    # Far slower: left alone.
+    load(advisor, 7, 8 * MIB, after, missing=8 * MIB)
     assert advisor.advise(0, reach, 1100).end == 0
 
 
@@ -72,7 +90,7 @@ def test_steps_in_flight_at_once_are_timed_one_after_the_other() -> None:
 def test_a_pool_that_is_left_alone_is_looked_at_now_and_then() -> None:
     advisor = engine()
     assert advisor.wants_probe(0.0, MIB) == 4
-    advisor.on_begin(100.0, 1, 0, MIB)
+    advisor.on_begin(100.0, 1, 1, 0, MIB)
     advisor.on_end(1, 0.1, 0)
     assert advisor.wants_probe(104.0, MIB) == 0
     assert advisor.wants_probe(106.0, MIB) == 4

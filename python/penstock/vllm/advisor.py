@@ -35,6 +35,7 @@ class _Transfer:
     pool_bytes: int
     pool_ahead: int
     """Bytes of the pool's up to the end of this one's, from when it began."""
+    blocks: int
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,12 @@ class Advisor:
             self._prefill.observe(tokens, pairs, now - max(began, self._last_output))
         self._last_output = now
 
-    def on_begin(self, now: float, number: int, host_bytes: int, pool_bytes: int) -> None:
-        """A load or prefetch begins that will have so many bytes from either tier."""
+    def on_begin(
+        self, now: float, number: int, blocks: int, host_bytes: int, pool_bytes: int
+    ) -> None:
+        """A load or prefetch of so many blocks begins, with so many bytes from either tier."""
         ahead = self._pool.begin(pool_bytes)
-        self._transfers[number] = _Transfer(host_bytes, pool_bytes, ahead)
+        self._transfers[number] = _Transfer(host_bytes, pool_bytes, ahead, blocks)
         if pool_bytes:
             self._pool_seen = now
 
@@ -91,9 +94,13 @@ class Advisor:
             if not missing_bytes:
                 self._host.observe(transfer.host_bytes, seconds)
             return
-        arrived = max(transfer.pool_ahead - missing_bytes, 0)
         seconds = max(seconds - (self._host.seconds(transfer.host_bytes) or 0.0), 0.0)
-        self._pool.end(transfer.pool_bytes, arrived, seconds)
+        if missing_bytes:
+            # Had it gone on as it did, and the next block had been about to come.
+            block = (transfer.host_bytes + transfer.pool_bytes) / transfer.blocks
+            arrived = max(transfer.pool_ahead - missing_bytes, block)
+            seconds *= transfer.pool_ahead / arrived
+        self._pool.end(transfer.pool_bytes, transfer.pool_ahead, seconds)
 
     # --- what follows ---------------------------------------------------------------------
 

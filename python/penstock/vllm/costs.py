@@ -12,7 +12,7 @@ from dataclasses import dataclass
 _STEP_DECAY = 0.9
 """Weight of a step's time, compared to that of the one after it: the last ten or so decide."""
 
-_LOAD_DECAY = 0.7
+_LOAD_DECAY = 0.5
 """The same of a load's: a network changes faster than a model."""
 
 _EXPLAINS = 1e-7
@@ -153,8 +153,7 @@ class Tier:
         return self._queued
 
     def end(self, num_bytes: int, waited: int, seconds: float) -> None:
-        """A load ends that `begin` was asked for. `waited` is what arrived of the bytes that it
-        returned: less than those if the load was given up."""
+        """A load ends that `begin` returned `waited` for; these took so long."""
         self._queued -= num_bytes
         self.observe(waited, seconds)
 

@@ -287,7 +287,7 @@ class SchedulerHalf:
         if choice is not None and (patience := self._advisor.patience(choice)) is not None:
             timeout, pace = min(timeout, patience), choice.recompute or 0.0
         job = self._job(request, block_ids, blocks, timeout, pace)
-        self._advisor.on_begin(time.monotonic(), job.job, host_bytes, pool_bytes)
+        self._advisor.on_begin(time.monotonic(), job.job, len(blocks), host_bytes, pool_bytes)
         return job
 
     # --- prefetching ----------------------------------------------------------------------

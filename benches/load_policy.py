@@ -109,7 +109,7 @@ def sweep(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]
                 node.ask(prompt, max_tokens=1)
         time.sleep(3)
         rows = []
-        for network, kind in NETWORKS:
+        for network, kind in [NETWORKS[number] for number in args.networks]:
             way.be(**kind)
             times: dict[str, list[float]] = {policy: [] for policy in POLICIES}
             for number, prompt in enumerate(stored):
@@ -235,6 +235,12 @@ def main() -> None:
     parser.add_argument("--hits", type=int, default=16, help="a network and policy")
     parser.add_argument(
         "--always", type=int, default=4, help="of these, where always loading drags"
+    )
+    parser.add_argument(
+        "--networks",
+        type=lambda text: [int(number) for number in text.split(",")],
+        default=list(range(len(NETWORKS))),
+        help="which of them, by their numbers from 0, as 0,4,7",
     )
     parser.add_argument("--blocks", type=int, default=12, help="of 128 tokens, a prompt")
     parser.add_argument("--queue", type=int, default=0, help="requests at once; 0 for the sweep")

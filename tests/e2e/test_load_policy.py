@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,7 +26,7 @@ def fresh(node: Node) -> Answer:
     return node.ask(tokens(BLOCKS * BLOCK + 30, seed=next(_fresh)), max_tokens=1)
 
 
-def test_a_pool_that_is_too_slow_is_left_alone_until_it_is_not(
+def test_a_pool_that_is_too_slow_is_left_alone(
     llama: Path, start: Callable[..., Node], tmp_path: Path
 ) -> None:
     with Server("redis", tmp_path) as server, Way(server.port) as way:
@@ -60,14 +59,6 @@ def test_a_pool_that_is_too_slow_is_left_alone_until_it_is_not(
             counters = second.counters()
             assert counters["declined_tokens"] >= 6 * BLOCKS * BLOCK
             assert statistics.median(a / b for a, b in pairs) < 1.5
-
-            # Somebody has to look now and then whether it is fast again.
-            way.be()
-            end = time.monotonic() + 60
-            while hit().cached < BLOCKS * BLOCK:
-                assert time.monotonic() < end
-                time.sleep(5)
-            assert second.counters()["probes"] > 0
 
 
 def test_never_means_never(llama: Path, start: Callable[..., Node], tmp_path: Path) -> None:

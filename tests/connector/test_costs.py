@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import random
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -61,11 +64,35 @@ def test_loads_under_way_come_first() -> None:
         tier.observe(size, 0.01 + size / (100 << 20))
     alone = tier.seconds(1 << 20)
     assert alone == pytest.approx(0.02, rel=0.05)
-    ahead = tier.begin(50 << 20)
-    assert ahead == 50 << 20
+    assert tier.begin(50 << 20) == 50 << 20
     assert tier.seconds(1 << 20) == pytest.approx(0.52, rel=0.05)
-    tier.end(50 << 20, ahead, 0.51)
+    tier.end(50 << 20)
     assert tier.seconds(1 << 20) == pytest.approx(0.02, rel=0.05)
+
+
+def test_what_is_doubted_is_not_loaded() -> None:
+    tier = Tier()
+    tier.observe(1 << 20, 0.01)
+    tier.doubt()
+    assert tier.seconds(1 << 20) == math.inf
+    assert choose(0, [(512, tier.seconds(1 << 20))], 600, prefill(0.001)).end == 0
+    tier.observe(1 << 20, 0.02)
+    assert tier.seconds(1 << 20) == pytest.approx(0.02)
+
+
+def test_a_tier_that_became_far_faster_is_known_at_once() -> None:
+    tier = Tier()
+    for _ in range(30):
+        tier.observe(8 << 20, 8.0)
+    tier.observe(1 << 20, 0.01)
+    assert tier.seconds(8 << 20) == pytest.approx(0.08)
+
+
+def test_deviation_follows_the_errors() -> None:
+    tier, rng = Tier(), random.Random(1)
+    for _ in range(200):
+        tier.observe(1 << 20, 0.1 + rng.choice((-0.02, 0.02)))
+    assert 0.005 < tier.deviation < 0.05
 
 
 def prefill(seconds_per_token: float, seconds_per_pair: float = 0.0) -> Prefill:
@@ -114,8 +141,12 @@ def test_no_end_in_between_is_better(
     assert total(chosen) <= min(total(n * 16) for n in range(blocks + 1)) * (1 + 1e-3)
 
 
-def test_patience_is_bounded_by_the_recomputation() -> None:
-    assert patience(Choice(100, None, None), 0.1) is None
-    assert patience(Choice(100, 0.2, None), 0.1) is None
-    assert patience(Choice(100, None, 3.0), 0.1) == 1.5
-    assert patience(Choice(100, 0.2, 3.0), 0.1) == pytest.approx(0.5)
+def test_patience_is_for_the_first_of_a_load() -> None:
+    assert patience(Choice(100, None, None), None, 0.0) is None
+    assert patience(Choice(100, 0.2, None), 0.1, 0.0) is None
+    assert patience(Choice(100, None, 4.0), None, 0.0) == pytest.approx(0.5)
+    sure = patience(Choice(100, 0.2, 3.0), 0.1, 0.0)
+    assert sure is not None
+    assert sure == pytest.approx(0.1 + 0.03 * 3.0)
+    assert patience(Choice(100, 0.2, 3.0), 0.1, 0.01) == pytest.approx(sure + 0.04)
+    assert patience(Choice(100, 0.2, 3.0), 0.1, 99.0) == pytest.approx(sure + 0.75)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def test_a_pool_that_is_too_slow_is_left_alone(
             for _ in range(3):
                 fresh(second)
             hits = iter(zip(STORED, expected, strict=True))
+            again = itertools.cycle(zip(STORED, expected, strict=True))
 
             def hit() -> Answer:
                 prompt, answer = next(hits)
@@ -59,6 +61,15 @@ def test_a_pool_that_is_too_slow_is_left_alone(
             counters = second.counters()
             assert counters["declined_tokens"] >= 6 * BLOCKS * BLOCK
             assert statistics.median(a / b for a, b in pairs) < 1.5
+            # Nobody is told that the network is well again: it is found out.
+            way.be()
+            declined = second.counters()["loaded_tokens"]
+            deadline = time.monotonic() + 120
+            while second.counters()["loaded_tokens"] < declined + 3 * BLOCKS * BLOCK:
+                assert time.monotonic() < deadline
+                second.forget()
+                prompt, answer = next(again)
+                assert second.ask(prompt, max_tokens=1).tokens == answer
 
 
 def test_never_means_never(llama: Path, start: Callable[..., Node], tmp_path: Path) -> None:

@@ -31,25 +31,24 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// At `at`, unless the load keeps pace: one that has brought a part of its bytes may go on for that
-    /// part of `pace`, counted from its submission.
+    /// At `at`, and later by that part of `pace` which is the part of the bytes that is there.
     ///
-    /// With the time to recompute as its pace, a load that is given up has cost no more than what
-    /// it brought would have taken to compute, or the time until `at`.
+    /// With the time to recompute as its pace, a load that is given up has cost the time until `at`
+    /// beyond what it brought would have taken to compute, and no more.
     pub fn paced(at: Instant, pace: Duration) -> Self {
         let pace = pace.min(LONGEST);
         Self { at, pace }
     }
 
-    /// The latest that it may be for a load submitted at `since`.
-    pub(crate) fn limit(&self, since: Instant) -> Instant {
-        self.at.max(since + self.pace)
+    /// The latest that it may be.
+    pub(crate) fn limit(&self) -> Instant {
+        self.at + self.pace
     }
 
-    /// What it is for a load submitted at `since` of which `there` bytes of `total` are there.
-    pub(crate) fn now(&self, since: Instant, there: u64, total: u64) -> Instant {
+    /// What it is for a load of which `there` bytes of `total` are there.
+    pub(crate) fn now(&self, there: u64, total: u64) -> Instant {
         let part = there as f64 / total.max(1) as f64;
-        self.at.max(since + self.pace.mul_f64(part.min(1.0)))
+        self.at + self.pace.mul_f64(part.min(1.0))
     }
 }
 

@@ -124,8 +124,7 @@ impl LoadJob {
     }
 
     fn deadline_in(&self, state: &State) -> Instant {
-        self.deadline
-            .now(self.since, state.there_bytes, self.total_bytes)
+        self.deadline.now(state.there_bytes, self.total_bytes)
     }
 
     pub(crate) fn aim(&self) -> Aim {
@@ -294,7 +293,7 @@ impl LoadTicket {
 
     /// No job is given up later than this.
     pub(crate) fn limit(&self) -> Instant {
-        self.job.deadline.limit(self.job.since)
+        self.job.deadline.limit()
     }
 
     /// The prefetch that the object is for, if it is not for its blocks.

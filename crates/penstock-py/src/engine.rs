@@ -160,9 +160,9 @@ impl Engine {
 
     /// Loads objects into their blocks, which must be left alone until the job's event `loaded`.
     /// Nothing is written before `after` has happened; it and `context` are as for a store. After
-    /// `timeout` seconds what is left is given up, unless the load keeps pace: what has brought a part
-    /// of its bytes may go on for that part of `pace` seconds. With `prefix`, whatever follows an
-    /// object that was not loaded is skipped.
+    /// `timeout` seconds what is left is given up, and later by that part of `pace` seconds which is
+    /// the part of its bytes that has come. With `prefix`, whatever follows an object that was not
+    /// loaded is skipped.
     #[pyo3(signature = (
         job, objects, timeout, prefix = false, *, pace = 0.0, after = 0, context = None
     ))]

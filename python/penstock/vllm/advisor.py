@@ -17,14 +17,23 @@ ALWAYS, NEVER, AUTO = "always", "never", "auto"
 POLICIES = (AUTO, ALWAYS, NEVER)
 """Whether to load what can be loaded: where it is expected to pay, always, or never."""
 
-_SLACK = 0.04
-"""What a load that turns out late may cost, of the time to recompute what it would have brought."""
-
 _PROBE_SECONDS = 5.0
 """How long a pool from which nothing is loaded is left alone before its speed is measured again."""
 
+_PROBE_SHARE, _LONGEST_PAUSE = 0.1, 30.0
+"""Share of the time in which the pool is busy with such measurements, unless it would be left alone
+for longer than so many seconds."""
+
 _PROBE_BYTES = 4 << 20
-"""As large as such a measurement is at most, if that is a block."""
+"""As large as such a measurement is at most, if that is two blocks. Every other one is of one
+block, so that what each load takes is told from what each byte does."""
+
+_FIRST_TRIAL, _LAST_TRIAL = 4, 256
+"""Loads that are declined before one is tried against what is expected; each that fails doubles it
+up to the second."""
+
+_HOPELESS = 8
+"""Times the recomputation: a load that is expected to take longer is not tried."""
 
 
 @dataclass
@@ -35,7 +44,9 @@ class _Transfer:
     pool_bytes: int
     pool_ahead: int
     """Bytes of the pool's up to the end of this one's, from when it began."""
-    blocks: int
+    patience: float | None
+    is_trial: bool
+    is_probe: bool
 
 
 @dataclass(frozen=True)
@@ -50,8 +61,10 @@ class Reach:
 class Advisor:
     """What steps and loads take, and what follows from it for the next request."""
 
-    def __init__(self, policy: str, tokens_per_step: int) -> None:
+    def __init__(self, policy: str, tokens_per_step: int, lanes: int = 1) -> None:
+        """`lanes` blocks of a load are fetched at a time."""
         self._policy = policy
+        self._lanes = lanes
         self._prefill = Prefill(tokens_per_step)
         self._host = Tier()
         self._pool = Tier()
@@ -60,6 +73,13 @@ class Advisor:
         self._transfers: dict[int, _Transfer] = {}
         self._pool_seen = float("-inf")
         """When the pool's speed was last measured, or a measurement was last begun."""
+        self._probe_pause = _PROBE_SECONDS
+        self._probes = 0
+        self._is_silent = False
+        """Whether the last such measurement brought nothing."""
+        self._declined = 0
+        """Loads since one was last tried."""
+        self._trial_after = _FIRST_TRIAL
 
     # --- what is watched ------------------------------------------------------------------
 
@@ -77,11 +97,23 @@ class Advisor:
         self._last_output = now
 
     def on_begin(
-        self, now: float, number: int, blocks: int, host_bytes: int, pool_bytes: int
+        self,
+        now: float,
+        number: int,
+        host_bytes: int,
+        pool_bytes: int,
+        *,
+        choice: Choice | None = None,
+        patience: float | None = None,
+        is_probe: bool = False,
     ) -> None:
-        """A load or prefetch of so many blocks begins, with so many bytes from either tier."""
+        """A load, prefetch or probe begins, with so many bytes from either tier. A load was advised
+        by `choice`, and is given up after `patience` seconds if nothing comes."""
         ahead = self._pool.begin(pool_bytes)
-        self._transfers[number] = _Transfer(host_bytes, pool_bytes, ahead, blocks)
+        is_trial = choice is not None and choice.is_trial
+        self._transfers[number] = _Transfer(
+            host_bytes, pool_bytes, ahead, patience, is_trial, is_probe
+        )
         if pool_bytes:
             self._pool_seen = now
 
@@ -94,35 +126,70 @@ class Advisor:
             if not missing_bytes:
                 self._host.observe(transfer.host_bytes, seconds)
             return
-        seconds = max(seconds - (self._host.seconds(transfer.host_bytes) or 0.0), 0.0)
-        if missing_bytes:
-            # Had it gone on as it did, and the next block had been about to come.
-            block = (transfer.host_bytes + transfer.pool_bytes) / transfer.blocks
-            arrived = max(transfer.pool_ahead - missing_bytes, block)
-            seconds *= transfer.pool_ahead / arrived
-        self._pool.end(transfer.pool_bytes, transfer.pool_ahead, seconds)
+        self._pool.end(transfer.pool_bytes)
+        # What was ahead of it has come if anything of its own has.
+        arrived = transfer.pool_ahead - missing_bytes
+        if missing_bytes >= transfer.pool_bytes:
+            arrived = 0
+        if transfer.is_probe:
+            pause = max(_PROBE_SECONDS, seconds / _PROBE_SHARE)
+            self._probe_pause = min(pause, _LONGEST_PAUSE)
+            self._is_silent = not arrived
+        is_late = missing_bytes and transfer.patience is not None and seconds >= transfer.patience
+        if transfer.is_trial:
+            self._on_trial_end(is_success=not missing_bytes)
+        elif is_late:
+            self._pool.doubt()
+        # What came took so long; what did not is not known to have been about to come.
+        if arrived:
+            seconds -= self._host.seconds(transfer.host_bytes) or 0.0
+            self._pool.observe(arrived, max(seconds, 0.0))
+
+    def _on_trial_end(self, *, is_success: bool) -> None:
+        if is_success:
+            # Better than what was measured before and led to decline.
+            self._pool.doubt()
+            self._trial_after = _FIRST_TRIAL
+        else:
+            self._trial_after = min(2 * self._trial_after, _LAST_TRIAL)
 
     # --- what follows ---------------------------------------------------------------------
 
-    def advise(self, first: int, reaches: Sequence[Reach], prompt: int) -> Choice:
-        """How far to load a prompt of `prompt` tokens, of which `first` are computed."""
-        furthest = reaches[-1].end
+    def advise(
+        self, first: int, reaches: Sequence[Reach], prompt: int, *, may_try: bool = False
+    ) -> Choice:
+        """How far to load a prompt of `prompt` tokens, of which `first` are computed; the furthest
+        now and then, if it `may_try`, though that is not expected to pay."""
+        furthest = reaches[-1]
         if self._policy == NEVER:
             return Choice(first, None, None)
         ends = [(reach.end, self._load_seconds(reach)) for reach in reaches]
         if self._policy == ALWAYS:
-            return Choice(furthest, None, None)
+            return Choice(furthest.end, None, None)
         choice = choose(first, ends, prompt, self._prefill)
+        if choice.end < furthest.end and may_try and self._tries(choice, ends[-1][1]):
+            choice = Choice(furthest.end, ends[-1][1], choice.recompute, is_trial=True)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug(
-                "Penstock: of tokens %d to %d load up to %d: recomputing %s s, loading %s",
+                "Penstock: of tokens %d to %d load up to %d%s: recomputing %s s, loading %s",
                 first,
-                furthest,
+                furthest.end,
                 choice.end,
+                " to try" if choice.is_trial else "",
                 choice.recompute,
                 ", ".join(f"to {end} {seconds} s" for end, seconds in ends),
             )
         return choice
+
+    def _tries(self, choice: Choice, load: float | None) -> bool:
+        """Whether it is time to try a load that is declined."""
+        if choice.recompute is None or load is None or load > _HOPELESS * choice.recompute:
+            return False
+        self._declined += 1
+        if self._declined < self._trial_after:
+            return False
+        self._declined = 0
+        return True
 
     def _load_seconds(self, reach: Reach) -> float | None:
         host = self._host.seconds(reach.host_bytes) if reach.host_bytes else 0.0
@@ -132,13 +199,27 @@ class Advisor:
             host = 0.0
         return None if pool is None or host is None else host + pool
 
-    def patience(self, choice: Choice) -> float | None:
-        """Seconds after which to give up a load that was advised; None for no reason to."""
-        return patience(choice, _SLACK)
+    def patience(
+        self, choice: Choice, host_bytes: int, pool_bytes: int, blocks: int
+    ) -> float | None:
+        """Seconds after which to give up a load of so many blocks that begins now, as advised, if
+        nothing of it comes; None for no reason to."""
+        load, least = self._load_seconds(Reach(choice.end, host_bytes, pool_bytes)), 0.0
+        if pool_bytes:
+            least = self._pool.seconds(0) or 0.0
+        first = None
+        if load is not None:
+            # Lanes fetch a block each at first.
+            first = least + min(self._lanes / blocks, 1.0) * max(load - least, 0.0)
+        return patience(choice, first, self._pool.deviation)
 
     def wants_probe(self, now: float, block_bytes: int) -> int:
         """Blocks of so many bytes to get from the pool now, for nobody, only to measure it; 0 as
         a rule."""
-        if self._policy != AUTO or now - self._pool_seen < _PROBE_SECONDS:
+        pause = self._probe_pause if self._pool.observed >= 2 or self._is_silent else 0.0
+        if self._policy != AUTO or now - self._pool_seen < pause:
             return 0
-        return max(1, _PROBE_BYTES // max(1, block_bytes))
+        if any(transfer.is_probe for transfer in self._transfers.values()):
+            return 0
+        self._probes += 1
+        return 1 if self._probes % 2 else max(2, _PROBE_BYTES // max(1, block_bytes))

@@ -6,6 +6,7 @@ Everything here is arithmetic on numbers given to it: no clock, no engine. Times
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,21 @@ _SHORT_STEP = 64
 
 _SMALL_LOAD = 1 << 20
 """Bytes; as with steps."""
+
+_DEVIATION_SHARE = 0.25
+"""Weight of the newest load's error in their average."""
+
+_RECOVERED = 3.0
+"""A load so many times faster than expected shows that what was known does not hold any more."""
+
+_SLACK = 0.03
+"""Share of the recomputation that a load may be late by."""
+
+_LEAST_SLACK = 0.005
+"""Seconds; threads are not woken much more exactly."""
+
+_FIRST_SHARE = 0.125
+"""Share of the recomputation that a load gets of which nothing is known."""
 
 _RIDGE = 1e-9
 """Keeps fits to observations that are all alike from being ill-conditioned."""
@@ -55,6 +71,13 @@ class Fit:
                 self._products[i][j] = self._decay * self._products[i][j] + weight * left * right
         self._square = self._decay * self._square + weight * seconds * seconds
         self.coefficients = self._solve()
+
+    def forget(self) -> None:
+        """As before the first observation."""
+        count = len(self._targets)
+        self._products = [[0.0] * count for _ in range(count)]
+        self._targets, self._square = [0.0] * count, 0.0
+        self.coefficients = None
 
     def predict(self, features: Sequence[float]) -> float | None:
         """Seconds to expect; None before the first observation."""
@@ -146,24 +169,45 @@ class Tier:
     def __init__(self) -> None:
         self._fit = Fit(2, _LOAD_DECAY)
         self._queued = 0
+        self.observed = 0
+        """Loads that are known, since the tier was last doubted."""
+        self.is_doubted = False
+        """Whether what was known has proved wrong, and nothing is known yet instead."""
+        self.deviation = 0.0
+        """Seconds by which loads are off what was expected of them, on average."""
 
     def begin(self, num_bytes: int) -> int:
         """A load of so many bytes begins; returns the bytes up to its end, in their order."""
         self._queued += num_bytes
         return self._queued
 
-    def end(self, num_bytes: int, waited: int, seconds: float) -> None:
-        """A load ends that `begin` returned `waited` for; these took so long."""
+    def end(self, num_bytes: int) -> None:
+        """A load of so many bytes is over, whatever became of it."""
         self._queued -= num_bytes
-        self.observe(waited, seconds)
 
     def observe(self, num_bytes: int, seconds: float) -> None:
         """So many bytes took so long; without any, that is what each load takes at least."""
+        expected = self._fit.predict((num_bytes, 1))
+        # Of two sizes at least, or it would be latency that was taken for bandwidth.
+        is_known = self.observed >= 2
+        if expected is not None and is_known and seconds < expected / _RECOVERED:
+            self.doubt()
+        elif expected is not None:
+            self.deviation += _DEVIATION_SHARE * (abs(seconds - expected) - self.deviation)
         self._fit.observe((num_bytes, 1), seconds, num_bytes + _SMALL_LOAD)
+        self.observed += 1
+        self.is_doubted = False
+
+    def doubt(self) -> None:
+        """Forgets what is known: it has proved wrong."""
+        self._fit.forget()
+        self.observed, self.is_doubted, self.deviation = 0, True, 0.0
 
     def seconds(self, num_bytes: int) -> float | None:
         """Time until a load of so many bytes ends, if it begins now, behind those under way; None
-        if nothing is known yet."""
+        if nothing is known yet, infinite if it is doubted."""
+        if self.is_doubted:
+            return math.inf
         return self._fit.predict((self._queued + num_bytes, 1))
 
 
@@ -177,6 +221,8 @@ class Choice:
     """Expected time of the load; None if it is not known."""
     recompute: float | None
     """Expected time to compute what is not loaded, if nothing were; None if it is not known."""
+    is_trial: bool = False
+    """Whether it is not expected to pay, and only to be found out whether it does."""
 
 
 def choose(
@@ -209,18 +255,25 @@ def choose(
     return best
 
 
-def patience(choice: Choice, slack: float) -> float | None:
-    """How long to wait for a load at least before the rest is recomputed; None if nothing is known.
+def patience(choice: Choice, first: float | None, deviation: float) -> float | None:
+    """How long to wait for the first of a load before all is recomputed; None if nothing is known.
 
-    It may take longer as long as it brings tokens faster than they would be computed, which the
-    engine sees to. One that stalls costs what was expected and `slack` times the recomputation at
-    most. One of which nothing is known gets half the recomputation.
+    `first` is when that is expected, and `deviation` how far off such expectations are; as with
+    TCP's retransmission timer (RFC 6298) four times that is waited on top. With what has come a
+    load gets more time, in proportion, which the engine sees to: so this is what a load costs that
+    does not pay. Of a trial it is a small share of the recomputation, of a load of which nothing is
+    known yet a larger one.
 
-    >>> patience(Choice(100, 0.5, 2.0), slack=0.25)
-    1.0
+    >>> round(patience(Choice(100, 0.5, 2.0), 0.125, 0.01), 3)
+    0.225
+    >>> patience(Choice(100, 0.5, 2.0, is_trial=True), 0.125, 0.01)
+    0.06
     """
     if choice.recompute is None:
         return None
-    if choice.load is None:
-        return choice.recompute / 2
-    return choice.load + slack * choice.recompute
+    slack = max(_SLACK * choice.recompute, _LEAST_SLACK)
+    if choice.is_trial:
+        return slack
+    if first is None:
+        return max(_FIRST_SHARE * choice.recompute, _LEAST_SLACK)
+    return first + slack + min(4 * deviation, choice.recompute / 4)

@@ -32,7 +32,7 @@ class BlockJob:
     timeout: float = 0.0
     """Seconds until a load or prefetch is given up."""
     pace: float = 0.0
-    """Seconds that all of a load may take if it comes evenly."""
+    """Seconds that a load gets beyond, in proportion to what has come of it."""
     tenant: bytes = field(default=b"", repr=False)
     """What the request's tenant, and nobody else, gives with requests: goes into the encryption."""
 

@@ -61,7 +61,9 @@ class SchedulerHalf:
         self._answers: dict[int, list[bool] | None] = {}
         self._requests: dict[str, Tracked] = {}
         self._host = HostIndex()
-        self._advisor = Advisor(settings.load_policy, compat.tokens_per_step(vllm_config))
+        self._advisor = Advisor(
+            settings.load_policy, compat.tokens_per_step(vllm_config), settings.get_lanes
+        )
         self._is_cached: Callable[[bytes, int], bool] = lambda block_hash, group: False
         self._prefetches = Prefetches()
         self._took: dict[int, tuple[float, int]] = {}
@@ -193,7 +195,9 @@ class SchedulerHalf:
         ]
         if not reaches:
             return None
-        choice = self._advisor.advise(first, reaches, request.num_tokens)
+        choice = self._advisor.advise(
+            first, reaches, request.num_tokens, may_try=not tracked.is_declined
+        )
         furthest = reaches[-1]
         if choice.end < furthest.end and not tracked.is_declined:
             tracked.is_declined = True
@@ -280,14 +284,26 @@ class SchedulerHalf:
         block_ids: Sequence[Sequence[int]] | None,
         blocks: Sequence[tuple[int, int]],
         choice: Choice | None = None,
+        *,
+        is_probe: bool = False,
     ) -> BlockJob:
         """A load, or a prefetch without block ids, that begins now."""
         host_bytes, pool_bytes = self._bytes_by_tier(self._held(request), blocks)
-        timeout, pace = self._settings.load_deadline(host_bytes + pool_bytes), 0.0
-        if choice is not None and (patience := self._advisor.patience(choice)) is not None:
+        timeout, pace, patience = self._settings.load_deadline(host_bytes + pool_bytes), 0.0, None
+        if choice is not None:
+            patience = self._advisor.patience(choice, host_bytes, pool_bytes, len(blocks))
+        if choice is not None and patience is not None:
             timeout, pace = min(timeout, patience), choice.recompute or 0.0
         job = self._job(request, block_ids, blocks, timeout, pace)
-        self._advisor.on_begin(time.monotonic(), job.job, len(blocks), host_bytes, pool_bytes)
+        self._advisor.on_begin(
+            time.monotonic(),
+            job.job,
+            host_bytes,
+            pool_bytes,
+            choice=choice,
+            patience=patience,
+            is_probe=is_probe,
+        )
         return job
 
     # --- prefetching ----------------------------------------------------------------------
@@ -349,7 +365,7 @@ class SchedulerHalf:
         new = [block for block in blocks if self._name(request, *block) not in self._prefetches]
         if not new:
             return None
-        job = self._begin(request, None, new)
+        job = self._begin(request, None, new, is_probe=is_probe)
         self._prefetches.begin(job.job, job.names, self._agreement.ranks, is_probe=is_probe)
         self._orders.prefetches.append(job)
         return job.job

@@ -1,0 +1,114 @@
+"""A pretended engine over a pretended network, in pretended time: what the advisor makes of it.
+
+Arithmetic only. The real ones are in `tests/e2e/test_load_policy.py` and `benches/load_policy.py`.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from penstock.vllm.advisor import AUTO, Advisor, Reach
+from penstock.vllm.costs import attended
+
+TOKENS = 128
+"""A block's."""
+
+
+@dataclass
+class PretendedEngine:
+    """It is asked for one stored prompt after the other, every few seconds."""
+
+    seed: int = 1
+    blocks: int = 12
+    block_bytes: int = 2 << 20
+    seconds_per_token: float = 0.0012
+    noise: float = 0.15
+    """All times vary up to that share."""
+    lanes: int = 2
+    latency: float = 0.0
+    bytes_per_second: float = 1e9
+    now: float = 0.0
+    last: str = ""
+    """What became of the last request, for a failing test to tell."""
+    _numbers: int = 0
+    _random: random.Random = field(init=False)
+    advisor: Advisor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+        self.advisor = Advisor(AUTO, 2048, self.lanes)
+        for _ in range(3):
+            self._compute(0)
+
+    @property
+    def recomputation(self) -> float:
+        """Mean seconds that a prompt takes to compute."""
+        return self._prompt * self.seconds_per_token * (1 + self.noise / 2)
+
+    @property
+    def load(self) -> float:
+        """Mean seconds that a load takes, and what is left to compute."""
+        rest = (self._prompt - self.blocks * TOKENS) * self.seconds_per_token
+        return max(self._arrivals(self.blocks)) + rest
+
+    @property
+    def _prompt(self) -> int:
+        return self.blocks * TOKENS + 30
+
+    def _varied(self, seconds: float) -> float:
+        return seconds * (1 + self.noise * self._random.random())
+
+    def _arrivals(self, blocks: int) -> list[float]:
+        """When each comes: lanes share the rate, and wait out the latency for each block."""
+        seconds = []
+        for block in range(blocks):
+            turns = block // self.lanes + 1
+            moved = min(turns * self.lanes, blocks) * self.block_bytes
+            seconds.append(self._varied(turns * self.latency + moved / self.bytes_per_second))
+        return sorted(seconds)
+
+    def _compute(self, first: int) -> float:
+        tokens, seconds = self._prompt - first, 0.0
+        self._numbers += 1
+        self.advisor.on_step(self.now, self._numbers, tokens, attended(first, self._prompt))
+        seconds = self._varied(tokens * self.seconds_per_token)
+        self.now += seconds
+        self.advisor.on_output(self.now, [self._numbers])
+        return seconds
+
+    def ask(self) -> float:
+        """Seconds to the first token of a prompt that is in the pool."""
+        self.now += 3.0
+        load_bytes, end = self.blocks * self.block_bytes, self.blocks * TOKENS
+        choice = self.advisor.advise(0, [Reach(end, 0, load_bytes)], self._prompt, may_try=True)
+        self._numbers += 1
+        number = self._numbers
+        if not choice.end:
+            blocks = min(self.advisor.wants_probe(self.now, self.block_bytes), self.blocks)
+            if blocks:
+                probed = blocks * self.block_bytes
+                self.advisor.on_begin(self.now, number, 0, probed, is_probe=True)
+            seconds = self._compute(0)
+            if blocks:
+                self.advisor.on_end(number, self._arrivals(blocks)[-1], 0)
+            self.last = f"declined, {blocks} blocks probed"
+            return seconds
+        patience = self.advisor.patience(choice, 0, load_bytes, self.blocks)
+        self.advisor.on_begin(self.now, number, 0, load_bytes, choice=choice, patience=patience)
+        took, there = self._load(patience, choice.recompute or 0.0)
+        self.now += took
+        self.advisor.on_end(number, took, load_bytes - there * self.block_bytes)
+        self.last = f"{choice}, patience {patience}: {there} blocks in {took} s"
+        return took + self._compute(there * TOKENS)
+
+    def _load(self, patience: float | None, pace: float) -> tuple[float, int]:
+        """Seconds until a load ends, and how much has come: as `Deadline::paced` has it."""
+        arrivals = self._arrivals(self.blocks)
+        if patience is None:
+            return arrivals[-1], self.blocks
+        for there, arrival in enumerate(arrivals):
+            deadline = patience + pace * there / self.blocks
+            if arrival > deadline:
+                return deadline, there
+        return arrivals[-1], self.blocks

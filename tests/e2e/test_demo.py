@@ -26,10 +26,12 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def start_demo(folder: Path, *options: str) -> subprocess.Popen[str]:
+def start_demo(
+    folder: Path, *options: str, material: tuple[str, str] = ("--conversations", "1")
+) -> subprocess.Popen[str]:
     """A demo that runs in `folder`, and so does everything that it starts."""
     return subprocess.Popen(
-        [PENSTOCK, "demo", "--conversations", "1", "--json", *options],
+        [PENSTOCK, "demo", *material, "--json", *options],
         cwd=folder,
         env={**os.environ, "TMPDIR": str(folder)},
         stdout=subprocess.PIPE,
@@ -73,6 +75,39 @@ def test_a_turn_on_the_other_server_loads_what_the_first_computed(folder: Path) 
     assert figures["stored_bytes"] >= figures["loaded_bytes"]
     assert "<svg" in page.read_text()
     assert running_in(folder) == []
+
+
+def write_trace(path: Path) -> None:
+    """Two agents that work at once; each of their prompts continues the one before."""
+    requests = []
+    for turn in range(3):
+        for session in range(2):
+            text = "You are an agent.\n" * 30 + f"Task {session}: " + "look at it again. " * 40
+            text += "".join(f"Step {step}: " + "nothing found. " * 30 for step in range(turn))
+            moment = (2 * turn + session) * 1_000_000
+            request = {"timestamp": moment, "session_id": f"{session}", "input": text}
+            requests.append(json.dumps({**request, "output": "ok"}))
+    path.write_text("\n".join(requests))
+
+
+def test_a_trace_finds_what_the_simulator_says(folder: Path) -> None:
+    write_trace(folder / "trace.jsonl")
+    sent = folder / "sent.jsonl"
+    demo = start_demo(
+        folder, "--requests", str(sent), material=("--trace", str(folder / "trace.jsonl"))
+    )
+    out, err = demo.communicate(timeout=580)
+    assert demo.returncode == 0, err
+    figures = json.loads(out)
+    assert figures["outputs_equal"] == figures["requests"] == 6
+    hits = figures["hit_ratio"]
+    assert hits["simulated"] > 0.5
+    assert hits["found"] == pytest.approx(hits["simulated"], abs=0.01)
+    command = [PENSTOCK, "simulate", str(sent), "--block-tokens", "128", "--json", "--no-sizes"]
+    options = ["--bytes-per-token", "16KiB", "--nodes", "2", "--pool-bytes", "1GiB"]
+    told = json.loads(subprocess.check_output([*command, *options], text=True))
+    total = told["outcomes"]["shared pool"]["total"]
+    assert total["pool_blocks"] / total["blocks"] == pytest.approx(hits["simulated"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

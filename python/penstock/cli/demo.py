@@ -49,6 +49,12 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--report", metavar="FILE", type=Path, help="write an HTML report there")
     parser.add_argument(
+        "--requests",
+        metavar="FILE",
+        type=Path,
+        help="write the requests there as a trace for `penstock simulate`",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print the figures as JSON in place of the table"
     )
 
@@ -57,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the demo; 0 if all outputs are equal and blocks were loaded, else 1."""
     # The demo's rooms need what vLLM installs, which the other commands do without.
     from penstock.demo import report, workload
+    from penstock.demo.forecast import save_requests
     from penstock.demo.measure import measure
     from penstock.demo.processes import Interrupted
 
@@ -75,6 +82,9 @@ def run(args: argparse.Namespace) -> int:
         args.report.parent.mkdir(parents=True, exist_ok=True)
         args.report.write_text(report.render(figures), encoding="utf-8")
         console.print(f"report: {args.report.resolve().as_uri()}", soft_wrap=True)
+    if args.requests:
+        args.requests.parent.mkdir(parents=True, exist_ok=True)
+        save_requests([each.exchange for each in figures.comparisons], args.requests)
     for failure in figures.failures:
         console.print(f"FAILED: {failure}", style="bold red")
     return 1 if figures.failures else 0
@@ -102,6 +112,11 @@ def show(figures: Figures, console: Console) -> None:
         f"{size(figures.moved.stored_bytes)} stored\n"
         f"outputs equal to the run without Penstock: {equal} of {len(figures.comparisons)}"
     )
+    if figures.hits is not None:
+        console.print(
+            f"blocks not computed: {figures.hits.found:.1%}; by `penstock simulate`: "
+            f"{figures.hits.expected:.1%}"
+        )
 
 
 def _milliseconds(latency: Latency) -> str:

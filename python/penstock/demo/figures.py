@@ -38,6 +38,15 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Hits:
+    """Shares of the prompts' whole blocks that need not be computed."""
+
+    found: float
+    expected: float
+    """By `penstock simulate`."""
+
+
+@dataclass(frozen=True)
 class Figures:
     """A run of the demo."""
 
@@ -50,6 +59,8 @@ class Figures:
     comparisons: tuple[Comparison, ...]
     moved: Counters
     """Tokens and bytes that both nodes loaded and stored in all."""
+    hits: Hits | None = None
+    """Of a trace, whose answers are in no later prompt: the simulator knows prompts alone."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -92,6 +103,7 @@ class Figures:
             "stored_bytes": self.moved.stored_bytes,
             "outputs_equal": len(self.comparisons) - len(self.differing),
             "failures": list(self.failures),
+            "hit_ratio": self.hits and {"found": self.hits.found, "simulated": self.hits.expected},
             "time_to_first_token": {
                 row.situation.value: {
                     "requests": row.requests,
@@ -115,6 +127,7 @@ def summarise(
     environment: dict[str, str],
     comparisons: Sequence[Comparison],
     moved: Counters,
+    hits: Hits | None = None,
 ) -> Figures:
     """The figures of a run."""
     rows = []
@@ -132,7 +145,9 @@ def summarise(
                     Latency.of([each.reference.first_token for each in met]),
                 )
             )
-    return Figures(workload, tuple(cuts), pool, environment, tuple(rows), tuple(comparisons), moved)
+    return Figures(
+        workload, tuple(cuts), pool, environment, tuple(rows), tuple(comparisons), moved, hits
+    )
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -18,7 +18,8 @@ import penstock
 from penstock._native import Store
 from penstock.cli.serve import cache_folder, installed_program, vllm_program
 from penstock.demo.engine import Counters, Engine
-from penstock.demo.figures import Figures, summarise
+from penstock.demo.figures import Figures, Hits, summarise
+from penstock.demo.forecast import expected_hit_ratio, found_hit_ratio
 from penstock.demo.model import CONTEXT_TOKENS, model_folder
 from penstock.demo.processes import (
     Interruption,
@@ -92,8 +93,11 @@ def _run(
         comparisons = compare(exchanges, reference, lambda: progress.advance(last))
 
     moved = _sum_of(nodes) - before
+    hits = None
+    if not any(step.follows for step in workload.steps):
+        hits = Hits(found_hit_ratio(exchanges), expected_hit_ratio(exchanges))
     return summarise(
-        workload.title, workload.cuts, shown_pool, _environment(model), comparisons, moved
+        workload.title, workload.cuts, shown_pool, _environment(model), comparisons, moved, hits
     )
 
 

@@ -77,9 +77,9 @@ class Sightings:
 
     def situation(self, prompt: Sequence[int], node: int) -> Situation:
         """What `prompt` meets on `node`, which is then taken to have seen it."""
-        chain = _chain(prompt)
+        names = chain(prompt)
         # vLLM always computes the last token itself.
-        reusable = chain[: (len(prompt) - 1) // BLOCK_TOKENS]
+        reusable = names[: (len(prompt) - 1) // BLOCK_TOKENS]
         here = _shared(reusable, self._seen[node])
         anywhere = max(here, *(_shared(reusable, seen) for seen in self._seen))
         self.saw(prompt, node)
@@ -92,21 +92,21 @@ class Sightings:
 
     def saw(self, tokens: Sequence[int], node: int) -> None:
         """Notes that `node` has computed or loaded all of `tokens`."""
-        self._seen[node].update(_chain(tokens))
+        self._seen[node].update(chain(tokens))
 
 
-def _chain(tokens: Sequence[int]) -> list[bytes]:
+def chain(tokens: Sequence[int]) -> list[bytes]:
     """A digest for each prefix of whole blocks."""
     digest = hashlib.sha256()
-    chain = []
+    names = []
     for end in range(BLOCK_TOKENS, len(tokens) + 1, BLOCK_TOKENS):
         digest.update(array("I", tokens[end - BLOCK_TOKENS : end]).tobytes())
-        chain.append(digest.digest())
-    return chain
+        names.append(digest.digest())
+    return names
 
 
-def _shared(chain: Sequence[bytes], seen: set[bytes]) -> int:
-    return next((n for n, digest in enumerate(chain) if digest not in seen), len(chain))
+def _shared(names: Sequence[bytes], seen: set[bytes]) -> int:
+    return next((n for n, digest in enumerate(names) if digest not in seen), len(names))
 
 
 def warm_up(engines: Sequence[Engine]) -> None:

@@ -147,6 +147,14 @@ def _tiles(figures: Figures) -> list[str]:
             f"of KV cache loaded, {_mib(figures.moved.stored_bytes)} stored",
         )
     )
+    if figures.hits is not None:
+        tiles.append(
+            _tile(
+                f"{figures.hits.found:.1%}",
+                "of the prompts' blocks were not computed; "
+                f"{figures.hits.expected:.1%} by penstock simulate",
+            )
+        )
     return tiles
 
 

@@ -1,0 +1,50 @@
+"""What the simulator expects of the requests that the demo sent, beside what was found."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.demo.replay import BLOCK_TOKENS, Exchange, chain
+from penstock.demo.workload import NODES
+from penstock.sim import Fleet, Tier, Trace, replay
+
+_SPACING = 1_000.0
+"""Milliseconds between requests: they were sent one after the other."""
+
+
+def save_requests(exchanges: Sequence[Exchange], path: Path) -> None:
+    """Writes the requests as a trace in Mooncake's format, with blocks of `BLOCK_TOKENS` tokens.
+    Answers are not in it."""
+    numbers: dict[bytes, int] = {}
+    with path.open("w", encoding="utf-8") as file:
+        for position, exchange in enumerate(exchanges):
+            ids = [numbers.setdefault(name, len(numbers)) for name in chain(exchange.prompt)]
+            entry = {
+                "timestamp": position * _SPACING,
+                "input_length": len(exchange.prompt),
+                "output_length": len(exchange.answer.tokens),
+                "hash_ids": ids,
+            }
+            file.write(json.dumps(entry) + "\n")
+
+
+def expected_hit_ratio(exchanges: Sequence[Exchange]) -> float:
+    """Share of the prompts' whole blocks that the demo's two nodes over one pool should find, by
+    `penstock simulate`. None of its caches is full."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "requests.jsonl"
+        save_requests(exchanges, path)
+        trace = Trace.read(path, block_tokens=BLOCK_TOKENS)
+    unbounded = Tier(max(1, trace.blocks) * BLOCK_TOKENS, "lru", bandwidth=1e9, latency=0.0)
+    fleet = Fleet(NODES, unbounded, unbounded, bytes_per_token=1, prefill_speed=1e3)
+    return replay(trace, fleet).total.hit_ratio
+
+
+def found_hit_ratio(exchanges: Sequence[Exchange]) -> float:
+    """Share of the prompts' whole blocks that the nodes had themselves or loaded from the pool."""
+    blocks = sum(len(exchange.prompt) // BLOCK_TOKENS for exchange in exchanges)
+    found = sum(each.local_tokens + each.loaded_tokens for each in exchanges) // BLOCK_TOKENS
+    return found / max(1, blocks)

@@ -1,0 +1,53 @@
+"""What the simulator expects of the demo's requests, against counting it by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.demo.engine import Answer, Counters
+from penstock.demo.forecast import expected_hit_ratio, found_hit_ratio, save_requests
+from penstock.demo.replay import BLOCK_TOKENS, Exchange, Situation, chain
+
+
+def exchange(prompt: tuple[int, ...], *, cached: int = 0, loaded: int = 0) -> Exchange:
+    answer = Answer((1, 2), 0.1, 0.2, cached)
+    return Exchange(0, 0, 0, Situation.COLD, prompt, answer, Counters(loaded, 0, 0))
+
+
+def prompt(*blocks: int, rest: int = 3) -> tuple[int, ...]:
+    return tuple(n for block in blocks for n in (block,) * BLOCK_TOKENS) + (99,) * rest
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=12))
+def test_every_block_is_found_that_any_node_has_seen(requests: list[list[int]]) -> None:
+    exchanges = [exchange(prompt(*blocks)) for blocks in requests]
+    seen: set[bytes] = set()
+    found = total = 0
+    for each in exchanges:
+        names = chain(each.prompt)
+        found += next((n for n, name in enumerate(names) if name not in seen), len(names))
+        total += len(names)
+        seen.update(names)
+    assert expected_hit_ratio(exchanges) == found / max(1, total)
+
+
+def test_what_was_found_is_counted_in_blocks() -> None:
+    exchanges = [
+        exchange(prompt(1, 2, 3, 4)),
+        exchange(prompt(1, 2, 3, 5), cached=3 * BLOCK_TOKENS, loaded=2 * BLOCK_TOKENS),
+    ]
+    assert found_hit_ratio(exchanges) == 3 / 8
+
+
+def test_requests_are_saved_in_mooncakes_format(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    save_requests([exchange(prompt(1, 2)), exchange(prompt(1, 3), cached=128)], path)
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    assert first["hash_ids"] == [0, 1]
+    assert second["hash_ids"] == [0, 2]
+    assert first["input_length"] == 2 * BLOCK_TOKENS + 3
+    assert second["timestamp"] > first["timestamp"]

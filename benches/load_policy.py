@@ -27,7 +27,7 @@ from tests.e2e.node import Node
 from tests.network import Way
 from tests.servers import Server
 
-from benches import environment, report
+from benches import environment, load_policy_plot, report
 from benches.connectors import ENGINE_ENVIRONMENT
 from benches.report import progress
 
@@ -248,6 +248,7 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=16, help="tokens an answer, of the queue")
     parser.add_argument("--delay", type=float, default=0.005, help="each way, of the queue")
     parser.add_argument("--mbit", type=float, default=500, help="of the queue")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="of the sweep, as SVG")
     report.add_options(parser)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -259,6 +260,8 @@ def main() -> None:
         else:
             found = sweep(args, model, folder)
             shown = sweep_table(found)
+            if args.plot is not None:
+                args.plot.write_text(load_policy_plot.draw(found["rows"]), encoding="utf-8")
     described = environment.describe() | {"engines": ENGINE_ENVIRONMENT}
     report.finish(args, shown, {"environment": described} | found)
 

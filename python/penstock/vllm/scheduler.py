@@ -13,12 +13,10 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from penstock._native import Lookup, Store
-from penstock.errors import StoreError
+from penstock._native import Store
 from penstock.vllm import compat
 from penstock.vllm.advisor import Advisor, Reach
 from penstock.vllm.agreement import Agreement
@@ -34,15 +32,12 @@ from penstock.vllm.messages import (
     block_name,
 )
 from penstock.vllm.prefetch import Prefetches
+from penstock.vllm.presence import Presence
 from penstock.vllm.settings import Settings
 from penstock.vllm.stats import PenstockStats
 from penstock.vllm.tracked import StoreJob, Tracked
 
 logger = logging.getLogger("vllm.penstock")
-
-_KNOWN_BLOCKS = 1 << 18
-"""How many blocks' presence is remembered (tens of MB at most); forgetting costs a second put,
-which the store recognizes."""
 
 
 class SchedulerHalf:
@@ -57,8 +52,8 @@ class SchedulerHalf:
         self._hash_block_size: int | None = kv_cache_config.hash_block_size
         self._agreement = Agreement(settings, vllm_config, self._groups)
         self._store = Store.open(settings.pool, client_name="penstock-scheduler").guarded()
-        self._lookup = Lookup(self._store)
-        self._answers: dict[int, list[bool] | None] = {}
+        self._stats = PenstockStats()
+        self._presence = Presence(self._store, settings.lookup_timeout, self._stats)
         self._requests: dict[str, Tracked] = {}
         self._host = HostIndex()
         self._advisor = Advisor(
@@ -71,17 +66,12 @@ class SchedulerHalf:
         said."""
         self._loading: dict[bytes, str] = {}
         self._storing: dict[bytes, int] = {}
-        self._known: OrderedDict[bytes, None] = OrderedDict()
-        self._foreign: OrderedDict[bytes, None] = OrderedDict()
-        """Blocks that are in the pool but cannot be decrypted: they need not be loaded, nor stored
-        as long as they are there."""
         self._store_jobs: dict[int, StoreJob] = {}
         self._reading: dict[int, int] = {}
         """Blocks that vLLM may give away while their request runs, since they leave the window,
         and the store job that has yet to read them."""
         self._orders = StepOrders()
         self._next_id = 0
-        self._stats = PenstockStats()
 
     def accept_shares(self, shares: Mapping[tuple[int, int], RankShare]) -> None:
         """Takes in what every rank holds, keyed by (pipeline rank, tensor-parallel rank).
@@ -115,23 +105,11 @@ class SchedulerHalf:
             # Host memory has all of it: the pool need not be asked.
             tracked.present = [[] for _ in hashes]
             return
-        self._stats.count("lookups")
-        self._stats.count("lookup_blocks", sum(map(len, hashes)))
-        try:
-            for position, wanted in enumerate(hashes):
-                self._next_id += 1
-                self._lookup.submit(
-                    self._next_id,
-                    self._agreement.namespaces[position],
-                    list(wanted),
-                    self._agreement.spans[position],
-                    self._settings.lookup_timeout,
-                )
-                tracked.lookups.append(self._next_id)
-        except StoreError:
+        tracked.lookups = self._presence.ask(
+            zip(self._agreement.namespaces, hashes, self._agreement.spans, strict=True)
+        )
+        if not tracked.lookups:
             # More look-ups wait than may: this request does without.
-            self._stats.count("lookup_failures")
-            self._drop_lookup(tracked)
             tracked.present = [[] for _ in hashes]
 
     def match(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -228,38 +206,15 @@ class SchedulerHalf:
     def _answer(self, tracked: Tracked) -> list[list[bool]] | None:
         """The look-ups' answers, if they are there; one that failed found nothing."""
         if tracked.present is None:
-            self._collect_answers()
-            if not all(number in self._answers for number in tracked.lookups):
+            answers = self._presence.answers(tracked.lookups)
+            if answers is None:
                 return None
-            answers = [self._answers.pop(number) for number in tracked.lookups]
             tracked.lookups = []
-            tracked.present = []
-            for group, answer in zip(self._groups, answers, strict=True):
-                hashes = self._hashes(tracked.request, group)
-                tracked.present.append(self._learn(len(tracked.present), hashes, answer or []))
+            tracked.present = [
+                self._presence.learn(position, self._hashes(tracked.request, group), answer)
+                for position, (group, answer) in enumerate(zip(self._groups, answers, strict=True))
+            ]
         return tracked.present
-
-    def _collect_answers(self) -> None:
-        for number, answer in self._lookup.poll():
-            if isinstance(answer, str):
-                self._stats.count("lookup_failures")
-                self._answers[number] = None
-            else:
-                self._stats.count("lookup_hit_blocks", sum(answer))
-                self._answers[number] = answer
-
-    def _learn(self, position: int, hashes: Sequence[bytes], present: Sequence[bool]) -> list[bool]:
-        """Takes in which blocks are in the pool; returns which of them can be loaded."""
-        loadable = []
-        for block_hash, is_present in zip(hashes, present, strict=False):
-            name = block_name(position, block_hash)
-            if is_present:
-                _remember(self._known, name)
-            else:
-                self._known.pop(name, None)
-                self._foreign.pop(name, None)
-            loadable.append(is_present and name not in self._foreign)
-        return loadable
 
     def on_allocated(
         self, request: Any, block_ids: Sequence[Sequence[int]], num_tokens: int
@@ -449,7 +404,7 @@ class SchedulerHalf:
             full = min(num_computed // group.block_size, len(hashes), len(table))
             for index in range(tracked.considered[position], full):
                 name = block_name(position, hashes[index])
-                is_new = name not in self._known and name not in self._storing
+                is_new = name not in self._presence and name not in self._storing
                 if is_new and table[index] != compat.NULL_BLOCK:
                     new.append((position, index))
             tracked.considered[position] = max(tracked.considered[position], full)
@@ -478,9 +433,7 @@ class SchedulerHalf:
         tracked.considered = [0] * len(self._groups)
 
     def _drop_lookup(self, tracked: Tracked) -> None:
-        for number in tracked.lookups:
-            self._lookup.cancel(number)
-            self._answers.pop(number, None)
+        self._presence.drop(tracked.lookups)
         tracked.lookups = []
 
     def on_request_finished(self, request: Any, block_ids: Sequence[Sequence[int]]) -> bool:
@@ -518,9 +471,9 @@ class SchedulerHalf:
                 if self._prefetches.on_done(number, ranks):
                     self._end_transfer(number)
             for name in report.lost:
-                self._known.pop(name, None)
+                self._presence.remove(name)
             for name in report.foreign:
-                _remember(self._foreign, name)
+                self._presence.add_foreign(name)
             for request_id, names in report.unloaded.items():
                 if (tracked := self._requests.get(request_id)) is not None:
                     tracked.unloaded |= names
@@ -553,7 +506,7 @@ class SchedulerHalf:
         for index, name in enumerate(state.job.names):
             self._storing.pop(name, None)
             if all(result[index] for result in state.results):
-                _remember(self._known, name)
+                self._presence.add(name)
                 self._stats.count("stored_blocks")
                 self._agreement.publish(self._store)
 
@@ -613,8 +566,7 @@ class SchedulerHalf:
 
     def forget_presence(self) -> None:
         """Forgets which blocks are in the pool; look-ups will tell again."""
-        self._known.clear()
-        self._foreign.clear()
+        self._presence.forget()
 
     def take_stats(self) -> PenstockStats | None:
         """Counters since the last call."""
@@ -622,11 +574,4 @@ class SchedulerHalf:
 
     def shutdown(self) -> None:
         """Ends the look-up threads; unanswered look-ups are dropped."""
-        self._lookup.shutdown()
-
-
-def _remember(blocks: OrderedDict[bytes, None], name: bytes) -> None:
-    blocks[name] = None
-    blocks.move_to_end(name)
-    if len(blocks) > _KNOWN_BLOCKS:
-        blocks.popitem(last=False)
+        self._presence.shutdown()

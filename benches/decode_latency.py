@@ -1,0 +1,192 @@
+"""vLLM's decode latency while Penstock moves data at full rate in the same process.
+
+One engine of vLLM, in this process, with Penstock as its connector, decodes a batch. Window by
+window, in turn, nothing else happens; or another engine of Penstock's, on native threads of this
+process, stores and loads blocks of 1 MiB as fast as it can; or another process does. As the
+connector does it, what the moving engine has finished is taken and ordered anew between vLLM's
+steps, on vLLM's thread, and counts as part of the step. What cores and a memory bus in common cost
+shows in both; the difference is what sharing an interpreter does. Run it as ``python -m
+benches.decode_latency``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.e2e import models
+
+from benches import environment, report
+from benches.load_policy import percentile
+from benches.report import progress
+from penstock.cli.mover import Mover, OtherProcess
+
+ALONE, BESIDE, OTHER = "alone", "beside the engine", "beside another process"
+
+
+def open_engine(model: Path, pool: str, args: argparse.Namespace) -> Any:
+    """vLLM's engine, in this process, with all threads but the moving ones on the first core."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "0"
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    transfer = KVTransferConfig(
+        kv_connector="PenstockConnector",
+        kv_connector_module_path="penstock.vllm.connector",
+        kv_role="kv_both",
+        kv_connector_extra_config={"penstock.pool": pool, "penstock.host_bytes": "128MiB"},
+    )
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(model),
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            max_model_len=4096,
+            max_num_seqs=args.batch,
+            kv_cache_memory_bytes=512 << 20,
+            dtype="float32",
+            kv_transfer_config=transfer,
+        )
+    )
+
+
+class Decoding:
+    """A batch that is being decoded; a request that ends is followed by a new one."""
+
+    def __init__(self, engine: Any, args: argparse.Namespace) -> None:
+        self._engine = engine
+        self._batch, self._prompt, self._output = args.batch, args.prompt, args.output
+        self._numbers = itertools.count()
+        self._random = random.Random(1)
+
+    def fill(self) -> None:
+        """Starts requests for a whole batch, and computes their prompts."""
+        from vllm import SamplingParams
+
+        assert not self._engine.has_unfinished_requests()
+        params = SamplingParams(max_tokens=self._output, ignore_eos=True, detokenize=False)
+        for _ in range(self._batch):
+            prompt = [self._random.randrange(3, models.VOCABULARY) for _ in range(self._prompt)]
+            number = str(next(self._numbers))
+            self._engine.add_request(number, {"prompt_token_ids": prompt}, params)
+        decoding = 0
+        while decoding < self._batch:
+            decoding = sum(bool(out.outputs[0].token_ids) for out in self._engine.step())
+
+    def steps(self, count: int, between: Callable[[], float] | None) -> list[float]:
+        """Seconds of so many steps; `between` is called after each, and returns seconds of it that
+        do not count."""
+        seconds = []
+        for _ in range(count):
+            began = time.perf_counter()
+            self._engine.step()
+            uncounted = between() if between is not None else 0.0
+            seconds.append(time.perf_counter() - began - uncounted)
+        return seconds
+
+    def drain(self) -> None:
+        """Ends what is left of the batch."""
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """All windows; those of the first round are warm-up."""
+    cores = sorted(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pool = args.pool or f"file://{folder}/pool?size=2GiB"
+        # The moving threads, and the other process, stay where this thread starts them.
+        os.sched_setaffinity(0, cores[1:])
+        with Mover(pool, 60.0) as mover, OtherProcess(pool, 60.0) as other:
+            os.sched_setaffinity(0, cores)
+            model = models.llama(folder / "model", hidden=512, layers=8, heads=8, kv_heads=4)
+            engine = open_engine(model, f"file://{folder}/connector?size=1GiB", args)
+            decoding = Decoding(engine, args)
+            windows: dict[str, list[list[float]]] = {ALONE: [], BESIDE: [], OTHER: []}
+            rates: dict[str, list[float]] = {BESIDE: [], OTHER: []}
+            movers: dict[str, Mover | OtherProcess] = {BESIDE: mover, OTHER: other}
+            names = list(windows)
+            for number in range(args.rounds + 1):
+                for step in range(len(names)):
+                    kind = names[(number + step) % len(names)]
+                    decoding.fill()
+                    moving = movers.get(kind)
+                    if moving is not None:
+                        moving.go()
+                    between = mover.step if kind == BESIDE else None
+                    seconds = decoding.steps(args.output - 8, between)
+                    rate = moving.rest() if moving is not None else 0.0
+                    decoding.drain()
+                    if number:
+                        windows[kind].append(seconds)
+                        if moving is not None:
+                            rates[kind].append(rate)
+                progress(f"round {number} of {args.rounds}")
+        return {"rows": [row(kind, windows, rates) for kind in names]}
+
+
+def row(
+    kind: str, windows: dict[str, list[list[float]]], rates: dict[str, list[float]]
+) -> dict[str, Any]:
+    """One line: times over all its windows, and medians of the ratios round by round."""
+    every = [second for window in windows[kind] for second in window]
+    ratios = {
+        f"p{share:.0%}": statistics.median(
+            percentile(window, share) / percentile(alone, share)
+            for window, alone in zip(windows[kind], windows[ALONE], strict=True)
+        )
+        for share in (0.5, 0.99)
+    }
+    return {
+        "while": kind,
+        "steps": len(every),
+        "p50": statistics.median(every),
+        "p99": percentile(every, 0.99),
+        "p50_to_alone": ratios["p50%"],
+        "p99_to_alone": ratios["p99%"],
+        "moved_bytes_per_second": statistics.median(rates.get(kind) or [0.0]),
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """A line for each kind of window."""
+    lines = [
+        [
+            row["while"],
+            str(row["steps"]),
+            f"{row['p50'] * 1000:.2f} ({row['p50_to_alone']:.3f})",
+            f"{row['p99'] * 1000:.2f} ({row['p99_to_alone']:.3f})",
+            f"{row['moved_bytes_per_second'] / report.GIB:.2f}",
+        ]
+        for row in result["rows"]
+    ]
+    head = ["vLLM decodes", "steps", "step p50, ms (to alone)", "p99, ms (to alone)", "GiB/s moved"]
+    return report.table(head, lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benches.decode_latency", description=__doc__)
+    parser.add_argument("--pool", help="that blocks are moved to and from (default: a directory)")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--batch", type=int, default=4, help="requests decoded at once")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of each prompt")
+    parser.add_argument("--output", type=int, default=200, help="tokens of each answer")
+    report.add_options(parser)
+    args = parser.parse_args()
+    found = run(args)
+    report.finish(args, table(found), {"environment": environment.describe()} | found)
+
+
+if __name__ == "__main__":
+    main()

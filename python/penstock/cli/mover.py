@@ -1,0 +1,194 @@
+"""Blocks that an engine stores and loads at full rate, for what is measured beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import multiprocessing
+import os
+import struct
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from penstock._native import Buffer, Engine, Store
+from penstock.cli.bench_copy import Shape, describe
+from penstock.errors import StoreError
+from penstock.pool.namespace import namespace_digest
+
+_NAMESPACE = namespace_digest({"kind": "penstock bench mover"})
+_SHAPE = Shape(layers=16, heads=8, tokens=16, content_bytes=512, blocks=64)
+"""Blocks of 1 MiB."""
+_SPAN = struct.pack("<4H", 0, _SHAPE.layers, 0, _SHAPE.heads)
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+
+
+def seconds_queued() -> float:
+    """How long this thread was ready to run and did not (proc(5), `schedstat`)."""
+    try:
+        return int(_SCHEDSTAT.read_text().split()[1]) / 1e9
+    except OSError:
+        # A kernel that does not keep it.
+        return 0.0
+
+
+class Mover:
+    """Stores blocks and loads them again: one half of them is stored while the other is loaded."""
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self._timeout = timeout
+        self._store = Store.open(url, client_name="penstock-bench")
+        self.url = self._store.url
+        self._memory = mmap.mmap(-1, _SHAPE.blocks * _SHAPE.block_bytes)
+        self._memory.write(os.urandom(len(self._memory)))
+        self._engine = Engine(
+            self._store,
+            slot_bytes=_SHAPE.block_bytes,
+            # Some are kept for loads; stores that find none are dropped.
+            slots=2 * _SHAPE.blocks,
+            # Every load goes to the pool.
+            keep=False,
+            get_lanes=1,
+        )
+        address = Buffer(self._memory, writable=True).address
+        self._engine.register(describe(_SHAPE, "BLHNC", address))
+        # Of this run only.
+        salt = os.urandom(8)
+        keys = [
+            _NAMESPACE + hashlib.sha256(salt + bytes([block]) + _SPAN).digest() + _SPAN
+            for block in range(_SHAPE.blocks)
+        ]
+        objects = [(0, key, [block]) for block, key in enumerate(keys)]
+        self._halves = [(objects[half::2], keys[half::2]) for half in range(2)]
+        self._jobs = 0
+        self._under_way: dict[int, tuple[str, int]] = {}
+        """By job: the event that ends it, and the half that it moves."""
+        self._going = False
+        self._moved = 0
+        self._began = 0.0
+
+    def __enter__(self) -> Mover:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.shutdown(self._timeout)
+
+    def go(self) -> None:
+        """Begins to move."""
+        self._going, self._moved, self._began = True, 0, time.perf_counter()
+        for half in range(2):
+            self._submit("stored", half)
+
+    def step(self) -> float:
+        """Sees to what has ended: the next job of its half begins. Does not wait for a block.
+        Returns the seconds of clearing up, which only a bench does, less those queued.
+
+        Raises:
+            StoreError: a block was not stored, or not loaded.
+        """
+        clearing = 0.0
+        for job, event, outcomes, _ in self._engine.poll():
+            wanted, half = self._under_way[job]
+            if event != wanted:
+                continue
+            del self._under_way[job]
+            failed = {name for name, _ in outcomes} - {wanted}
+            if failed:
+                raise StoreError(f"blocks were not {wanted}: {', '.join(sorted(failed))}")
+            self._moved += sum(nbytes for _, nbytes in outcomes)
+            if wanted == "stored":
+                self._submit("loaded", half)
+            else:
+                start, queued = time.perf_counter(), seconds_queued()
+                self._store.remove(self._halves[half][1], timeout=self._timeout)
+                clearing += time.perf_counter() - start - (seconds_queued() - queued)
+                if self._going:
+                    self._submit("stored", half)
+        return clearing
+
+    def wait(self) -> None:
+        """Waits for something to see to.
+
+        Raises:
+            StoreError: nothing has ended for too long.
+        """
+        if not self._engine.wait(self._timeout):
+            raise StoreError(f"no block was moved in {self._timeout} seconds")
+
+    def rest(self) -> float:
+        """Returns when nothing moves any more: bytes stored and loaded in a second since `go`.
+
+        Raises:
+            StoreError: as for `step` and `wait`.
+        """
+        self._going = False
+        while self._under_way:
+            self.wait()
+            self.step()
+        return self._moved / (time.perf_counter() - self._began)
+
+    def _submit(self, wanted: str, half: int) -> None:
+        self._jobs += 1
+        self._under_way[self._jobs] = (wanted, half)
+        objects, _ = self._halves[half]
+        if wanted == "stored":
+            self._engine.submit_store(self._jobs, objects)
+        else:
+            self._engine.submit_load(self._jobs, objects, self._timeout)
+
+
+class OtherProcess:
+    """A mover in a process of its own."""
+
+    def __init__(self, url: str, timeout: float) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._orders, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, url, timeout), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._answer()
+
+    def __enter__(self) -> OtherProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._orders.close()
+        self._process.join()
+
+    def go(self) -> None:
+        """As for a mover."""
+        self._orders.send("go")
+        self._answer()
+
+    def rest(self) -> float:
+        """As for a mover."""
+        self._orders.send("rest")
+        return self._answer()
+
+    def _answer(self) -> float:
+        try:
+            answer: float | Exception = self._orders.recv()
+        except EOFError:
+            raise StoreError("the other process died") from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def _serve(orders: Connection, url: str, timeout: float) -> None:
+    try:
+        with Mover(url, timeout) as mover:
+            orders.send(0.0)
+            while True:
+                orders.recv()
+                mover.go()
+                orders.send(0.0)
+                while not orders.poll():
+                    mover.wait()
+                    mover.step()
+                orders.recv()
+                orders.send(mover.rest())
+    except EOFError:
+        pass
+    except Exception as error:
+        orders.send(error)

@@ -226,6 +226,8 @@ class SchedulerHalf:
         if num_tokens > end - first:
             raise RuntimeError(f"{num_tokens} tokens are to be loaded, {end - first} were offered")
         blocks = list(self._groups.needed(first, first + num_tokens))
+        if tracked.choice is not None and tracked.choice.is_trial:
+            self._stats.count("trials")
         job = self._begin(request, block_ids, blocks, tracked.choice)
         tracked.load = job
         self._release_prefetch(tracked)

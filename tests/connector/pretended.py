@@ -28,6 +28,8 @@ class PretendedEngine:
     lanes: int = 2
     latency: float = 0.0
     bytes_per_second: float = 1e9
+    rate_per_lane: bool = False
+    """Whether each connection has that rate to itself."""
     now: float = 0.0
     last: str = ""
     """What became of the last request, for a failing test to tell."""
@@ -60,11 +62,12 @@ class PretendedEngine:
         return seconds * (1 + self.noise * self._random.random())
 
     def _arrivals(self, blocks: int) -> list[float]:
-        """When each comes: lanes share the rate, and wait out the latency for each block."""
+        """When each comes: lanes wait out the latency for each block."""
         seconds = []
         for block in range(blocks):
             turns = block // self.lanes + 1
-            moved = min(turns * self.lanes, blocks) * self.block_bytes
+            shared = 1 if self.rate_per_lane else self.lanes
+            moved = min(turns * shared, blocks) * self.block_bytes
             seconds.append(self._varied(turns * self.latency + moved / self.bytes_per_second))
         return sorted(seconds)
 
@@ -85,7 +88,7 @@ class PretendedEngine:
         self._numbers += 1
         number = self._numbers
         if not choice.end:
-            blocks = min(self.advisor.wants_probe(self.now, self.block_bytes), self.blocks)
+            blocks = min(self.advisor.wants_probe(self.now, self.block_bytes, 1), self.blocks)
             if blocks:
                 probed = blocks * self.block_bytes
                 self.advisor.on_begin(self.now, number, 0, probed, is_probe=True)

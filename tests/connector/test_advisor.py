@@ -57,16 +57,16 @@ def test_after_a_load_that_was_given_up_the_pool_is_measured_first() -> None:
     load(advisor, 5, 8 * MIB, 0.2, missing=8 * MIB)
     assert advisor.advise(0, reach, 1100).end == 0
     # At once, and of two sizes: it could be latency, or bandwidth.
-    assert advisor.wants_probe(0.1, MIB) == 1
+    assert advisor.wants_probe(0.1, MIB, 1) == 1
     advisor.on_begin(0.1, 6, 0, MIB, is_probe=True)
-    assert advisor.wants_probe(0.2, MIB) == 0
+    assert advisor.wants_probe(0.2, MIB, 1) == 0
     advisor.on_end(6, 0.3, 0)
     # Until there is another, it could be bandwidth.
     assert advisor.advise(0, reach, 1100).end == 0
-    assert advisor.wants_probe(0.3, MIB) == 4
+    assert advisor.wants_probe(0.3, MIB, 1) == 4
     advisor.on_begin(0.3, 7, 0, 4 * MIB, is_probe=True)
     advisor.on_end(7, 0.33, 0)
-    assert advisor.wants_probe(1.0, MIB) == 0
+    assert advisor.wants_probe(1.0, MIB, 1) == 0
     assert advisor.advise(0, reach, 1100).end == 1024
 
 
@@ -109,23 +109,30 @@ def test_a_pool_that_is_left_alone_is_looked_at_now_and_then() -> None:
     advisor = engine()
     for number in range(2):
         load(advisor, number, 8 * MIB, 4.0)
-    assert advisor.wants_probe(4.0, MIB) == 0
-    assert advisor.wants_probe(6.0, MIB) == 1
+    assert advisor.wants_probe(4.0, MIB, 1) == 0
+    assert advisor.wants_probe(6.0, MIB, 1) == 1
     advisor.on_begin(6.0, 3, 0, MIB, is_probe=True)
     advisor.on_end(3, 1.0, 0)
     # It took so long that more often would keep the pool busy.
-    assert advisor.wants_probe(15.0, MIB) == 0
-    assert advisor.wants_probe(17.0, 100 * MIB) == 2
+    assert advisor.wants_probe(15.0, MIB, 1) == 0
+    assert advisor.wants_probe(17.0, 100 * MIB, 1) == 2
+
+
+def test_a_measurement_keeps_all_lanes_at_work() -> None:
+    """Or two lanes, each with a rate of its own, would look like latency alone."""
+    advisor = Advisor(AUTO, 2048, lanes=3)
+    for now, objects, expected in ((0.0, 1, 3), (1.0, 1, 6), (2.0, 2, 2), (3.0, 8, 2)):
+        assert advisor.wants_probe(now, 2 * MIB, objects) == expected
 
 
 def test_a_pool_that_says_nothing_is_not_asked_all_the_time() -> None:
     advisor = engine()
     load(advisor, 1, 8 * MIB, 0.2, missing=8 * MIB)
-    assert advisor.wants_probe(0.3, MIB) == 1
+    assert advisor.wants_probe(0.3, MIB, 1) == 1
     advisor.on_begin(0.3, 2, 0, MIB, is_probe=True)
     advisor.on_end(2, 2.0, MIB)
-    assert advisor.wants_probe(4.0, MIB) == 0
-    assert advisor.wants_probe(21.0, MIB) == 4
+    assert advisor.wants_probe(4.0, MIB, 1) == 0
+    assert advisor.wants_probe(21.0, MIB, 1) == 4
 
 
 def test_a_declined_load_is_tried_ever_more_rarely() -> None:
@@ -165,10 +172,13 @@ NETWORKS = {
 }
 
 
+@pytest.mark.parametrize("rate_per_lane", [False, True])
 @pytest.mark.parametrize("before", NETWORKS)
 @pytest.mark.parametrize("network", NETWORKS)
-def test_hits_never_take_much_longer_than_computing(before: str, network: str) -> None:
-    engine = PretendedEngine(blocks=12)
+def test_hits_never_take_much_longer_than_computing(
+    before: str, network: str, rate_per_lane: bool
+) -> None:
+    engine = PretendedEngine(blocks=12, rate_per_lane=rate_per_lane)
     engine.latency, engine.bytes_per_second = NETWORKS[before]
     for _ in range(20):
         engine.ask()
@@ -188,4 +198,4 @@ def test_always_and_never() -> None:
     assert choice.end == 1024
     assert slow.patience(choice, 0, 8 * MIB, 8) is None
     assert engine(NEVER).advise(16, reach, 1100).end == 16
-    assert slow.wants_probe(0.0, MIB) == 0
+    assert slow.wants_probe(0.0, MIB, 1) == 0

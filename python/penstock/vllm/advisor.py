@@ -25,8 +25,8 @@ _PROBE_SHARE, _LONGEST_PAUSE = 0.1, 30.0
 for longer than so many seconds."""
 
 _PROBE_BYTES = 4 << 20
-"""As large as such a measurement is at most, if that is two blocks. Every other one is of one
-block, so that what each load takes is told from what each byte does."""
+"""As large as every other measurement is. In turn with it comes one of as little as keeps all
+lanes at work, so that what each load takes is told from what each byte does."""
 
 _FIRST_TRIAL, _LAST_TRIAL = 4, 256
 """Loads that are declined before one is tried against what is expected; each that fails doubles it
@@ -62,7 +62,7 @@ class Advisor:
     """What steps and loads take, and what follows from it for the next request."""
 
     def __init__(self, policy: str, tokens_per_step: int, lanes: int = 1) -> None:
-        """`lanes` blocks of a load are fetched at a time."""
+        """`lanes` objects of a load are fetched at a time."""
         self._policy = policy
         self._lanes = lanes
         self._prefill = Prefill(tokens_per_step)
@@ -200,26 +200,27 @@ class Advisor:
         return None if pool is None or host is None else host + pool
 
     def patience(
-        self, choice: Choice, host_bytes: int, pool_bytes: int, blocks: int
+        self, choice: Choice, host_bytes: int, pool_bytes: int, objects: int
     ) -> float | None:
-        """Seconds after which to give up a load of so many blocks that begins now, as advised, if
+        """Seconds after which to give up a load of so many objects that begins now, as advised, if
         nothing of it comes; None for no reason to."""
         load, least = self._load_seconds(Reach(choice.end, host_bytes, pool_bytes)), 0.0
         if pool_bytes:
             least = self._pool.seconds(0) or 0.0
         first = None
         if load is not None:
-            # Lanes fetch a block each at first.
-            first = least + min(self._lanes / blocks, 1.0) * max(load - least, 0.0)
+            # Lanes fetch one each at first.
+            first = least + min(self._lanes / objects, 1.0) * max(load - least, 0.0)
         return patience(choice, first, self._pool.deviation)
 
-    def wants_probe(self, now: float, block_bytes: int) -> int:
-        """Blocks of so many bytes to get from the pool now, for nobody, only to measure it; 0 as
-        a rule."""
+    def wants_probe(self, now: float, block_bytes: int, block_objects: int) -> int:
+        """Blocks of so many bytes and objects to get from the pool now, for nobody, only to measure
+        it; 0 as a rule."""
         pause = self._probe_pause if self._pool.observed >= 2 or self._is_silent else 0.0
         if self._policy != AUTO or now - self._pool_seen < pause:
             return 0
         if any(transfer.is_probe for transfer in self._transfers.values()):
             return 0
         self._probes += 1
-        return 1 if self._probes % 2 else max(2, _PROBE_BYTES // max(1, block_bytes))
+        least = -(-self._lanes // block_objects)
+        return least if self._probes % 2 else max(2 * least, _PROBE_BYTES // block_bytes)

@@ -51,6 +51,8 @@ class Agreement:
         """By group, ranks that hold a part of its blocks."""
         self.block_bytes: list[int] = []
         """By group, bytes of a block on all ranks together."""
+        self.block_objects: list[int] = []
+        """By group, objects of a block that one rank has."""
         self.prefetch_blocks = 0
         """Blocks of host memory that may be kept for requests that wait."""
 
@@ -96,7 +98,8 @@ class Agreement:
             layers_per_object=next(iter(holding.values())).layers_per_object,
             heads_per_object=geometry.heads,
         )
-        self.spans, self.ranks_of_group, self.block_bytes = [], [], []
+        self.spans, self.ranks_of_group = [], []
+        self.block_bytes, self.block_objects = [], []
         for position, group in enumerate(self._groups):
             parts = {rank: s.groups[position] for rank, s in holding.items()}
             found = {rank: part for rank, part in parts.items() if part is not None}
@@ -112,6 +115,7 @@ class Agreement:
             self.spans.append([s for s in spans if not own.isdisjoint(range(s[0], s[1]))])
             self.ranks_of_group.append(len(found))
             self.block_bytes.append(sum(part.block_bytes for part in found.values()))
+            self.block_objects.append(max(1, len(self.spans[-1]) // len(found)))
         if self._settings.host_tier:
             # As many as the ranks' engines keep at most.
             self.prefetch_blocks = next(iter(holding.values())).host_blocks // 2

@@ -248,7 +248,8 @@ class SchedulerHalf:
         host_bytes, pool_bytes = self._bytes_by_tier(self._held(request), blocks)
         timeout, pace, patience = self._settings.load_deadline(host_bytes + pool_bytes), 0.0, None
         if choice is not None:
-            patience = self._advisor.patience(choice, host_bytes, pool_bytes, len(blocks))
+            objects = sum(self._agreement.block_objects[position] for position, _ in blocks)
+            patience = self._advisor.patience(choice, host_bytes, pool_bytes, objects)
         if choice is not None and patience is not None:
             timeout, pace = min(timeout, patience), choice.recompute or 0.0
         job = self._job(request, block_ids, blocks, timeout, pace)
@@ -311,8 +312,12 @@ class SchedulerHalf:
         """Gets some of what is computed instead, if the pool was not measured for long."""
         missing = [(p, i) for p, i in self._groups.needed(first, end) if not held[p][i]]
         if missing:
-            block_bytes = self._agreement.block_bytes[missing[0][0]]
-            wanted = self._advisor.wants_probe(time.monotonic(), block_bytes)
+            group = missing[0][0]
+            wanted = self._advisor.wants_probe(
+                time.monotonic(),
+                self._agreement.block_bytes[group],
+                self._agreement.block_objects[group],
+            )
             if wanted and self._order_prefetch(tracked.request, missing[:wanted], is_probe=True):
                 self._stats.count("probes")
 

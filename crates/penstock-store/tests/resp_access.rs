@@ -80,6 +80,38 @@ fn passwords_and_users() {
 }
 
 #[test]
+fn a_refusal_costs_no_connection() {
+    on_each_server(|name| {
+        let server = Server::start(name);
+        let namespace = fresh_namespace();
+        let keys = fill(&*store(&server.tcp()), namespace, 3000, 10);
+        let user = |rules: &str| {
+            let line = format!("ACL SETUSER user on >s3cret ~penstock:* resetchannels {rules}");
+            assert_eq!(server.command(&line), "+OK");
+        };
+        user("+get +set");
+        let store = store(&server.tcp().replace("//", "//user:s3cret@"));
+        assert!(get(&*store, &keys[0]).is_some());
+
+        // Of several commands each is refused.
+        assert_eq!(kind_of(store.contains(&keys, soon())), ErrorKind::Denied);
+        assert_eq!(kind_of(store.remove(&keys, soon())), ErrorKind::Denied);
+        let listed = store.list(None, &mut |_| {}, soon());
+        assert_eq!(kind_of(listed), ErrorKind::Denied);
+        assert_eq!(kind_of(store.describe(soon())), ErrorKind::Denied);
+        assert_eq!(store.stats().errors, 4);
+        assert!(get(&*store, &keys[0]).is_some());
+
+        // No later answer is one of theirs.
+        user("+exists +unlink");
+        assert_eq!(store.contains(&keys, soon()).unwrap(), [true; 3000]);
+        assert_eq!(store.remove(&keys[..2], soon()).unwrap(), 2);
+        assert!(get(&*store, &keys[2]).is_some());
+        assert_eq!(store.stats().connects, 1, "opened no second time");
+    });
+}
+
+#[test]
 fn a_password_for_a_server_that_has_none_is_denied() {
     on_each_server(|name| {
         let server = Server::start(name);

@@ -71,8 +71,34 @@ impl Connection {
         self.reused && !self.heard && failure.kind == ErrorKind::Unreachable
     }
 
-    /// Sends commands and calls `visit` with each reply, in order.
+    /// Sends commands and calls `visit` with each reply, in order. If it makes a refusal of one,
+    /// which is the call's outcome then, the others are read all the same, and the connection
+    /// stays settled.
     pub(super) fn call(
+        &mut self,
+        commands: &Commands,
+        deadline: Instant,
+        mut visit: impl FnMut(usize, Reply) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let mut refused: Option<Failure> = None;
+        let outcome = self.exchange(commands, deadline, |i, reply| match visit(i, reply) {
+            Err(failure) if failure.is_refusal => {
+                refused.get_or_insert(failure);
+                Ok(())
+            }
+            outcome => outcome,
+        });
+        match refused {
+            // A server that refuses may close the connection after it: the refusal says why.
+            Some(refused) => {
+                self.demoted |= refused.is_demoted;
+                Err(refused)
+            }
+            None => outcome,
+        }
+    }
+
+    fn exchange(
         &mut self,
         commands: &Commands,
         deadline: Instant,

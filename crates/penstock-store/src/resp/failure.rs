@@ -18,6 +18,8 @@ pub(super) struct Failure {
     pub(super) kind: ErrorKind,
     message: String,
     cause: Option<Errno>,
+    /// The server said no in due form: the connection is as good as before.
+    pub(super) is_refusal: bool,
     /// The server is a replica now, and asking it again is in vain.
     pub(super) is_demoted: bool,
     /// Where in its cluster the server sends us.
@@ -56,6 +58,7 @@ impl Failure {
             kind,
             message: message.into(),
             cause: None,
+            is_refusal: false,
             is_demoted: false,
             redirect: None,
         }
@@ -83,6 +86,7 @@ impl Failure {
             kind: ErrorKind::Unreachable,
             message,
             cause: Some(cause),
+            is_refusal: false,
             is_demoted: false,
             redirect: None,
         }
@@ -99,6 +103,7 @@ impl Failure {
             // What an operator reads who did not know that there is a cluster.
             b"MOVED" | b"ASK" => {
                 return Self {
+                    is_refusal: true,
                     redirect: Redirect::parse(line).map(Box::new),
                     ..Self::new(
                         ErrorKind::Unavailable,
@@ -111,6 +116,7 @@ impl Failure {
             _ => ErrorKind::Protocol,
         };
         Self {
+            is_refusal: true,
             is_demoted: matches!(code, b"READONLY" | b"MASTERDOWN"),
             ..Self::new(kind, format!("the server refused: {}", printable(line)))
         }

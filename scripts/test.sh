@@ -51,7 +51,7 @@ all() {
     fi
     stage 'models (loom): shared memory' 600 env RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR=target/loom \
         cargo test --quiet -p penstock-store --locked --test shm_loom
-    stage 'models (loom): signals, completions' 600 env RUSTFLAGS='--cfg loom' \
+    stage 'models (loom): signals, completions, slots' 600 env RUSTFLAGS='--cfg loom' \
         CARGO_TARGET_DIR=target/loom cargo test --quiet -p penstock-engine --locked --lib loom_models
     # Each fuzz test for so long, two at a time; what they found so far is in the tests above.
     stage 'fuzzing' 600 env BOLERO_RANDOM_TEST_TIME_MS=20000 \

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use memmap2::{MmapMut, MmapRaw};
-use parking_lot::Mutex;
 use penstock_store::value::{self, Checksum, ENCRYPTED_HEADER_BYTES, Rejection};
 use penstock_store::{ErrorKind, Keyring};
 
@@ -19,6 +18,7 @@ use crate::config::EngineConfig;
 use crate::copy::cuda::{CudaError, Pins};
 use crate::job::Transfer;
 use crate::signal::Signals;
+use crate::sync::Mutex;
 use crate::{Counters, EngineError};
 
 const PAGE: usize = 4096;

@@ -29,7 +29,8 @@ pub struct EngineConfig {
     pub store_slots: usize,
     /// Whether values stay in their slots until the room is needed: the host tier.
     pub keep: bool,
-    /// Most slots whose values wait for the request that they were prefetched for.
+    /// Most slots whose values wait for the request that they were prefetched for. Less than
+    /// `slots`: a lane that waits for a slot is not told when one of those may be given up.
     pub prefetch_slots: usize,
     /// Threads that gather blocks into slots.
     pub copy_lanes: usize,
@@ -113,6 +114,9 @@ impl EngineConfig {
         }
         if self.store_slots == 0 || self.store_slots >= self.slots {
             return refuse("store_slots must be at least 1 and less than slots");
+        }
+        if self.prefetch_slots >= self.slots {
+            return refuse("prefetch_slots must be less than slots");
         }
         if self.copy_lanes == 0 || self.copy_lanes > 64 {
             return refuse("copy_lanes must be between 1 and 64");

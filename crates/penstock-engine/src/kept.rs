@@ -7,17 +7,16 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry::Vacant;
-use std::sync::Arc;
 
-use parking_lot::Mutex;
 use penstock_evict::{Lru, Policy};
 use penstock_store::Key;
 
 use crate::arena::{Slot, Verified};
 use crate::job::Transfer;
+use crate::sync::{Mutex, Shared};
 
 /// A value in the host tier.
-pub(crate) type Value = Arc<Slot<Verified>>;
+pub(crate) type Value = Shared<Slot<Verified>>;
 
 /// The values, and who wants them to stay.
 pub(crate) struct Kept {
@@ -60,7 +59,7 @@ impl Kept {
             return;
         }
         if let Vacant(place) = state.entries.entry(key) {
-            let value = Arc::new(slot.keep());
+            let value = Shared::new(slot.keep());
             place.insert(Entry { value, pins: 0 });
             state.order.insert(key, 1);
             state.note(key, true);
@@ -142,7 +141,7 @@ impl State {
                 let value = entry
                     .value
                     .is_of(object)
-                    .then(|| Arc::clone(&entry.value))?;
+                    .then(|| Shared::clone(&entry.value))?;
                 self.order.touch(&object.key);
                 Some(value)
             })

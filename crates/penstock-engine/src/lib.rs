@@ -17,6 +17,8 @@ mod kept;
 mod lane;
 mod load;
 mod lookup;
+#[cfg(all(test, loom))]
+mod loom_models;
 mod queue;
 mod region;
 mod signal;

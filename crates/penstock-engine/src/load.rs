@@ -10,13 +10,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use penstock_store::ErrorKind;
 
 use crate::completion::Completions;
 use crate::job::Transfer;
 use crate::kept::Value;
 use crate::region::Registration;
+use crate::sync::Mutex;
 use crate::{Counters, Deadline, Event, Outcome};
 
 /// Where the objects of a job go.

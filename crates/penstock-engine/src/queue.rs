@@ -4,8 +4,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::Mutex;
-
 use crate::Outcome;
 use crate::arena::{Arena, Empty, Gathered, Lent, Purpose, Slot};
 use crate::config::EngineConfig;
@@ -13,6 +11,7 @@ use crate::kept::Kept;
 use crate::load::{Aim, HeldTicket, LoadJob, LoadTicket};
 use crate::signal::Signals;
 use crate::store::StoreTicket;
+use crate::sync::Mutex;
 
 /// The queues of one engine. Their lock is taken before that of a job, never after.
 pub(crate) struct Queues {
@@ -95,6 +94,7 @@ impl Queues {
     /// Queues what there is room for and drops the rest.
     pub(crate) fn push_gathers(&self, tickets: Vec<StoreTicket>) {
         let since = Instant::now();
+        let mut refused = Vec::new();
         {
             let mut state = self.state.lock();
             // While the store fails, the host tier takes what it can.
@@ -109,38 +109,45 @@ impl Queues {
                     state.gather_bytes = bytes;
                     state.gathers.push_back(Gather { ticket, since });
                 } else {
-                    ticket.resolve(Outcome::Dropped);
+                    refused.push(ticket);
                 }
             }
         }
         self.signals.copy.notify_all();
+        end(refused, Outcome::Dropped);
     }
 
     /// Queues a gathered object. Its blocks are released no earlier than it can be found here,
     /// so that who has seen the release and cancels finds it.
     pub(crate) fn push_put(&self, mut put: Put) {
-        {
+        let refused = {
             let mut state = self.state.lock();
             put.ticket.gathered();
             let failing = state
                 .failing_until
                 .is_some_and(|until| until > Instant::now());
             if state.closed || failing {
-                let key = put.ticket.transfer().key;
-                let slot = put.slot.into_verified(put.ticket.transfer());
-                self.kept.keep(key, slot, None);
-                put.ticket.resolve(Outcome::Dropped);
-                return;
+                Some(put)
+            } else {
+                state.puts.push_back(put);
+                None
             }
-            state.puts.push_back(put);
+        };
+        match refused {
+            Some(Put { ticket, slot }) => {
+                let slot = slot.into_verified(ticket.transfer());
+                self.kept.keep(ticket.transfer().key, slot, None);
+                ticket.resolve(Outcome::Dropped);
+            }
+            None => self.signals.put.notify_one(),
         }
-        self.signals.put.notify_one();
     }
 
     pub(crate) fn push_load(&self, job: Arc<LoadJob>, aim: Aim) {
         {
             let mut state = self.state.lock();
             if state.closed {
+                drop(state);
                 job.abandon(Outcome::Cancelled);
                 return;
             }
@@ -153,7 +160,7 @@ impl Queues {
     }
 
     /// A free slot; if need be, of a value that is given up for it.
-    fn lease(&self, purpose: Purpose) -> Option<Slot<Empty>> {
+    pub(crate) fn lease(&self, purpose: Purpose) -> Option<Slot<Empty>> {
         loop {
             match self.arena.lease(purpose) {
                 Lent::Slot(slot) => return Some(slot),
@@ -165,7 +172,14 @@ impl Queues {
     }
 
     pub(crate) fn next_copy(&self) -> CopyWork {
-        let mut state = self.state.lock();
+        let mut late = Vec::new();
+        let work = self.next_gather(&mut self.state.lock(), &mut late);
+        end(late, Outcome::Dropped);
+        work
+    }
+
+    /// What a copy lane does next, and which objects have waited too long.
+    fn next_gather(&self, state: &mut State, late: &mut Vec<StoreTicket>) -> CopyWork {
         if state.closed {
             return CopyWork::Close;
         }
@@ -180,9 +194,7 @@ impl Queues {
             if Instant::now() < until {
                 return CopyWork::Wait(Some(until));
             }
-            if let Some(gather) = state.pop_gather() {
-                gather.ticket.resolve(Outcome::Dropped);
-            }
+            late.extend(state.pop_gather().map(|gather| gather.ticket));
         }
         CopyWork::Wait(None)
     }
@@ -272,20 +284,18 @@ impl Queues {
 
     /// Ends every object that waits to be gathered for one of `jobs`.
     pub(crate) fn drop_gathers(&self, outcome: Outcome, of: impl Fn(u64) -> bool) {
-        self.state.lock().drop_gathers(outcome, of);
+        let dropped = self.state.lock().take_gathers(of);
+        end(dropped, outcome);
     }
 
     /// Ends every object that waits to be gathered or put for one of `jobs`.
     pub(crate) fn drop_stores(&self, outcome: Outcome, of: impl Fn(u64) -> bool) {
-        let mut state = self.state.lock();
-        state.drop_gathers(outcome, &of);
-        for put in std::mem::take(&mut state.puts) {
-            if of(put.ticket.job_id()) {
-                put.ticket.resolve(outcome);
-            } else {
-                state.puts.push_back(put);
-            }
-        }
+        let (gathers, puts) = {
+            let mut state = self.state.lock();
+            (state.take_gathers(&of), state.take_puts(&of))
+        };
+        end(gathers, outcome);
+        end(puts.into_iter().map(|put| put.ticket), outcome);
     }
 
     /// Forgets load jobs of which nothing is to be fetched any more.
@@ -338,15 +348,23 @@ impl State {
         Some(gather)
     }
 
-    fn drop_gathers(&mut self, outcome: Outcome, of: impl Fn(u64) -> bool) {
-        for gather in std::mem::take(&mut self.gathers) {
-            if of(gather.ticket.job_id()) {
-                self.gather_bytes -= gather.ticket.transfer().bytes;
-                gather.ticket.resolve(outcome);
-            } else {
-                self.gathers.push_back(gather);
-            }
-        }
+    fn take_gathers(&mut self, of: impl Fn(u64) -> bool) -> Vec<StoreTicket> {
+        let (taken, left): (VecDeque<_>, _) = std::mem::take(&mut self.gathers)
+            .into_iter()
+            .partition(|gather: &Gather| of(gather.ticket.job_id()));
+        self.gathers = left;
+        let tickets = taken.into_iter().map(|gather| gather.ticket);
+        tickets
+            .inspect(|ticket| self.gather_bytes -= ticket.transfer().bytes)
+            .collect()
+    }
+
+    fn take_puts(&mut self, of: impl Fn(u64) -> bool) -> VecDeque<Put> {
+        let (taken, left) = std::mem::take(&mut self.puts)
+            .into_iter()
+            .partition(|put: &Put| of(put.ticket.job_id()));
+        self.puts = left;
+        taken
     }
 
     fn pop_puts(&mut self, objects: usize, bytes: usize) -> Vec<Put> {
@@ -362,6 +380,13 @@ impl State {
         }
         batch
     }
+}
+
+/// Ends objects of stores; not under the queues' lock, since there may be many.
+fn end(tickets: impl IntoIterator<Item = StoreTicket>, outcome: Outcome) {
+    tickets
+        .into_iter()
+        .for_each(|ticket| ticket.resolve(outcome));
 }
 
 /// See [`Queues::refuse_stores`].

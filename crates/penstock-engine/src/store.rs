@@ -7,12 +7,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
 use penstock_store::ErrorKind;
 
 use crate::completion::Completions;
 use crate::job::Transfer;
 use crate::region::Registration;
+use crate::sync::{Condvar, Mutex};
 use crate::{Counters, Event, Outcome};
 
 pub(crate) struct StoreJob {

@@ -1,8 +1,13 @@
-//! Locks of the parts whose interleavings a model checker goes through.
+//! Locks and shared values of the parts whose interleavings a model checker goes through.
 
 #[cfg(not(loom))]
 pub(crate) use parking_lot::{Condvar, Mutex};
+/// An `Arc` whose last drop does something that other threads see.
+#[cfg(not(loom))]
+pub(crate) use std::sync::Arc as Shared;
 
+#[cfg(loom)]
+pub(crate) use loom::sync::Arc as Shared;
 #[cfg(loom)]
 pub(crate) use model::{Condvar, Mutex};
 
@@ -19,6 +24,10 @@ mod model {
     pub(crate) struct MutexGuard<'m, T>(Option<loom::sync::MutexGuard<'m, T>>);
 
     impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(loom::sync::Mutex::new(value))
+        }
+
         pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
             MutexGuard(Some(self.0.lock().unwrap()))
         }
@@ -51,6 +60,10 @@ mod model {
     }
 
     impl Condvar {
+        pub(crate) fn new() -> Self {
+            Self::default()
+        }
+
         pub(crate) fn notify_one(&self) {
             self.0.notify_one();
         }

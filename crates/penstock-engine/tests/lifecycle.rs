@@ -141,6 +141,10 @@ fn an_engine_that_cannot_be_made_leaves_nothing() {
             store_slots: 4,
             ..EngineConfig::new(64, 4)
         },
+        EngineConfig {
+            prefetch_slots: 4,
+            ..EngineConfig::new(64, 4)
+        },
     ] {
         let made = Engine::new(store.clone() as Arc<dyn Store>, config.clone());
         assert!(matches!(made, Err(EngineError::Config(_))), "{config:?}");

@@ -1,0 +1,307 @@
+//! Models of the arena's slots: who holds one, who waits for one, what the host tier gives up.
+//!
+//! Every byte of a slot is stood for by a cell of the model checker, which fails when one thread
+//! touches it while another does, or before it could know that the other is done. There is no time:
+//! a wait that nobody ends is a deadlock, and fails too.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use loom::cell::UnsafeCell;
+use loom::thread;
+use penstock_layout::{Descriptor, KvLayout, Span};
+use penstock_store::value::Checksum;
+use penstock_store::{Key, Namespace};
+
+use crate::arena::{Arena, Empty, Purpose, Slot, Verified};
+use crate::completion::Completions;
+use crate::job::Transfer;
+use crate::queue::{CopyWork, Put, PutWork, Queues};
+use crate::region::Registration;
+use crate::signal::Signals;
+use crate::store::StoreJob;
+use crate::sync::Shared;
+use crate::{Device, EngineConfig, Event, Outcome, Region};
+
+const BYTES: usize = 64;
+
+/// Of three threads all interleavings would take hours; what goes wrong needs few switches.
+fn check_three(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+/// An object of the only size, by its number.
+#[allow(unsafe_code)]
+fn transfer(number: u8) -> Transfer {
+    static REGISTRATION: OnceLock<Arc<Registration>> = OnceLock::new();
+    let span = Span::new(0..1, 0..1).unwrap();
+    let registration = REGISTRATION.get_or_init(|| {
+        let layout = KvLayout::BLHNC;
+        let descriptor = Descriptor::packed(layout, span, 1, 1, BYTES as u64).unwrap();
+        // SAFETY: the models copy nothing to or from it.
+        let region = unsafe { Region::new(0, BYTES as u64) };
+        let executor = Device::Host.executor().unwrap();
+        Arc::new(Registration::new(descriptor, vec![region], executor).unwrap())
+    });
+    Transfer {
+        registration: Arc::clone(registration),
+        key: Key {
+            namespace: Namespace([0; 16]),
+            chunk: [number; 32],
+            span,
+        },
+        blocks: vec![0],
+        context: Arc::default(),
+        bytes: BYTES,
+        after: 0,
+    }
+}
+
+/// A slot's bytes, as the model checker watches them.
+struct Watched {
+    address: *const u8,
+    bytes: UnsafeCell<()>,
+}
+
+/// An arena, the host tier and the queues, without lanes.
+struct House {
+    queues: Queues,
+    signals: Arc<Signals>,
+    slots: Vec<Watched>,
+}
+
+// SAFETY: the addresses are only compared, and whether the cells are touched by one thread at a
+// time is what the models are there to find out: the checker fails if not.
+#[allow(unsafe_code)]
+unsafe impl Send for House {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Sync for House {}
+
+impl House {
+    /// With so many slots, of which as many as `prefetch_slots` may be pinned.
+    fn new(slots: usize, prefetch_slots: usize) -> Shared<Self> {
+        let mut config = EngineConfig::new(BYTES, slots);
+        config.prefetch_slots = prefetch_slots;
+        config.store_wait = Duration::from_secs(3600);
+        let signals = Arc::new(Signals::default());
+        let arena = Arc::new(Arena::new(&config, Arc::clone(&signals), Arc::default()).unwrap());
+        let queues = Queues::new(config, arena, Arc::clone(&signals));
+        let mut all: Vec<_> = (0..slots)
+            .map(|_| queues.lease(Purpose::Load).unwrap())
+            .collect();
+        let slots = all
+            .iter_mut()
+            .map(|slot| Watched {
+                address: slot.payload_mut(BYTES).as_ptr(),
+                bytes: UnsafeCell::new(()),
+            })
+            .collect();
+        drop(all);
+        Shared::new(Self {
+            queues,
+            signals,
+            slots,
+        })
+    }
+
+    fn watched(&self, payload: &[u8]) -> &UnsafeCell<()> {
+        let is_it = |slot: &&Watched| slot.address == payload.as_ptr();
+        &self.slots.iter().find(is_it).unwrap().bytes
+    }
+
+    fn write(&self, slot: &mut Slot<Empty>) {
+        self.watched(slot.payload_mut(BYTES)).with_mut(|_| ());
+    }
+
+    fn read(&self, slot: &Slot<Verified>) {
+        self.watched(slot.payload()).with(|_| ());
+    }
+
+    /// Waits for a slot as a lane does.
+    fn lend(&self, purpose: Purpose) -> Slot<Empty> {
+        let signal = match purpose {
+            Purpose::Store => &self.signals.copy,
+            Purpose::Load | Purpose::Keep => &self.signals.get,
+        };
+        loop {
+            let seen = signal.generation();
+            match self.queues.lease(purpose) {
+                Some(slot) => return slot,
+                None => signal.wait(seen, None),
+            }
+        }
+    }
+
+    /// Waits for a slot, and uses it.
+    fn use_one(&self, purpose: Purpose) {
+        self.write(&mut self.lend(purpose));
+    }
+
+    fn fill(&self, mut slot: Slot<Empty>, transfer: &Transfer) -> Slot<Verified> {
+        self.write(&mut slot);
+        slot.gathered(BYTES, Checksum::new())
+            .into_verified(transfer)
+    }
+
+    /// Keeps a value, unless the host tier is closed.
+    fn keep(&self, slot: Slot<Empty>, number: u8) {
+        let transfer = transfer(number);
+        let slot = self.fill(slot, &transfer);
+        self.queues.kept().keep(transfer.key, slot, None);
+    }
+}
+
+#[test]
+fn a_slot_is_lent_to_one_at_a_time_and_whoever_waits_gets_it() {
+    check_three(|| {
+        let house = House::new(1, 0);
+        let lanes: Vec<_> = [Purpose::Store, Purpose::Load]
+            .into_iter()
+            .map(|purpose| {
+                let house = Shared::clone(&house);
+                thread::spawn(move || house.use_one(purpose))
+            })
+            .collect();
+        house.use_one(Purpose::Load);
+        lanes.into_iter().for_each(|lane| lane.join().unwrap());
+    });
+}
+
+#[test]
+fn a_value_that_is_read_keeps_its_slot_when_it_is_given_up() {
+    loom::model(|| {
+        let house = House::new(1, 0);
+        house.keep(house.lend(Purpose::Load), 1);
+        let taker = thread::spawn({
+            let house = Shared::clone(&house);
+            move || house.use_one(Purpose::Load)
+        });
+        for value in house.queues.kept().find(&[transfer(1)]).iter().flatten() {
+            house.read(value);
+        }
+        taker.join().unwrap();
+        assert!(house.queues.kept().find(&[transfer(1)])[0].is_none());
+    });
+}
+
+#[test]
+fn a_pinned_value_is_not_given_up_before_it_is_released() {
+    loom::model(|| {
+        let house = House::new(2, 1);
+        house.keep(house.lend(Purpose::Load), 1);
+        let taker = thread::spawn({
+            let house = Shared::clone(&house);
+            move || {
+                // All that can be had without waiting, as get lanes take them.
+                let mut slots = vec![house.lend(Purpose::Load)];
+                slots.extend(house.queues.lease(Purpose::Load));
+                slots.iter_mut().for_each(|slot| house.write(slot));
+            }
+        });
+        let kept = house.queues.kept();
+        let is_pinned = kept.open(7, &[transfer(1)])[0].is_some();
+        if is_pinned {
+            assert_eq!(kept.room(), 0);
+            let value = kept.find(&[transfer(1)])[0].take();
+            house.read(&value.expect("it is pinned"));
+        }
+        kept.release(7);
+        assert_eq!(kept.room(), 1);
+        taker.join().unwrap();
+    });
+}
+
+#[test]
+fn who_waits_for_a_slot_gets_that_of_a_value_just_kept() {
+    check_three(|| {
+        let house = House::new(1, 0);
+        let slot = house.lend(Purpose::Store);
+        let waiting = [Purpose::Load, Purpose::Store].map(|purpose| {
+            let house = Shared::clone(&house);
+            thread::spawn(move || house.use_one(purpose))
+        });
+        house.keep(slot, 1);
+        waiting.into_iter().for_each(|lane| lane.join().unwrap());
+    });
+}
+
+#[test]
+fn a_value_kept_while_the_host_tier_closes_gives_its_slot_back() {
+    loom::model(|| {
+        let house = House::new(1, 0);
+        let slot = house.lend(Purpose::Load);
+        let lane = thread::spawn({
+            let house = Shared::clone(&house);
+            move || house.keep(slot, 1)
+        });
+        house.queues.kept().close();
+        lane.join().unwrap();
+        assert!(!house.queues.kept().evict(), "nothing is kept any more");
+        assert!(house.queues.lease(Purpose::Load).is_some());
+    });
+}
+
+#[test]
+fn an_object_is_gathered_once_there_is_a_slot_or_cancelled_and_has_one_outcome() {
+    check_three(|| {
+        let house = House::new(2, 0);
+        let completions = Arc::new(Completions::default());
+        let job = StoreJob::new(
+            1,
+            vec![transfer(1)],
+            Arc::clone(&completions),
+            Arc::default(),
+            Arc::default(),
+        );
+        // Stores may hold one slot of the two.
+        let other = house.lend(Purpose::Store);
+        let lane = thread::spawn({
+            let house = Shared::clone(&house);
+            move || {
+                loop {
+                    let seen = house.signals.copy.generation();
+                    match house.queues.next_copy() {
+                        CopyWork::Gather(ticket, mut slot) => {
+                            house.write(&mut slot);
+                            let slot = slot.gathered(BYTES, Checksum::new());
+                            house.queues.push_put(Put { ticket, slot });
+                        }
+                        CopyWork::Wait(until) => house.signals.copy.wait(seen, until),
+                        CopyWork::Close => return,
+                    }
+                }
+            }
+        });
+        let canceller = thread::spawn({
+            let house = Shared::clone(&house);
+            move || {
+                drop(other);
+                house.queues.drop_stores(Outcome::Cancelled, |job| job == 1);
+            }
+        });
+        house.queues.push_gathers(job.tickets());
+        let mut heard = Vec::new();
+        assert!(completions.wait(Instant::now() + Duration::from_secs(3600)));
+        completions.drain(&mut heard);
+        // Released, it waits to be put, unless it was cancelled.
+        if let PutWork::Put(batch) = house.queues.next_put() {
+            for Put { ticket, slot } in batch {
+                drop(slot);
+                ticket.resolve(Outcome::Stored(BYTES as u64));
+            }
+        }
+        house.queues.close();
+        lane.join().unwrap();
+        canceller.join().unwrap();
+        completions.drain(&mut heard);
+        let events: Vec<_> = heard.into_iter().map(|heard| heard.event).collect();
+        let [Event::Released, Event::Stored { objects }] = &events[..] else {
+            panic!("{events:?}");
+        };
+        let expected = [Outcome::Stored(BYTES as u64), Outcome::Cancelled];
+        assert!(expected.contains(&objects[0]), "{objects:?}");
+    });
+}

@@ -32,7 +32,7 @@ fn pair(name: &'static str) -> (Server, Server) {
 
 /// Puts until the store takes it; whatever it says before is a failure that is expected.
 fn put_eventually(store: &dyn Store, key: &Key, value: &[u8]) -> Vec<ErrorKind> {
-    let until = Instant::now() + Duration::from_secs(30);
+    let until = Instant::now() + Duration::from_secs(90);
     let mut refusals = Vec::new();
     loop {
         match put(store, key, value) {
@@ -96,14 +96,16 @@ fn puts_follow_the_master_when_it_is_changed() {
         let namespace = fresh_namespace();
         put(&*store, &key(namespace, 0), b"before").unwrap();
         let until = Instant::now() + Duration::from_secs(90);
-        // It first has to hear from the replica that it is fit.
-        while sentinel.command("SENTINEL FAILOVER main") != "+OK" {
-            assert!(Instant::now() < until, "no replica is fit");
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        while !new.text("INFO replication").contains("role:master") {
+        let is_master = || {
+            let text = new.try_text("INFO replication");
+            text.is_ok_and(|text| text.contains("role:master"))
+        };
+        while !is_master() {
+            // Refused before it has heard from the replica that it is fit, and while it is at it;
+            // where the replica takes too long, on a loaded machine, it gives up.
+            sentinel.command("SENTINEL FAILOVER main");
             assert!(Instant::now() < until, "no failover");
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(50));
         }
         // Until Sentinel has demoted it, the old master takes puts that are then lost: misses.
         let direct = self::store(&new.tcp());

@@ -207,20 +207,26 @@ impl Server {
 
     /// Sends one line; returns the string that the server replies.
     pub(crate) fn text(&self, line: &str) -> String {
-        let mut stream = UnixStream::connect(self.socket()).expect("the server listens");
-        stream
-            .write_all(format!("{line}\r\n").as_bytes())
-            .expect("the server reads");
+        self.try_text(line).expect("the server answers")
+    }
+
+    /// As [`Self::text`]; fails if the server closes the connection meanwhile, as it does with all
+    /// when a sentinel gives it another role.
+    pub(crate) fn try_text(&self, line: &str) -> std::io::Result<String> {
+        let mut stream = UnixStream::connect(self.socket())?;
+        stream.write_all(format!("{line}\r\n").as_bytes())?;
         let mut replies = BufReader::new(stream);
         let mut head = String::new();
-        replies.read_line(&mut head).expect("the server answers");
+        if replies.read_line(&mut head)? == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
         let length = head
             .trim_end()
             .strip_prefix('$')
             .and_then(|n| n.parse().ok());
         let mut text = vec![0; length.unwrap_or_else(|| panic!("not a string: {head}"))];
-        replies.read_exact(&mut text).expect("the whole string");
-        String::from_utf8(text).expect("UTF-8")
+        replies.read_exact(&mut text)?;
+        Ok(String::from_utf8(text).expect("UTF-8"))
     }
 
     /// Sends one line; returns the strings that the server replies.

@@ -86,37 +86,44 @@ unsafe fn bytes(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// # Safety
-///
-/// As for a copy of so many lines, of which there is at least one, to an aligned destination.
+/// Copies so many lines, storing by this instruction, and ends with that one.
 #[cfg(target_arch = "x86_64")]
-unsafe fn lines(from: *const u8, to: *mut u8, count: usize) {
-    // SAFETY: the caller vouches for both ranges, of which each round copies the next line.
-    unsafe {
+macro_rules! copy_lines {
+    ($from:ident, $to:ident, $count:ident, $store:literal $(, $end:literal)?) => {
         std::arch::asm!(
             "2:",
             "movdqu {a}, [{from}]",
             "movdqu {b}, [{from} + 16]",
             "movdqu {c}, [{from} + 32]",
             "movdqu {d}, [{from} + 48]",
-            "movdqa [{to}], {a}",
-            "movdqa [{to} + 16], {b}",
-            "movdqa [{to} + 32], {c}",
-            "movdqa [{to} + 48], {d}",
+            concat!($store, " [{to}], {a}"),
+            concat!($store, " [{to} + 16], {b}"),
+            concat!($store, " [{to} + 32], {c}"),
+            concat!($store, " [{to} + 48], {d}"),
             "add {from}, 64",
             "add {to}, 64",
             "dec {count}",
             "jnz 2b",
-            from = inout(reg) from => _,
-            to = inout(reg) to => _,
-            count = inout(reg) count => _,
+            $($end,)?
+            from = inout(reg) $from => _,
+            to = inout(reg) $to => _,
+            count = inout(reg) $count => _,
             a = out(xmm_reg) _,
             b = out(xmm_reg) _,
             c = out(xmm_reg) _,
             d = out(xmm_reg) _,
             options(nostack)
-        );
-    }
+        )
+    };
+}
+
+/// # Safety
+///
+/// As for a copy of so many lines, of which there is at least one, to an aligned destination.
+#[cfg(target_arch = "x86_64")]
+unsafe fn lines(from: *const u8, to: *mut u8, count: usize) {
+    // SAFETY: the caller vouches for both ranges, of which each round copies the next line.
+    unsafe { copy_lines!(from, to, count, "movdqa") }
 }
 
 /// # Safety
@@ -126,32 +133,7 @@ unsafe fn lines(from: *const u8, to: *mut u8, count: usize) {
 unsafe fn lines_past_caches(from: *const u8, to: *mut u8, count: usize) {
     // SAFETY: as above. These stores are not ordered with later ones, as all others are and as
     // releases need it; the fence at the end makes up for that.
-    unsafe {
-        std::arch::asm!(
-            "2:",
-            "movdqu {a}, [{from}]",
-            "movdqu {b}, [{from} + 16]",
-            "movdqu {c}, [{from} + 32]",
-            "movdqu {d}, [{from} + 48]",
-            "movntdq [{to}], {a}",
-            "movntdq [{to} + 16], {b}",
-            "movntdq [{to} + 32], {c}",
-            "movntdq [{to} + 48], {d}",
-            "add {from}, 64",
-            "add {to}, 64",
-            "dec {count}",
-            "jnz 2b",
-            "sfence",
-            from = inout(reg) from => _,
-            to = inout(reg) to => _,
-            count = inout(reg) count => _,
-            a = out(xmm_reg) _,
-            b = out(xmm_reg) _,
-            c = out(xmm_reg) _,
-            d = out(xmm_reg) _,
-            options(nostack)
-        );
-    }
+    unsafe { copy_lines!(from, to, count, "movntdq", "sfence") }
 }
 
 /// The same elsewhere: by volatile accesses, which the compiler neither merges nor repeats, and of

@@ -22,6 +22,8 @@ use crate::sealed::{Arrival, Sealed, Verdict};
 
 /// Longest timeout, a day: anything longer is as good as this.
 const LONGEST_SECONDS: f64 = 86_400.0;
+/// Payload bytes handed at once to a store that does not pipeline.
+const PIECE_BYTES: usize = 1 << 20;
 
 /// A handle on a store. Every operation returns by its timeout, in seconds, and runs without the
 /// GIL; any thread may use it.
@@ -51,7 +53,38 @@ impl Store {
         }
     }
 
+    /// A batch in the pieces that are handed to the store at once, so that it is sealed or verified
+    /// in the processor's caches. All of it, where cutting it up would cost more than that saves.
+    fn pieces<'b>(
+        &self,
+        batch: &'b [(Key, Vec<Part>)],
+    ) -> impl Iterator<Item = &'b [(Key, Vec<Part>)]> {
+        let most = match self.inner.capabilities().pipelined {
+            true => usize::MAX,
+            false => PIECE_BYTES,
+        };
+        let mut rest = batch;
+        std::iter::from_fn(move || {
+            let mut bytes = 0_usize;
+            let fits = |(_, buffers): &&(Key, Vec<Part>)| {
+                let own: usize = buffers.iter().map(|part| part.pinned().bytes().len()).sum();
+                bytes = bytes.saturating_add(own);
+                bytes <= most
+            };
+            let count = rest.iter().take_while(fits).count().max(1);
+            let (piece, later) = rest.split_at_checked(count)?;
+            rest = later;
+            Some(piece)
+        })
+    }
+
     fn get_verified(&self, batch: &[(Key, Vec<Part>)], deadline: Instant) -> Vec<Got> {
+        self.pieces(batch)
+            .flat_map(|piece| self.get_piece(piece, deadline))
+            .collect()
+    }
+
+    fn get_piece(&self, batch: &[(Key, Vec<Part>)], deadline: Instant) -> Vec<Got> {
         let keys = self.keys.as_deref();
         let mut arrivals: Vec<Arrival<'_>> = batch
             .iter()
@@ -118,6 +151,16 @@ impl Store {
     }
 
     fn put_sealed(
+        &self,
+        batch: &[(Key, Vec<Part>)],
+        deadline: Instant,
+    ) -> Vec<penstock_store::Result<PutOutcome>> {
+        self.pieces(batch)
+            .flat_map(|piece| self.put_piece(piece, deadline))
+            .collect()
+    }
+
+    fn put_piece(
         &self,
         batch: &[(Key, Vec<Part>)],
         deadline: Instant,

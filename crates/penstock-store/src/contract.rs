@@ -15,6 +15,9 @@ pub struct Capabilities {
     pub persistent: bool,
     /// The store itself keeps within a bound and evicts to do so.
     pub bounded: bool,
+    /// A batch takes less time than its requests one by one. Where it does not, small batches are
+    /// better: their values are still in the cache when they are verified.
+    pub pipelined: bool,
     /// Largest value accepted, header included, in bytes.
     pub max_value_bytes: u64,
 }

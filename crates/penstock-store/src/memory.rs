@@ -111,6 +111,7 @@ impl Store for MemoryStore {
             shared: false,
             persistent: false,
             bounded: true,
+            pipelined: false,
             max_value_bytes: self.capacity.saturating_sub(ENTRY_BYTES),
         }
     }

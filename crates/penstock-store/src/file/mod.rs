@@ -206,6 +206,7 @@ impl Store for FileStore {
             shared: true,
             persistent: true,
             bounded: true,
+            pipelined: false,
             // A longer value would be charged with more than the capacity.
             max_value_bytes: self.directory.capacity / charge(1) * charge(1),
         }

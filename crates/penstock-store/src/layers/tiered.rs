@@ -160,6 +160,7 @@ impl Store for Tiered {
             shared: all(|can| can.shared),
             persistent: any(|can| can.persistent),
             bounded: all(|can| can.bounded),
+            pipelined: any(|can| can.pipelined),
             max_value_bytes: largest.max().unwrap_or(0),
         }
     }

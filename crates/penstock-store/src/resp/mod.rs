@@ -54,6 +54,7 @@ const CAPABILITIES: Capabilities = Capabilities {
     shared: true,
     persistent: true,
     bounded: true,
+    pipelined: true,
     max_value_bytes: MAX_STRING,
 };
 

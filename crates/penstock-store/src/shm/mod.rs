@@ -139,6 +139,7 @@ impl Store for ShmStore {
             shared: true,
             persistent: true,
             bounded: true,
+            pipelined: false,
             max_value_bytes: self.segment.geometry.max_value_bytes(),
         }
     }

@@ -44,6 +44,7 @@ def open_engine(model: Path, pool: str, args: argparse.Namespace) -> Any:
         kv_connector="PenstockConnector",
         kv_connector_module_path="penstock.vllm.connector",
         kv_role="kv_both",
+        kv_load_failure_policy="recompute",
         kv_connector_extra_config={"penstock.pool": pool, "penstock.host_bytes": "128MiB"},
     )
     return LLMEngine.from_engine_args(

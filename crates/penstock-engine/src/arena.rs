@@ -111,8 +111,12 @@ impl Arena {
                 break;
             }
             let address = self.memory.as_mut_ptr().wrapping_add(start);
-            // SAFETY: the piece lies in the mapping, which is dropped after the pins.
-            unsafe { pins.add(address, piece.min(bytes - start)) }?;
+            let len = piece.min(bytes - start);
+            // SAFETY: the piece lies in the mapping, which is dropped after the pins; no slot is in
+            // use then.
+            unsafe { pins.add(address, len) }?;
+            let pinned = &self.counters.pinned_bytes;
+            pinned.fetch_add(len as u64, Ordering::Relaxed);
         }
         Ok(())
     }

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use penstock_layout::{Descriptor, Span};
 use penstock_store::{Key, Namespace};
 
+use crate::copy::cuda::CudaExecutor;
 use crate::job::Transfer;
 use crate::region::{NotCopied, Registration};
-use crate::{Device, EngineError, Object, Region};
+use crate::{Calibration, CudaError, Device, EngineError, Object, Region};
 
 /// Blocks in registered memory, copied to and from one contiguous piece in canonical order.
 pub struct DirectCopy {
@@ -17,16 +18,26 @@ pub struct DirectCopy {
 
 impl DirectCopy {
     /// Copies of what `descriptor` describes in `regions`, one for each of its own. What was
-    /// promised of the regions must hold during each copy.
+    /// promised of the regions must hold during each copy. The first on a CUDA device measures it.
     pub fn new(
         device: Device,
         descriptor: Descriptor,
         regions: Vec<Region>,
     ) -> Result<Self, EngineError> {
         let registration = Registration::new(descriptor, regions, device.executor()?)?;
+        if let Device::Cuda(ordinal) = device {
+            // Copies go on without it, by the figures of other devices.
+            let _ = Self::calibration(ordinal);
+        }
         Ok(Self {
             registration: Arc::new(registration),
         })
+    }
+
+    /// What copies of a CUDA device take, measured unless an engine or another of these has it in
+    /// use and knows.
+    pub fn calibration(ordinal: i32) -> Result<Calibration, CudaError> {
+        CudaExecutor::of(ordinal)?.calibrate().cloned()
     }
 
     /// Copies a span of blocks, one after the other, into the beginning of `payload`; returns the

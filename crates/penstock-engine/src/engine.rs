@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use penstock_store::{Key, Store};
 use crate::arena::Arena;
 use crate::completion::{Completions, Job, Table};
 use crate::config::end_of;
+use crate::copy::cuda::CudaExecutor;
 use crate::job::Transfer;
 use crate::kept::Value;
 use crate::lane::{self, Floor};
@@ -22,8 +23,8 @@ use crate::region::Registration;
 use crate::signal::Signals;
 use crate::store::{Gauge, StoreJob};
 use crate::{
-    Completion, Counters, Deadline, Device, EngineConfig, EngineError, EngineStats, Object,
-    Outcome, Region,
+    Completion, Counters, Deadline, Device, Direction, EngineConfig, EngineError, EngineStats,
+    Object, Outcome, Region,
 };
 
 /// Moves blocks between registered memory and a store, on its own threads.
@@ -81,7 +82,7 @@ impl Engine {
     /// Names the memory that a group's objects lie in: one region for each of the descriptor's.
     /// Groups may lie over each other, as long as no block is in use by two of them at a time.
     ///
-    /// The arena is pinned for a CUDA device in the background.
+    /// For a CUDA device its copies are measured and the arena is pinned in the background.
     pub fn register(
         &self,
         group: u16,
@@ -98,7 +99,7 @@ impl Engine {
             Entry::Occupied(_) => Err(EngineError::AlreadyRegistered { group }),
             Entry::Vacant(entry) => {
                 if let Device::Cuda(ordinal) = device {
-                    self.pin(ordinal)?;
+                    self.prepare(ordinal)?;
                 }
                 entry.insert(Arc::new(new));
                 Ok(())
@@ -106,13 +107,24 @@ impl Engine {
         }
     }
 
-    fn pin(&self, ordinal: i32) -> Result<(), EngineError> {
+    /// Measures a device's copies and pins the arena for it, in the background. Copies go on
+    /// meanwhile, and if it fails: only slower, so there is nobody to tell but whoever looks at the
+    /// counters.
+    fn prepare(&self, ordinal: i32) -> Result<(), EngineError> {
         let floor = Arc::clone(&self.floor);
         let thread = Builder::new()
             .name("penstock-pin".to_owned())
             .spawn(move || {
-                let queues = &floor.queues;
-                // Unpinned memory is slower, nothing worse: there is nobody to tell.
+                let (queues, counters) = (&floor.queues, &floor.counters);
+                if let Ok(executor) = CudaExecutor::of(ordinal)
+                    && let Ok(found) = executor.calibrate()
+                {
+                    let note = |counter: &AtomicU64, direction: &Direction| {
+                        counter.store(direction.copy_engine_from as u64, Ordering::Relaxed);
+                    };
+                    note(&counters.gather_copy_engine_from, &found.gather);
+                    note(&counters.scatter_copy_engine_from, &found.scatter);
+                }
                 let _ = queues.arena().pin(ordinal, || queues.is_closed());
             })
             .map_err(EngineError::Thread)?;

@@ -28,7 +28,7 @@ mod sync;
 
 pub use config::EngineConfig;
 pub use copy::Device;
-pub use copy::cuda::CudaError;
+pub use copy::cuda::{Calibration, CudaError, Direction, Timing};
 pub use direct::DirectCopy;
 pub use engine::Engine;
 pub use error::EngineError;

@@ -65,7 +65,7 @@ pub(crate) enum NotCopied {
 pub(crate) struct Registration {
     descriptor: Descriptor,
     regions: Vec<Region>,
-    executor: Box<dyn Executor>,
+    executor: Arc<dyn Executor>,
     /// Whether the regions may still be touched. Copies hold it for reading while they run, so
     /// closing waits for them.
     open: RwLock<bool>,
@@ -75,7 +75,7 @@ impl Registration {
     pub(crate) fn new(
         descriptor: Descriptor,
         regions: Vec<Region>,
-        executor: Box<dyn Executor>,
+        executor: Arc<dyn Executor>,
     ) -> Result<Self, EngineError> {
         let expected = descriptor.region_lens();
         if expected.len() != regions.len() {

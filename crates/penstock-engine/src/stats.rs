@@ -103,6 +103,13 @@ counters! {
     slots_peak,
     /// Slots whose value is kept, by nobody in use.
     slots_kept,
+    /// Bytes of the arena that are pinned for a CUDA device.
+    pinned_bytes,
+    /// Mean bytes of a piece from which the copy engines of a CUDA device copy from it, as
+    /// measured on the device; zero while it has not been measured, or could not be.
+    gather_copy_engine_from,
+    /// As for `gather_copy_engine_from`, of copies to the device.
+    scatter_copy_engine_from,
     /// Objects loaded from the host tier.
     kept_objects,
     /// Payload bytes loaded from the host tier.

@@ -5,6 +5,8 @@ mod host;
 
 pub(crate) use host::HostExecutor;
 
+use std::sync::Arc;
+
 use penstock_layout::Segment;
 use penstock_store::value::Checksum;
 
@@ -22,10 +24,10 @@ pub enum Device {
 }
 
 impl Device {
-    pub(crate) fn executor(self) -> Result<Box<dyn Executor>, CudaError> {
+    pub(crate) fn executor(self) -> Result<Arc<dyn Executor>, CudaError> {
         Ok(match self {
-            Self::Host => Box::new(HostExecutor),
-            Self::Cuda(ordinal) => Box::new(CudaExecutor::new(ordinal)?),
+            Self::Host => Arc::new(HostExecutor),
+            Self::Cuda(ordinal) => CudaExecutor::of(ordinal)?,
         })
     }
 }

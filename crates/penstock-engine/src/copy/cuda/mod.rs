@@ -2,31 +2,49 @@
 //!
 //! Each copy has a stream of low priority to itself, so that it gives way to the model, and ends
 //! with a wait that sleeps, on the native thread that asked for it. Few large pieces go to the copy
-//! engines, a descriptor a piece; many small ones to a kernel that gathers or scatters through
-//! pinned memory, on a few multiprocessors only.
+//! engines, in one call where the driver can; many small ones to a kernel that gathers or scatters
+//! through pinned memory, on a few multiprocessors only. What is large is measured on the device.
 
+mod calibration;
+mod crossover;
 mod driver;
+mod pins;
+mod resources;
+mod symbols;
+#[cfg(test)]
+mod tests;
 
-use std::ffi::{CStr, c_int, c_void};
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_void};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 use penstock_layout::Segment;
 use penstock_store::value::Checksum;
 
-pub use driver::CudaError;
+pub use calibration::{Calibration, Direction};
+pub use crossover::Timing;
+pub(crate) use pins::Pins;
+pub use symbols::CudaError;
 
-use self::driver::{DevicePtr, Driver, Handle};
+use self::driver::Context;
+use self::resources::{Batch, Event, Kernel, PinnedMemory, Stream};
+use self::symbols::DevicePtr;
 use super::Executor;
 use crate::Region;
 
-/// Mean bytes of a piece from which the copy engines are used. Published figures for H100 and H200
-/// put it at about 28 KiB; `benches/gpu_copy.py` measures both ways.
+/// Mean bytes of a piece from which the copy engines are used until the device has been measured.
+/// Published figures for H100 and H200 put it at about 28 KiB.
 const COPY_ENGINE_FROM: usize = 28 << 10;
 
 /// Blocks of threads of the kernel, each on a multiprocessor of its own: enough for PCIe, few of a
 /// device's hundred or more.
 const KERNEL_BLOCKS: u32 = 16;
 const KERNEL_THREADS: u32 = 512;
+/// A warp: fewer threads to a piece would have one warp copy several.
+const FEWEST_THREADS: u32 = 32;
+/// That a thread of the kernel copies at a time.
+const VECTOR_BYTES: usize = 16;
 
 /// Pieces that one start of the kernel copies.
 const TABLE_PIECES: usize = 4096;
@@ -37,28 +55,32 @@ const PIECES_NAME: &CStr = c"penstock_pieces";
 
 /// Copies from and to one device.
 pub(crate) struct CudaExecutor {
-    driver: &'static Driver,
-    device: c_int,
-    context: Handle,
-    module: Handle,
-    kernel: Handle,
+    /// Finished tracks; all else that a copy needs is shared.
     idle: Mutex<Vec<Track>>,
+    kernel: Kernel,
+    context: Arc<Context>,
+    calibration: OnceLock<Calibration>,
+    calibrating: Mutex<()>,
 }
-
-// SAFETY: handles of the driver may be used from any thread that has made the context its own,
-// which every method does first; the rest is behind a lock.
-#[allow(unsafe_code)]
-unsafe impl Send for CudaExecutor {}
-// SAFETY: as for Send.
-#[allow(unsafe_code)]
-unsafe impl Sync for CudaExecutor {}
 
 /// What one copy at a time uses.
 struct Track {
-    stream: Handle,
-    event: Handle,
-    /// The kernel's table, pinned.
-    table: Box<[u64]>,
+    stream: Stream,
+    event: Event,
+    /// The kernel's table.
+    table: PinnedMemory,
+    batch: Batch,
+}
+
+impl Track {
+    fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
+        Ok(Self {
+            stream: Stream::new(context)?,
+            event: Event::new(context)?,
+            table: PinnedMemory::new(context, TABLE_PIECES * TABLE_COLUMNS * size_of::<u64>())?,
+            batch: Batch::default(),
+        })
+    }
 }
 
 /// Which way.
@@ -68,54 +90,65 @@ enum Way {
     Scatter,
 }
 
+/// How pieces are copied.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    CopyEngine,
+    Kernel,
+}
+
+/// The host's end of a copy.
+#[derive(Clone, Copy)]
+struct Payload {
+    host: *mut u8,
+    /// Where kernels reach it, if it is pinned.
+    device: Option<DevicePtr>,
+}
+
 impl CudaExecutor {
-    /// An executor for a device by its ordinal.
-    pub(crate) fn new(device: i32) -> Result<Self, CudaError> {
-        let driver = Driver::get()?;
-        let context = driver.retain_primary(device)?;
-        let loaded = driver.set_current(context).and_then(|()| {
-            let ptx = CStr::from_bytes_with_nul(PIECES_PTX.as_bytes())
-                .expect("the text has one zero, at its end");
-            driver.function(ptx, PIECES_NAME)
-        });
-        match loaded {
-            Ok((module, kernel)) => Ok(Self {
-                driver,
-                device,
-                context,
-                module,
-                kernel,
-                idle: Mutex::default(),
-            }),
-            Err(error) => {
-                driver.release_primary(device);
-                Err(error)
-            }
+    /// The executor of a device by its ordinal: one, however many use it at a time.
+    pub(crate) fn of(ordinal: i32) -> Result<Arc<Self>, CudaError> {
+        static LIVE: Mutex<BTreeMap<i32, Weak<CudaExecutor>>> = Mutex::new(BTreeMap::new());
+        let mut live = LIVE.lock();
+        if let Some(executor) = live.get(&ordinal).and_then(Weak::upgrade) {
+            return Ok(executor);
         }
+        let executor = Arc::new(Self::new(ordinal)?);
+        live.insert(ordinal, Arc::downgrade(&executor));
+        Ok(executor)
     }
 
-    #[allow(unsafe_code)]
-    fn track(&self) -> Result<Track, CudaError> {
-        if let Some(track) = self.idle.lock().pop() {
-            return Ok(track);
-        }
-        let mut table = vec![0; TABLE_PIECES * TABLE_COLUMNS].into_boxed_slice();
-        let stream = self.driver.low_priority_stream()?;
-        let event = self.driver.sleeping_event()?;
-        // SAFETY: the table lives until `drop`, which unpins it first.
-        let pinned = unsafe {
-            self.driver
-                .pin(table.as_mut_ptr().cast(), size_of_val(&*table))
-        };
-        if let Err(error) = pinned {
-            self.driver.destroy(stream, event);
-            return Err(error);
-        }
-        Ok(Track {
-            stream,
-            event,
-            table,
+    fn new(ordinal: i32) -> Result<Self, CudaError> {
+        let context = Context::of(ordinal)?;
+        let ptx = CStr::from_bytes_with_nul(PIECES_PTX.as_bytes())
+            .expect("the text has one zero, at its end");
+        let entered = context.enter()?;
+        let kernel = Kernel::new(&context, ptx, PIECES_NAME)?;
+        drop(entered);
+        Ok(Self {
+            idle: Mutex::default(),
+            kernel,
+            context,
+            calibration: OnceLock::new(),
+            calibrating: Mutex::default(),
         })
+    }
+
+    /// Measures from which size of a piece on the copy engines are used, once; later calls get
+    /// what was found. Takes some tens of milliseconds; copies go on meanwhile.
+    pub(crate) fn calibrate(&self) -> Result<&Calibration, CudaError> {
+        let _one_at_a_time = self.calibrating.lock();
+        if let Some(known) = self.calibration.get() {
+            return Ok(known);
+        }
+        let measured = calibration::measure(self)?;
+        Ok(self.calibration.get_or_init(|| measured))
+    }
+
+    fn copy_engine_from(&self, way: Way) -> usize {
+        self.calibration
+            .get()
+            .map_or(COPY_ENGINE_FROM, |known| known.of(way).copy_engine_from)
     }
 
     /// Copies all segments one way and returns when that is done.
@@ -132,98 +165,118 @@ impl CudaExecutor {
         payload: *mut u8,
         after: u64,
     ) -> Result<(), CudaError> {
-        self.driver.set_current(self.context)?;
-        let mut track = self.track()?;
-        let bytes: u64 = segments.iter().map(|segment| segment.len).sum();
-        let mean = bytes as usize / segments.len().max(1);
-        let pinned = self.driver.device_address(payload);
-        let started = if after == 0 {
+        let _entered = self.context.enter()?;
+        let idle = self.idle.lock().pop();
+        let mut track = match idle {
+            Some(track) => track,
+            None => Track::new(&self.context)?,
+        };
+        let bytes = bytes_of(segments);
+        let payload = Payload {
+            host: payload,
+            device: self.context.device_address(payload, bytes),
+        };
+        let small = mean(bytes, segments) < self.copy_engine_from(way);
+        let by = if small && payload.device.is_some() {
+            By::Kernel
+        } else {
+            By::CopyEngine
+        };
+        let ordered = if after == 0 {
             Ok(())
         } else {
-            self.driver.wait_for(track.stream, after as Handle)
-        }
-        .and_then(|()| match pinned {
+            // SAFETY: whoever submitted the job has promised that it is an event, and alive.
+            unsafe { track.stream.wait_for(after) }
+        };
+        let started = ordered.and_then(|()| {
             // SAFETY: the caller's promise, until `finish` below has returned.
-            Some(pinned) if mean < COPY_ENGINE_FROM => unsafe {
-                self.by_kernel(way, regions, segments, pinned, &mut track)
-            },
-            // SAFETY: as above.
-            _ => unsafe { self.by_copy_engine(way, regions, segments, payload, &track) },
+            unsafe { self.start(way, by, regions, segments, payload, &mut track) }
         });
         // What was started before a failure still runs: nobody may have the payload before its end.
-        let finished = self.driver.finish(track.stream, track.event);
-        self.idle.lock().push(track);
+        let finished = track.stream.finish(&track.event);
+        if finished.is_ok() {
+            self.idle.lock().push(track);
+        }
         started.and(finished)
     }
 
+    /// Starts a copy of all segments.
+    ///
+    /// # Safety
+    ///
+    /// As for [`copy`](Self::copy), until the track's stream is done; for the kernel the payload
+    /// has a device address.
     #[allow(unsafe_code)]
-    unsafe fn by_copy_engine(
+    unsafe fn start(
         &self,
         way: Way,
+        by: By,
         regions: &[Region],
         segments: &[Segment],
-        payload: *mut u8,
-        track: &Track,
+        payload: Payload,
+        track: &mut Track,
     ) -> Result<(), CudaError> {
-        let mut done = 0;
-        for segment in segments {
-            let len = segment.len as usize;
-            let device = address(regions, segment);
-            // SAFETY: the payload is as long as all segments together, so this part lies in it;
-            // the rest is the caller's promise.
-            unsafe {
-                let host = payload.add(done);
-                match way {
-                    Way::Gather => self.driver.copy_to_host(host, device, len, track.stream),
-                    Way::Scatter => self.driver.copy_to_device(device, host, len, track.stream),
-                }
-            }?;
-            done += len;
+        // SAFETY: the caller's promise.
+        unsafe {
+            match by {
+                By::CopyEngine => by_copy_engine(way, regions, segments, payload, track),
+                By::Kernel => self.by_kernel(way, regions, segments, payload, track),
+            }
         }
-        Ok(())
     }
 
+    /// Starts the kernel on all segments, with as many tables as they need.
+    ///
+    /// # Safety
+    ///
+    /// As for [`start`](Self::start).
     #[allow(unsafe_code)]
     unsafe fn by_kernel(
         &self,
         way: Way,
         regions: &[Region],
         segments: &[Segment],
-        payload: DevicePtr,
+        payload: Payload,
         track: &mut Track,
     ) -> Result<(), CudaError> {
-        let host = track.table.as_ptr().cast();
-        let Some(mut table) = self.driver.device_address(host) else {
-            return Err(CudaError::NoDriver(
-                "pinned memory has no device address".to_owned(),
-            ));
-        };
+        let threads = threads_for(mean(bytes_of(segments), segments));
         let mut done = 0;
         for (start, pieces) in segments.chunks(TABLE_PIECES).enumerate() {
             if start > 0 {
                 // The kernel before reads the table that is written now.
-                self.driver.finish(track.stream, track.event)?;
+                track.stream.finish(&track.event)?;
             }
-            for (row, segment) in track.table.chunks_exact_mut(TABLE_COLUMNS).zip(pieces) {
+            // SAFETY: the table has as many words, is aligned to a page, and the kernel that read
+            // it last is done.
+            let table = unsafe {
+                std::slice::from_raw_parts_mut(
+                    track.table.host().cast::<u64>(),
+                    TABLE_PIECES * TABLE_COLUMNS,
+                )
+            };
+            for (row, segment) in table.chunks_exact_mut(TABLE_COLUMNS).zip(pieces) {
                 row.copy_from_slice(&[address(regions, segment), done, segment.len]);
                 done += segment.len;
             }
+            let mut table = track.table.device();
             let mut count = pieces.len() as u32;
-            let (mut payload, mut scatter) = (payload, u32::from(way == Way::Scatter));
-            let mut arguments: [*mut c_void; 4] = [
+            let mut payload = payload.device.expect("asked for by the caller");
+            let mut scatter = u32::from(way == Way::Scatter);
+            let mut share = threads.ilog2();
+            let mut arguments: [*mut c_void; 5] = [
                 (&raw mut table).cast(),
                 (&raw mut count).cast(),
                 (&raw mut payload).cast(),
                 (&raw mut scatter).cast(),
+                (&raw mut share).cast(),
             ];
             // SAFETY: the arguments are those of `pieces.ptx`; the table is pinned and left alone
             // until the stream is done, the rest is the caller's promise.
             unsafe {
-                self.driver.launch(
-                    self.kernel,
+                self.kernel.launch(
                     KERNEL_BLOCKS.min(count),
                     KERNEL_THREADS,
-                    track.stream,
+                    &track.stream,
                     &mut arguments,
                 )
             }?;
@@ -232,8 +285,76 @@ impl CudaExecutor {
     }
 }
 
+/// Starts copies of all segments by the copy engines: in one call if the payload is pinned and the
+/// driver can, else in a call each.
+///
+/// # Safety
+///
+/// As for [`CudaExecutor::copy`], until the track's stream is done.
+#[allow(unsafe_code)]
+unsafe fn by_copy_engine(
+    way: Way,
+    regions: &[Region],
+    segments: &[Segment],
+    payload: Payload,
+    track: &mut Track,
+) -> Result<(), CudaError> {
+    let pieces = || {
+        segments.iter().scan(0, |done, segment| {
+            let len = segment.len as usize;
+            // Inside the payload, which is as long as all segments together.
+            let host = payload.host.wrapping_add(*done);
+            *done += len;
+            Some((host, address(regions, segment), len))
+        })
+    };
+    // The driver stages copies from and to unpinned memory, each by itself.
+    if payload.device.is_some() && segments.len() > 1 && track.stream.has_batches() {
+        track.batch.clear();
+        for (host, device, len) in pieces() {
+            let host = host.expose_provenance() as DevicePtr;
+            match way {
+                Way::Gather => track.batch.push(host, device, len),
+                Way::Scatter => track.batch.push(device, host, len),
+            }
+        }
+        // SAFETY: the caller's promise; blocks of a job do not overlap.
+        if unsafe { track.stream.copy_batch(&mut track.batch) }? {
+            return Ok(());
+        }
+    }
+    for (host, device, len) in pieces() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match way {
+                Way::Gather => track.stream.copy_to_host(host, device, len),
+                Way::Scatter => track.stream.copy_to_device(device, host, len),
+            }
+        }?;
+    }
+    Ok(())
+}
+
 fn address(regions: &[Region], segment: &Segment) -> DevicePtr {
     regions[segment.region as usize].address() as u64 + segment.offset
+}
+
+fn bytes_of(segments: &[Segment]) -> usize {
+    segments.iter().map(|segment| segment.len as usize).sum()
+}
+
+/// Mean bytes of a piece.
+fn mean(bytes: usize, segments: &[Segment]) -> usize {
+    bytes / segments.len().max(1)
+}
+
+/// Threads that share a piece: as many as it keeps busy, so that with small pieces too all threads
+/// have something under way. A power of two.
+fn threads_for(piece_bytes: usize) -> u32 {
+    let busy = piece_bytes.div_ceil(VECTOR_BYTES).next_power_of_two();
+    u32::try_from(busy)
+        .unwrap_or(KERNEL_THREADS)
+        .clamp(FEWEST_THREADS, KERNEL_THREADS)
 }
 
 #[allow(unsafe_code)]
@@ -264,98 +385,5 @@ impl Executor for CudaExecutor {
         let source = payload.as_ptr().cast_mut();
         // SAFETY: the caller's promise; a scatter only reads the payload.
         unsafe { self.copy(Way::Scatter, regions, segments, source, after) }
-    }
-}
-
-impl Drop for CudaExecutor {
-    #[allow(unsafe_code)]
-    fn drop(&mut self) {
-        if self.driver.set_current(self.context).is_ok() {
-            for track in self.idle.lock().drain(..) {
-                // SAFETY: `track` pinned it, and every copy has waited for its end.
-                unsafe { self.driver.unpin(track.table.as_ptr().cast_mut().cast()) };
-                self.driver.destroy(track.stream, track.event);
-            }
-            self.driver.unload(self.module);
-        }
-        self.driver.release_primary(self.device);
-    }
-}
-
-/// Host memory that is being pinned, piece by piece, so that neither start nor end waits for all.
-pub(crate) struct Pins {
-    driver: &'static Driver,
-    context: Handle,
-    device: c_int,
-    pieces: Vec<*mut u8>,
-}
-
-// SAFETY: as for `CudaExecutor`.
-#[allow(unsafe_code)]
-unsafe impl Send for Pins {}
-
-impl Pins {
-    /// Nothing pinned yet.
-    pub(crate) fn new(device: i32) -> Result<Self, CudaError> {
-        let driver = Driver::get()?;
-        Ok(Self {
-            driver,
-            context: driver.retain_primary(device)?,
-            device,
-            pieces: Vec::new(),
-        })
-    }
-
-    /// Pins a piece.
-    ///
-    /// # Safety
-    ///
-    /// The memory stays mapped until this is dropped.
-    #[allow(unsafe_code)]
-    pub(crate) unsafe fn add(&mut self, address: *mut u8, len: usize) -> Result<(), CudaError> {
-        self.driver.set_current(self.context)?;
-        // SAFETY: the caller's promise; `drop` unpins it.
-        unsafe { self.driver.pin(address, len) }?;
-        self.pieces.push(address);
-        Ok(())
-    }
-}
-
-impl Drop for Pins {
-    #[allow(unsafe_code)]
-    fn drop(&mut self) {
-        if self.driver.set_current(self.context).is_ok() {
-            for piece in self.pieces.drain(..) {
-                // SAFETY: `add` pinned it; the arena drops its pins when no slot is in use.
-                unsafe { self.driver.unpin(piece) };
-            }
-        }
-        self.driver.release_primary(self.device);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn without_a_driver_the_reason_is_told() {
-        match CudaExecutor::new(0) {
-            // Where there is a device, the kernel has to load.
-            Ok(_) => {}
-            Err(CudaError::NoDriver(reason)) => assert!(reason.contains("libcuda"), "{reason}"),
-            Err(CudaError::Call { call, .. }) => {
-                assert!(
-                    ["cuInit", "cuDevicePrimaryCtxRetain"].contains(&call),
-                    "{call}"
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn the_kernels_text_is_one_string() {
-        assert!(CStr::from_bytes_with_nul(PIECES_PTX.as_bytes()).is_ok());
-        assert!(PIECES_PTX.contains(PIECES_NAME.to_str().expect("ASCII")));
     }
 }

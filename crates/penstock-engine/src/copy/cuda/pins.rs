@@ -1,0 +1,37 @@
+//! Host memory that is being pinned.
+
+use std::sync::Arc;
+
+use super::driver::Context;
+use super::resources::Pin;
+use super::symbols::CudaError;
+
+/// Memory pinned piece by piece, so that neither start nor end waits for all.
+pub(crate) struct Pins {
+    context: Arc<Context>,
+    pieces: Vec<Pin>,
+}
+
+impl Pins {
+    /// Nothing pinned yet.
+    pub(crate) fn new(device: i32) -> Result<Self, CudaError> {
+        Ok(Self {
+            context: Context::of(device)?,
+            pieces: Vec::new(),
+        })
+    }
+
+    /// Pins a piece.
+    ///
+    /// # Safety
+    ///
+    /// The memory stays mapped until this is dropped, when no copy touches it any more.
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn add(&mut self, address: *mut u8, len: usize) -> Result<(), CudaError> {
+        let _entered = self.context.enter()?;
+        // SAFETY: the caller's promise.
+        self.pieces
+            .push(unsafe { Pin::new(&self.context, address, len) }?);
+        Ok(())
+    }
+}

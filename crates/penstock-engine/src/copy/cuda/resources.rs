@@ -1,0 +1,461 @@
+//! What a context gives: streams, events, memory and kernels, each given back when it is dropped.
+//!
+//! Methods want their context to be the thread's; dropping makes it so itself.
+
+use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::driver::Context;
+use super::symbols::{CopyAttributes, CudaError, DevicePtr, Handle};
+
+const STREAM_NON_BLOCKING: c_uint = 1;
+/// Threads that wait sleep, and leave their core to the model.
+const EVENT_BLOCKING_SYNC: c_uint = 1;
+const EVENT_NO_TIMING: c_uint = 2;
+const HOST_PORTABLE_DEVICEMAP: c_uint = 1 | 2;
+const SOURCE_IN_STREAM_ORDER: c_int = 1;
+/// A hint: the multiprocessors are the model's.
+const PREFER_OVERLAP_WITH_COMPUTE: c_uint = 1;
+const NOT_SUPPORTED: c_int = 801;
+
+/// A stream of the lowest priority, in which work starts in order.
+pub(super) struct Stream {
+    context: Arc<Context>,
+    handle: Handle,
+}
+
+#[allow(unsafe_code)]
+impl Stream {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
+        let driver = context.driver;
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: the places to write to are valid.
+        let code = unsafe { (driver.calls.priorities)(&raw mut least, &raw mut greatest) };
+        driver.check("cuCtxGetStreamPriorityRange", code)?;
+        let mut handle = Handle::NULL;
+        // SAFETY: the place to write to is valid.
+        let code =
+            unsafe { (driver.calls.stream_create)(&raw mut handle, STREAM_NON_BLOCKING, least) };
+        driver.check("cuStreamCreateWithPriority", code)?;
+        Ok(Self {
+            context: Arc::clone(context),
+            handle,
+        })
+    }
+
+    fn check(&self, call: &'static str, code: c_int) -> Result<(), CudaError> {
+        self.context.driver.check(call, code)
+    }
+
+    /// What comes later waits for an event of somebody else's, by its handle.
+    ///
+    /// # Safety
+    ///
+    /// The handle is that of an event of this device, which is alive.
+    pub(super) unsafe fn wait_for(&self, event: u64) -> Result<(), CudaError> {
+        let event = Handle(ptr::with_exposed_provenance_mut(event as usize));
+        // SAFETY: the stream is ours, the event the caller's promise.
+        let code = unsafe { (self.context.driver.calls.stream_wait)(self.handle, event, 0) };
+        self.check("cuStreamWaitEvent", code)
+    }
+
+    /// Returns when all that was put on the stream is done, by an event of its own.
+    ///
+    /// On an error too: then by waiting for the stream itself. If that fails as well the context
+    /// is lost, and with it what it was doing.
+    pub(super) fn finish(&self, event: &Event) -> Result<(), CudaError> {
+        let finished = event.record(self).and_then(|()| event.wait());
+        if finished.is_err() {
+            // SAFETY: the stream is ours.
+            unsafe { (self.context.driver.calls.stream_synchronize)(self.handle) };
+        }
+        finished
+    }
+
+    /// Starts a copy to the host.
+    ///
+    /// # Safety
+    ///
+    /// Both ranges are valid, and stay so and are left alone until the stream is done.
+    pub(super) unsafe fn copy_to_host(
+        &self,
+        to: *mut u8,
+        from: DevicePtr,
+        len: usize,
+    ) -> Result<(), CudaError> {
+        let calls = &self.context.driver.calls;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (calls.to_host)(to.cast(), from, len, self.handle) };
+        self.check("cuMemcpyDtoHAsync", code)
+    }
+
+    /// Starts a copy to the device.
+    ///
+    /// # Safety
+    ///
+    /// As for [`copy_to_host`](Self::copy_to_host).
+    pub(super) unsafe fn copy_to_device(
+        &self,
+        to: DevicePtr,
+        from: *const u8,
+        len: usize,
+    ) -> Result<(), CudaError> {
+        let calls = &self.context.driver.calls;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (calls.to_device)(to, from.cast(), len, self.handle) };
+        self.check("cuMemcpyHtoDAsync", code)
+    }
+
+    /// Whether copies can be started as a batch, as far as is known.
+    pub(super) fn has_batches(&self) -> bool {
+        let context = &self.context;
+        context.driver.calls.copy_batch.is_some()
+            && !context.without_batches.load(Ordering::Relaxed)
+    }
+
+    /// Starts copies in one call (true), or none of them: the driver has no batches.
+    ///
+    /// # Safety
+    ///
+    /// As for [`copy_to_host`](Self::copy_to_host), for all of them; no two overlap, as they run
+    /// in any order.
+    pub(super) unsafe fn copy_batch(&self, copies: &mut Batch) -> Result<bool, CudaError> {
+        let driver = self.context.driver;
+        let Some(copy_batch) = driver.calls.copy_batch.filter(|_| self.has_batches()) else {
+            return Ok(false);
+        };
+        let mut attributes = CopyAttributes {
+            source_order: SOURCE_IN_STREAM_ORDER,
+            source_hint: [0; 2],
+            target_hint: [0; 2],
+            flags: PREFER_OVERLAP_WITH_COMPUTE,
+        };
+        let (mut from_first, mut failed) = (0, 0);
+        // SAFETY: the arrays are of the length given, the attributes hold from the first copy on;
+        // the rest is the caller's promise.
+        let code = unsafe {
+            copy_batch(
+                copies.to.as_mut_ptr(),
+                copies.from.as_mut_ptr(),
+                copies.bytes.as_mut_ptr(),
+                copies.bytes.len(),
+                &raw mut attributes,
+                &raw mut from_first,
+                1,
+                &raw mut failed,
+                self.handle,
+            )
+        };
+        if code == NOT_SUPPORTED {
+            self.context.without_batches.store(true, Ordering::Relaxed);
+            return Ok(false);
+        }
+        self.check("cuMemcpyBatchAsync", code).map(|()| true)
+    }
+}
+
+impl Drop for Stream {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: `new` made it; it is not used again.
+            unsafe { (self.context.driver.calls.stream_destroy)(self.handle) };
+        }
+    }
+}
+
+/// Copies that are started together.
+#[derive(Default)]
+pub(super) struct Batch {
+    to: Vec<DevicePtr>,
+    from: Vec<DevicePtr>,
+    bytes: Vec<usize>,
+}
+
+impl Batch {
+    pub(super) fn clear(&mut self) {
+        self.to.clear();
+        self.from.clear();
+        self.bytes.clear();
+    }
+
+    /// Adds a copy; addresses are those of a device or of pinned host memory.
+    pub(super) fn push(&mut self, to: DevicePtr, from: DevicePtr, bytes: usize) {
+        self.to.push(to);
+        self.from.push(from);
+        self.bytes.push(bytes);
+    }
+}
+
+/// An event whose waiters sleep.
+pub(super) struct Event {
+    context: Arc<Context>,
+    handle: Handle,
+}
+
+#[allow(unsafe_code)]
+impl Event {
+    /// Without timing, which costs.
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
+        Self::with(context, EVENT_BLOCKING_SYNC | EVENT_NO_TIMING)
+    }
+
+    pub(super) fn timed(context: &Arc<Context>) -> Result<Self, CudaError> {
+        Self::with(context, EVENT_BLOCKING_SYNC)
+    }
+
+    fn with(context: &Arc<Context>, flags: c_uint) -> Result<Self, CudaError> {
+        let driver = context.driver;
+        let mut handle = Handle::NULL;
+        // SAFETY: the place to write to is valid.
+        let code = unsafe { (driver.calls.event_create)(&raw mut handle, flags) };
+        driver.check("cuEventCreate", code)?;
+        Ok(Self {
+            context: Arc::clone(context),
+            handle,
+        })
+    }
+
+    /// Happens when the stream has done all that it has been given so far.
+    pub(super) fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+        let driver = self.context.driver;
+        // SAFETY: both are ours, of one context.
+        let code = unsafe { (driver.calls.event_record)(self.handle, stream.handle) };
+        driver.check("cuEventRecord", code)
+    }
+
+    fn wait(&self) -> Result<(), CudaError> {
+        let driver = self.context.driver;
+        // SAFETY: the event is ours.
+        let code = unsafe { (driver.calls.event_synchronize)(self.handle) };
+        driver.check("cuEventSynchronize", code)
+    }
+
+    /// Seconds from an event to this one; both are timed and have happened.
+    pub(super) fn seconds_since(&self, start: &Self) -> Result<f64, CudaError> {
+        let driver = self.context.driver;
+        let mut milliseconds = 0.0_f32;
+        // SAFETY: the place to write to is valid, both events are ours.
+        let code = unsafe {
+            (driver.calls.event_elapsed)(&raw mut milliseconds, start.handle, self.handle)
+        };
+        driver.check("cuEventElapsedTime", code)?;
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+}
+
+impl Drop for Event {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: `with` made it; it is not used again.
+            unsafe { (self.context.driver.calls.event_destroy)(self.handle) };
+        }
+    }
+}
+
+/// Pinned host memory of the driver's own, which kernels can address.
+pub(super) struct PinnedMemory {
+    context: Arc<Context>,
+    host: *mut u8,
+    device: DevicePtr,
+}
+
+// SAFETY: plain memory that this owns.
+#[allow(unsafe_code)]
+unsafe impl Send for PinnedMemory {}
+
+#[allow(unsafe_code)]
+impl PinnedMemory {
+    /// Aligned to a page at least.
+    pub(super) fn new(context: &Arc<Context>, len: usize) -> Result<Self, CudaError> {
+        let driver = context.driver;
+        let mut host = ptr::null_mut();
+        // SAFETY: the place to write to is valid.
+        let code =
+            unsafe { (driver.calls.host_alloc)(&raw mut host, len, HOST_PORTABLE_DEVICEMAP) };
+        driver.check("cuMemHostAlloc", code)?;
+        let mut memory = Self {
+            context: Arc::clone(context),
+            host: host.cast(),
+            device: 0,
+        };
+        memory.device = context.device_address(memory.host, len).ok_or_else(|| {
+            CudaError::NoDriver("kernels cannot address pinned host memory".to_owned())
+        })?;
+        Ok(memory)
+    }
+
+    /// Where the host reaches it; dereferenced only while no work on a stream touches it.
+    pub(super) fn host(&self) -> *mut u8 {
+        self.host
+    }
+
+    /// Where kernels reach it.
+    pub(super) fn device(&self) -> DevicePtr {
+        self.device
+    }
+}
+
+impl Drop for PinnedMemory {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: `new` allocated it; whoever gave it to a stream has waited for its end.
+            unsafe { (self.context.driver.calls.host_free)(self.host.cast()) };
+        }
+    }
+}
+
+/// Host memory of somebody else's that is pinned.
+pub(super) struct Pin {
+    context: Arc<Context>,
+    address: *mut u8,
+}
+
+// SAFETY: an address that is only handed back to the driver.
+#[allow(unsafe_code)]
+unsafe impl Send for Pin {}
+
+#[allow(unsafe_code)]
+impl Pin {
+    /// Pins memory for every device, so that kernels can address it.
+    ///
+    /// # Safety
+    ///
+    /// The memory is mapped until this is dropped, and then no copy touches it.
+    pub(super) unsafe fn new(
+        context: &Arc<Context>,
+        address: *mut u8,
+        len: usize,
+    ) -> Result<Self, CudaError> {
+        let driver = context.driver;
+        // SAFETY: the caller's promise.
+        let code =
+            unsafe { (driver.calls.host_register)(address.cast(), len, HOST_PORTABLE_DEVICEMAP) };
+        driver.check("cuMemHostRegister", code)?;
+        Ok(Self {
+            context: Arc::clone(context),
+            address,
+        })
+    }
+}
+
+impl Drop for Pin {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: `new` pinned it.
+            unsafe { (self.context.driver.calls.host_unregister)(self.address.cast()) };
+        }
+    }
+}
+
+/// Device memory of our own.
+pub(super) struct DeviceMemory {
+    context: Arc<Context>,
+    address: DevicePtr,
+}
+
+#[allow(unsafe_code)]
+impl DeviceMemory {
+    pub(super) fn new(context: &Arc<Context>, len: usize) -> Result<Self, CudaError> {
+        let driver = context.driver;
+        let mut address = 0;
+        // SAFETY: the place to write to is valid.
+        let code = unsafe { (driver.calls.device_alloc)(&raw mut address, len) };
+        driver.check("cuMemAlloc", code)?;
+        Ok(Self {
+            context: Arc::clone(context),
+            address,
+        })
+    }
+
+    pub(super) fn address(&self) -> DevicePtr {
+        self.address
+    }
+}
+
+impl Drop for DeviceMemory {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: `new` allocated it; whoever gave it to a stream has waited for its end.
+            unsafe { (self.context.driver.calls.device_free)(self.address) };
+        }
+    }
+}
+
+/// A function of a module given as PTX.
+pub(super) struct Kernel {
+    context: Arc<Context>,
+    module: Handle,
+    function: Handle,
+}
+
+#[allow(unsafe_code)]
+impl Kernel {
+    pub(super) fn new(context: &Arc<Context>, ptx: &CStr, name: &CStr) -> Result<Self, CudaError> {
+        let driver = context.driver;
+        let mut module = Handle::NULL;
+        // SAFETY: the text ends with a zero, as the call wants it.
+        let code = unsafe { (driver.calls.module_load)(&raw mut module, ptx.as_ptr().cast()) };
+        driver.check("cuModuleLoadData", code)?;
+        let mut kernel = Self {
+            context: Arc::clone(context),
+            module,
+            function: Handle::NULL,
+        };
+        // SAFETY: the place to write to is valid, the module was just loaded.
+        let code = unsafe {
+            (driver.calls.module_function)(&raw mut kernel.function, module, name.as_ptr())
+        };
+        driver.check("cuModuleGetFunction", code)?;
+        Ok(kernel)
+    }
+
+    /// Starts the kernel on one dimension of blocks and threads.
+    ///
+    /// # Safety
+    ///
+    /// `arguments` point to values of the kernel's parameters' types, in order; what they address
+    /// is valid, and left alone, until the stream is done.
+    pub(super) unsafe fn launch(
+        &self,
+        blocks: u32,
+        threads: u32,
+        stream: &Stream,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), CudaError> {
+        let driver = self.context.driver;
+        // SAFETY: the caller's promise; grid and block sizes are plain numbers.
+        let code = unsafe {
+            (driver.calls.launch)(
+                self.function,
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                0,
+                stream.handle,
+                arguments.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        driver.check("cuLaunchKernel", code)
+    }
+}
+
+impl Drop for Kernel {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: `new` loaded it; whoever launched it has waited for its end.
+            unsafe { (self.context.driver.calls.module_unload)(self.module) };
+        }
+    }
+}

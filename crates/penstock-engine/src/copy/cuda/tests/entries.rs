@@ -1,0 +1,637 @@
+//! The stand-in's entries: what the driver's calls do to a [`Machine`].
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::super::symbols::{CopyAttributes, CudaError, DevicePtr, Handle, Symbols};
+use super::machine::*;
+use super::ptx::{Program, Shape};
+
+const CAPTURE_MODE_RELAXED: i32 = 2;
+const INVALID_DEVICE: i32 = 101;
+const INVALID_PTX: i32 = 218;
+const NOT_FOUND: i32 = 500;
+const ALREADY_REGISTERED: i32 = 712;
+const LEAST_PRIORITY: i32 = 0;
+const GREATEST_PRIORITY: i32 = -5;
+
+type Done = Result<(), i32>;
+
+fn code(done: Done) -> c_int {
+    done.err().unwrap_or(0)
+}
+
+/// Notes the call; whether it fails before it does anything.
+fn noted(machine: &Machine, name: &'static str) -> Done {
+    let mut state = machine.state.lock();
+    state.calls.push(name);
+    if let Some((_, left)) = state.fail.as_mut().filter(|(call, _)| *call == name) {
+        if *left == 0 {
+            state.fail = None;
+            state.failed = true;
+            return Err(TOLD_TO_FAIL);
+        }
+        *left -= 1;
+    }
+    state.lost.map_or(Ok(()), Err)
+}
+
+/// A call on the thread's context.
+fn call(name: &'static str, body: impl FnOnce(&Arc<Machine>) -> Done) -> c_int {
+    let (current, mode) = THREAD.with_borrow(|thread| (thread.0.last().copied(), thread.1));
+    let Some(Thing::Context(machine)) =
+        current.and_then(|handle| things(|all| all.get(&handle).cloned()))
+    else {
+        return INVALID_CONTEXT;
+    };
+    if mode != CAPTURE_MODE_RELAXED {
+        machine.offence(format!("{name} would spoil the capture of a graph"));
+    }
+    code(noted(&machine, name).and_then(|()| body(&machine)))
+}
+
+fn stream(handle: Handle) -> Result<Arc<Stream>, i32> {
+    match things(|all| all.get(&handle.0.addr()).cloned()) {
+        Some(Thing::Stream(stream)) => Ok(stream),
+        _ => Err(INVALID_HANDLE),
+    }
+}
+
+fn event(handle: Handle) -> Result<Arc<Event>, i32> {
+    match things(|all| all.get(&handle.0.addr()).cloned()) {
+        Some(Thing::Event(event)) => Ok(event),
+        _ => Err(INVALID_HANDLE),
+    }
+}
+
+fn as_handle(number: usize) -> Handle {
+    Handle(std::ptr::without_provenance_mut(number))
+}
+
+/// Writes a result where the caller wants it.
+#[allow(unsafe_code)]
+fn give<T>(to: *mut T, value: T) {
+    // SAFETY: callers pass valid places, as the driver demands.
+    unsafe { to.write(value) };
+}
+
+fn make(machine: &Machine, to: *mut Handle, thing: Thing) -> Done {
+    machine.alive.fetch_add(1, Ordering::Relaxed);
+    give(to, as_handle(handle_of(thing)));
+    Ok(())
+}
+
+fn destroy(machine: &Machine, handle: Handle) -> Result<Thing, i32> {
+    let thing = things(|all| all.remove(&handle.0.addr())).ok_or(INVALID_HANDLE);
+    match &thing {
+        Ok(_) => {
+            machine.alive.fetch_sub(1, Ordering::Relaxed);
+        }
+        Err(_) => machine.offence("destroyed twice".to_owned()),
+    }
+    thing
+}
+
+extern "C" fn init(_flags: c_uint) -> c_int {
+    0
+}
+
+extern "C" fn error_name(code: c_int, name: *mut *const c_char) -> c_int {
+    if code == TOLD_TO_FAIL {
+        give(name, c"CUDA_ERROR_UNKNOWN".as_ptr());
+        return 0;
+    }
+    INVALID_VALUE
+}
+
+extern "C" fn device_get(device: *mut c_int, ordinal: c_int) -> c_int {
+    code((|| {
+        let machine = Machine::find(ordinal).ok_or(INVALID_DEVICE)?;
+        noted(&machine, "cuDeviceGet")?;
+        give(device, ordinal);
+        Ok(())
+    })())
+}
+
+extern "C" fn primary_retain(context: *mut Handle, device: c_int) -> c_int {
+    code((|| {
+        let machine = Machine::find(device).ok_or(INVALID_DEVICE)?;
+        noted(&machine, "cuDevicePrimaryCtxRetain")?;
+        machine.state.lock().held += 1;
+        let handle = handle_of(Thing::Context(machine));
+        give(context, as_handle(handle));
+        Ok(())
+    })())
+}
+
+extern "C" fn primary_release(device: c_int) -> c_int {
+    code((|| {
+        let machine = Machine::find(device).ok_or(INVALID_DEVICE)?;
+        noted(&machine, "cuDevicePrimaryCtxRelease")?;
+        let mut state = machine.state.lock();
+        state.held = state.held.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+        Ok(())
+    })())
+}
+
+extern "C" fn push_current(context: Handle) -> c_int {
+    let Some(Thing::Context(machine)) = things(|all| all.get(&context.0.addr()).cloned()) else {
+        return INVALID_CONTEXT;
+    };
+    code(noted(&machine, "cuCtxPushCurrent").map(|()| {
+        THREAD.with_borrow_mut(|thread| thread.0.push(context.0.addr()));
+    }))
+}
+
+extern "C" fn pop_current(context: *mut Handle) -> c_int {
+    match THREAD.with_borrow_mut(|thread| thread.0.pop()) {
+        Some(handle) => {
+            give(context, as_handle(handle));
+            0
+        }
+        None => INVALID_CONTEXT,
+    }
+}
+
+#[allow(unsafe_code)]
+extern "C" fn capture_mode(mode: *mut c_int) -> c_int {
+    let current = THREAD.with_borrow(|thread| thread.0.last().copied());
+    let Some(Thing::Context(machine)) =
+        current.and_then(|handle| things(|all| all.get(&handle).cloned()))
+    else {
+        return INVALID_CONTEXT;
+    };
+    code(
+        noted(&machine, "cuThreadExchangeStreamCaptureMode").map(|()| {
+            // SAFETY: the caller's place is valid.
+            let wanted = unsafe { mode.read() };
+            give(
+                mode,
+                THREAD.with_borrow_mut(|thread| std::mem::replace(&mut thread.1, wanted)),
+            );
+        }),
+    )
+}
+
+extern "C" fn priorities(least: *mut c_int, greatest: *mut c_int) -> c_int {
+    call("cuCtxGetStreamPriorityRange", |_| {
+        give(least, LEAST_PRIORITY);
+        give(greatest, GREATEST_PRIORITY);
+        Ok(())
+    })
+}
+
+extern "C" fn stream_create(to: *mut Handle, flags: c_uint, priority: c_int) -> c_int {
+    call("cuStreamCreateWithPriority", |machine| {
+        if (flags, priority) != (1, LEAST_PRIORITY) {
+            machine.offence(format!("a stream of priority {priority}, flags {flags}"));
+        }
+        make(machine, to, Thing::Stream(Stream::new()))
+    })
+}
+
+extern "C" fn stream_destroy(handle: Handle) -> c_int {
+    call("cuStreamDestroy", |machine| {
+        let Thing::Stream(stream) = destroy(machine, handle)? else {
+            return Err(INVALID_HANDLE);
+        };
+        if !stream.is_idle() {
+            machine.offence("a stream was destroyed at work".to_owned());
+        }
+        stream.close();
+        Ok(())
+    })
+}
+
+extern "C" fn stream_wait(handle: Handle, waited: Handle, _flags: c_uint) -> c_int {
+    call("cuStreamWaitEvent", |_| {
+        let (stream, event) = (stream(handle)?, event(waited)?);
+        let record = event.state.lock().0;
+        stream.push(move |clock| {
+            event.wait(record);
+            *clock = clock.max(event.state.lock().2);
+        });
+        Ok(())
+    })
+}
+
+extern "C" fn stream_synchronize(handle: Handle) -> c_int {
+    call("cuStreamSynchronize", |machine| {
+        stream(handle)?.synchronize();
+        machine.state.lock().lost.map_or(Ok(()), Err)
+    })
+}
+
+extern "C" fn event_create(to: *mut Handle, flags: c_uint) -> c_int {
+    call("cuEventCreate", |machine| {
+        if flags & 1 == 0 {
+            machine.offence("waiting for an event that spins".to_owned());
+        }
+        let event = Event {
+            timed: flags & 2 == 0,
+            ..Event::default()
+        };
+        make(machine, to, Thing::Event(Arc::new(event)))
+    })
+}
+
+extern "C" fn event_destroy(handle: Handle) -> c_int {
+    call("cuEventDestroy", |machine| {
+        destroy(machine, handle).map(drop)
+    })
+}
+
+extern "C" fn event_record(handle: Handle, on: Handle) -> c_int {
+    call("cuEventRecord", |_| {
+        record(&event(handle)?, &*stream(on)?);
+        Ok(())
+    })
+}
+
+/// Records an event on a stream.
+pub(super) fn record(event: &Arc<Event>, stream: &Stream) {
+    let record = {
+        let mut state = event.state.lock();
+        state.0 += 1;
+        state.0
+    };
+    let event = Arc::clone(event);
+    stream.push(move |clock| {
+        let mut state = event.state.lock();
+        state.1 = state.1.max(record);
+        state.2 = *clock;
+        event.changed.notify_all();
+    });
+}
+
+extern "C" fn event_synchronize(handle: Handle) -> c_int {
+    call("cuEventSynchronize", |machine| {
+        let event = event(handle)?;
+        let record = event.state.lock().0;
+        event.wait(record);
+        machine.state.lock().lost.map_or(Ok(()), Err)
+    })
+}
+
+extern "C" fn event_elapsed(milliseconds: *mut f32, start: Handle, end: Handle) -> c_int {
+    call("cuEventElapsedTime", |_| {
+        let (start, end) = (event(start)?, event(end)?);
+        if !start.timed || !end.timed {
+            return Err(INVALID_HANDLE);
+        }
+        let seconds = end.state.lock().2 - start.state.lock().2;
+        give(milliseconds, (seconds * 1e3) as f32);
+        Ok(())
+    })
+}
+
+/// What a copy engine's copy takes; by its direction, the first towards the host.
+fn engine_seconds(machine: &Machine, to: u64, len: u64) -> f64 {
+    let is_gather = machine.resolve(Reach::Kernel, to, len).is_none();
+    let costs = machine.state.lock().costs;
+    costs.map_or(0.0, |(gather, scatter)| {
+        let costs = if is_gather { gather } else { scatter };
+        costs.engine_piece + costs.engine_byte * len as f64
+    })
+}
+
+/// A copy engine's copy of one piece, `to` or `from` perhaps not pinned.
+fn copy_one(name: &'static str, to: u64, from: u64, host: u64, len: u64, on: Handle) -> c_int {
+    call(name, |machine| {
+        let stream = stream(on)?;
+        let pinned = machine.resolve(Reach::CopyEngine, host, len).is_some();
+        let machine = Arc::clone(machine);
+        stream.push_copy(move |clock| {
+            *clock += engine_seconds(&machine, to, len);
+            machine.copy(to, from, len, (!pinned).then_some(host));
+        });
+        Ok(())
+    })
+}
+
+extern "C" fn to_host(to: *mut c_void, from: DevicePtr, len: usize, on: Handle) -> c_int {
+    let host = to.expose_provenance() as u64;
+    copy_one("cuMemcpyDtoHAsync", host, from, host, len as u64, on)
+}
+
+extern "C" fn to_device(to: DevicePtr, from: *const c_void, len: usize, on: Handle) -> c_int {
+    let host = from.expose_provenance() as u64;
+    copy_one("cuMemcpyHtoDAsync", to, host, host, len as u64, on)
+}
+
+#[allow(unsafe_code)]
+extern "C" fn copy_batch(
+    to: *mut DevicePtr,
+    from: *mut DevicePtr,
+    bytes: *mut usize,
+    count: usize,
+    attributes: *mut CopyAttributes,
+    firsts: *mut usize,
+    kinds: usize,
+    _failed: *mut usize,
+    on: Handle,
+) -> c_int {
+    call("cuMemcpyBatchAsync", |machine| {
+        if machine.state.lock().without_batches {
+            return Err(NOT_SUPPORTED);
+        }
+        let stream = stream(on)?;
+        // SAFETY: arrays as long as `count`, and one of attributes.
+        let (to, from, bytes, order, first) = unsafe {
+            (
+                std::slice::from_raw_parts(to, count).to_vec(),
+                std::slice::from_raw_parts(from, count).to_vec(),
+                std::slice::from_raw_parts(bytes, count).to_vec(),
+                (*attributes).source_order,
+                *firsts,
+            )
+        };
+        if kinds != 1 || first != 0 || order != 1 || count == 0 {
+            return Err(INVALID_VALUE);
+        }
+        machine.state.lock().batches.push(count);
+        let machine = Arc::clone(machine);
+        stream.push_copy(move |clock| {
+            // In any order.
+            for i in (0..count).rev() {
+                *clock += engine_seconds(&machine, to[i], bytes[i] as u64);
+                machine.copy(to[i], from[i], bytes[i] as u64, None);
+            }
+        });
+        Ok(())
+    })
+}
+
+extern "C" fn host_register(address: *mut c_void, len: usize, flags: c_uint) -> c_int {
+    call("cuMemHostRegister", |machine| {
+        if flags != 3 {
+            machine.offence(format!("registered with flags {flags}"));
+        }
+        let host = address.expose_provenance() as u64;
+        let mut state = machine.state.lock();
+        let overlaps =
+            |range: &Range| host < range.host + range.len && range.host < host + len as u64;
+        if state.ranges.iter().any(overlaps) {
+            return Err(ALREADY_REGISTERED);
+        }
+        state.ranges.push(Range {
+            host,
+            len: len as u64,
+            kind: Kind::Registered,
+        });
+        Ok(())
+    })
+}
+
+fn remove(machine: &Machine, address: u64, kind: Kind) -> Result<Range, i32> {
+    let mut state = machine.state.lock();
+    let found = state
+        .ranges
+        .iter()
+        .position(|range| range.kind == kind && range.host == address);
+    found
+        .map(|index| state.ranges.swap_remove(index))
+        .ok_or(INVALID_VALUE)
+}
+
+extern "C" fn host_unregister(address: *mut c_void) -> c_int {
+    call("cuMemHostUnregister", |machine| {
+        remove(
+            machine,
+            address.expose_provenance() as u64,
+            Kind::Registered,
+        )
+        .map(drop)
+    })
+}
+
+/// Memory aligned as the driver's is.
+fn layout(len: usize) -> std::alloc::Layout {
+    std::alloc::Layout::from_size_align(len, 4096).expect("a small layout")
+}
+
+#[allow(unsafe_code)]
+fn allocate(machine: &Machine, len: usize, kind: Kind) -> Result<Range, i32> {
+    if len == 0 {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: the layout has a size. Zeroed: tests read it all.
+    let host = unsafe { std::alloc::alloc_zeroed(layout(len)) };
+    let range = Range {
+        host: host.expose_provenance() as u64,
+        len: len as u64,
+        kind,
+    };
+    machine.state.lock().ranges.push(range);
+    Ok(range)
+}
+
+#[allow(unsafe_code)]
+fn free(machine: &Machine, host: u64, kind: Kind) -> Done {
+    let range = remove(machine, host, kind)?;
+    let at = std::ptr::with_exposed_provenance_mut(range.host as usize);
+    // SAFETY: `allocate` made it, of this length.
+    unsafe { std::alloc::dealloc(at, layout(range.len as usize)) };
+    Ok(())
+}
+
+extern "C" fn host_alloc(to: *mut *mut c_void, len: usize, flags: c_uint) -> c_int {
+    call("cuMemHostAlloc", |machine| {
+        if flags != 3 {
+            machine.offence(format!("allocated with flags {flags}"));
+        }
+        let range = allocate(machine, len, Kind::Pinned)?;
+        give(
+            to,
+            std::ptr::with_exposed_provenance_mut(range.host as usize),
+        );
+        Ok(())
+    })
+}
+
+extern "C" fn host_free(address: *mut c_void) -> c_int {
+    call("cuMemFreeHost", |machine| {
+        free(machine, address.expose_provenance() as u64, Kind::Pinned)
+    })
+}
+
+extern "C" fn device_alloc(to: *mut DevicePtr, len: usize) -> c_int {
+    call("cuMemAlloc", |machine| {
+        give(to, allocate(machine, len, Kind::Device)?.device());
+        Ok(())
+    })
+}
+
+extern "C" fn device_free(address: DevicePtr) -> c_int {
+    call("cuMemFree", |machine| {
+        let host = machine
+            .state
+            .lock()
+            .ranges
+            .iter()
+            .find(|range| range.kind == Kind::Device && range.device() == address)
+            .map(|range| range.host)
+            .ok_or(INVALID_VALUE)?;
+        free(machine, host, Kind::Device)
+    })
+}
+
+extern "C" fn pointer_attribute(to: *mut c_void, attribute: c_int, address: DevicePtr) -> c_int {
+    call("cuPointerGetAttribute", |machine| {
+        let state = machine.state.lock();
+        let inside = |range: &&Range| {
+            range.is_host() && (range.host..range.host + range.len).contains(&address)
+        };
+        let range = state.ranges.iter().find(inside).ok_or(INVALID_VALUE)?;
+        match attribute {
+            // Host memory.
+            2 => give(to.cast(), 1_u32),
+            3 => give(to.cast(), range.device() + (address - range.host)),
+            _ => return Err(INVALID_VALUE),
+        }
+        Ok(())
+    })
+}
+
+#[allow(unsafe_code)]
+extern "C" fn module_load(to: *mut Handle, text: *const c_void) -> c_int {
+    call("cuModuleLoadData", |machine| {
+        // SAFETY: a text that ends with a zero.
+        let text = unsafe { CStr::from_ptr(text.cast()) }.to_str();
+        let text = text.map_err(|_| INVALID_PTX)?.to_owned();
+        make(machine, to, Thing::Module(Arc::new(text)))
+    })
+}
+
+extern "C" fn module_unload(handle: Handle) -> c_int {
+    call("cuModuleUnload", |machine| {
+        destroy(machine, handle).map(drop)
+    })
+}
+
+#[allow(unsafe_code)]
+extern "C" fn module_function(to: *mut Handle, module: Handle, name: *const c_char) -> c_int {
+    call("cuModuleGetFunction", |machine| {
+        let Some(Thing::Module(text)) = things(|all| all.get(&module.0.addr()).cloned()) else {
+            return Err(INVALID_HANDLE);
+        };
+        // SAFETY: a text that ends with a zero.
+        let name = unsafe { CStr::from_ptr(name) }.to_str();
+        let program = Program::read(&text, name.map_err(|_| NOT_FOUND)?).map_err(|why| {
+            machine.offence(why);
+            NOT_FOUND
+        })?;
+        give(to, as_handle(handle_of(Thing::Function(Arc::new(program)))));
+        Ok(())
+    })
+}
+
+#[allow(unsafe_code)]
+extern "C" fn launch(
+    function: Handle,
+    blocks: c_uint,
+    _blocks_y: c_uint,
+    _blocks_z: c_uint,
+    threads: c_uint,
+    _threads_y: c_uint,
+    _threads_z: c_uint,
+    _shared: c_uint,
+    on: Handle,
+    arguments: *mut *mut c_void,
+    _extra: *mut *mut c_void,
+) -> c_int {
+    call("cuLaunchKernel", |machine| {
+        let Some(Thing::Function(program)) = things(|all| all.get(&function.0.addr()).cloned())
+        else {
+            return Err(INVALID_HANDLE);
+        };
+        let stream = stream(on)?;
+        // Taken when the kernel is started, as the driver does.
+        let parameters: Vec<u64> = (program.parameters.iter().enumerate())
+            .map(|(index, &bytes)| {
+                let mut value = [0_u8; 8];
+                // SAFETY: an array of pointers to values of the parameters' types.
+                unsafe {
+                    let from = (*arguments.add(index)).cast::<u8>();
+                    std::ptr::copy_nonoverlapping(from, value.as_mut_ptr(), bytes);
+                }
+                u64::from_le_bytes(value)
+            })
+            .collect();
+        let shape = Shape { blocks, threads };
+        let is_gather = parameters[3] == 0;
+        let mut state = machine.state.lock();
+        state.launches.push((blocks, 1 << parameters[4]));
+        let seed = state.calls.len() as u64 * 0x9e37_79b9;
+        let costs = state.costs;
+        drop(state);
+        let machine = Arc::clone(machine);
+        stream.push_copy(move |clock| {
+            if machine.state.lock().lost.is_some() {
+                return;
+            }
+            match machine.run(&program, shape, &parameters, seed) {
+                Ok(stored) => {
+                    if let Some((gather, scatter)) = costs {
+                        let costs = if is_gather { gather } else { scatter };
+                        *clock += costs.kernel_start + costs.kernel_byte * stored as f64;
+                    }
+                }
+                Err(code) => machine.lose(code, format!("the kernel failed: {code}")),
+            }
+        });
+        Ok(())
+    })
+}
+
+/// The stand-in, in the driver's place.
+#[allow(unsafe_code)]
+pub(in super::super) fn installed() -> Result<Symbols, CudaError> {
+    let find = |name: &CStr| {
+        macro_rules! entries {
+            ($($symbol:literal => $entry:ident,)*) => {
+                match name.to_str().expect("ASCII") {
+                    $($symbol => Ok($entry as *const () as *mut c_void),)*
+                    other => Err(format!("no {other}")),
+                }
+            };
+        }
+        entries! {
+            "cuInit" => init,
+            "cuGetErrorName" => error_name,
+            "cuDeviceGet" => device_get,
+            "cuDevicePrimaryCtxRetain" => primary_retain,
+            "cuDevicePrimaryCtxRelease_v2" => primary_release,
+            "cuCtxPushCurrent_v2" => push_current,
+            "cuCtxPopCurrent_v2" => pop_current,
+            "cuThreadExchangeStreamCaptureMode" => capture_mode,
+            "cuCtxGetStreamPriorityRange" => priorities,
+            "cuStreamCreateWithPriority" => stream_create,
+            "cuStreamDestroy_v2" => stream_destroy,
+            "cuStreamWaitEvent" => stream_wait,
+            "cuStreamSynchronize" => stream_synchronize,
+            "cuEventCreate" => event_create,
+            "cuEventDestroy_v2" => event_destroy,
+            "cuEventRecord" => event_record,
+            "cuEventSynchronize" => event_synchronize,
+            "cuEventElapsedTime" => event_elapsed,
+            "cuMemcpyDtoHAsync_v2" => to_host,
+            "cuMemcpyHtoDAsync_v2" => to_device,
+            "cuMemcpyBatchAsync" => copy_batch,
+            "cuMemHostRegister_v2" => host_register,
+            "cuMemHostUnregister" => host_unregister,
+            "cuMemHostAlloc" => host_alloc,
+            "cuMemFreeHost" => host_free,
+            "cuMemAlloc_v2" => device_alloc,
+            "cuMemFree_v2" => device_free,
+            "cuPointerGetAttribute" => pointer_attribute,
+            "cuModuleLoadData" => module_load,
+            "cuModuleUnload" => module_unload,
+            "cuModuleGetFunction" => module_function,
+            "cuLaunchKernel" => launch,
+        }
+    };
+    // SAFETY: each entry has the signature of `cuda.h` for its name.
+    unsafe { Symbols::load(&find) }
+}

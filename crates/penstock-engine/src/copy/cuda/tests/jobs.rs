@@ -1,0 +1,294 @@
+//! The engine over a device: jobs, pinning in the background, and what a job says when its device
+//! fails.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use penstock_layout::KvLayout;
+use penstock_store::{ErrorKind, Key, MemoryStore, Namespace, Store};
+
+use super::super::CudaExecutor;
+use super::machine::Machine;
+use super::{Cache, Sizes, pattern};
+use crate::{
+    Completion, CudaError, Device, Engine, EngineConfig, EngineError, Event, Object, Outcome,
+};
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// Pieces of 512 bytes, or of 128 KiB.
+fn cache(machine: &Arc<Machine>, content: u64) -> Cache {
+    let sizes = Sizes {
+        layers: 2,
+        blocks: 6,
+        heads: 1,
+        tokens: 8,
+        content,
+    };
+    Cache::new(machine, KvLayout::LBHNC, sizes, 1)
+}
+
+/// An engine without a host tier: what is loaded comes through the store.
+fn engine(cache: &Cache) -> Engine {
+    let block = cache.descriptor.block_bytes(&cache.whole()) as usize;
+    let mut config = EngineConfig::new(block, 8);
+    config.keep = false;
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new(64 << 20));
+    Engine::new(store, config).unwrap()
+}
+
+fn register(engine: &Engine, cache: &Cache) -> Result<(), EngineError> {
+    let device = Device::Cuda(cache.machine.ordinal);
+    engine.register(0, device, cache.descriptor.clone(), vec![cache.region])
+}
+
+fn objects(cache: &Cache, blocks: &[u64]) -> Vec<Object> {
+    let object = |&block: &u64| {
+        let mut chunk = [0; 32];
+        chunk[0] = block as u8;
+        Object {
+            group: 0,
+            key: Key {
+                namespace: Namespace([1; 16]),
+                chunk,
+                span: cache.whole(),
+            },
+            blocks: vec![block],
+            context: Arc::default(),
+        }
+    };
+    blocks.iter().map(object).collect()
+}
+
+fn outcomes(engine: &Engine, job: u64) -> Vec<Outcome> {
+    let end = Instant::now() + LONG;
+    let mut polled = Vec::new();
+    loop {
+        assert!(Instant::now() < end, "job {job} never ended: {polled:?}");
+        engine.wait(Duration::from_secs(1));
+        engine.poll(&mut polled);
+        let of_job = |c: &&Completion| c.job == job && c.event.is_last();
+        if let Some(last) = polled.iter().find(of_job) {
+            return last.event.outcomes().to_vec();
+        }
+    }
+}
+
+fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let end = Instant::now() + LONG;
+    while !holds() {
+        assert!(Instant::now() < end, "never came true: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn what_was_stored_is_loaded_while_the_arena_is_pinned_and_after() {
+    for content in [64, 16 << 10] {
+        let machine = Machine::new();
+        let cache = cache(&machine, content);
+        let engine = engine(&cache);
+        register(&engine, &cache).unwrap();
+        let blocks = [0, 3, 5];
+        let places = cache.places(&blocks, &cache.whole());
+        for round in 0..2 {
+            let job = 2 * round;
+            cache.memory.fill(round);
+            let before = cache.memory.read();
+            // Not the last round's values.
+            let mut objects = objects(&cache, &blocks);
+            for object in &mut objects {
+                object.key.chunk[1] = round as u8;
+            }
+            engine.submit_store(job, objects.clone(), 0).unwrap();
+            let stored = outcomes(&engine, job);
+            assert!(
+                stored.iter().all(|o| matches!(o, Outcome::Stored(_))),
+                "{stored:?}"
+            );
+            let noise = pattern(cache.memory.len(), 77);
+            cache.memory.write(0, &noise);
+            let deadline = Instant::now() + LONG;
+            engine
+                .submit_load(job + 1, objects, deadline, true, 0)
+                .unwrap();
+            let loaded = outcomes(&engine, job + 1);
+            assert!(
+                loaded.iter().all(|o| matches!(o, Outcome::Loaded(_))),
+                "{loaded:?}"
+            );
+            let mut expected = noise;
+            for &at in &places {
+                expected[at] = before[at];
+            }
+            assert!(cache.memory.read() == expected, "round {round}");
+            eventually("all is pinned", || {
+                let stats = engine.stats();
+                stats.pinned_bytes > 0 && stats.gather_copy_engine_from > 0
+            });
+        }
+        let (launches, batches) = {
+            let state = machine.state.lock();
+            (state.launches.len(), state.batches.len())
+        };
+        assert!(launches + batches > 0);
+        assert!(engine.shutdown(LONG));
+        drop(engine);
+        machine.assert_clean();
+    }
+}
+
+#[test]
+fn groups_on_one_device_share_what_was_measured() {
+    let machine = Machine::new();
+    let (one, other) = (cache(&machine, 64), cache(&machine, 64));
+    let engine = engine(&one);
+    register(&engine, &one).unwrap();
+    let device = Device::Cuda(machine.ordinal);
+    engine
+        .register(1, device, other.descriptor.clone(), vec![other.region])
+        .unwrap();
+    eventually("measured", || engine.stats().scatter_copy_engine_from > 0);
+    assert!(engine.shutdown(LONG));
+    assert_eq!(machine.calls("cuModuleLoadData"), 1);
+    assert_eq!(machine.calls("cuMemAlloc"), 1);
+    drop(engine);
+    machine.assert_clean();
+}
+
+#[test]
+fn without_pinned_memory_or_a_measurement_jobs_go_on() {
+    for call in ["cuMemHostRegister", "cuMemAlloc"] {
+        let machine = Machine::new();
+        let cache = cache(&machine, 64);
+        let engine = engine(&cache);
+        machine.fail(call, 0);
+        register(&engine, &cache).unwrap();
+        eventually("it has failed", || machine.state.lock().failed);
+        engine.submit_store(1, objects(&cache, &[1, 2]), 0).unwrap();
+        let stored = outcomes(&engine, 1);
+        assert!(
+            stored.iter().all(|o| matches!(o, Outcome::Stored(_))),
+            "{stored:?}"
+        );
+        assert!(engine.shutdown(LONG));
+        let stats = engine.stats();
+        match call {
+            "cuMemHostRegister" => assert_eq!(stats.pinned_bytes, 0),
+            _ => assert_eq!(stats.gather_copy_engine_from, 0),
+        }
+        drop(engine);
+        machine.assert_clean();
+    }
+}
+
+#[test]
+fn a_device_that_cannot_be_used_is_refused() {
+    let machine = Machine::new();
+    let cache = cache(&machine, 64);
+    let engine = engine(&cache);
+    for call in [
+        "cuDeviceGet",
+        "cuDevicePrimaryCtxRetain",
+        "cuModuleLoadData",
+    ] {
+        machine.fail(call, 0);
+        match register(&engine, &cache) {
+            Err(EngineError::Device(CudaError::Call { call: told, .. })) => assert_eq!(told, call),
+            other => panic!("{other:?}"),
+        }
+    }
+    machine.assert_clean();
+}
+
+/// A failure of any call that a copy makes: the object fails, and none claims to be stored or
+/// loaded. The next job finds the device in order.
+#[test]
+fn a_copy_that_fails_fails_its_object() {
+    for (content, calls) in [
+        (64, ["cuEventSynchronize", "cuLaunchKernel"]),
+        (16 << 10, ["cuEventRecord", "cuMemcpyBatchAsync"]),
+    ] {
+        let machine = Machine::new();
+        let cache = cache(&machine, content);
+        // Somebody who has measured already: else the calls that fail are those of measuring.
+        let executor = CudaExecutor::of(machine.ordinal).unwrap();
+        executor.calibrate().unwrap();
+        let engine = engine(&cache);
+        register(&engine, &cache).unwrap();
+        eventually("pinned", || engine.stats().pinned_bytes > 0);
+        let failed = || vec![Outcome::Failed(ErrorKind::Io)];
+        let before = cache.memory.read();
+        let mut job = 0;
+        for call in calls {
+            for (block, is_load) in [(1, false), (1, true)] {
+                job += 1;
+                let wanted = objects(&cache, &[block]);
+                if is_load {
+                    engine.submit_store(job, wanted.clone(), 0).unwrap();
+                    outcomes(&engine, job);
+                    job += 1;
+                    machine.fail(call, 0);
+                    let deadline = Instant::now() + LONG;
+                    engine.submit_load(job, wanted, deadline, true, 0).unwrap();
+                } else {
+                    machine.fail(call, 0);
+                    engine.submit_store(job, wanted, 0).unwrap();
+                }
+                let told = outcomes(&engine, job);
+                assert!(machine.stop_failing(), "{call}");
+                assert_eq!(told, failed(), "{call}");
+            }
+        }
+        // The blocks hold what they held: of the same key, the same bytes.
+        assert!(cache.memory.read() == before);
+        job += 1;
+        let deadline = Instant::now() + LONG;
+        engine
+            .submit_load(job, objects(&cache, &[1]), deadline, true, 0)
+            .unwrap();
+        assert!(matches!(outcomes(&engine, job)[..], [Outcome::Loaded(_)]));
+        assert!(engine.shutdown(LONG));
+        drop((engine, executor));
+        machine.assert_clean();
+    }
+}
+
+/// What a job is released for must have been read: the event comes after the copy's end.
+#[test]
+fn blocks_are_released_only_when_they_have_been_read() {
+    let machine = Machine::new();
+    let cache = cache(&machine, 16 << 10);
+    let engine = engine(&cache);
+    register(&engine, &cache).unwrap();
+    let before = cache.memory.read();
+    let blocks: Vec<u64> = (0..6).collect();
+    engine.submit_store(1, objects(&cache, &blocks), 0).unwrap();
+    let mut polled = Vec::new();
+    let end = Instant::now() + LONG;
+    while !polled
+        .iter()
+        .any(|c: &Completion| c.event == Event::Released)
+    {
+        assert!(Instant::now() < end);
+        engine.wait(Duration::from_secs(1));
+        engine.poll(&mut polled);
+    }
+    cache.memory.fill(9);
+    let stored = |c: &Completion| c.event.is_last();
+    while !polled.iter().any(stored) {
+        assert!(Instant::now() < end);
+        engine.wait(Duration::from_secs(1));
+        engine.poll(&mut polled);
+    }
+    let deadline = Instant::now() + LONG;
+    engine
+        .submit_load(2, objects(&cache, &blocks), deadline, true, 0)
+        .unwrap();
+    let loaded = outcomes(&engine, 2);
+    assert!(
+        loaded.iter().all(|o| matches!(o, Outcome::Loaded(_))),
+        "{loaded:?}"
+    );
+    assert!(cache.memory.read() == before);
+}

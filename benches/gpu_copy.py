@@ -1,45 +1,61 @@
 """Copies between a CUDA device's KV cache and pinned memory, in every layout: right, how fast.
 
-Needs a device, PyTorch and the installed package; nothing of vLLM. First fresh random data goes out
-and back in every layout, whole and by spans, and every byte is compared. Then each layout's gather
-and scatter are timed in turn, pass by pass, against a contiguous pinned copy of the same bytes and
-against a cudaMemcpyAsync a piece. Run it as ``python benches/gpu_copy.py --json FILE``.
+Needs a device, PyTorch and the installed package; nothing of vLLM, numpy or the rest of this
+folder. First fresh random data goes out and back in every layout, whole and by spans, from and to
+pinned and pageable memory, and every byte is compared. Then both ways to copy pieces are timed by
+the size of a piece. Then each layout's gather and scatter are timed in turn, pass by pass, against
+a contiguous pinned copy of the same bytes and against an asynchronous copy a piece. Run it as
+``python benches/gpu_copy.py --json FILE``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from penstock.cli.bench_copy import Shape
-from penstock.layout import Descriptor
+from penstock._native import Descriptor, cuda_calibration
 from penstock.layout.negotiate import LAYOUTS
 
+DEVICE = 0
 CHECKED_BLOCKS = 9
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a KV cache; `content_bytes` are key and value of one token and head."""
+
+    layers: int
+    heads: int
+    tokens: int
+    content_bytes: int
+    blocks: int = CHECKED_BLOCKS
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block, all layers."""
+        return self.layers * self.heads * self.tokens * self.content_bytes
+
 
 SHAPES = {
     # 8 KV heads of 128, bf16, K and V; blocks of 16 tokens.
-    "llama-8b": Shape(
-        layers=32, heads=8, tokens=16, content_bytes=2 * 128 * 2, blocks=CHECKED_BLOCKS
-    ),
+    "llama-8b": Shape(layers=32, heads=8, tokens=16, content_bytes=2 * 128 * 2),
     # The same on one of eight tensor-parallel ranks.
-    "llama-8b-tp8": Shape(
-        layers=32, heads=1, tokens=16, content_bytes=2 * 128 * 2, blocks=CHECKED_BLOCKS
-    ),
+    "llama-8b-tp8": Shape(layers=32, heads=1, tokens=16, content_bytes=2 * 128 * 2),
     # One latent of 512 + 64, bf16; blocks of 64 tokens.
-    "deepseek-v3": Shape(
-        layers=61, heads=1, tokens=64, content_bytes=576 * 2, blocks=CHECKED_BLOCKS
-    ),
+    "deepseek-v3": Shape(layers=61, heads=1, tokens=64, content_bytes=576 * 2),
+    # Not multiples of 16 bytes: what the kernel copies byte by byte. Only checked.
+    "odd": Shape(layers=3, heads=3, tokens=5, content_bytes=37),
 }
 
 
@@ -55,7 +71,7 @@ class Cache:
             "C": shape.content_bytes,
         }
         self.memory = torch.empty(
-            [sizes[axis] for axis in layout], dtype=torch.uint8, device="cuda:0"
+            [sizes[axis] for axis in layout], dtype=torch.uint8, device=f"cuda:{DEVICE}"
         )
         self.memory.random_(0, 256)
         self.logical = self.memory.permute([layout.index(axis) for axis in "LBHNC"])
@@ -74,6 +90,8 @@ class Cache:
                 for layer, view in enumerate(self.logical)
             ]
         )
+        # Copies below are on streams of their own.
+        torch.cuda.synchronize()
 
     def expected(self, blocks: list[int], span: tuple[int, int, int, int]) -> torch.Tensor:
         """The canonical bytes of blocks, by PyTorch's own indexing."""
@@ -97,19 +115,38 @@ def check(layout: str, shape: Shape) -> int:
             blocks = rng.sample(range(shape.blocks), 4)
             expected = cache.expected(blocks, span)
             payload = torch.zeros(expected.numel(), dtype=torch.uint8, pin_memory=pinned)
-            copied = cache.descriptor.gather(blocks, span, payload.numpy(), cuda_device=0)
+            copied = cache.descriptor.gather(blocks, span, payload, cuda_device=DEVICE)
             same = copied == expected.numel() and torch.equal(payload, expected)
             other = torch.randint(0, 256, payload.shape, dtype=torch.uint8)
             payload.copy_(other)
             untouched = [block for block in range(shape.blocks) if block not in blocks]
             rest = cache.expected(untouched, whole)
-            cache.descriptor.scatter(blocks, span, payload.numpy(), cuda_device=0)
+            cache.descriptor.scatter(blocks, span, payload, cuda_device=DEVICE)
             same = same and torch.equal(cache.expected(blocks, span), other)
             same = same and torch.equal(cache.expected(untouched, whole), rest)
             if not same:
                 raise SystemExit(f"WRONG BYTES: {layout}, {shape}, span {span}, pinned {pinned}")
             compared += 2 * expected.numel()
     return compared
+
+
+def sweep() -> dict[str, Any]:
+    """Both ways to copy pieces, by their size, as the executor measures them for itself."""
+    copied, *directions = cuda_calibration(DEVICE)
+    result: dict[str, Any] = {"copy_bytes": copied}
+    for name, (copy_engine_from, timings) in zip(("gather", "scatter"), directions, strict=True):
+        result[name] = {
+            "copy_engine_from": copy_engine_from,
+            "rows": [
+                {
+                    "piece_bytes": size,
+                    "copy_engine_gb_s": copied / engine / 1e9,
+                    "kernel_gb_s": copied / kernel / 1e9,
+                }
+                for size, engine, kernel in timings
+            ],
+        }
+    return result
 
 
 def seconds(work: Callable[[], None]) -> float:
@@ -121,82 +158,115 @@ def seconds(work: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
-def measure(shape: Shape, total: int, passes: int, per_call: int) -> list[dict[str, Any]]:
-    """A row for each layout; ratios are medians of the ratios pass by pass."""
-    blocks = max(per_call, total // shape.block_bytes // per_call * per_call)
-    whole = (0, shape.layers, 0, shape.heads)
-    order = random.Random(1).sample(range(blocks), blocks)
-    calls = [order[i : i + per_call] for i in range(0, blocks, per_call)]
-    size = per_call * shape.block_bytes
-    payload = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    host = payload.numpy()
-    rows = []
-    for layout in LAYOUTS:
-        cache = Cache(layout, replace(shape, blocks=blocks))
-        flat = cache.memory.view(-1)
-        pieces = cache.descriptor.segments(0, whole)
-        views = [flat[offset : offset + length] for _, offset, length in pieces]
-        targets = []
-        done = 0
-        for view in views:
-            targets.append(payload[done : done + view.numel()])
-            done += view.numel()
+class Contestants:
+    """Copies of the same bytes of one cache, `per_call` blocks at a time, each way."""
 
-        def out(cache: Cache = cache) -> None:
-            for numbers in calls:
-                cache.descriptor.gather(numbers, whole, host, cuda_device=0)
+    def __init__(self, cache: Cache, shape: Shape, per_call: int) -> None:
+        self._descriptor = cache.descriptor
+        self._whole = (0, shape.layers, 0, shape.heads)
+        self._size = per_call * shape.block_bytes
+        self._flat = cache.memory.view(-1)
+        self._payload = torch.empty(self._size, dtype=torch.uint8, pin_memory=True)
+        order = random.Random(1).sample(range(shape.blocks), shape.blocks)
+        self.calls = [order[i : i + per_call] for i in range(0, shape.blocks, per_call)]
+        self.pieces = len(self._descriptor.segments(0, self._whole))
+        # Those of the first call, a copy each; cut beforehand, so that only copies are timed.
+        runs = [
+            (offset, length)
+            for block in self.calls[0]
+            for _, offset, length in self._descriptor.segments(block, self._whole)
+        ]
+        self._device = [self._flat[offset : offset + length] for offset, length in runs]
+        self._host = list(self._payload.split([length for _, length in runs]))
 
-        def back(cache: Cache = cache) -> None:
-            for numbers in calls:
-                cache.descriptor.scatter(numbers, whole, host, cuda_device=0)
+    def gather(self) -> None:
+        """All blocks out, by Penstock."""
+        for blocks in self.calls:
+            self._descriptor.gather(blocks, self._whole, self._payload, cuda_device=DEVICE)
 
-        def contiguous_out(flat: torch.Tensor = flat) -> None:
-            for i in range(len(calls)):
-                payload.copy_(flat[i * size : (i + 1) * size], non_blocking=True)
-                torch.cuda.current_stream().synchronize()
+    def scatter(self) -> None:
+        """All blocks back, by Penstock."""
+        for blocks in self.calls:
+            self._descriptor.scatter(blocks, self._whole, self._payload, cuda_device=DEVICE)
 
-        def contiguous_back(flat: torch.Tensor = flat) -> None:
-            for i in range(len(calls)):
-                flat[i * size : (i + 1) * size].copy_(payload, non_blocking=True)
-                torch.cuda.current_stream().synchronize()
+    def contiguous_out(self) -> None:
+        """As many bytes out, a contiguous copy for each call, waited for as Penstock's are."""
+        for i in range(len(self.calls)):
+            piece = self._flat[i * self._size : (i + 1) * self._size]
+            self._payload.copy_(piece, non_blocking=True)
+            torch.cuda.current_stream().synchronize()
 
-        def piecewise(views: list[torch.Tensor] = views, targets: Any = targets) -> None:
-            for target, view in zip(targets, views, strict=True):
-                target.copy_(view, non_blocking=True)
+    def contiguous_back(self) -> None:
+        """As many bytes back."""
+        for i in range(len(self.calls)):
+            piece = self._flat[i * self._size : (i + 1) * self._size]
+            piece.copy_(self._payload, non_blocking=True)
+            torch.cuda.current_stream().synchronize()
 
-        found: dict[str, list[float]] = {}
-        for number in range(passes + 1):
-            for name, work in (
-                ("gather", out),
-                ("scatter", back),
-                ("contiguous_out", contiguous_out),
-                ("contiguous_back", contiguous_back),
-                ("piecewise", piecewise),
-            ):
-                taken = seconds(work)
-                if number:
-                    found.setdefault(name, []).append(taken)
-        nbytes = blocks * shape.block_bytes
+    def pieces_out(self) -> None:
+        """The first call's blocks out, a cudaMemcpyAsync for each piece."""
+        for host, device in zip(self._host, self._device, strict=True):
+            host.copy_(device, non_blocking=True)
 
-        def ratio(name: str, to: str, scale: float = 1.0, found: Any = found) -> float:
-            pairs = zip(found[to], found[name], strict=True)
-            return statistics.median(scale * theirs / ours for theirs, ours in pairs)
+    def pieces_back(self) -> None:
+        """The first call's blocks back."""
+        for host, device in zip(self._host, self._device, strict=True):
+            device.copy_(host, non_blocking=True)
 
-        rows.append(
-            {
-                "layout": layout,
-                "pieces": len(pieces),
-                "gather_gb_s": nbytes / statistics.median(found["gather"]) / 1e9,
-                "gather_to_contiguous": ratio("gather", "contiguous_out"),
-                "scatter_gb_s": nbytes / statistics.median(found["scatter"]) / 1e9,
-                "scatter_to_contiguous": ratio("scatter", "contiguous_back"),
-                # One block piece by piece, against a block's share of the gather.
-                "gather_to_piecewise": ratio("gather", "piecewise", scale=blocks),
-            }
-        )
-        del cache, flat, views
-        torch.cuda.empty_cache()
-    return rows
+
+def measure(layout: str, shape: Shape, total: int, passes: int, per_call: int) -> dict[str, Any]:
+    """A layout's figures; ratios are medians of the ratios pass by pass."""
+    blocks = max(1, total // shape.block_bytes // per_call) * per_call
+    contestants = Contestants(
+        Cache(layout, replace(shape, blocks=blocks)), replace(shape, blocks=blocks), per_call
+    )
+    names = (
+        "gather",
+        "scatter",
+        "contiguous_out",
+        "contiguous_back",
+        "pieces_out",
+        "pieces_back",
+    )
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(passes + 1):
+        for name in names:
+            taken = seconds(getattr(contestants, name))
+            # The first pass only warms up.
+            if number:
+                found[name].append(taken)
+    nbytes = blocks * shape.block_bytes
+
+    def faster(name: str, than: str, share: float = 1.0) -> float:
+        """How many times as fast, of a pass of which the other copies a share."""
+        pairs = zip(found[than], found[name], strict=True)
+        return statistics.median(theirs / (ours * share) for theirs, ours in pairs)
+
+    share = 1 / len(contestants.calls)
+    return {
+        "layout": layout,
+        "pieces": contestants.pieces,
+        "piece_bytes": shape.block_bytes // contestants.pieces,
+        "gather_gb_s": nbytes / statistics.median(found["gather"]) / 1e9,
+        "gather_to_contiguous": faster("gather", "contiguous_out"),
+        "gather_to_pieces": faster("gather", "pieces_out", share),
+        "scatter_gb_s": nbytes / statistics.median(found["scatter"]) / 1e9,
+        "scatter_to_contiguous": faster("scatter", "contiguous_back"),
+        "scatter_to_pieces": faster("scatter", "pieces_back", share),
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Rows under their names, in columns."""
+    texts = [list(rows[0])] + [
+        [f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()]
+        for row in rows
+    ]
+    widths = [max(len(text[column]) for text in texts) for column in range(len(texts[0]))]
+    return "\n".join(
+        "  " + "  ".join(cell.rjust(width) for cell, width in zip(text, widths, strict=True))
+        for text in texts
+    )
 
 
 def main() -> None:
@@ -209,8 +279,10 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("gpu_copy: no CUDA device here")
     result: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(0),
+        "device": torch.cuda.get_device_name(DEVICE),
         "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
         "command": sys.argv,
         "checked_bytes": 0,
         "shapes": {},
@@ -219,16 +291,19 @@ def main() -> None:
         for layout in LAYOUTS:
             result["checked_bytes"] += check(layout, shape)
         print(f"{name}: every byte right in {len(LAYOUTS)} layouts", flush=True)
-        rows = measure(shape, args.total, args.passes, args.per_call)
+    result["sweep"] = sweep()
+    for name in ("gather", "scatter"):
+        direction = result["sweep"][name]
+        print(f"{name}: copy engines from {direction['copy_engine_from']} B a piece")
+        print(table(direction["rows"]), flush=True)
+    for name, shape in SHAPES.items():
+        if name == "odd":
+            continue
+        rows = [
+            measure(layout, shape, args.total, args.passes, args.per_call) for layout in LAYOUTS
+        ]
         result["shapes"][name] = rows
-        for row in rows:
-            print(
-                "  "
-                + "  ".join(
-                    f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()
-                ),
-                flush=True,
-            )
+        print(f"{name}\n{table(rows)}", flush=True)
     if args.json is not None:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
 

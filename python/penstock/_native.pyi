@@ -16,6 +16,7 @@ __all__ = [
     "Store",
     "Trace",
     "check_ranks",
+    "cuda_calibration",
     "objects",
     "parse_size",
 ]
@@ -209,6 +210,10 @@ class Lookup:
 def objects(
     share: _Span, *, layers_per_object: int | None = None, heads_per_object: int | None = None
 ) -> list[_Span]: ...
+
+_Direction: TypeAlias = tuple[int, _list[tuple[int, float, float]]]
+
+def cuda_calibration(cuda_device: int) -> tuple[int, _Direction, _Direction]: ...
 def check_ranks(
     shares: Sequence[_Span],
     layers: int,

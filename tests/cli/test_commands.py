@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import io
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.cli import main
+from penstock.cli import cuda_copies, main
 from penstock.cli.main import COMMANDS
 from tests.servers import Server
 
@@ -88,6 +89,32 @@ class TestMain:
 
 
 class TestDoctor:
+    @pytest.mark.skipif(
+        ctypes.util.find_library("cuda") is not None, reason="there is a CUDA driver"
+    )
+    def test_copies_of_a_device_that_is_not_there(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["doctor", "--cuda-device", "0"]) == 1
+        assert "no usable CUDA driver: libcuda" in capsys.readouterr().err
+
+    def test_copies_of_a_device(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        found = [(20_000, [(4096, 4e-4, 1e-4)]), (30_000, [(4096, 2e-4, 5e-5)])]
+        monkeypatch.setattr(cuda_copies, "cuda_calibration", lambda device: (2 << 20, *found))
+        assert main(["doctor", "--cuda-device", "1"]) == 0
+        shown = capsys.readouterr().out
+        assert "gather: copy engines from 19.53 KiB a piece" in shown
+        assert main(["doctor", "--cuda-device", "1", "--json"]) == 0
+        scatter = as_json(capsys)["scatter"]
+        assert scatter["copy_engine_from"] == 30_000
+        assert scatter["rows"] == [
+            {
+                "piece_bytes": 4096,
+                "copy_engine_gb_s": pytest.approx((2 << 20) / 2e-4 / 1e9),
+                "kernel_gb_s": pytest.approx((2 << 20) / 5e-5 / 1e9),
+            }
+        ]
+
     def test_a_server_as_it_comes(
         self, redis_server: Server, capsys: pytest.CaptureFixture[str]
     ) -> None:

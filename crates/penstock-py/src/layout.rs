@@ -1,6 +1,8 @@
 //! Layout descriptors and geometry for Python. Spans are tuples `(first layer, past the last
 //! layer, first head, past the last head)`.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use penstock_engine::{DirectCopy, Region};
 use penstock_layout::{
     Coverage, Descriptor as Layout, Geometry, Interior, KvLayout, RegionAddr, Segment, Span,
@@ -40,6 +42,9 @@ pub(crate) struct Descriptor {
     layout: Layout,
     name: Option<KvLayout>,
     regions: Vec<RegionAddr>,
+    /// Copies of the CUDA device that they were asked for last: what they take to set up is not
+    /// taken again each time.
+    copies: Mutex<Option<(i32, Arc<DirectCopy>)>>,
 }
 
 impl Descriptor {
@@ -65,10 +70,22 @@ impl Descriptor {
         Ok(self.regions.iter().map(region).collect())
     }
 
-    fn direct(&self, py: Python<'_>, cuda_device: Option<i32>) -> PyResult<DirectCopy> {
+    fn direct(&self, py: Python<'_>, cuda_device: Option<i32>) -> PyResult<Arc<DirectCopy>> {
+        let known = || self.copies.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(ordinal), Some((of, copies))) = (cuda_device, &*known())
+            && *of == ordinal
+        {
+            return Ok(Arc::clone(copies));
+        }
         let regions = self.engine_regions(py)?;
-        DirectCopy::new(device(cuda_device), self.layout.clone(), regions)
-            .map_err(|e| engine_error(py, &e))
+        let copies = py
+            .detach(|| DirectCopy::new(device(cuda_device), self.layout.clone(), regions))
+            .map(Arc::new)
+            .map_err(|e| engine_error(py, &e))?;
+        if let Some(ordinal) = cuda_device {
+            *known() = Some((ordinal, Arc::clone(&copies)));
+        }
+        Ok(copies)
     }
 }
 
@@ -111,6 +128,7 @@ impl Descriptor {
             layout: detected.descriptor,
             name: detected.layout,
             regions: detected.regions,
+            copies: Mutex::default(),
         })
     }
 
@@ -132,6 +150,7 @@ impl Descriptor {
             layout,
             name: Some(name),
             regions: Vec::new(),
+            copies: Mutex::default(),
         })
     }
 
@@ -150,6 +169,7 @@ impl Descriptor {
             layout: self.layout.clone().with_interior(interior),
             name: self.name,
             regions: self.regions.clone(),
+            copies: Mutex::default(),
         })
     }
 

@@ -2,6 +2,7 @@
 //! nothing.
 
 mod buffer;
+mod cuda;
 mod dlpack;
 mod engine;
 mod errors;
@@ -17,6 +18,8 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use crate::buffer::Buffer;
+    #[pymodule_export]
+    use crate::cuda::cuda_calibration;
     #[pymodule_export]
     use crate::engine::{Engine, Lookup};
     #[pymodule_export]

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from penstock import Pool
 from penstock._native import EncryptionKeys, Store
-from penstock.cli import findings, words
+from penstock.cli import cuda_copies, findings, words
 from penstock.cli.findings import Finding, Level
 from penstock.errors import Denied, Full, NotFound, StoreError, TimedOut, Unreachable
 from penstock.layout.negotiate import AUTO
@@ -64,7 +64,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="check a pool: can it serve, what should be changed",
         description="Connects to a pool, measures it with a few values that it removes again, "
         "and says in words which of its settings to change. Exit status 1 if it cannot serve. "
-        "With --model, says instead which KV layout vLLM on this machine gives the model, and why.",
+        "With --model, says instead which KV layout vLLM on this machine gives the model, and why; "
+        "with --cuda-device, how copies of the device are made, as measured.",
     )
     words.add_pool_url(parser)
     parser.add_argument(
@@ -79,6 +80,13 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         default=AUTO,
         help="with --model: the layout to ask for (default: %(default)s)",
     )
+    parser.add_argument(
+        "--cuda-device",
+        metavar="ORDINAL",
+        type=int,
+        help="measure copies of pieces from and to this device, both ways to make them; no pool "
+        "is looked at",
+    )
     words.add_key_file(parser)
     parser.add_argument("--json", action="store_true", help="write one JSON document instead")
     parser.add_argument(
@@ -91,9 +99,11 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examines the pool, or a model's layout, and shows the report."""
+    """Examines the pool, a model's layout or a device's copies, and shows the report."""
     if args.model is not None:
         return _explain_layout(args)
+    if args.cuda_device is not None:
+        return cuda_copies.run(args.cuda_device, as_json=args.json)
     keys = EncryptionKeys.load(args.encryption_key_file)
     tiers = [Store.open(url, client_name="penstock-doctor") for url in words.pool_url(args).split()]
     reports = [examine(store, args.timeout, keys) for store in tiers]

@@ -1,6 +1,6 @@
 //! What copies of a CUDA device take, for Python.
 
-use penstock_engine::{CudaError, Direction, DirectCopy};
+use penstock_engine::{CudaError, DirectCopy, Direction};
 use pyo3::prelude::*;
 
 use crate::errors::exception;

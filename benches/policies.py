@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from pathlib import Path
 from typing import Any
 
+from benches import environment
 from penstock.sim import POLICIES, Trace
 
 TRACES = (
@@ -22,7 +24,9 @@ PERCENT = (1, 5, 10, 20)
 
 
 def measure(path: Path) -> dict[str, Any]:
-    """Hit ratios by capacity, in per cent of the trace's different blocks."""
+    """Hit ratios by capacity, in per cent of the trace's different blocks, and look-ups a second of
+    processor time.
+    """
     trace = Trace.read(path)
     found: dict[str, Any] = {
         "requests": trace.requests,
@@ -30,14 +34,19 @@ def measure(path: Path) -> dict[str, Any]:
         "unique_blocks": trace.unique_blocks,
         "infinite": trace.infinite_hits() / trace.blocks,
         "capacities": {},
+        "lookups_per_second": {},
     }
     for percent in PERCENT:
         capacity = trace.unique_blocks * percent // 100
         ratios = {}
+        speeds = {}
         for policy in POLICIES:
+            started = time.process_time()
             ratios[policy] = trace.hits(policy, capacity) / trace.blocks
+            speeds[policy] = round(trace.blocks / (time.process_time() - started))
         ratios["belady"] = trace.belady_hits(capacity) / trace.blocks
         found["capacities"][percent] = ratios
+        found["lookups_per_second"][percent] = speeds
         line = "  ".join(f"{name} {ratio:.4f}" for name, ratio in ratios.items())
         print(f"{path.name} {percent:2}%  {line}  infinite {found['infinite']:.4f}", flush=True)
     return found
@@ -49,7 +58,8 @@ def main() -> None:
     parser.add_argument("traces", type=Path, help="folder with the traces, as docs/benchmarks.md")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    result = {name: measure(args.traces / name) for name in TRACES}
+    result: dict[str, Any] = {"environment": environment.describe()}
+    result["traces"] = {name: measure(args.traces / name) for name in TRACES}
     if args.json is not None:
         args.json.write_text(json.dumps(result, indent=2) + "\n")
 

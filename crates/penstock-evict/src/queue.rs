@@ -98,6 +98,12 @@ impl Queue {
         (self.head != NIL).then_some(self.head)
     }
 
+    /// The node that is next younger than one in a queue.
+    pub(crate) fn next<T>(slab: &Slab<T>, index: u32) -> Option<u32> {
+        let next = slab.nodes[index as usize].next;
+        (next != NIL).then_some(next)
+    }
+
     /// Puts in as the oldest.
     pub(crate) fn push_front<T>(&mut self, slab: &mut Slab<T>, index: u32) {
         let node = &mut slab.nodes[index as usize];

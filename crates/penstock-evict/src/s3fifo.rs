@@ -33,7 +33,7 @@ struct Entry<K> {
 ///
 /// Unlike the paper's, the queues' sizes follow the weight that is held rather than a fixed
 /// capacity, which is the same thing when the owner evicts only at its bound. As many ghosts are
-/// remembered as entries are held.
+/// remembered as the main queue has room for.
 pub struct S3Fifo<K, S = RandomState> {
     index: HashMap<K, u32, S>,
     slab: Slab<Entry<K>>,
@@ -111,9 +111,9 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> S3Fifo<K, S> {
         entry
     }
 
-    /// Forgets the oldest ghosts beyond as many as there are entries held.
+    /// Forgets the oldest ghosts beyond as many as the main queue has room for.
     fn trim_ghosts(&mut self) {
-        while self.ghosts.len() > self.len_held() {
+        while self.ghosts.len() as u64 * SMALL_SHARE > self.len_held() as u64 * (SMALL_SHARE - 1) {
             let Some(node) = self.ghosts.front() else {
                 return;
             };

@@ -1,15 +1,21 @@
 //! For blocks of prompts: what is likely to be used again soon stays, starts before their ends.
 
 mod age;
-mod shadow;
+mod candidates;
+mod chains;
+mod lead;
+mod node;
 mod worth;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, RandomState};
 
 use self::age::BUCKETS;
-use self::shadow::Shadow;
-use self::worth::{CELLS, Counts, cell};
+use self::candidates::Candidates;
+use self::chains::Chains;
+use self::lead::{Found, Lead};
+use self::node::{Above, Node};
+use self::worth::{Counts, cell, class};
 use crate::Policy;
 use crate::queue::{Queue, Slab};
 
@@ -23,75 +29,49 @@ const FORKS: u32 = 2;
 /// Blocks used between two estimates, once there have been enough of them.
 const ESTIMATE_EVERY: u64 = 4096;
 
-/// A block before another: where it is, and that it is still that block.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Above {
-    node: u32,
-    serial: u64,
-}
-
-struct Node<K> {
-    key: K,
-    weight: u64,
-    /// Told apart from earlier users of the same place.
-    serial: u64,
-    parent: Option<Above>,
-    /// Blocks before this one in its prompt; a parent's is lower, so there are no cycles.
-    depth: u32,
-    held_children: u32,
-    /// Different blocks known to follow this one.
-    children: u32,
-    /// Uses, and those of the conversation that this block continued.
-    uses: u32,
-    /// The clock and the chain at the last use.
-    used_at: u64,
-    chain: u64,
-    bucket: u8,
-    /// Its share of a chain in the counts.
-    share: f32,
-    held: bool,
-    /// Its place among the candidates, if it is held and no block after it is.
-    leaf: Option<u32>,
-}
-
-impl<K> Node<K> {
-    fn cell(&self) -> usize {
-        cell(worth::class(self.uses), usize::from(self.bucket))
-    }
-}
-
 /// Gives up blocks that promise the fewest uses for the room and time that they take, and none
 /// before the blocks that follow it.
 ///
 /// What a block promises is learned while it works, from how long after a use the next came, by
-/// class: how many turns its conversation has had. See `worth.rs` for the index, and decision 15
-/// for what was tried. Where least recently used would have found more, it does as that does, for a
-/// while.
+/// class: how many turns its conversation has had, and how long the last one was waited for. See `worth.rs` for the index, and decision 15
+/// for what was tried.
+///
+/// It keeps account of two caches within the same weight, one that goes by this and one that is
+/// least recently used, and gives up what the one that has found more does not hold. It begins
+/// with least recently used, and leaves it on evidence only.
 ///
 /// Remembers up to 64 names that it no longer holds for each that it does, with some hundred bytes
 /// each: little beside a block of KV, too much for small values.
 pub struct Prefix<K, S = RandomState> {
     index: HashMap<K, u32, S>,
     nodes: Slab<Node<K>>,
-    /// All nodes by age, held and ghosts.
-    ages: [Vec<Queue>; 2],
-    leaves: Slab<u32>,
-    cells: Vec<Queue>,
-    /// Cells from the least worth; the place of each in that order; which have candidates.
-    order: Vec<usize>,
-    places: Vec<usize>,
-    filled: Vec<u64>,
-    by_age: bool,
+    /// All nodes, the last used last; of a prompt's, the start last.
+    by_use: Queue,
+    chains: Chains,
     counts: Counts,
-    shadow: Shadow,
     clock: u64,
     estimate_at: u64,
     serial: u64,
-    weight: u64,
+
     held: usize,
-    ghosts: usize,
+    weight: u64,
+    /// What is held but not by the cache that is followed, and is followed by nothing held.
+    strays: Queue,
+    stray_nodes: Slab<u32>,
+    lead: Lead,
+
+    /// The cache that goes by worth.
+    candidates: Candidates,
+    worthy_weight: u64,
+    /// The cache that is least recently used: all from this node on.
+    recent_from: Option<u32>,
+    recent_weight: u64,
+
+    /// Nodes before this one are remembered only while they are held.
+    forget_from: Option<u32>,
     /// The nodes of a chain while it is used; kept for its room.
     known: Vec<Option<u32>>,
+    used: Vec<u32>,
 }
 
 impl<K> Prefix<K> {
@@ -103,84 +83,84 @@ impl<K> Prefix<K> {
 
 impl<K, S: Default> Default for Prefix<K, S> {
     fn default() -> Self {
-        let queues = || (0..BUCKETS).map(|_| Queue::new()).collect();
         let mut policy = Self {
             index: HashMap::default(),
             nodes: Slab::new(),
-            ages: [queues(), queues()],
-            leaves: Slab::new(),
-            cells: (0..CELLS).map(|_| Queue::new()).collect(),
-            order: Vec::new(),
-            places: vec![0; CELLS],
-            filled: vec![0; CELLS.div_ceil(64)],
-            by_age: false,
+            by_use: Queue::new(),
+            chains: Chains::new(),
             counts: Counts::new(),
-            shadow: Shadow::new(),
             clock: 0,
             estimate_at: 0,
             serial: 0,
-            weight: 0,
             held: 0,
-            ghosts: 0,
+            weight: 0,
+            strays: Queue::new(),
+            stray_nodes: Slab::new(),
+            lead: Lead::new(),
+            candidates: Candidates::new(),
+            worthy_weight: 0,
+            recent_from: None,
+            recent_weight: 0,
+            forget_from: None,
             known: Vec::new(),
+            used: Vec::new(),
         };
-        policy.rank();
+        policy.candidates.rank(&policy.counts.estimate());
         policy
     }
 }
 
 impl<K, S> Prefix<K, S> {
-    /// Orders the cells anew.
-    fn rank(&mut self) {
-        let estimated = self.counts.estimate();
-        self.by_age = self.shadow.is_better();
-        let worth = if self.by_age {
-            worth::by_age()
-        } else {
-            estimated
-        };
-        self.order = (0..CELLS).collect();
-        // Of cells that are worth the same the older goes first, then the class used less.
-        self.order.sort_by(|&a, &b| {
-            let older = (b % BUCKETS).cmp(&(a % BUCKETS));
-            worth[a].total_cmp(&worth[b]).then(older).then(a.cmp(&b))
-        });
-        self.filled.fill(0);
-        for (place, &cell) in self.order.iter().enumerate() {
-            self.places[cell] = place;
-            if self.cells[cell].len() > 0 {
-                self.filled[place / 64] |= 1 << (place % 64);
-            }
-        }
-    }
-
-    /// Makes a held node without held blocks after it a candidate.
+    /// Makes a worthy node without worthy blocks after it a candidate.
     fn enter(&mut self, node: u32, as_oldest: bool) {
-        let cell = self.nodes.get(node).cell();
-        let leaf = self.leaves.alloc(node);
-        self.nodes.get_mut(node).leaf = Some(leaf);
-        if as_oldest {
-            self.cells[cell].push_front(&mut self.leaves, leaf);
-        } else {
-            self.cells[cell].push_back(&mut self.leaves, leaf);
-        }
-        let place = self.places[cell];
-        self.filled[place / 64] |= 1 << (place % 64);
+        let entry = self.nodes.get_mut(node);
+        let chain = self.chains.get_mut(entry.chain);
+        let place = (class(entry.uses, entry.wait), chain.bucket);
+        let mates = &mut chain.candidates;
+        entry.candidate = Some(self.candidates.enter(node, place, mates, as_oldest));
     }
 
-    /// The opposite; returns whether it was a candidate.
-    fn leave(&mut self, node: u32) -> bool {
-        let Some(leaf) = self.nodes.get_mut(node).leaf.take() else {
-            return false;
-        };
-        let cell = self.nodes.get(node).cell();
-        self.cells[cell].unlink(&mut self.leaves, leaf);
-        self.leaves.free(leaf);
-        if self.cells[cell].len() == 0 {
-            let place = self.places[cell];
-            self.filled[place / 64] &= !(1 << (place % 64));
+    fn leave(&mut self, node: u32) {
+        let entry = self.nodes.get_mut(node);
+        if let Some(candidate) = entry.candidate.take() {
+            let chain = self.chains.get_mut(entry.chain);
+            let mates = &mut chain.candidates;
+            self.candidates.leave(candidate, chain.bucket, mates);
         }
-        true
+    }
+
+    /// Notes a node that is held as a stray, if it is one.
+    fn stray(&mut self, node: u32) {
+        let entry = self.nodes.get_mut(node);
+        let is_followed = if self.lead.is_by_worth() {
+            entry.worthy
+        } else {
+            entry.recent
+        };
+        if entry.held && !is_followed && entry.held_children == 0 && entry.stray.is_none() {
+            let place = self.stray_nodes.alloc(node);
+            entry.stray = Some(place);
+            self.strays.push_back(&mut self.stray_nodes, place);
+        }
+    }
+
+    fn unstray(&mut self, node: u32) {
+        if let Some(place) = self.nodes.get_mut(node).stray.take() {
+            self.strays.unlink(&mut self.stray_nodes, place);
+            self.stray_nodes.free(place);
+        }
+    }
+
+    /// Finds the strays anew, after a change of what is followed.
+    fn change_lead(&mut self) {
+        while let Some(place) = self.strays.front() {
+            self.unstray(*self.stray_nodes.get(place));
+        }
+        let mut next = self.by_use.front();
+        while let Some(node) = next {
+            next = Queue::next(&self.nodes, node);
+            self.stray(node);
+        }
     }
 
     /// The block before a node, if it is known.
@@ -190,77 +170,97 @@ impl<K, S> Prefix<K, S> {
         (known.serial == above.serial).then_some(above.node)
     }
 
+    fn above(&self, node: u32) -> Above {
+        let serial = self.nodes.get(node).serial;
+        Above { node, serial }
+    }
+
     /// Moves what has grown older to where it belongs.
     fn advance(&mut self) {
-        for ghosts in [0, 1] {
-            for bucket in (0..BUCKETS - 1).rev() {
-                while let Some(node) = self.ages[ghosts][bucket].front() {
-                    if self.clock - self.nodes.get(node).used_at < age::start(bucket + 1) {
-                        break;
-                    }
-                    self.ages[ghosts][bucket].unlink(&mut self.nodes, node);
-                    let is_leaf = self.leave(node);
-                    let entry = self.nodes.get_mut(node);
-                    entry.bucket += 1;
-                    self.counts.reached(entry.cell(), entry.share);
-                    self.ages[ghosts][bucket + 1].push_back(&mut self.nodes, node);
-                    if is_leaf {
-                        self.enter(node, false);
+        for bucket in (0..BUCKETS - 1).rev() {
+            while let Some(number) = self.chains.grow_older(bucket, self.clock) {
+                let chain = self.chains.get(number);
+                for (class, &members) in chain.members.iter().enumerate() {
+                    if members > 0 {
+                        let cell = cell(class, bucket + 1);
+                        self.counts.reached(cell, chain.share, members);
                     }
                 }
+                self.candidates.grow_older(&chain.candidates, bucket + 1);
             }
         }
         if self.clock >= self.estimate_at {
             self.estimate_at = self.clock + ESTIMATE_EVERY.min(self.clock / 4 + 64);
-            self.rank();
+            self.candidates.rank(&self.counts.estimate());
+        }
+        if self.chains.is_sparse(self.by_use.len()) {
+            self.squeeze();
         }
     }
 
-    /// Takes a node out of its queue of ages.
-    fn unqueue(&mut self, node: u32) {
-        let entry = self.nodes.get(node);
-        let (ghost, bucket) = (usize::from(!entry.held), usize::from(entry.bucket));
-        self.ages[ghost][bucket].unlink(&mut self.nodes, node);
+    fn squeeze(&mut self) {
+        let mut number = self.chains.squeeze();
+        let mut next = self.by_use.front();
+        let mut before = next.map_or(0, |node| self.nodes.get(node).chain);
+        while let Some(node) = next {
+            let chain = &mut self.nodes.get_mut(node).chain;
+            number += u64::from(*chain != before);
+            before = std::mem::replace(chain, number);
+            next = Queue::next(&self.nodes, node);
+        }
     }
 
-    /// A held node becomes one that is only remembered; returns its weight.
+    /// Takes a node out of the order of uses.
+    fn unqueue(&mut self, node: u32) {
+        for from in [&mut self.recent_from, &mut self.forget_from] {
+            if *from == Some(node) {
+                *from = Queue::next(&self.nodes, node);
+            }
+        }
+        self.by_use.unlink(&mut self.nodes, node);
+    }
+
+    /// A held node is no longer held; returns its weight.
     fn let_go(&mut self, node: u32) -> u64 {
-        self.leave(node);
-        self.unqueue(node);
+        self.unstray(node);
         let entry = self.nodes.get_mut(node);
         entry.held = false;
-        let (bucket, weight) = (usize::from(entry.bucket), entry.weight);
-        self.ages[1][bucket].push_back(&mut self.nodes, node);
+        let weight = entry.weight;
         self.weight -= weight;
         self.held -= 1;
-        self.ghosts += 1;
-        self.lose_child(node);
+        if let Some(parent) = self.parent(node) {
+            let above = self.nodes.get_mut(parent);
+            above.held_children -= 1;
+            self.stray(parent);
+        }
         weight
     }
 
-    /// Tells a node's parent that it is no longer held; a candidate again, if it was the last.
-    fn lose_child(&mut self, node: u32) {
-        let Some(parent) = self.parent(node) else {
-            return;
-        };
-        let above = self.nodes.get_mut(parent);
-        above.held_children -= 1;
-        if above.held && above.held_children == 0 {
-            self.enter(parent, true);
-        }
-    }
-
-    /// Tells a node's parent that it is held.
-    fn gain_child(&mut self, node: u32) {
+    /// The cache that goes by worth gives one up.
+    fn evict_by_worth(&mut self) -> Option<u32> {
+        let node = self.candidates.first()?;
+        self.leave(node);
+        let entry = self.nodes.get_mut(node);
+        entry.worthy = false;
+        self.worthy_weight -= entry.weight;
         if let Some(parent) = self.parent(node) {
-            self.nodes.get_mut(parent).held_children += 1;
-            self.leave(parent);
+            let above = self.nodes.get_mut(parent);
+            above.worthy_children -= 1;
+            if above.worthy && above.worthy_children == 0 {
+                self.enter(parent, true);
+            }
         }
+        Some(node)
     }
 
-    fn above(&self, node: u32) -> Above {
-        let serial = self.nodes.get(node).serial;
-        Above { node, serial }
+    /// The cache that is least recently used gives one up.
+    fn evict_by_age(&mut self) -> Option<u32> {
+        let node = self.recent_from?;
+        self.recent_from = Queue::next(&self.nodes, node);
+        let entry = self.nodes.get_mut(node);
+        entry.recent = false;
+        self.recent_weight -= entry.weight;
+        Some(node)
     }
 }
 
@@ -269,19 +269,51 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Prefix<K, S> {
         self.index.get(key).copied()
     }
 
-    /// Forgets the oldest ghosts beyond what is to be remembered.
-    fn trim(&mut self) {
-        while self.ghosts > (self.held * GHOSTS).max(MIN_GHOSTS) {
-            let oldest = self.ages[1].iter().rev().find_map(Queue::front);
-            let Some(node) = oldest else { return };
-            self.unqueue(node);
-            if let Some(parent) = self.parent(node) {
-                self.nodes.get_mut(parent).children -= 1;
+    /// Keeps both caches that there are only accounts of within the weight that is held.
+    fn trim_accounts(&mut self) {
+        while self.recent_weight > self.weight
+            && let Some(node) = self.evict_by_age()
+        {
+            if !self.lead.is_by_worth() {
+                self.stray(node);
             }
-            let entry = self.nodes.free(node);
-            self.index.remove(&entry.key);
-            self.ghosts -= 1;
         }
+        while self.worthy_weight > self.weight
+            && let Some(node) = self.evict_by_worth()
+        {
+            if self.lead.is_by_worth() {
+                self.stray(node);
+            }
+            self.forget_if_overdue(node);
+        }
+    }
+
+    /// Forgets the oldest names beyond what is to be remembered.
+    fn trim(&mut self) {
+        let bound = self.held + (self.held * GHOSTS).max(MIN_GHOSTS);
+        while self.by_use.len() > bound {
+            let Some(node) = self.forget_from else { return };
+            if self.nodes.get(node).recent {
+                return;
+            }
+            self.forget_from = Queue::next(&self.nodes, node);
+            self.nodes.get_mut(node).overdue = true;
+            self.forget_if_overdue(node);
+        }
+    }
+
+    fn forget_if_overdue(&mut self, node: u32) {
+        let entry = self.nodes.get(node);
+        if !entry.overdue || entry.held || entry.worthy {
+            return;
+        }
+        self.chains.part(entry.chain, class(entry.uses, entry.wait));
+        self.unqueue(node);
+        if let Some(parent) = self.parent(node) {
+            self.nodes.get_mut(parent).children -= 1;
+        }
+        let entry = self.nodes.free(node);
+        self.index.remove(&entry.key);
     }
 
     /// One block of a chain is used: held from now on. `known` is its node, if there is one.
@@ -292,64 +324,108 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Prefix<K, S> {
         above: Option<u32>,
         at: Use,
     ) -> u32 {
-        let node = known.unwrap_or_else(|| {
-            self.serial += 1;
-            let node = self.nodes.alloc(Node {
-                key: key.clone(),
-                weight,
-                serial: self.serial,
-                parent: above.map(|above| self.above(above)),
-                depth: above.map_or(0, |above| self.nodes.get(above).depth.saturating_add(1)),
-                held_children: 0,
-                children: 0,
-                uses: at.uses,
-                used_at: 0,
-                chain: 0,
-                bucket: 0,
-                share: 0.0,
-                held: false,
-                leaf: None,
-            });
-            self.index.insert(key.clone(), node);
-            if let Some(above) = above {
-                self.nodes.get_mut(above).children += 1;
+        let node = match known {
+            Some(node) => {
+                if self.nodes.get(node).chain == at.chain {
+                    self.set_weight(node, weight);
+                    return node;
+                }
+                let wait = self.leave_chain(node);
+                self.adopt(node, above);
+                self.set_weight(node, weight);
+                let entry = self.nodes.get_mut(node);
+                entry.wait = Some(wait);
+                entry.uses = entry.uses.saturating_add(1);
+                node
             }
-            node
-        });
-        if known.is_some() {
-            let entry = self.nodes.get(node);
-            self.counts.used(entry.cell(), entry.share);
-            let before = (entry.chain, entry.weight);
-            self.shadow.moved(Some(before), weight);
-            self.leave(node);
-            self.unqueue(node);
-            self.ghosts -= usize::from(!self.nodes.get(node).held);
-            self.adopt(node, above);
-            let entry = self.nodes.get_mut(node);
-            entry.uses = entry.uses.saturating_add(1);
-        } else {
-            self.shadow.moved(None, weight);
-        }
+            None => self.meet((key, weight), above, at),
+        };
+        let parent = self.parent(node);
         let entry = self.nodes.get_mut(node);
-        if entry.held {
-            self.weight -= entry.weight;
-        } else {
-            entry.held = true;
+        let (held, worthy, recent) = (entry.held, entry.worthy, entry.recent);
+        (entry.held, entry.worthy, entry.recent) = (true, true, true);
+        entry.overdue = false;
+        entry.chain = at.chain;
+        let class = class(entry.uses, entry.wait);
+        self.chains.join(at.chain, class);
+        self.counts.reached(cell(class, 0), at.share, 1);
+        if !recent {
+            self.recent_weight += weight;
+        }
+        if !held {
             self.held += 1;
-            self.gain_child(node);
+            self.weight += weight;
+            if let Some(parent) = parent {
+                self.nodes.get_mut(parent).held_children += 1;
+                self.unstray(parent);
+            }
         }
-        self.weight += weight;
-        let entry = self.nodes.get_mut(node);
-        entry.weight = weight;
-        (entry.used_at, entry.chain) = (at.clock, at.chain);
-        (entry.bucket, entry.share) = (0, at.share);
-        let is_leaf = entry.held_children == 0;
-        self.counts.reached(entry.cell(), entry.share);
-        self.ages[0][0].push_back(&mut self.nodes, node);
-        if is_leaf {
-            self.enter(node, false);
+        if !worthy {
+            self.worthy_weight += weight;
+            if let Some(parent) = parent {
+                self.nodes.get_mut(parent).worthy_children += 1;
+                self.leave(parent);
+            }
+        }
+        self.used.push(node);
+        node
+    }
+
+    /// A block that is not known.
+    fn meet(&mut self, (key, weight): (&K, u64), above: Option<u32>, at: Use) -> u32 {
+        self.serial += 1;
+        let node = self.nodes.alloc(Node {
+            key: key.clone(),
+            weight,
+            serial: self.serial,
+            parent: above.map(|above| self.above(above)),
+            depth: above.map_or(0, |above| self.nodes.get(above).depth.saturating_add(1)),
+            children: 0,
+            held_children: 0,
+            worthy_children: 0,
+            uses: at.uses,
+            wait: at.wait,
+            chain: 0,
+            held: false,
+            worthy: false,
+            recent: false,
+            overdue: false,
+            candidate: None,
+            stray: None,
+        });
+        self.index.insert(key.clone(), node);
+        if let Some(above) = above {
+            self.nodes.get_mut(above).children += 1;
         }
         node
+    }
+
+    /// A known node is used by a new chain; returns how old it had become.
+    fn leave_chain(&mut self, node: u32) -> u8 {
+        let entry = self.nodes.get(node);
+        let class = class(entry.uses, entry.wait);
+        let chain = self.chains.get(entry.chain);
+        let bucket = chain.bucket;
+        self.counts.used(cell(class, bucket), chain.share);
+        self.chains.part(entry.chain, class);
+        self.leave(node);
+        self.unstray(node);
+        self.unqueue(node);
+        bucket as u8
+    }
+
+    fn set_weight(&mut self, node: u32, weight: u64) {
+        let entry = self.nodes.get_mut(node);
+        let before = std::mem::replace(&mut entry.weight, weight);
+        for (is_in, sum) in [
+            (entry.held, &mut self.weight),
+            (entry.worthy, &mut self.worthy_weight),
+            (entry.recent, &mut self.recent_weight),
+        ] {
+            if is_in {
+                *sum = *sum - before + weight;
+            }
+        }
     }
 
     /// Hangs a known node under the block that now came before it, if that is another one: the
@@ -357,24 +433,53 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Prefix<K, S> {
     fn adopt(&mut self, node: u32, above: Option<u32>) {
         let Some(above) = above else { return };
         let found = self.above(above);
-        let (parent, is_deeper) = {
-            let entry = self.nodes.get(node);
-            (entry.parent, entry.depth > self.nodes.get(above).depth)
-        };
-        if parent == Some(found) || !is_deeper {
+        let entry = self.nodes.get(node);
+        let is_deeper = entry.depth > self.nodes.get(above).depth;
+        if entry.parent == Some(found) || !is_deeper {
             return;
         }
-        let held = self.nodes.get(node).held;
-        if held {
-            self.lose_child(node);
-        }
+        let (held, worthy) = (entry.held, entry.worthy);
         if let Some(parent) = self.parent(node) {
-            self.nodes.get_mut(parent).children -= 1;
+            let entry = self.nodes.get_mut(parent);
+            entry.children -= 1;
+            entry.held_children -= u32::from(held);
+            entry.worthy_children -= u32::from(worthy);
+            if held {
+                self.stray(parent);
+            }
+            let entry = self.nodes.get(parent);
+            if worthy && entry.worthy && entry.worthy_children == 0 {
+                self.enter(parent, true);
+            }
         }
         self.nodes.get_mut(node).parent = Some(found);
-        self.nodes.get_mut(above).children += 1;
+        let entry = self.nodes.get_mut(above);
+        entry.children += 1;
+        entry.held_children += u32::from(held);
+        entry.worthy_children += u32::from(worthy);
         if held {
-            self.gain_child(node);
+            self.unstray(above);
+        }
+        if worthy {
+            self.leave(above);
+        }
+    }
+
+    /// Compares what was found of a chain with what the two others would have.
+    fn judge(&mut self) {
+        let known = &self.known;
+        let in_row = |is_in: &dyn Fn(&Node<K>) -> bool| {
+            let is_in = |node: &&Option<u32>| node.is_some_and(|node| is_in(self.nodes.get(node)));
+            known.iter().take_while(is_in).count() as u32
+        };
+        let found = Found {
+            asked: known.len() as u32,
+            held: in_row(&|node| node.held),
+            by_worth: in_row(&|node| node.worthy),
+            by_age: in_row(&|node| node.recent),
+        };
+        if self.lead.found(&found) {
+            self.change_lead();
         }
     }
 }
@@ -382,11 +487,11 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Prefix<K, S> {
 /// What the blocks of a chain have in common.
 #[derive(Clone, Copy)]
 struct Use {
-    clock: u64,
     chain: u64,
     share: f32,
     /// What blocks not known before start with; 0 until there is one.
     uses: u32,
+    wait: Option<u8>,
 }
 
 impl<K, S> Policy<K> for Prefix<K, S>
@@ -398,27 +503,25 @@ where
         if chain.is_empty() {
             return;
         }
-        self.shadow.trim(self.weight);
+        self.trim_accounts();
         self.advance();
         let mut known = std::mem::take(&mut self.known);
         known.clear();
         known.extend(chain.iter().map(|(key, _)| self.find(key)));
-        let in_row = |is_held: &dyn Fn(&Node<K>) -> bool| {
-            let held = |node: &Option<u32>| node.is_some_and(|node| is_held(self.nodes.get(node)));
-            known.iter().take_while(|node| held(node)).count() as u64
-        };
-        let by_policy = in_row(&|node| node.held);
-        let by_shadow = in_row(&|node| self.shadow.holds(node.chain));
-        self.shadow.found(by_policy, by_shadow);
+        self.known = known;
+        self.judge();
+        let known = std::mem::take(&mut self.known);
         let mut above = parent.and_then(|key| self.find(key));
         #[expect(clippy::cast_precision_loss, reason = "a share")]
+        let share = 1.0 / chain.len() as f32;
         let mut at = Use {
-            clock: self.clock,
-            chain: self.shadow.begin(),
-            share: 1.0 / chain.len() as f32,
+            chain: self.chains.begin(self.clock, share),
+            share,
             uses: 0,
+            wait: None,
         };
         self.clock += chain.len() as u64;
+        self.used.clear();
         for ((key, weight), &known) in chain.iter().zip(&known) {
             // What was not known may be by now: a key may come twice.
             let known = known.or_else(|| self.find(key));
@@ -427,10 +530,22 @@ where
                 let branch = above.map(|above| self.nodes.get(above));
                 let continued = branch.filter(|branch| branch.children < FORKS);
                 at.uses = continued.map_or(1, |branch| branch.uses);
+                at.wait = continued.and_then(|branch| branch.wait);
             }
             above = Some(self.use_one(known, (key, *weight), above, at));
         }
         self.known = known;
+        let used = std::mem::take(&mut self.used);
+        for &node in used.iter().rev() {
+            self.by_use.push_back(&mut self.nodes, node);
+            self.recent_from.get_or_insert(node);
+            self.forget_from.get_or_insert(node);
+            let entry = self.nodes.get(node);
+            if entry.worthy_children == 0 && entry.candidate.is_none() {
+                self.enter(node, false);
+            }
+        }
+        self.used = used;
         self.trim();
     }
 
@@ -454,26 +569,27 @@ where
         let node = self.find(key)?;
         let is_held = self.nodes.get(node).held;
         let weight = is_held.then(|| self.let_go(node))?;
-        self.trim();
+        self.forget_if_overdue(node);
         Some(weight)
     }
 
     fn evict(&mut self) -> Option<(K, u64)> {
-        let (word, bits) = (0..).zip(&self.filled).find(|(_, bits)| **bits != 0)?;
-        let first = word * 64 + bits.trailing_zeros() as usize;
-        let oldest = |place: usize| {
-            let leaf = self.cells[self.order[place]].front()?;
-            let node = *self.leaves.get(leaf);
-            Some((self.nodes.get(node).used_at, place, node))
-        };
-        // By age, the classes' cells of one bucket follow one another in the order.
-        let same_worth = if self.by_age { worth::CLASSES } else { 1 };
-        let last = (first / same_worth + 1) * same_worth;
-        let (_, _, node) = (first..last).filter_map(oldest).min()?;
-        let key = self.nodes.get(node).key.clone();
-        let weight = self.let_go(node);
-        self.trim();
-        Some((key, weight))
+        loop {
+            if let Some(place) = self.strays.front() {
+                let node = *self.stray_nodes.get(place);
+                let key = self.nodes.get(node).key.clone();
+                let weight = self.let_go(node);
+                self.forget_if_overdue(node);
+                return Some((key, weight));
+            }
+            let node = if self.lead.is_by_worth() {
+                self.evict_by_worth()?
+            } else {
+                self.evict_by_age()?
+            };
+            self.stray(node);
+            self.forget_if_overdue(node);
+        }
     }
 
     fn contains(&self, key: &K) -> bool {

@@ -1,20 +1,26 @@
 //! What keeping an entry is worth: the most uses for the time that it takes up room.
 //!
-//! Entries are told apart by class and age. For each, the share that is used again at that age is
+//! Entries are told apart by class (turns of the conversation, last wait) and age. For each, the share that is used again at that age is
 //! counted, of entries held and of those that are only remembered. From these hazards follows an
 //! index (Gittins, "Bandit processes and dynamic allocation indices", 1979): the greatest ratio,
 //! over all ages until which one may wait, of the chance of a use to the time waited. Least hit
 //! density (Beckmann et al., "LHD", NSDI 2018) is the same ratio with a wait without end, which
 //! undervalues an entry whose use is due soon or never.
 
-use super::age::{BUCKETS, start, width};
+use super::age::{BUCKETS, width};
 
-/// Classes: how often an entry, or the conversation that it continues, was used.
-pub(super) const CLASSES: usize = 8;
+/// Classes by uses of an entry, or of the conversation that it continues.
+const TURNS: usize = 8;
+/// Classes by how long the last of these uses was waited for; the first is for none.
+const WAITS: usize = 5;
+/// All classes.
+pub(super) const CLASSES: usize = TURNS * WAITS;
 /// Class and age.
 pub(super) const CELLS: usize = CLASSES * BUCKETS;
 
-/// Chains that a class's own counts weigh against all classes' together.
+/// Chains that a class's own counts weigh against all with as many turns together.
+const POOLED_WAITS: f64 = 40.0;
+/// Chains that these weigh against all classes together.
 const POOLED_CHAINS: f64 = 5.0;
 /// Chains that all classes' counts weigh against the prior.
 const PRIOR_CHAINS: f64 = 20.0;
@@ -24,8 +30,13 @@ const PRIOR_HAZARD: f64 = 0.1;
 /// What is left of a count after one more estimate.
 const DECAY: f64 = 0.99;
 
-/// The class of an entry used so often.
-pub(super) fn class(uses: u32) -> usize {
+/// The class of an entry used so often, the last time in this bucket of age, if more than once.
+pub(super) fn class(uses: u32, wait: Option<u8>) -> usize {
+    let wait = wait.map_or(0, |bucket| 1 + (usize::from(bucket).clamp(11, 31) - 11) / 6);
+    turns(uses) * WAITS + wait
+}
+
+fn turns(uses: u32) -> usize {
     match uses {
         0 | 1 => 0,
         2..=4 => uses as usize - 1,
@@ -56,9 +67,9 @@ impl Counts {
         }
     }
 
-    /// An entry came into the cell.
-    pub(super) fn reached(&mut self, cell: usize, share: f32) {
-        self.reached[cell] += f64::from(share);
+    /// Entries came into the cell.
+    pub(super) fn reached(&mut self, cell: usize, share: f32, entries: u32) {
+        self.reached[cell] += f64::from(share) * f64::from(entries);
     }
 
     /// An entry was used while in the cell.
@@ -77,13 +88,28 @@ impl Counts {
                     / (sum(&self.reached, bucket) + PRIOR_CHAINS)
             })
             .collect();
+        let by_turns: Vec<Vec<f64>> = (0..TURNS)
+            .map(|turns| {
+                let classes = turns * WAITS..(turns + 1) * WAITS;
+                let sum = |counts: &[f64], bucket| -> f64 {
+                    let counts = classes.clone().map(|class| counts[cell(class, bucket)]);
+                    counts.sum()
+                };
+                (0..BUCKETS)
+                    .map(|bucket| {
+                        (sum(&self.used, bucket) + POOLED_CHAINS * pooled[bucket])
+                            / (sum(&self.reached, bucket) + POOLED_CHAINS)
+                    })
+                    .collect()
+            })
+            .collect();
         let mut worth = Vec::with_capacity(CELLS);
         for class in 0..CLASSES {
             let hazards: Vec<f64> = (0..BUCKETS)
                 .map(|bucket| {
                     let cell = cell(class, bucket);
-                    let hazard = (self.used[cell] + POOLED_CHAINS * pooled[bucket])
-                        / (self.reached[cell] + POOLED_CHAINS);
+                    let hazard = (self.used[cell] + POOLED_WAITS * by_turns[class / WAITS][bucket])
+                        / (self.reached[cell] + POOLED_WAITS);
                     hazard.min(1.0)
                 })
                 .collect();
@@ -98,23 +124,19 @@ impl Counts {
 
 /// The index of an entry that has just come into `bucket`, by the hazards from there on.
 fn index(hazards: &[f64], bucket: usize) -> f64 {
-    let (mut waiting, mut uses, mut time, mut best) = (1.0, 0.0, 0.0, 0.0f64);
+    let (mut waiting, mut uses, mut time) = (1.0, 0.0, 0.0);
+    // The best ratio so far, as its two sides: a division in every step would be most of the work.
+    let (mut best_uses, mut best_time) = (0.0, 1.0);
     for (later, &hazard) in hazards.iter().enumerate() {
         uses += waiting * hazard;
         // A use comes half way through the bucket, on average.
         time += waiting * width(bucket + later) * (1.0 - hazard / 2.0);
         waiting *= 1.0 - hazard;
-        best = best.max(uses / time);
+        if uses * best_time > best_uses * time {
+            (best_uses, best_time) = (uses, time);
+        }
     }
-    best
-}
-
-/// Worth of an entry by its age alone, the same for all classes: least recently used.
-#[expect(clippy::cast_precision_loss, reason = "only the order matters")]
-pub(super) fn by_age() -> Vec<f64> {
-    (0..CELLS)
-        .map(|cell| -(start(cell % BUCKETS) as f64))
-        .collect()
+    best_uses / best_time
 }
 
 #[cfg(test)]
@@ -135,7 +157,7 @@ mod tests {
     fn what_is_about_to_be_used_is_worth_more_than_what_is_fresh() {
         let mut counts = Counts::new();
         for bucket in 0..=20 {
-            counts.reached(cell(0, bucket), 1000.0);
+            counts.reached(cell(0, bucket), 1.0, 1000);
         }
         counts.used(cell(0, 20), 900.0);
         let worth = counts.estimate();

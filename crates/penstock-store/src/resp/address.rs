@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use percent_encoding::percent_decode_str;
@@ -280,14 +280,20 @@ impl fmt::Display for Address {
             }
             Endpoint::Sentinel { sentinels, master } => {
                 let places: Vec<_> = sentinels.iter().map(|(h, p)| place(h, *p)).collect();
-                write!(f, "{}/{master}{database}", places.join(","))
+                // A master's name has no slash.
+                write!(
+                    f,
+                    "{}/{}{database}",
+                    places.join(","),
+                    encode(master.as_bytes())
+                )
             }
             Endpoint::Cluster(seeds) => {
                 let places: Vec<_> = seeds.iter().map(|(h, p)| place(h, *p)).collect();
                 f.write_str(&places.join(","))
             }
             Endpoint::Unix(path) => {
-                f.write_str(&encode_path(path))?;
+                f.write_str(&encode(path.as_os_str().as_bytes()))?;
                 if self.database != 0 {
                     write!(f, "?db={}", self.database)
                 } else {
@@ -376,12 +382,24 @@ fn host_of(url: &Url, default_port: u16) -> Result<(String, u16)> {
                 "only a pool URL with +sentinel or +cluster has several hosts",
             ));
         }
-        Some(Host::Domain(name)) if !name.is_empty() => decode(name)?,
+        Some(Host::Domain(name)) if !name.is_empty() => host_name(decode(name)?)?,
         Some(Host::Ipv4(ip)) => ip.to_string(),
         Some(Host::Ipv6(ip)) => ip.to_string(),
         _ => return Err(config("the pool URL names no host")),
     };
     Ok((host, url.port().unwrap_or(default_port)))
+}
+
+/// A name that can be resolved. The error does not repeat it: with a mistake before it, it may be
+/// a part of a password.
+fn host_name(name: String) -> Result<String> {
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    if name.bytes().all(is_name) {
+        return Ok(name);
+    }
+    Err(config(
+        "a host's name has letters, digits, '-', '.' and '_' only",
+    ))
 }
 
 /// A URL with several hosts, left with the first, and the others; any other URL as it is.
@@ -414,15 +432,15 @@ fn split_hosts(text: &str) -> Result<(String, Vec<Place>)> {
     Ok((format!("{scheme}://{user}{first}{tail}"), others))
 }
 
-fn encode_path(path: &std::path::Path) -> String {
-    use std::os::unix::ffi::OsStrExt;
+/// As a part of a URL's path, slashes left alone.
+fn encode(bytes: &[u8]) -> String {
     const KEPT: &percent_encoding::AsciiSet = &percent_encoding::NON_ALPHANUMERIC
         .remove(b'/')
         .remove(b'.')
         .remove(b'-')
         .remove(b'_')
         .remove(b'~');
-    percent_encoding::percent_encode(path.as_os_str().as_bytes(), KEPT).to_string()
+    percent_encoding::percent_encode(bytes, KEPT).to_string()
 }
 
 fn decode(text: &str) -> Result<String> {
@@ -570,6 +588,17 @@ mod tests {
             address.to_string(),
             "valkey+sentinel://a.example:26379,[::1]:5000,10.0.0.1:26379/main/3"
         );
+        let odd = parse("redis+sentinel://a/my%20main%3F%20").to_string();
+        assert_eq!(odd, "redis+sentinel://a:26379/my%20main%3F%20");
+        assert_eq!(parse(&odd).to_string(), odd);
+        for odd in [
+            "redis://a%20b",
+            "redis+sentinel://a,b%20c/main",
+            "redis+cluster://a,%2F",
+        ] {
+            let error = Address::parse(odd, None).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{odd}");
+        }
         let watcher = address.sentinel("a.example".into(), 26379);
         assert_eq!(
             (

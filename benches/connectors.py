@@ -286,6 +286,7 @@ def every() -> dict[str, Connector]:
         "penstock-redis": Penstock("redis", "unix socket"),
         "penstock-redis-tcp": Penstock("redis", "TCP"),
         "penstock-valkey": Penstock("valkey", "unix socket"),
+        "penstock-valkey-tcp": Penstock("valkey", "TCP"),
         "lmcache": LMCache(redis=False),
         "lmcache-redis": LMCache(redis=True),
         "mooncake": Mooncake(),

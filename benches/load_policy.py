@@ -5,8 +5,8 @@ can, one never does, and one weighs (`--load-policy auto`). Each network is new 
 they are asked for the same stored prompts in turn. The first hits after a change are given by
 themselves, since they are how it is noticed.
 
-With `--queue N`, instead: an engine that computes one request at a time gets N at once, all of them
-in the pool, with and without prefetching into host memory. Run it as ``python -m
+With `--queue N`, instead: an engine that computes one request at a time, and is at one, gets N at
+once, all of them in the pool, with and without prefetching into host memory. Run it as ``python -m
 benches.load_policy``.
 """
 
@@ -165,7 +165,7 @@ def sweep_table(result: dict[str, Any]) -> str:
 
 
 def queue(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]:
-    """First tokens of eight requests at once, one computed at a time."""
+    """First tokens of requests that arrive together while another is computed, one at a time."""
     with contextlib.ExitStack() as ending:
         server = ending.enter_context(Server("valkey", folder))
         way = ending.enter_context(Way(server.port))
@@ -188,13 +188,18 @@ def queue(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]
             ending.callback(nodes[name].kill)
             nodes[name].wait_ready()
             nodes[name].ask(prompts(1, 2, seed=9)[0], max_tokens=1)
+        others = iter(prompts(2 * args.passes, 1, seed=4))
         rows = []
         for number in range(args.passes):
             batch = stored[number * args.queue : (number + 1) * args.queue]
             pair = {}
             order = list(nodes)
             for name in order if number % 2 else order[::-1]:
+                # vLLM itself begins to load for all that wait while nothing is computed.
+                busy = nodes[name].start(next(others), max_tokens=args.busy)
+                time.sleep(0.3)
                 running = [nodes[name].start(prompt, max_tokens=args.output) for prompt in batch]
+                nodes[name].answer(busy)
                 pair[name] = [nodes[name].answer(each).seconds for each in running]
             rows.append(pair)
             progress(f"pass {number + 1} of {args.passes}")
@@ -245,6 +250,9 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=12, help="of 128 tokens, a prompt")
     parser.add_argument("--queue", type=int, default=0, help="requests at once; 0 for the sweep")
     parser.add_argument("--passes", type=int, default=8, help="of the queue")
+    parser.add_argument(
+        "--busy", type=int, default=128, help="tokens of the answer that the queue waits for"
+    )
     parser.add_argument("--output", type=int, default=16, help="tokens an answer, of the queue")
     parser.add_argument("--delay", type=float, default=0.005, help="each way, of the queue")
     parser.add_argument("--mbit", type=float, default=500, help="of the queue")

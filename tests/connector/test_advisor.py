@@ -70,6 +70,15 @@ def test_after_a_load_that_was_given_up_the_pool_is_measured_first() -> None:
     assert advisor.advise(0, reach, 1100).end == 1024
 
 
+def test_a_load_that_begins_when_the_pool_has_come_into_doubt_gets_little_time() -> None:
+    advisor, reach = engine(), [Reach(1024, 0, 8 * MIB)]
+    load(advisor, 1, 8 * MIB, 0.1)
+    choice = advisor.advise(0, reach, 1100)
+    load(advisor, 2, 8 * MIB, 0.2, missing=8 * MIB)
+    patience = advisor.patience(choice, 0, 8 * MIB, 8)
+    assert patience == pytest.approx(1.11 / 8, rel=0.1)
+
+
 def test_a_load_of_which_a_part_came_tells_how_fast_it_was() -> None:
     advisor = engine()
     load(advisor, 1, 8 * MIB, 0.5, missing=7 * MIB)

@@ -6,6 +6,7 @@ It watches and answers; what is done is the scheduler half's. Times are given to
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -204,11 +205,11 @@ class Advisor:
     ) -> float | None:
         """Seconds after which to give up a load of so many objects that begins now, as advised, if
         nothing of it comes; None for no reason to."""
-        load, least = self._load_seconds(Reach(choice.end, host_bytes, pool_bytes)), 0.0
-        if pool_bytes:
-            least = self._pool.seconds(0) or 0.0
+        load = self._load_seconds(Reach(choice.end, host_bytes, pool_bytes))
         first = None
-        if load is not None:
+        # Infinite if the pool has been doubted since.
+        if load is not None and load < math.inf:
+            least = (self._pool.seconds(0) or 0.0) if pool_bytes else 0.0
             # Lanes fetch one each at first.
             first = least + min(self._lanes / objects, 1.0) * max(load - least, 0.0)
         return patience(choice, first, self._pool.deviation)

@@ -39,6 +39,10 @@ pub(crate) enum Purpose {
 /// Pinned at a time: neither start-up nor shutdown waits for more.
 const PIN_BYTES: usize = 256 << 20;
 
+/// Populated at a time: a huge page. Who wants to map memory meanwhile waits for no more.
+#[cfg(target_os = "linux")]
+const POPULATE_BYTES: usize = 2 << 20;
+
 /// The memory and its free slots.
 pub(crate) struct Arena {
     /// Before the memory, so that it is unpinned before it is unmapped.
@@ -61,7 +65,8 @@ struct Free {
 }
 
 impl Arena {
-    /// Reserves address space; pages come into being when a slot is first used.
+    /// Reserves address space; pages come into being when a slot is first used, or by
+    /// [`populate`](Self::populate) or [`pin`](Self::pin).
     pub(crate) fn new(
         config: &EngineConfig,
         signals: Arc<Signals>,
@@ -119,6 +124,21 @@ impl Arena {
             pinned.fetch_add(len as u64, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    /// Brings all pages into being, in the order in which slots are first used, until `stop` says
+    /// so. A load does not wait for them then, nor, in a guest, for a host that has to find the
+    /// memory first.
+    pub(crate) fn populate(&self, stop: impl Fn() -> bool) {
+        #[cfg(target_os = "linux")]
+        for start in (0..self.memory.len()).step_by(POPULATE_BYTES) {
+            let len = POPULATE_BYTES.min(self.memory.len() - start);
+            let populate = memmap2::Advice::PopulateWrite;
+            // Refused by kernels before 5.14: there a page comes with its first use.
+            if stop() || self.memory.advise_range(populate, start, len).is_err() {
+                return;
+            }
+        }
     }
 
     /// A free slot, unless there is none or stores hold their share already.
@@ -393,5 +413,55 @@ impl Slot<Verified> {
     pub(crate) fn payload(&self) -> &[u8] {
         let start = self.lease.arena.header_bytes;
         self.lease.bytes(start..start + self.state.payload_bytes)
+    }
+}
+
+#[cfg(all(test, not(loom), target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    /// Pages that this thread has been given so far, without a disk.
+    fn faults() -> u64 {
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        let after_name = stat.rsplit(')').next().unwrap();
+        after_name
+            .split_whitespace()
+            .nth(7)
+            .unwrap()
+            .parse()
+            .unwrap()
+    }
+
+    /// Faults of the first writes to all slots, of 64 MiB together.
+    fn faults_of_first_use(populate: bool) -> u64 {
+        let config = EngineConfig::new(1 << 20, 64);
+        let arena = Arena::new(&config, Arc::default(), Arc::default());
+        let arena = Arc::new(arena.unwrap());
+        if populate {
+            arena.populate(|| false);
+        }
+        let mut slots: Vec<_> = (0..64)
+            .map(|_| match arena.lease(Purpose::Load) {
+                Lent::Slot(slot) => slot,
+                Lent::NoShare | Lent::NoneFree => unreachable!("no other is lent"),
+            })
+            .collect();
+        let before = faults();
+        for slot in &mut slots {
+            slot.payload_mut(1 << 20).fill(1);
+        }
+        faults() - before
+    }
+
+    #[test]
+    fn a_populated_arena_has_its_pages_before_they_are_used() {
+        let page = MmapMut::map_anon(PAGE).unwrap();
+        if page.advise(memmap2::Advice::PopulateWrite).is_err() {
+            println!("skipped: this kernel populates no pages");
+            return;
+        }
+        // Huge ones, at best.
+        assert!(faults_of_first_use(false) >= 32);
+        assert!(faults_of_first_use(true) < 8);
     }
 }

@@ -82,7 +82,8 @@ impl Engine {
     /// Names the memory that a group's objects lie in: one region for each of the descriptor's.
     /// Groups may lie over each other, as long as no block is in use by two of them at a time.
     ///
-    /// For a CUDA device its copies are measured and the arena is pinned in the background.
+    /// With the first, the arena's pages begin to come into being, in the background. For a CUDA
+    /// device they are pinned, and its copies are measured.
     pub fn register(
         &self,
         group: u16,
@@ -95,11 +96,12 @@ impl Engine {
         if self.floor.queues.is_closed() {
             return Err(EngineError::Closed);
         }
+        let is_first = registrations.is_empty();
         match registrations.entry(group) {
             Entry::Occupied(_) => Err(EngineError::AlreadyRegistered { group }),
             Entry::Vacant(entry) => {
-                if let Device::Cuda(ordinal) = device {
-                    self.prepare(ordinal)?;
+                if is_first || device != Device::Host {
+                    self.prepare(device)?;
                 }
                 entry.insert(Arc::new(new));
                 Ok(())
@@ -107,25 +109,19 @@ impl Engine {
         }
     }
 
-    /// Measures a device's copies and pins the arena for it, in the background. Copies go on
-    /// meanwhile, and if it fails: only slower, so there is nobody to tell but whoever looks at the
-    /// counters.
-    fn prepare(&self, ordinal: i32) -> Result<(), EngineError> {
+    /// Gets the arena ready in the background: its pages come into being, for a device pinned, and
+    /// the device's copies are measured. Copies go on meanwhile, and if it fails: only slower, so
+    /// there is nobody to tell but whoever looks at the counters.
+    fn prepare(&self, device: Device) -> Result<(), EngineError> {
         let floor = Arc::clone(&self.floor);
         let thread = Builder::new()
-            .name("penstock-pin".to_owned())
-            .spawn(move || {
-                let (queues, counters) = (&floor.queues, &floor.counters);
-                if let Ok(executor) = CudaExecutor::of(ordinal)
-                    && let Ok(found) = executor.calibrate()
-                {
-                    let note = |counter: &AtomicU64, direction: &Direction| {
-                        counter.store(direction.copy_engine_from as u64, Ordering::Relaxed);
-                    };
-                    note(&counters.gather_copy_engine_from, &found.gather);
-                    note(&counters.scatter_copy_engine_from, &found.scatter);
+            .name("penstock-prep".to_owned())
+            .spawn(move || match device {
+                Device::Host => {
+                    lane::give_way();
+                    floor.queues.arena().populate(|| floor.queues.is_closed());
                 }
-                let _ = queues.arena().pin(ordinal, || queues.is_closed());
+                Device::Cuda(ordinal) => prepare_cuda(&floor, ordinal),
             })
             .map_err(EngineError::Thread)?;
         self.threads.lock().push(thread);
@@ -389,6 +385,20 @@ impl Engine {
     pub fn config(&self) -> &EngineConfig {
         &self.floor.config
     }
+}
+
+fn prepare_cuda(floor: &Floor, ordinal: i32) {
+    let (queues, counters) = (&floor.queues, &floor.counters);
+    if let Ok(executor) = CudaExecutor::of(ordinal)
+        && let Ok(found) = executor.calibrate()
+    {
+        let note = |counter: &AtomicU64, direction: &Direction| {
+            counter.store(direction.copy_engine_from as u64, Ordering::Relaxed);
+        };
+        note(&counters.gather_copy_engine_from, &found.gather);
+        note(&counters.scatter_copy_engine_from, &found.scatter);
+    }
+    let _ = queues.arena().pin(ordinal, || queues.is_closed());
 }
 
 impl Drop for Engine {

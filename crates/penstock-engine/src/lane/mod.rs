@@ -28,6 +28,16 @@ pub(crate) struct Floor {
     pub(crate) running: Gauge,
 }
 
+/// A tenth of the processor time that a thread of the model gets beside it.
+const NICE: i32 = 10;
+
+/// Lets whoever else wants the processor have it before this thread.
+pub(crate) fn give_way() {
+    // Of this thread alone on Linux. Where it is refused, it only gets in the way more.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::nice(NICE);
+}
+
 /// Starts every lane. If one cannot be started, those that were end.
 pub(crate) fn start(floor: &Arc<Floor>) -> Result<Vec<JoinHandle<()>>, EngineError> {
     let copy =

@@ -15,14 +15,10 @@ use crate::queue::{Put, PutWork};
 use crate::stats::add_time;
 use crate::store::StoreTicket;
 
-/// A tenth of the processor time that a thread of the model gets beside it. Stores can wait, and
-/// are dropped when they wait too long; what the request after them computes cannot.
-const NICE: i32 = 10;
-
 pub(super) fn run(floor: &Floor) {
-    // Of this thread alone on Linux. Where it is refused, puts only get in the way more.
-    #[cfg(target_os = "linux")]
-    let _ = rustix::process::nice(NICE);
+    // Stores can wait, and are dropped when they wait too long; what the request after them
+    // computes cannot.
+    super::give_way();
     loop {
         let seen = floor.signals.put.generation();
         match floor.queues.next_put() {

@@ -6,17 +6,20 @@ use std::sync::atomic::Ordering;
 
 use super::super::symbols::{CopyAttributes, CudaError, DevicePtr, Handle, Symbols};
 use super::machine::*;
+use super::memory::{
+    device_alloc, device_free, host_alloc, host_free, host_register, host_unregister,
+    pointer_attribute,
+};
 use super::ptx::{Program, Shape};
 
 const CAPTURE_MODE_RELAXED: i32 = 2;
 const INVALID_DEVICE: i32 = 101;
 const INVALID_PTX: i32 = 218;
 const NOT_FOUND: i32 = 500;
-const ALREADY_REGISTERED: i32 = 712;
 const LEAST_PRIORITY: i32 = 0;
 const GREATEST_PRIORITY: i32 = -5;
 
-type Done = Result<(), i32>;
+pub(super) type Done = Result<(), i32>;
 
 fn code(done: Done) -> c_int {
     done.err().unwrap_or(0)
@@ -38,7 +41,7 @@ fn noted(machine: &Machine, name: &'static str) -> Done {
 }
 
 /// A call on the thread's context.
-fn call(name: &'static str, body: impl FnOnce(&Arc<Machine>) -> Done) -> c_int {
+pub(super) fn call(name: &'static str, body: impl FnOnce(&Arc<Machine>) -> Done) -> c_int {
     let (current, mode) = THREAD.with_borrow(|thread| (thread.0.last().copied(), thread.1));
     let Some(Thing::Context(machine)) =
         current.and_then(|handle| things(|all| all.get(&handle).cloned()))
@@ -71,7 +74,7 @@ fn as_handle(number: usize) -> Handle {
 
 /// Writes a result where the caller wants it.
 #[allow(unsafe_code)]
-fn give<T>(to: *mut T, value: T) {
+pub(super) fn give<T>(to: *mut T, value: T) {
     // SAFETY: callers pass valid places, as the driver demands.
     unsafe { to.write(value) };
 }
@@ -359,137 +362,6 @@ extern "C" fn copy_batch(
                 machine.copy(to[i], from[i], bytes[i] as u64, None);
             }
         });
-        Ok(())
-    })
-}
-
-extern "C" fn host_register(address: *mut c_void, len: usize, flags: c_uint) -> c_int {
-    call("cuMemHostRegister", |machine| {
-        if flags != 3 {
-            machine.offence(format!("registered with flags {flags}"));
-        }
-        let host = address.expose_provenance() as u64;
-        let mut state = machine.state.lock();
-        let overlaps =
-            |range: &Range| host < range.host + range.len && range.host < host + len as u64;
-        if state.ranges.iter().any(overlaps) {
-            return Err(ALREADY_REGISTERED);
-        }
-        state.ranges.push(Range {
-            host,
-            len: len as u64,
-            kind: Kind::Registered,
-        });
-        Ok(())
-    })
-}
-
-fn remove(machine: &Machine, address: u64, kind: Kind) -> Result<Range, i32> {
-    let mut state = machine.state.lock();
-    let found = state
-        .ranges
-        .iter()
-        .position(|range| range.kind == kind && range.host == address);
-    found
-        .map(|index| state.ranges.swap_remove(index))
-        .ok_or(INVALID_VALUE)
-}
-
-extern "C" fn host_unregister(address: *mut c_void) -> c_int {
-    call("cuMemHostUnregister", |machine| {
-        remove(
-            machine,
-            address.expose_provenance() as u64,
-            Kind::Registered,
-        )
-        .map(drop)
-    })
-}
-
-/// Memory aligned as the driver's is.
-fn layout(len: usize) -> std::alloc::Layout {
-    std::alloc::Layout::from_size_align(len, 4096).expect("a small layout")
-}
-
-#[allow(unsafe_code)]
-fn allocate(machine: &Machine, len: usize, kind: Kind) -> Result<Range, i32> {
-    if len == 0 {
-        return Err(INVALID_VALUE);
-    }
-    // SAFETY: the layout has a size. Zeroed: tests read it all.
-    let host = unsafe { std::alloc::alloc_zeroed(layout(len)) };
-    let range = Range {
-        host: host.expose_provenance() as u64,
-        len: len as u64,
-        kind,
-    };
-    machine.state.lock().ranges.push(range);
-    Ok(range)
-}
-
-#[allow(unsafe_code)]
-fn free(machine: &Machine, host: u64, kind: Kind) -> Done {
-    let range = remove(machine, host, kind)?;
-    let at = std::ptr::with_exposed_provenance_mut(range.host as usize);
-    // SAFETY: `allocate` made it, of this length.
-    unsafe { std::alloc::dealloc(at, layout(range.len as usize)) };
-    Ok(())
-}
-
-extern "C" fn host_alloc(to: *mut *mut c_void, len: usize, flags: c_uint) -> c_int {
-    call("cuMemHostAlloc", |machine| {
-        if flags != 3 {
-            machine.offence(format!("allocated with flags {flags}"));
-        }
-        let range = allocate(machine, len, Kind::Pinned)?;
-        give(
-            to,
-            std::ptr::with_exposed_provenance_mut(range.host as usize),
-        );
-        Ok(())
-    })
-}
-
-extern "C" fn host_free(address: *mut c_void) -> c_int {
-    call("cuMemFreeHost", |machine| {
-        free(machine, address.expose_provenance() as u64, Kind::Pinned)
-    })
-}
-
-extern "C" fn device_alloc(to: *mut DevicePtr, len: usize) -> c_int {
-    call("cuMemAlloc", |machine| {
-        give(to, allocate(machine, len, Kind::Device)?.device());
-        Ok(())
-    })
-}
-
-extern "C" fn device_free(address: DevicePtr) -> c_int {
-    call("cuMemFree", |machine| {
-        let host = machine
-            .state
-            .lock()
-            .ranges
-            .iter()
-            .find(|range| range.kind == Kind::Device && range.device() == address)
-            .map(|range| range.host)
-            .ok_or(INVALID_VALUE)?;
-        free(machine, host, Kind::Device)
-    })
-}
-
-extern "C" fn pointer_attribute(to: *mut c_void, attribute: c_int, address: DevicePtr) -> c_int {
-    call("cuPointerGetAttribute", |machine| {
-        let state = machine.state.lock();
-        let inside = |range: &&Range| {
-            range.is_host() && (range.host..range.host + range.len).contains(&address)
-        };
-        let range = state.ranges.iter().find(inside).ok_or(INVALID_VALUE)?;
-        match attribute {
-            // Host memory.
-            2 => give(to.cast(), 1_u32),
-            3 => give(to.cast(), range.device() + (address - range.host)),
-            _ => return Err(INVALID_VALUE),
-        }
         Ok(())
     })
 }

@@ -10,6 +10,7 @@ mod entries;
 mod faults;
 mod jobs;
 mod machine;
+mod memory;
 mod order;
 mod ptx;
 

@@ -36,11 +36,15 @@ impl Candidates {
 
     /// Orders the cells by what they are worth now.
     pub(super) fn rank(&mut self, worth: &[f64]) {
-        // Of cells that are worth the same the older goes first, then the class used less.
-        self.order.sort_unstable_by(|&a, &b| {
-            let older = (b % BUCKETS).cmp(&(a % BUCKETS));
-            worth[a].total_cmp(&worth[b]).then(older).then(a.cmp(&b))
-        });
+        // Of cells that are worth the same the older goes first, then the class used less. As
+        // bits, worths (never below 0) are in the order of their values.
+        let keys = worth.iter().enumerate();
+        let mut keys: Vec<(u64, usize, usize)> = keys
+            .map(|(cell, worth)| (worth.to_bits(), BUCKETS - cell % BUCKETS, cell))
+            .collect();
+        keys.sort_unstable();
+        self.order.clear();
+        self.order.extend(keys.iter().map(|&(_, _, cell)| cell));
         self.filled.fill(0);
         for (place, &cell) in self.order.iter().enumerate() {
             self.places[cell] = place;

@@ -7,6 +7,9 @@
 //! density (Beckmann et al., "LHD", NSDI 2018) is the same ratio with a wait without end, which
 //! undervalues an entry whose use is due soon or never.
 
+use std::array;
+use std::ops::Range;
+
 use super::age::{BUCKETS, width};
 
 /// Classes by uses of an entry, or of the conversation that it continues.
@@ -79,58 +82,74 @@ impl Counts {
 
     /// The index of every cell by what was counted so far, which from now on counts a little less.
     pub(super) fn estimate(&mut self) -> Vec<f64> {
-        let sum = |counts: &[f64], bucket| -> f64 {
-            (0..CLASSES).map(|class| counts[cell(class, bucket)]).sum()
-        };
-        let pooled: Vec<f64> = (0..BUCKETS)
-            .map(|bucket| {
-                (sum(&self.used, bucket) + PRIOR_HAZARD * PRIOR_CHAINS)
-                    / (sum(&self.reached, bucket) + PRIOR_CHAINS)
-            })
-            .collect();
-        let by_turns: Vec<Vec<f64>> = (0..TURNS)
-            .map(|turns| {
-                let classes = turns * WAITS..(turns + 1) * WAITS;
-                let sum = |counts: &[f64], bucket| -> f64 {
-                    let counts = classes.clone().map(|class| counts[cell(class, bucket)]);
-                    counts.sum()
-                };
-                (0..BUCKETS)
-                    .map(|bucket| {
-                        (sum(&self.used, bucket) + POOLED_CHAINS * pooled[bucket])
-                            / (sum(&self.reached, bucket) + POOLED_CHAINS)
-                    })
-                    .collect()
-            })
-            .collect();
+        let pooled = self.hazards(0..CLASSES, PRIOR_CHAINS, &[PRIOR_HAZARD; BUCKETS]);
+        let unseen = indices(&pooled);
         let mut worth = Vec::with_capacity(CELLS);
-        for class in 0..CLASSES {
-            let hazards: Vec<f64> = (0..BUCKETS)
-                .map(|bucket| {
-                    let cell = cell(class, bucket);
-                    let hazard = (self.used[cell] + POOLED_WAITS * by_turns[class / WAITS][bucket])
-                        / (self.reached[cell] + POOLED_WAITS);
-                    hazard.min(1.0)
-                })
-                .collect();
-            worth.extend((0..BUCKETS).map(|bucket| index(&hazards[bucket..], bucket)));
+        for turns in 0..TURNS {
+            let classes = turns * WAITS..(turns + 1) * WAITS;
+            if classes.clone().all(|class| self.is_unseen(class)) {
+                classes.for_each(|_| worth.extend(&unseen));
+                continue;
+            }
+            let by_turns = self.hazards(classes.clone(), POOLED_CHAINS, &pooled);
+            let unseen = indices(&by_turns);
+            for class in classes {
+                if self.is_unseen(class) {
+                    worth.extend(&unseen);
+                } else {
+                    let hazards = self.hazards(class..class + 1, POOLED_WAITS, &by_turns);
+                    worth.extend(indices(&hazards));
+                }
+            }
         }
         for count in self.reached.iter_mut().chain(&mut self.used) {
             *count *= DECAY;
         }
         worth
     }
+
+    fn is_unseen(&self, class: usize) -> bool {
+        let cells = cell(class, 0)..cell(class + 1, 0);
+        self.reached[cells].iter().all(|&count| count == 0.0)
+    }
+
+    /// The share used again in each bucket, of these classes together; `prior` counts as
+    /// `weight` chains.
+    fn hazards(&self, classes: Range<usize>, weight: f64, prior: &Hazards) -> Hazards {
+        let (mut used, mut reached) = (prior.map(|hazard| weight * hazard), [weight; BUCKETS]);
+        for class in classes {
+            for bucket in 0..BUCKETS {
+                used[bucket] += self.used[cell(class, bucket)];
+                reached[bucket] += self.reached[cell(class, bucket)];
+            }
+        }
+        array::from_fn(|bucket| (used[bucket] / reached[bucket]).min(1.0))
+    }
 }
 
-/// The index of an entry that has just come into `bucket`, by the hazards from there on.
-fn index(hazards: &[f64], bucket: usize) -> f64 {
+/// A share for every bucket of age.
+type Hazards = [f64; BUCKETS];
+
+/// The index of an entry that has just come into each bucket.
+fn indices(hazards: &Hazards) -> [f64; BUCKETS] {
+    array::from_fn(|bucket| index(hazards, bucket))
+}
+
+/// The index of an entry that has just come into `bucket`.
+fn index(hazards: &Hazards, bucket: usize) -> f64 {
     let (mut waiting, mut uses, mut time) = (1.0, 0.0, 0.0);
     // The best ratio so far, as its two sides: a division in every step would be most of the work.
     let (mut best_uses, mut best_time) = (0.0, 1.0);
-    for (later, &hazard) in hazards.iter().enumerate() {
+    for (bucket, &hazard) in hazards.iter().enumerate().skip(bucket) {
+        let width = width(bucket);
+        if best_uses * width > 2.0 * best_time {
+            // A certain use would not raise the ratio, here or in any later bucket: but for the
+            // first, which comes before there is a ratio, they are ever wider.
+            break;
+        }
         uses += waiting * hazard;
         // A use comes half way through the bucket, on average.
-        time += waiting * width(bucket + later) * (1.0 - hazard / 2.0);
+        time += waiting * width * (1.0 - hazard / 2.0);
         waiting *= 1.0 - hazard;
         if uses * best_time > best_uses * time {
             (best_uses, best_time) = (uses, time);

@@ -27,7 +27,7 @@ from tests.e2e.node import Node
 from tests.network import Way
 from tests.servers import Server
 
-from benches import environment, load_policy_plot, report
+from benches import environment, load_policy_plot, quiet, report
 from benches.connectors import ENGINE_ENVIRONMENT
 from benches.report import progress
 
@@ -47,6 +47,9 @@ NETWORKS: list[tuple[str, dict[str, float]]] = [
     ("as it is, again", {}),
 ]
 """A round trip, and a rate each way."""
+
+REST_SECONDS = 2.0
+"""The machine may take so long to come to rest between two requests of the sweep."""
 
 SETTLING = 2
 """Hits after a change that are counted by themselves."""
@@ -119,6 +122,8 @@ def sweep(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]
                     if policy == "always" and number >= args.always and times[policy][-1] > 3:
                         continue
                     node.forget()
+                    # The threads of an engine that was just at work spin for a while.
+                    quiet.wait(timeout=REST_SECONDS)
                     times[policy].append(node.ask(prompt, max_tokens=1).seconds)
             row = {"network": network, **kind, "each": times}
             for policy, each in times.items():

@@ -145,8 +145,15 @@ def test_patience_is_for_the_first_of_a_load() -> None:
     assert patience(Choice(100, None, None), None, 0.0) is None
     assert patience(Choice(100, 0.2, None), 0.1, 0.0) is None
     assert patience(Choice(100, None, 4.0), None, 0.0) == pytest.approx(0.5)
-    sure = patience(Choice(100, 0.2, 3.0), 0.1, 0.0)
+    sure = patience(Choice(100, 2.8, 3.0), 0.1, 0.0)
     assert sure is not None
     assert sure == pytest.approx(0.1 + 0.03 * 3.0)
-    assert patience(Choice(100, 0.2, 3.0), 0.1, 0.01) == pytest.approx(sure + 0.04)
-    assert patience(Choice(100, 0.2, 3.0), 0.1, 99.0) == pytest.approx(sure + 0.75)
+    assert patience(Choice(100, 2.8, 3.0), 0.1, 0.01) == pytest.approx(sure + 0.04)
+    assert patience(Choice(100, 2.8, 3.0), 0.1, 99.0) == pytest.approx(sure + 0.75)
+
+
+def test_a_load_that_saves_much_is_worth_waiting_for() -> None:
+    assert patience(Choice(100, 0.2, 3.0), 0.1, 0.0) == pytest.approx(0.1 + 2.8 / 8)
+    # No less than one of which nothing is known, nor than its own unsteadiness asks for.
+    assert patience(Choice(100, 0.0, 3.0), 0.0, 0.0) == patience(Choice(100, None, 3.0), None, 0.0)
+    assert patience(Choice(100, 0.2, 3.0), 0.1, 0.1) == pytest.approx(0.1 + 0.09 + 0.4)

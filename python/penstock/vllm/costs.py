@@ -39,7 +39,8 @@ _LEAST_SLACK = 0.005
 """Seconds; threads are not woken much more exactly."""
 
 _FIRST_SHARE = 0.125
-"""Share of the recomputation that a load gets of which nothing is known."""
+"""Share of the recomputation that a load gets of which nothing is known; of one that is known, the
+same share of what it is expected to save."""
 
 _RIDGE = 1e-9
 """Keeps fits to observations that are all alike from being ill-conditioned."""
@@ -262,9 +263,13 @@ def patience(choice: Choice, first: float | None, deviation: float) -> float | N
     TCP's retransmission timer (RFC 6298) four times that is waited on top. With what has come a
     load gets more time, in proportion, which the engine sees to: so this is what a load costs that
     does not pay. Of a trial it is a small share of the recomputation, of a load of which nothing is
-    known yet a larger one.
+    known yet a larger one. A load that saves much is worth waiting for even if such loads were
+    never late: giving it up loses what it saves, waiting in vain a fraction of that, once, as the
+    pool is in doubt then.
 
     >>> round(patience(Choice(100, 0.5, 2.0), 0.125, 0.01), 3)
+    0.313
+    >>> round(patience(Choice(100, 1.9, 2.0), 0.125, 0.01), 3)
     0.225
     >>> patience(Choice(100, 0.5, 2.0, is_trial=True), 0.125, 0.01)
     0.06
@@ -276,4 +281,6 @@ def patience(choice: Choice, first: float | None, deviation: float) -> float | N
         return slack
     if first is None:
         return max(_FIRST_SHARE * choice.recompute, _LEAST_SLACK)
-    return first + slack + min(4 * deviation, choice.recompute / 4)
+    saved = choice.recompute - (choice.load or 0.0)
+    late = slack + min(4 * deviation, choice.recompute / 4)
+    return first + max(late, _FIRST_SHARE * saved)

@@ -69,6 +69,14 @@ def test_a_trace_is_replayed_in_the_order_of_its_timestamps(tmp_path: Path, name
     assert [step.answer_tokens for step in steps] == [24, 1, 6]
 
 
+def test_requests_of_a_trace_pause_as_recorded_but_not_for_long(tmp_path: Path) -> None:
+    moments = [5_000_000, 5_250_000, 95_250_000]
+    requests = [(moment, "one", f"asked at {moment}", "yes") for moment in moments]
+    asked = workload.trace(write_trace(tmp_path / "trace.jsonl", *requests))
+    assert [step.pause for step in asked.steps] == [0.0, 0.25, 1.0]
+    assert "pauses between requests are cut to 1 s" in asked.cuts
+
+
 def test_what_a_trace_loses_is_told(tmp_path: Path) -> None:
     long = "abcdefgh" * 4_000
     requests = [(n, f"session {n % 20}", f"{n % 20} {long} {n}", "yes") for n in range(400)]

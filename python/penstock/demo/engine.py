@@ -30,7 +30,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Counters:
-    """Penstock's counters in a server: tokens loaded, bytes loaded and bytes stored."""
+    """Penstock's counters in a server: tokens loaded, bytes fetched from the pool, bytes stored."""
 
     loaded_tokens: int = 0
     loaded_bytes: int = 0
@@ -121,11 +121,15 @@ class Engine:
                 series, _, value = line.rpartition(" ")
                 name = series.partition("{")[0].removeprefix("vllm:penstock_")
                 sums[name] = sums.get(name, 0.0) + float(value)
+
+        def total(name: str) -> int:
+            return int(sums.get(f"{name}_total", 0))
+
         return Counters(
-            *(
-                int(sums.get(f"{name}_total", 0))
-                for name in ("loaded_tokens", "loaded_bytes", "stored_bytes")
-            )
+            total("loaded_tokens"),
+            # Some may come while a request waits, ahead of its load.
+            total("loaded_bytes") + total("prefetched_bytes"),
+            total("stored_bytes"),
         )
 
     def _get(self, path: str) -> tuple[int, str]:

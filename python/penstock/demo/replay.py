@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -129,6 +130,7 @@ def replay(
         history = histories[step.conversation] if step.follows else ()
         prompt = (*history, *step.tokens)
         situation = sightings.situation(prompt, step.node)
+        time.sleep(step.pause)
         answer = node.complete(prompt, step.answer_tokens)
         # The KV of the answer's last token does not exist yet.
         sightings.saw((*prompt, *answer.tokens[:-1]), step.node)

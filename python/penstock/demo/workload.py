@@ -7,11 +7,12 @@ under a router that looks only at load.
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import sysconfig
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ _TRACE_PROMPT_TOKENS = 8_192
 _TRACE_TOTAL_TOKENS = 60_000
 _TRACE_REQUESTS = 64
 _TRACE_SESSION_REQUESTS = 6
+_TRACE_PAUSE = 1.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Step:
     follows: bool
     """Whether `tokens` continue the conversation's last step."""
     answer_tokens: int = _ANSWER_TOKENS
+    pause: float = 0.0
+    """Seconds between the last step's answer and this step."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,8 @@ def _documents() -> Iterator[str]:
 
 def trace(path: Path) -> Workload:
     """An agent's requests from a file of JSON lines, plain or gzipped, with the fields `timestamp`
-    (microseconds), `input`, `output` (texts) and `session_id`; in the order of their timestamps.
+    (microseconds), `input`, `output` (texts) and `session_id`; in the order of their timestamps,
+    with the pauses between them cut to a second.
 
     Raises:
         ConfigError: the file cannot be read, or is of another form.
@@ -159,7 +164,12 @@ def trace(path: Path) -> Workload:
             chosen.append((timestamp, Step(conversation, turn, node, cut, False, answer_tokens)))
             turn += 1
     chosen.sort(key=lambda item: item[0])
-    steps = tuple(step for _, step in chosen)
+    moments = [moment for moment, _ in chosen]
+    pauses = [0.0, *((b - a) / 1e6 for a, b in itertools.pairwise(moments))]
+    steps = tuple(
+        replace(step, pause=min(pause, _TRACE_PAUSE))
+        for (_, step), pause in zip(chosen, pauses, strict=True)
+    )
 
     requests = sum(len(session) for session in sessions.values())
     cuts = []
@@ -170,6 +180,8 @@ def trace(path: Path) -> Workload:
         )
     if shortened:
         cuts.append(f"{shortened} prompts are cut to their first {_TRACE_PROMPT_TOKENS:,} tokens")
+    if max(pauses) > _TRACE_PAUSE:
+        cuts.append(f"pauses between requests are cut to {_TRACE_PAUSE:g} s")
     cuts.append(f"answers have at most {_ANSWER_TOKENS} tokens")
     return Workload(f"requests of {path.name}", steps, tuple(cuts))
 

@@ -229,6 +229,9 @@ fn processes_share_one_bound_and_see_only_whole_values() {
     assert_all_room_is_usable(&pool);
 }
 
+/// A put that takes longer was held up.
+const HELD_UP: Duration = Duration::from_secs(5);
+
 #[test]
 fn processes_killed_at_any_moment_leave_no_damage_and_no_lost_room() {
     let pool = Pool::new();
@@ -248,8 +251,8 @@ fn processes_killed_at_any_moment_leave_no_damage_and_no_lost_room() {
         }
         if round % 10 == 9 {
             whole_values(&*store);
-            // By the deadline, whoever holds what.
-            put_sealed(&*store, 5000 + round, 500_000).unwrap();
+            // Whoever holds what: waiting for it would last until the deadline.
+            put_sealed_by(&*store, 5000 + round, 500_000, behaviour::within(HELD_UP)).unwrap();
         }
     }
     running.iter_mut().for_each(Process::kill);
@@ -268,7 +271,13 @@ fn a_stopped_process_holds_nobody_up_and_does_no_harm_when_it_goes_on() {
         // The pool over, several times. Whoever waited for the process would do so until the
         // deadline.
         for m in 0..40 {
-            put_sealed(&*store, 1000 + m, 400_000 + n as usize).unwrap();
+            put_sealed_by(
+                &*store,
+                1000 + m,
+                400_000 + n as usize,
+                behaviour::within(HELD_UP),
+            )
+            .unwrap();
         }
         assert!(whole_values(&*store) > 0);
         process.signal(Signal::CONT);

@@ -98,7 +98,9 @@ class Penstock(Connector):
             self._segment = Path(f"/dev/shm/penstock-bench-{os.getpid()}")
             self._url = f"shm://bench-{os.getpid()}?size={POOL_BYTES}"
             return
-        own = folder / "-".join([self._kind, self._transport, *self._settings.values()])
+        # Without blanks, which separate pools.
+        transport = self._transport.replace(" ", "-")
+        own = folder / "-".join([self._kind, transport, *self._settings.values()])
         own.mkdir()
         self._server = Server(self._kind, own)
         self._server.start()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from penstock._native import Store
 from penstock.cli.main import main
+
+WAITS_FOR_THE_LOCK = 10
+"""A second. A page that has to be fetched is a wait as well; none is seen as a rule."""
 
 
 def document(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
@@ -41,8 +45,32 @@ def test_a_loop_beside_the_engine(capsys: pytest.CaptureFixture[str], tmp_path: 
     url = f"file://{tmp_path}/pool?size=1GiB"
     found = document(capsys, "gil", url, "--passes", "5", "--seconds", "0.5")
     figures = {name: value for name, value in found.items() if isinstance(value, float)}
-    assert min(figures.values()) > 0
-    # Of one run, pass by pass in turn: other programs slow both sides down.
-    assert figures["kept_to_other_process"] >= 0.8
+    waits = figures.pop("waits_per_second_beside")
+    assert min(rate for name, rate in figures.items() if "waits" not in name) > 0
+    # Whatever the machine's other programs do: the speed depends on them, on the cores' common
+    # memory, and on whether the cores are two. The next test shows what waiting looks like.
+    assert waits < WAITS_FOR_THE_LOCK
     assert os.sched_getaffinity(0) == cores
     assert Store.open(url).usage(timeout=5) == []
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_loop_that_waits_for_the_lock_is_noticed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    url = f"file://{tmp_path}/pool?size=1GiB"
+    done = threading.Event()
+
+    def take_the_lock() -> None:
+        while not done.wait(0.01):
+            sum(range(10_000))
+
+    thread = threading.Thread(target=take_the_lock)
+    thread.start()
+    try:
+        found = document(capsys, "gil", url, "--passes", "3", "--seconds", "0.3")
+    finally:
+        done.set()
+        thread.join()
+    assert found["waits_per_second_alone"] > 2 * WAITS_FOR_THE_LOCK
+    assert found["waits_per_second_beside"] > 2 * WAITS_FOR_THE_LOCK

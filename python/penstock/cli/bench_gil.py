@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from rich.table import Table
 
@@ -15,8 +17,10 @@ from penstock.cli import words
 from penstock.cli.mover import Mover, OtherProcess, seconds_queued
 from penstock.errors import ConfigError
 
-_STEPS = 1000
-"""Of the loop between two looks at the clock."""
+_STEPS = range(250)
+"""Of the loop between two looks at the clock. All its integers are among the small ones that
+CPython keeps: the speed of a loop that makes new ones depends on how full the interpreter's memory
+happens to be, by up to a tenth, and so on objects that were made before."""
 _BETWEEN_STEPS = 1e-3
 """Seconds between two looks at what the engine has finished; vLLM's are further apart."""
 
@@ -36,6 +40,11 @@ class Report:
     """Beside the other process, to alone."""
     kept_to_other_process: float
     """Beside the engine, to beside the other process: what the lock leaves."""
+    waits_per_second_alone: float
+    waits_per_second_beside: float
+    """How often the loop gave its core up to wait, its calls of the engine aside. Waiting for the
+    interpreter's lock is that (a thread that wants it gets it within 5 ms, and then keeps it as
+    long as it likes); slow memory, or a core in common, is not."""
     moved_gib_per_second: float
     """Bytes stored and loaded while the loop ran."""
     moved_other_process_gib_per_second: float
@@ -89,8 +98,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(mover: Mover, other: OtherProcess, args: argparse.Namespace) -> Report:
-    alone: list[float] = []
-    steps: dict[Mover | OtherProcess, list[float]] = {mover: [], other: []}
+    alone: list[_Pass] = []
+    beside: dict[Mover | OtherProcess, list[_Pass]] = {mover: [], other: []}
     rates: dict[Mover | OtherProcess, list[float]] = {mover: [], other: []}
     for number in range(args.passes + 1):
         without = _count(args.seconds, None)
@@ -99,64 +108,94 @@ def _measure(mover: Mover, other: OtherProcess, args: argparse.Namespace) -> Rep
             alone.append(without)
         for one in (mover, other) if number % 2 else (other, mover):
             one.go()
-            beside = _count(args.seconds, one.step if isinstance(one, Mover) else None)
+            counted = _count(args.seconds, one.step if isinstance(one, Mover) else None)
             rate = one.rest()
             if number:
-                steps[one].append(beside)
+                beside[one].append(counted)
                 rates[one].append(rate / (1 << 30))
     return Report(
-        steps_per_second_alone=statistics.median(alone),
-        steps_per_second_beside=statistics.median(steps[mover]),
-        steps_per_second_other_process=statistics.median(steps[other]),
-        kept=_ratio(steps[mover], alone),
-        kept_other_process=_ratio(steps[other], alone),
-        kept_to_other_process=_ratio(steps[mover], steps[other]),
+        steps_per_second_alone=_steps(alone),
+        steps_per_second_beside=_steps(beside[mover]),
+        steps_per_second_other_process=_steps(beside[other]),
+        kept=_kept(beside[mover], alone),
+        kept_other_process=_kept(beside[other], alone),
+        kept_to_other_process=_kept(beside[mover], beside[other]),
+        waits_per_second_alone=_waits(alone),
+        waits_per_second_beside=_waits(beside[mover]),
         moved_gib_per_second=statistics.median(rates[mover]),
         moved_other_process_gib_per_second=statistics.median(rates[other]),
     )
 
 
-def _ratio(these: list[float], those: list[float]) -> float:
+class _Pass(NamedTuple):
+    """Of the loop, a second."""
+
+    steps: float
+    waits: float
+
+
+def _steps(passes: list[_Pass]) -> float:
+    return statistics.median(one.steps for one in passes)
+
+
+def _waits(passes: list[_Pass]) -> float:
+    return statistics.median(one.waits for one in passes)
+
+
+def _kept(these: list[_Pass], those: list[_Pass]) -> float:
     """Median of the passes' ratios."""
-    return statistics.median(one / two for one, two in zip(these, those, strict=True))
+    return statistics.median(one.steps / two.steps for one, two in zip(these, those, strict=True))
 
 
-def _count(seconds: float, step: Callable[[], float] | None) -> float:
-    """Steps a second of a loop that does nothing but count, and to call `step` every millisecond,
-    which returns seconds not to be counted. Nor is the time counted that the loop waits for its
-    core, which other programs use; that for the interpreter's lock is."""
-    start, queued = time.perf_counter(), seconds_queued()
-    end, due, steps, uncounted = start + seconds, start, 0, 0.0
+def _count(seconds: float, step: Callable[[], float] | None) -> _Pass:
+    """Of a loop that does nothing but count, and to call `step` every millisecond, which returns
+    seconds not to be counted. Nor is the time counted that the loop waits for its core, which
+    other programs use; that for the interpreter's lock is."""
+    start, queued, waits = time.perf_counter(), seconds_queued(), _switches()
+    end, due, low, steps, uncounted = start + seconds, start, 0, 0, 0.0
     while (now := time.perf_counter()) < end:
         if step is not None and now >= due:
+            before = _switches()
             uncounted += step()
+            waits += _switches() - before
             due = now + _BETWEEN_STEPS
-        for _ in range(_STEPS):
-            steps += 1
+        for number in _STEPS:
+            low = (low + number) & 0x7F
+        steps += len(_STEPS)
+    waits = _switches() - waits
     uncounted += seconds_queued() - queued
-    return steps / (time.perf_counter() - start - uncounted)
+    counted = time.perf_counter() - start - uncounted
+    return _Pass(steps / counted, waits / counted)
+
+
+def _switches() -> int:
+    """How often this thread has given its core up of its own accord (getrusage(2))."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def _show(url: str, report: Report, passes: int) -> None:
     table = Table(title=f"{url}, passes: {passes}", box=None)
-    for heading in ("loop", "steps/s", "kept", "moved meanwhile"):
+    for heading in ("loop", "steps/s", "kept", "waits/s", "moved meanwhile"):
         table.add_column(heading, justify="right")
-    table.add_row("alone", f"{report.steps_per_second_alone / 1e6:.1f} M", "", "")
-    for name, steps, kept, moved in (
+    waits = f"{report.waits_per_second_alone:.1f}"
+    table.add_row("alone", f"{report.steps_per_second_alone / 1e6:.1f} M", "", waits, "")
+    for name, steps, kept, waits, moved in (
         (
             "beside the engine",
             report.steps_per_second_beside,
             report.kept,
+            f"{report.waits_per_second_beside:.1f}",
             report.moved_gib_per_second,
         ),
         (
             "beside another process",
             report.steps_per_second_other_process,
             report.kept_other_process,
+            "",
             report.moved_other_process_gib_per_second,
         ),
     ):
-        table.add_row(name, f"{steps / 1e6:.1f} M", f"{kept:.3f}", f"{moved:.2f} GiB/s")
+        table.add_row(name, f"{steps / 1e6:.1f} M", f"{kept:.3f}", waits, f"{moved:.2f} GiB/s")
     words.console().print(table)
     words.console().print(
         f"beside the engine, to beside another process: {report.kept_to_other_process:.3f}"

@@ -37,6 +37,8 @@ MODELS: dict[str, dict[str, int]] = {
     "tiny": {"hidden": 512, "layers": 8, "heads": 8, "kv_heads": 4},
     "mid": {"hidden": 1024, "layers": 16, "heads": 16, "kv_heads": 8},
 }
+KV_BYTES = 288 << 20
+"""Every engine's KV cache: a request of the longest length, in the larger data type."""
 LEAST_MEMORY = 1 << 30
 """Bytes that must stay available: a machine that swaps measures nothing."""
 
@@ -69,17 +71,22 @@ class Row:
 
 
 class Prompts:
-    """Prompts that no engine has seen before; number 0 of each length is for warming up."""
+    """Prompts that no engine has seen before. The first ones, of repetition 0, are for warming up:
+    they use the whole of an engine's KV cache, whose pages the system supplies at their first use,
+    slowly. An engine that has served for a while has them."""
 
-    def __init__(self, lengths: Sequence[int], repetitions: int, seed: int) -> None:
+    def __init__(
+        self, lengths: Sequence[int], repetitions: int, seed: int, token_bytes: int
+    ) -> None:
         self.lengths = lengths
-        self._repetitions = repetitions
         self._seed = seed
+        warm_ups = -(-KV_BYTES // (token_bytes * sum(lengths)))
+        self._repetitions = [*([0] * warm_ups), *range(1, repetitions + 1)]
 
     def __iter__(self) -> Iterator[tuple[int, int, list[int]]]:
-        for repetition in range(self._repetitions + 1):
+        for number, repetition in enumerate(self._repetitions):
             for length in self.lengths:
-                rng = random.Random(f"{self._seed}/{length}/{repetition}")
+                rng = random.Random(f"{self._seed}/{length}/{number}")
                 yield (
                     repetition,
                     length,
@@ -187,8 +194,7 @@ class Group:
         options: dict[str, Any] = {
             "dtype": self._dtype,
             "block_size": BLOCK,
-            # A request of the longest length, in the larger data type.
-            "kv_cache_memory_bytes": 288 << 20,
+            "kv_cache_memory_bytes": KV_BYTES,
         }
         if (transfer := connector.transfer()) is not None:
             options["kv_transfer_config"] = transfer
@@ -298,17 +304,22 @@ def run_model(model: str, args: argparse.Namespace) -> dict[str, Any]:
     every = connectors.every()
     others = [name for name in args.rows.split(",") if name != BASELINE]
     size = args.together - 1
+    shape = MODELS[model]
+    # As tests.e2e.models makes them: keys and values of each layer, one hidden size over all heads.
+    head_size = shape["hidden"] // shape["heads"]
+    values = 2 * shape["layers"] * shape["kv_heads"] * head_size
+    token_bytes = values * (4 if args.dtype == "float32" else 2)
     summaries: list[dict[str, Any]] = []
     restless = 0
     for number, first in enumerate(range(0, len(others), size)):
         names = [BASELINE, *others[first : first + size]]
         rows = {name: Row(every[name], {n: Seen() for n in args.lengths}) for name in names}
         with tempfile.TemporaryDirectory() as folder:
-            shape = MODELS[model]
             weights = models.llama(Path(folder) / model, dtype=args.dtype, **shape)
             group = Group(weights, args.dtype, rows, Path(folder))
             try:
-                group.run(Prompts(args.lengths, args.repetitions, args.seed + number))
+                seed = args.seed + number
+                group.run(Prompts(args.lengths, args.repetitions, seed, token_bytes))
             finally:
                 if args.logs is not None:
                     _keep_logs(Path(folder), args.logs / f"{model}-{number}")

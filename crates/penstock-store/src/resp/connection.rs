@@ -347,7 +347,7 @@ impl<'c> Exchange<'c> {
         } else {
             PollFlags::OUT
         };
-        connection.socket.polled(PollFlags::IN | sending)
+        connection.socket.polled(PollFlags::IN | sending, 1)
     }
 }
 

@@ -19,6 +19,8 @@ const MOST_SLICES: usize = 64;
 /// Most bytes received in one system call: more at once is slower, since the server then waits
 /// for the space that we empty.
 const RECEIVE_BYTES: u64 = 128 << 10;
+/// Bytes of a value, if so many are missing, for which it is worth waking up.
+const WORTH_WAKING: u64 = RECEIVE_BYTES;
 /// Text of requests gathered for one system call, in bytes.
 const GATHERED_TEXT: usize = 8 << 10;
 
@@ -157,7 +159,13 @@ impl<'p> Lane<'p> {
         } else {
             PollFlags::empty()
         };
-        self.connection.socket.polled(PollFlags::IN | sending)
+        let least = match self.incoming {
+            Incoming::Value { at, bytes } => (bytes - at).clamp(1, WORTH_WAKING) as u32,
+            _ => 1,
+        };
+        self.connection
+            .socket
+            .polled(PollFlags::IN | sending, least)
     }
 
     /// Tells the lane what a poll of [`Self::polled`] returned.

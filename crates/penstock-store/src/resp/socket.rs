@@ -1,9 +1,10 @@
 //! Sockets: connecting, sending and receiving, none of which ever waits beyond a deadline.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -28,8 +29,44 @@ const BACKLOG_PAUSE: Duration = Duration::from_millis(2);
 /// A connected stream in non-blocking mode.
 #[derive(Debug)]
 pub(super) enum Socket {
-    Plain(OwnedFd),
+    Plain(PlainSocket),
     Tls(TlsStream),
+}
+
+#[derive(Debug)]
+pub(super) struct PlainSocket {
+    fd: OwnedFd,
+    /// Bytes that make it readable; `None` where that cannot be changed.
+    low_water: Option<Cell<u32>>,
+}
+
+impl PlainSocket {
+    /// From now on the socket is ready for reading when so many bytes have come, or no more will.
+    #[allow(unsafe_code, reason = "no safe wrapper knows this option")]
+    fn set_low_water(&self, bytes: u32) {
+        let Some(current) = &self.low_water else {
+            return;
+        };
+        if current.get() == bytes {
+            return;
+        }
+        let value = bytes as libc::c_int;
+        // SAFETY: the descriptor is open, and the kernel reads an int where it is told that there
+        // is one.
+        let refused = unsafe {
+            libc::setsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_RCVLOWAT,
+                (&raw const value).cast(),
+                size_of_val(&value) as libc::socklen_t,
+            )
+        };
+        // If it is refused, the socket is ready more often.
+        if refused == 0 {
+            current.set(bytes);
+        }
+    }
 }
 
 impl Socket {
@@ -45,7 +82,14 @@ impl Socket {
             (Some(tls), Endpoint::Tcp { host, .. }) => {
                 TlsStream::connect(fd, tls, host, deadline).map(Self::Tls)
             }
-            _ => Ok(Self::Plain(fd)),
+            (_, Endpoint::Tcp { .. }) => Ok(Self::Plain(PlainSocket {
+                fd,
+                low_water: Some(Cell::new(1)),
+            })),
+            _ => Ok(Self::Plain(PlainSocket {
+                fd,
+                low_water: None,
+            })),
         }
     }
 
@@ -138,7 +182,7 @@ impl Socket {
     pub(super) fn send(&mut self, slices: &[IoSlice<'_>]) -> Result<Option<usize>, Failure> {
         match self {
             // Not `writev`, which would raise SIGPIPE in a host program that does not ignore it.
-            Self::Plain(fd) => {
+            Self::Plain(PlainSocket { fd, .. }) => {
                 let mut no_control = SendAncillaryBuffer::default();
                 now_or_later(|| {
                     rustix::net::sendmsg(&*fd, slices, &mut no_control, SendFlags::NOSIGNAL)
@@ -172,7 +216,7 @@ impl Socket {
         slices: &mut [IoSliceMut<'_>],
     ) -> Result<Option<usize>, Failure> {
         match self {
-            Self::Plain(fd) => now_or_later(|| rustix::io::readv(&*fd, slices))
+            Self::Plain(PlainSocket { fd, .. }) => now_or_later(|| rustix::io::readv(&*fd, slices))
                 .map_err(|cause| Failure::system("receiving", cause)),
             Self::Tls(stream) => stream.receive(slices),
         }
@@ -181,7 +225,7 @@ impl Socket {
     /// Whether the connection is open and the server has sent nothing that was not received.
     pub(super) fn is_quiet(&mut self) -> bool {
         match self {
-            Self::Plain(fd) => {
+            Self::Plain(PlainSocket { fd, .. }) => {
                 let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
                 let mut byte = [0];
                 matches!(
@@ -193,10 +237,14 @@ impl Socket {
         }
     }
 
-    /// For [`wait`].
-    pub(super) fn polled(&self, events: PollFlags) -> PollFd<'_> {
+    /// For [`wait`]. Ready for reading when at least so many bytes have come or no more will come,
+    /// or earlier: every wake-up for a few bytes of a large value is time lost to the others.
+    pub(super) fn polled(&self, events: PollFlags, least: u32) -> PollFd<'_> {
         match self {
-            Self::Plain(fd) => PollFd::from_borrowed_fd(fd.as_fd(), events),
+            Self::Plain(plain) => {
+                plain.set_low_water(least);
+                PollFd::from_borrowed_fd(plain.fd.as_fd(), events)
+            }
             Self::Tls(stream) => stream.polled(events),
         }
     }

@@ -309,13 +309,15 @@ impl Slot<Empty> {
     }
 
     /// Checks the value of `value_bytes` that a store left here: that it is the transfer's, whole.
-    /// If not, the slot comes back, whose content then means nothing.
+    /// The store may have worked out its payload's checksum. If not, the slot comes back, whose content
+    /// then means nothing.
     pub(crate) fn verify(
         mut self,
         transfer: &Transfer,
         value_bytes: u64,
+        checksum: Option<u64>,
     ) -> Result<Slot<Verified>, (Rejection, Self)> {
-        match self.check(transfer, value_bytes) {
+        match self.check(transfer, value_bytes, checksum) {
             Ok(()) => Ok(Slot {
                 lease: self.lease,
                 state: Verified::of(transfer),
@@ -324,7 +326,12 @@ impl Slot<Empty> {
         }
     }
 
-    fn check(&mut self, transfer: &Transfer, value_bytes: u64) -> Result<(), Rejection> {
+    fn check(
+        &mut self,
+        transfer: &Transfer,
+        value_bytes: u64,
+        checksum: Option<u64>,
+    ) -> Result<(), Rejection> {
         // Bytes past the value's end are another's: they must not be looked at.
         let room = LARGEST_HEADER_BYTES + transfer.bytes;
         let arrived = usize::try_from(value_bytes).unwrap_or(room).min(room);
@@ -335,7 +342,10 @@ impl Slot<Empty> {
                 keys.open_value(value, &transfer.key, &transfer.context, expected)?;
                 Ok(())
             }
-            None => value::verify_value(self.lease.bytes(0..arrived), &transfer.key, expected),
+            None => {
+                let value = self.lease.bytes(0..arrived);
+                value::verify_summed(value, &transfer.key, expected, checksum)
+            }
         }
     }
 }

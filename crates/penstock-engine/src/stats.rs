@@ -82,7 +82,7 @@ counters! {
     panics,
     /// Calls to the store's get.
     get_calls,
-    /// Nanoseconds in the store's get.
+    /// Nanoseconds in the store's get, checksums included that it works out as values come.
     get_nanos,
     /// Calls to the store's put.
     put_calls,
@@ -90,7 +90,7 @@ counters! {
     put_nanos,
     /// Nanoseconds spent making values of payloads, encryption included.
     seal_nanos,
-    /// Nanoseconds spent verifying values, decryption included.
+    /// Nanoseconds spent verifying what the store got, decryption included.
     verify_nanos,
     /// Nanoseconds spent copying from blocks into slots, checksum included unless
     /// they are encrypted.

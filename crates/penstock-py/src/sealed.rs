@@ -109,16 +109,17 @@ impl<'a> Arrival<'a> {
         value_bytes.saturating_sub(self.header_bytes as u64)
     }
 
-    /// Verifies the value of so many bytes that arrived, and decrypts it.
-    pub(crate) fn verify(&self, value_bytes: u64) -> Verdict {
+    /// Verifies the value of so many bytes that arrived, and decrypts it; the store may have worked
+    /// out its payload's checksum.
+    pub(crate) fn verify(&self, value_bytes: u64, checksum: Option<u64>) -> Verdict {
         let checked = match self.keys {
             Some(keys) => self.open(keys, value_bytes),
-            None => self.check(value_bytes),
+            None => self.check(value_bytes, checksum),
         };
         checked.unwrap_or_else(Verdict::Rejected)
     }
 
-    fn check(&self, value_bytes: u64) -> Result<Verdict, Rejection> {
+    fn check(&self, value_bytes: u64, known: Option<u64>) -> Result<Verdict, Rejection> {
         let truncated = Rejection::Truncated {
             expected: HEADER_BYTES as u64,
             found: value_bytes,
@@ -128,19 +129,28 @@ impl<'a> Arrival<'a> {
             .ok_or(truncated)?;
         let header = self.spare.first_chunk().ok_or(truncated)?;
         let expected = value::verify(header, self.key, payload)?;
+        let room: u64 = self
+            .parts
+            .iter()
+            .map(|part| part.pinned().bytes().len() as u64)
+            .sum();
+        if payload > room {
+            return Ok(Verdict::TooLarge(payload));
+        }
+        expected.check(known.unwrap_or_else(|| self.checksum(payload)))?;
+        Ok(Verdict::Payload(payload))
+    }
+
+    fn checksum(&self, payload: u64) -> u64 {
         let mut checksum = Checksum::new();
-        let mut rest = usize::try_from(payload).unwrap_or(usize::MAX);
+        let mut rest = payload as usize;
         for part in self.parts {
             let bytes = part.pinned().bytes();
             let here = rest.min(bytes.len());
             checksum.update(&bytes[..here]);
             rest -= here;
         }
-        if rest > 0 {
-            return Ok(Verdict::TooLarge(payload));
-        }
-        expected.check(checksum.finish())?;
-        Ok(Verdict::Payload(payload))
+        checksum.finish()
     }
 
     fn open(&self, keys: &Keyring, value_bytes: u64) -> Result<Verdict, Rejection> {

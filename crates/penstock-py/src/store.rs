@@ -96,22 +96,21 @@ impl Store {
                 .iter()
                 .zip(&mut slices)
                 .map(|((key, _), into)| GetRequest {
-                    key: *key,
-                    into,
-                    outcome: None,
+                    wants_checksum: keys.is_none(),
+                    ..GetRequest::new(*key, into)
                 })
                 .collect();
             self.inner.get_many(&mut requests, deadline);
             requests
                 .into_iter()
-                .map(|request| request.outcome)
+                .map(|request| (request.outcome, request.checksum))
                 .collect()
         };
         outcomes
             .into_iter()
             .zip(&mut arrivals)
-            .map(|(outcome, arrival)| match outcome {
-                Some(Ok(GetOutcome::Hit(bytes))) => match arrival.verify(bytes) {
+            .map(|((outcome, checksum), arrival)| match outcome {
+                Some(Ok(GetOutcome::Hit(bytes))) => match arrival.verify(bytes, checksum) {
                     Verdict::Payload(payload) => Got::Hit(payload),
                     Verdict::TooLarge(payload) => Got::TooLarge(payload),
                     Verdict::Rejected(rejection) => self.reject(arrival, rejection, deadline),
@@ -135,7 +134,7 @@ impl Store {
         let whole = look_again(&*self.inner, key, deadline, |tier| {
             let got = tier.get(key, &mut arrival.slices(), deadline);
             match got {
-                Ok(GetOutcome::Hit(bytes)) => match arrival.verify(bytes) {
+                Ok(GetOutcome::Hit(bytes)) => match arrival.verify(bytes, None) {
                     Verdict::Payload(payload) => Look::Whole(Got::Hit(payload)),
                     Verdict::TooLarge(payload) => Look::Whole(Got::TooLarge(payload)),
                     Verdict::Rejected(rejection) if rejection.is_foreign() => Look::Nothing,

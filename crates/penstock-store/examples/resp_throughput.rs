@@ -90,11 +90,7 @@ fn get_all(store: &dyn Store, keys: &[Key], buffers: &mut [Vec<u8>]) {
         let mut requests: Vec<_> = keys
             .iter()
             .zip(&mut slices)
-            .map(|(key, into)| GetRequest {
-                key: *key,
-                into,
-                outcome: None,
-            })
+            .map(|(key, into)| GetRequest::new(*key, into))
             .collect();
         store.get_many(&mut requests, deadline());
         for request in requests {

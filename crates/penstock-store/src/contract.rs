@@ -60,8 +60,27 @@ pub struct GetRequest<'a, 'b> {
     pub key: Key,
     /// Where the value's bytes go, in order.
     pub into: &'a mut [IoSliceMut<'b>],
+    /// Whether [`Self::checksum`] is wanted.
+    pub wants_checksum: bool,
+    /// Of a hit, [`crate::value::payload_checksum`] of what the destination holds now, if the store
+    /// had time for it: while other values were on their way, and this one still in the processor's
+    /// caches. Whoever changes the destination after that takes it away.
+    pub checksum: Option<u64>,
     /// Filled in by the store.
     pub outcome: Option<Result<GetOutcome>>,
+}
+
+impl<'a, 'b> GetRequest<'a, 'b> {
+    /// A request that no store has seen, for a value whose checksum is not wanted.
+    pub fn new(key: Key, into: &'a mut [IoSliceMut<'b>]) -> Self {
+        Self {
+            key,
+            into,
+            wants_checksum: false,
+            checksum: None,
+            outcome: None,
+        }
+    }
 }
 
 /// An object as a listing reports it.
@@ -170,11 +189,7 @@ pub trait Store: Send + Sync {
 
     /// Gets one value.
     fn get(&self, key: &Key, into: &mut [IoSliceMut<'_>], deadline: Instant) -> Result<GetOutcome> {
-        let mut batch = [GetRequest {
-            key: *key,
-            into,
-            outcome: None,
-        }];
+        let mut batch = [GetRequest::new(*key, into)];
         self.get_many(&mut batch, deadline);
         let [request] = batch;
         request.outcome.unwrap_or_else(|| Err(unanswered()))

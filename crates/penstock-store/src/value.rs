@@ -26,6 +26,7 @@
 //! store; the tag catches that one too.
 
 use std::hash::Hasher;
+use std::io::IoSliceMut;
 
 use twox_hash::{XxHash3_64, XxHash3_128};
 
@@ -275,8 +276,34 @@ fn check(
     Ok(u64_at(PAYLOAD_CHECKSUM_AT))
 }
 
+/// The checksum of the payload of a value of so many bytes that is not encrypted, which lies in the
+/// slices from their start: of nothing, if there are no more bytes than a header has.
+pub fn payload_checksum(slices: &[IoSliceMut<'_>], value_bytes: u64) -> u64 {
+    let mut checksum = Checksum::new();
+    let mut skip = HEADER_BYTES;
+    let mut left = usize::try_from(value_bytes).unwrap_or(usize::MAX);
+    for slice in slices {
+        let here = &slice[..left.min(slice.len())];
+        left -= here.len();
+        let skipped = skip.min(here.len());
+        skip -= skipped;
+        checksum.update(&here[skipped..]);
+    }
+    checksum.finish()
+}
+
 /// Checks a whole value, header and payload in one piece, and nothing after them.
 pub fn verify_value(value: &[u8], key: &Key, expected_payload_len: u64) -> Result<(), Rejection> {
+    verify_summed(value, key, expected_payload_len, None)
+}
+
+/// As [`verify_value`], of a value whose [`payload_checksum`] may be known.
+pub fn verify_summed(
+    value: &[u8],
+    key: &Key,
+    expected_payload_len: u64,
+    known: Option<u64>,
+) -> Result<(), Rejection> {
     let found = value.len() as u64;
     let expected = (HEADER_BYTES as u64).saturating_add(expected_payload_len);
     let (header, payload) = value
@@ -292,7 +319,7 @@ pub fn verify_value(value: &[u8], key: &Key, expected_payload_len: u64) -> Resul
             found: payload.len() as u64,
         });
     }
-    checksum.check(Checksum::of(payload))
+    checksum.check(known.unwrap_or_else(|| Checksum::of(payload)))
 }
 
 fn key_digest(key: &Key) -> [u8; 16] {

@@ -3,11 +3,14 @@
 mod behaviour;
 mod resp_server;
 
+use std::io::IoSliceMut;
 use std::sync::Arc;
 
 use behaviour::batches::{fetch, fill};
-use behaviour::{fresh_namespace, get, key, put, soon};
-use penstock_store::{ErrorKind, GetOutcome, OpenOptions, Store, open};
+use behaviour::{bytes, fresh_namespace, get, key, put, soon};
+use penstock_store::layers::{Faults, Faulty, Tiered};
+use penstock_store::value::{Checksum, HEADER_BYTES};
+use penstock_store::{ErrorKind, GetOutcome, GetRequest, MemoryStore, OpenOptions, Store, open};
 use resp_server::{Server, on_each_server};
 
 fn store(url: &str) -> Arc<dyn Store> {
@@ -47,6 +50,48 @@ fn behaves_as_a_store_in_version_3_of_the_protocol() {
         let facts = open.describe(soon()).unwrap();
         let fact = |name: &str| facts.iter().any(|(n, _)| n == name);
         assert!(fact("used_memory") && fact("config:maxmemory"));
+    });
+}
+
+#[test]
+fn values_come_with_their_checksums_unless_something_changed_them() {
+    on_each_server(|name| {
+        let server = Server::start(name);
+        let server = store(&server.tcp());
+        let nothing: Arc<dyn Store> = Arc::new(MemoryStore::new(1 << 20));
+        let tiers = Tiered::new(vec![nothing, Arc::clone(&server)]);
+        let faulty = Faulty::new(
+            Arc::clone(&server),
+            Faults {
+                bit_flips: 1.0,
+                ..Faults::default()
+            },
+        );
+        let namespace = fresh_namespace();
+        for (n, size) in [10, 64, 65, 300_000].into_iter().enumerate() {
+            let (key, value) = (key(namespace, n as u64), bytes(n as u64, size));
+            put(&*server, &key, &value).unwrap();
+            let checksum = |store: &dyn Store, wants_checksum: bool| {
+                let mut buffers = [vec![0; 50], vec![0; size]];
+                let mut into = buffers.each_mut().map(|buffer| IoSliceMut::new(buffer));
+                let mut batch = [GetRequest {
+                    wants_checksum,
+                    ..GetRequest::new(key, &mut into)
+                }];
+                store.get_many(&mut batch, soon());
+                let [request] = batch;
+                assert_eq!(
+                    request.outcome.unwrap().unwrap(),
+                    GetOutcome::Hit(size as u64)
+                );
+                request.checksum
+            };
+            let payload = value.get(HEADER_BYTES..).unwrap_or_default();
+            assert_eq!(checksum(&*server, true), Some(Checksum::of(payload)));
+            assert_eq!(checksum(&tiers, true), Some(Checksum::of(payload)));
+            assert_eq!(checksum(&*server, false), None);
+            assert_eq!(checksum(&faulty, true), None);
+        }
     });
 }
 

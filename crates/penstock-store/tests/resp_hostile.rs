@@ -285,11 +285,7 @@ fn what_was_answered_is_not_asked_again() {
     let mut slices: Vec<_> = buffers.iter_mut().map(|b| [IoSliceMut::new(b)]).collect();
     let mut batch: Vec<_> = slices
         .iter_mut()
-        .map(|into| GetRequest {
-            key: key(fresh_namespace(), 0),
-            into,
-            outcome: None,
-        })
+        .map(|into| GetRequest::new(key(fresh_namespace(), 0), into))
         .collect();
     store.get_many(&mut batch, soon());
     let outcomes: Vec<_> = batch.into_iter().map(|r| r.outcome.unwrap()).collect();
@@ -380,7 +376,7 @@ proptest! {
             .collect();
         let mut batch: Vec<_> = slices
             .iter_mut()
-            .map(|into| GetRequest { key: key(fresh_namespace(), 0), into, outcome: None })
+            .map(|into| GetRequest::new(key(fresh_namespace(), 0), into))
             .collect();
         store.get_many(&mut batch, soon());
         let outcomes: Vec<_> = batch.into_iter().map(|r| r.outcome.unwrap()).collect();

@@ -45,7 +45,9 @@ fn load(floor: &Floor, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec
     let start = Instant::now();
     // What comes from the others may give the job more time meanwhile.
     let limit = tickets.iter().map(LoadTicket::limit).min().unwrap_or(start);
-    let outcomes: Vec<Option<Result<GetOutcome>>> = {
+    // An encrypted value has another.
+    let wants_checksum = floor.config.keys.is_none();
+    let answers: Vec<(Option<Result<GetOutcome>>, Option<u64>)> = {
         let mut slices: Vec<[IoSliceMut<'_>; 1]> = tickets
             .iter()
             .zip(&mut slots)
@@ -55,9 +57,8 @@ fn load(floor: &Floor, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec
             .iter()
             .zip(&mut slices)
             .map(|(ticket, into)| GetRequest {
-                key: ticket.transfer().key,
-                into,
-                outcome: None,
+                wants_checksum,
+                ..GetRequest::new(ticket.transfer().key, into)
             })
             .collect();
         floor
@@ -65,18 +66,18 @@ fn load(floor: &Floor, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec
             .get_many(&mut requests, limit.min(start + floor.config.get_timeout));
         requests
             .into_iter()
-            .map(|request| request.outcome)
+            .map(|request| (request.outcome, request.checksum))
             .collect()
     };
     add_time(&floor.counters.get_nanos, start);
     floor.counters.get_calls.fetch_add(1, Ordering::Relaxed);
 
     let mut rejected = Vec::new();
-    for ((ticket, slot), outcome) in tickets.into_iter().zip(slots).zip(outcomes) {
+    for ((ticket, slot), (outcome, checksum)) in tickets.into_iter().zip(slots).zip(answers) {
         let outcome = match outcome {
             Some(Ok(GetOutcome::Hit(_))) if !ticket.is_wanted() => continue,
             Some(Ok(GetOutcome::Hit(bytes))) => {
-                match verify(floor, slot, ticket.transfer(), bytes) {
+                match verify(floor, slot, ticket.transfer(), bytes, checksum) {
                     Ok(slot) => match deliver(floor, &ticket, slot, segments) {
                         Some(outcome) => outcome,
                         None => continue,
@@ -147,9 +148,10 @@ fn verify(
     slot: Slot<Empty>,
     transfer: &Transfer,
     value_bytes: u64,
+    checksum: Option<u64>,
 ) -> std::result::Result<Slot<Verified>, (Rejection, Slot<Empty>)> {
     let start = Instant::now();
-    let verified = slot.verify(transfer, value_bytes);
+    let verified = slot.verify(transfer, value_bytes, checksum);
     add_time(&floor.counters.verify_nanos, start);
     verified
 }
@@ -202,7 +204,7 @@ fn reject(
         };
         let into = &mut [IoSliceMut::new(slot.value_mut(transfer.bytes))];
         let (look, slot) = match tier.get(&transfer.key, into, get_deadline) {
-            Ok(GetOutcome::Hit(bytes)) => match verify(floor, slot, transfer, bytes) {
+            Ok(GetOutcome::Hit(bytes)) => match verify(floor, slot, transfer, bytes, None) {
                 Ok(slot) => return Look::Whole(slot),
                 Err((rejection, slot)) if rejection.is_foreign() => (Look::Nothing, slot),
                 Err((_, slot)) => (Look::Damaged, slot),

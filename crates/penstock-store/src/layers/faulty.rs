@@ -204,7 +204,10 @@ impl Store for Faulty {
             };
             request.outcome = match (fault, request.outcome.take()) {
                 (Some(fault), _) => Some(Err(fault)),
-                (None, Some(Ok(outcome))) => Some(Ok(self.spoil(outcome, request.into))),
+                (None, Some(Ok(outcome))) => {
+                    request.checksum = None;
+                    Some(Ok(self.spoil(outcome, request.into)))
+                }
                 (None, other) => other,
             };
         }

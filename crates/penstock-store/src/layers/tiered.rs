@@ -56,9 +56,8 @@ impl Tiered {
             .filter(|(_, request)| !is_found(request))
             .map(|(index, request)| {
                 let again = GetRequest {
-                    key: request.key,
-                    into: &mut *request.into,
-                    outcome: None,
+                    wants_checksum: request.wants_checksum,
+                    ..GetRequest::new(request.key, &mut *request.into)
                 };
                 (index, again)
             })
@@ -67,9 +66,13 @@ impl Tiered {
             return Vec::new();
         }
         self.tiers[tier].get_many(&mut missing, deadline);
-        let outcomes: Vec<_> = missing.into_iter().map(|request| request.outcome).collect();
+        let answers: Vec<_> = missing
+            .into_iter()
+            .map(|request| (request.outcome, request.checksum))
+            .collect();
         let mut found = Vec::new();
-        for (index, outcome) in indices.into_iter().zip(outcomes) {
+        for (index, (outcome, checksum)) in indices.into_iter().zip(answers) {
+            batch[index].checksum = checksum;
             if matches!(outcome, Some(Ok(GetOutcome::Hit(_)))) {
                 found.push(index);
             }

@@ -10,6 +10,7 @@ use super::failure::Failure;
 use super::lane::{Answer, Batch, Lane, Queue, Window};
 use super::pool::ConnectionPool;
 use super::socket::wait;
+use crate::value::payload_checksum;
 use crate::{GetOutcome, GetRequest, Key, PutOutcome, PutRequest, slices};
 
 /// Most lanes to one server: while the server's thread waits for the room in one connection, it
@@ -109,6 +110,9 @@ impl Batch for Gets<'_, '_, '_> {
 
     fn finish(&mut self, index: usize, outcome: Result<Answer, Failure>) {
         let request = &mut self.requests[index];
+        if let (true, Ok(Answer::Value(bytes))) = (request.wants_checksum, &outcome) {
+            request.checksum = Some(payload_checksum(request.into, *bytes));
+        }
         request.outcome = Some(match outcome {
             Ok(Answer::Value(bytes)) => Ok(GetOutcome::Hit(bytes)),
             Ok(Answer::TooLarge(bytes)) => Ok(GetOutcome::TooLarge(bytes)),

@@ -3,6 +3,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Instant;
 
+use penstock_store::value::payload_checksum;
 use penstock_store::{GetOutcome, GetRequest, Key, Namespace, PutOutcome, PutRequest, Store};
 
 use super::{bytes, key, soon};
@@ -40,13 +41,21 @@ pub fn fetch(
     let mut batch: Vec<_> = keys
         .iter()
         .zip(&mut slices)
-        .map(|(key, into)| GetRequest {
-            key: *key,
-            into,
-            outcome: None,
+        .enumerate()
+        .map(|(n, (key, into))| GetRequest {
+            wants_checksum: n % 2 == 1,
+            ..GetRequest::new(*key, into)
         })
         .collect();
     store.get_many(&mut batch, deadline);
+    for (n, request) in batch.iter().enumerate() {
+        if let (Some(checksum), Some(Ok(GetOutcome::Hit(bytes)))) =
+            (request.checksum, &request.outcome)
+        {
+            assert_eq!(checksum, payload_checksum(request.into, *bytes));
+            assert!(n % 2 == 1, "a checksum that nobody wanted");
+        }
+    }
     let outcomes: Vec<_> = batch
         .into_iter()
         .map(|r| r.outcome.expect("filled in"))

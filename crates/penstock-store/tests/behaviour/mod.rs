@@ -292,11 +292,7 @@ fn a_batch_tells_hits_from_misses(open: &dyn Fn() -> Arc<dyn Store>) {
     let mut batch: Vec<GetRequest<'_, '_>> = slices
         .iter_mut()
         .enumerate()
-        .map(|(n, into)| GetRequest {
-            key: key(namespace, n as u64),
-            into,
-            outcome: None,
-        })
+        .map(|(n, into)| GetRequest::new(key(namespace, n as u64), into))
         .collect();
     store.get_many(&mut batch, soon());
     let outcomes: Vec<GetOutcome> = batch

@@ -5,6 +5,7 @@ Arithmetic only. The real ones are in `tests/e2e/test_load_policy.py` and `bench
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 
@@ -13,6 +14,9 @@ from penstock.vllm.costs import attended
 
 TOKENS = 128
 """A block's."""
+
+LOOKUP_TIMEOUT = 0.25
+"""Seconds."""
 
 
 @dataclass
@@ -33,6 +37,8 @@ class PretendedEngine:
     now: float = 0.0
     last: str = ""
     """What became of the last request, for a failing test to tell."""
+    lookup_seconds: float | None = None
+    """What the last look-up took."""
     _numbers: int = 0
     _random: random.Random = field(init=False)
     advisor: Advisor = field(init=False)
@@ -50,9 +56,11 @@ class PretendedEngine:
 
     @property
     def load(self) -> float:
-        """Mean seconds that a load takes, and what is left to compute."""
+        """Mean seconds that a look-up and a load take, and what is left to compute."""
+        if self.latency > LOOKUP_TIMEOUT:
+            return math.inf
         rest = (self._prompt - self.blocks * TOKENS) * self.seconds_per_token
-        return max(self._arrivals(self.blocks)) + rest
+        return self.latency + max(self._arrivals(self.blocks)) + rest
 
     @property
     def _prompt(self) -> int:
@@ -84,19 +92,42 @@ class PretendedEngine:
         """Seconds to the first token of a prompt that is in the pool."""
         self.now += 3.0
         load_bytes, end = self.blocks * self.block_bytes, self.blocks * TOKENS
+        waited, is_answered = self._look_up(Reach(end, 0, load_bytes))
+        self.now += waited
+        if not is_answered:
+            self.last = f"no answer in {waited} s"
+            self.advisor.on_unawaited()
+            if self.lookup_seconds != math.inf:
+                self._probe()
+            return waited + self._compute(0)
+        return waited + self._answered(load_bytes, end)
+
+    def _look_up(self, reach: Reach) -> tuple[float, bool]:
+        """Seconds that were waited for the look-up's answer, and whether it came meanwhile."""
+        patience = self.advisor.lookup_patience(0, reach, self._prompt, self.lookup_seconds)
+        took = min(self._varied(self.latency), LOOKUP_TIMEOUT)
+        self.lookup_seconds = took if took < LOOKUP_TIMEOUT else math.inf
+        if patience is not None and patience < took:
+            return patience, False
+        return took, took < LOOKUP_TIMEOUT
+
+    def _probe(self) -> int:
+        """Blocks that are fetched beside the computation."""
+        blocks = min(self.advisor.wants_probe(self.now, self.block_bytes, 1), self.blocks)
+        if blocks:
+            self._numbers += 1
+            probed = blocks * self.block_bytes
+            self.advisor.on_begin(self.now, self._numbers, 0, probed, is_probe=True)
+            self.advisor.on_end(self._numbers, self._arrivals(blocks)[-1], 0)
+        return blocks
+
+    def _answered(self, load_bytes: int, end: int) -> float:
         choice = self.advisor.advise(0, [Reach(end, 0, load_bytes)], self._prompt, may_try=True)
+        if not choice.end:
+            self.last = f"declined, {self._probe()} blocks probed"
+            return self._compute(0)
         self._numbers += 1
         number = self._numbers
-        if not choice.end:
-            blocks = min(self.advisor.wants_probe(self.now, self.block_bytes, 1), self.blocks)
-            if blocks:
-                probed = blocks * self.block_bytes
-                self.advisor.on_begin(self.now, number, 0, probed, is_probe=True)
-            seconds = self._compute(0)
-            if blocks:
-                self.advisor.on_end(number, self._arrivals(blocks)[-1], 0)
-            self.last = f"declined, {blocks} blocks probed"
-            return seconds
         patience = self.advisor.patience(choice, 0, load_bytes, self.blocks)
         self.advisor.on_begin(self.now, number, 0, load_bytes, choice=choice, patience=patience)
         took, there = self._load(patience, choice.recompute or 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 
 import pytest
@@ -200,11 +201,35 @@ def test_hits_never_take_much_longer_than_computing(
     assert statistics.median(settled) <= 1.12 * better, engine.last
 
 
+def test_a_request_waits_for_a_look_up_that_may_pay() -> None:
+    advisor, reach = engine(), Reach(1024, 0, 8 * MIB)
+    # Nothing is known yet: that is found out.
+    assert Advisor(AUTO, 2048).lookup_patience(0, reach, 1100, None) is None
+    assert advisor.lookup_patience(0, reach, 1100, None) is None
+    load(advisor, 1, 8 * MIB, 0.2)
+    assert advisor.lookup_patience(0, reach, 1100, 0.1) is None
+    # The look-up alone takes as long as computing.
+    assert advisor.lookup_patience(0, reach, 1100, 1.2) == 0.005
+    # The last one failed: the next may be as fast as ever.
+    share = pytest.approx(0.03 * 1.11, rel=0.1)
+    assert advisor.lookup_patience(0, reach, 1100, math.inf) == share
+    load(advisor, 2, 8 * MIB, 4.0)
+    waits = []
+    for _ in range(5):
+        waits.append(advisor.lookup_patience(0, reach, 1100, 0.01))
+        advisor.on_unawaited()
+    # From the fourth on, the load would be tried, if the answer came in time.
+    assert waits == [0.005] * 3 + [share] * 2
+    assert advisor.lookup_patience(0, reach, 1100, 0.2) == 0.005
+
+
 def test_always_and_never() -> None:
     slow, reach = engine(ALWAYS), [Reach(1024, 0, 8 * MIB)]
     load(slow, 1, 8 * MIB, 99.0)
     choice = slow.advise(0, reach, 1100)
     assert choice.end == 1024
     assert slow.patience(choice, 0, 8 * MIB, 8) is None
+    assert slow.lookup_patience(0, reach[0], 1100, math.inf) is None
     assert engine(NEVER).advise(16, reach, 1100).end == 16
+    assert engine(NEVER).lookup_patience(0, reach[0], 1100, 0.001) == 0
     assert slow.wants_probe(0.0, MIB, 1) == 0

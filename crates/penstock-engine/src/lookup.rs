@@ -43,6 +43,9 @@ impl Default for LookupConfig {
 /// For each chunk asked for, in order, whether the store has all its spans.
 pub type Answer = Result<Vec<bool>, ErrorKind>;
 
+/// An answer, and the time from when it was asked for.
+type Answered = (Answer, Duration);
+
 /// Asks a store which chunks it has, on threads of its own.
 ///
 /// Ids are the caller's; one may be used again once its answer was taken or it was cancelled.
@@ -67,7 +70,7 @@ struct State {
     queue: VecDeque<Request>,
     /// Look-ups without an answer.
     open: HashMap<u64, Open>,
-    answers: HashMap<u64, Answer>,
+    answers: HashMap<u64, Answered>,
     tickets: u64,
     closed: bool,
 }
@@ -76,6 +79,7 @@ struct State {
 #[derive(Clone, Copy)]
 struct Open {
     ticket: u64,
+    asked: Instant,
     deadline: Instant,
 }
 
@@ -97,8 +101,13 @@ impl State {
 
     fn answer(&mut self, request: &Request, answer: Answer) {
         if self.is_open(request) {
-            self.open.remove(&request.id);
-            self.answers.insert(request.id, answer);
+            self.close(request.id, answer);
+        }
+    }
+
+    fn close(&mut self, id: u64, answer: Answer) {
+        if let Some(open) = self.open.remove(&id) {
+            self.answers.insert(id, (answer, open.asked.elapsed()));
         }
     }
 
@@ -110,8 +119,7 @@ impl State {
             .map(|(&id, _)| id)
             .collect();
         for id in overdue {
-            self.open.remove(&id);
-            self.answers.insert(id, Err(ErrorKind::TimedOut));
+            self.close(id, Err(ErrorKind::TimedOut));
             self.queue.retain(|request| request.id != id);
         }
     }
@@ -198,13 +206,20 @@ impl Lookup {
             } else {
                 Err(ErrorKind::Unavailable)
             };
-            state.answers.insert(id, answer);
+            state.answers.insert(id, (answer, Duration::ZERO));
             self.desk.answered.notify_all();
             return Ok(());
         }
         state.tickets += 1;
         let ticket = state.tickets;
-        state.open.insert(id, Open { ticket, deadline });
+        state.open.insert(
+            id,
+            Open {
+                ticket,
+                asked: Instant::now(),
+                deadline,
+            },
+        );
         state.queue.push_back(Request {
             id,
             ticket,
@@ -217,18 +232,21 @@ impl Lookup {
         Ok(())
     }
 
-    /// Takes all answers there are. Does not wait.
-    pub fn poll(&self) -> Vec<(u64, Answer)> {
+    /// Takes all answers there are, each with the time that it took. Does not wait.
+    pub fn poll(&self) -> Vec<(u64, Answer, Duration)> {
         let mut state = self.desk.state.lock();
         state.expire(Instant::now());
-        state.answers.drain().collect()
+        let answers = state.answers.drain();
+        answers
+            .map(|(id, (answer, took))| (id, answer, took))
+            .collect()
     }
 
     /// Takes the answer of one look-up, if it is there. Does not wait.
     pub fn take(&self, id: u64) -> Option<Answer> {
         let mut state = self.desk.state.lock();
         state.expire(Instant::now());
-        state.answers.remove(&id)
+        state.answers.remove(&id).map(|(answer, _)| answer)
     }
 
     /// Waits until there is an answer to take (true), or the time is over.
@@ -267,10 +285,10 @@ impl Lookup {
             let mut state = self.desk.state.lock();
             state.closed = true;
             state.queue.clear();
-            let open: Vec<u64> = state.open.drain().map(|(id, _)| id).collect();
-            state
-                .answers
-                .extend(open.into_iter().map(|id| (id, Err(ErrorKind::Unavailable))));
+            let open: Vec<u64> = state.open.keys().copied().collect();
+            for id in open {
+                state.close(id, Err(ErrorKind::Unavailable));
+            }
         }
         self.desk.queued.notify_all();
         self.desk.answered.notify_all();

@@ -379,17 +379,18 @@ impl Lookup {
             .map_err(|error| engine_error(py, &error))
     }
 
-    /// All answers there are: `(id, [present])`, or `(id, kind of error)`. Does not wait.
-    fn poll(&self, py: Python<'_>) -> PyResult<Vec<(u64, Py<PyAny>)>> {
+    /// All answers there are, each with the seconds that it took: `(id, [present], seconds)`, or
+    /// `(id, kind of error, seconds)`. Does not wait.
+    fn poll(&self, py: Python<'_>) -> PyResult<Vec<(u64, Py<PyAny>, f64)>> {
         self.native
             .poll()
             .into_iter()
-            .map(|(id, answer)| {
+            .map(|(id, answer, took)| {
                 let answer = match answer {
                     Ok(present) => present.into_py_any(py)?,
                     Err(kind) => kind.name().into_py_any(py)?,
                 };
-                Ok((id, answer))
+                Ok((id, answer, took.as_secs_f64()))
             })
             .collect()
     }

@@ -95,7 +95,7 @@ def _measure(lookup: Lookup, chunks: list[bytes], args: argparse.Namespace) -> R
         start = time.perf_counter()
         lookup.submit(number, _NAMESPACE, chunks, [WHOLE], args.timeout)
         lookup.wait(args.timeout)
-        ((_, answer),) = lookup.poll()
+        ((_, answer, _),) = lookup.poll()
         taken = time.perf_counter() - start
         if isinstance(answer, str):
             raise StoreError(f"a look-up of {len(chunks):,} chunks failed: {answer}")

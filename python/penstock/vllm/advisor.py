@@ -10,7 +10,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock.vllm.costs import Choice, Prefill, Tier, choose, patience
+from penstock.vllm.costs import (
+    LEAST_SLACK,
+    Choice,
+    Prefill,
+    Tier,
+    choose,
+    lateness,
+    patience,
+)
 
 logger = logging.getLogger("vllm.penstock")
 
@@ -181,6 +189,34 @@ class Advisor:
                 ", ".join(f"to {end} {seconds} s" for end, seconds in ends),
             )
         return choice
+
+    def lookup_patience(
+        self, first: int, reach: Reach, prompt: int, latency: float | None
+    ) -> float | None:
+        """Seconds that a request waits for its look-up; None for as long as that takes.
+
+        `reach` is what it would load if the pool had all that is asked for, and `latency` what the
+        last look-up took, infinite if it failed. If not even that load is expected to pay, together
+        with the look-up, the wait is as short as can be; it is a late load's where the answer could
+        show that things are better than expected: after a failure, and when a trial is due that
+        such an answer would be in time for.
+        """
+        if self._policy == NEVER:
+            return 0.0
+        recompute = self._prefill.seconds(first, prompt)
+        if self._policy == ALWAYS or recompute is None:
+            return None
+        latency, load = latency or 0.0, self._load_seconds(reach) or 0.0
+        rest, longest = self._prefill.seconds(reach.end, prompt) or 0.0, lateness(recompute)
+        if latency + load + rest <= recompute:
+            return None
+        is_due = self._declined + 1 >= self._trial_after and load <= _HOPELESS * recompute
+        is_worth_it = latency == math.inf or (is_due and latency <= longest)
+        return longest if is_worth_it else LEAST_SLACK
+
+    def on_unawaited(self) -> None:
+        """A request is computed, for which no answer was waited for any longer."""
+        self._declined += 1
 
     def _tries(self, choice: Choice, load: float | None) -> bool:
         """Whether it is time to try a load that is declined."""

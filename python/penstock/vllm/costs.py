@@ -35,7 +35,7 @@ _RECOVERED = 3.0
 _SLACK = 0.03
 """Share of the recomputation that a load may be late by."""
 
-_LEAST_SLACK = 0.005
+LEAST_SLACK = 0.005
 """Seconds; threads are not woken much more exactly."""
 
 _FIRST_SHARE = 0.125
@@ -256,6 +256,11 @@ def choose(
     return best
 
 
+def lateness(recompute: float) -> float:
+    """Seconds that may be lost on what does not pay, beside a recomputation of so many."""
+    return max(_SLACK * recompute, LEAST_SLACK)
+
+
 def patience(choice: Choice, first: float | None, deviation: float) -> float | None:
     """How long to wait for the first of a load before all is recomputed; None if nothing is known.
 
@@ -276,11 +281,11 @@ def patience(choice: Choice, first: float | None, deviation: float) -> float | N
     """
     if choice.recompute is None:
         return None
-    slack = max(_SLACK * choice.recompute, _LEAST_SLACK)
+    slack = lateness(choice.recompute)
     if choice.is_trial:
         return slack
     if first is None:
-        return max(_FIRST_SHARE * choice.recompute, _LEAST_SLACK)
+        return max(_FIRST_SHARE * choice.recompute, LEAST_SLACK)
     saved = choice.recompute - (choice.load or 0.0)
     late = slack + min(4 * deviation, choice.recompute / 4)
     return first + max(late, _FIRST_SHARE * saved)

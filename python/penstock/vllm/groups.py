@@ -6,6 +6,7 @@ to all tokens, others to the last few). A uniform model has one group.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -89,6 +90,18 @@ class Groups(Sequence[Group]):
         for position, group in enumerate(self._groups):
             for block in range(*_needed(group, first, end)):
                 yield position, block
+
+
+def either(left: Sequence[Sequence[bool]], right: Sequence[Sequence[bool]]) -> list[list[bool]]:
+    """For each group, which blocks are in one place or the other.
+
+    >>> either([[True], []], [[False, True], [False]])
+    [[True, True], [False]]
+    """
+    return [
+        [a or b for a, b in itertools.zip_longest(*both, fillvalue=False)]
+        for both in zip(left, right, strict=True)
+    ]
 
 
 def _needed(group: Group, first: int, end: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
@@ -28,6 +29,8 @@ class Presence:
         self._stats = stats
         self._next_number = 0
         self._answers: dict[int, list[bool] | None] = {}
+        self.latency: float | None = None
+        """Seconds that the last look-up took, infinite if it failed; None before the first."""
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._foreign: OrderedDict[bytes, None] = OrderedDict()
         """Blocks that are in the pool but cannot be decrypted: they need not be loaded, nor stored
@@ -56,11 +59,13 @@ class Presence:
     def answers(self, numbers: Sequence[int]) -> list[list[bool]] | None:
         """What look-ups found, block by block, and nothing where one failed; None while one of them
         is under way. An answer is given once."""
-        for number, answer in self._lookup.poll():
+        for number, answer, seconds in self._lookup.poll():
             if isinstance(answer, str):
                 self._stats.count("lookup_failures")
                 self._answers[number] = None
+                self.latency = math.inf
             else:
+                self.latency = seconds
                 self._stats.count("lookup_hit_blocks", sum(answer))
                 self._answers[number] = answer
         if not all(number in self._answers for number in numbers):

@@ -10,8 +10,8 @@ sooner than it could be computed. What a request will load comes into host memor
 
 from __future__ import annotations
 
-import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ from penstock.vllm import compat
 from penstock.vllm.advisor import Advisor, Reach
 from penstock.vllm.agreement import Agreement
 from penstock.vllm.costs import Choice, attended
-from penstock.vllm.groups import Group
+from penstock.vllm.groups import Group, either
 from penstock.vllm.host import HostIndex
 from penstock.vllm.messages import (
     IDLE_SECONDS,
@@ -96,6 +96,7 @@ class SchedulerHalf:
 
     def _start_lookup(self, tracked: Tracked) -> None:
         tracked.present = tracked.advice = None
+        tracked.await_until = tracked.unawaited_from = None
         hashes = [self._hashes(tracked.request, group) for group in self._groups]
         if not all(hashes):
             tracked.present = [[] for _ in hashes]
@@ -117,7 +118,7 @@ class SchedulerHalf:
 
         Returns:
             `(n, True)`; `(0, False)` where nothing is to be loaded; `(None, False)` while the
-            look-up, which has a deadline, is under way.
+            look-up, which has a deadline, is under way and worth waiting for.
         """
         tracked = self._requests.get(request.request_id)
         if tracked is None:
@@ -129,7 +130,9 @@ class SchedulerHalf:
             self._start_lookup(tracked)
         in_pool = self._answer(tracked)
         if in_pool is None:
-            return None, False
+            if self._awaits(tracked, first):
+                return None, False
+            in_pool = [[] for _ in self._groups]
         choice = self._advise(tracked, in_pool, first)
         if choice is None:
             return 0, False
@@ -147,6 +150,25 @@ class SchedulerHalf:
         unit = self._groups.alignment
         return int(request.num_tokens - 1) // unit * unit
 
+    def _awaits(self, tracked: Tracked, first: int) -> bool:
+        """Whether a request that could be computed from the token `first` waits for its look-up."""
+        request, now = tracked.request, time.monotonic()
+        if tracked.await_until is None:
+            end = self._last(request)
+            blocks = self._groups.needed(first, end)
+            reach = Reach(end, *self._bytes_by_tier(self._held(request), blocks))
+            seconds = self._advisor.lookup_patience(
+                first, reach, request.num_tokens, self._presence.latency
+            )
+            tracked.await_until = math.inf if seconds is None else now + seconds
+        if now < tracked.await_until:
+            return True
+        if tracked.unawaited_from is None:
+            self._stats.count("lookups_not_awaited")
+            self._advisor.on_unawaited()
+        tracked.unawaited_from = first
+        return False
+
     def _advise(
         self, tracked: Tracked, in_pool: Sequence[Sequence[bool]], first: int
     ) -> Choice | None:
@@ -161,10 +183,7 @@ class SchedulerHalf:
     ) -> Choice | None:
         request = tracked.request
         last, held = self._last(request), self._held(request)
-        present = [
-            [a or b for a, b in itertools.zip_longest(*both, fillvalue=False)]
-            for both in zip(held, in_pool, strict=True)
-        ]
+        present = either(held, in_pool)
         ends = {self._groups.reach(has, first, last) for has in (held, present)}
         reaches = [
             Reach(end, *self._bytes_by_tier(held, self._groups.needed(first, end)))
@@ -177,11 +196,8 @@ class SchedulerHalf:
             first, reaches, request.num_tokens, may_try=not tracked.is_declined
         )
         furthest = reaches[-1]
-        if choice.end < furthest.end and not tracked.is_declined:
-            tracked.is_declined = True
-            self._stats.count("declined_tokens", furthest.end - choice.end)
-            if furthest.pool_bytes:
-                self._probe(tracked, held, choice.end, furthest.end)
+        if choice.end < furthest.end:
+            self._decline(tracked, held, choice.end, furthest.end)
         return choice if choice.end > first else None
 
     def _held(self, request: Any) -> list[list[bool]]:
@@ -209,7 +225,7 @@ class SchedulerHalf:
             answers = self._presence.answers(tracked.lookups)
             if answers is None:
                 return None
-            tracked.lookups = []
+            tracked.lookups, tracked.advice = [], None
             tracked.present = [
                 self._presence.learn(position, self._hashes(tracked.request, group), answer)
                 for position, (group, answer) in enumerate(zip(self._groups, answers, strict=True))
@@ -306,10 +322,15 @@ class SchedulerHalf:
                 end = min(end, block * group.block_size)
         return end // self._groups.alignment * self._groups.alignment
 
-    def _probe(
+    def _decline(
         self, tracked: Tracked, held: Sequence[Sequence[bool]], first: int, end: int
     ) -> None:
-        """Gets some of what is computed instead, if the pool was not measured for long."""
+        """Tokens are computed that could be loaded: once a request, they are counted, and some of
+        them are got all the same, if the pool was not measured for long."""
+        if tracked.is_declined or end <= first:
+            return
+        tracked.is_declined = True
+        self._stats.count("declined_tokens", end - first)
         missing = [(p, i) for p, i in self._groups.needed(first, end) if not held[p][i]]
         if missing:
             group = missing[0][0]
@@ -320,6 +341,16 @@ class SchedulerHalf:
             )
             if wanted and self._order_prefetch(tracked.request, missing[:wanted], is_probe=True):
                 self._stats.count("probes")
+
+    def _decline_unawaited(self, tracked: Tracked) -> None:
+        """Once the answer has come for which the request did not wait."""
+        first, in_pool = tracked.unawaited_from, self._answer(tracked)
+        if first is None or in_pool is None:
+            return
+        tracked.unawaited_from = None
+        held, last = self._held(tracked.request), self._last(tracked.request)
+        end = self._groups.reach(either(held, in_pool), first, last)
+        self._decline(tracked, held, first, end)
 
     def _order_prefetch(
         self, request: Any, blocks: Sequence[tuple[int, int]], *, is_probe: bool = False
@@ -361,6 +392,7 @@ class SchedulerHalf:
             if not self._is_answered(tracked):
                 # A look-up under way may find the block in the pool: the next step decides.
                 continue
+            self._decline_unawaited(tracked)
             num_computed = computed + num_scheduled
             if any(
                 num_computed // group.block_size > considered
@@ -448,6 +480,7 @@ class SchedulerHalf:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             return False
+        self._decline_unawaited(tracked)
         self._drop_lookup(tracked)
         self._release_prefetch(tracked)
         if tracked.load is not None:

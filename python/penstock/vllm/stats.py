@@ -16,6 +16,8 @@ COUNTERS = {
     "lookup_blocks": "Blocks asked for in look-ups.",
     "lookup_hit_blocks": "Blocks that look-ups found.",
     "lookup_failures": "Look-ups that ended by a deadline or an error.",
+    "lookups_not_awaited": "Requests computed before their look-up was answered: a load was not "
+    "expected to pay for the wait.",
     "loads": "Requests for which a load was started.",
     "loaded_tokens": "Tokens whose KV was loaded and verified.",
     "loaded_bytes": "Bytes of KV loaded and verified, over all ranks.",

@@ -66,6 +66,34 @@ def test_loads_go_on_when_the_pool_is_gone(
         assert cached == BLOCKS * BLOCK
 
 
+def test_when_room_is_short_beginnings_of_prompts_stay(
+    llama: Path, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    """Another prompt is likelier to share them: jobs say which block comes before which."""
+    shared = 2
+    # Seven of their nine blocks have room.
+    first, second = tokens(4 * BLOCK + 7, seed=780), tokens(5 * BLOCK + 7, seed=781)
+    other = first[: shared * BLOCK] + tokens(9, seed=782)
+    with start(
+        llama,
+        pool=f"file://{tmp_path}/pool?size=1GiB",
+        settings=HOST_TIER | {"penstock.host_bytes": "8MiB"},
+    ) as node:
+        node.ask(first)
+        node.wait_for("stored_blocks", 4)
+        node.ask(second)
+        node.wait_for("stored_blocks", 9)
+        expected = node.ask(other)
+        node.forget()
+        before = node.counters()
+        again = node.ask(other)
+        assert again.cached == shared * BLOCK
+        assert again.tokens == expected.tokens
+        after = node.counters()
+        assert after["kept_bytes"] > before.get("kept_bytes", 0)
+        assert after.get("loaded_bytes", 0) == before.get("loaded_bytes", 0)
+
+
 @pytest.mark.parametrize("topology", ["tp2", "pp6-2"])
 def test_every_rank_holds_its_part(
     topology: str, llama: Path, start: Callable[..., Node], tmp_path: Path

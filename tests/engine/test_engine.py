@@ -79,6 +79,17 @@ def finish(engine: Engine, job: int) -> list[tuple[str, list[tuple[str, int]]]]:
     return events
 
 
+def test_each_object_has_a_parent_or_none_has(engine: Engine, kv: Kv) -> None:
+    kv.fill(0, 0)
+    objects = [(0, key(n), [n]) for n in range(2)]
+    with pytest.raises(ConfigError, match="1 parents of 2 objects"):
+        engine.submit_store(1, objects, parents=[b""])
+    with pytest.raises(ConfigError):
+        engine.submit_store(1, objects, parents=[b"", bytes(33)])
+    engine.submit_store(1, objects, parents=[b"", chunk(0)])
+    assert finish(engine, 1)[-1] == ("stored", [("stored", BLOCK_BYTES)] * 2)
+
+
 def test_what_one_engine_stores_another_loads(store: Store, engine: Engine, kv: Kv) -> None:
     for block in range(4):
         kv.fill(block, block)

@@ -62,6 +62,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     Object {
                         group: 0,
                         key,
+                        parent: None,
                         blocks: vec![block],
                         context: Arc::default(),
                     }

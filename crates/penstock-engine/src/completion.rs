@@ -115,14 +115,14 @@ impl Table {
         jobs.by_id.get(&id).map(|listed| listed.job.clone())
     }
 
-    pub(crate) fn remove(&self, id: u64) {
+    pub(crate) fn remove(&self, id: u64) -> Option<Job> {
         let mut jobs = self.jobs.lock();
-        if let Some(Listed { job, deadline }) = jobs.by_id.remove(&id) {
-            jobs.objects -= job.objects().max(1);
-            if let Some(deadline) = deadline {
-                jobs.deadlines.remove(&(deadline, id));
-            }
+        let Listed { job, deadline } = jobs.by_id.remove(&id)?;
+        jobs.objects -= job.objects().max(1);
+        if let Some(deadline) = deadline {
+            jobs.deadlines.remove(&(deadline, id));
         }
+        Some(job)
     }
 
     /// Gives up every load job whose deadline is past; returns whether there was one, and the

@@ -89,6 +89,7 @@ impl DirectCopy {
         let object = Object {
             group: 0,
             key,
+            parent: None,
             blocks: blocks.to_vec(),
             context: Arc::default(),
         };

@@ -161,6 +161,7 @@ impl Engine {
             Arc::clone(&self.stores_in_flight),
         );
         self.table.insert(job, Job::Store(Arc::clone(&store)))?;
+        self.floor.queues.kept().want(store.objects());
         self.floor
             .counters
             .store_jobs
@@ -256,6 +257,9 @@ impl Engine {
             Arc::clone(&self.floor.counters),
         );
         self.table.insert(job, Job::Load(Arc::clone(&load)))?;
+        if aim == Aim::Blocks {
+            self.floor.queues.kept().want(load.objects());
+        }
         load.report_if_done();
         self.floor.queues.push_load(load, aim);
         Ok(())
@@ -288,8 +292,23 @@ impl Engine {
             .iter()
             .filter(|completion| completion.event.is_last())
         {
-            self.table.remove(completion.job);
+            if let Some(job) = self.table.remove(completion.job) {
+                self.forgo(&job, completion.event.outcomes());
+            }
         }
+    }
+
+    /// What a job did not bring, the host tier does not wait for.
+    fn forgo(&self, job: &Job, outcomes: &[Outcome]) {
+        let objects = match job {
+            Job::Load(load) if load.aim() == Aim::Blocks => load.objects(),
+            Job::Load(_) => return,
+            Job::Store(store) => store.objects(),
+        };
+        let failed = objects.iter().zip(outcomes);
+        let failed = failed.filter(|(_, outcome)| !outcome.is_success());
+        let kept = self.floor.queues.kept();
+        kept.forgo(failed.map(|(object, _)| object));
     }
 
     /// Waits until there is something to poll (true), or the time is over.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_store::value::Rejection;
-use penstock_store::{ErrorKind, Key};
+use penstock_store::{CHUNK_BYTES, ErrorKind, Key};
 
 use crate::config::LONGEST;
 use crate::region::Registration;
@@ -16,6 +16,9 @@ pub struct Object {
     pub group: u16,
     /// The object's name.
     pub key: Key,
+    /// The chunk before its own in the prompt, none for a prompt's first, or if it is not known: the
+    /// host tier keeps beginnings longer than what follows them.
+    pub parent: Option<[u8; CHUNK_BYTES]>,
     /// The blocks of registered memory that the object's payload consists of.
     pub blocks: Vec<u64>,
     /// What goes into the object's encryption beside the keys, the same whenever it is stored or
@@ -115,6 +118,11 @@ impl Outcome {
         }
     }
 
+    /// Whether what was asked for is so.
+    pub(crate) fn is_success(&self) -> bool {
+        self.is_there() || matches!(self, Self::Stored(_) | Self::AlreadyPresent)
+    }
+
     /// Whether the object of a load is where it was wanted.
     pub(crate) fn is_there(&self) -> bool {
         matches!(self, Self::Loaded(_) | Self::Kept(_))
@@ -187,6 +195,8 @@ pub(crate) struct Transfer {
     /// The memory that it was checked against.
     pub(crate) registration: Arc<Registration>,
     pub(crate) key: Key,
+    /// The same of the chunk before.
+    pub(crate) parent: Option<Key>,
     pub(crate) blocks: Vec<u64>,
     /// See [`Object::context`].
     pub(crate) context: Arc<[u8]>,

@@ -1,14 +1,16 @@
 //! The host tier: values that passed through the arena and stay there until their slot is needed.
 //!
 //! A kept value was gathered here or verified on arrival, and nobody can have changed it since, so
-//! it is written into blocks without another check. Which one goes first is the policy's to say,
-//! except that pinned ones (a prefetch waits for its request) are not for it to choose. One that is
-//! being written into blocks lives as long as that takes, kept or not.
+//! it is written into blocks without another check. Which ones stay is the policy's to say: it is
+//! told of what each job asks for, prompt by prompt, when it does, so it may hold a value before that
+//! has come, and give it up before as well. A value that it does not hold stays only while it is pinned
+//! (a prefetch waits for its request). One that is being written into blocks lives as long as that
+//! takes, kept or not.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry::Vacant;
 
-use penstock_evict::{Lru, Policy};
+use penstock_evict::{Policy, Prefix};
 use penstock_store::Key;
 
 use crate::arena::{Slot, Verified};
@@ -21,6 +23,8 @@ pub(crate) type Value = Shared<Slot<Verified>>;
 /// The values, and who wants them to stay.
 pub(crate) struct Kept {
     state: Mutex<State>,
+    /// Most values that the policy may hold.
+    capacity: u64,
     /// Most values that may be pinned: the others' slots are for whoever needs one.
     bound: usize,
 }
@@ -28,10 +32,10 @@ pub(crate) struct Kept {
 #[derive(Default)]
 struct State {
     entries: HashMap<Key, Entry>,
-    /// The keys that nobody pins.
-    order: Lru<Key>,
-    /// The keys that each open prefetch has pinned.
-    pins: HashMap<u64, Vec<Key>>,
+    /// Holds every value that is not pinned, and those that are on their way.
+    policy: Prefix<Key>,
+    /// What each open prefetch has pinned.
+    pins: HashMap<u64, Vec<Name>>,
     pinned: usize,
     /// What came (true) and went since the last report; none before the first.
     changes: Option<HashMap<Key, bool>>,
@@ -41,36 +45,70 @@ struct State {
 struct Entry {
     value: Value,
     pins: u32,
+    /// Whether it came for a prefetch, and no other job has asked for it.
+    is_new: bool,
+}
+
+/// An object's key, and that of the one before it.
+type Name = (Key, Option<Key>);
+
+fn name(object: &Transfer) -> Name {
+    (object.key, object.parent)
 }
 
 impl Kept {
-    pub(crate) fn new(bound: usize) -> Self {
+    /// For `slots` values, of which prefetches pin `bound` at most.
+    pub(crate) fn new(slots: usize, bound: usize) -> Self {
         Self {
             state: Mutex::default(),
+            capacity: slots as u64,
             bound,
         }
     }
 
-    /// Keeps a value, pinned if it came for a prefetch that is still open, and there is room. One that is kept already
-    /// stays as it is: equal keys are equal bytes.
-    pub(crate) fn keep(&self, key: Key, slot: Slot<Verified>, prefetch: Option<u64>) {
+    /// Notes that a job uses these objects: what is kept of them is likely to stay, and the others are
+    /// kept when they come, unless the policy gives them up before.
+    pub(crate) fn want(&self, objects: &[Transfer]) {
         let mut state = self.state.lock();
-        if state.closed {
-            return;
-        }
-        if let Vacant(place) = state.entries.entry(key) {
-            let value = Shared::new(slot.keep());
-            place.insert(Entry { value, pins: 0 });
-            state.order.insert(key, 1);
-            state.note(key, true);
-        }
-        if let Some(job) = prefetch {
-            state.pin(key, job, self.bound);
+        if !state.closed {
+            state.want(objects.iter().map(name), self.capacity);
         }
     }
 
-    /// The values of those objects that are kept, which counts as a use: of later ones first, so that
-    /// a prompt loses its end before its beginning.
+    /// These objects of a job that is over did not come: no room is kept for them.
+    pub(crate) fn forgo<'a>(&self, objects: impl Iterator<Item = &'a Transfer>) {
+        let mut state = self.state.lock();
+        for object in objects {
+            if !state.entries.contains_key(&object.key) {
+                state.policy.remove(&object.key);
+            }
+        }
+    }
+
+    /// Keeps a value, if the policy holds it; pinned if it came for a prefetch that is still open, and
+    /// there is room. One that is kept already stays as it is: equal keys are equal bytes.
+    pub(crate) fn keep(&self, object: &Transfer, slot: Slot<Verified>, prefetch: Option<u64>) {
+        let mut state = self.state.lock();
+        let is_open = prefetch.is_some_and(|job| state.pins.contains_key(&job));
+        let is_pinned = is_open && state.pinned < self.bound;
+        let is_held = state.policy.contains(&object.key);
+        if state.closed || !(is_held || is_pinned) {
+            return;
+        }
+        if let Vacant(place) = state.entries.entry(object.key) {
+            place.insert(Entry {
+                value: Shared::new(slot.keep()),
+                pins: 0,
+                is_new: !is_held,
+            });
+            state.note(object.key, true);
+        }
+        if let Some(job) = prefetch {
+            state.pin(name(object), job, self.bound);
+        }
+    }
+
+    /// The values of those objects that are kept.
     pub(crate) fn find(&self, objects: &[Transfer]) -> Vec<Option<Value>> {
         self.state.lock().find(objects)
     }
@@ -82,18 +120,20 @@ impl Kept {
         let found = state.find(objects);
         for (object, value) in objects.iter().zip(&found) {
             if value.is_some() {
-                state.pin(object.key, job, self.bound);
+                state.pin(name(object), job, self.bound);
             }
         }
         found
     }
 
-    /// Nobody waits any more for what this prefetch brought.
+    /// Nobody waits any more for what this prefetch brought. What no other job has asked for counts as
+    /// used now.
     pub(crate) fn release(&self, job: u64) {
         let mut state = self.state.lock();
-        for key in state.pins.remove(&job).unwrap_or_default().iter().rev() {
-            state.unpin(key);
-        }
+        let names = state.pins.remove(&job).unwrap_or_default();
+        let is_unused = |name: &Name| state.unpin(&name.0);
+        let unused: Vec<Name> = names.into_iter().filter(is_unused).collect();
+        state.want(unused.into_iter(), self.capacity);
     }
 
     /// How many more values may be pinned.
@@ -105,12 +145,16 @@ impl Kept {
     /// is being read.
     pub(crate) fn evict(&self) -> bool {
         let mut state = self.state.lock();
-        let Some((key, _)) = state.order.evict() else {
-            return false;
-        };
-        state.entries.remove(&key);
-        state.note(key, false);
-        true
+        // What is on its way stays wanted if there is nothing else to give up.
+        while state.entries.len() > state.pinned {
+            let Some((key, _)) = state.policy.evict() else {
+                return false;
+            };
+            if state.give_up(&key) {
+                return true;
+            }
+        }
+        false
     }
 
     /// What came (true) and went since the last call; at first, all that there is.
@@ -132,48 +176,72 @@ impl Kept {
 }
 
 impl State {
-    fn find(&mut self, objects: &[Transfer]) -> Vec<Option<Value>> {
-        let mut found: Vec<_> = objects
-            .iter()
-            .rev()
-            .map(|object| {
-                let entry = self.entries.get(&object.key)?;
-                let value = entry
-                    .value
-                    .is_of(object)
-                    .then(|| Shared::clone(&entry.value))?;
-                self.order.touch(&object.key);
-                Some(value)
-            })
-            .collect();
-        found.reverse();
-        found
+    fn find(&self, objects: &[Transfer]) -> Vec<Option<Value>> {
+        let find = |object: &Transfer| {
+            let value = &self.entries.get(&object.key)?.value;
+            value.is_of(object).then(|| Shared::clone(value))
+        };
+        objects.iter().map(find).collect()
     }
 
-    fn pin(&mut self, key: Key, job: u64, bound: usize) {
-        let (Some(keys), Some(entry)) = (self.pins.get_mut(&job), self.entries.get_mut(&key))
+    fn want(&mut self, names: impl Iterator<Item = Name>, capacity: u64) {
+        let chains = chains(names);
+        // The last first, so that it is the oldest.
+        for chain in chains.iter().rev() {
+            for (key, _) in &chain.blocks {
+                if let Some(entry) = self.entries.get_mut(key) {
+                    entry.is_new = false;
+                }
+            }
+            self.policy.use_chain(chain.parent.as_ref(), &chain.blocks);
+        }
+        while self.policy.weight() > capacity
+            && let Some((key, _)) = self.policy.evict()
+        {
+            self.give_up(&key);
+        }
+    }
+
+    /// The policy does not hold a value any more; whether that makes room now.
+    fn give_up(&mut self, key: &Key) -> bool {
+        let is_free = self.entries.get(key).is_some_and(|entry| entry.pins == 0);
+        if is_free {
+            self.entries.remove(key);
+            self.note(*key, false);
+        }
+        is_free
+    }
+
+    fn pin(&mut self, name: Name, job: u64, bound: usize) {
+        let (Some(names), Some(entry)) = (self.pins.get_mut(&job), self.entries.get_mut(&name.0))
         else {
             return;
         };
         if entry.pins == 0 && self.pinned == bound {
             return;
         }
-        keys.push(key);
+        names.push(name);
         entry.pins += 1;
-        if entry.pins == 1 {
-            self.pinned += 1;
-            self.order.remove(&key);
-        }
+        self.pinned += usize::from(entry.pins == 1);
     }
 
-    fn unpin(&mut self, key: &Key) {
-        if let Some(entry) = self.entries.get_mut(key) {
-            entry.pins -= 1;
-            if entry.pins == 0 {
-                self.pinned -= 1;
-                self.order.insert(*key, 1);
-            }
+    /// Whether the value is one that only prefetches have asked for, and none does any more: the policy has yet to hear
+    /// of it.
+    fn unpin(&mut self, key: &Key) -> bool {
+        let Some(entry) = self.entries.get_mut(key) else {
+            return false;
+        };
+        entry.pins -= 1;
+        if entry.pins > 0 {
+            return false;
         }
+        let is_new = entry.is_new;
+        self.pinned -= 1;
+        // What the policy gave up meanwhile was only pinned.
+        if !is_new && !self.policy.contains(key) {
+            self.give_up(key);
+        }
+        is_new
     }
 
     fn note(&mut self, key: Key, came: bool) {
@@ -187,4 +255,28 @@ impl State {
             changes.insert(key, came);
         }
     }
+}
+
+/// Blocks that follow one another in a prompt, each of weight one, and the one before them.
+struct Chain {
+    parent: Option<Key>,
+    blocks: Vec<(Key, u64)>,
+}
+
+/// The chains that objects make up, in the order of their beginnings. Those of a job may be several
+/// prompts' parts, or several parts of the same layers, side by side.
+fn chains(names: impl Iterator<Item = Name>) -> Vec<Chain> {
+    let mut chains: Vec<Chain> = Vec::new();
+    let mut ends: HashMap<Key, usize> = HashMap::new();
+    for (key, parent) in names {
+        let known = parent.and_then(|parent| ends.remove(&parent));
+        let at = known.unwrap_or(chains.len());
+        if known.is_none() {
+            let blocks = Vec::new();
+            chains.push(Chain { parent, blocks });
+        }
+        chains[at].blocks.push((key, 1));
+        ends.insert(key, at);
+    }
+    chains
 }

@@ -118,6 +118,10 @@ impl LoadJob {
         self.objects.len()
     }
 
+    pub(crate) fn objects(&self) -> &[Transfer] {
+        &self.objects
+    }
+
     /// When the job is given up if nothing more comes until then.
     pub(crate) fn deadline(&self) -> Instant {
         self.deadline_in(&self.state.lock())

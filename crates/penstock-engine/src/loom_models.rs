@@ -52,6 +52,7 @@ fn transfer(number: u8) -> Transfer {
             chunk: [number; 32],
             span,
         },
+        parent: None,
         blocks: vec![0],
         context: Arc::default(),
         bytes: BYTES,
@@ -150,7 +151,9 @@ impl House {
     fn keep(&self, slot: Slot<Empty>, number: u8) {
         let transfer = transfer(number);
         let slot = self.fill(slot, &transfer);
-        self.queues.kept().keep(transfer.key, slot, None);
+        let kept = self.queues.kept();
+        kept.want(std::slice::from_ref(&transfer));
+        kept.keep(&transfer, slot, None);
     }
 }
 

@@ -78,7 +78,7 @@ pub(crate) enum PutWork {
 
 impl Queues {
     pub(crate) fn new(config: EngineConfig, arena: Arc<Arena>, signals: Arc<Signals>) -> Self {
-        let kept = Kept::new(config.prefetch_slots);
+        let kept = Kept::new(config.slots, config.prefetch_slots);
         if !config.keep {
             kept.close();
         }
@@ -136,7 +136,7 @@ impl Queues {
         match refused {
             Some(Put { ticket, slot }) => {
                 let slot = slot.into_verified(ticket.transfer());
-                self.kept.keep(ticket.transfer().key, slot, None);
+                self.kept.keep(ticket.transfer(), slot, None);
                 ticket.resolve(Outcome::Dropped);
             }
             None => self.signals.put.notify_one(),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 use penstock_layout::{Descriptor, Segment, SegmentError, Span};
+use penstock_store::Key;
 use penstock_store::value::Checksum;
 
 use crate::EngineError;
@@ -111,6 +112,7 @@ impl Registration {
         self: &Arc<Self>,
         Object {
             key,
+            parent,
             blocks,
             context,
             ..
@@ -135,6 +137,7 @@ impl Registration {
         Ok(Transfer {
             registration: Arc::clone(self),
             key,
+            parent: parent.map(|chunk| Key { chunk, ..key }),
             blocks,
             context,
             bytes: bytes as usize,

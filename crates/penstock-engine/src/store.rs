@@ -63,6 +63,10 @@ impl StoreJob {
         self.objects.len()
     }
 
+    pub(crate) fn objects(&self) -> &[Transfer] {
+        &self.objects
+    }
+
     /// A ticket for each object; to be called once. Reports the job if there is none.
     pub(crate) fn tickets(self: &Arc<Self>) -> Vec<StoreTicket> {
         if self.objects.is_empty() {

@@ -2,11 +2,12 @@
 
 mod support;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_engine::{Deadline, EngineConfig, Object, Outcome};
+use penstock_evict::{Lru, Policy, Prefix};
 use penstock_layout::KvLayout;
 use penstock_store::ErrorKind;
 use support::*;
@@ -113,6 +114,88 @@ fn room_comes_from_what_was_used_longest_ago() {
     store_block(&rig, &kv, 13, 5, 5);
     assert_eq!(index(&rig, &mut known), [2, 3, 4, 5]);
     assert_eq!(load_block(&rig, 14, 20, 0), Outcome::Loaded(BYTES));
+}
+
+#[test]
+fn of_a_prompt_the_beginning_stays_longest() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let rig = engine(&store, keeping(6), &kv);
+    let mut known = HashMap::new();
+    rig.submit_store(1, chain(&[0, 1, 2, 3], None), 0).unwrap();
+    outcomes(&rig, 1);
+    // As decoding goes on, in another job.
+    rig.submit_store(2, chain(&[4], Some(3)), 0).unwrap();
+    outcomes(&rig, 2);
+    for (n, held) in [
+        (10, vec![0, 1, 2, 3, 4, 10]),
+        (11, vec![0, 1, 2, 3, 10, 11]),
+        (12, vec![0, 1, 2, 10, 11, 12]),
+    ] {
+        store_block(&rig, &kv, n, 0, n);
+        assert_eq!(index(&rig, &mut known), held);
+    }
+}
+
+/// Prompts of conversations that go on for a while among others that are asked once.
+fn traffic(prompts: u64) -> Vec<Vec<u64>> {
+    const OPEN: u64 = 6;
+    (0..prompts)
+        .map(|number| {
+            // Every fifth is the next turn of the conversation whose turn it is.
+            let (turn, name) = (number / 5 / OPEN, number / 5 % OPEN);
+            let len = if number % 5 == 0 { 2 + turn % 8 } else { 6 };
+            let first = match number % 5 {
+                0 => 1_000_000 + (name * 1000 + turn / 8) * 100,
+                _ => number * 100,
+            };
+            (first..first + len).collect()
+        })
+        .collect()
+}
+
+fn is_kept(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Kept(_))
+}
+
+/// Blocks found in a row from the start.
+fn found_by(policy: &mut impl Policy<u64>, bound: u64, prompts: &[Vec<u64>]) -> usize {
+    let mut found = 0;
+    for prompt in prompts {
+        found += prompt.iter().take_while(|n| policy.contains(n)).count();
+        let used: Vec<_> = prompt.iter().map(|&n| (n, 1)).collect();
+        policy.use_chain(None, &used);
+        while policy.weight() > bound {
+            policy.evict();
+        }
+    }
+    found
+}
+
+#[test]
+fn what_stays_is_what_the_policy_for_prefixes_would_keep() {
+    const SLOTS: u64 = 64;
+    let prompts = traffic(3000);
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let rig = engine(&store, keeping(SLOTS as usize), &kv);
+    let (mut found, mut stored) = (0, HashSet::<u64>::new());
+    for (prompt, job) in prompts.iter().zip(1..) {
+        let there = prompt.iter().take_while(|n| stored.contains(*n)).count();
+        let (old, new) = prompt.split_at(there);
+        rig.submit_load(job, chain(old, None), soon(), true, 0)
+            .unwrap();
+        let loaded = outcomes(&rig, job);
+        found += loaded.iter().take_while(|o| is_kept(o)).count();
+        let job = 1_000_000 + job;
+        rig.submit_store(job, chain(new, old.last().copied()), 0)
+            .unwrap();
+        outcomes(&rig, job);
+        stored.extend(new);
+    }
+    let policy = found_by(&mut Prefix::<u64>::new(), SLOTS, &prompts);
+    let least_recent = found_by(&mut Lru::<u64>::new(), SLOTS, &prompts);
+    println!("{found} found; {policy} by the policy alone, {least_recent} if least recently used");
+    assert!(policy > 2 * least_recent, "the traffic shows nothing");
+    assert!(found * 10 >= policy * 9, "{found} of {policy}");
 }
 
 #[test]

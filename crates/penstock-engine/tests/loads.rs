@@ -82,6 +82,7 @@ fn parts_written_by_several_ranks_are_read_by_one() {
         let part = |&span| penstock_engine::Object {
             group: 0,
             key: key_of(3, span),
+            parent: None,
             blocks: vec![block],
             context: Default::default(),
         };

@@ -268,6 +268,7 @@ fn run(layout: KvLayout, keep: bool, steps: &[Step]) -> [u64; 3] {
                     objects.push(Object {
                         group: 0,
                         key: key(content),
+                        parent: None,
                         blocks: vec![block],
                         context: Default::default(),
                     });

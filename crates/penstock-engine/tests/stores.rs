@@ -320,6 +320,7 @@ fn what_cannot_be_is_refused_at_once() {
     let foreign = penstock_engine::Object {
         group: 0,
         key: key_of(1, beyond),
+        parent: None,
         blocks: vec![0],
         context: Default::default(),
     };

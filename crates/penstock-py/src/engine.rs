@@ -11,7 +11,7 @@ use penstock_engine::{
 use penstock_store::{CHUNK_BYTES, Key};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyBytesMethods};
 
 use crate::errors::{config_error, exception};
 use crate::layout::{Descriptor, SpanTuple, span};
@@ -47,18 +47,31 @@ pub(crate) fn device(cuda_device: Option<i32>) -> Device {
 /// An object: its group, its key, its blocks.
 type ObjectTuple<'py> = (u16, Bound<'py, PyBytes>, Vec<u64>);
 
+/// For each object, the chunk before its own in the prompt; empty for a prompt's first.
+type Parents<'py> = Option<Vec<Bound<'py, PyBytes>>>;
+
 fn objects(
     py: Python<'_>,
     objects: Vec<ObjectTuple<'_>>,
+    parents: Parents<'_>,
     context: Option<&[u8]>,
 ) -> PyResult<Vec<Object>> {
     let context = Arc::from(context.unwrap_or_default());
+    let parents = parents.unwrap_or_default();
+    if !parents.is_empty() && parents.len() != objects.len() {
+        let message = format!("{} parents of {} objects", parents.len(), objects.len());
+        return Err(config_error(py, message));
+    }
+    let mut parents = parents.iter();
     objects
         .into_iter()
         .map(|(group, bytes, blocks)| {
+            let parent = parents.next().map(PyBytesMethods::as_bytes);
+            let parent = parent.filter(|chunk| !chunk.is_empty());
             Ok(Object {
                 group,
                 key: key(py, bytes.as_bytes())?,
+                parent: parent.map(|chunk| padded(py, chunk)).transpose()?,
                 blocks,
                 context: Arc::clone(&context),
             })
@@ -142,29 +155,33 @@ impl Engine {
     /// Stores objects, each a group, a key of 56 bytes and its blocks. The blocks must not change until
     /// the job's event `released`; nothing is read before `after` has happened, the handle of a
     /// CUDA event that lives until then, zero for none. `context` goes into the encryption of all of
-    /// them beside the keys; whoever loads them gives the same.
-    #[pyo3(signature = (job, objects, *, after = 0, context = None))]
+    /// them beside the keys; whoever loads them gives the same. `parents` are the chunks before the
+    /// objects' in their prompts, empty for a prompt's first: with them, host memory keeps beginnings
+    /// longer than what follows.
+    #[pyo3(signature = (job, objects, *, parents = None, after = 0, context = None))]
     fn submit_store(
         &self,
         py: Python<'_>,
         job: u64,
         objects: Vec<ObjectTuple<'_>>,
+        parents: Parents<'_>,
         after: u64,
         context: Option<&[u8]>,
     ) -> PyResult<()> {
-        let objects = self::objects(py, objects, context)?;
+        let objects = self::objects(py, objects, parents, context)?;
         self.native
             .submit_store(job, objects, after)
             .map_err(|error| engine_error(py, &error))
     }
 
     /// Loads objects into their blocks, which must be left alone until the job's event `loaded`.
-    /// Nothing is written before `after` has happened; it and `context` are as for a store. After
+    /// Nothing is written before `after` has happened; it, `parents` and `context` are as for a store. After
     /// `timeout` seconds what is left is given up, and later by that part of `pace` seconds which is
     /// the part of its bytes that has come. With `prefix`, whatever follows an object that was not
     /// loaded is skipped.
     #[pyo3(signature = (
-        job, objects, timeout, prefix = false, *, pace = 0.0, after = 0, context = None
+        job, objects, timeout, prefix = false, *, parents = None, pace = 0.0, after = 0,
+        context = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn submit_load(
@@ -174,11 +191,12 @@ impl Engine {
         objects: Vec<ObjectTuple<'_>>,
         timeout: f64,
         prefix: bool,
+        parents: Parents<'_>,
         pace: f64,
         after: u64,
         context: Option<&[u8]>,
     ) -> PyResult<()> {
-        let objects = self::objects(py, objects, context)?;
+        let objects = self::objects(py, objects, parents, context)?;
         let at = Instant::now() + seconds(py, timeout)?;
         let deadline = Deadline::paced(at, bound(py, pace)?);
         self.native
@@ -189,16 +207,17 @@ impl Engine {
     /// Gets objects into host memory, where they stay until the job is released: a load finds them
     /// there. It goes behind all loads; what finds no room is dropped. Of the objects' blocks only
     /// the number matters. After `timeout` seconds what is left is given up.
-    #[pyo3(signature = (job, objects, timeout, *, context = None))]
+    #[pyo3(signature = (job, objects, timeout, *, parents = None, context = None))]
     fn submit_prefetch(
         &self,
         py: Python<'_>,
         job: u64,
         objects: Vec<ObjectTuple<'_>>,
         timeout: f64,
+        parents: Parents<'_>,
         context: Option<&[u8]>,
     ) -> PyResult<()> {
-        let objects = self::objects(py, objects, context)?;
+        let objects = self::objects(py, objects, parents, context)?;
         let deadline = Instant::now() + seconds(py, timeout)?;
         self.native
             .submit_prefetch(job, objects, deadline)

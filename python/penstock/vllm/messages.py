@@ -20,8 +20,8 @@ class BlockJob:
     """Blocks of one request to load or to store.
 
     ``job`` is unique in the life of the scheduler. ``block_ids[i]`` is the engine's block in the
-    group at position ``groups[i]``, whose content is named by ``hashes[i]``. A prefetch has
-    no blocks yet.
+    group at position ``groups[i]``, whose content is named by ``hashes[i]``; ``parents[i]`` names
+    the one before it in the request, empty for the first. A prefetch has no blocks yet.
     """
 
     job: int
@@ -29,6 +29,7 @@ class BlockJob:
     groups: tuple[int, ...]
     block_ids: tuple[int, ...]
     hashes: tuple[bytes, ...]
+    parents: tuple[bytes, ...]
     timeout: float = 0.0
     """Seconds until a load or prefetch is given up."""
     pace: float = 0.0

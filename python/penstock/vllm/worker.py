@@ -246,7 +246,7 @@ class WorkerHalf:
             if self._engine is None:
                 continue
             self._stats.count("loads")
-            objects = self._objects(orders.namespaces, job, range(len(job.hashes)))
+            objects, parents = self._objects(orders.namespaces, job, range(len(job.hashes)))
             try:
                 # Whatever follows a missing block is of no use: of a group that attends to all
                 # tokens it cannot be computed on from, of several groups it is all or nothing.
@@ -255,6 +255,7 @@ class WorkerHalf:
                     objects,
                     job.timeout,
                     prefix=True,
+                    parents=parents,
                     pace=job.pace,
                     after=after,
                     context=job.tenant,
@@ -272,9 +273,11 @@ class WorkerHalf:
                 self._report.prefetched[job.job] = 1
                 continue
             self._prefetches[job.job] = job
-            objects = self._objects(orders.namespaces, job, range(len(job.hashes)))
+            objects, parents = self._objects(orders.namespaces, job, range(len(job.hashes)))
             try:
-                self._engine.submit_prefetch(job.job, objects, job.timeout, context=job.tenant)
+                self._engine.submit_prefetch(
+                    job.job, objects, job.timeout, parents=parents, context=job.tenant
+                )
             except Full:
                 self._refused.append((job.job, "prefetched", [("dropped", 0)] * len(objects), 0.0))
         if self._engine is not None:
@@ -290,10 +293,12 @@ class WorkerHalf:
             if self._engine is None:
                 continue
             self._unread.setdefault(job.request_id, set()).add(job.job)
-            objects = self._objects(orders.namespaces, job, self._mine(job))
+            objects, parents = self._objects(orders.namespaces, job, self._mine(job))
             try:
                 if objects:
-                    self._engine.submit_store(job.job, objects, after=after, context=job.tenant)
+                    self._engine.submit_store(
+                        job.job, objects, parents=parents, after=after, context=job.tenant
+                    )
                     continue
             except Full:
                 pass
@@ -313,9 +318,10 @@ class WorkerHalf:
 
     def _objects(
         self, namespaces: Sequence[bytes], job: BlockJob, indices: Iterable[int]
-    ) -> list[tuple[int, bytes, list[int]]]:
-        """Groups, keys and pages of the job's blocks, object by object, block after block."""
-        objects = []
+    ) -> tuple[list[tuple[int, bytes, list[int]]], list[bytes]]:
+        """Groups, keys and pages of the job's blocks, object by object, block after block; and of
+        each object the chunk before its own in the request."""
+        objects, parents = [], []
         self._namespaces.update((name, group) for group, name in enumerate(namespaces))
         for i in indices:
             # A prefetch has no blocks yet; any will do, as all are of one size.
@@ -325,7 +331,8 @@ class WorkerHalf:
             pages = list(range(block * part.parts_per_block, (block + 1) * part.parts_per_block))
             name = namespaces[group] + job.hashes[i].ljust(CHUNK_BYTES, b"\0")
             objects += [(group, name + tail, pages) for tail in part.key_tails]
-        return objects
+            parents += [job.parents[i]] * len(part.key_tails)
+        return objects, parents
 
     def _by_block(
         self, job: BlockJob, indices: Iterable[int], outcomes: list[_Outcome]

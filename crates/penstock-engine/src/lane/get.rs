@@ -173,10 +173,7 @@ fn deliver(
     {
         return Some(outcome);
     }
-    floor
-        .queues
-        .kept()
-        .keep(ticket.transfer().key, slot, prefetch);
+    floor.queues.kept().keep(ticket.transfer(), slot, prefetch);
     Some(Outcome::Loaded(ticket.transfer().bytes as u64))
 }
 

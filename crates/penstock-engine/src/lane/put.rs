@@ -80,7 +80,7 @@ fn put(floor: &Floor, batch: Vec<Put>) {
 /// Leaves a value to the host tier, whatever the store said of it.
 fn keep(floor: &Floor, ticket: &StoreTicket, slot: Option<Slot<Verified>>) {
     if let Some(slot) = slot {
-        floor.queues.kept().keep(ticket.transfer().key, slot, None);
+        floor.queues.kept().keep(ticket.transfer(), slot, None);
     }
 }
 

@@ -45,9 +45,23 @@ pub fn object(n: u64, blocks: &[u64]) -> Object {
     Object {
         group: 0,
         key: key(n),
+        parent: None,
         blocks: blocks.to_vec(),
         context: Default::default(),
     }
+}
+
+/// Objects of blocks that follow one another in a prompt, each in its own target.
+pub fn chain(names: &[u64], parent: Option<u64>) -> Vec<Object> {
+    let mut before = parent;
+    let number = |(&n, block): (&u64, u64)| {
+        let parent = before.replace(n).map(|n| key(n).chunk);
+        Object {
+            parent,
+            ..object(n, &[block % BLOCKS])
+        }
+    };
+    names.iter().zip(0..).map(number).collect()
 }
 
 /// Without a host tier: loads come from the store.

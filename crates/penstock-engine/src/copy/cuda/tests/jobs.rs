@@ -53,6 +53,7 @@ fn objects(cache: &Cache, blocks: &[u64]) -> Vec<Object> {
                 chunk,
                 span: cache.whole(),
             },
+            parent: None,
             blocks: vec![block],
             context: Arc::default(),
         }

@@ -13,12 +13,10 @@ const MAX_USES: u8 = 3;
 /// Uses while in the small queue that earn a place in the main one.
 const USES_TO_STAY: u8 = 2;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum Place {
     Small,
     Main,
-    /// The name of an entry evicted from the small queue: not held, only remembered.
-    Ghost,
 }
 
 struct Entry<K> {
@@ -28,18 +26,62 @@ struct Entry<K> {
     place: Place,
 }
 
+/// The names of entries evicted from the small queue, the first evicted first.
+struct Ghosts<K, S> {
+    index: HashMap<K, u32, S>,
+    slab: Slab<K>,
+    queue: Queue,
+}
+
+impl<K: Hash + Eq + Clone, S: BuildHasher> Ghosts<K, S> {
+    fn contains(&self, key: &K) -> bool {
+        self.index.contains_key(key)
+    }
+
+    /// Remembers a name that is not remembered yet.
+    fn remember(&mut self, key: K) {
+        let node = self.slab.alloc(key.clone());
+        self.queue.push_back(&mut self.slab, node);
+        let before = self.index.insert(key, node);
+        debug_assert!(before.is_none(), "a name is remembered once");
+    }
+
+    fn forget(&mut self, key: &K) {
+        if let Some(node) = self.index.remove(key) {
+            self.queue.unlink(&mut self.slab, node);
+            self.slab.free(node);
+        }
+    }
+
+    /// Forgets the oldest names beyond so many.
+    fn trim(&mut self, most: usize) {
+        while self.queue.len() > most
+            && let Some(node) = self.queue.front()
+        {
+            self.queue.unlink(&mut self.slab, node);
+            let key = self.slab.free(node);
+            self.index.remove(&key);
+        }
+    }
+}
+
 /// Evicts entries that are used once quickly, through a small queue, and keeps those that come
 /// back: a scan of new entries does not wash out the ones in use.
 ///
 /// Unlike the paper's, the queues' sizes follow the weight that is held rather than a fixed
-/// capacity, which is the same thing when the owner evicts only at its bound. As many ghosts are
-/// remembered as the main queue has room for.
+/// capacity, which is the same thing when the owner evicts only at its bound. As in the paper, as
+/// many names of entries evicted from the small queue (ghosts) are remembered as the main queue has
+/// room for, and a name stays until as many younger ones have come: that the entry itself comes
+/// back, into the main queue, does not end it. Evicted from there before the name is forgotten, an
+/// entry comes back into the main queue once more.
 pub struct S3Fifo<K, S = RandomState> {
+    /// What is held.
     index: HashMap<K, u32, S>,
     slab: Slab<Entry<K>>,
     small: Queue,
     main: Queue,
-    ghosts: Queue,
+    /// No name of an entry in the small queue is among them.
+    ghosts: Ghosts<K, S>,
     small_weight: u64,
     main_weight: u64,
 }
@@ -58,7 +100,11 @@ impl<K, S: Default> Default for S3Fifo<K, S> {
             slab: Slab::new(),
             small: Queue::new(),
             main: Queue::new(),
-            ghosts: Queue::new(),
+            ghosts: Ghosts {
+                index: HashMap::default(),
+                slab: Slab::new(),
+                queue: Queue::new(),
+            },
             small_weight: 0,
             main_weight: 0,
         }
@@ -66,11 +112,6 @@ impl<K, S: Default> Default for S3Fifo<K, S> {
 }
 
 impl<K: Hash + Eq + Clone, S: BuildHasher> S3Fifo<K, S> {
-    fn held(&self, key: &K) -> Option<u32> {
-        let node = *self.index.get(key)?;
-        (self.slab.get(node).place != Place::Ghost).then_some(node)
-    }
-
     fn leave_queue(&mut self, node: u32) {
         let entry = self.slab.get(node);
         let (place, weight) = (entry.place, entry.weight);
@@ -83,7 +124,6 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> S3Fifo<K, S> {
                 self.main.unlink(&mut self.slab, node);
                 self.main_weight -= weight;
             }
-            Place::Ghost => self.ghosts.unlink(&mut self.slab, node),
         }
     }
 
@@ -100,11 +140,10 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> S3Fifo<K, S> {
                 self.main.push_back(&mut self.slab, node);
                 self.main_weight += weight;
             }
-            Place::Ghost => self.ghosts.push_back(&mut self.slab, node),
         }
     }
 
-    fn forget(&mut self, node: u32) -> Entry<K> {
+    fn release(&mut self, node: u32) -> Entry<K> {
         self.leave_queue(node);
         let entry = self.slab.free(node);
         self.index.remove(&entry.key);
@@ -113,31 +152,22 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> S3Fifo<K, S> {
 
     /// Forgets the oldest ghosts beyond as many as the main queue has room for.
     fn trim_ghosts(&mut self) {
-        while self.ghosts.len() as u64 * SMALL_SHARE > self.len_held() as u64 * (SMALL_SHARE - 1) {
-            let Some(node) = self.ghosts.front() else {
-                return;
-            };
-            self.forget(node);
-        }
-    }
-
-    fn len_held(&self) -> usize {
-        self.small.len() + self.main.len()
+        let most = self.index.len() as u64 * (SMALL_SHARE - 1) / SMALL_SHARE;
+        self.ghosts.trim(most as usize);
     }
 
     /// Takes one step on the small queue: its oldest entry moves up or is the victim.
     fn step_small(&mut self) -> Option<(K, u64)> {
         let node = self.small.front()?;
-        self.leave_queue(node);
-        let entry = self.slab.get_mut(node);
-        if entry.uses >= USES_TO_STAY {
-            entry.uses = 0;
+        if self.slab.get(node).uses >= USES_TO_STAY {
+            self.leave_queue(node);
+            self.slab.get_mut(node).uses = 0;
             self.enter_queue(node, Place::Main);
             return None;
         }
-        let victim = (entry.key.clone(), entry.weight);
-        self.enter_queue(node, Place::Ghost);
-        Some(victim)
+        let entry = self.release(node);
+        self.ghosts.remember(entry.key.clone());
+        Some((entry.key, entry.weight))
     }
 
     /// Takes one step on the main queue: its oldest entry goes round again or is the victim.
@@ -145,7 +175,7 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> S3Fifo<K, S> {
         let node = self.main.front()?;
         let entry = self.slab.get_mut(node);
         if entry.uses == 0 {
-            let entry = self.forget(node);
+            let entry = self.release(node);
             return Some((entry.key, entry.weight));
         }
         entry.uses -= 1;
@@ -157,39 +187,34 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> S3Fifo<K, S> {
 
 impl<K: Hash + Eq + Clone + Send, S: BuildHasher + Send> Policy<K> for S3Fifo<K, S> {
     fn insert(&mut self, key: K, weight: u64) -> Option<u64> {
-        let known = self.index.get(&key).copied();
-        let Some(node) = known else {
-            let entry = Entry {
-                key: key.clone(),
-                weight,
-                uses: 0,
-                place: Place::Small,
+        if self.touch(&key) {
+            let entry = self.slab.get_mut(self.index[&key]);
+            let before = std::mem::replace(&mut entry.weight, weight);
+            let sum = match entry.place {
+                Place::Small => &mut self.small_weight,
+                Place::Main => &mut self.main_weight,
             };
-            let node = self.slab.alloc(entry);
-            self.index.insert(key, node);
-            self.enter_queue(node, Place::Small);
-            return None;
-        };
-        if self.slab.get(node).place == Place::Ghost {
-            self.leave_queue(node);
-            let entry = self.slab.get_mut(node);
-            (entry.weight, entry.uses) = (weight, 0);
-            self.enter_queue(node, Place::Main);
-            return None;
+            *sum = *sum - before + weight;
+            return Some(before);
         }
-        self.touch(&key);
-        let entry = self.slab.get_mut(node);
-        let before = std::mem::replace(&mut entry.weight, weight);
-        let sum = match entry.place {
-            Place::Small => &mut self.small_weight,
-            Place::Main | Place::Ghost => &mut self.main_weight,
+        let place = if self.ghosts.contains(&key) {
+            Place::Main
+        } else {
+            Place::Small
         };
-        *sum = *sum - before + weight;
-        Some(before)
+        let node = self.slab.alloc(Entry {
+            key: key.clone(),
+            weight,
+            uses: 0,
+            place,
+        });
+        self.index.insert(key, node);
+        self.enter_queue(node, place);
+        None
     }
 
     fn touch(&mut self, key: &K) -> bool {
-        let node = self.held(key);
+        let node = self.index.get(key).copied();
         if let Some(node) = node {
             let entry = self.slab.get_mut(node);
             entry.uses = (entry.uses + 1).min(MAX_USES);
@@ -198,8 +223,10 @@ impl<K: Hash + Eq + Clone + Send, S: BuildHasher + Send> Policy<K> for S3Fifo<K,
     }
 
     fn remove(&mut self, key: &K) -> Option<u64> {
-        let node = self.held(key)?;
-        let weight = self.forget(node).weight;
+        let node = *self.index.get(key)?;
+        let weight = self.release(node).weight;
+        // It was not evicted: if it comes, it comes as new.
+        self.ghosts.forget(key);
         self.trim_ghosts();
         Some(weight)
     }
@@ -207,7 +234,7 @@ impl<K: Hash + Eq + Clone + Send, S: BuildHasher + Send> Policy<K> for S3Fifo<K,
     fn evict(&mut self) -> Option<(K, u64)> {
         // Ends: every step on the small queue shortens it, every step on the main queue takes a
         // use from an entry that has at most three.
-        while self.len_held() > 0 {
+        while !self.index.is_empty() {
             let small_is_large = self.small_weight * SMALL_SHARE >= self.weight();
             let victim = if self.main.len() == 0 || (small_is_large && self.small.len() > 0) {
                 self.step_small()
@@ -223,14 +250,45 @@ impl<K: Hash + Eq + Clone + Send, S: BuildHasher + Send> Policy<K> for S3Fifo<K,
     }
 
     fn contains(&self, key: &K) -> bool {
-        self.held(key).is_some()
+        self.index.contains_key(key)
     }
 
     fn len(&self) -> usize {
-        self.len_held()
+        self.index.len()
     }
 
     fn weight(&self) -> u64 {
         self.small_weight + self.main_weight
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn names_are_remembered_once_and_within_their_bound(
+            calls in vec((0u8..4, 0u8..40, 0u64..20), 0..400),
+        ) {
+            let mut policy = S3Fifo::<u8>::new();
+            for (call, key, weight) in calls {
+                match call {
+                    0 | 1 => drop(policy.insert(key, weight)),
+                    2 => drop(policy.evict()),
+                    _ => drop(policy.remove(&key)),
+                }
+                let ghosts = &policy.ghosts;
+                prop_assert_eq!(ghosts.index.len(), ghosts.queue.len());
+                prop_assert!(ghosts.queue.len() * 10 <= policy.len() * 9);
+                for (key, &node) in &policy.index {
+                    let is_small = matches!(policy.slab.get(node).place, Place::Small);
+                    prop_assert!(!is_small || !ghosts.contains(key));
+                }
+            }
+        }
     }
 }

@@ -164,3 +164,37 @@ fn s3fifo_gives_an_entry_that_comes_back_a_place_in_the_main_queue() {
         "remembered, so kept through forty newer entries"
     );
 }
+
+/// An entry that makes up nearly all of the weight is the victim if it is in the main queue, which
+/// then is too large; in the small queue it is the last of them.
+#[test]
+fn s3fifo_remembers_a_name_until_younger_ones_push_it_out() {
+    let mut policy = S3Fifo::new();
+    for key in 0..20 {
+        policy.insert(key, 1);
+    }
+    assert_eq!(policy.evict(), Some((0, 1)), "from the small queue");
+    for _ in 0..3 {
+        policy.insert(0, 1000);
+        assert_eq!(policy.evict(), Some((0, 1000)), "from the main queue");
+    }
+    for key in 1..20 {
+        policy.insert(19 + key, 1);
+        assert_eq!(policy.evict(), Some((key, 1)), "from the small queue");
+    }
+    policy.insert(0, 1000);
+    assert_eq!(policy.evict(), Some((20, 1)), "0 is new, behind it");
+}
+
+#[test]
+fn s3fifo_forgets_the_name_of_what_its_owner_gave_up() {
+    let mut policy = S3Fifo::new();
+    for key in 0..20 {
+        policy.insert(key, 1);
+    }
+    assert_eq!(policy.evict(), Some((0, 1)));
+    policy.insert(0, 1000);
+    assert_eq!(policy.remove(&0), Some(1000));
+    policy.insert(0, 1000);
+    assert_eq!(policy.evict(), Some((1, 1)), "0 is new, behind it");
+}

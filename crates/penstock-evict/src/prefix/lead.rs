@@ -4,10 +4,12 @@
 /// recently used to be gone back to.
 const SURE_TO_TRY: f64 = 1.0;
 const SURE_TO_RETURN: f64 = 2.0;
-/// Blocks asked for, for each that may be lost against least recently used.
-const ASKED_A_LOSS: f64 = 16384.0;
 
 /// Compares what both would have found with what was found, one prompt after the other.
+///
+/// A lead that one prompt could have made tells nothing of the next ones. So going by worth is
+/// followed only when it is ahead by more than most was ever found of one prompt, and left again
+/// when that much was lost by it.
 pub(super) struct Lead {
     by_worth: bool,
     /// Blocks by which the other one has been ahead since it was last level, and the sum of the
@@ -16,8 +18,10 @@ pub(super) struct Lead {
     squares: f64,
     /// Blocks found beyond what least recently used would have found.
     gained: f64,
-    /// Blocks asked for.
-    asked: f64,
+    /// The same when the way that is followed was changed last.
+    gained_before: f64,
+    /// The most that either would have found of one prompt: never more than the cache holds.
+    stake: f64,
 }
 
 impl Lead {
@@ -27,7 +31,8 @@ impl Lead {
             ahead: 0.0,
             squares: 0.0,
             gained: 0.0,
-            asked: 0.0,
+            gained_before: 0.0,
+            stake: 0.0,
         }
     }
 
@@ -39,10 +44,9 @@ impl Lead {
     /// Notes how many blocks of a prompt were found in a row from its start, and would have been;
     /// returns whether from now on the other way is followed.
     pub(super) fn found(&mut self, prompt: &Found) -> bool {
-        let (asked, held) = (f64::from(prompt.asked), f64::from(prompt.held));
         let (by_worth, by_age) = (f64::from(prompt.by_worth), f64::from(prompt.by_age));
-        self.asked += asked;
-        self.gained += held - by_age;
+        self.stake = self.stake.max(by_worth).max(by_age);
+        self.gained += f64::from(prompt.held) - by_age;
         let ahead = if self.by_worth {
             by_age - by_worth
         } else {
@@ -55,14 +59,15 @@ impl Lead {
         }
         let chance = self.squares.sqrt();
         let changes = if self.by_worth {
-            let is_spent = self.gained + self.asked / ASKED_A_LOSS < 0.0;
-            self.ahead > SURE_TO_RETURN * chance || (is_spent && self.ahead > 0.0)
+            let is_lost = self.gained_before - self.gained > self.stake;
+            self.ahead > SURE_TO_RETURN * chance || (is_lost && self.ahead > 0.0)
         } else {
-            // What earlier trials lost has to be made good first.
-            self.ahead > SURE_TO_TRY * chance && self.ahead + self.gained > 0.0
+            // What earlier trials lost has to be made good first; what they gained may be staked.
+            self.ahead > SURE_TO_TRY * chance && self.ahead + self.gained > self.stake
         };
         if changes {
             self.by_worth = !self.by_worth;
+            self.gained_before = self.gained;
             (self.ahead, self.squares) = (0.0, 0.0);
         }
         changes
@@ -71,11 +76,61 @@ impl Lead {
 
 /// Blocks of a prompt.
 pub(super) struct Found {
-    pub(super) asked: u32,
     /// In the cache.
     pub(super) held: u32,
     /// In one that always goes by worth.
     pub(super) by_worth: u32,
     /// In one that is always least recently used.
     pub(super) by_age: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn found(held: u32, by_worth: u32, by_age: u32) -> Found {
+        Found {
+            held,
+            by_worth,
+            by_age,
+        }
+    }
+
+    /// One that has seen a prompt of which a hundred blocks were found, and follows worth.
+    fn in_a_trial() -> Lead {
+        let mut lead = Lead::new();
+        assert!(!lead.found(&found(100, 100, 100)));
+        for _ in 0..3 {
+            assert!(!lead.found(&found(0, 30, 0)), "less than one prompt");
+        }
+        assert!(lead.found(&found(0, 30, 0)));
+        assert!(lead.is_by_worth());
+        lead
+    }
+
+    #[test]
+    fn a_lead_that_one_prompt_can_make_is_not_followed() {
+        let mut lead = Lead::new();
+        assert!(!lead.found(&found(0, 100, 0)));
+        in_a_trial();
+    }
+
+    #[test]
+    fn a_trial_that_lost_as_much_as_one_prompt_ends() {
+        let mut lead = in_a_trial();
+        assert!(!lead.found(&found(0, 30, 60)));
+        assert!(lead.found(&found(0, 30, 60)), "120 are lost");
+        assert!(!lead.is_by_worth());
+    }
+
+    #[test]
+    fn what_a_trial_lost_has_to_be_made_good_before_the_next() {
+        let mut lead = in_a_trial();
+        lead.found(&found(0, 30, 60));
+        lead.found(&found(0, 30, 60));
+        for _ in 0..7 {
+            assert!(!lead.found(&found(0, 30, 0)), "no more than 220");
+        }
+        assert!(lead.found(&found(0, 30, 0)));
+    }
 }

@@ -326,7 +326,6 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Prefix<K, S> {
             known.iter().take_while(is_in).count() as u32
         };
         let found = Found {
-            asked: known.len() as u32,
             held: in_row(&|node| node.held),
             by_worth: in_row(&|node| node.worthy),
             by_age: in_row(&|node| node.recent),

@@ -135,6 +135,8 @@ def test_the_published_chat_trace_gives_the_known_ratios(chat):
     assert round(chat.belady_hits(small) / chat.blocks, 3) == 0.246
     assert round(chat.hits("lru", large) / chat.blocks, 3) == 0.196
     assert chat.hits("lru", small) / chat.blocks == pytest.approx(0.0525, abs=0.0001)
+    assert round(chat.hits("s3fifo", large) / chat.blocks, 3) == 0.186
+    assert round(chat.hits("s3fifo", small) / chat.blocks, 3) == 0.075
 
 
 @pytest.mark.parametrize("percent", [1, 5, 10])

@@ -17,6 +17,15 @@ use crate::arena::{Slot, Verified};
 use crate::job::Transfer;
 use crate::sync::{Mutex, Shared};
 
+/// What the policy may take beside the slots: one byte for so many of theirs.
+const POLICY_SHARE: usize = 64;
+
+/// What a name takes that it remembers, about.
+const NAME_BYTES: usize = 256;
+
+/// Names for each slot beyond which more tell it nothing (decision 15).
+const MOST_NAMES: usize = 64;
+
 /// A value in the host tier.
 pub(crate) type Value = Shared<Slot<Verified>>;
 
@@ -57,10 +66,15 @@ fn name(object: &Transfer) -> Name {
 }
 
 impl Kept {
-    /// For `slots` values, of which prefetches pin `bound` at most.
-    pub(crate) fn new(slots: usize, bound: usize) -> Self {
+    /// For `slots` values of up to `slot_bytes`, of which prefetches pin `bound` at most.
+    pub(crate) fn new(slots: usize, slot_bytes: usize, bound: usize) -> Self {
+        let names = slot_bytes / POLICY_SHARE / NAME_BYTES;
+        let state = State {
+            policy: Prefix::remembering(names.clamp(1, MOST_NAMES)),
+            ..State::default()
+        };
         Self {
-            state: Mutex::default(),
+            state: Mutex::new(state),
             capacity: slots as u64,
             bound,
         }

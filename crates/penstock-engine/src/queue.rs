@@ -78,7 +78,7 @@ pub(crate) enum PutWork {
 
 impl Queues {
     pub(crate) fn new(config: EngineConfig, arena: Arc<Arena>, signals: Arc<Signals>) -> Self {
-        let kept = Kept::new(config.slots, config.prefetch_slots);
+        let kept = Kept::new(config.slots, config.slot_bytes, config.prefetch_slots);
         if !config.keep {
             kept.close();
         }

@@ -21,7 +21,7 @@ use self::worth::{Counts, cell, class};
 use crate::Policy;
 use crate::queue::{Queue, Slab};
 
-/// Names remembered for each entry held.
+/// Names remembered for each entry held, if nothing else is asked for.
 const GHOSTS: usize = 64;
 /// Names remembered at least: a tiny cache has much to learn.
 const MIN_GHOSTS: usize = 4096;
@@ -42,8 +42,9 @@ const ESTIMATE_EVERY: u64 = 4096;
 /// least recently used, and gives up what the one that has found more does not hold. It begins
 /// with least recently used, and leaves it on evidence only.
 ///
-/// Remembers up to 64 names that it no longer holds for each that it does, with some hundred bytes
-/// each: little beside a block of KV, too much for small values.
+/// Remembers up to 64 names that it no longer holds for each that it does, with some two hundred
+/// bytes each: little beside a block of KV, too much for small values, which may have it
+/// [`remember`](Self::remembering) fewer.
 pub struct Prefix<K, S = RandomState> {
     index: HashMap<K, u32, S>,
     nodes: Slab<Node<K>>,
@@ -55,6 +56,7 @@ pub struct Prefix<K, S = RandomState> {
     estimate_at: u64,
     serial: u64,
 
+    ghosts: usize,
     held: usize,
     weight: u64,
     /// What is held but not by the cache that is followed, and is followed by nothing held.
@@ -81,6 +83,15 @@ impl<K> Prefix<K> {
     pub fn new() -> Self {
         Self::default()
     }
+
+    /// An empty policy that remembers up to so many names for each entry that it holds: the fewer,
+    /// the less it learns of long waits.
+    pub fn remembering(names: usize) -> Self {
+        Self {
+            ghosts: names,
+            ..Self::default()
+        }
+    }
 }
 
 impl<K, S: Default> Default for Prefix<K, S> {
@@ -94,6 +105,7 @@ impl<K, S: Default> Default for Prefix<K, S> {
             clock: 0,
             estimate_at: 0,
             serial: 0,
+            ghosts: GHOSTS,
             held: 0,
             weight: 0,
             strays: Queue::new(),
@@ -292,7 +304,7 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Prefix<K, S> {
 
     /// Forgets the oldest names beyond what is to be remembered.
     fn trim(&mut self) {
-        let bound = self.held + (self.held * GHOSTS).max(MIN_GHOSTS);
+        let bound = self.held + (self.held * self.ghosts).max(MIN_GHOSTS);
         while self.by_use.len() > bound {
             let Some(node) = self.forget_from else { return };
             if self.nodes.get(node).recent {

@@ -27,11 +27,14 @@ class PretendedEngine:
     blocks: int = 12
     block_bytes: int = 2 << 20
     seconds_per_token: float = 0.0012
+    seconds_per_step: float = 0.0
     noise: float = 0.15
     """All times vary up to that share."""
     lanes: int = 2
     latency: float = 0.0
     bytes_per_second: float = 1e9
+    warm_up: float = 1.0
+    """How many times longer the first prompt takes to compute."""
     rate_per_lane: bool = False
     """Whether each connection has that rate to itself."""
     now: float = 0.0
@@ -46,13 +49,14 @@ class PretendedEngine:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
         self.advisor = Advisor(AUTO, 2048, self.lanes)
-        for _ in range(3):
-            self._compute(0)
+        for slowness in (self.warm_up, 1.0, 1.0):
+            self._compute(0, slowness)
 
     @property
     def recomputation(self) -> float:
         """Mean seconds that a prompt takes to compute."""
-        return self._prompt * self.seconds_per_token * (1 + self.noise / 2)
+        seconds = self.seconds_per_step + self._prompt * self.seconds_per_token
+        return seconds * (1 + self.noise / 2)
 
     @property
     def load(self) -> float:
@@ -79,11 +83,12 @@ class PretendedEngine:
             seconds.append(self._varied(turns * self.latency + moved / self.bytes_per_second))
         return sorted(seconds)
 
-    def _compute(self, first: int) -> float:
+    def _compute(self, first: int, slowness: float = 1.0) -> float:
         tokens, seconds = self._prompt - first, 0.0
         self._numbers += 1
         self.advisor.on_step(self.now, self._numbers, tokens, attended(first, self._prompt))
-        seconds = self._varied(tokens * self.seconds_per_token)
+        seconds = self.seconds_per_step + tokens * self.seconds_per_token
+        seconds = slowness * self._varied(seconds)
         self.now += seconds
         self.advisor.on_output(self.now, [self._numbers])
         return seconds

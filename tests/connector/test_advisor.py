@@ -201,6 +201,31 @@ def test_hits_never_take_much_longer_than_computing(
     assert statistics.median(settled) <= 1.12 * better, engine.last
 
 
+def test_a_slow_start_is_not_believed_for_ever() -> None:
+    """An engine's first prompt takes long, and after two others all are in the pool."""
+    engine = PretendedEngine(warm_up=5.0)
+    for _ in range(6):
+        engine.ask()
+    # 1.2 times the recomputation.
+    engine.latency, engine.bytes_per_second = 0.01, 11e6
+    settled = [engine.ask() for _ in range(12)][2:]
+    assert statistics.median(settled) <= 1.1 * engine.recomputation, engine.last
+
+
+def test_an_engine_that_only_loads_finds_out_that_it_computes_faster_now() -> None:
+    engine = PretendedEngine(bytes_per_second=11e6, seconds_per_token=0.003)
+    for _ in range(20):
+        engine.ask()
+    assert "declined" not in engine.last
+    # What it computes after a load takes as long as before, and does not tell.
+    engine.seconds_per_token, engine.seconds_per_step = 0.001, 0.06
+    settled = [engine.ask() for _ in range(40)][20:]
+    assert statistics.median(settled) <= 1.1 * engine.recomputation, engine.last
+    # Where loads are clearly worth it, nothing is recomputed to know.
+    engine = PretendedEngine()
+    assert not any("declined" in engine.last for _ in range(50) if engine.ask())
+
+
 def test_a_request_waits_for_a_look_up_that_may_pay() -> None:
     advisor, reach = engine(), Reach(1024, 0, 8 * MIB)
     # Nothing is known yet: that is found out.

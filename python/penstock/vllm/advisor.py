@@ -41,6 +41,14 @@ _FIRST_TRIAL, _LAST_TRIAL = 4, 256
 """Loads that are declined before one is tried against what is expected; each that fails doubles it
 up to the second."""
 
+_CLEARLY = 0.5
+"""A load that takes no more of the recomputation, with what is left to compute, is worth it
+whatever a new measurement of that would show."""
+
+_FIRST_CHECK, _LAST_CHECK = 4, 256
+"""Loads that are not clearly worth it, in a row, before a prompt is recomputed instead, to know how
+long that takes; each time doubles it up to the second."""
+
 _HOPELESS = 8
 """Times the recomputation: a load that is expected to take longer is not tried."""
 
@@ -89,6 +97,11 @@ class Advisor:
         self._declined = 0
         """Loads since one was last tried."""
         self._trial_after = _FIRST_TRIAL
+        self._unchecked = 0
+        """Loads not clearly worth it since a step last told what recomputing takes."""
+        self._check_after = _FIRST_CHECK
+        self._step_tokens = 0
+        """Tokens of the step that would have told."""
 
     # --- what is watched ------------------------------------------------------------------
 
@@ -103,6 +116,8 @@ class Advisor:
             began, tokens, pairs = self._steps.pop(step)
             # Steps that were ordered ahead wait for the one before.
             self._prefill.observe(tokens, pairs, now - max(began, self._last_output))
+            if 2 * tokens >= self._step_tokens:
+                self._unchecked = 0
         self._last_output = now
 
     def on_begin(
@@ -178,6 +193,8 @@ class Advisor:
         choice = choose(first, ends, prompt, self._prefill)
         if choice.end < furthest.end and may_try and self._tries(choice, ends[-1][1]):
             choice = Choice(furthest.end, ends[-1][1], choice.recompute, is_trial=True)
+        elif may_try and self._checks(first, choice, prompt):
+            choice = Choice(first, None, choice.recompute)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug(
                 "Penstock: of tokens %d to %d load up to %d%s: recomputing %s s, loading %s",
@@ -226,6 +243,24 @@ class Advisor:
         if self._declined < self._trial_after:
             return False
         self._declined = 0
+        return True
+
+    def _checks(self, first: int, choice: Choice, prompt: int) -> bool:
+        """Whether it is time to recompute what could be loaded: of an engine that only loads nobody
+        knows what recomputing takes, and a load that was worth it once may not be any more."""
+        if choice.end == first:
+            self._check_after = _FIRST_CHECK
+            return False
+        if choice.recompute is None or choice.load is None:
+            return False
+        total = choice.load + (self._prefill.seconds(choice.end, prompt) or 0.0)
+        if total <= _CLEARLY * choice.recompute:
+            return False
+        self._step_tokens = self._prefill.step_tokens(prompt - first)
+        self._unchecked += 1
+        if self._unchecked < self._check_after:
+            return False
+        self._check_after = min(2 * self._check_after, _LAST_CHECK)
         return True
 
     def _load_seconds(self, reach: Reach) -> float | None:

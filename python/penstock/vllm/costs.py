@@ -23,6 +23,13 @@ ones: more than rounding does."""
 _SHORT_STEP = 64
 """Tokens; of shorter steps the time counts as it is, of longer ones what it is for each token."""
 
+_LONG_STEP = 256
+"""Tokens; of shorter steps the time varies with much else."""
+
+_WARMED_UP = 2.0
+"""A long step so many times faster than expected shows that what was known does not hold any more:
+an engine's first steps set up what later ones use."""
+
 _SMALL_LOAD = 1 << 20
 """Bytes; as with steps."""
 
@@ -146,7 +153,15 @@ class Prefill:
 
     def observe(self, tokens: int, pairs: int, seconds: float) -> None:
         """A step computed `tokens` tokens of prompts, which attended to `pairs` tokens in sum."""
-        self._fit.observe((tokens, pairs, 1), seconds, tokens + _SHORT_STEP)
+        features = tokens, pairs, 1
+        expected = self._fit.predict(features)
+        if tokens >= _LONG_STEP and expected is not None and seconds < expected / _WARMED_UP:
+            self._fit.forget()
+        self._fit.observe(features, seconds, tokens + _SHORT_STEP)
+
+    def step_tokens(self, tokens: int) -> int:
+        """Tokens of the first step that computes so many."""
+        return min(tokens, self._tokens_per_step)
 
     def seconds(self, first: int, end: int) -> float | None:
         """Time to compute a prompt's tokens from `first` to `end`; None if nothing is known yet."""

@@ -344,8 +344,8 @@ class SchedulerHalf:
 
     def _decline_unawaited(self, tracked: Tracked) -> None:
         """Once the answer has come for which the request did not wait."""
-        first, in_pool = tracked.unawaited_from, self._answer(tracked)
-        if first is None or in_pool is None:
+        first = tracked.unawaited_from
+        if first is None or (in_pool := self._answer(tracked)) is None:
             return
         tracked.unawaited_from = None
         held, last = self._held(tracked.request), self._last(tracked.request)
@@ -473,7 +473,7 @@ class SchedulerHalf:
 
     def _drop_lookup(self, tracked: Tracked) -> None:
         self._presence.drop(tracked.lookups)
-        tracked.lookups = []
+        tracked.lookups, tracked.unawaited_from = [], None
 
     def on_request_finished(self, request: Any, block_ids: Sequence[Sequence[int]]) -> bool:
         """Orders the last stores; True if the blocks must be kept until they are read."""

@@ -20,7 +20,7 @@ use crate::sync::{Mutex, Shared};
 /// What the policy may take beside the slots: one byte for so many of theirs.
 const POLICY_SHARE: usize = 64;
 
-/// What a name takes that it remembers, about.
+/// What a name takes that it remembers: its node, its links and its place in the index, about.
 const NAME_BYTES: usize = 256;
 
 /// Names for each slot beyond which more tell it nothing (decision 15).

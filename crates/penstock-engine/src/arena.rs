@@ -31,6 +31,8 @@ const LARGEST_HEADER_BYTES: usize = ENCRYPTED_HEADER_BYTES;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Load,
+    /// To be kept, pinned.
+    Prefetch,
     Store,
     /// Nobody is at work on it.
     Keep,
@@ -62,6 +64,18 @@ struct Free {
     /// Last in, first out: the slot used last is the one whose pages exist and may be in cache.
     slots: Vec<usize>,
     held_by_stores: usize,
+    held_by_prefetches: usize,
+}
+
+impl Free {
+    /// How many slots are held for this purpose, where that is bounded.
+    fn held_for(&mut self, purpose: Purpose) -> Option<&mut usize> {
+        match purpose {
+            Purpose::Store => Some(&mut self.held_by_stores),
+            Purpose::Prefetch => Some(&mut self.held_by_prefetches),
+            Purpose::Load | Purpose::Keep => None,
+        }
+    }
 }
 
 impl Arena {
@@ -93,6 +107,7 @@ impl Arena {
             free: Mutex::new(Free {
                 slots: (0..config.slots).rev().collect(),
                 held_by_stores: 0,
+                held_by_prefetches: 0,
             }),
             signals,
             counters,
@@ -151,8 +166,15 @@ impl Arena {
         let Some(index) = free.slots.pop() else {
             return Lent::NoneFree;
         };
-        free.held_by_stores += usize::from(is_store);
+        if let Some(held) = free.held_for(purpose) {
+            *held += 1;
+        }
         Lent::Slot(self.slot(index, purpose))
+    }
+
+    /// Slots that prefetches are filling.
+    pub(crate) fn prefetching(&self) -> usize {
+        self.free.lock().held_by_prefetches
     }
 
     fn slot(self: &Arc<Self>, index: usize, purpose: Purpose) -> Slot<Empty> {
@@ -219,8 +241,8 @@ impl Lease {
 impl Lease {
     /// Nobody is at work on the slot any more.
     fn at_rest(&self, free: &mut Free) {
-        if self.purpose == Purpose::Store {
-            free.held_by_stores -= 1;
+        if let Some(held) = free.held_for(self.purpose) {
+            *held -= 1;
         }
         if self.purpose != Purpose::Keep {
             let in_use = &self.arena.counters.slots_in_use;

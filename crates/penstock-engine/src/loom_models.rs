@@ -125,7 +125,7 @@ impl House {
     fn lend(&self, purpose: Purpose) -> Slot<Empty> {
         let signal = match purpose {
             Purpose::Store => &self.signals.copy,
-            Purpose::Load | Purpose::Keep => &self.signals.get,
+            Purpose::Load | Purpose::Prefetch | Purpose::Keep => &self.signals.get,
         };
         loop {
             let seen = signal.generation();

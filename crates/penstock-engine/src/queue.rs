@@ -241,9 +241,13 @@ impl Queues {
                 state.prefetches.pop_front();
                 continue;
             }
-            let share = queued.min(self.config.batch).min(self.kept.room());
+            // What others are filling is to be pinned too. Asked before what is pinned already: what
+            // passes from one to the other meanwhile counts twice, not never.
+            let filling = self.arena.prefetching();
+            let room = self.kept.room().saturating_sub(filling);
+            let share = queued.min(self.config.batch).min(room);
             let slots: Vec<_> = (0..share)
-                .map_while(|_| self.lease(Purpose::Load))
+                .map_while(|_| self.lease(Purpose::Prefetch))
                 .collect();
             if slots.is_empty() {
                 job.drop_queued();

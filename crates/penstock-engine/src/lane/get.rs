@@ -173,7 +173,10 @@ fn deliver(
     {
         return Some(outcome);
     }
-    floor.queues.kept().keep(ticket.transfer(), slot, prefetch);
+    let is_kept = floor.queues.kept().keep(ticket.transfer(), slot, prefetch);
+    if prefetch.is_some() && !is_kept {
+        return Some(Outcome::Dropped);
+    }
     Some(Outcome::Loaded(ticket.transfer().bytes as u64))
 }
 

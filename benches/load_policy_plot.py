@@ -16,11 +16,10 @@ _STYLE = (
 )
 
 
-def draw(rows: Sequence[dict[str, Any]], factor: float) -> str:
+def draw(rows: Sequence[dict[str, Any]]) -> str:
     """A row for each network: always loading, and weighing with a line on to its 99th percentile,
     both against never loading; the axis is logarithmic."""
     most = max(max(row["always"]["p50"], row["auto"]["p99"]) / row["never"]["p50"] for row in rows)
-    most /= factor
     high = max(2.0, most * 1.2)
     floor = _TOP + _ROW * len(rows)
 
@@ -37,8 +36,8 @@ def draw(rows: Sequence[dict[str, Any]], factor: float) -> str:
     ]
     for number, row in enumerate(rows):
         y, never = _TOP + _ROW * (number + 0.5), row["never"]
-        always = row["always"]["p50"] / never["p50"] / factor
-        auto, to99 = (row["auto"][p] / never[p] / factor for p in ("p50", "p99"))
+        always = row["always"]["p50"] / never["p50"]
+        auto, to99 = (row["auto"][p] / never[p] for p in ("p50", "p99"))
         marks.append(
             f'<text x="{_LEFT - 14}" y="{y + 4}" text-anchor="end">{escape(row["network"])}</text>'
             f'<circle class="always" cx="{x(always):.1f}" cy="{y}" r="5">'

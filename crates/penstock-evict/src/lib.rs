@@ -1,16 +1,18 @@
 //! Eviction policies, used by bounded stores, the arena and the simulator alike.
 //!
-//! A policy holds names and weights, never values. It has no bound of its own: its owner compares
+//! A policy holds names and weights, never values. All but [`Clock`] have no bound of their own: the owner compares
 //! [`Policy::weight`] with a bound and calls [`Policy::evict`] until it is satisfied. Every policy
 //! is deterministic: the same calls give the same victims, so that a simulation predicts what a
 //! store does.
 
+mod clock;
 mod lru;
 mod policy;
 mod prefix;
 mod queue;
 mod s3fifo;
 
+pub use clock::{Clock, Progress, Round, Sweep};
 pub use lru::Lru;
 pub use policy::Policy;
 pub use prefix::Prefix;

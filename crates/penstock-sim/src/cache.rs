@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use penstock_evict::{Lru, Policy, Prefix, S3Fifo};
+use penstock_evict::{Clock, Lru, Policy, Prefix, S3Fifo};
 use rustc_hash::FxBuildHasher;
 
 use crate::error::Error;
@@ -12,6 +12,10 @@ use crate::error::Error;
 pub enum PolicyKind {
     /// Least recently used, the ends of prompts before their starts.
     Lru,
+    /// Least recently used, as a pool in a directory has it: block by block, in a prompt's order.
+    LruByBlock,
+    /// Second chance, as the pool in shared memory has it: likewise.
+    Clock,
     /// S3-FIFO.
     S3Fifo,
     /// Penstock's for prefixes.
@@ -20,20 +24,34 @@ pub enum PolicyKind {
 
 impl PolicyKind {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Lru, Self::S3Fifo, Self::Prefix];
+    pub const ALL: [Self; 5] = [
+        Self::Lru,
+        Self::LruByBlock,
+        Self::Clock,
+        Self::S3Fifo,
+        Self::Prefix,
+    ];
 
     /// What it is called.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Lru => "lru",
+            Self::LruByBlock => "lru-by-block",
+            Self::Clock => "clock",
             Self::S3Fifo => "s3fifo",
             Self::Prefix => "prefix",
         }
     }
 
-    fn make(self) -> Box<dyn Policy<u32>> {
+    /// Whether it stands for a store that knows no prompts.
+    const fn is_told_by_block(self) -> bool {
+        matches!(self, Self::LruByBlock | Self::Clock)
+    }
+
+    fn make(self, capacity: u64) -> Box<dyn Policy<u32>> {
         match self {
-            Self::Lru => Box::new(Lru::<u32, FxBuildHasher>::default()),
+            Self::Lru | Self::LruByBlock => Box::new(Lru::<u32, FxBuildHasher>::default()),
+            Self::Clock => Box::new(Clock::<u32, FxBuildHasher>::new(capacity)),
             Self::S3Fifo => Box::new(S3Fifo::<u32, FxBuildHasher>::default()),
             Self::Prefix => Box::new(Prefix::<u32, FxBuildHasher>::default()),
         }
@@ -56,14 +74,16 @@ impl FromStr for PolicyKind {
 pub(crate) struct Cache {
     policy: Box<dyn Policy<u32>>,
     capacity: u64,
+    by_block: bool,
     chain: Vec<(u32, u64)>,
 }
 
 impl Cache {
     pub(crate) fn new(kind: PolicyKind, capacity: u64) -> Self {
         Self {
-            policy: kind.make(),
+            policy: kind.make(capacity),
             capacity,
+            by_block: kind.is_told_by_block(),
             chain: Vec::new(),
         }
     }
@@ -79,18 +99,29 @@ impl Cache {
     /// Uses a prompt's blocks: those absent are taken in, as far as the policy lets them stay.
     /// Returns how many came in and stayed; `found` were held in a row from the first.
     pub(crate) fn use_blocks(&mut self, blocks: &[u32], found: usize) -> u64 {
-        self.chain.clear();
-        self.chain.extend(blocks.iter().map(|&block| (block, 1)));
         let absent = |block: &&u32| !self.policy.contains(block);
         let new: Vec<u32> = blocks[found..].iter().filter(absent).copied().collect();
-        self.policy.use_chain(None, &self.chain);
+        if self.by_block {
+            for &block in blocks {
+                self.policy.insert(block, 1);
+                self.keep_to_capacity();
+            }
+        } else {
+            self.chain.clear();
+            self.chain.extend(blocks.iter().map(|&block| (block, 1)));
+            self.policy.use_chain(None, &self.chain);
+            self.keep_to_capacity();
+        }
+        let stayed = new.iter().filter(|block| self.policy.contains(block));
+        stayed.count() as u64
+    }
+
+    fn keep_to_capacity(&mut self) {
         while self.policy.weight() > self.capacity {
             if self.policy.evict().is_none() {
                 break;
             }
         }
-        let stayed = new.iter().filter(|block| self.policy.contains(block));
-        stayed.count() as u64
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -13,6 +13,7 @@ use behaviour::sealed::{
     Process, SHARED, assert_whole, eventually, listed, put_sealed, put_sealed_by, whole_values,
 };
 use behaviour::{key, soon};
+use penstock_evict::{Clock, Policy};
 use penstock_store::value::HEADER_BYTES;
 use penstock_store::{ErrorKind, Key, OpenOptions, PutOutcome, ShmStore, Store};
 use rustix::process::Signal;
@@ -87,6 +88,39 @@ fn nothing_is_evicted_while_there_is_room() {
     (100..110).for_each(|n| assert!(put_sealed(&*store, n, 300_000).is_ok()));
     assert_eq!(store.stats().evictions, 0);
     assert_eq!(whole_values(&*store), 45);
+}
+
+/// A simulation predicts what the pool finds: it has the same sweep.
+#[test]
+fn what_stays_is_what_the_clock_keeps() {
+    let pool = Pool::new();
+    let store = pool.open(SIZE);
+    let page = fact(&*store, "page_bytes");
+    let places = fact(&*store, "capacity_bytes") / page;
+    let mut clock: Clock<u64> = Clock::new(places);
+    let (mut dice, mut hits, mut evicted) = (Dice(7), 0, 0);
+    for _ in 0..20_000 {
+        // Some often, most hardly ever.
+        let n = match dice.roll(3) {
+            0 => dice.roll(40),
+            1 => dice.roll(400),
+            _ => dice.roll(4000),
+        };
+        // Long ones, so that no bucket of entries runs full before the pages do.
+        let pages = 8 + n % 23;
+        assert_eq!(assert_whole(&*store, &key(SHARED, n)), clock.touch(&n));
+        if clock.contains(&n) {
+            hits += 1;
+            continue;
+        }
+        let before = clock.len();
+        clock.insert(n, pages);
+        evicted += before + 1 - clock.len();
+        let bytes = (pages * page) as usize - HEADER_BYTES;
+        assert_eq!(put_sealed(&*store, n, bytes).unwrap(), PutOutcome::Stored);
+        assert_eq!(store.stats().evictions, evicted as u64);
+    }
+    assert!(hits > 2_000 && evicted > 2_000, "{hits}, {evicted}");
 }
 
 #[test]

@@ -75,7 +75,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--pool-policy",
         choices=POLICIES,
         default="lru",
-        help="of the pool (default: lru, as Valkey with allkeys-lru)",
+        help="of the pool (default: lru, about what Valkey does with allkeys-lru; a directory does "
+        "as lru-by-block, shared memory as clock)",
     )
     parser.add_argument("--routing", choices=ROUTINGS, default="random")
     parser.add_argument(

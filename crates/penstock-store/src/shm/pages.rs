@@ -2,12 +2,14 @@
 //!
 //! A *hand* goes round the pages, for all processes together, and whoever needs room takes the
 //! pages that it passes: those that belong to nothing, and those of values that were not used
-//! since it last came by, which are evicted. So a value's pages mostly lie side by side, and are
-//! copied in one piece.
+//! since it last came by, which are evicted ([`Sweep`]). So a value's pages mostly lie side by side,
+//! and are copied in one piece.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Instant;
+
+use penstock_evict::{Progress, Round, Sweep};
 
 use super::geometry::{HAND_WORD, USED_WORD};
 use super::index::{Claim, Found};
@@ -19,22 +21,6 @@ use crate::{Error, ErrorKind, Result, deadline};
 const PIECE_BYTES: u64 = 4 << 20;
 /// Pages passed between two looks at the clock.
 const PAGES_A_LOOK: u64 = 1024;
-
-/// Free pages are searched for, past values that could be evicted, while they are at least one in
-/// so many: with fewer the search would cost more than the values are worth. Those that the hand
-/// meets are taken in any case.
-const WORTH_A_SEARCH: u64 = 16;
-
-/// How the hand deals with values that it meets.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Round {
-    /// There is free room: only that is taken.
-    Sparing,
-    /// Values go that were not used lately, judged at their first page.
-    Evicting,
-    /// Everything goes: for two rounds all were in use all the time.
-    Clearing,
-}
 
 impl Segment {
     /// Takes pages for a claim, chained, and returns the first. Values are evicted as need be; how
@@ -55,18 +41,15 @@ impl Segment {
         // Below zero where a count was lost with a process.
         let used = self.header(USED_WORD).load(Relaxed).cast_signed().max(0) as u64;
         let free = pages.saturating_sub(used);
-        let mut round = match free >= count.max(pages / WORTH_A_SEARCH) {
-            true => Round::Sparing,
-            false => Round::Evicting,
-        };
+        let mut sweep = Sweep::new(pages, free, count);
         let (mut first, mut last) = (None, 0);
-        let (mut passed, mut rounds, mut since_look) = (0, 0, 0);
+        let mut since_look = 0;
         while claim.pages < count {
             let stretch = count - claim.pages;
             let start = self.header(HAND_WORD).fetch_add(stretch, Relaxed);
             let before = claim.pages;
             for page in (0..stretch).map(|n| start.wrapping_add(n) % pages) {
-                if self.take_page(page, mine, round, evicted) {
+                if self.take_page(page, mine, sweep.round(), evicted) {
                     match first {
                         None => first = Some(page),
                         Some(_) => self.link(last).store(page, Relaxed),
@@ -77,30 +60,21 @@ impl Segment {
             }
             self.header(USED_WORD)
                 .fetch_add(claim.pages - before, Relaxed);
-            passed += stretch;
             since_look += stretch;
             if since_look >= PAGES_A_LOOK {
                 since_look = 0;
                 deadline::check(give_up)?;
             }
-            if passed >= pages {
-                passed = 0;
-                rounds += 1;
-                round = match round {
-                    Round::Sparing => {
-                        // The count was wrong: the next one need not go all round to find out.
-                        self.header(USED_WORD).store(pages, Relaxed);
-                        Round::Evicting
-                    }
-                    _ if rounds < 3 => Round::Evicting,
-                    _ if rounds < 5 => Round::Clearing,
-                    _ => {
-                        return Err(Error::new(
-                            ErrorKind::Full,
-                            "the pool is full of values that are being put just now",
-                        ));
-                    }
-                };
+            match sweep.pass(stretch) {
+                Progress::Searching => {}
+                // The next one need not go all round to find out.
+                Progress::Miscounted => self.header(USED_WORD).store(pages, Relaxed),
+                Progress::InVain => {
+                    return Err(Error::new(
+                        ErrorKind::Full,
+                        "the pool is full of values that are being put just now",
+                    ));
+                }
             }
         }
         Ok(first.unwrap_or(0))
@@ -118,7 +92,9 @@ impl Segment {
             let freed = match state.kind() {
                 Kind::Claimed(owner) => self.release_if_dead(owner),
                 Kind::Live => self.read(entry, state).is_none_or(|found| {
-                    let gone = self.is_to_go(page, &found, round) && self.release(&found);
+                    let forget_use = || self.forget_use(&found);
+                    let goes = round.gives_up(page == found.first, forget_use);
+                    let gone = goes && self.release(&found);
                     *evicted += u64::from(gone);
                     gone
                 }),
@@ -129,14 +105,6 @@ impl Segment {
             }
         }
         belonging.give_to(word, mine)
-    }
-
-    fn is_to_go(&self, page: u64, found: &Found, round: Round) -> bool {
-        match round {
-            Round::Sparing => false,
-            Round::Evicting => page == found.first && !self.forget_use(found),
-            Round::Clearing => true,
-        }
     }
 
     /// Counts the pages in use anew, for those that died before they could.

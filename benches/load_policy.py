@@ -51,7 +51,7 @@ NETWORKS: list[tuple[str, dict[str, float]]] = [
 ]
 """A round trip, and a rate each way."""
 
-REST_SECONDS = 2.0
+REST_SECONDS = 1.0
 """The machine may take so long to come to rest between two requests of the sweep."""
 
 PROMPTS = 16

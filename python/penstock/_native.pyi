@@ -159,7 +159,7 @@ class Engine:
         job: int,
         objects: Sequence[tuple[int, bytes, Sequence[int]]],
         *,
-        parents: Sequence[bytes] | None = None,
+        parents: Sequence[tuple[bytes, int]] | None = None,
         after: int = 0,
         context: bytes | None = None,
     ) -> None: ...
@@ -170,7 +170,7 @@ class Engine:
         timeout: float,
         prefix: bool = False,
         *,
-        parents: Sequence[bytes] | None = None,
+        parents: Sequence[tuple[bytes, int]] | None = None,
         pace: float = 0.0,
         after: int = 0,
         context: bytes | None = None,
@@ -181,7 +181,7 @@ class Engine:
         objects: Sequence[tuple[int, bytes, Sequence[int]]],
         timeout: float,
         *,
-        parents: Sequence[bytes] | None = None,
+        parents: Sequence[tuple[bytes, int]] | None = None,
         context: bytes | None = None,
     ) -> None: ...
     def release(self, job: int) -> None: ...

@@ -94,6 +94,22 @@ def test_when_room_is_short_beginnings_of_prompts_stay(
         assert after.get("loaded_bytes", 0) == before.get("loaded_bytes", 0)
 
 
+def test_in_a_directory_the_end_of_a_prompt_counts_as_used_before_its_beginning(
+    llama: Path, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    """Jobs say how many tokens come before a block: 0.4 ms earlier for each, says its file."""
+    blocks = 1536 // BLOCK
+    with start(llama, pool=f"file://{tmp_path}/pool?size=1GiB") as node:
+        node.ask(tokens(blocks * BLOCK + 7, seed=790), max_tokens=1)
+        node.wait_for("stored_blocks", blocks)
+        stored = {path: path.stat() for path in (tmp_path / "pool").glob("*/*/*")}
+        stored = {path: stat for path, stat in stored.items() if stat.st_size > 4096}
+        assert len(stored) == blocks
+        times = [stat.st_mtime for stat in stored.values()]
+        # They were put within much less than half of this.
+        assert max(times) - min(times) > 0.5 * (blocks - 1) * BLOCK * 0.0004
+
+
 @pytest.mark.parametrize("topology", ["tp2", "pp6-2"])
 def test_every_rank_holds_its_part(
     topology: str, llama: Path, start: Callable[..., Node], tmp_path: Path

@@ -83,10 +83,10 @@ def test_each_object_has_a_parent_or_none_has(engine: Engine, kv: Kv) -> None:
     kv.fill(0, 0)
     objects = [(0, key(n), [n]) for n in range(2)]
     with pytest.raises(ConfigError, match="1 parents of 2 objects"):
-        engine.submit_store(1, objects, parents=[b""])
+        engine.submit_store(1, objects, parents=[(b"", 0)])
     with pytest.raises(ConfigError):
-        engine.submit_store(1, objects, parents=[b"", bytes(33)])
-    engine.submit_store(1, objects, parents=[b"", chunk(0)])
+        engine.submit_store(1, objects, parents=[(b"", 0), (bytes(33), 16)])
+    engine.submit_store(1, objects, parents=[(b"", 0), (chunk(0), 16)])
     assert finish(engine, 1)[-1] == ("stored", [("stored", BLOCK_BYTES)] * 2)
 
 

@@ -17,13 +17,22 @@ pub struct Object {
     /// The object's name.
     pub key: Key,
     /// The chunk before its own in the prompt, none for a prompt's first, or if it is not known: the
-    /// host tier keeps beginnings longer than what follows them.
-    pub parent: Option<[u8; CHUNK_BYTES]>,
+    /// host tier, and stores that can, keep beginnings longer than what follows them.
+    pub parent: Option<Parent>,
     /// The blocks of registered memory that the object's payload consists of.
     pub blocks: Vec<u64>,
     /// What goes into the object's encryption beside the keys, the same whenever it is stored or
     /// loaded; empty for nothing. Without keys it has no effect.
     pub context: Arc<[u8]>,
+}
+
+/// What comes before an object in its prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parent {
+    /// The chunk that ends where the object's own begins.
+    pub chunk: [u8; CHUNK_BYTES],
+    /// Tokens of the prompt until there.
+    pub tokens: u64,
 }
 
 /// When a load is given up.
@@ -197,6 +206,8 @@ pub(crate) struct Transfer {
     pub(crate) key: Key,
     /// The same of the chunk before.
     pub(crate) parent: Option<Key>,
+    /// Tokens before it in its prompt, 0 if not known.
+    pub(crate) position: u64,
     pub(crate) blocks: Vec<u64>,
     /// See [`Object::context`].
     pub(crate) context: Arc<[u8]>,

@@ -100,20 +100,14 @@ impl Kept {
     }
 
     /// Keeps a value, if the policy holds it; pinned if it came for a prefetch that is still open, and
-    /// there is room. One that is kept already stays as it is: equal keys are equal bytes. Whether there
-    /// is one now.
-    pub(crate) fn keep(
-        &self,
-        object: &Transfer,
-        slot: Slot<Verified>,
-        prefetch: Option<u64>,
-    ) -> bool {
+    /// there is room. One that is kept already stays as it is: equal keys are equal bytes.
+    pub(crate) fn keep(&self, object: &Transfer, slot: Slot<Verified>, prefetch: Option<u64>) {
         let mut state = self.state.lock();
         let is_open = prefetch.is_some_and(|job| state.pins.contains_key(&job));
         let is_pinned = is_open && state.pinned < self.bound;
         let is_held = state.policy.contains(&object.key);
         if state.closed || !(is_held || is_pinned) {
-            return false;
+            return;
         }
         if let Vacant(place) = state.entries.entry(object.key) {
             place.insert(Entry {
@@ -126,7 +120,6 @@ impl Kept {
         if let Some(job) = prefetch {
             state.pin(name(object), job, self.bound);
         }
-        true
     }
 
     /// The values of those objects that are kept.

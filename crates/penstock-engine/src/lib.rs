@@ -32,7 +32,7 @@ pub use copy::cuda::{Calibration, CudaError, Direction, Timing};
 pub use direct::DirectCopy;
 pub use engine::Engine;
 pub use error::EngineError;
-pub use job::{Completion, Deadline, Event, Object, Outcome};
+pub use job::{Completion, Deadline, Event, Object, Outcome, Parent};
 pub use lookup::{Answer, Lookup, LookupConfig};
 pub use region::Region;
 pub use stats::EngineStats;

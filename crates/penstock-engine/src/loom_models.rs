@@ -53,6 +53,7 @@ fn transfer(number: u8) -> Transfer {
             span,
         },
         parent: None,
+        position: 0,
         blocks: vec![0],
         context: Arc::default(),
         bytes: BYTES,

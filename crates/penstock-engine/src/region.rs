@@ -10,7 +10,7 @@ use penstock_store::value::Checksum;
 use crate::EngineError;
 use crate::copy::Executor;
 use crate::copy::cuda::CudaError;
-use crate::job::{Object, Transfer};
+use crate::job::{Object, Parent, Transfer};
 
 /// Memory of the serving engine, where its KV lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,7 +137,8 @@ impl Registration {
         Ok(Transfer {
             registration: Arc::clone(self),
             key,
-            parent: parent.map(|chunk| Key { chunk, ..key }),
+            parent: parent.map(|Parent { chunk, .. }| Key { chunk, ..key }),
+            position: parent.map_or(0, |parent| parent.tokens),
             blocks,
             context,
             bytes: bytes as usize,

@@ -3,9 +3,9 @@
 
 mod support;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use penstock_engine::{Engine, Object, Outcome};
+use penstock_engine::{Engine, Object, Outcome, Parent};
 use penstock_layout::KvLayout;
 use penstock_store::OpenOptions;
 use support::*;
@@ -81,6 +81,43 @@ fn blocks_survive_the_engine_and_damage_on_disk_is_rejected() {
         reader.submit_load(1, objects(), soon(), false, 0).unwrap();
         outcomes(&reader, 1).iter().all(|o| *o == Outcome::Miss)
     });
+}
+
+#[test]
+fn the_place_in_a_prompt_is_in_the_time_of_use() {
+    let directory = tempfile::tempdir().unwrap();
+    let rig = engine_on(directory.path(), &Kv::new(KvLayout::LBNHC));
+    let after = |tokens| Object {
+        parent: Some(Parent {
+            chunk: key(9).chunk,
+            tokens,
+        }),
+        ..object(0, &[0])
+    };
+    rig.submit_store(1, vec![after(1_000_000)], 0).unwrap();
+    assert!(matches!(outcomes(&rig, 1)[..], [Outcome::Stored(_)]));
+    let path = value_in(directory.path()).unwrap();
+    let age = || path.metadata().unwrap().modified().unwrap().elapsed();
+    assert_eq!(age().unwrap().as_secs() / 100, 4, "0.4 ms a token");
+    let load = |job, object| {
+        rig.submit_load(job, vec![object], soon(), true, 0).unwrap();
+        assert!(matches!(outcomes(&rig, job)[..], [Outcome::Loaded(_)]));
+    };
+    load(2, after(1_000_000));
+    assert_eq!(age().unwrap().as_secs() / 100, 4);
+    load(3, object(0, &[0]));
+    assert!(age().unwrap().as_secs() < 100);
+}
+
+/// A value's file.
+fn value_in(directory: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(directory).unwrap();
+    entries
+        .map(|entry| entry.unwrap().path())
+        .find_map(|path| match path.is_dir() {
+            true => value_in(&path),
+            false => (path.metadata().unwrap().len() > BLOCK_BYTES as u64).then_some(path),
+        })
 }
 
 /// Flips a bit, somewhere else in each, and cuts every third short.

@@ -343,6 +343,21 @@ fn a_prefetch_without_room_is_dropped_and_loads_are_served() {
 }
 
 #[test]
+fn what_nothing_is_kept_of_is_got_all_the_same() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let rig = engine(&store, config(8), &kv);
+    (0..3).for_each(|n| {
+        store_block(&rig, &kv, n, n, n);
+    });
+    // So is a pool measured by an engine without a host tier.
+    let all = [Outcome::Loaded(BYTES); 3];
+    assert_eq!(prefetch(&rig, 10, &[0, 1, 2]), all);
+    assert_eq!(prefetch(&rig, 11, &[0, 1, 2]), all);
+    let stats = rig.stats();
+    assert_eq!((stats.slots_in_use, stats.slots_kept), (0, 0));
+}
+
+#[test]
 fn a_prefetch_that_is_released_early_ends_and_pins_nothing() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use penstock_engine::{
     Completion, Deadline, Device, Engine as Native, EngineConfig, EngineError, EngineStats,
-    Lookup as NativeLookup, LookupConfig, Object, Outcome,
+    Lookup as NativeLookup, LookupConfig, Object, Outcome, Parent,
 };
 use penstock_store::{CHUNK_BYTES, Key};
 use pyo3::IntoPyObjectExt;
@@ -47,8 +47,9 @@ pub(crate) fn device(cuda_device: Option<i32>) -> Device {
 /// An object: its group, its key, its blocks.
 type ObjectTuple<'py> = (u16, Bound<'py, PyBytes>, Vec<u64>);
 
-/// For each object, the chunk before its own in the prompt; empty for a prompt's first.
-type Parents<'py> = Option<Vec<Bound<'py, PyBytes>>>;
+/// For each object, the chunk before its own in the prompt, and the tokens until there; empty and 0
+/// for a prompt's first.
+type Parents<'py> = Option<Vec<(Bound<'py, PyBytes>, u64)>>;
 
 fn objects(
     py: Python<'_>,
@@ -66,12 +67,19 @@ fn objects(
     objects
         .into_iter()
         .map(|(group, bytes, blocks)| {
-            let parent = parents.next().map(PyBytesMethods::as_bytes);
-            let parent = parent.filter(|chunk| !chunk.is_empty());
+            let parent = parents
+                .next()
+                .filter(|(chunk, _)| !chunk.as_bytes().is_empty());
+            let parent = parent.map(|(chunk, tokens)| {
+                Ok::<_, PyErr>(Parent {
+                    chunk: padded(py, chunk.as_bytes())?,
+                    tokens: *tokens,
+                })
+            });
             Ok(Object {
                 group,
                 key: key(py, bytes.as_bytes())?,
-                parent: parent.map(|chunk| padded(py, chunk)).transpose()?,
+                parent: parent.transpose()?,
                 blocks,
                 context: Arc::clone(&context),
             })
@@ -156,8 +164,8 @@ impl Engine {
     /// the job's event `released`; nothing is read before `after` has happened, the handle of a
     /// CUDA event that lives until then, zero for none. `context` goes into the encryption of all of
     /// them beside the keys; whoever loads them gives the same. `parents` are the chunks before the
-    /// objects' in their prompts, empty for a prompt's first: with them, host memory keeps beginnings
-    /// longer than what follows.
+    /// objects' in their prompts and the tokens until there, empty and 0 for a prompt's first: with them,
+    /// host memory, and stores that can, keep beginnings longer than what follows.
     #[pyo3(signature = (job, objects, *, parents = None, after = 0, context = None))]
     fn submit_store(
         &self,

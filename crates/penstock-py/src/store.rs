@@ -176,11 +176,7 @@ impl Store {
             .collect();
         let mut requests: Vec<PutRequest<'_>> = slices
             .iter()
-            .map(|(key, value)| PutRequest {
-                key: *key,
-                value,
-                outcome: None,
-            })
+            .map(|(key, value)| PutRequest::new(*key, value))
             .collect();
         self.inner.put_many(&mut requests, deadline);
         let outcomes: Vec<_> = requests

@@ -10,9 +10,9 @@ use crate::error::Error;
 /// The policies by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicyKind {
-    /// Least recently used, the ends of prompts before their starts.
+    /// Least recently used, the ends of prompts before their starts, as a pool in a directory has it.
     Lru,
-    /// Least recently used, as a pool in a directory has it: block by block, in a prompt's order.
+    /// Least recently used, as of a store that knows no prompts: block by block, in a prompt's order.
     LruByBlock,
     /// Second chance, as the pool in shared memory has it: likewise.
     Clock,

@@ -68,11 +68,7 @@ fn put_all(store: &dyn Store, keys: &[Key], value: &[u8], batch: usize) {
     for keys in keys.chunks(batch) {
         let mut requests: Vec<_> = keys
             .iter()
-            .map(|key| PutRequest {
-                key: *key,
-                value: &slices,
-                outcome: None,
-            })
+            .map(|key| PutRequest::new(*key, &slices))
             .collect();
         store.put_many(&mut requests, deadline());
         for request in requests {

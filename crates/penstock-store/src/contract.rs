@@ -50,8 +50,24 @@ pub struct PutRequest<'a> {
     pub key: Key,
     /// The value's bytes, in order.
     pub value: &'a [IoSlice<'a>],
+    /// Tokens before it in its prompt, as far as is known, else 0. Of what was used together, a store
+    /// that gives up what was used longest ago may so give up the end before the beginning, without which
+    /// the end is of no use.
+    pub position: u64,
     /// Filled in by the store.
     pub outcome: Option<Result<PutOutcome>>,
+}
+
+impl<'a> PutRequest<'a> {
+    /// A request that no store has seen, for a value whose place in a prompt is not known.
+    pub fn new(key: Key, value: &'a [IoSlice<'a>]) -> Self {
+        Self {
+            key,
+            value,
+            position: 0,
+            outcome: None,
+        }
+    }
 }
 
 /// One value to get into the caller's memory.
@@ -60,6 +76,8 @@ pub struct GetRequest<'a, 'b> {
     pub key: Key,
     /// Where the value's bytes go, in order.
     pub into: &'a mut [IoSliceMut<'b>],
+    /// As of a [`PutRequest`].
+    pub position: u64,
     /// Whether [`Self::checksum`] is wanted.
     pub wants_checksum: bool,
     /// Of a hit, [`crate::value::payload_checksum`] of what the destination holds now, if the store
@@ -71,11 +89,13 @@ pub struct GetRequest<'a, 'b> {
 }
 
 impl<'a, 'b> GetRequest<'a, 'b> {
-    /// A request that no store has seen, for a value whose checksum is not wanted.
+    /// A request that no store has seen, for a value whose checksum is not wanted, and whose place in a
+    /// prompt is not known.
     pub fn new(key: Key, into: &'a mut [IoSliceMut<'b>]) -> Self {
         Self {
             key,
             into,
+            position: 0,
             wants_checksum: false,
             checksum: None,
             outcome: None,
@@ -177,11 +197,7 @@ pub trait Store: Send + Sync {
 
     /// Puts one value.
     fn put(&self, key: &Key, value: &[IoSlice<'_>], deadline: Instant) -> Result<PutOutcome> {
-        let mut batch = [PutRequest {
-            key: *key,
-            value,
-            outcome: None,
-        }];
+        let mut batch = [PutRequest::new(*key, value)];
         self.put_many(&mut batch, deadline);
         let [request] = batch;
         request.outcome.unwrap_or_else(|| Err(unanswered()))

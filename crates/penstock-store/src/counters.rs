@@ -1,9 +1,8 @@
 //! Counters behind [`StoreStats`], for stores to keep.
 
-use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::{GetOutcome, GetRequest, Key, PutOutcome, PutRequest, Result, StoreStats, slices};
+use crate::{GetOutcome, GetRequest, PutOutcome, PutRequest, Result, StoreStats, slices};
 
 /// One store handle's counters. Each is exact; a snapshot of several is not one instant's.
 #[derive(Default)]
@@ -38,10 +37,10 @@ impl Counters {
     pub(crate) fn put_each(
         &self,
         batch: &mut [PutRequest<'_>],
-        mut put: impl FnMut(&Key, &[IoSlice<'_>]) -> Result<PutOutcome>,
+        mut put: impl FnMut(&PutRequest<'_>) -> Result<PutOutcome>,
     ) {
         for request in &mut *batch {
-            request.outcome = Some(put(&request.key, request.value));
+            request.outcome = Some(put(request));
         }
         self.put_batch(batch);
     }
@@ -50,10 +49,11 @@ impl Counters {
     pub(crate) fn get_each(
         &self,
         batch: &mut [GetRequest<'_, '_>],
-        mut get: impl FnMut(&Key, &mut [IoSliceMut<'_>]) -> Result<GetOutcome>,
+        mut get: impl FnMut(&mut GetRequest<'_, '_>) -> Result<GetOutcome>,
     ) {
         for request in &mut *batch {
-            request.outcome = Some(get(&request.key, request.into));
+            let outcome = get(request);
+            request.outcome = Some(outcome);
         }
         self.got_batch(batch);
     }

@@ -132,14 +132,14 @@ impl Store for MemoryStore {
     }
 
     fn put_many(&self, batch: &mut [PutRequest<'_>], deadline: Instant) {
-        self.counters.put_each(batch, |key, value| {
-            deadline::check(deadline).and_then(|()| self.put_one(key, value))
+        self.counters.put_each(batch, |request| {
+            deadline::check(deadline).and_then(|()| self.put_one(&request.key, request.value))
         });
     }
 
     fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
-        self.counters.get_each(batch, |key, into| {
-            deadline::check(deadline).map(|()| self.get_one(key, into))
+        self.counters.get_each(batch, |request| {
+            deadline::check(deadline).map(|()| self.get_one(&request.key, request.into))
         });
     }
 

@@ -68,11 +68,7 @@ fn a_breaker_opens_after_failures_in_a_row() {
         }
         let value = [IoSlice::new(b"v")];
         let requests = [0, 1].map(|n| key(fresh_namespace(), n));
-        let mut batch = requests.map(|key| PutRequest {
-            key,
-            value: &value,
-            outcome: None,
-        });
+        let mut batch = requests.map(|key| PutRequest::new(key, &value));
         breaker.put_many(&mut batch, soon());
         for request in batch {
             assert_eq!(

@@ -75,8 +75,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--pool-policy",
         choices=POLICIES,
         default="lru",
-        help="of the pool (default: lru, about what Valkey does with allkeys-lru; a directory does "
-        "as lru-by-block, shared memory as clock)",
+        help="of the pool (default: lru, as in a directory; shared memory does as clock, Valkey "
+        "with allkeys-lru between lru and lru-by-block)",
     )
     parser.add_argument("--routing", choices=ROUTINGS, default="random")
     parser.add_argument(

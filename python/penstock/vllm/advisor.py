@@ -156,6 +156,7 @@ class Advisor:
         if missing_bytes >= transfer.pool_bytes:
             arrived = 0
         if transfer.is_probe:
+            logger.debug("Penstock: of a probe %d bytes came in %s s", max(arrived, 0), seconds)
             pause = max(_PROBE_SECONDS, seconds / _PROBE_SHARE)
             self._probe_pause = min(pause, _LONGEST_PAUSE)
             self._is_silent = not arrived

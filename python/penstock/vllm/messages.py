@@ -21,7 +21,8 @@ class BlockJob:
 
     ``job`` is unique in the life of the scheduler. ``block_ids[i]`` is the engine's block in the
     group at position ``groups[i]``, whose content is named by ``hashes[i]``; ``parents[i]`` names
-    the one before it in the request, empty for the first. A prefetch has no blocks yet.
+    the one before it in the request and counts the tokens until there; empty and 0 for the first. A
+    prefetch has no blocks yet.
     """
 
     job: int
@@ -29,7 +30,7 @@ class BlockJob:
     groups: tuple[int, ...]
     block_ids: tuple[int, ...]
     hashes: tuple[bytes, ...]
-    parents: tuple[bytes, ...]
+    parents: tuple[tuple[bytes, int], ...]
     timeout: float = 0.0
     """Seconds until a load or prefetch is given up."""
     pace: float = 0.0

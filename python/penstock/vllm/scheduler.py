@@ -601,7 +601,10 @@ class SchedulerHalf:
             timeout=timeout,
             pace=pace,
             hashes=tuple(bytes(hashes[p][i]) for p, i in blocks),
-            parents=tuple(bytes(hashes[p][i - 1]) if i else b"" for p, i in blocks),
+            parents=tuple(
+                (bytes(hashes[p][i - 1]) if i else b"", i * self._groups[p].block_size)
+                for p, i in blocks
+            ),
             tenant=compat.tenant(request),
         )
 

@@ -318,9 +318,9 @@ class WorkerHalf:
 
     def _objects(
         self, namespaces: Sequence[bytes], job: BlockJob, indices: Iterable[int]
-    ) -> tuple[list[tuple[int, bytes, list[int]]], list[bytes]]:
+    ) -> tuple[list[tuple[int, bytes, list[int]]], list[tuple[bytes, int]]]:
         """Groups, keys and pages of the job's blocks, object by object, block after block; and of
-        each object the chunk before its own in the request."""
+        each object the chunk before its own in the request, and the tokens until there."""
         objects, parents = [], []
         self._namespaces.update((name, group) for group, name in enumerate(namespaces))
         for i in indices:

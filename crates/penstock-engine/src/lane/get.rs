@@ -57,6 +57,7 @@ fn load(floor: &Floor, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec
             .iter()
             .zip(&mut slices)
             .map(|(ticket, into)| GetRequest {
+                position: ticket.transfer().position,
                 wants_checksum,
                 ..GetRequest::new(ticket.transfer().key, into)
             })
@@ -173,10 +174,7 @@ fn deliver(
     {
         return Some(outcome);
     }
-    let is_kept = floor.queues.kept().keep(ticket.transfer(), slot, prefetch);
-    if prefetch.is_some() && !is_kept {
-        return Some(Outcome::Dropped);
-    }
+    floor.queues.kept().keep(ticket.transfer(), slot, prefetch);
     Some(Outcome::Loaded(ticket.transfer().bytes as u64))
 }
 

@@ -11,6 +11,7 @@ use penstock_store::{ErrorKind, Key, PutOutcome, PutRequest};
 use super::Floor;
 use crate::Outcome;
 use crate::arena::{Gathered, Sealed, Slot, Verified};
+use crate::job::Transfer;
 use crate::queue::{Put, PutWork};
 use crate::stats::add_time;
 use crate::store::StoreTicket;
@@ -120,20 +121,19 @@ fn put_sealed(
     deadline: Instant,
 ) -> Vec<Outcome> {
     let start = Instant::now();
-    let values: Vec<(Key, [IoSlice<'_>; 1])> = tickets
+    let values: Vec<(&Transfer, [IoSlice<'_>; 1])> = tickets
         .iter()
         .zip(ready)
         .filter_map(|(ticket, ready)| match ready {
-            Ready::Sealed(slot) => Some((ticket.transfer().key, [IoSlice::new(slot.value())])),
+            Ready::Sealed(slot) => Some((ticket.transfer(), [IoSlice::new(slot.value())])),
             Ready::Present(_) | Ready::Failed(_) => None,
         })
         .collect();
     let mut requests: Vec<PutRequest<'_>> = values
         .iter()
-        .map(|(key, value)| PutRequest {
-            key: *key,
-            value,
-            outcome: None,
+        .map(|(transfer, value)| PutRequest {
+            position: transfer.position,
+            ..PutRequest::new(transfer.key, value)
         })
         .collect();
     if !requests.is_empty() {

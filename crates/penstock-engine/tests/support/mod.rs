@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use penstock_engine::{Completion, Engine, EngineConfig, Event, Object, Outcome, Region};
+use penstock_engine::{Completion, Engine, EngineConfig, Event, Object, Outcome, Parent, Region};
 use penstock_layout::{Axis, Descriptor, Interior, KvLayout, Span};
 use penstock_store::{
     Capabilities, Error, ErrorKind, GetRequest, Key, Listed, MemoryStore, Namespace, PutRequest,
@@ -55,7 +55,10 @@ pub fn object(n: u64, blocks: &[u64]) -> Object {
 pub fn chain(names: &[u64], parent: Option<u64>) -> Vec<Object> {
     let mut before = parent;
     let number = |(&n, block): (&u64, u64)| {
-        let parent = before.replace(n).map(|n| key(n).chunk);
+        let parent = before.replace(n).map(|n| Parent {
+            chunk: key(n).chunk,
+            tokens: 0,
+        });
         Object {
             parent,
             ..object(n, &[block % BLOCKS])

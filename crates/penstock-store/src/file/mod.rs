@@ -34,6 +34,10 @@ use usage::Room;
 
 /// A value's time of last use is kept no finer than this, to spare a system call on most hits.
 const RECENCY_GRAIN: Duration = Duration::from_secs(60);
+/// So much earlier a value counts as used for each token before it in its prompt. Those that are
+/// stored while a prompt is computed come as far apart, at 2,500 tokens a second, and from faster engines
+/// nearer: so the end of a prompt is older than its beginning. A million tokens are under seven minutes.
+const A_TOKEN: Duration = Duration::from_micros(400);
 /// Longest that a put looks for room.
 const ROOM_WAIT: Duration = Duration::from_millis(200);
 /// Longest that a put which failed waits to give its room back.
@@ -82,9 +86,9 @@ impl FileStore {
         Ok(())
     }
 
-    fn put_one(&self, key: &Key, value: &[IoSlice<'_>], deadline: Instant) -> Result<PutOutcome> {
+    fn put_one(&self, request: &PutRequest<'_>, deadline: Instant) -> Result<PutOutcome> {
         deadline::check(deadline)?;
-        let bytes = slices::len_of(value);
+        let bytes = slices::len_of(request.value);
         let limit = self.capabilities().max_value_bytes;
         if bytes > limit {
             return Err(Error::new(
@@ -92,14 +96,15 @@ impl FileStore {
                 format!("a value of {bytes} bytes is larger than the pool takes ({limit})"),
             ));
         }
-        let path = self.directory.value_path(key);
+        let path = self.directory.value_path(&request.key);
+        let used_at = time_of_use(request.position);
         match if_there(fs::metadata(&path)) {
             Ok(None) => {}
             Ok(Some(file)) if file.len() == bytes => {
-                if was_used_long_ago(&file)
+                if was_used_long_ago(&file, used_at)
                     && let Ok(file) = File::open(&path)
                 {
-                    note_use(&file);
+                    note_use(&file, used_at);
                 }
                 return Ok(PutOutcome::AlreadyPresent);
             }
@@ -111,8 +116,11 @@ impl FileStore {
         }
         let mut making = self.begin(bytes, deadline)?;
         deadline::check(deadline)?;
-        write_all(&making.file, value)
+        write_all(&making.file, request.value)
             .map_err(|error| failure::of(error, "write a value", &making.path))?;
+        if request.position > 0 {
+            note_use(&making.file, used_at);
+        }
         if self.directory.publish(&making.path, &path)? {
             making.published = true;
             return Ok(PutOutcome::Stored);
@@ -171,27 +179,23 @@ impl FileStore {
         Ok(Some(making))
     }
 
-    fn get_one(
-        &self,
-        key: &Key,
-        into: &mut [IoSliceMut<'_>],
-        deadline: Instant,
-    ) -> Result<GetOutcome> {
+    fn get_one(&self, request: &mut GetRequest<'_, '_>, deadline: Instant) -> Result<GetOutcome> {
         deadline::check(deadline)?;
-        let path = self.directory.value_path(key);
+        let path = self.directory.value_path(&request.key);
         let failed = |error| failure::of(error, "read a value", &path);
         let Some(file) = if_there(File::open(&path)).map_err(failed)? else {
             return Ok(GetOutcome::Miss);
         };
         let metadata = file.metadata().map_err(failed)?;
-        if was_used_long_ago(&metadata) {
-            note_use(&file);
+        let used_at = time_of_use(request.position);
+        if was_used_long_ago(&metadata, used_at) {
+            note_use(&file, used_at);
         }
         let bytes = metadata.len();
-        if bytes > slices::room_of(into) {
+        if bytes > slices::room_of(request.into) {
             return Ok(GetOutcome::TooLarge(bytes));
         }
-        read_all(&file, into, bytes).map_err(failed)?;
+        read_all(&file, request.into, bytes).map_err(failed)?;
         Ok(GetOutcome::Hit(bytes))
     }
 
@@ -237,16 +241,16 @@ impl Store for FileStore {
     }
 
     fn put_many(&self, batch: &mut [PutRequest<'_>], deadline: Instant) {
-        self.directory.counters.put_each(batch, |key, value| {
-            self.put_one(key, value, deadline)
-                .map_err(|error| self.place(error, key))
+        self.directory.counters.put_each(batch, |request| {
+            self.put_one(request, deadline)
+                .map_err(|error| self.place(error, &request.key))
         });
     }
 
     fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
-        self.directory.counters.get_each(batch, |key, into| {
-            self.get_one(key, into, deadline)
-                .map_err(|error| self.place(error, key))
+        self.directory.counters.get_each(batch, |request| {
+            self.get_one(request, deadline)
+                .map_err(|error| self.place(error, &request.key))
         });
     }
 
@@ -350,18 +354,25 @@ fn create_options() -> OpenOptions {
     options
 }
 
+/// When a value counts as used that is used now, with so many tokens before it in its prompt.
+fn time_of_use(position: u64) -> SystemTime {
+    let now = SystemTime::now();
+    let earlier = A_TOKEN.saturating_mul(position.try_into().unwrap_or(u32::MAX));
+    now.checked_sub(earlier).unwrap_or(now)
+}
+
 /// Whether the last note of a value's use is worth renewing.
-fn was_used_long_ago(file: &Metadata) -> bool {
-    let age = file
+fn was_used_long_ago(file: &Metadata, used_at: SystemTime) -> bool {
+    let since = file
         .modified()
         .ok()
-        .and_then(|at| SystemTime::now().duration_since(at).ok());
-    age.is_some_and(|age| age >= RECENCY_GRAIN)
+        .and_then(|noted| used_at.duration_since(noted).ok());
+    since.is_some_and(|since| since >= RECENCY_GRAIN)
 }
 
 /// Notes a value's use. It is a hint: failing to leave it harms nothing.
-fn note_use(file: &File) {
-    let _ = file.set_modified(SystemTime::now());
+fn note_use(file: &File, used_at: SystemTime) {
+    let _ = file.set_modified(used_at);
 }
 
 fn write_all(mut file: &File, value: &[IoSlice<'_>]) -> io::Result<()> {

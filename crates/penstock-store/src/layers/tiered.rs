@@ -56,6 +56,7 @@ impl Tiered {
             .filter(|(_, request)| !is_found(request))
             .map(|(index, request)| {
                 let again = GetRequest {
+                    position: request.position,
                     wants_checksum: request.wants_checksum,
                     ..GetRequest::new(request.key, &mut *request.into)
                 };
@@ -206,9 +207,8 @@ impl Store for Tiered {
             let mut puts: Vec<PutRequest<'_>> = batch
                 .iter()
                 .map(|request| PutRequest {
-                    key: request.key,
-                    value: request.value,
-                    outcome: None,
+                    position: request.position,
+                    ..PutRequest::new(request.key, request.value)
                 })
                 .collect();
             tier.put_many(&mut puts, deadline);

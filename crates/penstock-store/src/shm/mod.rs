@@ -159,16 +159,16 @@ impl Store for ShmStore {
     }
 
     fn put_many(&self, batch: &mut [PutRequest<'_>], deadline: Instant) {
-        self.counters.put_each(batch, |key, value| {
-            self.put_one(key, value, deadline)
-                .map_err(|error| self.place(error, key))
+        self.counters.put_each(batch, |request| {
+            self.put_one(&request.key, request.value, deadline)
+                .map_err(|error| self.place(error, &request.key))
         });
     }
 
     fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
-        self.counters.get_each(batch, |key, into| {
-            self.get_one(key, into, deadline)
-                .map_err(|error| self.place(error, key))
+        self.counters.get_each(batch, |request| {
+            self.get_one(&request.key, request.into, deadline)
+                .map_err(|error| self.place(error, &request.key))
         });
     }
 

@@ -16,11 +16,7 @@ pub fn fill(store: &dyn Store, namespace: Namespace, count: u64, size: usize) ->
     let mut batch: Vec<_> = keys
         .iter()
         .zip(&slices)
-        .map(|(key, value)| PutRequest {
-            key: *key,
-            value,
-            outcome: None,
-        })
+        .map(|(key, value)| PutRequest::new(*key, value))
         .collect();
     store.put_many(&mut batch, soon());
     for request in batch {

@@ -274,11 +274,7 @@ fn a_batch_tells_hits_from_misses(open: &dyn Fn() -> Arc<dyn Store>) {
     let pieces: Vec<[IoSlice<'_>; 1]> = values.iter().map(|v| [IoSlice::new(v)]).collect();
     let mut batch: Vec<PutRequest<'_>> = even
         .iter()
-        .map(|&n| PutRequest {
-            key: key(namespace, n as u64),
-            value: &pieces[n],
-            outcome: None,
-        })
+        .map(|&n| PutRequest::new(key(namespace, n as u64), &pieces[n]))
         .collect();
     store.put_many(&mut batch, soon());
     for request in batch {

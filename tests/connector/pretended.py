@@ -9,7 +9,7 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from penstock.vllm.advisor import AUTO, Advisor, Reach
+from penstock.vllm.advisor import Advisor, Reach
 from penstock.vllm.costs import attended
 
 TOKENS = 128
@@ -48,7 +48,7 @@ class PretendedEngine:
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
-        self.advisor = Advisor(AUTO, 2048, self.lanes)
+        self.advisor = Advisor(2048, self.lanes)
         for slowness in (self.warm_up, 1.0, 1.0):
             self._compute(0, slowness)
 

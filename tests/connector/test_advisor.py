@@ -8,16 +8,16 @@ import statistics
 
 import pytest
 
-from penstock.vllm.advisor import ALWAYS, AUTO, NEVER, Advisor, Reach
+from penstock.vllm.advisor import ALWAYS, NEVER, Advisor, Reach
 from penstock.vllm.costs import attended
 from tests.connector.pretended import PretendedEngine
 
 MIB = 1 << 20
 
 
-def engine(policy: str = AUTO, *, per_token: float = 0.001) -> Advisor:
+def engine(*, per_token: float = 0.001) -> Advisor:
     """One that has computed some prompts."""
-    advisor = Advisor(policy, 2048)
+    advisor = Advisor(2048)
     now = 0.0
     for step, tokens in enumerate((300, 900, 1500, 600)):
         advisor.on_step(now, step, tokens, attended(0, tokens))
@@ -103,7 +103,7 @@ def test_host_memory_is_loaded_when_the_pool_is_slow() -> None:
 
 
 def test_steps_in_flight_at_once_are_timed_one_after_the_other() -> None:
-    advisor = Advisor(AUTO, 2048)
+    advisor = Advisor(2048)
     # Ordered together, as vLLM does when it schedules ahead; each takes a second.
     for step in range(6):
         advisor.on_step(0.0 if step < 2 else step - 1.0, step, 1000, 0)
@@ -130,7 +130,7 @@ def test_a_pool_that_is_left_alone_is_looked_at_now_and_then() -> None:
 
 def test_a_measurement_keeps_all_lanes_at_work() -> None:
     """Or two lanes, each with a rate of its own, would look like latency alone."""
-    advisor = Advisor(AUTO, 2048, lanes=3)
+    advisor = Advisor(2048, lanes=3)
     for now, objects, expected in ((0.0, 1, 3), (1.0, 1, 6), (2.0, 2, 2), (3.0, 8, 2)):
         assert advisor.wants_probe(now, 2 * MIB, objects) == expected
 
@@ -229,7 +229,7 @@ def test_an_engine_that_only_loads_finds_out_that_it_computes_faster_now() -> No
 def test_a_request_waits_for_a_look_up_that_may_pay() -> None:
     advisor, reach = engine(), Reach(1024, 0, 8 * MIB)
     # Nothing is known yet: that is found out.
-    assert Advisor(AUTO, 2048).lookup_patience(0, reach, 1100, None) is None
+    assert Advisor(2048).lookup_patience(0, reach, 1100, None) is None
     assert advisor.lookup_patience(0, reach, 1100, None) is None
     load(advisor, 1, 8 * MIB, 0.2)
     assert advisor.lookup_patience(0, reach, 1100, 0.1) is None
@@ -249,12 +249,12 @@ def test_a_request_waits_for_a_look_up_that_may_pay() -> None:
 
 
 def test_always_and_never() -> None:
-    slow, reach = engine(ALWAYS), [Reach(1024, 0, 8 * MIB)]
+    slow, fast, reach = engine(), engine(), [Reach(1024, 0, 8 * MIB)]
     load(slow, 1, 8 * MIB, 99.0)
-    choice = slow.advise(0, reach, 1100)
+    choice = slow.advise(0, reach, 1100, ALWAYS)
     assert choice.end == 1024
     assert slow.patience(choice, 0, 8 * MIB, 8) is None
-    assert slow.lookup_patience(0, reach[0], 1100, math.inf) is None
-    assert engine(NEVER).advise(16, reach, 1100).end == 16
-    assert engine(NEVER).lookup_patience(0, reach[0], 1100, 0.001) == 0
-    assert slow.wants_probe(0.0, MIB, 1) == 0
+    assert slow.lookup_patience(0, reach[0], 1100, math.inf, ALWAYS) is None
+    load(fast, 1, 8 * MIB, 0.01)
+    assert fast.advise(16, reach, 1100, NEVER).end == 16
+    assert fast.lookup_patience(0, reach[0], 1100, 0.001, NEVER) == 0

@@ -80,4 +80,24 @@ def test_never_means_never(llama: Path, start: Callable[..., Node], tmp_path: Pa
         node.wait_for("stored_blocks", BLOCKS)
         node.forget()
         assert node.ask(STORED[0]).cached == 0
-        assert node.counters()["declined_tokens"] == BLOCKS * BLOCK
+        counters = node.counters()
+        assert counters["declined_tokens"] == BLOCKS * BLOCK
+        assert counters.get("probes", 0) == 0
+
+
+def test_a_request_may_say_for_itself(
+    llama: Path, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    def ask(node: Node, policy: str) -> int:
+        node.forget()
+        params = {"penstock.load_policy": policy}
+        return node.ask(STORED[0], extra_args={"kv_transfer_params": params}).cached
+
+    pool = f"file://{tmp_path}/pool?size=1GiB"
+    with start(llama, pool=pool, settings={"penstock.load_policy": "never"}) as node:
+        node.ask(STORED[0])
+        node.wait_for("stored_blocks", BLOCKS)
+        assert ask(node, "always") == BLOCKS * BLOCK
+        assert ask(node, "never") == 0
+        assert ask(node, "often") == 0
+        assert "load_policy is 'often'" in node.log.read_text()

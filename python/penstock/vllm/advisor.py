@@ -78,9 +78,8 @@ class Reach:
 class Advisor:
     """What steps and loads take, and what follows from it for the next request."""
 
-    def __init__(self, policy: str, tokens_per_step: int, lanes: int = 1) -> None:
+    def __init__(self, tokens_per_step: int, lanes: int = 1) -> None:
         """`lanes` objects of a load are fetched at a time."""
-        self._policy = policy
         self._lanes = lanes
         self._prefill = Prefill(tokens_per_step)
         self._host = Tier()
@@ -181,15 +180,21 @@ class Advisor:
     # --- what follows ---------------------------------------------------------------------
 
     def advise(
-        self, first: int, reaches: Sequence[Reach], prompt: int, *, may_try: bool = False
+        self,
+        first: int,
+        reaches: Sequence[Reach],
+        prompt: int,
+        policy: str = AUTO,
+        *,
+        may_try: bool = False,
     ) -> Choice:
         """How far to load a prompt of `prompt` tokens, of which `first` are computed; the furthest
         now and then, if it `may_try`, though that is not expected to pay."""
         furthest = reaches[-1]
-        if self._policy == NEVER:
+        if policy == NEVER:
             return Choice(first, None, None)
         ends = [(reach.end, self._load_seconds(reach)) for reach in reaches]
-        if self._policy == ALWAYS:
+        if policy == ALWAYS:
             return Choice(furthest.end, None, None)
         choice = choose(first, ends, prompt, self._prefill)
         if choice.end < furthest.end and may_try and self._tries(choice, ends[-1][1]):
@@ -209,7 +214,7 @@ class Advisor:
         return choice
 
     def lookup_patience(
-        self, first: int, reach: Reach, prompt: int, latency: float | None
+        self, first: int, reach: Reach, prompt: int, latency: float | None, policy: str = AUTO
     ) -> float | None:
         """Seconds that a request waits for its look-up; None for as long as that takes.
 
@@ -219,10 +224,10 @@ class Advisor:
         show that things are better than expected: after a failure, and when a trial is due that
         such an answer would be in time for.
         """
-        if self._policy == NEVER:
+        if policy == NEVER:
             return 0.0
         recompute = self._prefill.seconds(first, prompt)
-        if self._policy == ALWAYS or recompute is None:
+        if policy == ALWAYS or recompute is None:
             return None
         latency, load = latency or 0.0, self._load_seconds(reach) or 0.0
         rest, longest = self._prefill.seconds(reach.end, prompt) or 0.0, lateness(recompute)
@@ -290,7 +295,7 @@ class Advisor:
         """Blocks of so many bytes and objects to get from the pool now, for nobody, only to measure
         it; 0 as a rule."""
         pause = self._probe_pause if self._pool.observed >= 2 or self._is_silent else 0.0
-        if self._policy != AUTO or now - self._pool_seen < pause:
+        if now - self._pool_seen < pause:
             return 0
         if any(transfer.is_probe for transfer in self._transfers.values()):
             return 0

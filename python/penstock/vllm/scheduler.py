@@ -18,7 +18,7 @@ from typing import Any
 
 from penstock._native import Store
 from penstock.vllm import compat
-from penstock.vllm.advisor import Advisor, Reach
+from penstock.vllm.advisor import AUTO, Advisor, Reach
 from penstock.vllm.agreement import Agreement
 from penstock.vllm.costs import Choice, attended
 from penstock.vllm.groups import Group, either
@@ -56,9 +56,7 @@ class SchedulerHalf:
         self._presence = Presence(self._store, settings.lookup_timeout, self._stats)
         self._requests: dict[str, Tracked] = {}
         self._host = HostIndex()
-        self._advisor = Advisor(
-            settings.load_policy, compat.tokens_per_step(vllm_config), settings.get_lanes
-        )
+        self._advisor = Advisor(compat.tokens_per_step(vllm_config), settings.get_lanes)
         self._is_cached: Callable[[bytes, int], bool] = lambda block_hash, group: False
         self._prefetches = Prefetches()
         self._took: dict[int, tuple[float, int]] = {}
@@ -90,7 +88,8 @@ class SchedulerHalf:
 
     def on_new_request(self, request: Any) -> None:
         """Starts the request's look-up, if it has a full block."""
-        tracked = Tracked(request, considered=[0] * len(self._groups))
+        policy = self._settings.policy_for(request.kv_transfer_params)
+        tracked = Tracked(request, policy, considered=[0] * len(self._groups))
         self._requests[request.request_id] = tracked
         self._start_lookup(tracked)
 
@@ -158,7 +157,7 @@ class SchedulerHalf:
             blocks = self._groups.needed(first, end)
             reach = Reach(end, *self._bytes_by_tier(self._held(request), blocks))
             seconds = self._advisor.lookup_patience(
-                first, reach, request.num_tokens, self._presence.latency
+                first, reach, request.num_tokens, self._presence.latency, tracked.policy
             )
             tracked.await_until = math.inf if seconds is None else now + seconds
         if now < tracked.await_until:
@@ -193,7 +192,7 @@ class SchedulerHalf:
         if not reaches:
             return None
         choice = self._advisor.advise(
-            first, reaches, request.num_tokens, may_try=not tracked.is_declined
+            first, reaches, request.num_tokens, tracked.policy, may_try=not tracked.is_declined
         )
         furthest = reaches[-1]
         if choice.end < furthest.end:
@@ -332,7 +331,7 @@ class SchedulerHalf:
         tracked.is_declined = True
         self._stats.count("declined_tokens", end - first)
         missing = [(p, i) for p, i in self._groups.needed(first, end) if not held[p][i]]
-        if missing:
+        if missing and tracked.policy == AUTO:
             group = missing[0][0]
             wanted = self._advisor.wants_probe(
                 time.monotonic(),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 from penstock._native import parse_size
@@ -13,6 +15,8 @@ from penstock.layout.geometry import RANK, parse_geometry
 from penstock.layout.negotiate import AUTO, LAYOUTS
 from penstock.vllm.advisor import AUTO as AUTO_LOADS
 from penstock.vllm.advisor import POLICIES
+
+logger = logging.getLogger("vllm.penstock")
 
 PREFIX = "penstock."
 """Every setting is a key ``penstock.<name>`` of vLLM's ``kv_connector_extra_config``."""
@@ -103,9 +107,29 @@ class Settings:
             )
         return cls(**values)
 
+    def policy_for(self, params: Mapping[str, Any] | None) -> str:
+        """Load policy of a request with these ``kv_transfer_params``, where it may name its own as
+        ``penstock.load_policy``. One that there is not is said in the log, and counts as none."""
+        wanted = (params or {}).get(PREFIX + "load_policy", self.load_policy)
+        if wanted in POLICIES:
+            return str(wanted)
+        _warn_of_policy(repr(wanted)[:40])
+        return self.load_policy
+
     def load_deadline(self, num_bytes: int) -> float:
         """Seconds that a load of this size may take."""
         return self.load_timeout + num_bytes / self.load_floor
+
+
+@lru_cache(maxsize=64)
+def _warn_of_policy(wanted: str) -> None:
+    # Once each: clients may say it with every request.
+    logger.warning(
+        "Penstock: a request's %sload_policy is %s; %s are known, the engine's counts",
+        PREFIX,
+        wanted,
+        ", ".join(POLICIES),
+    )
 
 
 _BOOLS = {"true": True, "false": False}

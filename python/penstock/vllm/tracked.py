@@ -14,6 +14,8 @@ class Tracked:
     """What is known of one request."""
 
     request: Any
+    policy: str
+    """Whether to load what can be loaded: its own word on it, or the engine's."""
     lookups: list[int] = field(default_factory=list)
     """Look-ups under way, one for each group."""
     present: list[list[bool]] | None = None

@@ -100,25 +100,24 @@ class PretendedEngine:
         waited, is_answered = self._look_up(Reach(end, 0, load_bytes))
         self.now += waited
         if not is_answered:
-            self.last = f"no answer in {waited} s"
-            self.advisor.on_unawaited()
-            if self.lookup_seconds != math.inf:
-                self._probe()
+            blocks = 0 if self.lookup_seconds == math.inf else self._probe()
+            self.last = f"not waited for, {blocks} blocks probed"
             return waited + self._compute(0)
         return waited + self._answered(load_bytes, end)
 
     def _look_up(self, reach: Reach) -> tuple[float, bool]:
         """Seconds that were waited for the look-up's answer, and whether it came meanwhile."""
-        patience = self.advisor.lookup_patience(0, reach, self._prompt, self.lookup_seconds)
+        awaits = self.advisor.awaits_lookup(0, reach, self._prompt, self.lookup_seconds)
         took = min(self._varied(self.latency), LOOKUP_TIMEOUT)
         self.lookup_seconds = took if took < LOOKUP_TIMEOUT else math.inf
-        if patience is not None and patience < took:
-            return patience, False
-        return took, took < LOOKUP_TIMEOUT
+        return (took, took < LOOKUP_TIMEOUT) if awaits else (0.0, False)
 
     def _probe(self) -> int:
         """Blocks that are fetched beside the computation."""
-        blocks = min(self.advisor.wants_probe(self.now, self.block_bytes, 1), self.blocks)
+        reach = Reach(self.blocks * TOKENS, 0, self.blocks * self.block_bytes)
+        block = self.block_bytes, 1
+        blocks = self.advisor.wants_probe(self.now, 0, reach, self._prompt, block)
+        blocks = min(blocks, self.blocks)
         if blocks:
             self._numbers += 1
             probed = blocks * self.block_bytes
@@ -127,14 +126,14 @@ class PretendedEngine:
         return blocks
 
     def _answered(self, load_bytes: int, end: int) -> float:
-        choice = self.advisor.advise(0, [Reach(end, 0, load_bytes)], self._prompt, may_try=True)
+        choice = self.advisor.advise(0, [Reach(end, 0, load_bytes)], self._prompt, may_check=True)
         if not choice.end:
             self.last = f"declined, {self._probe()} blocks probed"
             return self._compute(0)
         self._numbers += 1
         number = self._numbers
         patience = self.advisor.patience(choice, 0, load_bytes, self.blocks)
-        self.advisor.on_begin(self.now, number, 0, load_bytes, choice=choice, patience=patience)
+        self.advisor.on_begin(self.now, number, 0, load_bytes, patience=patience)
         took, there = self._load(patience, choice.recompute or 0.0)
         self.now += took
         self.advisor.on_end(number, took, load_bytes - there * self.block_bytes)

@@ -13,6 +13,8 @@ from penstock.vllm.costs import attended
 from tests.connector.pretended import PretendedEngine
 
 MIB = 1 << 20
+REACH = Reach(1024, 0, 8 * MIB)
+"""All of a prompt of 1,100 tokens that could be loaded."""
 
 
 def engine(*, per_token: float = 0.001) -> Advisor:
@@ -34,16 +36,27 @@ def load(advisor: Advisor, number: int, pool_bytes: int, seconds: float, missing
     advisor.on_end(number, seconds, missing)
 
 
+def wants_probe(
+    advisor: Advisor,
+    now: float,
+    block: tuple[int, int] = (MIB, 1),
+    *,
+    reach: Reach = REACH,
+) -> int:
+    """Of a prompt that is computed from its first token."""
+    return advisor.wants_probe(now, 0, reach, 1100, block)
+
+
 def test_of_a_pool_that_is_not_known_a_load_is_tried() -> None:
     advisor = engine()
-    choice = advisor.advise(0, [Reach(1024, 0, 8 * MIB)], 1100)
+    choice = advisor.advise(0, [REACH], 1100)
     assert choice.end == 1024
     patience = advisor.patience(choice, 0, 8 * MIB, 8)
     assert patience == pytest.approx(1.11 / 8, rel=0.1)
 
 
 def test_a_slow_pool_is_declined_and_a_fast_one_is_not() -> None:
-    advisor, reach = engine(), [Reach(1024, 0, 8 * MIB)]
+    advisor, reach = engine(), [REACH]
     for number in range(2):
         load(advisor, number, 8 * MIB, 4.0)
         assert advisor.advise(0, reach, 1100).end == 0
@@ -52,27 +65,27 @@ def test_a_slow_pool_is_declined_and_a_fast_one_is_not() -> None:
 
 
 def test_after_a_load_that_was_given_up_the_pool_is_measured_first() -> None:
-    advisor, reach = engine(), [Reach(1024, 0, 8 * MIB)]
+    advisor, reach = engine(), [REACH]
     for number in range(5):
         load(advisor, number, 8 * MIB, 0.1)
     load(advisor, 5, 8 * MIB, 0.2, missing=8 * MIB)
     assert advisor.advise(0, reach, 1100).end == 0
     # At once, and of two sizes: it could be latency, or bandwidth.
-    assert advisor.wants_probe(0.1, MIB, 1) == 1
+    assert wants_probe(advisor, 0.1) == 1
     advisor.on_begin(0.1, 6, 0, MIB, is_probe=True)
-    assert advisor.wants_probe(0.2, MIB, 1) == 0
+    assert wants_probe(advisor, 0.2) == 0
     advisor.on_end(6, 0.3, 0)
     # Until there is another, it could be bandwidth.
     assert advisor.advise(0, reach, 1100).end == 0
-    assert advisor.wants_probe(0.3, MIB, 1) == 4
+    assert wants_probe(advisor, 0.3) == 4
     advisor.on_begin(0.3, 7, 0, 4 * MIB, is_probe=True)
     advisor.on_end(7, 0.33, 0)
-    assert advisor.wants_probe(1.0, MIB, 1) == 0
+    assert wants_probe(advisor, 1.0) == 0
     assert advisor.advise(0, reach, 1100).end == 1024
 
 
 def test_a_load_that_begins_when_the_pool_has_come_into_doubt_gets_little_time() -> None:
-    advisor, reach = engine(), [Reach(1024, 0, 8 * MIB)]
+    advisor, reach = engine(), [REACH]
     load(advisor, 1, 8 * MIB, 0.1)
     choice = advisor.advise(0, reach, 1100)
     load(advisor, 2, 8 * MIB, 0.2, missing=8 * MIB)
@@ -83,12 +96,12 @@ def test_a_load_that_begins_when_the_pool_has_come_into_doubt_gets_little_time()
 def test_a_load_of_which_a_part_came_tells_how_fast_it_was() -> None:
     advisor = engine()
     load(advisor, 1, 8 * MIB, 0.5, missing=7 * MIB)
-    assert advisor.advise(0, [Reach(1024, 0, 8 * MIB)], 1100).end == 0
+    assert advisor.advise(0, [REACH], 1100).end == 0
     assert advisor.advise(0, [Reach(1024, 0, MIB)], 1100).end == 1024
 
 
 def test_a_request_that_ended_before_its_load_says_nothing_of_the_pool() -> None:
-    advisor, reach = engine(), [Reach(1024, 0, 8 * MIB)]
+    advisor, reach = engine(), [REACH]
     load(advisor, 1, 8 * MIB, 0.1)
     advisor.on_begin(0.0, 2, 0, 8 * MIB, patience=0.2)
     advisor.on_end(2, 0.01, 8 * MIB)
@@ -119,56 +132,63 @@ def test_a_pool_that_is_left_alone_is_looked_at_now_and_then() -> None:
     advisor = engine()
     for number in range(2):
         load(advisor, number, 8 * MIB, 4.0)
-    assert advisor.wants_probe(4.0, MIB, 1) == 0
-    assert advisor.wants_probe(6.0, MIB, 1) == 1
+    assert wants_probe(advisor, 4.0) == 0
+    assert wants_probe(advisor, 6.0) == 1
     advisor.on_begin(6.0, 3, 0, MIB, is_probe=True)
     advisor.on_end(3, 1.0, 0)
     # It took so long that more often would keep the pool busy.
-    assert advisor.wants_probe(15.0, MIB, 1) == 0
-    assert advisor.wants_probe(17.0, 100 * MIB, 1) == 2
+    assert wants_probe(advisor, 15.0) == 0
+    assert wants_probe(advisor, 17.0, (100 * MIB, 1), reach=Reach(1024, 0, 800 * MIB)) == 2
 
 
 def test_a_measurement_keeps_all_lanes_at_work() -> None:
     """Or two lanes, each with a rate of its own, would look like latency alone."""
     advisor = Advisor(2048, lanes=3)
     for now, objects, expected in ((0.0, 1, 3), (1.0, 1, 6), (2.0, 2, 2), (3.0, 8, 2)):
-        assert advisor.wants_probe(now, 2 * MIB, objects) == expected
+        assert wants_probe(advisor, now, (2 * MIB, objects)) == expected
 
 
 def test_a_pool_that_says_nothing_is_not_asked_all_the_time() -> None:
     advisor = engine()
     load(advisor, 1, 8 * MIB, 0.2, missing=8 * MIB)
-    assert advisor.wants_probe(0.3, MIB, 1) == 1
+    assert wants_probe(advisor, 0.3) == 1
     advisor.on_begin(0.3, 2, 0, MIB, is_probe=True)
     advisor.on_end(2, 2.0, MIB)
-    assert advisor.wants_probe(4.0, MIB, 1) == 0
-    assert advisor.wants_probe(21.0, MIB, 1) == 4
+    assert wants_probe(advisor, 4.0) == 0
+    assert wants_probe(advisor, 21.0) == 4
 
 
-def test_a_declined_load_is_tried_ever_more_rarely() -> None:
+def test_a_measurement_is_as_large_as_a_load_ever_more_rarely() -> None:
     engine = PretendedEngine(latency=0.0, bytes_per_second=8e6)
-    trials = []
+    whole = []
     for number in range(60):
         engine.ask()
-        if "is_trial=True" in engine.last:
-            trials.append(number)
-    pauses = [b - a for a, b in itertools.pairwise(trials)]
-    assert len(trials) >= 3
+        if f"{engine.blocks} blocks probed" in engine.last:
+            whole.append(number)
+    pauses = [b - a for a, b in itertools.pairwise(whole)]
+    assert len(whole) >= 3
     assert all(b >= 2 * a for a, b in itertools.pairwise(pauses))
 
 
-def test_a_trial_costs_little_and_finds_what_probes_do_not() -> None:
-    advisor, reach = engine(), [Reach(1024, 0, 8 * MIB)]
-    load(advisor, 1, 8 * MIB, 4.0)
-    choices = [advisor.advise(0, reach, 1100, may_try=True) for _ in range(4)]
-    assert [choice.is_trial for choice in choices] == [False, False, False, True]
-    trial = choices[-1]
-    patience = advisor.patience(trial, 0, 8 * MIB, 8)
-    assert patience is not None
-    assert patience < 0.05 * 1.11
-    advisor.on_begin(0.0, 2, 0, 8 * MIB, choice=trial, patience=patience)
-    advisor.on_end(2, 0.1, 0)
-    assert advisor.advise(0, reach, 1100).end == 1024
+def test_a_large_measurement_finds_what_little_ones_do_not() -> None:
+    advisor, reach = engine(), Reach(1024, 0, 64 * MIB)
+    # As with a connection that is slow at first.
+    for number, (now, blocks) in enumerate(((0.0, 1), (6.0, 4), (12.0, 1))):
+        assert wants_probe(advisor, now, reach=reach) == blocks
+        advisor.on_begin(now, number, 0, blocks * MIB, is_probe=True)
+        advisor.on_end(number, 0.05 * blocks, 0)
+        assert advisor.advise(0, [reach], 1100).end == 0
+    assert wants_probe(advisor, 18.0, reach=reach) == 64
+    advisor.on_begin(18.0, 4, 0, 64 * MIB, is_probe=True)
+    advisor.on_end(4, 0.3, 0)
+    assert advisor.advise(0, [reach], 1100).end == 1024
+
+
+def test_what_is_hopeless_is_not_measured_whole() -> None:
+    advisor = engine()
+    load(advisor, 1, 8 * MIB, 10.0)
+    sizes = [wants_probe(advisor, 6.0 * (n + 1)) for n in range(12)]
+    assert set(sizes) == {1, 4}
 
 
 NETWORKS = {
@@ -201,6 +221,24 @@ def test_hits_never_take_much_longer_than_computing(
     assert statistics.median(settled) <= 1.12 * better, engine.last
 
 
+@pytest.mark.parametrize("rate_per_lane", [False, True])
+@pytest.mark.parametrize("before", NETWORKS)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_once_it_has_settled_no_hit_takes_longer_than_computing(
+    before: str, network: str, rate_per_lane: bool
+) -> None:
+    for seed in range(4):
+        engine = PretendedEngine(seed=seed, noise=0.05, rate_per_lane=rate_per_lane)
+        engine.latency, engine.bytes_per_second = NETWORKS[before]
+        for _ in range(14):
+            engine.ask()
+        engine.latency, engine.bytes_per_second = NETWORKS[network]
+        engine.ask(), engine.ask()
+        for _ in range(12):
+            # Computing varies by as much.
+            assert engine.ask() <= 1.03 * engine.recomputation, engine.last
+
+
 def test_a_slow_start_is_not_believed_for_ever() -> None:
     """An engine's first prompt takes long, and after two others all are in the pool."""
     engine = PretendedEngine(warm_up=5.0)
@@ -227,34 +265,36 @@ def test_an_engine_that_only_loads_finds_out_that_it_computes_faster_now() -> No
 
 
 def test_a_request_waits_for_a_look_up_that_may_pay() -> None:
-    advisor, reach = engine(), Reach(1024, 0, 8 * MIB)
+    advisor, reach = engine(), REACH
     # Nothing is known yet: that is found out.
-    assert Advisor(2048).lookup_patience(0, reach, 1100, None) is None
-    assert advisor.lookup_patience(0, reach, 1100, None) is None
+    assert Advisor(2048).awaits_lookup(0, reach, 1100, None)
+    assert advisor.awaits_lookup(0, reach, 1100, None)
     load(advisor, 1, 8 * MIB, 0.2)
-    assert advisor.lookup_patience(0, reach, 1100, 0.1) is None
-    # The look-up alone takes as long as computing.
-    assert advisor.lookup_patience(0, reach, 1100, 1.2) == 0.005
-    # The last one failed: the next may be as fast as ever.
-    share = pytest.approx(0.03 * 1.11, rel=0.1)
-    assert advisor.lookup_patience(0, reach, 1100, math.inf) == share
+    assert advisor.awaits_lookup(0, reach, 1100, 0.1)
+    # The look-up alone takes as long as computing; the last one failed.
+    assert not advisor.awaits_lookup(0, reach, 1100, 1.2)
+    assert not advisor.awaits_lookup(0, reach, 1100, math.inf)
     load(advisor, 2, 8 * MIB, 4.0)
-    waits = []
-    for _ in range(5):
-        waits.append(advisor.lookup_patience(0, reach, 1100, 0.01))
-        advisor.on_unawaited()
-    # From the fourth on, the load would be tried, if the answer came in time.
-    assert waits == [0.005] * 3 + [share] * 2
-    assert advisor.lookup_patience(0, reach, 1100, 0.2) == 0.005
+    assert not advisor.awaits_lookup(0, reach, 1100, 0.001)
+
+
+def test_what_is_computed_to_know_how_long_that_takes_does_not_wait() -> None:
+    advisor, reach = engine(), REACH
+    for number in range(4):
+        load(advisor, number, 8 * MIB, 0.8)
+        assert advisor.awaits_lookup(0, reach, 1100, 0.01)
+        assert advisor.advise(0, [reach], 1100, may_check=True).end == 1024
+    assert not advisor.awaits_lookup(0, reach, 1100, 0.01)
+    assert advisor.awaits_lookup(0, reach, 1100, 0.01)
 
 
 def test_always_and_never() -> None:
-    slow, fast, reach = engine(), engine(), [Reach(1024, 0, 8 * MIB)]
+    slow, fast, reach = engine(), engine(), [REACH]
     load(slow, 1, 8 * MIB, 99.0)
     choice = slow.advise(0, reach, 1100, ALWAYS)
     assert choice.end == 1024
     assert slow.patience(choice, 0, 8 * MIB, 8) is None
-    assert slow.lookup_patience(0, reach[0], 1100, math.inf, ALWAYS) is None
+    assert slow.awaits_lookup(0, reach[0], 1100, math.inf, ALWAYS)
     load(fast, 1, 8 * MIB, 0.01)
     assert fast.advise(16, reach, 1100, NEVER).end == 16
-    assert fast.lookup_patience(0, reach[0], 1100, 0.001, NEVER) == 0
+    assert not fast.awaits_lookup(0, reach[0], 1100, 0.001, NEVER)

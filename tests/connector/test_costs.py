@@ -88,6 +88,26 @@ def test_a_tier_that_became_far_faster_is_known_at_once() -> None:
     assert tier.seconds(8 << 20) == pytest.approx(0.08)
 
 
+def test_a_tier_that_became_slower_is_not_taken_for_one_with_latency() -> None:
+    """A probe before and one of half the size after took as long: nothing would follow of more."""
+    tier = Tier()
+    for _ in range(3):
+        tier.observe(4 << 20, 0.1)
+        tier.observe(8 << 20, 0.2)
+    tier.observe(4 << 20, 0.2)
+    assert tier.seconds(24 << 20) == pytest.approx(1.2)
+
+
+def test_times_that_vary_are_no_change() -> None:
+    tier, rng = Tier(), random.Random(2)
+    for _ in range(200):
+        tier.observe(8 << 20, rng.choice((0.1, 0.3)))
+    before = tier.seconds(8 << 20)
+    tier.observe(8 << 20, 0.4)
+    assert before is not None
+    assert tier.seconds(8 << 20) == pytest.approx((before + 0.4) / 2, rel=0.05)
+
+
 def test_deviation_follows_the_errors() -> None:
     tier, rng = Tier(), random.Random(1)
     for _ in range(200):

@@ -10,15 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock.vllm.costs import (
-    LEAST_SLACK,
-    Choice,
-    Prefill,
-    Tier,
-    choose,
-    lateness,
-    patience,
-)
+from penstock.vllm.costs import Choice, Prefill, Tier, choose, patience
 
 logger = logging.getLogger("vllm.penstock")
 
@@ -37,9 +29,9 @@ _PROBE_BYTES = 4 << 20
 """As large as every other measurement is. In turn with it comes one of as little as keeps all
 lanes at work, so that what each load takes is told from what each byte does."""
 
-_FIRST_TRIAL, _LAST_TRIAL = 4, 256
-"""Loads that are declined before one is tried against what is expected; each that fails doubles it
-up to the second."""
+_FIRST_WHOLE, _LAST_WHOLE = 4, 256
+"""Loads in a row that are declined before a measurement is as large as a load would have been: what
+one takes may not follow from what little ones do. Each time doubles it up to the second."""
 
 _CLEARLY = 0.5
 """A load that takes no more of the recomputation, with what is left to compute, is worth it
@@ -50,7 +42,7 @@ _FIRST_CHECK, _LAST_CHECK = 4, 256
 long that takes; each time doubles it up to the second."""
 
 _HOPELESS = 8
-"""Times the recomputation: a load that is expected to take longer is not tried."""
+"""Times the recomputation: what is expected to take longer is not measured whole."""
 
 
 @dataclass
@@ -62,7 +54,6 @@ class _Transfer:
     pool_ahead: int
     """Bytes of the pool's up to the end of this one's, from when it began."""
     patience: float | None
-    is_trial: bool
     is_probe: bool
 
 
@@ -91,11 +82,13 @@ class Advisor:
         """When the pool's speed was last measured, or a measurement was last begun."""
         self._probe_pause = _PROBE_SECONDS
         self._probes = 0
+        self._is_whole = False
+        """Whether the last such measurement was as large as a load. These are rare enough."""
         self._is_silent = False
         """Whether the last such measurement brought nothing."""
         self._declined = 0
-        """Loads since one was last tried."""
-        self._trial_after = _FIRST_TRIAL
+        """Loads since a measurement was last as large as one, or one was worth it."""
+        self._whole_after = _FIRST_WHOLE
         self._unchecked = 0
         """Loads not clearly worth it since a step last told what recomputing takes."""
         self._check_after = _FIRST_CHECK
@@ -126,17 +119,13 @@ class Advisor:
         host_bytes: int,
         pool_bytes: int,
         *,
-        choice: Choice | None = None,
         patience: float | None = None,
         is_probe: bool = False,
     ) -> None:
-        """A load, prefetch or probe begins, with so many bytes from either tier. A load was advised
-        by `choice`, and is given up after `patience` seconds if nothing comes."""
+        """A load, prefetch or probe begins, with so many bytes from either tier. It is given up
+        after `patience` seconds if nothing comes."""
         ahead = self._pool.begin(pool_bytes)
-        is_trial = choice is not None and choice.is_trial
-        self._transfers[number] = _Transfer(
-            host_bytes, pool_bytes, ahead, patience, is_trial, is_probe
-        )
+        self._transfers[number] = _Transfer(host_bytes, pool_bytes, ahead, patience, is_probe)
         if pool_bytes:
             self._pool_seen = now
 
@@ -156,26 +145,16 @@ class Advisor:
             arrived = 0
         if transfer.is_probe:
             logger.debug("Penstock: of a probe %d bytes came in %s s", max(arrived, 0), seconds)
-            pause = max(_PROBE_SECONDS, seconds / _PROBE_SHARE)
-            self._probe_pause = min(pause, _LONGEST_PAUSE)
+            if not self._is_whole:
+                pause = max(_PROBE_SECONDS, seconds / _PROBE_SHARE)
+                self._probe_pause = min(pause, _LONGEST_PAUSE)
             self._is_silent = not arrived
-        is_late = missing_bytes and transfer.patience is not None and seconds >= transfer.patience
-        if transfer.is_trial:
-            self._on_trial_end(is_success=not missing_bytes)
-        elif is_late:
+        if missing_bytes and transfer.patience is not None and seconds >= transfer.patience:
             self._pool.doubt()
         # What came took so long; what did not is not known to have been about to come.
         if arrived:
             seconds -= self._host.seconds(transfer.host_bytes) or 0.0
             self._pool.observe(arrived, max(seconds, 0.0))
-
-    def _on_trial_end(self, *, is_success: bool) -> None:
-        if is_success:
-            # Better than what was measured before and led to decline.
-            self._pool.doubt()
-            self._trial_after = _FIRST_TRIAL
-        else:
-            self._trial_after = min(2 * self._trial_after, _LAST_TRIAL)
 
     # --- what follows ---------------------------------------------------------------------
 
@@ -186,10 +165,10 @@ class Advisor:
         prompt: int,
         policy: str = AUTO,
         *,
-        may_try: bool = False,
+        may_check: bool = False,
     ) -> Choice:
-        """How far to load a prompt of `prompt` tokens, of which `first` are computed; the furthest
-        now and then, if it `may_try`, though that is not expected to pay."""
+        """How far to load a prompt of `prompt` tokens, of which `first` are computed; not at all
+        now and then, if it `may_check` whether that pays."""
         furthest = reaches[-1]
         if policy == NEVER:
             return Choice(first, None, None)
@@ -197,59 +176,41 @@ class Advisor:
         if policy == ALWAYS:
             return Choice(furthest.end, None, None)
         choice = choose(first, ends, prompt, self._prefill)
-        if choice.end < furthest.end and may_try and self._tries(choice, ends[-1][1]):
-            choice = Choice(furthest.end, ends[-1][1], choice.recompute, is_trial=True)
-        elif may_try and self._checks(first, choice, prompt):
+        if choice.end == furthest.end:
+            self._declined, self._whole_after = 0, _FIRST_WHOLE
+        if may_check and self._checks(first, choice, prompt):
             choice = Choice(first, None, choice.recompute)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug(
-                "Penstock: of tokens %d to %d load up to %d%s: recomputing %s s, loading %s",
+                "Penstock: of tokens %d to %d load up to %d: recomputing %s s, loading %s",
                 first,
                 furthest.end,
                 choice.end,
-                " to try" if choice.is_trial else "",
                 choice.recompute,
                 ", ".join(f"to {end} {seconds} s" for end, seconds in ends),
             )
         return choice
 
-    def lookup_patience(
+    def awaits_lookup(
         self, first: int, reach: Reach, prompt: int, latency: float | None, policy: str = AUTO
-    ) -> float | None:
-        """Seconds that a request waits for its look-up; None for as long as that takes.
+    ) -> bool:
+        """Whether a request waits for its look-up; else it is computed, and the answer is for the
+        next one.
 
         `reach` is what it would load if the pool had all that is asked for, and `latency` what the
-        last look-up took, infinite if it failed. If not even that load is expected to pay, together
-        with the look-up, the wait is as short as can be; it is a late load's where the answer could
-        show that things are better than expected: after a failure, and when a trial is due that
-        such an answer would be in time for.
+        last look-up took, infinite if it failed: load and look-up together are to pay. Nor does it
+        wait when it is time to see what computing takes.
         """
         if policy == NEVER:
-            return 0.0
+            return False
         recompute = self._prefill.seconds(first, prompt)
         if policy == ALWAYS or recompute is None:
-            return None
-        latency, load = latency or 0.0, self._load_seconds(reach) or 0.0
-        rest, longest = self._prefill.seconds(reach.end, prompt) or 0.0, lateness(recompute)
-        if latency + load + rest <= recompute:
-            return None
-        is_due = self._declined + 1 >= self._trial_after and load <= _HOPELESS * recompute
-        is_worth_it = latency == math.inf or (is_due and latency <= longest)
-        return longest if is_worth_it else LEAST_SLACK
-
-    def on_unawaited(self) -> None:
-        """A request is computed, for which no answer was waited for any longer."""
-        self._declined += 1
-
-    def _tries(self, choice: Choice, load: float | None) -> bool:
-        """Whether it is time to try a load that is declined."""
-        if choice.recompute is None or load is None or load > _HOPELESS * choice.recompute:
+            return True
+        load = self._load_seconds(reach) or 0.0
+        total = load + (self._prefill.seconds(reach.end, prompt) or 0.0)
+        if total + (latency or 0.0) > recompute:
             return False
-        self._declined += 1
-        if self._declined < self._trial_after:
-            return False
-        self._declined = 0
-        return True
+        return total <= _CLEARLY * recompute or not self._is_check_due()
 
     def _checks(self, first: int, choice: Choice, prompt: int) -> bool:
         """Whether it is time to recompute what could be loaded: of an engine that only loads nobody
@@ -263,10 +224,15 @@ class Advisor:
         if total <= _CLEARLY * choice.recompute:
             return False
         self._step_tokens = self._prefill.step_tokens(prompt - first)
+        if self._is_check_due():
+            return True
         self._unchecked += 1
+        return False
+
+    def _is_check_due(self) -> bool:
         if self._unchecked < self._check_after:
             return False
-        self._check_after = min(2 * self._check_after, _LAST_CHECK)
+        self._unchecked, self._check_after = 0, min(2 * self._check_after, _LAST_CHECK)
         return True
 
     def _load_seconds(self, reach: Reach) -> float | None:
@@ -291,14 +257,30 @@ class Advisor:
             first = least + min(self._lanes / objects, 1.0) * max(load - least, 0.0)
         return patience(choice, first, self._pool.deviation)
 
-    def wants_probe(self, now: float, block_bytes: int, block_objects: int) -> int:
-        """Blocks of so many bytes and objects to get from the pool now, for nobody, only to measure
-        it; 0 as a rule."""
+    def wants_probe(
+        self, now: float, first: int, reach: Reach, prompt: int, block: tuple[int, int]
+    ) -> int:
+        """Blocks to get from the pool now, for nobody, only to measure it; 0 as a rule.
+
+        A prompt of `prompt` tokens is computed from `first` on, of which `reach` could have been
+        loaded, of blocks of so many bytes and objects.
+        """
+        self._declined += 1
         pause = self._probe_pause if self._pool.observed >= 2 or self._is_silent else 0.0
         if now - self._pool_seen < pause:
             return 0
         if any(transfer.is_probe for transfer in self._transfers.values()):
             return 0
+        block_bytes, block_objects = block
+        is_due = self._declined >= self._whole_after
+        self._is_whole = is_due and not self._is_hopeless(first, reach, prompt)
+        if self._is_whole:
+            self._declined, self._whole_after = 0, min(2 * self._whole_after, _LAST_WHOLE)
+            return -(-reach.pool_bytes // block_bytes)
         self._probes += 1
         least = -(-self._lanes // block_objects)
         return least if self._probes % 2 else max(2 * least, _PROBE_BYTES // block_bytes)
+
+    def _is_hopeless(self, first: int, reach: Reach, prompt: int) -> bool:
+        recompute, load = self._prefill.seconds(first, prompt), self._load_seconds(reach)
+        return recompute is None or load is None or load > _HOPELESS * recompute

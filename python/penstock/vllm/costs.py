@@ -36,13 +36,14 @@ _SMALL_LOAD = 1 << 20
 _DEVIATION_SHARE = 0.25
 """Weight of the newest load's error in their average."""
 
-_RECOVERED = 3.0
-"""A load so many times faster than expected shows that what was known does not hold any more."""
+_CHANGED = 1.5
+"""A load so many times faster or slower than expected, and by so many times the deviation, shows
+that what was known does not hold any more."""
 
 _SLACK = 0.03
 """Share of the recomputation that a load may be late by."""
 
-LEAST_SLACK = 0.005
+_LEAST_SLACK = 0.005
 """Seconds; threads are not woken much more exactly."""
 
 _FIRST_SHARE = 0.125
@@ -184,6 +185,8 @@ class Tier:
 
     def __init__(self) -> None:
         self._fit = Fit(2, _LOAD_DECAY)
+        self._fitted = 0
+        """Loads that it is made of."""
         self._queued = 0
         self.observed = 0
         """Loads that are known, since the tier was last doubted."""
@@ -204,19 +207,31 @@ class Tier:
     def observe(self, num_bytes: int, seconds: float) -> None:
         """So many bytes took so long; without any, that is what each load takes at least."""
         expected = self._fit.predict((num_bytes, 1))
-        # Of two sizes at least, or it would be latency that was taken for bandwidth.
-        is_known = self.observed >= 2
-        if expected is not None and is_known and seconds < expected / _RECOVERED:
-            self.doubt()
-        elif expected is not None:
+        if expected is not None:
+            if self._is_changed(expected, seconds):
+                # What was before, with this, would be taken for a latency: loads of other sizes
+                # would be expected to take as long as this.
+                self._forget()
+                # It is well again, and measured anew at once.
+                self.observed *= seconds > expected
             self.deviation += _DEVIATION_SHARE * (abs(seconds - expected) - self.deviation)
         self._fit.observe((num_bytes, 1), seconds, num_bytes + _SMALL_LOAD)
+        self._fitted += 1
         self.observed += 1
         self.is_doubted = False
 
+    def _is_changed(self, expected: float, seconds: float) -> bool:
+        # Known of two sizes at least, or it would be latency that was taken for bandwidth.
+        is_near = self._fitted < 2 or abs(seconds - expected) <= 4 * self.deviation
+        return not is_near and not expected / _CHANGED <= seconds <= expected * _CHANGED
+
+    def _forget(self) -> None:
+        self._fit.forget()
+        self._fitted = 0
+
     def doubt(self) -> None:
         """Forgets what is known: it has proved wrong."""
-        self._fit.forget()
+        self._forget()
         self.observed, self.is_doubted, self.deviation = 0, True, 0.0
 
     def seconds(self, num_bytes: int) -> float | None:
@@ -237,8 +252,6 @@ class Choice:
     """Expected time of the load; None if it is not known."""
     recompute: float | None
     """Expected time to compute what is not loaded, if nothing were; None if it is not known."""
-    is_trial: bool = False
-    """Whether it is not expected to pay, and only to be found out whether it does."""
 
 
 def choose(
@@ -271,36 +284,25 @@ def choose(
     return best
 
 
-def lateness(recompute: float) -> float:
-    """Seconds that may be lost on what does not pay, beside a recomputation of so many."""
-    return max(_SLACK * recompute, LEAST_SLACK)
-
-
 def patience(choice: Choice, first: float | None, deviation: float) -> float | None:
     """How long to wait for the first of a load before all is recomputed; None if nothing is known.
 
     `first` is when that is expected, and `deviation` how far off such expectations are; as with
     TCP's retransmission timer (RFC 6298) four times that is waited on top. With what has come a
     load gets more time, in proportion, which the engine sees to: so this is what a load costs that
-    does not pay. Of a trial it is a small share of the recomputation, of a load of which nothing is
-    known yet a larger one. A load that saves much is worth waiting for even if such loads were
-    never late: giving it up loses what it saves, waiting in vain a fraction of that, once, as the
-    pool is in doubt then.
+    does not pay. A load that saves much is worth waiting for even if such loads were never late:
+    giving it up loses what it saves, waiting in vain a fraction of that, once, as the pool is in
+    doubt then.
 
     >>> round(patience(Choice(100, 0.5, 2.0), 0.125, 0.01), 3)
     0.313
     >>> round(patience(Choice(100, 1.9, 2.0), 0.125, 0.01), 3)
     0.225
-    >>> patience(Choice(100, 0.5, 2.0, is_trial=True), 0.125, 0.01)
-    0.06
     """
     if choice.recompute is None:
         return None
-    slack = lateness(choice.recompute)
-    if choice.is_trial:
-        return slack
     if first is None:
-        return max(_FIRST_SHARE * choice.recompute, LEAST_SLACK)
+        return max(_FIRST_SHARE * choice.recompute, _LEAST_SLACK)
     saved = choice.recompute - (choice.load or 0.0)
-    late = slack + min(4 * deviation, choice.recompute / 4)
+    late = max(_SLACK * choice.recompute, _LEAST_SLACK) + min(4 * deviation, choice.recompute / 4)
     return first + max(late, _FIRST_SHARE * saved)

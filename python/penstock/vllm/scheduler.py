@@ -11,7 +11,6 @@ sooner than it could be computed. What a request will load comes into host memor
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -95,7 +94,7 @@ class SchedulerHalf:
 
     def _start_lookup(self, tracked: Tracked) -> None:
         tracked.present = tracked.advice = None
-        tracked.await_until = tracked.unawaited_from = None
+        tracked.awaits = tracked.unawaited_from = None
         hashes = [self._hashes(tracked.request, group) for group in self._groups]
         if not all(hashes):
             tracked.present = [[] for _ in hashes]
@@ -131,6 +130,9 @@ class SchedulerHalf:
         if in_pool is None:
             if self._awaits(tracked, first):
                 return None, False
+            if tracked.unawaited_from is None:
+                self._stats.count("lookups_not_awaited")
+            tracked.unawaited_from = first
             in_pool = [[] for _ in self._groups]
         choice = self._advise(tracked, in_pool, first)
         if choice is None:
@@ -151,22 +153,20 @@ class SchedulerHalf:
 
     def _awaits(self, tracked: Tracked, first: int) -> bool:
         """Whether a request that could be computed from the token `first` waits for its look-up."""
-        request, now = tracked.request, time.monotonic()
-        if tracked.await_until is None:
-            end = self._last(request)
-            blocks = self._groups.needed(first, end)
-            reach = Reach(end, *self._bytes_by_tier(self._held(request), blocks))
-            seconds = self._advisor.lookup_patience(
-                first, reach, request.num_tokens, self._presence.latency, tracked.policy
+        if tracked.awaits is None:
+            request = tracked.request
+            tracked.awaits = self._advisor.awaits_lookup(
+                first,
+                self._reach(self._held(request), first, self._last(request)),
+                request.num_tokens,
+                self._presence.latency,
+                tracked.policy,
             )
-            tracked.await_until = math.inf if seconds is None else now + seconds
-        if now < tracked.await_until:
-            return True
-        if tracked.unawaited_from is None:
-            self._stats.count("lookups_not_awaited")
-            self._advisor.on_unawaited()
-        tracked.unawaited_from = first
-        return False
+        return tracked.awaits
+
+    def _reach(self, held: Sequence[Sequence[bool]], first: int, end: int) -> Reach:
+        """A load of the tokens from `first` to `end`, of which host memory has what is held."""
+        return Reach(end, *self._bytes_by_tier(held, self._groups.needed(first, end)))
 
     def _advise(
         self, tracked: Tracked, in_pool: Sequence[Sequence[bool]], first: int
@@ -185,14 +185,14 @@ class SchedulerHalf:
         present = either(held, in_pool)
         ends = {self._groups.reach(has, first, last) for has in (held, present)}
         reaches = [
-            Reach(end, *self._bytes_by_tier(held, self._groups.needed(first, end)))
+            self._reach(held, first, end)
             for end in sorted(ends)
             if end > first and not (self._single_token_left and end != request.num_tokens - 1)
         ]
         if not reaches:
             return None
         choice = self._advisor.advise(
-            first, reaches, request.num_tokens, tracked.policy, may_try=not tracked.is_declined
+            first, reaches, request.num_tokens, tracked.policy, may_check=not tracked.is_declined
         )
         furthest = reaches[-1]
         if choice.end < furthest.end:
@@ -241,8 +241,6 @@ class SchedulerHalf:
         if num_tokens > end - first:
             raise RuntimeError(f"{num_tokens} tokens are to be loaded, {end - first} were offered")
         blocks = list(self._groups.needed(first, first + num_tokens))
-        if tracked.choice is not None and tracked.choice.is_trial:
-            self._stats.count("trials")
         job = self._begin(request, block_ids, blocks, tracked.choice)
         tracked.load = job
         self._release_prefetch(tracked)
@@ -273,7 +271,6 @@ class SchedulerHalf:
             job.job,
             host_bytes,
             pool_bytes,
-            choice=choice,
             patience=patience,
             is_probe=is_probe,
         )
@@ -335,8 +332,10 @@ class SchedulerHalf:
             group = missing[0][0]
             wanted = self._advisor.wants_probe(
                 time.monotonic(),
-                self._agreement.block_bytes[group],
-                self._agreement.block_objects[group],
+                first,
+                self._reach(held, first, end),
+                tracked.request.num_tokens,
+                (self._agreement.block_bytes[group], self._agreement.block_objects[group]),
             )
             if wanted and self._order_prefetch(tracked.request, missing[:wanted], is_probe=True):
                 self._stats.count("probes")

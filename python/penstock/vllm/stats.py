@@ -26,7 +26,6 @@ COUNTERS = {
     "prefetches": "Waiting requests whose blocks were fetched into host memory.",
     "prefetched_bytes": "Bytes of KV fetched into host memory ahead of a load, over all ranks.",
     "probes": "Fetches that only measured the pool.",
-    "trials": "Loads that were tried though they were not expected to pay.",
     "load_failed_blocks": "Blocks that a load did not get; they were recomputed.",
     "rejected_objects": "Values from the pool that failed verification.",
     "foreign_objects": "Values encrypted with a key that this engine does not have; not loaded.",

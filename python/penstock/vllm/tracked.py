@@ -20,9 +20,9 @@ class Tracked:
     """Look-ups under way, one for each group."""
     present: list[list[bool]] | None = None
     """Their answers, by group, per block of the prompt; nothing of a group is present if empty."""
-    await_until: float | None = None
-    """When the engine, which has room for the request, goes on without their answers; infinite if
-    it waits for them. None if it has not waited yet."""
+    awaits: bool | None = None
+    """Whether the engine, once it has room for the request, waits for their answers; None if it has
+    had none yet."""
     unawaited_from: int | None = None
     """The token from which it is computed without their answers; None if they came in time."""
     offer: tuple[int, int] = (0, 0)

@@ -15,7 +15,7 @@ use crate::queue::Slab;
 /// meets are taken in any case.
 const WORTH_A_SEARCH: u64 = 16;
 
-/// Turns of the hand, of which the last at most finds everything in use, before all may go.
+/// Turns of the hand, after which what is in use goes too.
 const EVICTING_TURNS: u32 = 3;
 /// Turns before the search is in vain.
 const TURNS: u32 = 5;
@@ -27,7 +27,7 @@ pub enum Round {
     Sparing,
     /// Entries go that were not used lately, judged at their first place.
     Evicting,
-    /// Everything goes: for two turns all were in use all the time.
+    /// Everything goes: it was all in use again whenever the hand came by.
     Clearing,
 }
 

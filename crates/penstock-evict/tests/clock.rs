@@ -1,7 +1,10 @@
 //! Second chance is what its definition says, and keeps to its places.
 
+mod calls;
+
 use std::collections::HashMap;
 
+use calls::{Call, call};
 use penstock_evict::{Clock, Policy, Progress, Round, Sweep};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -29,23 +32,6 @@ impl Naive {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Call {
-    Insert(u8, u64),
-    Touch(u8),
-    Remove(u8),
-    Evict,
-}
-
-fn call() -> impl Strategy<Value = Call> {
-    prop_oneof![
-        6 => (0u8..40, 0u64..8).prop_map(|(key, weight)| Call::Insert(key, weight)),
-        3 => (0u8..40).prop_map(Call::Touch),
-        1 => (0u8..40).prop_map(Call::Remove),
-        1 => Just(Call::Evict),
-    ]
-}
-
 proptest! {
     #[test]
     fn it_agrees_with_its_definition(places in 1usize..20, uses in vec(0u8..40, 0..400)) {
@@ -71,7 +57,7 @@ proptest! {
     #[test]
     fn it_neither_loses_nor_duplicates_and_keeps_to_its_places(
         places in 1u64..30,
-        calls in vec(call(), 0..400),
+        calls in vec(call(0..8), 0..400),
     ) {
         let mut clock: Clock<u8> = Clock::new(places);
         // What it may hold: it gives up what it likes to take in another.

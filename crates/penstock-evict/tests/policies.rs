@@ -1,27 +1,13 @@
 //! Properties of the policies over random sequences of calls.
 
+mod calls;
+
 use std::collections::HashMap;
 
+use calls::{Call, call};
 use penstock_evict::{Lru, Policy, Prefix, S3Fifo};
 use proptest::collection::vec;
 use proptest::prelude::*;
-
-#[derive(Clone, Copy, Debug)]
-enum Call {
-    Insert(u8, u64),
-    Touch(u8),
-    Remove(u8),
-    Evict,
-}
-
-fn call() -> impl Strategy<Value = Call> {
-    prop_oneof![
-        4 => (0u8..40, 0u64..1000).prop_map(|(key, weight)| Call::Insert(key, weight)),
-        4 => (0u8..40).prop_map(Call::Touch),
-        1 => (0u8..40).prop_map(Call::Remove),
-        2 => Just(Call::Evict),
-    ]
-}
 
 /// The definition of LRU: a list in order of last use.
 #[derive(Default)]
@@ -71,7 +57,7 @@ fn holds_what_it_is_given(mut policy: impl Policy<u8>, calls: &[Call]) -> Vec<Op
 
 proptest! {
     #[test]
-    fn lru_agrees_with_its_definition(calls in vec(call(), 0..400)) {
+    fn lru_agrees_with_its_definition(calls in vec(call(0..1000), 0..400)) {
         let (mut policy, mut naive) = (Lru::new(), NaiveLru::default());
         for call in calls {
             match call {
@@ -97,22 +83,22 @@ proptest! {
     }
 
     #[test]
-    fn lru_neither_loses_nor_duplicates(calls in vec(call(), 0..400)) {
+    fn lru_neither_loses_nor_duplicates(calls in vec(call(0..1000), 0..400)) {
         holds_what_it_is_given(Lru::new(), &calls);
     }
 
     #[test]
-    fn s3fifo_neither_loses_nor_duplicates(calls in vec(call(), 0..400)) {
+    fn s3fifo_neither_loses_nor_duplicates(calls in vec(call(0..1000), 0..400)) {
         holds_what_it_is_given(S3Fifo::new(), &calls);
     }
 
     #[test]
-    fn prefix_neither_loses_nor_duplicates(calls in vec(call(), 0..400)) {
+    fn prefix_neither_loses_nor_duplicates(calls in vec(call(0..1000), 0..400)) {
         holds_what_it_is_given(Prefix::new(), &calls);
     }
 
     #[test]
-    fn s3fifo_is_deterministic(calls in vec(call(), 0..400)) {
+    fn s3fifo_is_deterministic(calls in vec(call(0..1000), 0..400)) {
         prop_assert_eq!(
             holds_what_it_is_given(S3Fifo::new(), &calls),
             holds_what_it_is_given(S3Fifo::new(), &calls)

@@ -212,8 +212,9 @@ class Tier:
                 # What was before, with this, would be taken for a latency: loads of other sizes
                 # would be expected to take as long as this.
                 self._forget()
-                # It is well again, and measured anew at once.
-                self.observed *= seconds > expected
+                if seconds < expected:
+                    # It may be well again: that is measured at once.
+                    self.observed = 0
             self.deviation += _DEVIATION_SHARE * (abs(seconds - expected) - self.deviation)
         self._fit.observe((num_bytes, 1), seconds, num_bytes + _SMALL_LOAD)
         self._fitted += 1

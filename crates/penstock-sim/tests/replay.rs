@@ -124,7 +124,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]
     fn belady_is_the_best_of_all_choices(
         prompts in vec(vec(0u32..2, 1..4), 1..7),

@@ -1,8 +1,13 @@
-//! Second chance: a hand goes round the places, and what was used since it last came by is spared.
+//! A hand goes round the places, and what was used longest ago goes when it comes by.
 //!
-//! No order of use has to be kept, only whether there was one, so memory that several processes share
-//! without a lock can be managed like this. What decides is in [`Sweep`]; the places, and what they hold,
-//! are whoever's it is: the shared memory pool's pages, or [`Clock`]'s.
+//! No order of use has to be kept, only the time of each, so memory that several processes share without
+//! a lock can be managed like this. How long ago is long enough is decided once a turn: [`horizon`] is
+//! the time of use up to which a sixteenth of the places goes. So what goes is always of the sixteenth that
+//! least recently used would give up next. (WSClock has such a hand, and a fixed age: Carr and Hennessy,
+//! "WSClock - a simple and effective algorithm for virtual memory management", SOSP 1981.)
+//!
+//! The rules are in [`Sweep`]; the places, and what they hold, are whoever's it is: the shared memory
+//! pool's pages, or [`Clock`]'s.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, RandomState};
@@ -15,6 +20,10 @@ use crate::queue::Slab;
 /// meets are taken in any case.
 const WORTH_A_SEARCH: u64 = 16;
 
+/// With a turn of the hand one of so many places goes: fewer, and it goes far for each; more, and it
+/// matters less which were used first.
+const A_TURN: u64 = 16;
+
 /// Turns of the hand, after which what is in use goes too.
 const EVICTING_TURNS: u32 = 3;
 /// Turns before the search is in vain.
@@ -25,19 +34,19 @@ const TURNS: u32 = 5;
 pub enum Round {
     /// There is free room: only that is taken.
     Sparing,
-    /// Entries go that were not used lately, judged at their first place.
+    /// Entries go that were not used since the horizon, judged at their first place.
     Evicting,
     /// Everything goes: it was all in use again whenever the hand came by.
     Clearing,
 }
 
 impl Round {
-    /// Whether the entry goes that the hand meets, at its first place or at another. `forget_use` tells
-    /// whether it was used since this was last asked.
-    pub fn gives_up(self, is_first: bool, forget_use: impl FnOnce() -> bool) -> bool {
+    /// Whether the entry goes that the hand meets, at its first place or at another. `used_at` tells
+    /// when it was used last.
+    pub fn gives_up(self, is_first: bool, horizon: u64, used_at: impl FnOnce() -> u64) -> bool {
         match self {
             Self::Sparing => false,
-            Self::Evicting => is_first && !forget_use(),
+            Self::Evicting => is_first && used_at() <= horizon,
             Self::Clearing => true,
         }
     }
@@ -55,10 +64,23 @@ pub enum Progress {
     InVain,
 }
 
+/// The time of use up to which entries go: those used last at the given times, each with its weight, so
+/// that they weigh at least `room` together.
+pub fn horizon(uses: &mut [(u64, u64)], room: u64) -> u64 {
+    uses.sort_unstable();
+    let mut sum = 0;
+    let enough = uses.iter().find(|&&(_, weight)| {
+        sum += weight;
+        sum >= room
+    });
+    enough.or(uses.last()).map_or(0, |&(used_at, _)| used_at)
+}
+
 /// One search for places, from wherever the hand is.
 #[derive(Debug)]
 pub struct Sweep {
     places: u64,
+    room: u64,
     round: Round,
     passed: u64,
     turns: u32,
@@ -75,10 +97,17 @@ impl Sweep {
         };
         Self {
             places,
+            room: count.max(places / A_TURN),
             round,
             passed: 0,
             turns: 0,
         }
+    }
+
+    /// What the horizon has to be drawn for, if it is time to: the hand has passed so many places since
+    /// it last was.
+    pub fn wants_horizon(&self, passed: u64) -> Option<u64> {
+        (self.round != Round::Sparing && passed >= self.places).then_some(self.room)
     }
 
     /// How the hand deals with what it meets next.
@@ -113,7 +142,7 @@ struct Entry<K> {
     key: K,
     weight: u64,
     first: u32,
-    is_used: bool,
+    used_at: u64,
 }
 
 /// A place that belongs to no entry; no place.
@@ -126,7 +155,8 @@ struct Place {
     next: u32,
 }
 
-/// Second chance over a ring of places, as the shared memory pool has it.
+/// Least recently used over a ring of places, as nearly as the shared memory pool has it. Time is the
+/// number of uses.
 ///
 /// Unlike other policies it is bounded, since the places are its order: an entry that is taken in
 /// gets the places of those that go. One that needs more than there are is not taken in.
@@ -135,6 +165,10 @@ pub struct Clock<K, S = RandomState> {
     /// Those that the hand has come by; it has not been round before they are all of them.
     ring: Vec<Place>,
     hand: usize,
+    /// Places that it passed since the horizon was drawn.
+    passed: u64,
+    horizon: u64,
+    now: u64,
     taken: u64,
     index: HashMap<K, u32, S>,
     slab: Slab<Entry<K>>,
@@ -148,6 +182,9 @@ impl<K, S: Default> Clock<K, S> {
             places: places.min(u64::from(NONE)),
             ring: Vec::new(),
             hand: 0,
+            passed: 0,
+            horizon: 0,
+            now: 0,
             taken: 0,
             index: HashMap::default(),
             slab: Slab::new(),
@@ -165,6 +202,7 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Clock<K, S> {
             self.ring.push(Place { entry, next });
         }
         self.hand = (place + 1) % self.places as usize;
+        self.passed += 1;
         place
     }
 
@@ -174,12 +212,17 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Clock<K, S> {
         if number == NONE {
             return None;
         }
-        let entry = self.slab.get_mut(number);
+        let entry = self.slab.get(number);
         let is_first = entry.first as usize == place;
-        let forget_use = || std::mem::replace(&mut entry.is_used, false);
         round
-            .gives_up(is_first, forget_use)
+            .gives_up(is_first, self.horizon, || entry.used_at)
             .then(|| self.release(number))
+    }
+
+    fn draw_horizon(&mut self, room: u64) {
+        let entries = self.index.values().map(|&number| self.slab.get(number));
+        let mut uses: Vec<_> = entries.map(|e| (e.used_at, e.weight.max(1))).collect();
+        (self.horizon, self.passed) = (horizon(&mut uses, room), 0);
     }
 
     fn release(&mut self, number: u32) -> (K, u64) {
@@ -217,6 +260,11 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Clock<K, S> {
                     self.taken += 1;
                 }
             }
+            if left > 0
+                && let Some(room) = sweep.wants_horizon(self.passed)
+            {
+                self.draw_horizon(room);
+            }
             let progress = sweep.pass(stretch);
             debug_assert_ne!(progress, Progress::InVain, "nobody else fills places");
         }
@@ -225,11 +273,10 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Clock<K, S> {
 
 impl<K: Hash + Eq + Clone + Send, S: BuildHasher + Send> Policy<K> for Clock<K, S> {
     fn insert(&mut self, key: K, weight: u64) -> Option<u64> {
-        let before = match self.index.get(&key) {
-            Some(&number) => {
-                let entry = self.slab.get_mut(number);
-                if entry.weight == weight {
-                    entry.is_used = true;
+        let before = match self.index.get(&key).copied() {
+            Some(number) => {
+                if self.slab.get(number).weight == weight {
+                    self.touch(&key);
                     return Some(weight);
                 }
                 Some(self.release(number).1)
@@ -240,11 +287,12 @@ impl<K: Hash + Eq + Clone + Send, S: BuildHasher + Send> Policy<K> for Clock<K, 
         if count > self.places {
             return before;
         }
+        self.now += 1;
         let number = self.slab.alloc(Entry {
             key: key.clone(),
             weight,
             first: NONE,
-            is_used: false,
+            used_at: self.now,
         });
         self.take_places(number, count);
         self.index.insert(key, number);
@@ -252,10 +300,21 @@ impl<K: Hash + Eq + Clone + Send, S: BuildHasher + Send> Policy<K> for Clock<K, 
         before
     }
 
+    /// Takes them in from the first to the last, as they are put, but the last counts as used first.
+    fn use_chain(&mut self, _parent: Option<&K>, chain: &[(K, u64)]) {
+        let end = self.now + chain.len() as u64;
+        for ((key, weight), before) in chain.iter().zip(0..) {
+            self.now = end - before - 1;
+            self.insert(key.clone(), *weight);
+        }
+        self.now = end;
+    }
+
     fn touch(&mut self, key: &K) -> bool {
+        self.now += 1;
         let number = self.index.get(key).copied();
         if let Some(number) = number {
-            self.slab.get_mut(number).is_used = true;
+            self.slab.get_mut(number).used_at = self.now;
         }
         number.is_some()
     }
@@ -270,6 +329,9 @@ impl<K: Hash + Eq + Clone + Send, S: BuildHasher + Send> Policy<K> for Clock<K, 
             let place = self.step();
             if let Some(victim) = self.meet(place, Round::Evicting) {
                 return Some(victim);
+            }
+            if self.passed >= self.places {
+                self.draw_horizon(1);
             }
         }
         None

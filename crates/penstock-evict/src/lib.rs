@@ -12,7 +12,7 @@ mod prefix;
 mod queue;
 mod s3fifo;
 
-pub use clock::{Clock, Progress, Round, Sweep};
+pub use clock::{Clock, Progress, Round, Sweep, horizon};
 pub use lru::Lru;
 pub use policy::Policy;
 pub use prefix::Prefix;

@@ -1,57 +1,74 @@
-//! Second chance is what its definition says, and keeps to its places.
+//! What a hand gives up was used longest ago, or nearly, and it keeps to its places.
 
 mod calls;
 
 use std::collections::HashMap;
 
 use calls::{Call, call};
-use penstock_evict::{Clock, Policy, Progress, Round, Sweep};
+use penstock_evict::{Clock, Lru, Policy, Progress, Round, Sweep, horizon};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// The definition: a queue, of whose front what was used goes to the end, as if it were new.
-#[derive(Default)]
-struct Naive(Vec<(u8, bool)>);
-
-impl Naive {
-    fn touch(&mut self, key: u8) -> bool {
-        let found = self.0.iter_mut().find(|entry| entry.0 == key);
-        found.map(|entry| entry.1 = true).is_some()
-    }
-
-    fn evict(&mut self) -> Option<u8> {
-        loop {
-            if self.0.is_empty() {
-                return None;
-            }
-            match self.0.remove(0) {
-                (key, true) => self.0.push((key, false)),
-                (key, false) => return Some(key),
-            }
-        }
-    }
-}
-
 proptest! {
     #[test]
-    fn it_agrees_with_its_definition(places in 1usize..20, uses in vec(0u8..40, 0..400)) {
-        let mut clock: Clock<u8> = Clock::new(places as u64);
-        let mut naive = Naive::default();
+    fn where_a_turn_frees_one_place_it_is_least_recently_used(
+        places in 1u64..32,
+        uses in vec(0u8..60, 0..400),
+    ) {
+        let (mut clock, mut lru): (Clock<u8>, Lru<u8>) = (Clock::new(places), Lru::default());
         for key in uses {
-            if !naive.touch(key) {
-                if naive.0.len() == places {
-                    naive.evict();
-                }
-                naive.0.push((key, false));
-            }
             clock.insert(key, 1);
-            for key in 0..40 {
-                prop_assert_eq!(clock.contains(&key), naive.0.iter().any(|entry| entry.0 == key));
+            lru.insert(key, 1);
+            while lru.weight() > places {
+                lru.evict();
+            }
+            for key in 0..60 {
+                prop_assert_eq!(clock.contains(&key), lru.contains(&key));
             }
         }
-        let victims: Vec<u8> = std::iter::from_fn(|| clock.evict()).map(|(key, _)| key).collect();
-        let expected: Vec<u8> = std::iter::from_fn(|| naive.evict()).collect();
+        let victims: Vec<_> = std::iter::from_fn(|| clock.evict()).collect();
+        let expected: Vec<_> = std::iter::from_fn(|| lru.evict()).collect();
         prop_assert_eq!(victims, expected);
+    }
+
+    #[test]
+    fn what_goes_is_of_the_sixteenth_that_was_used_longest_ago(
+        places in 32u64..200,
+        uses in vec(0u16..300, 0..2000),
+    ) {
+        let mut clock: Clock<u16> = Clock::new(places);
+        let mut order: Vec<u16> = Vec::new();
+        for key in uses {
+            let is_new = !clock.contains(&key);
+            clock.insert(key, 1);
+            if is_new && order.len() as u64 == places {
+                let gone = order.iter().position(|key| !clock.contains(key)).unwrap();
+                prop_assert!((gone as u64) < places / 16, "{gone} were used before it");
+            }
+            order.retain(|&other| other != key && clock.contains(&other));
+            order.push(key);
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_prompt_goes_before_its_beginning(
+        places in 8u64..100,
+        lengths in vec(1u64..30, 1..60),
+    ) {
+        let mut clock: Clock<(usize, u64)> = Clock::new(places);
+        for (prompt, length) in lengths.into_iter().enumerate() {
+            let chain: Vec<_> = (0..length.min(places)).map(|n| ((prompt, n), 1)).collect();
+            clock.use_chain(None, &chain);
+        }
+        // In a row from the first, but for the sixteenth that is going.
+        let mut held: Vec<(usize, u64)> = std::iter::from_fn(|| clock.evict()).map(|(key, _)| key).collect();
+        let taken = held.len() as u64;
+        held.sort_unstable();
+        let torn: u64 = held
+            .chunk_by(|a, b| a.0 == b.0)
+            .map(|prompt| prompt.last().unwrap().1 + 1 - prompt.len() as u64)
+            .sum();
+        prop_assert!(torn <= places / 16, "{torn} of {taken}");
     }
 
     #[test]
@@ -126,11 +143,11 @@ fn a_search_that_finds_everything_in_use_clears_it_and_then_gives_up() {
         rounds.iter().filter(is_it).count()
     });
     assert_eq!(turns, [3, 2]);
-    assert!(!Round::Sparing.gives_up(true, || false));
-    assert!(Round::Evicting.gives_up(true, || false));
-    assert!(!Round::Evicting.gives_up(true, || true));
-    assert!(!Round::Evicting.gives_up(false, || unreachable!("not asked")));
-    assert!(Round::Clearing.gives_up(false, || unreachable!("not asked")));
+    assert!(!Round::Sparing.gives_up(true, 9, || 8));
+    assert!(Round::Evicting.gives_up(true, 9, || 9));
+    assert!(!Round::Evicting.gives_up(true, 9, || 10));
+    assert!(!Round::Evicting.gives_up(false, 9, || unreachable!("not asked")));
+    assert!(Round::Clearing.gives_up(false, 9, || unreachable!("not asked")));
 }
 
 #[test]
@@ -140,4 +157,22 @@ fn a_count_of_free_places_that_was_wrong_is_noticed_after_a_turn() {
     assert_eq!(sweep.pass(99), Progress::Searching);
     assert_eq!(sweep.pass(1), Progress::Miscounted);
     assert_eq!(sweep.round(), Round::Evicting);
+}
+
+#[test]
+fn the_horizon_is_drawn_once_a_turn_for_a_sixteenth_or_what_is_needed() {
+    let sweep = |count| Sweep::new(160, 0, count);
+    assert_eq!(sweep(1).wants_horizon(159), None);
+    assert_eq!(sweep(1).wants_horizon(160), Some(10));
+    assert_eq!(sweep(30).wants_horizon(160), Some(30));
+    assert_eq!(
+        Sweep::new(160, 50, 1).wants_horizon(160),
+        None,
+        "there is room"
+    );
+    let mut uses = [(5, 2), (1, 1), (9, 4), (3, 3)];
+    for (room, expected) in [(1, 1), (2, 3), (4, 3), (5, 5), (10, 9), (99, 9)] {
+        assert_eq!(horizon(&mut uses, room), expected);
+    }
+    assert_eq!(horizon(&mut [], 1), 0);
 }

@@ -10,11 +10,11 @@ use crate::error::Error;
 /// The policies by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicyKind {
-    /// Least recently used, the ends of prompts before their starts, as a pool in a directory has it.
+    /// Least recently used, the ends of prompts before their beginnings, as a pool in a directory has it.
     Lru,
     /// Least recently used, as of a store that knows no prompts: block by block, in a prompt's order.
     LruByBlock,
-    /// Second chance, as the pool in shared memory has it: likewise.
+    /// Least recently used, as nearly as the pool in shared memory has it.
     Clock,
     /// S3-FIFO.
     S3Fifo,
@@ -45,7 +45,7 @@ impl PolicyKind {
 
     /// Whether it stands for a store that knows no prompts.
     const fn is_told_by_block(self) -> bool {
-        matches!(self, Self::LruByBlock | Self::Clock)
+        matches!(self, Self::LruByBlock)
     }
 
     fn make(self, capacity: u64) -> Box<dyn Policy<u32>> {

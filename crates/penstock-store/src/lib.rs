@@ -13,6 +13,7 @@ mod keyring;
 pub mod layers;
 mod memory;
 mod open;
+mod recency;
 mod resp;
 mod shm;
 mod size;

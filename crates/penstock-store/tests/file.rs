@@ -3,7 +3,6 @@
 mod behaviour;
 
 use std::fs::{self, FileTimes};
-use std::io::{IoSlice, IoSliceMut};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,10 +12,8 @@ use std::time::{Duration, Instant, SystemTime};
 use behaviour::sealed::{
     Process, SHARED, assert_whole, eventually, listed, put_sealed, put_sealed_by, whole_values,
 };
-use behaviour::{get, key, soon};
-use penstock_store::{
-    ErrorKind, FileStore, GetOutcome, GetRequest, Key, PutOutcome, PutRequest, Store,
-};
+use behaviour::{get, key, prompt, soon};
+use penstock_store::{ErrorKind, FileStore, Key, PutOutcome, Store};
 use rustix::process::Signal;
 
 /// Names the role of a process that a test starts, and the pool it works on.
@@ -266,10 +263,10 @@ fn the_least_recently_used_go_first_also_by_other_handles() {
     assert!(oldest >= 10);
 }
 
-/// Makes it as if the first 60 values had been put an hour ago, one second apart.
+/// Makes it as if a prompt's values had been put an hour ago, one second apart.
 fn age(root: &Path) {
     let hour = SystemTime::now() - Duration::from_secs(3600);
-    for n in 0..60 {
+    for n in 0..prompt::BLOCKS {
         let times = FileTimes::new().set_modified(hour + Duration::from_secs(n));
         let file = fs::File::options()
             .write(true)
@@ -279,58 +276,22 @@ fn age(root: &Path) {
     }
 }
 
-/// Tokens of a block, so many that it counts as used a second before the one in front of it.
-const TOKENS: u64 = 2_500;
-
-/// Its blocks' keys, in order.
-fn prompt() -> Vec<Key> {
-    (0..60).map(|n| key(SHARED, n)).collect()
-}
-
-/// Puts others, until some of the prompt has to go: what is left is its beginning.
-fn assert_the_beginning_stays(store: &dyn Store) {
-    (100..130).for_each(|n| assert!(put_sealed(store, n, 100_000).is_ok()));
-    let present = store.contains(&prompt(), soon()).unwrap();
-    let left = present.iter().filter(|&&there| there).count();
-    assert!(0 < left && left < 60, "{left}");
-    assert!(present[..left].iter().all(|&there| there), "{present:?}");
-}
-
 #[test]
 fn of_a_prompt_the_end_goes_first_as_its_blocks_are_put() {
     let root = tempfile::tempdir().unwrap();
     let store = open(root.path(), CAPACITY);
-    let value = vec![7; 100_000];
-    let slices = [IoSlice::new(&value)];
-    for (n, key) in (0..).zip(prompt()) {
-        let position = n * TOKENS;
-        let mut batch = [PutRequest {
-            position,
-            ..PutRequest::new(key, &slices)
-        }];
-        store.put_many(&mut batch, soon());
-        assert!(batch[0].outcome.take().unwrap().is_ok());
-    }
-    assert_the_beginning_stays(&*store);
+    prompt::put(&*store, true);
+    prompt::assert_the_beginning_stays(&*store, 0);
 }
 
 #[test]
 fn of_a_prompt_the_end_goes_first_as_its_blocks_are_read() {
     let root = tempfile::tempdir().unwrap();
     let store = open(root.path(), CAPACITY);
-    (0..60).for_each(|n| assert!(put_sealed(&*store, n, 100_000).is_ok()));
+    prompt::put(&*store, false);
     age(root.path());
-    let mut into = vec![0; 200_000];
-    for (n, key) in (0..).zip(prompt()) {
-        let into = &mut [IoSliceMut::new(&mut into)];
-        let mut batch = [GetRequest {
-            position: n * TOKENS,
-            ..GetRequest::new(key, into)
-        }];
-        store.get_many(&mut batch, soon());
-        assert!(matches!(batch[0].outcome, Some(Ok(GetOutcome::Hit(_)))));
-    }
-    assert_the_beginning_stays(&*store);
+    prompt::read(&*store);
+    prompt::assert_the_beginning_stays(&*store, 0);
 }
 
 fn path_of(root: &Path, n: u64) -> PathBuf {

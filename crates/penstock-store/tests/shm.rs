@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use behaviour::sealed::{
     Process, SHARED, assert_whole, eventually, listed, put_sealed, put_sealed_by, whole_values,
 };
-use behaviour::{key, soon};
+use behaviour::{key, prompt, soon};
 use penstock_evict::{Clock, Policy};
 use penstock_store::value::HEADER_BYTES;
 use penstock_store::{ErrorKind, Key, OpenOptions, PutOutcome, ShmStore, Store};
@@ -88,6 +88,20 @@ fn nothing_is_evicted_while_there_is_room() {
     (100..110).for_each(|n| assert!(put_sealed(&*store, n, 300_000).is_ok()));
     assert_eq!(store.stats().evictions, 0);
     assert_eq!(whole_values(&*store), 45);
+}
+
+#[test]
+fn of_a_prompt_the_end_goes_first() {
+    for is_read in [false, true] {
+        let pool = Pool::new();
+        let store = pool.open(SIZE);
+        prompt::put(&*store, !is_read);
+        if is_read {
+            prompt::read(&*store);
+        }
+        // A sixteenth of what there is room for.
+        prompt::assert_the_beginning_stays(&*store, 80 / 16);
+    }
 }
 
 /// A simulation predicts what the pool finds: it has the same sweep.

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::{
     Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
-    PutRequest, Result, Store, StoreStats, deadline, slices,
+    PutRequest, Result, Store, StoreStats, deadline, recency, slices,
 };
 use directory::{Directory, charge, free_bytes};
 use upkeep::{Upkeep, each_value, if_there};
@@ -34,10 +34,6 @@ use usage::Room;
 
 /// A value's time of last use is kept no finer than this, to spare a system call on most hits.
 const RECENCY_GRAIN: Duration = Duration::from_secs(60);
-/// So much earlier a value counts as used for each token before it in its prompt. Those that are
-/// stored while a prompt is computed come as far apart, at 2,500 tokens a second, and from faster engines
-/// nearer: so the end of a prompt is older than its beginning. A million tokens are under seven minutes.
-const A_TOKEN: Duration = Duration::from_micros(400);
 /// Longest that a put looks for room.
 const ROOM_WAIT: Duration = Duration::from_millis(200);
 /// Longest that a put which failed waits to give its room back.
@@ -357,8 +353,7 @@ fn create_options() -> OpenOptions {
 /// When a value counts as used that is used now, with so many tokens before it in its prompt.
 fn time_of_use(position: u64) -> SystemTime {
     let now = SystemTime::now();
-    let earlier = A_TOKEN.saturating_mul(position.try_into().unwrap_or(u32::MAX));
-    now.checked_sub(earlier).unwrap_or(now)
+    now.checked_sub(recency::earlier(position)).unwrap_or(now)
 }
 
 /// Whether the last note of a value's use is worth renewing.

@@ -19,8 +19,11 @@ pub(super) const BODY_WORDS: u64 = 16;
 pub(super) const HAND_WORD: u64 = 64;
 /// … how many values were ever published …
 pub(super) const STAMP_WORD: u64 = 80;
-/// … and how many pages are in use, or nearly.
+/// … how many pages are in use, or nearly …
 pub(super) const USED_WORD: u64 = 96;
+/// … and the time of use up to which values go, with where the hand was when that was drawn.
+pub(super) const HORIZON_WORD: u64 = 112;
+pub(super) const DRAWN_WORD: u64 = 113;
 
 const WORD: u64 = 8;
 const SMALLEST: u64 = 1 << 20;

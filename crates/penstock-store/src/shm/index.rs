@@ -8,22 +8,31 @@
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
 use twox_hash::XxHash3_64;
 
 use super::geometry::{STAMP_WORD, USED_WORD, WAYS};
 use super::segment::Segment;
 use super::state::{Kind, State, TAG_BITS};
 use crate::key::KEY_BYTES;
-use crate::{Error, ErrorKind, Key, Result, deadline};
+use crate::{Error, ErrorKind, Key, Result, deadline, recency};
 
 const KEY_WORDS: usize = KEY_BYTES / 8;
 /// Words of an entry's body, after the key's.
 const LENGTH_WORD: u64 = KEY_WORDS as u64;
 const FIRST_WORD: u64 = LENGTH_WORD + 1;
 const STAMPED_WORD: u64 = LENGTH_WORD + 2;
-const RECENT_WORD: u64 = LENGTH_WORD + 3;
+const USED_AT_WORD: u64 = LENGTH_WORD + 3;
 /// How long to wait before looking again for an entry in a bucket that others are filling.
 const RETRY: Duration = Duration::from_micros(50);
+
+/// When a value counts as used that is used now, with so many tokens before it in its prompt: in
+/// nanoseconds since the machine started, the same for all its processes.
+fn time_of_use(position: u64) -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    let now = Duration::new(now.tv_sec as u64, now.tv_nsec as u32);
+    now.saturating_sub(recency::earlier(position)).as_nanos() as u64
+}
 
 /// A key as the index uses it.
 pub(super) struct Name {
@@ -129,27 +138,28 @@ impl Segment {
 
     /// Every live entry, as it is when the iterator comes by.
     pub(super) fn each(&self) -> impl Iterator<Item = Found> {
+        self.each_live()
+            .filter_map(|(entry, state)| self.read(entry, state))
+    }
+
+    /// The same, with its state alone.
+    pub(super) fn each_live(&self) -> impl Iterator<Item = (u64, State)> {
         (0..self.geometry.entries()).filter_map(|entry| {
             let state = State::of(self.state(entry));
-            if state.kind() != Kind::Live {
-                return None;
-            }
-            self.read(entry, state)
+            (state.kind() == Kind::Live).then_some((entry, state))
         })
     }
 
-    /// Notes that a value was used, which keeps it from the next eviction.
-    pub(super) fn note_use(&self, found: &Found) {
-        let recent = self.body(found.entry, RECENT_WORD);
+    /// Notes that a value was used, with so many tokens before it in its prompt.
+    pub(super) fn note_use(&self, found: &Found, position: u64) {
         // It may be another value's by now: a hint that is wrong harms nothing.
-        if recent.load(Relaxed) == 0 {
-            recent.store(1, Relaxed);
-        }
+        self.body(found.entry, USED_AT_WORD)
+            .store(time_of_use(position), Relaxed);
     }
 
-    /// Whether a value was used since this was last asked.
-    pub(super) fn forget_use(&self, found: &Found) -> bool {
-        self.body(found.entry, RECENT_WORD).swap(0, Relaxed) != 0
+    /// When a value was used last.
+    pub(super) fn used_at(&self, found: &Found) -> u64 {
+        self.body(found.entry, USED_AT_WORD).load(Relaxed)
     }
 
     /// Gives a value up. False if somebody else was faster.
@@ -170,8 +180,8 @@ impl Segment {
         removed
     }
 
-    /// An entry for a key. If the key's bucket is full, its oldest value that was not used lately
-    /// goes.
+    /// An entry for a key. If the key's bucket is full, the value in it goes that was used longest
+    /// ago.
     pub(super) fn claim(&self, name: &Name, give_up: Instant) -> Result<Claim<'_>> {
         loop {
             let states = || self.bucket(name).map(|e| (e, State::of(self.state(e))));
@@ -194,7 +204,7 @@ impl Segment {
             let live = states().filter_map(|(entry, state)| {
                 (state.kind() == Kind::Live).then(|| self.read(entry, state))?
             });
-            if let Some(victim) = live.min_by_key(|found| (self.forget_use(found), found.stamp)) {
+            if let Some(victim) = live.min_by_key(|found| self.used_at(found)) {
                 if let Some(claim) = claim(victim.entry, victim.state, true) {
                     self.unused(self.geometry.pages_of(victim.bytes));
                     return Ok(claim);
@@ -222,6 +232,7 @@ impl Segment {
         name: &Name,
         bytes: u64,
         first: u64,
+        position: u64,
     ) -> Result<()> {
         let entry = claim.entry;
         for (word, part) in (0..).zip(&name.words) {
@@ -232,7 +243,7 @@ impl Segment {
             (LENGTH_WORD, bytes),
             (FIRST_WORD, first),
             (STAMPED_WORD, stamp),
-            (RECENT_WORD, 0),
+            (USED_AT_WORD, time_of_use(position)),
         ] {
             self.body(entry, word).store(value, Relaxed);
         }

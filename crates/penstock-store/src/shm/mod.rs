@@ -22,7 +22,6 @@ mod pages;
 mod segment;
 mod state;
 
-use std::io::{IoSlice, IoSliceMut};
 use std::time::Instant;
 
 use crate::counters::Counters;
@@ -36,7 +35,7 @@ use segment::Segment;
 /// Entries visited between two looks at the clock.
 const ENTRIES_A_LOOK: usize = 4096;
 
-/// Objects in shared memory, bounded in bytes; those that were not used lately go first.
+/// Objects in shared memory, bounded in bytes; those that were used longest ago go first.
 pub struct ShmStore {
     name: String,
     segment: Segment,
@@ -60,8 +59,9 @@ impl ShmStore {
         })
     }
 
-    fn put_one(&self, key: &Key, value: &[IoSlice<'_>], deadline: Instant) -> Result<PutOutcome> {
+    fn put_one(&self, request: &PutRequest<'_>, deadline: Instant) -> Result<PutOutcome> {
         deadline::check(deadline)?;
+        let (value, position) = (request.value, request.position);
         let bytes = slices::len_of(value);
         let limit = self.segment.geometry.max_value_bytes();
         if bytes > limit {
@@ -70,8 +70,8 @@ impl ShmStore {
                 format!("a value of {bytes} bytes is larger than the pool takes ({limit})"),
             ));
         }
-        let name = Name::of(key);
-        if self.is_present(&name, bytes) {
+        let name = Name::of(&request.key);
+        if self.is_present(&name, bytes, position) {
             return Ok(PutOutcome::AlreadyPresent);
         }
         if !self.segment.owner.is_this_process() {
@@ -90,29 +90,24 @@ impl ShmStore {
         let first = first?;
         self.segment.write(first, value, deadline)?;
         // Another put may have been faster.
-        if self.is_present(&name, bytes) {
+        if self.is_present(&name, bytes, position) {
             return Ok(PutOutcome::AlreadyPresent);
         }
-        self.segment.publish(claim, &name, bytes, first)?;
+        self.segment.publish(claim, &name, bytes, first, position)?;
         Ok(PutOutcome::Stored)
     }
 
-    fn is_present(&self, name: &Name, bytes: u64) -> bool {
+    fn is_present(&self, name: &Name, bytes: u64, position: u64) -> bool {
         let found = self.segment.find(name);
         let present = found.filter(|found| found.bytes == bytes);
         present
-            .inspect(|found| self.segment.note_use(found))
+            .inspect(|found| self.segment.note_use(found, position))
             .is_some()
     }
 
-    fn get_one(
-        &self,
-        key: &Key,
-        into: &mut [IoSliceMut<'_>],
-        deadline: Instant,
-    ) -> Result<GetOutcome> {
-        let name = Name::of(key);
-        let room = slices::room_of(into);
+    fn get_one(&self, request: &mut GetRequest<'_, '_>, deadline: Instant) -> Result<GetOutcome> {
+        let name = Name::of(&request.key);
+        let room = slices::room_of(request.into);
         loop {
             deadline::check(deadline)?;
             let Some(found) = self.segment.find(&name) else {
@@ -121,8 +116,8 @@ impl ShmStore {
             if found.bytes > room {
                 return Ok(GetOutcome::TooLarge(found.bytes));
             }
-            if self.segment.read_value(&found, into, deadline)? {
-                self.segment.note_use(&found);
+            if self.segment.read_value(&found, request.into, deadline)? {
+                self.segment.note_use(&found, request.position);
                 return Ok(GetOutcome::Hit(found.bytes));
             }
         }
@@ -160,14 +155,14 @@ impl Store for ShmStore {
 
     fn put_many(&self, batch: &mut [PutRequest<'_>], deadline: Instant) {
         self.counters.put_each(batch, |request| {
-            self.put_one(&request.key, request.value, deadline)
+            self.put_one(request, deadline)
                 .map_err(|error| self.place(error, &request.key))
         });
     }
 
     fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
         self.counters.get_each(batch, |request| {
-            self.get_one(&request.key, request.into, deadline)
+            self.get_one(request, deadline)
                 .map_err(|error| self.place(error, &request.key))
         });
     }

@@ -1,17 +1,17 @@
 //! The values' bytes: chains of pages, and how room for them is found.
 //!
 //! A *hand* goes round the pages, for all processes together, and whoever needs room takes the
-//! pages that it passes: those that belong to nothing, and those of values that were not used
-//! since it last came by, which are evicted ([`Sweep`]). So a value's pages mostly lie side by side,
-//! and are copied in one piece.
+//! pages that it passes: those that belong to nothing, and those of the values that were used longest
+//! ago, which are evicted ([`Sweep`]). So a value's pages mostly lie side by side, and are copied in
+//! one piece.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Instant;
 
-use penstock_evict::{Progress, Round, Sweep};
+use penstock_evict::{Progress, Round, Sweep, horizon};
 
-use super::geometry::{HAND_WORD, USED_WORD};
+use super::geometry::{DRAWN_WORD, HAND_WORD, HORIZON_WORD, USED_WORD};
 use super::index::{Claim, Found};
 use super::segment::Segment;
 use super::state::{Belonging, Kind, State};
@@ -21,6 +21,19 @@ use crate::{Error, ErrorKind, Result, deadline};
 const PIECE_BYTES: u64 = 4 << 20;
 /// Pages passed between two looks at the clock.
 const PAGES_A_LOOK: u64 = 1024;
+/// Values at most, evenly chosen, whose times of use tell the horizon.
+const SAMPLE: usize = 1 << 11;
+
+/// What becomes of a page that the hand meets.
+enum Met {
+    Taken,
+    /// It is a value's, which stays and begins with this page.
+    Staying {
+        first: u64,
+    },
+    /// Somebody else is faster, or fills it.
+    Lost,
+}
 
 impl Segment {
     /// Takes pages for a claim, chained, and returns the first. Values are evicted as need be; how
@@ -48,18 +61,38 @@ impl Segment {
             let stretch = count - claim.pages;
             let start = self.header(HAND_WORD).fetch_add(stretch, Relaxed);
             let before = claim.pages;
+            let horizon = self.header(HORIZON_WORD).load(Relaxed);
+            // Whose page was met last, and its first page, if it stays: so do the others.
+            let mut staying = None;
             for page in (0..stretch).map(|n| start.wrapping_add(n) % pages) {
-                if self.take_page(page, mine, sweep.round(), evicted) {
-                    match first {
-                        None => first = Some(page),
-                        Some(_) => self.link(last).store(page, Relaxed),
+                let holder = Belonging::of(self.belonging(page));
+                if staying.is_some_and(|(of, first)| of == holder && page != first) {
+                    continue;
+                }
+                match self.take_page(page, holder, mine, sweep.round(), horizon, evicted) {
+                    Met::Taken => {
+                        match first {
+                            None => first = Some(page),
+                            Some(_) => self.link(last).store(page, Relaxed),
+                        }
+                        last = page;
+                        claim.pages += 1;
                     }
-                    last = page;
-                    claim.pages += 1;
+                    Met::Staying { first } => staying = Some((holder, first)),
+                    Met::Lost => {}
                 }
             }
             self.header(USED_WORD)
                 .fetch_add(claim.pages - before, Relaxed);
+            let hand = start.wrapping_add(stretch);
+            let passed = hand.wrapping_sub(self.header(DRAWN_WORD).load(Relaxed));
+            if claim.pages < count
+                && let Some(room) = sweep.wants_horizon(passed)
+            {
+                // Others may find the same at the same time, and draw it too: that is about the same.
+                self.draw_horizon(room);
+                self.header(DRAWN_WORD).store(hand, Relaxed);
+            }
             since_look += stretch;
             if since_look >= PAGES_A_LOOK {
                 since_look = 0;
@@ -80,9 +113,41 @@ impl Segment {
         Ok(first.unwrap_or(0))
     }
 
-    fn take_page(&self, page: u64, mine: Belonging, round: Round, evicted: &mut u64) -> bool {
-        let word = self.belonging(page);
-        let belonging = Belonging::of(word);
+    /// Draws the horizon anew, so that values go which have so many pages together, or nearly.
+    fn draw_horizon(&self, room: u64) {
+        let (mut sample, mut step) = (Vec::with_capacity(SAMPLE), 1);
+        for (n, live) in self.each_live().enumerate() {
+            if n % step == 0 {
+                sample.push(live);
+            }
+            if sample.len() == SAMPLE {
+                let mut keeps = false;
+                sample.retain(|_| {
+                    keeps = !keeps;
+                    keeps
+                });
+                step *= 2;
+            }
+        }
+        let found = sample
+            .into_iter()
+            .filter_map(|(entry, state)| self.read(entry, state));
+        let mut uses: Vec<_> = found
+            .map(|found| (self.used_at(&found), self.geometry.pages_of(found.bytes)))
+            .collect();
+        self.header(HORIZON_WORD)
+            .store(horizon(&mut uses, room.div_ceil(step as u64)), Relaxed);
+    }
+
+    fn take_page(
+        &self,
+        page: u64,
+        belonging: Belonging,
+        mine: Belonging,
+        round: Round,
+        horizon: u64,
+        evicted: &mut u64,
+    ) -> Met {
         let entry = u64::from(belonging.entry);
         // An entry that there is not is damage, and holds nothing.
         let holder = (entry < self.geometry.entries()).then(|| State::of(self.state(entry)));
@@ -91,20 +156,30 @@ impl Segment {
         {
             let freed = match state.kind() {
                 Kind::Claimed(owner) => self.release_if_dead(owner),
-                Kind::Live => self.read(entry, state).is_none_or(|found| {
-                    let forget_use = || self.forget_use(&found);
-                    let goes = round.gives_up(page == found.first, forget_use);
-                    let gone = goes && self.release(&found);
-                    *evicted += u64::from(gone);
-                    gone
-                }),
+                Kind::Live => match self.read(entry, state) {
+                    Some(found) => {
+                        let first = found.first;
+                        let used_at = || self.used_at(&found);
+                        if !round.gives_up(page == first, horizon, used_at) {
+                            return Met::Staying { first };
+                        }
+                        let gone = self.release(&found);
+                        *evicted += u64::from(gone);
+                        gone
+                    }
+                    None => true,
+                },
                 Kind::Free => true,
             };
             if !freed || State::of(self.state(entry)).holds(belonging) {
-                return false;
+                return Met::Lost;
             }
         }
-        belonging.give_to(word, mine)
+        if belonging.give_to(self.belonging(page), mine) {
+            Met::Taken
+        } else {
+            Met::Lost
+        }
     }
 
     /// Counts the pages in use anew, for those that died before they could.

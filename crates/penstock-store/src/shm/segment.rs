@@ -21,7 +21,7 @@ const DIRECTORY: &str = "/dev/shm";
 const PREFIX: &str = "penstock-";
 const MAGIC: u64 = u64::from_le_bytes(*b"PNSKSHM\0");
 /// Of everything that is in a segment: other versions are not read.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 /// Magic, version, size.
 const IDENTITY_BYTES: usize = 24;
 const LONGEST_NAME: usize = 200;

@@ -10,6 +10,7 @@
 )]
 
 pub mod batches;
+pub mod prompt;
 pub mod sealed;
 
 use std::collections::HashMap;

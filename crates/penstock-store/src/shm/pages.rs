@@ -85,7 +85,9 @@ impl Segment {
             self.header(USED_WORD)
                 .fetch_add(claim.pages - before, Relaxed);
             let hand = start.wrapping_add(stretch);
+            // Below zero where another process was further on when it drew the horizon.
             let passed = hand.wrapping_sub(self.header(DRAWN_WORD).load(Relaxed));
+            let passed = passed.cast_signed().max(0) as u64;
             if claim.pages < count
                 && let Some(room) = sweep.wants_horizon(passed)
             {

@@ -65,10 +65,11 @@ def test_a_damaged_latent_is_recomputed(
         cold = first.ask([*PREFIX, 7])
         first.wait_for("stored_blocks", 20)
     values = [p for p in folder.rglob("*") if p.is_file() and p.stat().st_size == BLOCK_BYTES + 64]
-    newest = max(values, key=lambda path: path.stat().st_mtime_ns)
-    content = bytearray(newest.read_bytes())
+    # Of a prompt the beginning counts as used last.
+    beginning = max(values, key=lambda path: path.stat().st_mtime_ns)
+    content = bytearray(beginning.read_bytes())
     content[5000] ^= 1
-    newest.write_bytes(content)
+    beginning.write_bytes(content)
     with start(deepseek, pool=f"file://{folder}?size=1GiB") as second:
         assert second.ask([*PREFIX, 7]).tokens == cold.tokens
         counters = second.counters()

@@ -1,0 +1,126 @@
+"""Puts into shared memory that is full, where each gives up others, against puts into room.
+
+Both go into one pool, whose memory has all been written before, in turn: it is emptied, and gets
+values while there is room; then it is filled, and gets as many more. memcpy of the bytes is the
+limit of both. Run it as ``python -m benches.shm_full``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from benches import environment, report
+from benches.pool_clients import TIMEOUT, penstock_key
+from benches.report import MIB, progress, size_name
+from penstock._native import Store
+
+BATCH = 8
+"""Values put at a time, as an engine's put lanes do with large ones."""
+
+SHARE = 0.75
+"""Of the pool, that is put with room and again when it is full."""
+
+
+class Pool:
+    """One in shared memory, with values that are all of one size."""
+
+    def __init__(self, name: str, pool_bytes: int, size: int) -> None:
+        self._store = Store.open(f"shm://{name}?size={pool_bytes}")
+        self._value = memoryview(os.urandom(size))
+        self._numbers = itertools.count()
+        self._held: list[bytes] = []
+        self.count = int(pool_bytes * SHARE) // size
+
+    def put(self, count: int) -> float:
+        """Puts so many values that were never put before; returns the seconds that it took."""
+        began = time.perf_counter()
+        for _ in range(-(-count // BATCH)):
+            keys = [penstock_key(f"value-{next(self._numbers)}") for _ in range(BATCH)]
+            self._held += keys
+            for outcome in self._store.put_many([(k, self._value) for k in keys], timeout=TIMEOUT):
+                if outcome is not True:
+                    raise OSError(f"not stored: {outcome}")
+        return time.perf_counter() - began
+
+    def clear(self) -> None:
+        """Removes all values."""
+        self._store.remove(self._held, timeout=TIMEOUT)
+        self._held.clear()
+
+    def evictions(self) -> int:
+        """Values given up so far."""
+        return self._store.stats()["evictions"]
+
+
+def measure(pool: Pool, size: int, passes: int) -> dict[str, Any]:
+    """Both in every pass; the first pass is warm-up."""
+    total = -(-pool.count // BATCH) * BATCH * size
+    source, target = memoryview(os.urandom(total)), memoryview(bytearray(total))
+
+    seconds: dict[str, list[float]] = {"memcpy": [], "room": [], "full": []}
+    for number in range(passes + 1):
+        pool.clear()
+        before = pool.evictions()
+        room = pool.put(pool.count)
+        # A bucket of the index may be full all the same, of small values.
+        if pool.evictions() - before > pool.count * 0.001:
+            raise OSError("values were given up while there was room")
+        pool.put(pool.count)
+        before = pool.evictions()
+        full = pool.put(pool.count)
+        if pool.evictions() - before < pool.count * 0.9:
+            raise OSError("the pool was not full")
+        began = time.perf_counter()
+        target[:] = source
+        memcpy = time.perf_counter() - began
+        if number:
+            for way, took in (("memcpy", memcpy), ("room", room), ("full", full)):
+                seconds[way].append(took)
+    return {
+        "size": size,
+        "mib_per_second": {w: total / MIB / statistics.median(s) for w, s in seconds.items()},
+        "full_to_room": report.median_ratio(seconds["full"], seconds["room"]),
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """A line a size."""
+    lines = [
+        [
+            size_name(row["size"]),
+            *(f"{row['mib_per_second'][way]:,.0f}" for way in ("memcpy", "room", "full")),
+            f"{row['full_to_room']:.2f}",
+        ]
+        for row in rows
+    ]
+    head = ["values", "memcpy, MiB/s", "put, with room", "put, full", "time, full to room"]
+    return report.table(head, lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benches.shm_full", description=__doc__)
+    parser.add_argument("--sizes", type=report.parse_sizes, default="64KiB,256KiB,1MiB,2MiB")
+    parser.add_argument("--pool-mib", type=int, default=1024)
+    parser.add_argument("--passes", type=int, default=9)
+    report.add_options(parser)
+    args = parser.parse_args()
+    rows = []
+    for size in args.sizes:
+        progress(f"{size_name(size)}: {args.passes} passes")
+        name = f"bench-{os.getpid()}"
+        try:
+            rows.append(measure(Pool(name, args.pool_mib * MIB, size), size, args.passes))
+        finally:
+            Path(f"/dev/shm/penstock-{name}").unlink(missing_ok=True)
+    result = {"environment": environment.describe(), "pool_mib": args.pool_mib, "rows": rows}
+    report.finish(args, table(rows), result)
+
+
+if __name__ == "__main__":
+    main()

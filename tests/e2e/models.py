@@ -32,6 +32,40 @@ def llama(
     return _save(folder, LlamaForCausalLM, config, seed, dtype)
 
 
+def lora(folder: Path, model: Path, *, seed: int) -> Path:
+    """A LoRA adapter for a Llama, with random weights that change its output."""
+    import json
+
+    import torch
+    from safetensors.torch import save_file
+    from transformers import LlamaConfig
+
+    config = LlamaConfig.from_pretrained(model)
+    rank, head = 8, config.hidden_size // config.num_attention_heads
+    sizes = {"q_proj": config.num_attention_heads, "v_proj": config.num_key_value_heads}
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for layer in range(config.num_hidden_layers):
+        for module, heads in sizes.items():
+            name = f"base_model.model.model.layers.{layer}.self_attn.{module}"
+            for part, shape in (("A", (rank, config.hidden_size)), ("B", (heads * head, rank))):
+                weights[f"{name}.lora_{part}.weight"] = 0.3 * torch.randn(
+                    shape, generator=generator
+                )
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "adapter_model.safetensors")
+    content = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": "llama",
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "target_modules": list(sizes),
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(content))
+    return folder
+
+
 def gemma2(folder: Path, *, seed: int = 0) -> Path:
     """A Gemma-2: every other layer looks back over a window only."""
     from transformers import Gemma2Config, Gemma2ForCausalLM

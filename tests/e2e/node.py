@@ -48,6 +48,15 @@ class Answer:
         return self.tokens, self.logprobs
 
 
+@dataclasses.dataclass(frozen=True)
+class Adapter:
+    """A LoRA adapter, as a request names it."""
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+
+
 def new_process(
     args: dict[str, Any], log: Path, environment: dict[str, str]
 ) -> subprocess.Popen[bytes]:
@@ -174,6 +183,7 @@ class Node:
         max_tokens: int = 8,
         *,
         cache_salt: str | None = None,
+        adapter: Adapter | None = None,
         **sampling: Any,
     ) -> int:
         """Starts a request; returns its number for `answer` and `abort`."""
@@ -182,8 +192,14 @@ class Node:
             prompt=prompt,
             max_tokens=max_tokens,
             salt={} if cache_salt is None else {"cache_salt": cache_salt},
+            adapter=adapter and dataclasses.asdict(adapter),
             sampling=sampling,
         )
+
+    def load_adapter(self, adapter: Adapter, *, in_place: bool = False) -> None:
+        """Loads a LoRA adapter, as vLLM's server does when it is asked to at run time."""
+        asked = dataclasses.asdict(adapter) | {"load_inplace": in_place}
+        assert self.result(self.send("load_adapter", adapter=asked))
 
     def answer(self, number: int, timeout: float = ANSWER_TIMEOUT) -> Answer:
         """Waits for a request's answer."""
@@ -252,6 +268,7 @@ async def _serve(args: dict[str, Any]) -> None:
     from vllm import SamplingParams
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.lora.request import LoRARequest
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -276,7 +293,10 @@ async def _serve(args: dict[str, Any]) -> None:
         began = time.monotonic()
         final = None
         async for output in engine.generate(
-            {"prompt_token_ids": request["prompt"]} | request["salt"], params, str(number)
+            {"prompt_token_ids": request["prompt"]} | request["salt"],
+            params,
+            str(number),
+            lora_request=request["adapter"] and LoRARequest(**request["adapter"]),
         ):
             final = output
         assert final is not None
@@ -300,6 +320,8 @@ async def _serve(args: dict[str, Any]) -> None:
                     result: Any = await generate(number, message)
                 case "abort":
                     result = await engine.abort(str(message["request"]))
+                case "load_adapter":
+                    result = await engine.add_lora(LoRARequest(**message["adapter"]))
                 case "reset":
                     result = await engine.reset_prefix_cache()
                 case "counters":

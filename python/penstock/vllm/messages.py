@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from penstock.vllm.adapters import Adapter
+
 Span = tuple[int, int, int, int]
 """Layers ``[0, 1)`` and KV heads ``[2, 3)`` by their index in the whole model."""
 
@@ -37,6 +39,8 @@ class BlockJob:
     """Seconds that a load gets beyond, in proportion to what has come of it."""
     tenant: bytes = field(default=b"", repr=False)
     """What the request's tenant, and nobody else, gives with requests: goes into the encryption."""
+    adapter: Adapter | None = None
+    """The LoRA adapter that the blocks are named by."""
 
     @property
     def names(self) -> list[bytes]:

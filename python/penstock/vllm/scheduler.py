@@ -17,6 +17,7 @@ from typing import Any
 
 from penstock._native import Store
 from penstock.vllm import compat
+from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.advisor import AUTO, Advisor, Reach
 from penstock.vllm.agreement import Agreement
 from penstock.vllm.costs import Choice, attended
@@ -49,6 +50,9 @@ class SchedulerHalf:
         self._has_peers = vllm_config.parallel_config.data_parallel_size > 1
         """Whether other engines compute in step with this one, and would wait for it."""
         self._hash_block_size: int | None = kv_cache_config.hash_block_size
+        self._adapters = NamedAdapters()
+        if vllm_config.lora_config is not None:
+            compat.name_adapters(vllm_config, self._adapters)
         self._agreement = Agreement(settings, vllm_config, self._groups)
         self._store = Store.open(settings.pool, client_name="penstock-scheduler").guarded()
         self._stats = PenstockStats()
@@ -96,7 +100,7 @@ class SchedulerHalf:
         tracked.present = tracked.advice = None
         tracked.awaits = tracked.unawaited_from = None
         hashes = [self._hashes(tracked.request, group) for group in self._groups]
-        if not all(hashes):
+        if not all(hashes) or not self._is_shared(tracked.request):
             tracked.present = [[] for _ in hashes]
             return
         last = self._last(tracked.request)
@@ -124,6 +128,8 @@ class SchedulerHalf:
         first = num_computed_tokens
         if request.skip_reading_prefix_cache or tracked.is_failed or self._last(request) <= first:
             return 0, False
+        if not self._is_shared(request):
+            return 0, False
         if tracked.present is None and not tracked.lookups:
             self._start_lookup(tracked)
         in_pool = self._answer(tracked)
@@ -145,6 +151,11 @@ class SchedulerHalf:
             return None, False
         tracked.offer, tracked.choice = (first, choice.end), choice
         return choice.end - first, True
+
+    def _is_shared(self, request: Any) -> bool:
+        """Whether it is known what the request is computed with, and was the same all along."""
+        adapter = compat.adapter(request)
+        return adapter is None or self._adapters.shares(adapter)
 
     def _last(self, request: Any) -> int:
         """Where loads end at the latest: before the prompt's last token."""
@@ -293,7 +304,7 @@ class SchedulerHalf:
 
     def _prefetch(self, tracked: Tracked) -> None:
         request, in_pool = tracked.request, self._answer(tracked)
-        if in_pool is None or request.skip_reading_prefix_cache:
+        if in_pool is None or request.skip_reading_prefix_cache or not self._is_shared(request):
             return
         tracked.is_considered = True
         first = self._cached_tokens(request)
@@ -435,6 +446,8 @@ class SchedulerHalf:
         Only blocks whose hash is known count: the hash exists once all the block's tokens are
         final, so tokens that are merely speculated never get into a stored block.
         """
+        if not self._is_shared(tracked.request):
+            return
         new: list[tuple[int, int]] = []
         for position, group in enumerate(self._groups):
             hashes, table = self._hashes(tracked.request, group), block_ids[group.index]
@@ -604,6 +617,7 @@ class SchedulerHalf:
                 for p, i in blocks
             ),
             tenant=compat.tenant(request),
+            adapter=compat.adapter(request),
         )
 
     def forget_presence(self) -> None:

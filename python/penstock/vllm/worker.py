@@ -19,6 +19,7 @@ from penstock.errors import ConfigError, Full
 from penstock.layout import objects as object_spans
 from penstock.layout.geometry import Geometry, limit_objects, parse_geometry
 from penstock.vllm import compat
+from penstock.vllm.adapters import LoadedAdapters
 from penstock.vllm.groups import Group
 from penstock.vllm.host import HeldParts, host_blocks, stage_slots
 from penstock.vllm.messages import (
@@ -73,6 +74,9 @@ class WorkerHalf:
         self._groups = compat.transfer_groups(vllm_config, kv_cache_config)
         self._whole_loads = len(self._groups) > 1 or not compat.continues_prefixes(vllm_config)
         """Whether a load that misses a block is of no use: vLLM knows no part of it then."""
+        self._adapters = LoadedAdapters()
+        if vllm_config.lora_config is not None:
+            compat.watch_adapters(vllm_config, self._adapters)
         self._engine: Engine | None = None
         self._share: RankShare | None = None
         self._parts: list[_Part | None] = []
@@ -247,6 +251,9 @@ class WorkerHalf:
                 continue
             self._stats.count("loads")
             objects, parents = self._objects(orders.namespaces, job, range(len(job.hashes)))
+            if not self._agrees(job):
+                self._refused.append((job.job, "loaded", [("dropped", 0)] * len(objects), 0.0))
+                continue
             try:
                 # Whatever follows a missing block is of no use: of a group that attends to all
                 # tokens it cannot be computed on from, of several groups it is all or nothing.
@@ -295,7 +302,7 @@ class WorkerHalf:
             self._unread.setdefault(job.request_id, set()).add(job.job)
             objects, parents = self._objects(orders.namespaces, job, self._mine(job))
             try:
-                if objects:
+                if objects and self._agrees(job):
                     self._engine.submit_store(
                         job.job, objects, parents=parents, after=after, context=job.tenant
                     )
@@ -305,6 +312,10 @@ class WorkerHalf:
             self._refused.append((job.job, "released", [], 0.0))
             self._refused.append((job.job, "stored", [("dropped", 0)] * len(objects), 0.0))
         self._finished.update(orders.finished)
+
+    def _agrees(self, job: BlockJob) -> bool:
+        """Whether the job's blocks are named by what this rank computes with."""
+        return job.adapter is None or self._adapters.agrees(job.adapter)
 
     def _mine(self, job: BlockJob) -> list[int]:
         """The job's blocks that this rank writes: ranks holding the same heads take turns."""

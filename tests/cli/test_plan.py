@@ -25,19 +25,53 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_uniform_beside_proportional(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """48/16 with 12 GiB a rank: the same memory holds half as much again."""
-    document = planned(capsys, model, "--pp", "48,16", "--kv-cache-memory-bytes", "12GiB")
+@pytest.mark.parametrize(
+    "memory",
+    [["24GiB", "--enable-pp-prop-kv-cache"], ["12GiB"]],
+    ids=["flag: of all ranks", "vLLM's own: of each rank"],
+)
+def test_uniform_beside_proportional(
+    memory: list[str], model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """48/16 with 24 GiB: the same memory holds half as much again."""
+    document = planned(capsys, model, "--pp", "48,16", "--kv-cache-memory-bytes", *memory)
     (plan,) = document["plans"]
     assert [rank["layers"] for rank in plan["ranks"]] == [[0, 48], [48, 64]]
     assert [rank["kv_bytes_per_token"] for rank in plan["ranks"]] == [48 * 4096, 16 * 4096]
     uniform, proportional = plan["splits"]
     assert uniform["tokens"] == 65_536
     assert uniform["split"]["idle_bytes"] == [0, 8 << 30]
+    assert uniform["rank_concurrency"] == [2, 6]
     assert proportional["tokens"] == 98_304
     assert proportional["concurrency"] == 3
     assert proportional["split"]["kv_memory_bytes"] == [18 << 30, 6 << 30]
     assert proportional["split"]["idle_bytes"] == [0, 0]
+    assert proportional["rank_concurrency"] == [3, 3]
+
+
+def test_the_proposals_own_case(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """vLLM PR 25164: 8 GiB over 56 and 8 layers are 7 GiB and 1 GiB."""
+    arguments = [model, "--pp", "56,8", "--kv-cache-memory-bytes", "8GiB"]
+    for tensor_parallel in ("1", "4"):
+        more = ["--tp", tensor_parallel, "--enable-pp-prop-kv-cache"]
+        (plan,) = planned(capsys, *arguments, *more)["plans"]
+        _, proportional = plan["splits"]
+        assert proportional["split"]["kv_memory_bytes"] == [7 << 30, 1 << 30]
+
+
+def test_each_ranks_concurrency_before_and_after(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """48/16: the second rank could hold three of the longest requests, the first one."""
+    arguments = [model, "--pp", "48,16", "--kv-cache-memory-bytes", "12GiB"]
+    (plan,) = planned(capsys, *arguments, "--enable-pp-prop-kv-cache")["plans"]
+    uniform, proportional = (split["rank_concurrency"] for split in plan["splits"])
+    assert uniform == [1, 3]
+    assert proportional == [1.5, 1.5]
+    assert main(["plan", *arguments, "--enable-pp-prop-kv-cache"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("1.00x", "3.00x", "1.50x"):
+        assert words in shown
 
 
 def test_the_commands_are_those_to_type(model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,6 +85,21 @@ def test_the_commands_are_those_to_type(model: str, capsys: pytest.CaptureFixtur
     assert plain.endswith("""--additional-config '{"penstock.enable_pp_prop_kv_cache": true}'""")
     ours, _ = planned(capsys, *arguments)["commands"]
     assert "prop" not in ours
+    assert "--kv-cache-memory-bytes 1073741824" in ours
+
+
+def test_what_the_flag_would_take_is_said(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The total for more tokens in the same memory, and for the same tokens in less: both hold
+    what they say."""
+    memory = 12 << 30
+    arguments = [model, "--pp", "48,16", "--kv-cache-memory-bytes"]
+    assert main(["plan", *arguments, str(memory)]) == 0
+    shown = capsys.readouterr().out
+    flag = "--enable-pp-prop-kv-cache"
+    for tokens, total in ((98_304, 2 * memory), (65_536, 4 * memory // 3)):
+        assert f"{tokens:,} tokens: {flag} --kv-cache-memory-bytes {total}" in shown
+        (plan,) = planned(capsys, *arguments, str(total), flag)["plans"]
+        assert plan["splits"][1]["tokens"] == tokens
 
 
 def test_tokens_wanted_are_turned_into_bytes(
@@ -96,7 +145,7 @@ def test_speeds_show_the_frontier_and_the_picture(
 def test_people_read_a_table(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", model, "--pp", "48,16", "--kv-cache-memory-bytes", "12GiB"]) == 0
     shown = capsys.readouterr().out
-    for words in ("estimated", "0-47 (48)", "8 GiB", "98,304", "To serve it so:"):
+    for words in ("estimated", "0-47 (48)", "8 GiB", "98,304", "6.00x", "To serve it so:"):
         assert words in shown
 
 
@@ -105,7 +154,7 @@ def test_too_little_to_start_is_said(model: str, capsys: pytest.CaptureFixture[s
     exact = str(48 * 32_768 * 4096)
     arguments = ["plan", model, "--pp", "48,16", "--kv-cache-memory-bytes"]
     assert main([*arguments, exact]) == 0
-    assert "1.00 (!)" in capsys.readouterr().out
+    assert "1.00x (!)" in capsys.readouterr().out
     assert main([*arguments, str(int(exact) + 48 * 16 * 4096)]) == 0
     assert "(!)" not in capsys.readouterr().out
 

@@ -90,17 +90,20 @@ def test_kv_memory_travels_in_vllms_additional_configuration(
     assert "--additional-config" not in dry_run(capsys, "m", "--pool", POOL)
 
 
-@pytest.mark.parametrize("pipeline", [["-pp", "2"], ["--pipeline-parallel-size=2"]])
+@pytest.mark.parametrize("pipeline", [[], ["-pp", "2"], ["--pipeline-parallel-size=2"]])
 def test_a_proportional_split_needs_a_total(
     pipeline: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["serve", "m", "--pool", POOL, "--enable-pp-prop-kv-cache", "--dry-run"]
     assert main([*arguments, *pipeline]) == 2
-    assert "add --kv-cache-memory-bytes" in capsys.readouterr().err
-    # Nothing is split over one rank, and a number of tokens is a total.
-    assert main(arguments) == 0
+    said = capsys.readouterr().err
+    assert "--enable-pp-prop-kv-cache requires --kv-cache-memory-bytes" in said
+    # A number of tokens is a total too; a file of options may have one.
+    assert main([*arguments, *pipeline, "--kv-cache-memory-bytes", "8589934592"]) == 0
     assert main([*arguments, *pipeline, "--kv-cache-tokens", "4096"]) == 0
-    assert main([*arguments, "--additional-config", "no JSON", "-pp", "1"]) == 2
+    assert main([*arguments, *pipeline, "--config", "options.yaml"]) == 0
+    memory = ["--kv-cache-memory-bytes", "8589934592"]
+    assert main([*arguments, *memory, "--additional-config", "no JSON", "-pp", "1"]) == 2
     assert "not a JSON object" in capsys.readouterr().err
 
 

@@ -26,6 +26,11 @@ PAGE = 64 << 10
 PROPORTIONAL = {"penstock.enable_pp_prop_kv_cache": True}
 
 
+def proportional(total: int) -> dict[str, Any]:
+    """The options for `total` bytes over both ranks, in proportion."""
+    return {"additional_config": PROPORTIONAL, "kv_cache_memory_bytes": total}
+
+
 @dataclass
 class Seen:
     """What an engine said and took."""
@@ -69,6 +74,7 @@ def look(
             # vLLM 0.32 needs compilation for pipelines on CPU.
             "enforce_eager": False,
             "kv_cache_memory_bytes": GIB,
+            # Of each rank without the flag, of both with it.
             "env": {
                 "VLLM_PP_LAYER_PARTITION": partition,
                 "VLLM_CPU_OMP_THREADS_BIND": "0|1",
@@ -115,7 +121,7 @@ def test_a_proportional_split_holds_the_sum(
     """6/2: 262,144 tokens in the same two GiB; then as much as 131,072 tokens need, in a new
     process that loads what the first has stored."""
     pool = tmp_path / "pool"
-    found = look("6,2", additional_config=PROPORTIONAL, pool=pool, stored=3)
+    found = look("6,2", **proportional(2 * GIB), pool=pool, stored=3)
     assert found.tokens == 262_144
     assert found.memory == pytest.approx((3 * GIB // 2, GIB // 2), rel=0.02)
     assert found.answer.tokens == uniform.answer.tokens
@@ -123,6 +129,9 @@ def test_a_proportional_split_holds_the_sum(
     table = found.log[found.log.index("KV memory by pipeline rank") :]
     assert "174,720" in table
     assert "262,144" in table
+    # What each rank holds of the longest request (4,096 tokens), before and after.
+    for requests in (2730 / 64, 8192 / 64, 4096 / 64):
+        assert f"{requests:.2f}x" in table
 
     asked = {"penstock.kv_cache_tokens": 131_072}
     exact = look("6,2", additional_config=asked, pool=pool)
@@ -132,11 +141,21 @@ def test_a_proportional_split_holds_the_sum(
     assert exact.answer.tokens == uniform.answer.tokens
 
 
+def test_the_same_tokens_take_two_thirds_of_the_memory(
+    uniform: Seen, look: Callable[..., Seen]
+) -> None:
+    """6/2: what vLLM holds with a GiB set aside on each rank, in 4/3 GiB over both."""
+    found = look("6,2", **proportional(4 * GIB // 3))
+    assert found.tokens == uniform.tokens == 174_720
+    assert found.memory == pytest.approx((2730 * 6 * PAGE, 2730 * 2 * PAGE), rel=0.02)
+    assert found.answer.tokens == uniform.answer.tokens
+
+
 def test_seven_layers_and_one(look: Callable[..., Seen], model: Path) -> None:
     sizes = KvSizes(
         config.estimate(config.load(model)[0]), Serving(block_size=BLOCK, max_length=4096)
     )
-    before, after = look("7,1"), look("7,1", additional_config=PROPORTIONAL)
+    before, after = look("7,1"), look("7,1", **proportional(2 * GIB))
     assert before.tokens == sizes.tokens(GIB // sizes.block_bytes(0, 7)) == 149_760
     assert after.tokens == sizes.tokens(2 * GIB // sizes.block_bytes(0, 8)) == 262_144
     assert after.memory == pytest.approx((7 * GIB // 4, GIB // 4), rel=0.02)
@@ -148,19 +167,31 @@ def test_a_stage_without_attention_layers(
 ) -> None:
     """8/0: vLLM alone divides by the second stage's bytes a block, which are none."""
     pool = tmp_path / "pool"
-    first = look("8,0", additional_config=PROPORTIONAL, pool=pool, stored=3)
+    first = look("8,0", **proportional(2 * GIB), pool=pool, stored=3)
     assert first.tokens == 262_144
     assert first.memory[0] == pytest.approx(2 * GIB, rel=0.02)
     assert first.answer.tokens == uniform.answer.tokens
-    second = look("8,0", additional_config=PROPORTIONAL, pool=pool)
+    second = look("8,0", **proportional(2 * GIB), pool=pool)
     assert second.answer.cached == 3 * BLOCK
     assert second.answer.tokens == uniform.answer.tokens
 
 
 def test_more_than_there_is_does_not_start(look: Callable[..., Seen]) -> None:
-    asked = {"penstock.kv_cache_tokens": 1 << 20}
-    with pytest.raises(StartError, match=r"need 8,589,934,592 bytes .* allows 2,147,483,648"):
+    asked = {"penstock.kv_cache_tokens": 1 << 18}
+    with pytest.raises(StartError, match=r"need 2,147,483,648 bytes .* allows 1,073,741,824"):
         look("6,2", additional_config=asked)
+
+
+def test_the_flag_needs_a_total(look: Callable[..., Seen]) -> None:
+    """vLLM alone would take what each device has free: there is nothing to divide."""
+    says = "--enable-pp-prop-kv-cache requires --kv-cache-memory-bytes"
+    with pytest.raises(StartError, match=says):
+        look(
+            "6,2",
+            additional_config=PROPORTIONAL,
+            kv_cache_memory_bytes=None,
+            gpu_memory_utilization=0.2,
+        )
 
 
 def test_a_stage_without_layers_of_a_group(
@@ -186,7 +217,7 @@ def test_a_stage_without_layers_of_a_group(
     # Three full blocks of either group.
     uniform = look("3,1", stored=6, **options)
     assert uniform.tokens == sizes.tokens(memory // (2 * page))
-    proportional = look("3,1", additional_config=PROPORTIONAL, **options)
-    assert proportional.tokens == sizes.tokens(2 * memory // (3 * page))
-    assert proportional.answer.cached == 3 * BLOCK
-    assert proportional.answer.tokens == uniform.answer.tokens
+    found = look("3,1", **options | proportional(2 * memory))
+    assert found.tokens == sizes.tokens(2 * memory // (3 * page))
+    assert found.answer.cached == 3 * BLOCK
+    assert found.answer.tokens == uniform.answer.tokens

@@ -16,7 +16,7 @@ PAGE = 64 << 10
 
 
 def test_the_pull_requests_first_shape() -> None:
-    """6 and 2 layers, 1 GiB a rank: 174,720 tokens become 262,144 (blocks of 64)."""
+    """6 and 2 layers, 2 GiB in all: 174,720 tokens become 262,144 (blocks of 64)."""
     need = [6 * PAGE, 2 * PAGE]
     before = split.uniform(need, [GIB, GIB])
     assert before.blocks == 2730
@@ -28,6 +28,11 @@ def test_the_pull_requests_first_shape() -> None:
     assert after.blocks * 64 == 262_144
     assert after.given == (3 * GIB // 2, GIB // 2)
     assert after.idle == (0, 0)
+
+
+def test_the_pull_requests_test() -> None:
+    """8 GiB over 56 and 8 layers: 7 GiB and 1 GiB."""
+    assert split.proportional([56 * PAGE, 8 * PAGE], 8 * GIB).given == (7 * GIB, GIB)
 
 
 @pytest.mark.parametrize(

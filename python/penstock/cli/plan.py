@@ -57,7 +57,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--kv-cache-memory-bytes",
         metavar="SIZE",
         type=words.size_argument,
-        help="KV memory of a rank; times the ranks it is what a proportional split divides",
+        help="KV memory: of each rank, as vLLM has it; with --enable-pp-prop-kv-cache of all ranks "
+        "together",
     )
     amount.add_argument(
         "--kv-cache-tokens",
@@ -93,7 +94,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--enable-pp-prop-kv-cache",
         action="store_true",
-        help="show the options for a proportional split, not for vLLM's own",
+        help="--kv-cache-memory-bytes is the total that is split in proportion, and the commands "
+        "shown ask for that; not for vLLM's own split",
     )
     parser.add_argument(
         "--max-model-len",
@@ -149,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
             sizes,
             serving,
             partition,
-            memory=args.kv_cache_memory_bytes,
+            memory=_total(args, len(partition)),
             tokens=args.kv_cache_tokens,
             devices=devices,
         )
@@ -178,6 +180,8 @@ def run(args: argparse.Namespace) -> int:
     console.print("\nTo serve it so:")
     for line in command:
         console.print(f"  {line}", soft_wrap=True, markup=False)
+    for line in _in_proportion(args, chosen):
+        console.print(line, soft_wrap=True, markup=False)
     if args.plot is not None:
         console.print(f"\npicture: {args.plot}")
     return 0
@@ -305,6 +309,28 @@ def _command(args: argparse.Namespace, plan: Plan) -> list[str]:
     return [
         variable + shlex.join(["penstock", "serve", model, *options, *ours]),
         variable + shlex.join(["vllm", "serve", model, *options, *plain]),
+    ]
+
+
+def _total(args: argparse.Namespace, ranks: int) -> int | None:
+    """Bytes for KV on all pipeline ranks together."""
+    given: int | None = args.kv_cache_memory_bytes
+    return given if given is None or args.enable_pp_prop_kv_cache else given * ranks
+
+
+def _in_proportion(args: argparse.Namespace, plan: Plan) -> list[str]:
+    """What to change for a proportional split, where the commands ask for vLLM's own."""
+    if args.kv_cache_memory_bytes is None or args.enable_pp_prop_kv_cache:
+        return []
+    uniform, proportional = plan.outcomes
+    totals = {
+        proportional.tokens: _total(args, len(plan.partition)),
+        uniform.tokens: uniform.split.blocks * sum(plan.block_bytes),
+    }
+    flag = "--enable-pp-prop-kv-cache --kv-cache-memory-bytes"
+    return [
+        "\nIn proportion, the flag makes --kv-cache-memory-bytes the total of all ranks:",
+        *(f"  {tokens:,} tokens: {flag} {total}" for tokens, total in totals.items()),
     ]
 
 

@@ -14,7 +14,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
@@ -172,13 +172,11 @@ def _check_options(options: Sequence[str], environ: Mapping[str, str]) -> None:
 
 def _check_proportional(options: Sequence[str]) -> None:
     """Refuses a proportional split of no given total, before a model is loaded for nothing."""
-    named = dict(_named(options))
-    short = dict(pairwise(options)).get("-pp", "1")
-    ranks = named.get("pipeline-parallel-size", short)
-    if ranks != "1" and "kv-cache-memory-bytes" not in named:
+    # An option may stand in a file too: then the engine core refuses what is missing there.
+    if not {"kv-cache-memory-bytes", "config"} & dict(_named(options)).keys():
         raise ConfigError(
-            "--enable-pp-prop-kv-cache splits a given total: add --kv-cache-memory-bytes, bytes of "
-            "a rank, whose product with the ranks is split; or --kv-cache-tokens"
+            "--enable-pp-prop-kv-cache requires --kv-cache-memory-bytes, the bytes that all "
+            "pipeline ranks get together, or --kv-cache-tokens"
         )
 
 
@@ -306,8 +304,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--enable-pp-prop-kv-cache",
         action="store_true",
-        help="split KV memory over pipeline ranks in proportion to what their layers need: "
-        "--kv-cache-memory-bytes times the ranks in all. `penstock plan` shows what that holds",
+        help="split --kv-cache-memory-bytes over the pipeline ranks in proportion to what their "
+        "layers need. `penstock plan` shows what that holds",
     )
     parser.add_argument(
         "--kv-cache-tokens",

@@ -66,8 +66,9 @@ def plan(
     """What a partition holds.
 
     Args:
-        memory: bytes for KV on each rank, as `--kv-cache-memory-bytes`: split uniformly, and in
-            proportion.
+        memory: bytes for KV on all pipeline ranks together (each tensor-parallel rank alike), as
+            `--kv-cache-memory-bytes` beside `--enable-pp-prop-kv-cache`: split evenly, as vLLM
+            does, and in proportion.
         tokens: tokens to hold, instead: as much memory as they need.
         devices: what each rank computes on. Without `memory` and `tokens`, KV takes what the
             weights leave.
@@ -94,19 +95,13 @@ def plan(
             split.check_rooms(exact, rooms)
     elif memory is not None:
         found = [
-            ("uniform", split.uniform(block_bytes, [memory] * len(cuts))),
-            ("proportional", split.proportional(block_bytes, memory * len(cuts), rooms)),
+            ("uniform", split.uniform(block_bytes, [memory // len(cuts)] * len(cuts))),
+            ("proportional", split.proportional(block_bytes, memory, rooms)),
         ]
     elif rooms is not None:
         found = [("what is free", split.uniform(block_bytes, [room.free for room in rooms]))]
     outcomes = tuple(
-        Outcome(
-            name,
-            each,
-            sizes.tokens(each.blocks),
-            sizes.concurrency(each.blocks),
-            each.blocks > sizes.request_blocks(),
-        )
+        Outcome.of(name, each, block_bytes, sizes.request_blocks(), sizes.max_length)
         for name, each in found
     )
     return Plan(

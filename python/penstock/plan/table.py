@@ -9,6 +9,7 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
+from penstock.plan.kv import tokens_in
 from penstock.plan.split import Split
 
 _LOG_WIDTH = 120
@@ -33,12 +34,45 @@ class Outcome:
     tokens: int
     concurrency: float
     """Requests of the greatest length that fit."""
-    starts: bool = True
+    rank_concurrency: tuple[float | None, ...]
+    """Those that each rank's bytes would hold if no other rank held fewer; None where a rank keeps
+    no KV."""
+    starts: bool
     """Whether that is enough for vLLM to start: one such request, and the block it keeps back."""
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        split: Split,
+        block_bytes: Sequence[int],
+        request_blocks: int,
+        max_length: int,
+    ) -> Outcome:
+        """What a split holds.
+
+        Args:
+            block_bytes: bytes of a block on each rank.
+            request_blocks: blocks of a request of the greatest length.
+            max_length: tokens of such a request.
+        """
+        by_rank = tuple(
+            given // need / request_blocks if need else None
+            for given, need in zip(split.given, block_bytes, strict=True)
+        )
+        return cls(
+            name,
+            split,
+            tokens_in(split.blocks, request_blocks, max_length),
+            split.blocks / request_blocks,
+            by_rank,
+            split.blocks > request_blocks,
+        )
 
 
 def splits(ranks: Sequence[RankFacts], outcomes: Sequence[Outcome]) -> Table:
-    """A row a rank, with what each split gives it; then a row for all ranks."""
+    """A row a rank, with what each split gives it and how many of the longest requests that holds;
+    then a row for all ranks."""
     table = Table(box=None, pad_edge=False)
     table.add_column("rank")
     weighed = all(rank.weights is not None for rank in ranks)
@@ -47,29 +81,30 @@ def splits(ranks: Sequence[RankFacts], outcomes: Sequence[Outcome]) -> Table:
     for outcome in outcomes:
         table.add_column(f"{outcome.name}: KV", justify="right")
         table.add_column("idle", justify="right")
+        table.add_column("requests", justify="right")
     for number, rank in enumerate(ranks):
         cells = [rank.name, rank.layers]
         cells += [size(rank.weights or 0)] if weighed else []
         cells.append(size(rank.block_bytes))
         for outcome in outcomes:
+            requests = outcome.rank_concurrency[number]
             cells += [size(outcome.split.given[number]), size(outcome.split.idle[number])]
+            cells.append("" if requests is None else f"{requests:.2f}x")
         table.add_row(*cells)
     cells = ["all", ""]
     cells += [size(sum(rank.weights or 0 for rank in ranks))] if weighed else []
     cells.append(size(sum(rank.block_bytes for rank in ranks)))
+    held = ["tokens", *[""] * (3 if weighed else 2)]
     for outcome in outcomes:
         cells += [size(sum(outcome.split.given)), size(sum(outcome.split.idle))]
-    table.add_row(*cells, end_section=True)
-    held = ["tokens", *[""] * (3 if weighed else 2)]
-    requests = ["longest requests", *[""] * (3 if weighed else 2)]
-    for outcome in outcomes:
-        held += [f"{outcome.tokens:,}", ""]
-        requests += [f"{outcome.concurrency:.2f}" + ("" if outcome.starts else " (!)"), ""]
+        cells.append(f"{outcome.concurrency:.2f}x" + ("" if outcome.starts else " (!)"))
+        held += [f"{outcome.tokens:,}", "", ""]
+    table.add_row(*cells)
     table.add_row(*held)
-    table.add_row(*requests)
+    table.caption = "requests: how many of the longest fit; the rank with the fewest decides"
     if not all(outcome.starts for outcome in outcomes):
-        table.caption = "(!) less than the longest request: vLLM would not start"
-        table.caption_justify = "left"
+        table.caption += "\n(!) less than the longest request: vLLM would not start"
+    table.caption_justify = "left"
     return table
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.plan import split, table
-from penstock.plan.kv import blocks_for, tokens_in
+from penstock.plan.kv import blocks_for
 from penstock.plan.split import Room, Split
 from penstock.plan.wish import Wish
 from penstock.vllm import compat
@@ -39,25 +39,43 @@ def decide(
         specs: KV-cache specs by layer, of each worker; pipeline rank after pipeline rank.
         rooms: what each worker's device has free.
 
+    `--kv-cache-memory-bytes` is what all pipeline ranks get together; tensor-parallel ranks of a
+    stage get the same.
+
     Raises:
         ConfigError: what is asked for does not fit, or goes with no other option given.
     """
-    asked = wish(vllm_config)
-    if asked.tokens is None and vllm_config.parallel_config.pipeline_parallel_size == 1:
+    asked, cache = wish(vllm_config), vllm_config.cache_config
+    ranks = vllm_config.parallel_config.pipeline_parallel_size
+    if asked.proportional and asked.tokens is None and cache.kv_cache_memory_bytes is None:
+        raise ConfigError(
+            "--enable-pp-prop-kv-cache requires --kv-cache-memory-bytes, the bytes that all "
+            "pipeline ranks get together, or --kv-cache-tokens. Without either vLLM takes what "
+            "each device has free, and nothing could be moved from one to another"
+        )
+    if asked.tokens is None and ranks == 1:
         logger.info("Penstock: one pipeline rank, so there is nothing to split in proportion")
         return list(available)
     _check(vllm_config, asked, len(specs))
+    evenly = list(available)
+    if cache.kv_cache_memory_bytes is not None:
+        # vLLM makes the whole of it available on every pipeline rank.
+        evenly = [given // ranks for given in available]
+    total = sum(evenly)
     need = compat.block_bytes(vllm_config, specs)
     per_request = compat.request_blocks(vllm_config, specs)
     length = vllm_config.model_config.max_model_len
     if asked.tokens is not None:
         after = split.of_blocks(need, blocks_for(asked.tokens, per_request, length))
-        _check_fits(vllm_config, after, available, rooms)
+        _check_fits(vllm_config, after, evenly, rooms)
     else:
-        after = split.proportional(need, sum(available), rooms)
-        _say_if_less(after, need, sum(available))
-    before = split.uniform(need, available)
-    shown = _table(vllm_config, specs, need, before, after, per_request)
+        after = split.proportional(need, total, rooms)
+        _say_if_less(after, need, total)
+    outcomes = [
+        table.Outcome.of(name, found, need, per_request, length)
+        for name, found in (("uniform", split.uniform(need, evenly)), ("chosen", after))
+    ]
+    shown = _table(vllm_config, specs, need, outcomes)
     logger.info("Penstock: KV memory by pipeline rank\n%s", shown)
     return list(after.given)
 
@@ -68,12 +86,6 @@ def _check(vllm_config: Any, asked: Wish, workers: int) -> None:
         raise ConfigError(
             "--num-gpu-blocks-override sets the blocks of every rank: leave it out, or leave out "
             "--enable-pp-prop-kv-cache and --kv-cache-tokens"
-        )
-    if asked.proportional and asked.tokens is None and cache.kv_cache_memory_bytes is None:
-        raise ConfigError(
-            "--enable-pp-prop-kv-cache splits a given total: set --kv-cache-memory-bytes (times "
-            "the pipeline ranks) or --kv-cache-tokens. Without either vLLM takes what each device "
-            "has free, and nothing could be moved from one to another"
         )
     if asked.tokens is not None and vllm_config.model_config.original_max_model_len == -1:
         raise ConfigError(
@@ -119,11 +131,8 @@ def _table(
     vllm_config: Any,
     specs: Sequence[Mapping[str, Any]],
     need: Sequence[int],
-    before: Split,
-    after: Split,
-    per_request: int,
+    outcomes: Sequence[table.Outcome],
 ) -> str:
-    length = vllm_config.model_config.max_model_len
     tp = vllm_config.parallel_config.tensor_parallel_size
     ranks = [
         table.RankFacts(
@@ -132,15 +141,6 @@ def _table(
             nbytes,
         )
         for worker, (layers, nbytes) in enumerate(zip(specs, need, strict=True))
-    ]
-    outcomes = [
-        table.Outcome(
-            name,
-            found,
-            tokens_in(found.blocks, per_request, length),
-            found.blocks / per_request,
-        )
-        for name, found in (("uniform", before), ("chosen", after))
     ]
     return table.as_text(table.splits(ranks, outcomes))
 

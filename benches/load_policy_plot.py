@@ -40,17 +40,18 @@ def draw(rows: Sequence[dict[str, Any]]) -> str:
         auto, to99 = (row["auto"][p] / never[p] for p in ("p50", "p99"))
         marks.append(
             f'<text x="{_LEFT - 14}" y="{y + 4}" text-anchor="end">{escape(row["network"])}</text>'
-            f'<circle class="always" cx="{x(always):.1f}" cy="{y}" r="5">'
+            f'<circle class="always" cx="{x(always):.1f}" cy="{y}" r="7">'
             f"<title>always: {always:.2f}</title></circle>"
             f'<path class="to99" d="M{x(auto):.1f} {y}H{x(max(auto, to99)):.1f}"/>'
-            f'<circle class="auto" cx="{x(auto):.1f}" cy="{y}" r="5">'
+            f'<circle class="auto" cx="{x(auto):.1f}" cy="{y}" r="4">'
             f"<title>auto: {auto:.2f}, p99 {to99:.2f}</title></circle>"
         )
     legend = (
-        f'<circle class="always" cx="{_LEFT}" cy="24" r="5"/>'
-        f'<text x="{_LEFT + 12}" y="28">always loading</text>'
-        f'<circle class="auto" cx="{_LEFT + 140}" cy="24" r="5"/>'
-        f'<text x="{_LEFT + 152}" y="28">--load-policy auto, and its 99th percentile</text>'
+        f'<circle class="always" cx="{_LEFT}" cy="24" r="7"/>'
+        f'<text x="{_LEFT + 14}" y="28">always loading</text>'
+        f'<path class="to99" d="M{_LEFT + 160} 24h24"/>'
+        f'<circle class="auto" cx="{_LEFT + 160}" cy="24" r="4"/>'
+        f'<text x="{_LEFT + 192}" y="28">--load-policy auto, and its 99th percentile</text>'
         f'<text class="soft" x="{_WIDTH - _RIGHT}" y="{floor + 38}" text-anchor="end">'
         "time to first token of a hit, recomputing = 1</text>"
     )

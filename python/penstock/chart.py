@@ -7,8 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from penstock.axis import decimal_label, decimal_step, text_width
+
 _WIDTH = 960
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 30
+_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 16, 34, 10
+_TEXT = 12
+"""Size of the page's text in a chart."""
 
 
 @dataclass(frozen=True)
@@ -40,34 +44,50 @@ class Column:
 
 
 def grouped_bars(groups: Sequence[tuple[str, Sequence[Bar]]], unit: str) -> str:
-    """Lying bars, a group under each heading."""
+    """Lying bars, a group under each heading; behind each bar its value and what `upper` is."""
     bar, gap, heading = 20, 5, 24
-    left = 130
-    scale = _Scale(max(each.upper for _, group in groups for each in group), left)
+    bars = [each for _, group in groups for each in group]
+    left = 20 + max(text_width(each.label, _TEXT) for each in bars)
+    behind = 16 + max(
+        text_width(_value(each, unit), _TEXT, bold=True) + 8 + text_width(_upper(each), _TEXT)
+        for each in bars
+    )
+    factor = (_WIDTH - left - behind) / max(1.0, *(each.upper for each in bars))
     marks: list[str] = []
     y = 4.0
     for name, group in groups:
         y += heading
-        marks.append(f'<text class="value" x="{left}" y="{y - 8:.0f}">{escape(name)}</text>')
+        marks.append(f'<text class="value" x="{left:.1f}" y="{y - 8:.0f}">{escape(name)}</text>')
         for each in group:
-            end, upper, middle = scale.x(each.value), scale.x(each.upper), y + bar / 2
+            end, upper = left + each.value * factor, left + each.upper * factor
+            middle, value = y + bar / 2, _value(each, unit)
+            after = upper + 16 + text_width(value, _TEXT, bold=True)
             marks.append(
-                f'<text x="{left - 10}" y="{middle + 4:.0f}" text-anchor="end">'
+                f'<text x="{left - 10:.1f}" y="{middle + 4:.0f}" text-anchor="end">'
                 f"{escape(each.label)}</text>"
                 f'<path class="stem" d="M{end:.1f} {middle:.0f}H{upper:.1f}"/>'
-                f'<rect class="{each.kind}" x="{left}" y="{y:.0f}" '
+                f'<rect class="{each.kind}" x="{left:.1f}" y="{y:.0f}" '
                 f'width="{max(end - left, 1.5):.1f}" height="{bar}" rx="2"/>'
                 f'<text class="value" x="{upper + 8:.1f}" y="{middle + 4:.0f}">'
-                f"{each.value:,.0f} {unit}</text>"
+                f"{escape(value)}</text>"
+                f'<text x="{after:.1f}" y="{middle + 4:.0f}">{_upper(each)}</text>'
             )
             y += bar + gap
         y += 8
     return _svg(y, "".join(marks))
 
 
+def _value(bar: Bar, unit: str) -> str:
+    return f"{bar.value:,.0f} {unit}"
+
+
+def _upper(bar: Bar) -> str:
+    return f"to {bar.upper:,.0f}"
+
+
 def dots(values: Sequence[Dot], unit: str) -> str:
     """A dot for each value, joined by a stem to a grey one for what it is compared with."""
-    height = 280
+    height = 260
     axis = _Axis(max(max(each.value, each.other) for each in values), height, unit)
     step = (_WIDTH - _LEFT - _RIGHT) / len(values)
     radius = min(5.5, max(2.5, step / 3))
@@ -86,7 +106,7 @@ def dots(values: Sequence[Dot], unit: str) -> str:
 
 def stacked_columns(columns: Sequence[Column], unit: str) -> str:
     """A column for each, its parts on one another."""
-    height = 240
+    height = 220
     axis = _Axis(max(sum(each.parts.values()) for each in columns), height, unit)
     step = (_WIDTH - _LEFT - _RIGHT) / len(columns)
     marks = [axis.svg()]
@@ -106,28 +126,12 @@ def stacked_columns(columns: Sequence[Column], unit: str) -> str:
     return _svg(height, "".join(marks))
 
 
-class _Scale:
-    """Maps values to places along a lying bar, with room for a number behind the longest."""
-
-    def __init__(self, largest: float, left: float) -> None:
-        self._left = left
-        self._factor = (_WIDTH - left - 110) / max(largest, 1.0)
-
-    def x(self, value: float) -> float:
-        return self._left + value * self._factor
-
-
 class _Axis:
-    """An upright axis from zero, with round numbers at its lines."""
+    """An upright axis from zero, with round numbers at its lines and its unit above them."""
 
     def __init__(self, largest: float, height: float, unit: str) -> None:
-        largest = max(largest, 1.0)
-        rough = largest / 4
-        power = 10.0 ** math.floor(math.log10(rough))
-        self._step = next(
-            s * power for s in (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if s * power >= rough
-        )
-        self._lines = math.ceil(largest / self._step)
+        self._step = decimal_step(max(largest, 1.0))
+        self._lines = max(1, math.ceil(largest / self._step - 1e-9))
         self._floor = height - _BOTTOM
         self._factor = (self._floor - _TOP) / (self._lines * self._step)
         self._unit = unit
@@ -142,9 +146,12 @@ class _Axis:
             y = self.y(value)
             marks.append(
                 f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>'
-                f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:,.0f}</text>'
+                f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">'
+                f"{decimal_label(value, self._step)}</text>"
             )
-        marks.append(f'<text x="{_LEFT + 4}" y="{_TOP + 14}">{escape(self._unit)}</text>')
+        marks.append(
+            f'<text x="{_LEFT - 8}" y="{_TOP - 18}" text-anchor="end">{escape(self._unit)}</text>'
+        )
         return "".join(marks)
 
 

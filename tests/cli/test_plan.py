@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.cli import main
+from tests import pictures
 from tests.plan.test_kv import LLAMA
 
 
@@ -138,8 +139,42 @@ def test_speeds_show_the_frontier_and_the_picture(
     namespace = "{http://www.w3.org/2000/svg}"
     dots = root.findall(f".//{namespace}circle")
     assert len(dots) == len(frontier)
-    said = " ".join(element.text or "" for element in root.iter(f"{namespace}text"))
-    assert "best partition" in said
+    assert pictures.faults(picture.read_text()) == []
+    assert {"best partition", "44 layers", "32,32", "80 GiB"} <= set(
+        pictures.words(picture.read_text())
+    )
+
+
+def test_the_axis_of_bytes_has_round_numbers(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The longest column is of 63.045 GiB."""
+    picture = tmp_path / "plan.svg"
+    arguments = [model, "--pp", "48,16", "--kv-cache-memory-bytes", "12GiB"]
+    planned(capsys, *arguments, "--plot", str(picture))
+    sizes = [text for text in pictures.words(picture.read_text()) if text.endswith("iB")]
+    assert sizes == ["16 GiB", "32 GiB", "48 GiB", "64 GiB"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--pp", "9,8,8,8,8,8,8,7", "--kv-cache-memory-bytes", "1GiB"],
+        ["--pp", "40,24", "--kv-cache-memory-bytes", "2GiB", "--device-memory", "80GiB,40GiB"],
+        ["--pp-size", "3", "--device-memory", "80GiB,40GiB,24GiB", "--device-speed", "1,1.5,2"],
+        ["--pp-size", "4", "--device-memory", "40GiB", "--device-speed", "1,1.5,2,2.5"],
+    ],
+)
+def test_no_label_of_the_picture_crosses_another(
+    arguments: list[str], model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "plan.svg"
+    document = planned(capsys, model, *arguments, "--plot", str(picture))
+    assert pictures.faults(picture.read_text()) == []
+    # Where several partitions have several splits, each column says whose it is.
+    said = pictures.words(picture.read_text())
+    for name in [each["name"] for each in document["plans"][0]["splits"]]:
+        assert name in said or len(document["plans"]) > 1 == len(document["plans"][0]["splits"])
 
 
 def test_people_read_a_table(model: str, capsys: pytest.CaptureFixture[str]) -> None:

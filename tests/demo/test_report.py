@@ -18,6 +18,7 @@ from penstock.demo.engine import Answer, Counters
 from penstock.demo.figures import Figures, percentile, summarise
 from penstock.demo.replay import Comparison, Exchange, Situation
 from penstock.demo.report import render
+from tests.pictures import faults
 
 FIRST_TOKEN = {
     Situation.COLD: 15.0,
@@ -95,6 +96,31 @@ def test_a_failed_run_says_so_at_the_top() -> None:
     assert "sooner" not in page
 
 
+def chart_style() -> str:
+    """The page's rules for charts."""
+    return "".join(re.findall(r"svg text[^{]*\{[^}]*\}", render(figures())))
+
+
+@pytest.mark.parametrize("largest", [0.4, 3.1, 9, 50, 3025, 1e6])
+def test_numbers_at_an_axis_are_those_of_their_lines(largest: float) -> None:
+    """Lines at 12.5, 25, 37.5 and 50 said 12, 25, 38 and 50."""
+    drawing = chart.dots([chart.Dot("pool", largest, 0, "")], "ms")
+    root = ElementTree.fromstring(drawing)
+    unit, *_ = sorted((float(text.attrib["y"]), text.text) for text in root.iter("text"))
+    assert unit[1] == "ms"
+    lines = [
+        (float(text.attrib["y"]), float((text.text or "").replace(",", "")))
+        for text in root.iter("text")
+        if text.text != "ms"
+    ]
+    (floor, zero), (_, step) = lines[:2]
+    assert zero == 0
+    for number, (y, value) in enumerate(lines):
+        assert value == pytest.approx(number * step)
+        assert floor - y == pytest.approx(number * (floor - lines[1][0]), abs=0.2)
+    assert lines[-1][1] >= largest
+
+
 values = st.floats(0, 1e7, allow_nan=False)
 
 
@@ -112,6 +138,7 @@ def test_charts_stay_inside_their_frame(pairs: list[tuple[float, float]]) -> Non
     for drawing in drawings:
         root = ElementTree.fromstring(drawing)
         _, _, width, height = map(float, root.attrib["viewBox"].split())
+        assert faults(drawing, chart_style()) == []
         for mark in root.iter():
             for name in ("x", "cx"):
                 assert 0 <= float(mark.get(name, 0)) <= width

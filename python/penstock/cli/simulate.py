@@ -19,7 +19,7 @@ from penstock.cli import words
 from penstock.plan import config
 from penstock.plan.kv import KvSizes, Serving
 from penstock.sim import POLICIES, ROUTINGS, Fleet, Outcome, Sizes, Tier, replay, size_pool
-from penstock.sim.plot import draw
+from penstock.sim.plot import Panel, draw
 from penstock.sim.sizes import SHARES
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ def _plots(trace: Trace, fleet: Fleet, outcomes: Mapping[str, Outcome], bar: _Ba
     curves: dict[str, list[tuple[float, float]]] = {}
     done = 0
     for capacity in capacities:
-        x = capacity * block_bytes / 2**30
+        x = float(capacity * block_bytes)
         for policy in POLICIES:
             found = trace.hits(policy, capacity) / blocks
             curves.setdefault(policy, []).append((x, found))
@@ -307,9 +307,7 @@ def _plots(trace: Trace, fleet: Fleet, outcomes: Mapping[str, Outcome], bar: _Ba
         curves.setdefault("Belady", []).append((x, trace.belady_hits(capacity) / blocks))
         done += 1
         tell(done)
-    panels: list[tuple[str, str, Mapping[str, list[tuple[float, float]]]]] = [
-        ("hits of one cache, over its capacity", "GiB", curves)
-    ]
+    panels = [Panel("hits of one cache, over its capacity", "capacity", curves, words.size)]
     if outcomes:
         by_nodes: dict[str, list[tuple[float, float]]] = {}
         for nodes in sorted({*_NODES_TRIED, fleet.nodes}):
@@ -317,7 +315,8 @@ def _plots(trace: Trace, fleet: Fleet, outcomes: Mapping[str, Outcome], bar: _Ba
                 tell = bar.begin(f"plots: {nodes} nodes", trace.requests)
                 ratio = replay(trace, each, tell).total.hit_ratio
                 by_nodes.setdefault(name, []).append((float(nodes), ratio))
-        panels.append(("hits over nodes, each with the same cache", "nodes", by_nodes))
+        title = "hits over nodes, each with the same cache"
+        panels.append(Panel(title, "nodes", by_nodes, "{:g}".format))
         minutes = trace.duration / fleet.windows / 60
         over_time = {
             name: [
@@ -326,7 +325,7 @@ def _plots(trace: Trace, fleet: Fleet, outcomes: Mapping[str, Outcome], bar: _Ba
             ]
             for name, outcome in outcomes.items()
         }
-        panels.append(("hits over time", "minutes", over_time))
+        panels.append(Panel("hits over time", "minutes", over_time))
     return draw(panels)
 
 

@@ -45,7 +45,7 @@ p { margin:0 0 12px; max-width:74ch }
 figure { margin:12px 0 0; padding:16px 18px 12px; overflow-x:auto }
 figcaption { margin-top:6px }
 table { border-collapse:collapse; width:100%; font-variant-numeric:tabular-nums; font-size:15px }
-.wide { overflow-x:auto }
+.wide { overflow-x:auto; margin-top:14px }
 th, td { text-align:right; padding:7px 10px; border-bottom:1px solid var(--line);
   white-space:nowrap }
 th { color:var(--soft); font-weight:500; font-size:13px; vertical-align:bottom }
@@ -94,8 +94,8 @@ and without a prefix cache.</p>
 {f"<ul class='soft'>{cuts}</ul>" if cuts else ""}
 <h2>Time to first token</h2>
 <figure>{_latency_chart(figures.rows)}
-<figcaption>Median of the requests in each situation; the line reaches to the 99th percentile.
-</figcaption></figure>
+<figcaption>Median of the requests in each situation; the line and the second number reach to the
+99th percentile.</figcaption></figure>
 {_summary_table(figures)}
 <h2>Request by request</h2>
 <figure>{_keys(("plain", _WITHOUT), *((_CLASS[s], s.value) for s in Situation))}

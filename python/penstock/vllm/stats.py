@@ -18,7 +18,7 @@ COUNTERS = {
     "lookup_failures": "Look-ups that ended by a deadline or an error.",
     "lookups_not_awaited": "Requests computed before their look-up was answered: a load was not "
     "expected to pay for the wait.",
-    "loads": "Requests for which a load was started.",
+    "loads": "Loads started, once for each rank.",
     "loaded_tokens": "Tokens whose KV was loaded and verified.",
     "loaded_bytes": "Bytes of KV loaded and verified, over all ranks.",
     "kept_bytes": "Bytes of KV loaded from host memory, over all ranks.",

@@ -1,5 +1,5 @@
-//! Valkey and Redis, over the RESP protocol (version 2), by TCP, with or without TLS,
-//! or unix socket, standalone, under Sentinel, or as a cluster.
+//! Valkey and Redis, over the RESP protocol (version 2, or 3 where the URL says `protocol=3`), by TCP,
+//! with or without TLS, or unix socket, standalone, under Sentinel, or as a cluster.
 //!
 //! An object is a string under its key's text form. A put is one SET, so it is atomic and
 //! replaces what was there; a get is one GET, whose value goes from the socket straight into the

@@ -1,0 +1,291 @@
+"""What the docs name exists: files, links, tests, settings, metrics, options, commands."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from penstock._native import parse_size
+from penstock.cli.main import make_parser
+from penstock.plan import wish
+from penstock.vllm.settings import PREFIX, Settings
+
+ROOT = Path(__file__).parents[2]
+
+VLLM_OPTIONS = {
+    "--additional-config",
+    "--gpu-memory-utilization",
+    "--kv-transfer-config",
+    "--max-model-len",
+    "--num-gpu-blocks-override",
+    "--pipeline-parallel-size",
+}
+OTHERS_OPTIONS = {"--cfg", "--example", "--ipc", "--lib", "--release", "--shm-size", "--strict"}
+OTHERS_OPTIONS |= {"--test", "--workspace"}
+"""Of cargo, rustc, mypy and containers."""
+
+OTHERS_FILES = {"config.json", "plots.svg"}
+
+KINDS = ("rs", "py", "pyi", "md", "toml", "sh", "txt", "svg", "json", "ptx")
+
+
+@cache
+def tracked() -> list[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode:
+        # An unpacked archive, which is no repository.
+        return [str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file()]
+    return [name for name in listed.stdout.splitlines() if (ROOT / name).exists()]
+
+
+@cache
+def sources() -> str:
+    """All text of the project that runs."""
+    kinds = (".rs", ".py", ".pyi", ".ptx", ".sh", ".toml")
+    return "\n".join(
+        (ROOT / name).read_text()
+        for name in tracked()
+        if name.endswith(kinds) and not name.startswith("tests/docs/")
+    )
+
+
+@cache
+def words() -> set[str]:
+    return set(re.findall(r"\w+", sources()))
+
+
+def pages() -> list[str]:
+    """The docs; the CHANGELOG speaks of what was."""
+    return [name for name in tracked() if name.endswith(".md") and name != "CHANGELOG.md"]
+
+
+def spans(text: str) -> Iterator[str]:
+    """What stands in backticks or in blocks of code."""
+    for block in re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL):
+        yield from block.splitlines()[1:-1]
+    yield from re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+
+
+def anchors(text: str) -> set[str]:
+    """Names of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in kept}
+
+
+def missing_links(name: str) -> list[str]:
+    text = (ROOT / name).read_text()
+    wrong = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (ROOT / name).parent / path if path else ROOT / name
+        if not file.exists() or (anchor and anchor not in anchors(file.read_text())):
+            wrong.append(target)
+    return wrong
+
+
+def missing_files(name: str) -> list[str]:
+    known = tracked()
+    folders = {str(parent) for file in known for parent in Path(file).parents}
+    wrong = []
+    for span in spans((ROOT / name).read_text()):
+        # What a command writes need not be there before.
+        for word in re.findall(r"[\w./-]*\w", re.sub(r"--(json|plot) \S+|\S*[{]\S*", "", span)):
+            last = word.rpartition("/")[2]
+            is_file = last.rpartition(".")[2] in KINDS and last.count(".") and last[0] != "."
+            is_folder = re.match(r"(tests|docs|benches|crates|python|scripts)/\w", word)
+            if not (is_file or is_folder) or last in OTHERS_FILES or word[0] == "/":
+                continue
+            word = word.removeprefix("./")
+            if any(
+                f"/{file}".endswith(f"/{word}") or file.startswith(f"{word}.") for file in known
+            ):
+                continue
+            if word not in folders and not any(("/" + f).endswith("/" + word) for f in folders):
+                wrong.append(word)
+    return wrong
+
+
+def missing_tests(name: str) -> list[str]:
+    """Functions that are cited behind their file, as in reliability.md, or in backticks."""
+    text = (ROOT / name).read_text()
+    wrong = []
+    for file, cited in re.findall(
+        r"`([\w/]+\.(?:rs|py))`((?:,? (?:test_\w+|[a-z]\w*_\w+))+)", text
+    ):
+        there = "".join((ROOT / f).read_text() for f in tracked() if f"/{f}".endswith(f"/{file}"))
+        functions = re.findall(r"\w+", cited)
+        wrong += [f"{file} {each}" for each in functions if not re.search(rf"\b{each}\b", there)]
+    named = {span for span in spans(text) if re.fullmatch(r"[a-z]+(_[a-z]+){3,}", span)}
+    named = {each for each in named if not each.startswith("penstock_")}
+    return wrong + sorted(named - words())
+
+
+@cache
+def options() -> set[str]:
+    """Options of `penstock` and of the project's other programs."""
+    found = set()
+
+    def take(parser: argparse.ArgumentParser) -> None:
+        found.update(parser._option_string_actions)
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for each in action.choices.values():
+                    take(each)
+
+    take(make_parser())
+    for program in tracked():
+        if re.match(r"(benches|tests/soak|crates)\b.*\.(py|rs)$", program):
+            found.update(re.findall(r'"(--[a-z][a-z0-9-]+)"', (ROOT / program).read_text()))
+    return found
+
+
+def missing_options(name: str) -> list[str]:
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", (ROOT / name).read_text()))
+    return sorted(named - options() - VLLM_OPTIONS - OTHERS_OPTIONS)
+
+
+def missing_commands(name: str) -> list[str]:
+    wrong = []
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for span in spans((ROOT / name).read_text()):
+        for module in re.findall(r"\b(benches\.\w+)", span):
+            if module.replace(".", "/") + ".py" not in tracked():
+                wrong.append(module)
+        if made := re.match(r"make ([a-z]+)", span):
+            wrong += [] if made[1] in targets else [made[0]]
+        command = re.match(r"(?:.*/)?penstock ([a-z]+)(?: ([a-z]+))?\b", span)
+        if command and span not in sources() and not takes(command[1], command[2]):
+            wrong.append(command[0])
+    return wrong
+
+
+def takes(command: str, target: str | None) -> bool:
+    parser = make_parser()
+    for word in (command, target):
+        choices = [a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+        if not choices or word is None:
+            return True
+        if word not in choices[0]:
+            return False
+        parser = choices[0][word]
+    return True
+
+
+@cache
+def counters() -> set[str]:
+    """Read from the text: importing the module would import vLLM."""
+    tree = ast.parse((ROOT / "python/penstock/vllm/stats.py").read_text())
+    (found,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "COUNTERS"
+    )
+    return set(found)
+
+
+def missing_metrics(name: str) -> list[str]:
+    text = (ROOT / name).read_text()
+    named = re.findall(r"(?:vllm:)?penstock_(\w+?)_total", text)
+    named += re.findall(r"`…_(\w+)_total`", text)
+    return sorted(set(named) - counters())
+
+
+def missing_variables(name: str) -> list[str]:
+    named = set(re.findall(r"\bPENSTOCK_[A-Z_]+\b", (ROOT / name).read_text()))
+    return sorted(each for each in named if f'"{each}"' not in sources())
+
+
+def torn_tables(name: str) -> list[str]:
+    """Rows behind an empty line, which no heading makes a table of."""
+    lines = (ROOT / name).read_text().splitlines()
+    return [
+        row
+        for before, row, after in zip(["", *lines], lines, [*lines[1:], ""], strict=False)
+        if row.startswith("|") and not before.startswith("|") and not after.startswith("|-")
+    ]
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        missing_links,
+        missing_files,
+        missing_tests,
+        missing_options,
+        missing_commands,
+        missing_metrics,
+        missing_variables,
+        torn_tables,
+    ],
+    ids=lambda check: check.__name__,
+)
+def test_nothing_is(check) -> None:
+    found = {name: wrong for name in pages() if (wrong := check(name))}
+    assert found == {}
+
+
+def rows(page: str, heading: str) -> list[list[str]]:
+    """Cells of the first table after a heading."""
+    text = (ROOT / page).read_text().partition(f"{heading}\n")[2]
+    table = re.search(r"^\|.*\n\|-.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert table is not None
+    return [[cell.strip() for cell in row[1:-1].split(" | ")] for row in table[1].splitlines()]
+
+
+def test_every_setting_is_in_the_reference_with_its_default() -> None:
+    said = {}
+    for key, default, _ in rows("docs/reference/settings.md", "# Settings of the connector"):
+        said[key.strip("`").removeprefix(PREFIX)] = default.strip("`")
+    known = {field.name: field.default for field in fields(Settings)}
+    assert set(said) == set(known)
+    for name, default in known.items():
+        # These two are elsewhere unless they are set.
+        if name in ("pool", "encryption_key_file"):
+            assert "environment `PENSTOCK_" in said[name]
+        elif isinstance(default, bool):
+            assert said[name] == str(default).lower(), name
+        elif isinstance(default, int):
+            assert parse_size(said[name].replace(" ", "")) == default, name
+        elif isinstance(default, float):
+            assert float(said[name]) == default, name
+        else:
+            assert said[name] == (default or "empty"), name
+
+
+def test_every_key_of_kv_memory_is_in_the_reference() -> None:
+    said = {cells[0].strip("`") for cells in rows("docs/reference/settings.md", "## KV memory")}
+    assert said == {wish.PROPORTIONAL, wish.TOKENS}
+
+
+def test_every_metric_is_in_the_reference() -> None:
+    named = [cells[0] for cells in rows("docs/reference/settings.md", "# Metrics")]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(named))) == sorted(counters())
+
+
+def test_every_variable_that_users_set_is_in_the_docs() -> None:
+    used = set(re.findall(r'"(PENSTOCK_[A-Z_]+)"', sources()))
+    used = {name for name in used if not name.startswith(("PENSTOCK_TEST", "PENSTOCK_TRACES"))}
+    text = "".join((ROOT / name).read_text() for name in pages())
+    assert {name for name in used if name not in text} == set()
+
+
+def test_every_fault_is_counted_by_a_counter_that_there_is() -> None:
+    for cells in rows("docs/reliability.md", "## The server's answers"):
+        assert set(re.findall(r"`(\w+)`", cells[2])) <= counters(), cells

@@ -12,7 +12,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_engine::{Engine, EngineConfig, Event, Object, Outcome, Region};
+use penstock_engine::{Engine, EngineConfig, Event, Fence, Object, Outcome, Region};
 use penstock_layout::{Descriptor, KvLayout, Span};
 use penstock_store::{Key, Keyring, Namespace, OpenOptions, open};
 
@@ -71,13 +71,19 @@ fn main() -> Result<(), Box<dyn Error>> {
             let keys: Vec<Key> = objects.iter().map(|object| object.key).collect();
             let cpu = cpu_seconds()?;
             let start = Instant::now();
-            engine.submit_store(1, objects.clone(), 0)?;
+            engine.submit_store(1, objects.clone(), Fence::NONE)?;
             let (over, released) = finish(&engine, start)?;
             (stores, releases) = (stores.min(over), releases.min(released));
             store_cpu += cpu_seconds()? - cpu;
             let cpu = cpu_seconds()?;
             let start = Instant::now();
-            engine.submit_load(1, objects, start + Duration::from_secs(60), true, 0)?;
+            engine.submit_load(
+                1,
+                objects,
+                start + Duration::from_secs(60),
+                true,
+                Fence::NONE,
+            )?;
             loads = loads.min(finish(&engine, start)?.0);
             load_cpu += cpu_seconds()? - cpu;
             open(&url, &OpenOptions::default())?

@@ -96,6 +96,9 @@ impl Arena {
         // where it refuses.
         #[cfg(target_os = "linux")]
         let _ = memory.advise(memmap2::Advice::HugePage);
+        // A child has no use for it, and pages that are pinned must not become copies of the child's.
+        #[cfg(target_os = "linux")]
+        let _ = memory.advise(memmap2::Advice::DontFork);
         Ok(Self {
             pins: Mutex::default(),
             memory: memory.into(),
@@ -116,12 +119,28 @@ impl Arena {
 
     /// Pins the slots for a device, some at a time, until all are or `stop` says so. Slots can be
     /// used meanwhile, only slower.
-    #[allow(unsafe_code)]
     pub(crate) fn pin(&self, device: i32, stop: impl Fn() -> bool) -> Result<(), CudaError> {
         let mut pins = self.pins.lock();
         if pins.is_some() {
             return Ok(());
         }
+        let pinned = self.pin_pieces(&mut pins, device, stop);
+        if pinned.is_err() {
+            let there = self.counters.pinned_bytes.load(Ordering::Relaxed);
+            let left = self.memory.len() as u64 - there;
+            let unpinned = &self.counters.unpinned_bytes;
+            unpinned.store(left, Ordering::Relaxed);
+        }
+        pinned
+    }
+
+    #[allow(unsafe_code)]
+    fn pin_pieces(
+        &self,
+        pins: &mut Option<Pins>,
+        device: i32,
+        stop: impl Fn() -> bool,
+    ) -> Result<(), CudaError> {
         let pins = pins.insert(Pins::new(device)?);
         let bytes = self.memory.len();
         // Whole slots: a copy must not cross from one pinned piece into the next.
@@ -483,6 +502,20 @@ mod tests {
             slot.payload_mut(1 << 20).fill(1);
         }
         faults() - before
+    }
+
+    #[test]
+    fn a_child_process_does_not_get_the_arena() {
+        let config = EngineConfig::new(1 << 20, 64);
+        let arena = Arena::new(&config, Arc::default(), Arc::default()).unwrap();
+        let first = format!("{:x}-", arena.memory.as_ptr().addr());
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let own = maps.split(&first).nth(1).expect("mapped, by itself");
+        let flags = own.lines().find(|line| line.starts_with("VmFlags:"));
+        assert!(
+            flags.unwrap().split(' ').any(|flag| flag == "dc"),
+            "{flags:?}"
+        );
     }
 
     #[test]

@@ -8,6 +8,10 @@ use penstock_store::{Keyring, MAX_ENCRYPTED_PAYLOAD};
 
 use crate::EngineError;
 
+/// Steps whose stores may wait to be gathered at a time: one that is gathered while its successor is
+/// computed and the one after is already ordered, and as many again for copies that fall behind.
+const STEPS: usize = 4;
+
 /// Longest time that means anything here.
 pub(crate) const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -46,9 +50,12 @@ pub struct EngineConfig {
     pub max_pending_objects: usize,
     /// Most payload bytes that wait to be gathered; further objects are dropped.
     pub max_pending_bytes: usize,
-    /// How long an object may wait for a slot before it is dropped. The engine cannot reuse the
-    /// blocks meanwhile.
+    /// How long an object may wait for a slot before it is dropped, from when its blocks could be
+    /// read: since its fence was passed. The engine cannot reuse the blocks meanwhile.
     pub store_wait: Duration,
+    /// How long a job may wait for its fence before it is given up: a device that has not computed
+    /// what it was told to by then hangs.
+    pub fence_wait: Duration,
     /// Time given to one put.
     pub put_timeout: Duration,
     /// Most time given to one get, however far the deadline of its job is.
@@ -84,12 +91,26 @@ impl EngineConfig {
             max_pending_objects: ((1 << 30) / slot_bytes.max(1)).clamp(4096, 1 << 17),
             max_pending_bytes: 1 << 30,
             store_wait: Duration::from_millis(100),
+            fence_wait: Duration::from_secs(60),
             put_timeout: Duration::from_secs(5),
             get_timeout: Duration::from_secs(10),
             store_backoff: Duration::from_secs(1),
             max_outstanding_objects: 1 << 18,
             keys: None,
         }
+    }
+
+    /// Queues that hold what the owner stores in [`STEPS`] steps of `objects` objects each, whatever
+    /// their size; no smaller than by default.
+    #[must_use]
+    pub fn with_steps_of(mut self, objects: usize) -> Self {
+        let held = objects.saturating_mul(STEPS);
+        self.max_pending_objects = self.max_pending_objects.max(held);
+        self.max_pending_bytes = self
+            .max_pending_bytes
+            .max(held.saturating_mul(self.slot_bytes));
+        self.max_outstanding_objects = self.max_outstanding_objects.max(held.saturating_mul(4));
+        self
     }
 
     /// Bytes in front of a payload in its value.
@@ -132,6 +153,7 @@ impl EngineConfig {
         }
         let times = [
             self.store_wait,
+            self.fence_wait,
             self.put_timeout,
             self.get_timeout,
             self.store_backoff,

@@ -93,7 +93,7 @@ impl DirectCopy {
             blocks: blocks.to_vec(),
             context: Arc::default(),
         };
-        self.registration.transfer(object, room, 0)
+        self.registration.transfer(object, room)
     }
 }
 

@@ -15,6 +15,7 @@ use crate::arena::Arena;
 use crate::completion::{Completions, Job, Table};
 use crate::config::end_of;
 use crate::copy::cuda::CudaExecutor;
+use crate::fence::{self, Watch};
 use crate::job::Transfer;
 use crate::kept::Value;
 use crate::lane::{self, Floor};
@@ -24,8 +25,11 @@ use crate::signal::Signals;
 use crate::store::{Gauge, StoreJob};
 use crate::{
     Completion, Counters, Deadline, Device, Direction, EngineConfig, EngineError, EngineStats,
-    Object, Outcome, Region,
+    Fence, Object, Outcome, Region,
 };
+
+/// Name of the thread that waits for fences.
+const WATCH: &str = "penstock-fence";
 
 /// Moves blocks between registered memory and a store, on its own threads.
 ///
@@ -65,6 +69,8 @@ impl Engine {
             store,
             queues,
             signals,
+            watch: Watch::default(),
+            faults: Mutex::default(),
             counters,
             running,
         });
@@ -103,15 +109,30 @@ impl Engine {
                 if is_first || device != Device::Host {
                     self.prepare(device)?;
                 }
+                if device != Device::Host {
+                    self.watch()?;
+                }
                 entry.insert(Arc::new(new));
                 Ok(())
             }
         }
     }
 
+    /// Starts the thread that waits for fences, unless it runs.
+    fn watch(&self) -> Result<(), EngineError> {
+        let mut threads = self.threads.lock();
+        let is_watch = |thread: &JoinHandle<()>| thread.thread().name() == Some(WATCH);
+        if !threads.iter().any(is_watch) {
+            let floor = Arc::clone(&self.floor);
+            let thread = lane::spawn(WATCH.to_owned(), fence::watch, floor);
+            threads.push(thread.map_err(EngineError::Thread)?);
+        }
+        Ok(())
+    }
+
     /// Gets the arena ready in the background: its pages come into being, for a device pinned, and
-    /// the device's copies are measured. Copies go on meanwhile, and if it fails: only slower, so
-    /// there is nobody to tell but whoever looks at the counters.
+    /// the device's copies are measured. Copies go on meanwhile, and if it fails: only slower, as
+    /// [`take_faults`](Self::take_faults) says.
     fn prepare(&self, device: Device) -> Result<(), EngineError> {
         let floor = Arc::clone(&self.floor);
         let thread = Builder::new()
@@ -143,19 +164,33 @@ impl Engine {
         }
     }
 
+    /// A fence behind all that a stream of a device has been given until now, for jobs to wait for;
+    /// host memory needs none. The device is one that memory was registered for.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is the handle of a stream of that device, which is alive; zero stands for the
+    /// default stream.
+    #[allow(unsafe_code)]
+    pub unsafe fn raise_fence(&self, device: Device, stream: u64) -> Result<Fence, EngineError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.floor.watch.raise(device, stream) }
+    }
+
     /// Stores objects. Their blocks must not change until [`Event::Released`](crate::Event), but
-    /// may before `after` has happened: an event of their device, zero for none, which has to live
-    /// until then.
+    /// may before `after` is passed. Only then are they read, and only from then on does the time count
+    /// that they may wait for a slot.
     pub fn submit_store(
         &self,
         job: u64,
         objects: Vec<Object>,
-        after: u64,
+        after: Fence,
     ) -> Result<(), EngineError> {
-        let transfers = self.transfers(objects, after)?;
+        let transfers = self.transfers(objects)?;
         let store = StoreJob::new(
             job,
             transfers,
+            after,
             Arc::clone(&self.completions),
             Arc::clone(&self.floor.counters),
             Arc::clone(&self.stores_in_flight),
@@ -173,8 +208,8 @@ impl Engine {
     /// Loads objects into their blocks by `deadline`, an instant or a [`Deadline`]. The blocks must be left alone until
     /// [`Event::Loaded`](crate::Event).
     ///
-    /// Nothing is written before `after` has happened: an event as for a store, which has to live
-    /// until the job is over. With `prefix`, an object is only wanted if all before it are loaded: after one that is
+    /// Nothing is fetched or written before `after` is passed, and the deadline is later by as long as
+    /// that takes; if it takes longer than the setting `fence_wait`, the job is given up. With `prefix`, an object is only wanted if all before it are loaded: after one that is
     /// not, the rest is skipped.
     pub fn submit_load(
         &self,
@@ -182,15 +217,17 @@ impl Engine {
         objects: Vec<Object>,
         deadline: impl Into<Deadline>,
         prefix: bool,
-        after: u64,
+        after: Fence,
     ) -> Result<(), EngineError> {
-        let objects = self.transfers(objects, after)?;
+        let objects = self.transfers(objects)?;
         let held = self.floor.queues.kept().find(&objects);
         let wish = Wish {
             aim: Aim::Blocks,
             objects,
             deadline: deadline.into(),
             prefix,
+            fence: after,
+            fence_wait: self.floor.config.fence_wait,
         };
         self.submit_wish(job, wish, held)?;
         let counters = &self.floor.counters;
@@ -208,7 +245,7 @@ impl Engine {
         objects: Vec<Object>,
         deadline: Instant,
     ) -> Result<(), EngineError> {
-        let objects = self.transfers(objects, 0)?;
+        let objects = self.transfers(objects)?;
         if self.table.get(job).is_some() {
             return Err(EngineError::DuplicateJob(job));
         }
@@ -219,6 +256,8 @@ impl Engine {
             objects,
             deadline: deadline.into(),
             prefix: true,
+            fence: Fence::NONE,
+            fence_wait: self.floor.config.fence_wait,
         };
         self.submit_wish(job, wish, held)
             .inspect_err(|_| kept.release(job))
@@ -265,7 +304,7 @@ impl Engine {
         Ok(())
     }
 
-    fn transfers(&self, objects: Vec<Object>, after: u64) -> Result<Vec<Transfer>, EngineError> {
+    fn transfers(&self, objects: Vec<Object>) -> Result<Vec<Transfer>, EngineError> {
         if self.floor.queues.is_closed() {
             return Err(EngineError::Closed);
         }
@@ -278,7 +317,7 @@ impl Engine {
                     .ok_or(EngineError::NotRegistered {
                         group: object.group,
                     })?
-                    .transfer(object, self.floor.config.slot_bytes, after)
+                    .transfer(object, self.floor.config.slot_bytes)
             })
             .collect()
     }
@@ -384,6 +423,7 @@ impl Engine {
     pub fn shutdown(&self, timeout: Duration) -> bool {
         let end = end_of(timeout);
         self.floor.queues.close();
+        self.floor.watch.close();
         self.unregister();
         if !self.floor.running.wait_zero(end) {
             return false;
@@ -400,6 +440,11 @@ impl Engine {
         self.floor.counters.snapshot()
     }
 
+    /// What failed in the background since the last call, in words. Jobs go on all the same, slower.
+    pub fn take_faults(&self) -> Vec<String> {
+        std::mem::take(&mut *self.floor.faults.lock())
+    }
+
     /// The settings that the engine was made with.
     pub fn config(&self) -> &EngineConfig {
         &self.floor.config
@@ -408,16 +453,29 @@ impl Engine {
 
 fn prepare_cuda(floor: &Floor, ordinal: i32) {
     let (queues, counters) = (&floor.queues, &floor.counters);
-    if let Ok(executor) = CudaExecutor::of(ordinal)
-        && let Ok(found) = executor.calibrate()
-    {
-        let note = |counter: &AtomicU64, direction: &Direction| {
-            counter.store(direction.copy_engine_from as u64, Ordering::Relaxed);
-        };
-        note(&counters.gather_copy_engine_from, &found.gather);
-        note(&counters.scatter_copy_engine_from, &found.scatter);
+    let executor = CudaExecutor::of(ordinal);
+    match executor.as_deref().map_err(Clone::clone).and_then(|e| e.calibrate()) {
+        Ok(found) => {
+            let note = |counter: &AtomicU64, direction: &Direction| {
+                counter.store(direction.copy_engine_from as u64, Ordering::Relaxed);
+            };
+            note(&counters.gather_copy_engine_from, &found.gather);
+            note(&counters.scatter_copy_engine_from, &found.scatter);
+        }
+        Err(error) => floor.faults.lock().push(format!(
+            "the copies of CUDA device {ordinal} could not be measured ({error}): how they are made \
+             follows figures of other devices"
+        )),
     }
-    let _ = queues.arena().pin(ordinal, || queues.is_closed());
+    if let Err(error) = queues.arena().pin(ordinal, || queues.is_closed()) {
+        let unpinned = counters.unpinned_bytes.load(Ordering::Relaxed);
+        floor.faults.lock().push(format!(
+            "{unpinned} bytes of host memory could not be pinned for CUDA device {ordinal} \
+             ({error}): copies from and to them are slower. Raise the limit of locked memory \
+             (ulimit -l unlimited, or LimitMEMLOCK, or --ulimit memlock=-1 of a container), or \
+             lower the host memory asked for"
+        ));
+    }
 }
 
 impl Drop for Engine {

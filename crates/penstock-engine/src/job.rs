@@ -195,7 +195,8 @@ pub struct Completion {
     pub job: u64,
     /// What happened.
     pub event: Event,
-    /// Time from the job's submission until then, whenever it is polled.
+    /// Time until then from the job's submission, or from when its fence was passed, if that was
+    /// later; none if it was not. Whenever it is polled.
     pub took: Duration,
 }
 
@@ -213,6 +214,4 @@ pub(crate) struct Transfer {
     pub(crate) context: Arc<[u8]>,
     /// Payload bytes.
     pub(crate) bytes: usize,
-    /// The device's event that copies wait for; zero for none.
-    pub(crate) after: u64,
 }

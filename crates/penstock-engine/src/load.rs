@@ -8,11 +8,12 @@
 //! the job reported, no byte of it is written any more.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use penstock_store::ErrorKind;
 
 use crate::completion::Completions;
+use crate::fence::{Fence, Passage};
 use crate::job::Transfer;
 use crate::kept::Value;
 use crate::region::Registration;
@@ -32,6 +33,11 @@ pub(crate) struct LoadJob {
     aim: Aim,
     objects: Vec<Transfer>,
     since: Instant,
+    /// Nothing is fetched before it is passed: what a load takes is then the pool's doing alone.
+    fence: Fence,
+    /// How long it may be ahead.
+    fence_wait: Duration,
+    /// If the fence was passed at once.
     deadline: Deadline,
     total_bytes: u64,
     /// Whether an object is useless without those before it.
@@ -75,6 +81,8 @@ impl LoadJob {
             objects,
             deadline,
             prefix,
+            fence,
+            fence_wait,
         } = wish;
         let state = State {
             progress: vec![Progress::Queued; objects.len()],
@@ -91,6 +99,8 @@ impl LoadJob {
             aim,
             objects,
             since: Instant::now(),
+            fence,
+            fence_wait,
             deadline,
             total_bytes,
             prefix,
@@ -122,13 +132,29 @@ impl LoadJob {
         &self.objects
     }
 
-    /// When the job is given up if nothing more comes until then.
+    /// Whether something can be fetched, and since when.
+    pub(crate) fn passage(&self) -> Passage {
+        self.fence.passage(self.since)
+    }
+
+    /// The earliest time at which the job is given up, as far as can be told by now; past once it
+    /// is to be.
     pub(crate) fn deadline(&self) -> Instant {
         self.deadline_in(&self.state.lock())
     }
 
     fn deadline_in(&self, state: &State) -> Instant {
-        self.deadline.now(state.there_bytes, self.total_bytes)
+        match self.passage() {
+            Passage::Passed(at) => {
+                let waited = at.saturating_duration_since(self.since);
+                self.deadline.now(state.there_bytes, self.total_bytes) + waited
+            }
+            // As if it were passed now.
+            Passage::Ahead | Passage::Lost => {
+                let allowed = self.deadline.at.saturating_duration_since(self.since);
+                (Instant::now() + allowed).min(self.since + self.fence_wait)
+            }
+        }
     }
 
     pub(crate) fn aim(&self) -> Aim {
@@ -262,7 +288,11 @@ impl LoadJob {
                 Aim::Blocks => Event::Loaded { objects },
                 Aim::HostTier => Event::Prefetched { objects },
             };
-            self.completions.push(self.id, event, self.since);
+            let began = match self.passage() {
+                Passage::Passed(at) => at,
+                Passage::Ahead | Passage::Lost => Instant::now(),
+            };
+            self.completions.push(self.id, event, began);
         }
     }
 }
@@ -274,6 +304,9 @@ pub(crate) struct Wish {
     pub(crate) deadline: Deadline,
     /// Whether an object is useless without those before it.
     pub(crate) prefix: bool,
+    /// What it waits for, and how long it may.
+    pub(crate) fence: Fence,
+    pub(crate) fence_wait: Duration,
 }
 
 /// An object of a load job, and its value.
@@ -295,9 +328,13 @@ impl LoadTicket {
         &self.transfer().registration
     }
 
-    /// No job is given up later than this.
+    /// The job is not given up later than this.
     pub(crate) fn limit(&self) -> Instant {
-        self.job.deadline.limit()
+        let waited = match self.job.passage() {
+            Passage::Passed(at) => at.saturating_duration_since(self.job.since),
+            Passage::Ahead | Passage::Lost => Duration::ZERO,
+        };
+        self.job.deadline.limit() + waited
     }
 
     /// The prefetch that the object is for, if it is not for its blocks.

@@ -15,6 +15,7 @@ use penstock_store::{Key, Namespace};
 
 use crate::arena::{Arena, Empty, Purpose, Slot, Verified};
 use crate::completion::Completions;
+use crate::fence::{Fence, Mark, Passage};
 use crate::job::Transfer;
 use crate::queue::{CopyWork, Put, PutWork, Queues};
 use crate::region::Registration;
@@ -57,7 +58,6 @@ fn transfer(number: u8) -> Transfer {
         blocks: vec![0],
         context: Arc::default(),
         bytes: BYTES,
-        after: 0,
     }
 }
 
@@ -256,6 +256,7 @@ fn an_object_is_gathered_once_there_is_a_slot_or_cancelled_and_has_one_outcome()
         let job = StoreJob::new(
             1,
             vec![transfer(1)],
+            Fence::NONE,
             Arc::clone(&completions),
             Arc::default(),
             Arc::default(),
@@ -307,5 +308,44 @@ fn an_object_is_gathered_once_there_is_a_slot_or_cancelled_and_has_one_outcome()
         };
         let expected = [Outcome::Stored(BYTES as u64), Outcome::Cancelled];
         assert!(expected.contains(&objects[0]), "{objects:?}");
+    });
+}
+
+#[test]
+fn what_waits_for_a_fence_is_gathered_once_it_is_passed() {
+    loom::model(|| {
+        let house = House::new(2, 0);
+        let completions = Arc::new(Completions::default());
+        let (mark, fence) = Mark::new();
+        let job = StoreJob::new(
+            1,
+            vec![transfer(1)],
+            fence,
+            Arc::clone(&completions),
+            Arc::default(),
+            Arc::default(),
+        );
+        house.queues.push_gathers(job.tickets());
+        let watch = thread::spawn({
+            let house = Shared::clone(&house);
+            move || {
+                mark.set(Passage::Passed(Instant::now()));
+                house.signals.copy.notify_all();
+            }
+        });
+        loop {
+            let seen = house.signals.copy.generation();
+            match house.queues.next_copy() {
+                CopyWork::Gather(ticket, slot) => {
+                    assert!(matches!(job.passage(), Passage::Passed(_)));
+                    drop(slot);
+                    ticket.resolve(Outcome::Stored(BYTES as u64));
+                    break;
+                }
+                CopyWork::Wait(until) => house.signals.copy.wait(seen, until),
+                CopyWork::Close => unreachable!("nobody closes"),
+            }
+        }
+        watch.join().unwrap();
     });
 }

@@ -4,9 +4,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use penstock_store::ErrorKind;
+
 use crate::Outcome;
 use crate::arena::{Arena, Empty, Gathered, Lent, Purpose, Slot};
 use crate::config::EngineConfig;
+use crate::fence::Passage;
 use crate::kept::Kept;
 use crate::load::{Aim, HeldTicket, LoadJob, LoadTicket};
 use crate::signal::Signals;
@@ -39,7 +42,7 @@ struct State {
     closed: bool,
 }
 
-/// An object that waits for a slot.
+/// An object that waits for its fence, and then for a slot.
 struct Gather {
     ticket: StoreTicket,
     since: Instant,
@@ -172,47 +175,66 @@ impl Queues {
     }
 
     pub(crate) fn next_copy(&self) -> CopyWork {
-        let mut late = Vec::new();
-        let work = self.next_gather(&mut self.state.lock(), &mut late);
-        end(late, Outcome::Dropped);
+        let mut over = Vec::new();
+        let work = self.next_gather(&mut self.state.lock(), &mut over);
+        for (ticket, outcome) in over {
+            ticket.resolve(outcome);
+        }
         work
     }
 
-    /// What a copy lane does next, and which objects have waited too long.
-    fn next_gather(&self, state: &mut State, late: &mut Vec<StoreTicket>) -> CopyWork {
+    /// What a copy lane does next, and which objects have waited too long or for nothing.
+    fn next_gather(&self, state: &mut State, over: &mut Vec<(StoreTicket, Outcome)>) -> CopyWork {
         if state.closed {
             return CopyWork::Close;
         }
         while let Some(oldest) = state.gathers.front() {
-            if let Some(slot) = self.lease(Purpose::Store) {
-                return match state.pop_gather() {
-                    Some(gather) => CopyWork::Gather(gather.ticket, slot),
-                    None => CopyWork::Wait(None),
-                };
-            }
-            let until = oldest.since + self.config.store_wait;
+            let (until, outcome) = match oldest.ticket.passage() {
+                // What is behind it has a later fence.
+                Passage::Ahead => (oldest.since + self.config.fence_wait, Outcome::Dropped),
+                Passage::Passed(at) => {
+                    if let Some(slot) = self.lease(Purpose::Store) {
+                        return match state.pop_gather() {
+                            Some(gather) => CopyWork::Gather(gather.ticket, slot),
+                            None => CopyWork::Wait(None),
+                        };
+                    }
+                    (at + self.config.store_wait, Outcome::Dropped)
+                }
+                Passage::Lost => (oldest.since, Outcome::Failed(ErrorKind::Io)),
+            };
             if Instant::now() < until {
                 return CopyWork::Wait(Some(until));
             }
-            late.extend(state.pop_gather().map(|gather| gather.ticket));
+            over.extend(state.pop_gather().map(|gather| (gather.ticket, outcome)));
         }
         CopyWork::Wait(None)
     }
 
-    /// Older jobs come before younger ones.
+    /// Older jobs come before younger ones, except those whose fence is ahead.
     pub(crate) fn next_load(&self) -> LoadWork {
         let mut state = self.state.lock();
         if state.closed {
             return LoadWork::Close;
         }
-        while let Some(job) = state.loads.front() {
+        let mut index = 0;
+        while let Some(job) = state.loads.get(index) {
+            match job.passage() {
+                Passage::Passed(_) => {}
+                // Whoever polls gives it up if that takes too long.
+                Passage::Ahead => {
+                    index += 1;
+                    continue;
+                }
+                Passage::Lost => job.abandon(Outcome::Failed(ErrorKind::Io)),
+            }
             let held = job.take_held(self.config.batch, self.config.batch_bytes);
             if !held.is_empty() {
                 return LoadWork::Scatter(held);
             }
             let queued = job.queued();
             if queued == 0 {
-                state.loads.pop_front();
+                state.loads.remove(index);
                 continue;
             }
             // An even share for every lane: all of them begin with the front of the job.

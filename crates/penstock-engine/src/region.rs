@@ -118,7 +118,6 @@ impl Registration {
             ..
         }: Object,
         slot_bytes: usize,
-        after: u64,
     ) -> Result<Transfer, EngineError> {
         if blocks.is_empty() {
             return Err(EngineError::NoBlocks);
@@ -142,7 +141,6 @@ impl Registration {
             blocks,
             context,
             bytes: bytes as usize,
-            after,
         })
     }
 
@@ -182,10 +180,7 @@ impl Registration {
         // the payload. While the registration is open, the regions are mapped and the blocks of
         // a store job are not written: whoever made them has promised it. The payload is arena
         // memory, or the caller's own, which no region overlaps.
-        unsafe {
-            self.executor
-                .gather(&self.regions, segments, payload, into, transfer.after)
-        }?;
+        unsafe { self.executor.gather(&self.regions, segments, payload, into) }?;
         Ok(checksum)
     }
 
@@ -203,10 +198,7 @@ impl Registration {
             return Err(NotCopied::Closed);
         }
         // SAFETY: as in `gather`; the blocks of a load job are touched by nobody else.
-        unsafe {
-            self.executor
-                .scatter(payload, &self.regions, segments, transfer.after)
-        }?;
+        unsafe { self.executor.scatter(payload, &self.regions, segments) }?;
         Ok(())
     }
 

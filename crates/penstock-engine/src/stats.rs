@@ -105,6 +105,8 @@ counters! {
     slots_kept,
     /// Bytes of the arena that are pinned for a CUDA device.
     pinned_bytes,
+    /// Bytes of the arena that could not be pinned.
+    unpinned_bytes,
     /// Mean bytes of a piece from which the copy engines of a CUDA device copy from it, as
     /// measured on the device; zero while it has not been measured, or could not be.
     gather_copy_engine_from,

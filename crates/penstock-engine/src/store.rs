@@ -10,6 +10,7 @@ use std::time::Instant;
 use penstock_store::ErrorKind;
 
 use crate::completion::Completions;
+use crate::fence::{Fence, Passage};
 use crate::job::Transfer;
 use crate::region::Registration;
 use crate::sync::{Condvar, Mutex};
@@ -19,6 +20,8 @@ pub(crate) struct StoreJob {
     id: u64,
     objects: Vec<Transfer>,
     since: Instant,
+    /// No block is read before it is passed.
+    fence: Fence,
     state: Mutex<State>,
     released: Condvar,
     completions: Arc<Completions>,
@@ -37,6 +40,7 @@ impl StoreJob {
     pub(crate) fn new(
         id: u64,
         objects: Vec<Transfer>,
+        fence: Fence,
         completions: Arc<Completions>,
         counters: Arc<Counters>,
         in_flight: Arc<Gauge>,
@@ -51,6 +55,7 @@ impl StoreJob {
             id,
             objects,
             since: Instant::now(),
+            fence,
             state: Mutex::new(state),
             released: Condvar::new(),
             completions,
@@ -73,8 +78,9 @@ impl StoreJob {
             let stored = Event::Stored {
                 objects: Vec::new(),
             };
-            self.completions.push(self.id, Event::Released, self.since);
-            self.completions.push(self.id, stored, self.since);
+            self.completions
+                .push(self.id, Event::Released, self.began());
+            self.completions.push(self.id, stored, self.began());
         }
         self.in_flight.add(self.objects.len());
         (0..self.objects.len())
@@ -85,6 +91,19 @@ impl StoreJob {
                 finished: false,
             })
             .collect()
+    }
+
+    /// Whether its blocks can be read, and since when.
+    pub(crate) fn passage(&self) -> Passage {
+        self.fence.passage(self.since)
+    }
+
+    /// When its clock began; now if it has not.
+    fn began(&self) -> Instant {
+        match self.passage() {
+            Passage::Passed(at) => at,
+            Passage::Ahead | Passage::Lost => Instant::now(),
+        }
     }
 
     /// Waits until no block of the job will be read any more (true), or until `until`.
@@ -121,6 +140,11 @@ impl StoreTicket {
         self.job.id
     }
 
+    /// See [`StoreJob::passage`].
+    pub(crate) fn passage(&self) -> Passage {
+        self.job.passage()
+    }
+
     /// The blocks have been read and are not needed any more.
     pub(crate) fn gathered(&mut self) {
         if !self.read {
@@ -129,7 +153,7 @@ impl StoreTicket {
             state.unread -= 1;
             if state.unread == 0 {
                 let job = &self.job;
-                job.completions.push(job.id, Event::Released, job.since);
+                job.completions.push(job.id, Event::Released, job.began());
                 self.job.released.notify_all();
             }
         }
@@ -155,7 +179,7 @@ impl StoreTicket {
             if state.unfinished == 0 {
                 let objects = state.outcomes.iter().copied().flatten().collect();
                 job.completions
-                    .push(job.id, Event::Stored { objects }, job.since);
+                    .push(job.id, Event::Stored { objects }, job.began());
             }
         }
         job.in_flight.sub(1);

@@ -4,7 +4,7 @@ mod support;
 
 use std::sync::Arc;
 
-use penstock_engine::{Engine, EngineConfig, Object, Outcome};
+use penstock_engine::{Engine, EngineConfig, Fence, Object, Outcome};
 use penstock_layout::KvLayout;
 use penstock_store::Keyring;
 use penstock_store::value::{Checksum, ENCRYPTED_HEADER_BYTES, Rejection, seal};
@@ -31,12 +31,13 @@ fn of_tenant(mut object: Object, tenant: &str) -> Object {
 }
 
 fn store(rig: &Rig, objects: Vec<Object>) -> Vec<Outcome> {
-    rig.submit_store(1, objects, 0).unwrap();
+    rig.submit_store(1, objects, Fence::NONE).unwrap();
     outcomes(rig, 1)
 }
 
 fn load(rig: &Rig, objects: Vec<Object>) -> Vec<Outcome> {
-    rig.submit_load(2, objects, soon(), false, 0).unwrap();
+    rig.submit_load(2, objects, soon(), false, Fence::NONE)
+        .unwrap();
     outcomes(rig, 2)
 }
 

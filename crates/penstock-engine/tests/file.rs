@@ -5,7 +5,7 @@ mod support;
 
 use std::path::{Path, PathBuf};
 
-use penstock_engine::{Engine, Object, Outcome, Parent};
+use penstock_engine::{Engine, Fence, Object, Outcome, Parent};
 use penstock_layout::KvLayout;
 use penstock_store::OpenOptions;
 use support::*;
@@ -39,7 +39,7 @@ fn blocks_survive_the_engine_and_damage_on_disk_is_rejected() {
     let writer = engine_on(directory.path(), &source);
     // A bounded arena may drop some: try until all are in.
     eventually("everything is stored", || {
-        writer.submit_store(1, objects(), 0).unwrap();
+        writer.submit_store(1, objects(), Fence::NONE).unwrap();
         outcomes(&writer, 1)
             .iter()
             .all(|o| *o == Outcome::AlreadyPresent)
@@ -48,7 +48,9 @@ fn blocks_survive_the_engine_and_damage_on_disk_is_rejected() {
 
     let target = Kv::new(KvLayout::BHLNC);
     let reader = engine_on(directory.path(), &target);
-    reader.submit_load(1, objects(), soon(), true, 0).unwrap();
+    reader
+        .submit_load(1, objects(), soon(), true, Fence::NONE)
+        .unwrap();
     assert_eq!(
         outcomes(&reader, 1),
         vec![Outcome::Loaded(BLOCK_BYTES as u64); BLOCKS as usize]
@@ -67,7 +69,7 @@ fn blocks_survive_the_engine_and_damage_on_disk_is_rejected() {
                 vec![object(block, &[BLOCKS - 1 - block])],
                 soon(),
                 true,
-                0,
+                Fence::NONE,
             )
             .unwrap();
         let outcomes = outcomes(&reader, 1);
@@ -78,7 +80,9 @@ fn blocks_survive_the_engine_and_damage_on_disk_is_rejected() {
     }
     assert!(target.all() == before);
     eventually("every damaged value is removed", || {
-        reader.submit_load(1, objects(), soon(), false, 0).unwrap();
+        reader
+            .submit_load(1, objects(), soon(), false, Fence::NONE)
+            .unwrap();
         outcomes(&reader, 1).iter().all(|o| *o == Outcome::Miss)
     });
 }
@@ -94,13 +98,15 @@ fn the_place_in_a_prompt_is_in_the_time_of_use() {
         }),
         ..object(0, &[0])
     };
-    rig.submit_store(1, vec![after(1_000_000)], 0).unwrap();
+    rig.submit_store(1, vec![after(1_000_000)], Fence::NONE)
+        .unwrap();
     assert!(matches!(outcomes(&rig, 1)[..], [Outcome::Stored(_)]));
     let path = value_in(directory.path()).unwrap();
     let age = || path.metadata().unwrap().modified().unwrap().elapsed();
     assert_eq!(age().unwrap().as_secs() / 100, 4, "0.4 ms a token");
     let load = |job, object| {
-        rig.submit_load(job, vec![object], soon(), true, 0).unwrap();
+        rig.submit_load(job, vec![object], soon(), true, Fence::NONE)
+            .unwrap();
         assert!(matches!(outcomes(&rig, job)[..], [Outcome::Loaded(_)]));
     };
     load(2, after(1_000_000));

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_engine::{Deadline, EngineConfig, Object, Outcome};
+use penstock_engine::{Deadline, EngineConfig, Fence, Object, Outcome};
 use penstock_evict::{Lru, Policy, Prefix};
 use penstock_layout::KvLayout;
 use penstock_store::ErrorKind;
@@ -23,12 +23,13 @@ fn keeping(slots: usize) -> EngineConfig {
 
 fn store_block(rig: &Rig, kv: &Kv, job: u64, block: u64, n: u64) -> Outcome {
     kv.fill(block, n);
-    rig.submit_store(job, vec![object(n, &[block])], 0).unwrap();
+    rig.submit_store(job, vec![object(n, &[block])], Fence::NONE)
+        .unwrap();
     outcomes(rig, job)[0]
 }
 
 fn load_block(rig: &Rig, job: u64, block: u64, n: u64) -> Outcome {
-    rig.submit_load(job, vec![object(n, &[block])], soon(), true, 0)
+    rig.submit_load(job, vec![object(n, &[block])], soon(), true, Fence::NONE)
         .unwrap();
     outcomes(rig, job)[0]
 }
@@ -108,7 +109,7 @@ fn room_comes_from_what_was_used_longest_ago() {
     assert_eq!(index(&rig, &mut known), [0, 2, 3, 4]);
     // Of a prompt the end goes first.
     let prompt = [2, 3, 4, 0].map(|n| object(n, &[10 + n]));
-    rig.submit_load(12, prompt.to_vec(), soon(), true, 0)
+    rig.submit_load(12, prompt.to_vec(), soon(), true, Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&rig, 12), [Outcome::Kept(BYTES); 4]);
     store_block(&rig, &kv, 13, 5, 5);
@@ -121,10 +122,12 @@ fn of_a_prompt_the_beginning_stays_longest() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     let rig = engine(&store, keeping(6), &kv);
     let mut known = HashMap::new();
-    rig.submit_store(1, chain(&[0, 1, 2, 3], None), 0).unwrap();
+    rig.submit_store(1, chain(&[0, 1, 2, 3], None), Fence::NONE)
+        .unwrap();
     outcomes(&rig, 1);
     // As decoding goes on, in another job.
-    rig.submit_store(2, chain(&[4], Some(3)), 0).unwrap();
+    rig.submit_store(2, chain(&[4], Some(3)), Fence::NONE)
+        .unwrap();
     outcomes(&rig, 2);
     for (n, held) in [
         (10, vec![0, 1, 2, 3, 4, 10]),
@@ -181,12 +184,12 @@ fn what_stays_is_what_the_policy_for_prefixes_would_keep() {
     for (prompt, job) in prompts.iter().zip(1..) {
         let there = prompt.iter().take_while(|n| stored.contains(*n)).count();
         let (old, new) = prompt.split_at(there);
-        rig.submit_load(job, chain(old, None), soon(), true, 0)
+        rig.submit_load(job, chain(old, None), soon(), true, Fence::NONE)
             .unwrap();
         let loaded = outcomes(&rig, job);
         found += loaded.iter().take_while(|o| is_kept(o)).count();
         let job = 1_000_000 + job;
-        rig.submit_store(job, chain(new, old.last().copied()), 0)
+        rig.submit_store(job, chain(new, old.last().copied()), Fence::NONE)
             .unwrap();
         outcomes(&rig, job);
         stored.extend(new);
@@ -228,7 +231,8 @@ fn a_load_takes_what_is_kept_and_fetches_the_rest() {
         load_block(&rig, n, 20, n);
     }
     let objects: Vec<Object> = (0..6).map(|n| object(n, &[10 + n])).collect();
-    rig.submit_load(10, objects, soon(), true, 0).unwrap();
+    rig.submit_load(10, objects, soon(), true, Fence::NONE)
+        .unwrap();
     let expected: Vec<_> = (0..6)
         .map(|n| match n {
             1 | 4 => Outcome::Kept(BYTES),
@@ -258,7 +262,8 @@ fn a_load_that_keeps_pace_is_not_given_up() {
         let objects = names.iter().map(|&n| object(n, &[10 + n])).collect();
         let soon = Instant::now() + Duration::from_millis(30);
         let deadline = Deadline::paced(soon, Duration::from_secs(60));
-        rig.submit_load(job, objects, deadline, true, 0).unwrap();
+        rig.submit_load(job, objects, deadline, true, Fence::NONE)
+            .unwrap();
     };
     store.hold_gets(true);
     // Half of it is in host memory, and gives it half a minute.
@@ -415,13 +420,14 @@ fn another_context_is_another_value() {
         ..object(0, &[0])
     };
     kv.fill(0, 0);
-    rig.submit_store(1, vec![of(b"tenant")], 0).unwrap();
+    rig.submit_store(1, vec![of(b"tenant")], Fence::NONE)
+        .unwrap();
     outcomes(&rig, 1);
-    rig.submit_load(2, vec![of(b"other")], soon(), true, 0)
+    rig.submit_load(2, vec![of(b"other")], soon(), true, Fence::NONE)
         .unwrap();
     // Without keys the context means nothing to the store.
     assert_eq!(outcomes(&rig, 2), [Outcome::Loaded(BYTES)]);
-    rig.submit_load(3, vec![of(b"tenant")], soon(), true, 0)
+    rig.submit_load(3, vec![of(b"tenant")], soon(), true, Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&rig, 3), [Outcome::Kept(BYTES)]);
 }

@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_engine::{Engine, EngineConfig, EngineError, Lookup, LookupConfig, Outcome};
+use penstock_engine::{Engine, EngineConfig, EngineError, Fence, Lookup, LookupConfig, Outcome};
 use penstock_layout::KvLayout;
 use penstock_store::{ErrorKind, Store};
 use support::*;
@@ -38,7 +38,7 @@ fn shutdown_answers_all_jobs_and_ends_all_threads() {
     store.hold_puts(true);
     store.hold_gets(true);
     engine
-        .submit_store(1, (0..10).map(|n| object(n, &[n])).collect(), 0)
+        .submit_store(1, (0..10).map(|n| object(n, &[n])).collect(), Fence::NONE)
         .unwrap();
     engine
         .submit_load(
@@ -46,11 +46,11 @@ fn shutdown_answers_all_jobs_and_ends_all_threads() {
             (10..20).map(|n| object(n, &[n])).collect(),
             soon(),
             true,
-            0,
+            Fence::NONE,
         )
         .unwrap();
     engine
-        .submit_load(3, vec![object(20, &[20])], soon(), true, 0)
+        .submit_load(3, vec![object(20, &[20])], soon(), true, Fence::NONE)
         .unwrap();
     store.until(|call| matches!(call, Call::Get(_)));
     store.hold_gets(false);
@@ -69,9 +69,9 @@ fn shutdown_answers_all_jobs_and_ends_all_threads() {
             );
         }
     }
-    let refused = engine.submit_load(4, vec![object(1, &[1])], soon(), true, 0);
+    let refused = engine.submit_load(4, vec![object(1, &[1])], soon(), true, Fence::NONE);
     assert!(matches!(refused, Err(EngineError::Closed)));
-    let refused = engine.submit_store(4, vec![object(1, &[1])], 0);
+    let refused = engine.submit_store(4, vec![object(1, &[1])], Fence::NONE);
     assert!(matches!(refused, Err(EngineError::Closed)));
     assert_eq!(engine.stats().slots_in_use, 0);
 }
@@ -83,7 +83,7 @@ fn shutdown_is_bounded_by_the_caller_and_then_by_the_operation() {
     let engine = engine(&store, config, &kv);
     store.hold_gets(true);
     engine
-        .submit_load(2, vec![object(1, &[1])], soon(), true, 0)
+        .submit_load(2, vec![object(1, &[1])], soon(), true, Fence::NONE)
         .unwrap();
     store.until(|call| matches!(call, Call::Get(_)));
     let start = Instant::now();
@@ -102,10 +102,10 @@ fn dropping_an_engine_ends_its_threads() {
     for round in 0..20 {
         let engine = engine(&store, config(4), &kv);
         engine
-            .submit_store(1, vec![object(round, &[1])], 0)
+            .submit_store(1, vec![object(round, &[1])], Fence::NONE)
             .unwrap();
         engine
-            .submit_load(2, vec![object(round, &[2])], soon(), false, 0)
+            .submit_load(2, vec![object(round, &[2])], soon(), false, Fence::NONE)
             .unwrap();
         let lookup = Lookup::new(store.clone() as Arc<dyn Store>, LookupConfig::default()).unwrap();
         lookup
@@ -162,24 +162,26 @@ fn unregistered_memory_is_left_alone() {
     config.store_wait = LONG;
     config.store_slots = 1;
     let engine = engine(&store, config, &kv);
-    engine.submit_store(1, vec![object(1, &[1])], 0).unwrap();
+    engine
+        .submit_store(1, vec![object(1, &[1])], Fence::NONE)
+        .unwrap();
     outcomes(&engine, 1);
     let before = kv.all();
     store.hold_gets(true);
     store.hold_puts(true);
     engine
-        .submit_load(2, vec![object(1, &[2])], soon(), true, 0)
+        .submit_load(2, vec![object(1, &[2])], soon(), true, Fence::NONE)
         .unwrap();
     store.until(|call| matches!(call, Call::Get(_)));
     engine
-        .submit_store(3, vec![object(3, &[3]), object(4, &[4])], 0)
+        .submit_store(3, vec![object(3, &[3]), object(4, &[4])], Fence::NONE)
         .unwrap();
     store.until(|call| *call == Call::Put(vec![key(3)]));
     engine.unregister();
     engine.unregister();
     assert_eq!(outcomes(&engine, 2), [Outcome::Cancelled]);
     assert!(matches!(
-        engine.submit_load(9, vec![object(1, &[2])], soon(), true, 0),
+        engine.submit_load(9, vec![object(1, &[2])], soon(), true, Fence::NONE),
         Err(EngineError::NotRegistered { group: 0 })
     ));
     // What was gathered before is put; nothing else of the old memory is.
@@ -200,7 +202,7 @@ fn unregistered_memory_is_left_alone() {
     );
     assert!(kv.all() == before);
     engine
-        .submit_load(9, vec![object(1, &[2])], soon(), true, 0)
+        .submit_load(9, vec![object(1, &[2])], soon(), true, Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 9), [Outcome::Loaded(BLOCK_BYTES as u64)]);
 }

@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_engine::Outcome;
+use penstock_engine::{Fence, Outcome};
 use penstock_layout::{KvLayout, Span};
 use penstock_store::layers::Tiered;
 use penstock_store::value::{Checksum, Rejection, seal};
@@ -41,7 +41,7 @@ fn every_layout_reads_what_every_layout_wrote() {
         let chunks: Vec<_> = (0..BLOCKS / 2)
             .map(|c| object(c, &[c, BLOCKS - 1 - c]))
             .collect();
-        writer.submit_store(1, chunks.clone(), 0).unwrap();
+        writer.submit_store(1, chunks.clone(), Fence::NONE).unwrap();
         assert!(
             outcomes(&writer, 1)
                 .iter()
@@ -51,7 +51,7 @@ fn every_layout_reads_what_every_layout_wrote() {
             let target = Kv::new(to);
             let reader = engine(&store, config(5), &target);
             reader
-                .submit_load(7, chunks.clone(), soon(), true, 0)
+                .submit_load(7, chunks.clone(), soon(), true, Fence::NONE)
                 .unwrap();
             let loaded = outcomes(&reader, 7);
             assert_eq!(
@@ -88,14 +88,16 @@ fn parts_written_by_several_ranks_are_read_by_one() {
         };
         parts.iter().map(part).collect()
     };
-    writer.submit_store(1, objects(3), 0).unwrap();
+    writer.submit_store(1, objects(3), Fence::NONE).unwrap();
     outcomes(&writer, 1);
     let target = Kv::new(KvLayout::BHLNC);
     target.fill(5, 50);
     let reader = engine(&store, config(8), &target);
     let mut some = objects(5);
     some.remove(1);
-    reader.submit_load(1, some, soon(), false, 0).unwrap();
+    reader
+        .submit_load(1, some, soon(), false, Fence::NONE)
+        .unwrap();
     assert!(
         outcomes(&reader, 1)
             .iter()
@@ -152,13 +154,13 @@ fn what_does_not_verify_is_rejected_removed_and_written_nowhere() {
         // The slot has held the good value: what a short one leaves of it must not count.
         store.plant(&key, &good);
         engine
-            .submit_load(0, vec![object(1, &[9])], soon(), false, 0)
+            .submit_load(0, vec![object(1, &[9])], soon(), false, Fence::NONE)
             .unwrap();
         assert_eq!(outcomes(&engine, 0), [LOADED]);
         kv.write(9, share(), &vec![0; BLOCK_BYTES]);
         store.plant(&key, &bad);
         engine
-            .submit_load(1, vec![object(1, &[1])], soon(), false, 0)
+            .submit_load(1, vec![object(1, &[1])], soon(), false, Fence::NONE)
             .unwrap();
         let outcomes = outcomes(&engine, 1);
         let [Outcome::Rejected(why)] = outcomes[..] else {
@@ -192,7 +194,9 @@ fn a_damaged_copy_in_a_near_tier_does_not_cost_the_far_one() {
     near.plant(&key(4), &damaged(4, 100));
     far.plant(&key(4), &damaged(4, 64));
     let objects = (1..=4).map(|n| object(n, &[n])).collect();
-    engine.submit_load(1, objects, soon(), false, 0).unwrap();
+    engine
+        .submit_load(1, objects, soon(), false, Fence::NONE)
+        .unwrap();
     let outcomes = outcomes(&engine, 1);
     assert_eq!(outcomes[..3], [LOADED; 3]);
     assert!(matches!(outcomes[3], Outcome::Rejected(_)), "{outcomes:?}");
@@ -213,7 +217,7 @@ fn a_length_rejection_tells_both_lengths() {
     store.plant(&key(1), &[0; 4 * BLOCK_BYTES]);
     let engine = engine(&store, config(2), &kv);
     engine
-        .submit_load(1, vec![object(1, &[1])], soon(), false, 0)
+        .submit_load(1, vec![object(1, &[1])], soon(), false, Fence::NONE)
         .unwrap();
     let expected = BLOCK_BYTES as u64;
     let found = 4 * expected - 64;
@@ -229,7 +233,9 @@ fn a_miss_ends_a_prefix_job_but_not_another() {
     config.batch = 1;
     let engine = engine(&store, config, &kv);
     let wanted = || [0, 1, 99, 3, 4].map(|n| object(n, &[n % 10])).to_vec();
-    engine.submit_load(1, wanted(), soon(), true, 0).unwrap();
+    engine
+        .submit_load(1, wanted(), soon(), true, Fence::NONE)
+        .unwrap();
     use Outcome::{Miss, Skipped};
     assert_eq!(
         outcomes(&engine, 1),
@@ -237,7 +243,9 @@ fn a_miss_ends_a_prefix_job_but_not_another() {
     );
     let gets = store.calls().len();
     assert_eq!(gets, 3, "nothing is fetched after the miss");
-    engine.submit_load(1, wanted(), soon(), false, 0).unwrap();
+    engine
+        .submit_load(1, wanted(), soon(), false, Fence::NONE)
+        .unwrap();
     assert_eq!(outcomes(&engine, 1), [LOADED, LOADED, Miss, LOADED, LOADED]);
 }
 
@@ -254,7 +262,7 @@ fn a_deadline_ends_a_job_while_the_store_still_holds_it_up() {
             (0..4).map(|n| object(n, &[n])).collect(),
             deadline,
             false,
-            0,
+            Fence::NONE,
         )
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::TimedOut; 4]);
@@ -270,7 +278,7 @@ fn a_deadline_that_is_past_loads_nothing() {
     let (store, kv) = (stocked(0..1), Kv::new(KvLayout::LBHNC));
     let engine = engine(&store, config(2), &kv);
     engine
-        .submit_load(1, vec![object(0, &[0])], Instant::now(), false, 0)
+        .submit_load(1, vec![object(0, &[0])], Instant::now(), false, Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::TimedOut]);
 }
@@ -283,12 +291,12 @@ fn a_job_that_waits_behind_a_stuck_one_still_ends_by_its_deadline() {
     let engine = engine(&store, config, &kv);
     store.hold_gets(true);
     engine
-        .submit_load(1, vec![object(0, &[0])], soon(), true, 0)
+        .submit_load(1, vec![object(0, &[0])], soon(), true, Fence::NONE)
         .unwrap();
     store.until(|call| matches!(call, Call::Get(_)));
     let deadline = Instant::now() + Duration::from_millis(30);
     engine
-        .submit_load(2, vec![object(1, &[1])], deadline, true, 0)
+        .submit_load(2, vec![object(1, &[1])], deadline, true, Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 2), [Outcome::TimedOut]);
     store.hold_gets(false);
@@ -307,7 +315,7 @@ fn a_cancelled_load_is_over_at_once_and_writes_nothing_later() {
             (0..4).map(|n| object(n, &[n])).collect(),
             soon(),
             true,
-            0,
+            Fence::NONE,
         )
         .unwrap();
     store.until(|call| matches!(call, Call::Get(_)));
@@ -318,7 +326,7 @@ fn a_cancelled_load_is_over_at_once_and_writes_nothing_later() {
     // The id is free again, though lanes still work for the old job.
     store.hold_gets(false);
     engine
-        .submit_load(1, vec![object(2, &[7])], soon(), true, 0)
+        .submit_load(1, vec![object(2, &[7])], soon(), true, Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [LOADED]);
     eventually("slots return", || engine.stats().slots_in_use == 0);
@@ -343,7 +351,7 @@ fn stuck_puts_do_not_hold_up_loads() {
             .count()
     };
     engine
-        .submit_store(1, (10..20).map(|n| object(n, &[n])).collect(), 0)
+        .submit_store(1, (10..20).map(|n| object(n, &[n])).collect(), Fence::NONE)
         .unwrap();
     eventually("two lanes put", || puts() == 2);
     engine
@@ -352,7 +360,7 @@ fn stuck_puts_do_not_hold_up_loads() {
             (0..4).map(|n| object(n, &[n])).collect(),
             soon(),
             true,
-            0,
+            Fence::NONE,
         )
         .unwrap();
     assert_eq!(outcomes(&engine, 2), [LOADED; 4]);
@@ -375,7 +383,7 @@ fn a_load_spreads_over_the_lanes_front_first() {
             (0..12).map(|n| object(n, &[n])).collect(),
             soon(),
             true,
-            0,
+            Fence::NONE,
         )
         .unwrap();
     eventually("every lane has a part", || store.calls().len() == 4);
@@ -413,7 +421,7 @@ fn batches_are_bounded_in_bytes() {
             (0..6).map(|n| object(n, &[n])).collect(),
             soon(),
             true,
-            0,
+            Fence::NONE,
         )
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [LOADED; 6]);
@@ -438,24 +446,24 @@ fn a_failing_store_fails_loads_by_kind() {
     ] {
         store.fail(Some(kind));
         engine
-            .submit_load(1, vec![object(0, &[0])], soon(), true, 0)
+            .submit_load(1, vec![object(0, &[0])], soon(), true, Fence::NONE)
             .unwrap();
         assert_eq!(outcomes(&engine, 1), [expected]);
     }
     store.fail(None);
     store.panic_on(key(1));
     engine
-        .submit_load(1, vec![object(1, &[0])], soon(), true, 0)
+        .submit_load(1, vec![object(1, &[0])], soon(), true, Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Protocol)]);
     store.deaf(true);
     engine
-        .submit_load(1, vec![object(0, &[0])], soon(), true, 0)
+        .submit_load(1, vec![object(0, &[0])], soon(), true, Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Protocol)]);
     store.deaf(false);
     engine
-        .submit_load(1, vec![object(0, &[0])], soon(), true, 0)
+        .submit_load(1, vec![object(0, &[0])], soon(), true, Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [LOADED]);
     eventually("slots return", || engine.stats().slots_in_use == 0);

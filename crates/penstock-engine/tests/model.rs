@@ -6,7 +6,7 @@ mod support;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use penstock_engine::{Event, Object, Outcome};
+use penstock_engine::{Event, Fence, Object, Outcome};
 use penstock_layout::KvLayout;
 use penstock_store::{ErrorKind, Key};
 use proptest::prelude::*;
@@ -274,7 +274,9 @@ fn run(layout: KvLayout, keep: bool, steps: &[Step]) -> [u64; 3] {
                     });
                 }
                 oracle.next_job += 1;
-                engine.submit_store(oracle.next_job, objects, 0).unwrap();
+                engine
+                    .submit_store(oracle.next_job, objects, Fence::NONE)
+                    .unwrap();
                 let job = Pending::Store {
                     blocks: free,
                     released: false,
@@ -298,7 +300,7 @@ fn run(layout: KvLayout, keep: bool, steps: &[Step]) -> [u64; 3] {
                 let deadline = Instant::now() + Duration::from_millis(*deadline_ms);
                 oracle.next_job += 1;
                 engine
-                    .submit_load(oracle.next_job, objects, deadline, *prefix, 0)
+                    .submit_load(oracle.next_job, objects, deadline, *prefix, Fence::NONE)
                     .unwrap();
                 oracle.pending.insert(
                     oracle.next_job,

@@ -4,7 +4,7 @@ mod support;
 
 use std::time::Duration;
 
-use penstock_engine::{EngineError, Event, Outcome};
+use penstock_engine::{EngineError, Event, Fence, Outcome};
 use penstock_layout::{KvLayout, Span};
 use penstock_store::ErrorKind;
 use penstock_store::value::verify_value;
@@ -16,7 +16,9 @@ fn a_stored_value_is_the_blocks_in_order_behind_a_header() {
     kv.fill(4, 1);
     kv.fill(2, 2);
     let engine = engine(&store, config(4), &kv);
-    engine.submit_store(1, vec![object(9, &[4, 2])], 0).unwrap();
+    engine
+        .submit_store(1, vec![object(9, &[4, 2])], Fence::NONE)
+        .unwrap();
     let objects = vec![Outcome::Stored(2 * BLOCK_BYTES as u64)];
     assert_eq!(
         events(&engine, 1),
@@ -33,10 +35,12 @@ fn a_stored_value_is_the_blocks_in_order_behind_a_header() {
 fn a_value_that_is_there_is_kept() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::BLHNC));
     let engine = engine(&store, config(4), &kv);
-    engine.submit_store(1, vec![object(1, &[0])], 0).unwrap();
+    engine
+        .submit_store(1, vec![object(1, &[0])], Fence::NONE)
+        .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::Stored(BLOCK_BYTES as u64)]);
     engine
-        .submit_store(1, vec![object(1, &[0]), object(2, &[1])], 0)
+        .submit_store(1, vec![object(1, &[0]), object(2, &[1])], Fence::NONE)
         .unwrap();
     assert_eq!(
         outcomes(&engine, 1),
@@ -50,7 +54,9 @@ fn what_is_put_is_what_the_blocks_held_when_the_job_was_released() {
     kv.fill(0, 5);
     let engine = engine(&store, config(4), &kv);
     store.hold_puts(true);
-    engine.submit_store(1, vec![object(1, &[0])], 0).unwrap();
+    engine
+        .submit_store(1, vec![object(1, &[0])], Fence::NONE)
+        .unwrap();
     released(&engine, 1);
     kv.fill(0, 6);
     store.hold_puts(false);
@@ -62,19 +68,25 @@ fn what_is_put_is_what_the_blocks_held_when_the_job_was_released() {
 fn under_pressure_stores_are_dropped_and_the_arena_keeps_room_for_loads() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     let engine = engine(&store, config(4), &kv);
-    engine.submit_store(0, vec![object(0, &[0])], 0).unwrap();
+    engine
+        .submit_store(0, vec![object(0, &[0])], Fence::NONE)
+        .unwrap();
     outcomes(&engine, 0);
 
     store.hold_puts(true);
     let blocks = 1..BLOCKS;
     engine
-        .submit_store(1, blocks.clone().map(|b| object(b, &[b])).collect(), 0)
+        .submit_store(
+            1,
+            blocks.clone().map(|b| object(b, &[b])).collect(),
+            Fence::NONE,
+        )
         .unwrap();
     // Three slots are for stores; the rest waits for them no longer than `store_wait`.
     released(&engine, 1);
     assert_eq!(engine.stats().slots_in_use, 3);
     engine
-        .submit_load(2, vec![object(0, &[23])], soon(), true, 0)
+        .submit_load(2, vec![object(0, &[23])], soon(), true, Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 2), [Outcome::Loaded(BLOCK_BYTES as u64)]);
     store.hold_puts(false);
@@ -98,10 +110,12 @@ fn the_queue_is_bounded_in_objects_and_in_bytes() {
         let engine = engine(&store, config, &kv);
         store.hold_puts(true);
         // One is on its way into the store and holds the slot.
-        engine.submit_store(0, vec![object(0, &[0])], 0).unwrap();
+        engine
+            .submit_store(0, vec![object(0, &[0])], Fence::NONE)
+            .unwrap();
         released(&engine, 0);
         engine
-            .submit_store(1, (1..9).map(|b| object(b, &[b])).collect(), 0)
+            .submit_store(1, (1..9).map(|b| object(b, &[b])).collect(), Fence::NONE)
             .unwrap();
         store.hold_puts(false);
         let stored = Outcome::Stored(BLOCK_BYTES as u64);
@@ -117,13 +131,17 @@ fn a_failing_store_costs_its_jobs_and_then_nothing_until_it_is_tried_again() {
     config.store_backoff = Duration::from_secs(2);
     let engine = engine(&store, config, &kv);
     store.fail(Some(ErrorKind::Unreachable));
-    engine.submit_store(1, vec![object(1, &[1])], 0).unwrap();
+    engine
+        .submit_store(1, vec![object(1, &[1])], Fence::NONE)
+        .unwrap();
     assert_eq!(
         outcomes(&engine, 1),
         [Outcome::Failed(ErrorKind::Unreachable)]
     );
     assert_eq!(engine.stats().failed["unreachable"], 1);
-    engine.submit_store(2, vec![object(2, &[2])], 0).unwrap();
+    engine
+        .submit_store(2, vec![object(2, &[2])], Fence::NONE)
+        .unwrap();
     assert_eq!(outcomes(&engine, 2), [Outcome::Dropped]);
     assert_eq!(store.calls().len(), 1);
 
@@ -131,7 +149,9 @@ fn a_failing_store_costs_its_jobs_and_then_nothing_until_it_is_tried_again() {
     let mut job = 3;
     eventually("stores are tried again", || {
         job += 1;
-        engine.submit_store(job, vec![object(3, &[3])], 0).unwrap();
+        engine
+            .submit_store(job, vec![object(3, &[3])], Fence::NONE)
+            .unwrap();
         outcomes(&engine, job) == [Outcome::Stored(BLOCK_BYTES as u64)]
     });
 }
@@ -141,10 +161,14 @@ fn a_value_too_large_for_the_store_does_not_stop_others() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     let engine = engine(&store, config(4), &kv);
     store.fail_puts(Some(ErrorKind::Config));
-    engine.submit_store(1, vec![object(1, &[1])], 0).unwrap();
+    engine
+        .submit_store(1, vec![object(1, &[1])], Fence::NONE)
+        .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Config)]);
     store.fail_puts(None);
-    engine.submit_store(2, vec![object(1, &[1])], 0).unwrap();
+    engine
+        .submit_store(2, vec![object(1, &[1])], Fence::NONE)
+        .unwrap();
     assert_eq!(outcomes(&engine, 2), [Outcome::Stored(BLOCK_BYTES as u64)]);
 }
 
@@ -155,11 +179,15 @@ fn waiting_for_release_drops_what_is_queued_and_nothing_is_read_afterwards() {
     config.store_wait = LONG;
     let engine = engine(&store, config, &kv);
     store.hold_puts(true);
-    engine.submit_store(1, vec![object(0, &[0])], 0).unwrap();
-    released(&engine, 1);
-    engine.submit_store(2, vec![object(1, &[1])], 0).unwrap();
     engine
-        .submit_store(3, vec![object(2, &[2]), object(3, &[3])], 0)
+        .submit_store(1, vec![object(0, &[0])], Fence::NONE)
+        .unwrap();
+    released(&engine, 1);
+    engine
+        .submit_store(2, vec![object(1, &[1])], Fence::NONE)
+        .unwrap();
+    engine
+        .submit_store(3, vec![object(2, &[2]), object(3, &[3])], Fence::NONE)
         .unwrap();
     assert!(engine.wait_released(&[3, 77], Duration::ZERO));
     assert_eq!(outcomes(&engine, 3), [Outcome::Dropped; 2]);
@@ -179,7 +207,7 @@ fn cancelling_a_store_ends_what_is_not_being_put() {
     let engine = engine(&store, config, &kv);
     store.hold_puts(true);
     engine
-        .submit_store(1, (0..3).map(|b| object(b, &[b])).collect(), 0)
+        .submit_store(1, (0..3).map(|b| object(b, &[b])).collect(), Fence::NONE)
         .unwrap();
     released(&engine, 1);
     store.until(|call| matches!(call, Call::Put(_)));
@@ -200,7 +228,11 @@ fn draining_lets_stores_finish_and_refuses_new_ones() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     let engine = engine(&store, config(16), &kv);
     engine
-        .submit_store(1, (0..BLOCKS).map(|b| object(b, &[b])).collect(), 0)
+        .submit_store(
+            1,
+            (0..BLOCKS).map(|b| object(b, &[b])).collect(),
+            Fence::NONE,
+        )
         .unwrap();
     assert!(engine.drain(LONG));
     assert!(
@@ -210,14 +242,18 @@ fn draining_lets_stores_finish_and_refuses_new_ones() {
     );
 
     store.hold_puts(true);
-    engine.submit_store(2, vec![object(100, &[0])], 0).unwrap();
+    engine
+        .submit_store(2, vec![object(100, &[0])], Fence::NONE)
+        .unwrap();
     std::thread::scope(|scope| {
         let draining = scope.spawn(|| engine.drain(LONG));
         let mut job = 10;
         let before = engine.stats().dropped_objects;
         eventually("a store is refused", || {
             job += 1;
-            engine.submit_store(job, vec![object(1, &[1])], 0).unwrap();
+            engine
+                .submit_store(job, vec![object(1, &[1])], Fence::NONE)
+                .unwrap();
             engine.stats().dropped_objects > before
         });
         store.hold_puts(false);
@@ -235,7 +271,7 @@ fn draining_against_a_stuck_store_gives_up_in_time() {
     let engine = engine(&store, config, &kv);
     store.hold_puts(true);
     engine
-        .submit_store(1, (0..3).map(|b| object(b, &[b])).collect(), 0)
+        .submit_store(1, (0..3).map(|b| object(b, &[b])).collect(), Fence::NONE)
         .unwrap();
     released(&engine, 1);
     store.until(|call| matches!(call, Call::Put(_)));
@@ -257,16 +293,20 @@ fn a_store_that_breaks_its_contract_fails_its_objects_only() {
     config.store_backoff = Duration::ZERO;
     let engine = engine(&store, config, &kv);
     store.panic_on(key(1));
-    engine.submit_store(1, vec![object(1, &[1])], 0).unwrap();
+    engine
+        .submit_store(1, vec![object(1, &[1])], Fence::NONE)
+        .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Protocol)]);
     eventually("the panic is counted", || engine.stats().panics == 1);
     store.deaf(true);
-    engine.submit_store(2, vec![object(2, &[1])], 0).unwrap();
+    engine
+        .submit_store(2, vec![object(2, &[1])], Fence::NONE)
+        .unwrap();
     assert_eq!(outcomes(&engine, 2), [Outcome::Failed(ErrorKind::Protocol)]);
     store.deaf(false);
     for job in 3..40 {
         engine
-            .submit_store(job, vec![object(job, &[1])], 0)
+            .submit_store(job, vec![object(job, &[1])], Fence::NONE)
             .unwrap();
         assert_eq!(
             outcomes(&engine, job),
@@ -280,7 +320,7 @@ fn what_cannot_be_is_refused_at_once() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     let engine = unregistered(&store, config(2));
     assert!(matches!(
-        engine.submit_store(1, vec![object(1, &[0])], 0),
+        engine.submit_store(1, vec![object(1, &[0])], Fence::NONE),
         Err(EngineError::NotRegistered { group: 0 })
     ));
     assert!(matches!(
@@ -313,7 +353,7 @@ fn what_cannot_be_is_refused_at_once() {
         Err(EngineError::AlreadyRegistered { group: 0 })
     ));
     assert!(matches!(
-        engine.submit_store(1, vec![object(1, &[BLOCKS])], 0),
+        engine.submit_store(1, vec![object(1, &[BLOCKS])], Fence::NONE),
         Err(EngineError::NotInLayout(_))
     ));
     let beyond = Span::new(0..LAYERS + 1, 0..HEADS).unwrap();
@@ -325,24 +365,26 @@ fn what_cannot_be_is_refused_at_once() {
         context: Default::default(),
     };
     assert!(matches!(
-        engine.submit_store(1, vec![foreign], 0),
+        engine.submit_store(1, vec![foreign], Fence::NONE),
         Err(EngineError::NotInLayout(_))
     ));
     assert!(matches!(
-        engine.submit_store(1, vec![object(1, &[])], 0),
+        engine.submit_store(1, vec![object(1, &[])], Fence::NONE),
         Err(EngineError::NoBlocks)
     ));
     assert!(matches!(
-        engine.submit_store(1, vec![object(1, &[0, 1, 2])], 0),
+        engine.submit_store(1, vec![object(1, &[0, 1, 2])], Fence::NONE),
         Err(EngineError::ObjectTooLarge { .. })
     ));
-    engine.submit_store(1, vec![], 0).unwrap();
+    engine.submit_store(1, vec![], Fence::NONE).unwrap();
     assert!(matches!(
-        engine.submit_store(1, vec![], 0),
+        engine.submit_store(1, vec![], Fence::NONE),
         Err(EngineError::DuplicateJob(1))
     ));
     assert_eq!(outcomes(&engine, 1), []);
-    engine.submit_load(1, vec![], soon(), true, 0).unwrap();
+    engine
+        .submit_load(1, vec![], soon(), true, Fence::NONE)
+        .unwrap();
     assert_eq!(outcomes(&engine, 1), []);
 }
 
@@ -353,16 +395,20 @@ fn an_owner_who_never_polls_is_stopped() {
     config.max_outstanding_objects = 3;
     let engine = engine(&store, config, &kv);
     engine
-        .submit_store(1, vec![object(1, &[0]), object(2, &[1])], 0)
+        .submit_store(1, vec![object(1, &[0]), object(2, &[1])], Fence::NONE)
         .unwrap();
-    engine.submit_load(2, vec![], soon(), false, 0).unwrap();
+    engine
+        .submit_load(2, vec![], soon(), false, Fence::NONE)
+        .unwrap();
     assert!(matches!(
-        engine.submit_store(3, vec![object(3, &[2])], 0),
+        engine.submit_store(3, vec![object(3, &[2])], Fence::NONE),
         Err(EngineError::Busy {
             outstanding: 4,
             bound: 3
         })
     ));
     outcomes(&engine, 1);
-    engine.submit_store(3, vec![object(3, &[2])], 0).unwrap();
+    engine
+        .submit_store(3, vec![object(3, &[2])], Fence::NONE)
+        .unwrap();
 }

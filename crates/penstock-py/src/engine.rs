@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use penstock_engine::{
     Completion, Deadline, Device, Engine as Native, EngineConfig, EngineError, EngineStats,
-    Lookup as NativeLookup, LookupConfig, Object, Outcome, Parent,
+    Fence as NativeFence, Lookup as NativeLookup, LookupConfig, Object, Outcome, Parent,
 };
 use penstock_store::{CHUNK_BYTES, Key};
 use pyo3::IntoPyObjectExt;
@@ -88,8 +88,20 @@ fn objects(
 }
 
 /// A completion: job, event, for each object what became of it and its bytes, and the seconds since
-/// the job was submitted.
+/// the job was submitted, or since its fence was passed.
 type CompletionTuple = (u64, &'static str, Vec<(String, u64)>, f64);
+
+/// A point in what a CUDA device computes, which jobs wait for: passed once it has computed all that
+/// a stream had been given when it was raised.
+#[pyclass(frozen, module = "penstock._native")]
+pub(crate) struct Fence {
+    native: NativeFence,
+}
+
+/// What a job waits for; nothing without a fence.
+fn behind(after: Option<&Bound<'_, Fence>>) -> NativeFence {
+    after.map_or(NativeFence::NONE, |fence| fence.get().native.clone())
+}
 
 /// Moves blocks between KV memory and a store on native threads.
 ///
@@ -104,10 +116,12 @@ pub(crate) struct Engine {
 impl Engine {
     /// Reserves host memory of `slots` times `slot_bytes` and starts the threads. Values are
     /// encrypted if the store's are. With `keep`, values stay in host memory until the room is
-    /// needed, and are loaded from there.
+    /// needed, and are loaded from there. `step_objects` are stored at most by what one step
+    /// computes: the queues hold several times as many.
     #[new]
     #[pyo3(signature = (
-        store, *, slot_bytes, slots, keep = true, copy_lanes = 1, get_lanes = 2, put_lanes = 1
+        store, *, slot_bytes, slots, keep = true, copy_lanes = 1, get_lanes = 2, put_lanes = 1,
+        step_objects = 0
     ))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
@@ -119,8 +133,9 @@ impl Engine {
         copy_lanes: usize,
         get_lanes: usize,
         put_lanes: usize,
+        step_objects: usize,
     ) -> PyResult<Self> {
-        let mut config = EngineConfig::new(slot_bytes, slots);
+        let mut config = EngineConfig::new(slot_bytes, slots).with_steps_of(step_objects);
         config.keep = keep;
         config.copy_lanes = copy_lanes;
         config.get_lanes = get_lanes;
@@ -160,35 +175,47 @@ impl Engine {
         py.detach(|| self.native.unregister());
     }
 
+    /// A fence behind all that a stream of the CUDA device has been given until now. `stream` is its
+    /// handle (`torch.cuda.Stream.cuda_stream`), which has to be one; zero is the default stream.
+    #[pyo3(signature = (stream, *, cuda_device))]
+    #[allow(unsafe_code)]
+    fn raise_fence(&self, py: Python<'_>, stream: u64, cuda_device: i32) -> PyResult<Fence> {
+        // SAFETY: the handle is a stream's, as the documentation demands of the caller, as the
+        // tensors of a descriptor are.
+        unsafe { self.native.raise_fence(Device::Cuda(cuda_device), stream) }
+            .map(|native| Fence { native })
+            .map_err(|error| engine_error(py, &error))
+    }
+
     /// Stores objects, each a group, a key of 56 bytes and its blocks. The blocks must not change until
-    /// the job's event `released`; nothing is read before `after` has happened, the handle of a
-    /// CUDA event that lives until then, zero for none. `context` goes into the encryption of all of
+    /// the job's event `released`; nothing is read before the fence `after` is passed. `context` goes into the encryption of all of
     /// them beside the keys; whoever loads them gives the same. `parents` are the chunks before the
     /// objects' in their prompts and the tokens until there, empty and 0 for a prompt's first: with them,
     /// host memory, and stores that can, keep beginnings longer than what follows.
-    #[pyo3(signature = (job, objects, *, parents = None, after = 0, context = None))]
+    #[pyo3(signature = (job, objects, *, parents = None, after = None, context = None))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn submit_store(
         &self,
         py: Python<'_>,
         job: u64,
         objects: Vec<ObjectTuple<'_>>,
         parents: Parents<'_>,
-        after: u64,
+        after: Option<&Bound<'_, Fence>>,
         context: Option<&[u8]>,
     ) -> PyResult<()> {
         let objects = self::objects(py, objects, parents, context)?;
         self.native
-            .submit_store(job, objects, after)
+            .submit_store(job, objects, behind(after))
             .map_err(|error| engine_error(py, &error))
     }
 
     /// Loads objects into their blocks, which must be left alone until the job's event `loaded`.
-    /// Nothing is written before `after` has happened; it, `parents` and `context` are as for a store. After
-    /// `timeout` seconds what is left is given up, and later by that part of `pace` seconds which is
-    /// the part of its bytes that has come. With `prefix`, whatever follows an object that was not
+    /// Nothing is fetched or written before `after` is passed; it, `parents` and `context` are as for a
+    /// store. `timeout` seconds after that what is left is given up, and later by that part of `pace`
+    /// seconds which is the part of its bytes that has come. With `prefix`, whatever follows an object that was not
     /// loaded is skipped.
     #[pyo3(signature = (
-        job, objects, timeout, prefix = false, *, parents = None, pace = 0.0, after = 0,
+        job, objects, timeout, prefix = false, *, parents = None, pace = 0.0, after = None,
         context = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
@@ -201,14 +228,14 @@ impl Engine {
         prefix: bool,
         parents: Parents<'_>,
         pace: f64,
-        after: u64,
+        after: Option<&Bound<'_, Fence>>,
         context: Option<&[u8]>,
     ) -> PyResult<()> {
         let objects = self::objects(py, objects, parents, context)?;
         let at = Instant::now() + seconds(py, timeout)?;
         let deadline = Deadline::paced(at, bound(py, pace)?);
         self.native
-            .submit_load(job, objects, deadline, prefix, after)
+            .submit_load(job, objects, deadline, prefix, behind(after))
             .map_err(|error| engine_error(py, &error))
     }
 
@@ -251,7 +278,7 @@ impl Engine {
 
     /// What happened since the last call, in order: `(job, event, [(outcome, bytes)], seconds)`,
     /// where event is `released`, `stored`, `loaded` or `prefetched`, and the seconds are those since
-    /// the job was submitted. Does not wait.
+    /// the job was submitted, or since its fence was passed. Does not wait.
     fn poll(&self) -> Vec<CompletionTuple> {
         let mut completions = Vec::new();
         self.native.poll(&mut completions);
@@ -295,6 +322,11 @@ impl Engine {
     fn shutdown(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let timeout = bound(py, timeout)?;
         Ok(py.detach(|| self.native.shutdown(timeout)))
+    }
+
+    /// What failed in the background since the last call, in words: jobs go on, slower.
+    fn take_faults(&self) -> Vec<String> {
+        self.native.take_faults()
     }
 
     /// Counters since the engine was made; rejections and failures also by reason, as

@@ -21,7 +21,7 @@ mod _native {
     #[pymodule_export]
     use crate::cuda::cuda_calibration;
     #[pymodule_export]
-    use crate::engine::{Engine, Lookup};
+    use crate::engine::{Engine, Fence, Lookup};
     #[pymodule_export]
     use crate::keys::EncryptionKeys;
     #[pymodule_export]

@@ -29,7 +29,6 @@ impl Executor for HostExecutor {
         segments: &[Segment],
         payload: &mut [u8],
         checksum: Option<&mut Checksum>,
-        _after: u64,
     ) -> Result<(), CudaError> {
         let Some(checksum) = checksum else {
             let mut filled = 0;
@@ -80,7 +79,6 @@ impl Executor for HostExecutor {
         payload: &[u8],
         regions: &[Region],
         segments: &[Segment],
-        _after: u64,
     ) -> Result<(), CudaError> {
         let mut done = 0;
         for segment in segments {

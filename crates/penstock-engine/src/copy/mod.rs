@@ -34,9 +34,6 @@ impl Device {
 
 /// Moves bytes between regions and a slot's payload. Both calls return when the bytes have moved,
 /// or when none move any more.
-///
-/// `after` is an event of the device that the copy waits for, by the handle that its driver knows
-/// it by; zero for none. Host memory has no events.
 pub(crate) trait Executor: Send + Sync {
     /// Concatenates the segments into `payload` and feeds it to `checksum`, if there is one, in
     /// order.
@@ -44,8 +41,7 @@ pub(crate) trait Executor: Send + Sync {
     /// # Safety
     ///
     /// Every segment lies inside its region, their lengths add up to `payload.len()`, no
-    /// region overlaps `payload`, and nobody writes the segments meanwhile, once `after` has
-    /// happened, which is zero or alive.
+    /// region overlaps `payload`, and nobody writes the segments meanwhile.
     #[allow(unsafe_code)]
     unsafe fn gather(
         &self,
@@ -53,7 +49,6 @@ pub(crate) trait Executor: Send + Sync {
         segments: &[Segment],
         payload: &mut [u8],
         checksum: Option<&mut Checksum>,
-        after: u64,
     ) -> Result<(), CudaError>;
 
     /// Cuts `payload` up into the segments, in order.
@@ -67,6 +62,5 @@ pub(crate) trait Executor: Send + Sync {
         payload: &[u8],
         regions: &[Region],
         segments: &[Segment],
-        after: u64,
     ) -> Result<(), CudaError>;
 }

@@ -9,9 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
 
+use parking_lot::Mutex;
 use penstock_store::Store;
 
 use crate::config::EngineConfig;
+use crate::fence::Watch;
 use crate::queue::Queues;
 use crate::signal::Signals;
 use crate::store::Gauge;
@@ -23,6 +25,9 @@ pub(crate) struct Floor {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) queues: Queues,
     pub(crate) signals: Arc<Signals>,
+    pub(crate) watch: Watch,
+    /// What failed in the background, and nobody has been told yet.
+    pub(crate) faults: Mutex<Vec<String>>,
     pub(crate) counters: Arc<Counters>,
     /// Lanes that run.
     pub(crate) running: Gauge,
@@ -60,9 +65,14 @@ pub(crate) fn start(floor: &Arc<Floor>) -> Result<Vec<JoinHandle<()>>, EngineErr
     Ok(threads)
 }
 
-type Lane = fn(&Floor);
+pub(crate) type Lane = fn(&Floor);
 
-fn spawn(name: String, lane: Lane, floor: Arc<Floor>) -> std::io::Result<JoinHandle<()>> {
+/// Starts a thread that is waited for when the engine ends.
+pub(crate) fn spawn(
+    name: String,
+    lane: Lane,
+    floor: Arc<Floor>,
+) -> std::io::Result<JoinHandle<()>> {
     floor.running.add(1);
     let running = Running(floor);
     // A failed spawn drops the closure, and `running` with it.

@@ -16,6 +16,7 @@ const CAPTURE_MODE_RELAXED: c_int = 2;
 const POINTER_MEMORY_TYPE: c_int = 2;
 const POINTER_DEVICE_ADDRESS: c_int = 3;
 const MEMORY_TYPE_HOST: u32 = 1;
+const MULTIPROCESSOR_COUNT: c_int = 16;
 
 /// The driver of this process.
 pub(super) struct Driver {
@@ -65,6 +66,7 @@ pub(super) struct Context {
     pub(super) driver: &'static Driver,
     /// Whether the driver has answered that this device has no batches of copies.
     pub(super) without_batches: AtomicBool,
+    ordinal: i32,
     device: c_int,
     handle: Handle,
 }
@@ -85,9 +87,26 @@ impl Context {
         Ok(Arc::new(Self {
             driver,
             without_batches: AtomicBool::new(false),
+            ordinal,
             device,
             handle,
         }))
+    }
+
+    /// How many multiprocessors the device has.
+    pub(super) fn multiprocessors(&self) -> Result<u32, CudaError> {
+        let mut count = 0;
+        // SAFETY: the place to write to is valid, the device is one.
+        let code = unsafe {
+            (self.driver.calls.device_attribute)(&raw mut count, MULTIPROCESSOR_COUNT, self.device)
+        };
+        self.driver.check("cuDeviceGetAttribute", code)?;
+        Ok(count.unsigned_abs())
+    }
+
+    /// Whether it is that of the device with this ordinal.
+    pub(super) fn is_of(&self, ordinal: i32) -> bool {
+        self.ordinal == ordinal
     }
 
     /// Makes the context this thread's until the guard is dropped; then the thread has again what

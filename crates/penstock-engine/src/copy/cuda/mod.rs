@@ -1,7 +1,8 @@
 //! Copies between a CUDA device and host memory.
 //!
-//! Each copy has a stream of low priority to itself, so that it gives way to the model, and ends
-//! with a wait that sleeps, on the native thread that asked for it. Few large pieces go to the copy
+//! Each copy has a stream to itself and ends with a wait that sleeps, on the native thread that asked
+//! for it. The stream's priority is the lowest that there is, which is also the default and so the
+//! model's: copies do not give way by it, but by taking little. Few large pieces go to the copy
 //! engines, in one call where the driver can; many small ones to a kernel that gathers or scatters
 //! through pinned memory, on a few multiprocessors only. What is large is measured on the device.
 
@@ -9,6 +10,7 @@ mod calibration;
 mod crossover;
 mod driver;
 mod pins;
+mod point;
 mod resources;
 mod symbols;
 #[cfg(test)]
@@ -25,6 +27,7 @@ use penstock_store::value::Checksum;
 pub use calibration::{Calibration, Direction};
 pub use crossover::Timing;
 pub(crate) use pins::Pins;
+pub(crate) use point::Point;
 pub use symbols::CudaError;
 
 use self::driver::Context;
@@ -37,9 +40,11 @@ use crate::Region;
 /// Published figures for H100 and H200 put it at about 28 KiB.
 const COPY_ENGINE_FROM: usize = 28 << 10;
 
-/// Blocks of threads of the kernel, each on a multiprocessor of its own: enough for PCIe, few of a
-/// device's hundred or more.
+/// Most blocks of threads of a copy's kernel, each on a multiprocessor of its own: enough for PCIe.
 const KERNEL_BLOCKS: u32 = 16;
+/// A copy's kernel gets no more than one in so many multiprocessors, so that as many copies as there
+/// are lanes by default leave most of them to the model.
+const MULTIPROCESSORS_PER_BLOCK: u32 = 8;
 const KERNEL_THREADS: u32 = 512;
 /// A warp: fewer threads to a piece would have one warp copy several.
 const FEWEST_THREADS: u32 = 32;
@@ -58,6 +63,8 @@ pub(crate) struct CudaExecutor {
     /// Finished tracks; all else that a copy needs is shared.
     idle: Mutex<Vec<Track>>,
     kernel: Kernel,
+    /// Most blocks of threads that a copy's kernel gets on this device.
+    kernel_blocks: u32,
     context: Arc<Context>,
     calibration: OnceLock<Calibration>,
     calibrating: Mutex<()>,
@@ -125,9 +132,11 @@ impl CudaExecutor {
         let entered = context.enter()?;
         let kernel = Kernel::new(&context, ptx, PIECES_NAME)?;
         drop(entered);
+        let share = context.multiprocessors()? / MULTIPROCESSORS_PER_BLOCK;
         Ok(Self {
             idle: Mutex::default(),
             kernel,
+            kernel_blocks: share.clamp(1, KERNEL_BLOCKS),
             context,
             calibration: OnceLock::new(),
             calibrating: Mutex::default(),
@@ -143,6 +152,11 @@ impl CudaExecutor {
         }
         let measured = calibration::measure(self)?;
         Ok(self.calibration.get_or_init(|| measured))
+    }
+
+    /// A point in what the device computes, to be recorded.
+    pub(crate) fn point(&self) -> Result<Point, CudaError> {
+        Point::new(&self.context)
     }
 
     fn copy_engine_from(&self, way: Way) -> usize {
@@ -163,7 +177,6 @@ impl CudaExecutor {
         regions: &[Region],
         segments: &[Segment],
         payload: *mut u8,
-        after: u64,
     ) -> Result<(), CudaError> {
         let _entered = self.context.enter()?;
         let idle = self.idle.lock().pop();
@@ -182,16 +195,8 @@ impl CudaExecutor {
         } else {
             By::CopyEngine
         };
-        let ordered = if after == 0 {
-            Ok(())
-        } else {
-            // SAFETY: whoever submitted the job has promised that it is an event, and alive.
-            unsafe { track.stream.wait_for(after) }
-        };
-        let started = ordered.and_then(|()| {
-            // SAFETY: the caller's promise, until `finish` below has returned.
-            unsafe { self.start(way, by, regions, segments, payload, &mut track) }
-        });
+        // SAFETY: the caller's promise, until `finish` below has returned.
+        let started = unsafe { self.start(way, by, regions, segments, payload, &mut track) };
         // What was started before a failure still runs: nobody may have the payload before its end.
         let finished = track.stream.finish(&track.event);
         if finished.is_ok() {
@@ -274,7 +279,7 @@ impl CudaExecutor {
             // until the stream is done, the rest is the caller's promise.
             unsafe {
                 self.kernel.launch(
-                    KERNEL_BLOCKS.min(count),
+                    self.kernel_blocks.min(count),
                     KERNEL_THREADS,
                     &track.stream,
                     &mut arguments,
@@ -365,10 +370,9 @@ impl Executor for CudaExecutor {
         segments: &[Segment],
         payload: &mut [u8],
         checksum: Option<&mut Checksum>,
-        after: u64,
     ) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
-        unsafe { self.copy(Way::Gather, regions, segments, payload.as_mut_ptr(), after) }?;
+        unsafe { self.copy(Way::Gather, regions, segments, payload.as_mut_ptr()) }?;
         if let Some(checksum) = checksum {
             checksum.update(payload);
         }
@@ -380,10 +384,9 @@ impl Executor for CudaExecutor {
         payload: &[u8],
         regions: &[Region],
         segments: &[Segment],
-        after: u64,
     ) -> Result<(), CudaError> {
         let source = payload.as_ptr().cast_mut();
         // SAFETY: the caller's promise; a scatter only reads the payload.
-        unsafe { self.copy(Way::Scatter, regions, segments, source, after) }
+        unsafe { self.copy(Way::Scatter, regions, segments, source) }
     }
 }

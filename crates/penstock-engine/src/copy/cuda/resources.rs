@@ -20,7 +20,8 @@ const SOURCE_IN_STREAM_ORDER: c_int = 1;
 const PREFER_OVERLAP_WITH_COMPUTE: c_uint = 1;
 const NOT_SUPPORTED: c_int = 801;
 
-/// A stream of the lowest priority, in which work starts in order.
+/// A stream in which work starts in order. Of the lowest priority, which on CUDA is also the default:
+/// whoever asks for another goes before it.
 pub(super) struct Stream {
     context: Arc<Context>,
     handle: Handle,
@@ -47,18 +48,6 @@ impl Stream {
 
     fn check(&self, call: &'static str, code: c_int) -> Result<(), CudaError> {
         self.context.driver.check(call, code)
-    }
-
-    /// What comes later waits for an event of somebody else's, by its handle.
-    ///
-    /// # Safety
-    ///
-    /// The handle is that of an event of this device, which is alive.
-    pub(super) unsafe fn wait_for(&self, event: u64) -> Result<(), CudaError> {
-        let event = Handle(ptr::with_exposed_provenance_mut(event as usize));
-        // SAFETY: the stream is ours, the event the caller's promise.
-        let code = unsafe { (self.context.driver.calls.stream_wait)(self.handle, event, 0) };
-        self.check("cuStreamWaitEvent", code)
     }
 
     /// Returns when all that was put on the stream is done, by an event of its own.
@@ -226,7 +215,21 @@ impl Event {
         driver.check("cuEventRecord", code)
     }
 
-    fn wait(&self) -> Result<(), CudaError> {
+    /// The same of a stream that is somebody else's.
+    ///
+    /// # Safety
+    ///
+    /// The handle is that of a stream of the event's device, which is alive; zero is its default one.
+    pub(super) unsafe fn record_on(&self, stream: u64) -> Result<(), CudaError> {
+        let driver = self.context.driver;
+        let stream = Handle(ptr::with_exposed_provenance_mut(stream as usize));
+        // SAFETY: the event is ours, the stream the caller's promise.
+        let code = unsafe { (driver.calls.event_record)(self.handle, stream) };
+        driver.check("cuEventRecord", code)
+    }
+
+    /// Sleeps until it has happened.
+    pub(super) fn wait(&self) -> Result<(), CudaError> {
         let driver = self.context.driver;
         // SAFETY: the event is ours.
         let code = unsafe { (driver.calls.event_synchronize)(self.handle) };

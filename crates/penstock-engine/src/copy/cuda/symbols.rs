@@ -102,6 +102,7 @@ symbols! {
         init = c"cuInit" (c_uint);
         error_name = c"cuGetErrorName" (c_int, *mut *const c_char);
         device_get = c"cuDeviceGet" (*mut c_int, c_int);
+        device_attribute = c"cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
         primary_retain = c"cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
         primary_release = c"cuDevicePrimaryCtxRelease_v2" (c_int);
         push_current = c"cuCtxPushCurrent_v2" (Handle);
@@ -110,7 +111,6 @@ symbols! {
         priorities = c"cuCtxGetStreamPriorityRange" (*mut c_int, *mut c_int);
         stream_create = c"cuStreamCreateWithPriority" (*mut Handle, c_uint, c_int);
         stream_destroy = c"cuStreamDestroy_v2" (Handle);
-        stream_wait = c"cuStreamWaitEvent" (Handle, Handle, c_uint);
         stream_synchronize = c"cuStreamSynchronize" (Handle);
         event_create = c"cuEventCreate" (*mut Handle, c_uint);
         event_destroy = c"cuEventDestroy_v2" (Handle);

@@ -63,10 +63,10 @@ fn copies_go_by_what_was_found() {
             (state.launches.len(), state.batches.len())
         };
         cache
-            .gather(&executor, &[1], &cache.whole(), payload.bytes(), 0)
+            .gather(&executor, &[1], &cache.whole(), payload.bytes())
             .unwrap();
         cache
-            .scatter(&executor, &[1], &cache.whole(), payload.bytes(), 0)
+            .scatter(&executor, &[1], &cache.whole(), payload.bytes())
             .unwrap();
         let state = machine.state.lock();
         (

@@ -73,7 +73,7 @@ fn check(case: &Case) {
 
     let before = cache.memory.read();
     let checksum = cache
-        .gather(&executor, &case.blocks, &case.span, payload.bytes(), 0)
+        .gather(&executor, &case.blocks, &case.span, payload.bytes())
         .unwrap();
     let expected: Vec<u8> = places.iter().map(|&at| before[at]).collect();
     assert!(payload.bytes() == expected, "gathered");
@@ -85,7 +85,7 @@ fn check(case: &Case) {
     let other = pattern(places.len(), 2);
     payload.bytes().copy_from_slice(&other);
     cache
-        .scatter(&executor, &case.blocks, &case.span, payload.bytes(), 0)
+        .scatter(&executor, &case.blocks, &case.span, payload.bytes())
         .unwrap();
     let mut after = before;
     for (&at, &byte) in places.iter().zip(&other) {
@@ -194,7 +194,7 @@ fn a_driver_that_has_no_batches_is_asked_once() {
     let mut payload = Payload::new(&machine, 2 * 65_536, 0, true);
     for _ in 0..3 {
         cache
-            .gather(&executor, &[1], &cache.whole(), payload.bytes(), 0)
+            .gather(&executor, &[1], &cache.whole(), payload.bytes())
             .unwrap();
     }
     assert_eq!(machine.calls("cuMemcpyBatchAsync"), 1);
@@ -219,7 +219,7 @@ fn a_payload_that_is_pinned_in_part_is_not_for_the_kernel() {
     #[allow(unsafe_code)]
     unsafe { pins.add(payload.memory.start, 4096) }.unwrap();
     cache
-        .gather(&executor, &[1], &cache.whole(), payload.bytes(), 0)
+        .gather(&executor, &[1], &cache.whole(), payload.bytes())
         .unwrap();
     let before = cache.memory.read();
     let places = cache.places(&[1], &cache.whole());
@@ -256,12 +256,12 @@ fn copies_at_the_same_time_each_have_their_own_stream() {
                     let places = cache.places(&blocks, &cache.whole());
                     let mut payload = Payload::new(machine, places.len(), 0, round % 2 == 0);
                     cache
-                        .gather(executor, &blocks, &cache.whole(), payload.bytes(), 0)
+                        .gather(executor, &blocks, &cache.whole(), payload.bytes())
                         .unwrap();
                     let expected = places.iter().map(|&at| before[at]);
                     assert!(expected.eq(payload.bytes().iter().copied()));
                     cache
-                        .scatter(executor, &blocks, &cache.whole(), payload.bytes(), 0)
+                        .scatter(executor, &blocks, &cache.whole(), payload.bytes())
                         .unwrap();
                 }
                 assert_thread_as_before();
@@ -272,6 +272,31 @@ fn copies_at_the_same_time_each_have_their_own_stream() {
     assert!((1..=4).contains(&machine.calls("cuStreamCreateWithPriority")));
     drop((executor, cache));
     machine.assert_clean();
+}
+
+/// Small devices keep most of their multiprocessors too.
+#[test]
+fn the_kernel_takes_few_of_the_multiprocessors() {
+    for (multiprocessors, most) in [(132, 16), (72, 9), (40, 5), (4, 1)] {
+        let machine = Machine::new();
+        machine.state.lock().multiprocessors = Some(multiprocessors);
+        let sizes = Sizes {
+            layers: 16,
+            blocks: 2,
+            heads: 2,
+            tokens: 4,
+            content: 64,
+        };
+        let cache = Cache::new(&machine, KvLayout::LBNHC, sizes, 1);
+        let executor = CudaExecutor::of(machine.ordinal).unwrap();
+        let len = cache.places(&[1], &cache.whole()).len();
+        let mut payload = Payload::new(&machine, len, 0, true);
+        cache
+            .gather(&executor, &[1], &cache.whole(), payload.bytes())
+            .unwrap();
+        let blocks: Vec<u32> = machine.state.lock().launches.iter().map(|l| l.0).collect();
+        assert_eq!(blocks, [most], "of {multiprocessors} multiprocessors");
+    }
 }
 
 #[test]

@@ -16,6 +16,7 @@ const CAPTURE_MODE_RELAXED: i32 = 2;
 const INVALID_DEVICE: i32 = 101;
 const INVALID_PTX: i32 = 218;
 const NOT_FOUND: i32 = 500;
+const MULTIPROCESSOR_COUNT: i32 = 16;
 const LEAST_PRIORITY: i32 = 0;
 const GREATEST_PRIORITY: i32 = -5;
 
@@ -117,6 +118,18 @@ extern "C" fn device_get(device: *mut c_int, ordinal: c_int) -> c_int {
     })())
 }
 
+extern "C" fn device_attribute(to: *mut c_int, attribute: c_int, device: c_int) -> c_int {
+    code((|| {
+        let machine = Machine::find(device).ok_or(INVALID_DEVICE)?;
+        noted(&machine, "cuDeviceGetAttribute")?;
+        if attribute != MULTIPROCESSOR_COUNT {
+            return Err(INVALID_VALUE);
+        }
+        give(to, machine.state.lock().multiprocessors.unwrap_or(132));
+        Ok(())
+    })())
+}
+
 extern "C" fn primary_retain(context: *mut Handle, device: c_int) -> c_int {
     code((|| {
         let machine = Machine::find(device).ok_or(INVALID_DEVICE)?;
@@ -203,18 +216,6 @@ extern "C" fn stream_destroy(handle: Handle) -> c_int {
             machine.offence("a stream was destroyed at work".to_owned());
         }
         stream.close();
-        Ok(())
-    })
-}
-
-extern "C" fn stream_wait(handle: Handle, waited: Handle, _flags: c_uint) -> c_int {
-    call("cuStreamWaitEvent", |_| {
-        let (stream, event) = (stream(handle)?, event(waited)?);
-        let record = event.state.lock().0;
-        stream.push(move |clock| {
-            event.wait(record);
-            *clock = clock.max(event.state.lock().2);
-        });
         Ok(())
     })
 }
@@ -473,6 +474,7 @@ pub(in super::super) fn installed() -> Result<Symbols, CudaError> {
             "cuInit" => init,
             "cuGetErrorName" => error_name,
             "cuDeviceGet" => device_get,
+            "cuDeviceGetAttribute" => device_attribute,
             "cuDevicePrimaryCtxRetain" => primary_retain,
             "cuDevicePrimaryCtxRelease_v2" => primary_release,
             "cuCtxPushCurrent_v2" => push_current,
@@ -481,7 +483,6 @@ pub(in super::super) fn installed() -> Result<Symbols, CudaError> {
             "cuCtxGetStreamPriorityRange" => priorities,
             "cuStreamCreateWithPriority" => stream_create,
             "cuStreamDestroy_v2" => stream_destroy,
-            "cuStreamWaitEvent" => stream_wait,
             "cuStreamSynchronize" => stream_synchronize,
             "cuEventCreate" => event_create,
             "cuEventDestroy_v2" => event_destroy,

@@ -13,6 +13,7 @@ use crate::copy::Executor;
 /// Each call that can fail before or while bytes move.
 const CALLS: [&str; 19] = [
     "cuDeviceGet",
+    "cuDeviceGetAttribute",
     "cuDevicePrimaryCtxRetain",
     "cuCtxPushCurrent",
     "cuThreadExchangeStreamCaptureMode",
@@ -23,7 +24,6 @@ const CALLS: [&str; 19] = [
     "cuEventCreate",
     "cuMemHostAlloc",
     "cuPointerGetAttribute",
-    "cuStreamWaitEvent",
     "cuEventRecord",
     "cuEventSynchronize",
     "cuStreamSynchronize",
@@ -57,14 +57,14 @@ fn copy_both_ways(cache: &Cache, payload: &mut Payload) -> Result<(), CudaError>
     let places = cache.places(&[2, 0], &cache.whole());
     let before = cache.memory.read();
     let executor = CudaExecutor::of(cache.machine.ordinal)?;
-    let gathered = cache.gather(&executor, &[2, 0], &cache.whole(), payload.bytes(), 0);
+    let gathered = cache.gather(&executor, &[2, 0], &cache.whole(), payload.bytes());
     if gathered.is_ok() {
         let expected = places.iter().map(|&at| before[at]);
         assert!(expected.eq(payload.bytes().iter().copied()), "gathered");
     }
     // Nothing runs on, whatever the answer: else the next line races with it.
     payload.bytes().fill(0x5a);
-    let scattered = cache.scatter(&executor, &[2, 0], &cache.whole(), payload.bytes(), 0);
+    let scattered = cache.scatter(&executor, &[2, 0], &cache.whole(), payload.bytes());
     let now = cache.memory.read();
     let mut after = before.clone();
     for &at in &places {
@@ -154,8 +154,7 @@ fn an_illegal_access_is_an_error_of_its_copy_and_all_later_ones() {
         for region in [nowhere, cache.region] {
             // SAFETY: as above; the payload is as long as the segments.
             #[allow(unsafe_code)]
-            let outcome =
-                unsafe { executor.gather(&[region], &segments, payload.bytes(), None, 0) };
+            let outcome = unsafe { executor.gather(&[region], &segments, payload.bytes(), None) };
             match outcome {
                 Err(CudaError::Call { code, .. }) => assert_eq!(code, ILLEGAL_ADDRESS),
                 other => panic!("{other:?}"),

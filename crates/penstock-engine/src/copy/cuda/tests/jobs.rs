@@ -11,10 +11,10 @@ use super::super::CudaExecutor;
 use super::machine::Machine;
 use super::{Cache, Sizes, pattern};
 use crate::{
-    Completion, CudaError, Device, Engine, EngineConfig, EngineError, Event, Object, Outcome,
+    Completion, CudaError, Device, Engine, EngineConfig, EngineError, Event, Fence, Object, Outcome,
 };
 
-const LONG: Duration = Duration::from_secs(60);
+pub(super) const LONG: Duration = Duration::from_secs(60);
 
 /// Pieces of 512 bytes, or of 128 KiB.
 fn cache(machine: &Arc<Machine>, content: u64) -> Cache {
@@ -37,12 +37,12 @@ fn engine(cache: &Cache) -> Engine {
     Engine::new(store, config).unwrap()
 }
 
-fn register(engine: &Engine, cache: &Cache) -> Result<(), EngineError> {
+pub(super) fn register(engine: &Engine, cache: &Cache) -> Result<(), EngineError> {
     let device = Device::Cuda(cache.machine.ordinal);
     engine.register(0, device, cache.descriptor.clone(), vec![cache.region])
 }
 
-fn objects(cache: &Cache, blocks: &[u64]) -> Vec<Object> {
+pub(super) fn objects(cache: &Cache, blocks: &[u64]) -> Vec<Object> {
     let object = |&block: &u64| {
         let mut chunk = [0; 32];
         chunk[0] = block as u8;
@@ -61,21 +61,30 @@ fn objects(cache: &Cache, blocks: &[u64]) -> Vec<Object> {
     blocks.iter().map(object).collect()
 }
 
-fn outcomes(engine: &Engine, job: u64) -> Vec<Outcome> {
+/// The last completion of each job; those of others that come meanwhile are lost.
+pub(super) fn completions<const N: usize>(engine: &Engine, jobs: [u64; N]) -> [Completion; N] {
     let end = Instant::now() + LONG;
-    let mut polled = Vec::new();
+    let mut polled: Vec<Completion> = Vec::new();
     loop {
-        assert!(Instant::now() < end, "job {job} never ended: {polled:?}");
+        assert!(Instant::now() < end, "{jobs:?} never ended: {polled:?}");
         engine.wait(Duration::from_secs(1));
         engine.poll(&mut polled);
-        let of_job = |c: &&Completion| c.job == job && c.event.is_last();
-        if let Some(last) = polled.iter().find(of_job) {
-            return last.event.outcomes().to_vec();
+        let last = jobs.map(|job| {
+            let is_last = |c: &&Completion| c.job == job && c.event.is_last();
+            polled.iter().find(is_last).cloned()
+        });
+        if last.iter().all(Option::is_some) {
+            return last.map(Option::unwrap);
         }
     }
 }
 
-fn eventually(what: &str, holds: impl Fn() -> bool) {
+pub(super) fn outcomes(engine: &Engine, job: u64) -> Vec<Outcome> {
+    let [last] = completions(engine, [job]);
+    last.event.outcomes().to_vec()
+}
+
+pub(super) fn eventually(what: &str, holds: impl Fn() -> bool) {
     let end = Instant::now() + LONG;
     while !holds() {
         assert!(Instant::now() < end, "never came true: {what}");
@@ -101,7 +110,9 @@ fn what_was_stored_is_loaded_while_the_arena_is_pinned_and_after() {
             for object in &mut objects {
                 object.key.chunk[1] = round as u8;
             }
-            engine.submit_store(job, objects.clone(), 0).unwrap();
+            engine
+                .submit_store(job, objects.clone(), Fence::NONE)
+                .unwrap();
             let stored = outcomes(&engine, job);
             assert!(
                 stored.iter().all(|o| matches!(o, Outcome::Stored(_))),
@@ -111,7 +122,7 @@ fn what_was_stored_is_loaded_while_the_arena_is_pinned_and_after() {
             cache.memory.write(0, &noise);
             let deadline = Instant::now() + LONG;
             engine
-                .submit_load(job + 1, objects, deadline, true, 0)
+                .submit_load(job + 1, objects, deadline, true, Fence::NONE)
                 .unwrap();
             let loaded = outcomes(&engine, job + 1);
             assert!(
@@ -166,7 +177,9 @@ fn without_pinned_memory_or_a_measurement_jobs_go_on() {
         machine.fail(call, 0);
         register(&engine, &cache).unwrap();
         eventually("it has failed", || machine.state.lock().failed);
-        engine.submit_store(1, objects(&cache, &[1, 2]), 0).unwrap();
+        engine
+            .submit_store(1, objects(&cache, &[1, 2]), Fence::NONE)
+            .unwrap();
         let stored = outcomes(&engine, 1);
         assert!(
             stored.iter().all(|o| matches!(o, Outcome::Stored(_))),
@@ -174,10 +187,26 @@ fn without_pinned_memory_or_a_measurement_jobs_go_on() {
         );
         assert!(engine.shutdown(LONG));
         let stats = engine.stats();
+        let faults = engine.take_faults().join("\n");
         match call {
-            "cuMemHostRegister" => assert_eq!(stats.pinned_bytes, 0),
-            _ => assert_eq!(stats.gather_copy_engine_from, 0),
+            "cuMemHostRegister" => {
+                assert_eq!(stats.pinned_bytes, 0);
+                assert!(stats.unpinned_bytes >= 8 * 64);
+                let told = format!("{} bytes of host memory", stats.unpinned_bytes);
+                assert!(
+                    faults.contains(&told) && faults.contains("ulimit -l"),
+                    "{faults}"
+                );
+            }
+            _ => {
+                assert_eq!(
+                    (stats.gather_copy_engine_from, stats.unpinned_bytes),
+                    (0, 0)
+                );
+                assert!(faults.contains("could not be measured"), "{faults}");
+            }
         }
+        assert_eq!(engine.take_faults(), Vec::<String>::new(), "told once");
         drop(engine);
         machine.assert_clean();
     }
@@ -226,15 +255,19 @@ fn a_copy_that_fails_fails_its_object() {
                 job += 1;
                 let wanted = objects(&cache, &[block]);
                 if is_load {
-                    engine.submit_store(job, wanted.clone(), 0).unwrap();
+                    engine
+                        .submit_store(job, wanted.clone(), Fence::NONE)
+                        .unwrap();
                     outcomes(&engine, job);
                     job += 1;
                     machine.fail(call, 0);
                     let deadline = Instant::now() + LONG;
-                    engine.submit_load(job, wanted, deadline, true, 0).unwrap();
+                    engine
+                        .submit_load(job, wanted, deadline, true, Fence::NONE)
+                        .unwrap();
                 } else {
                     machine.fail(call, 0);
-                    engine.submit_store(job, wanted, 0).unwrap();
+                    engine.submit_store(job, wanted, Fence::NONE).unwrap();
                 }
                 let told = outcomes(&engine, job);
                 assert!(machine.stop_failing(), "{call}");
@@ -246,7 +279,7 @@ fn a_copy_that_fails_fails_its_object() {
         job += 1;
         let deadline = Instant::now() + LONG;
         engine
-            .submit_load(job, objects(&cache, &[1]), deadline, true, 0)
+            .submit_load(job, objects(&cache, &[1]), deadline, true, Fence::NONE)
             .unwrap();
         assert!(matches!(outcomes(&engine, job)[..], [Outcome::Loaded(_)]));
         assert!(engine.shutdown(LONG));
@@ -264,7 +297,9 @@ fn blocks_are_released_only_when_they_have_been_read() {
     register(&engine, &cache).unwrap();
     let before = cache.memory.read();
     let blocks: Vec<u64> = (0..6).collect();
-    engine.submit_store(1, objects(&cache, &blocks), 0).unwrap();
+    engine
+        .submit_store(1, objects(&cache, &blocks), Fence::NONE)
+        .unwrap();
     let mut polled = Vec::new();
     let end = Instant::now() + LONG;
     while !polled
@@ -284,7 +319,7 @@ fn blocks_are_released_only_when_they_have_been_read() {
     }
     let deadline = Instant::now() + LONG;
     engine
-        .submit_load(2, objects(&cache, &blocks), deadline, true, 0)
+        .submit_load(2, objects(&cache, &blocks), deadline, true, Fence::NONE)
         .unwrap();
     let loaded = outcomes(&engine, 2);
     assert!(

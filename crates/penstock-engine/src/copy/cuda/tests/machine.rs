@@ -100,6 +100,8 @@ pub(super) struct State {
     /// Times that the primary context is held.
     pub(super) held: usize,
     pub(super) without_batches: bool,
+    /// An H100's, if not told otherwise.
+    pub(super) multiprocessors: Option<i32>,
     /// Grid and threads to a piece of each launch.
     pub(super) launches: Vec<(u32, u32)>,
     /// Pieces of each batch.

@@ -193,20 +193,11 @@ impl Cache {
         blocks: &[u64],
         span: &Span,
         payload: &mut [u8],
-        after: u64,
     ) -> Result<Checksum, CudaError> {
         let segments = self.segments(blocks, span);
         let mut checksum = Checksum::new();
         // SAFETY: the segments are the descriptor's, the payload is as long as they are.
-        unsafe {
-            executor.gather(
-                &[self.region],
-                &segments,
-                payload,
-                Some(&mut checksum),
-                after,
-            )
-        }?;
+        unsafe { executor.gather(&[self.region], &segments, payload, Some(&mut checksum)) }?;
         Ok(checksum)
     }
 
@@ -217,11 +208,10 @@ impl Cache {
         blocks: &[u64],
         span: &Span,
         payload: &[u8],
-        after: u64,
     ) -> Result<(), CudaError> {
         let segments = self.segments(blocks, span);
         // SAFETY: as in `gather`.
-        unsafe { executor.scatter(payload, &[self.region], &segments, after) }
+        unsafe { executor.scatter(payload, &[self.region], &segments) }
     }
 }
 

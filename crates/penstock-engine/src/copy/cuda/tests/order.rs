@@ -1,99 +1,282 @@
-//! Order with what the model does, by events.
+//! Order with what the model does, by fences: what waits for them, what does not, and whose time it
+//! is meanwhile.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use penstock_layout::KvLayout;
+use penstock_store::{ErrorKind, MemoryStore, Store};
 
 use super::super::CudaExecutor;
-use super::entries::record;
-use super::machine::{Event, Machine, Stream, Thing, handle_of};
-use super::{Cache, Payload, Sizes};
+use super::jobs::{LONG, completions, eventually, objects, outcomes, register};
+use super::machine::{Machine, Stream, Thing, handle_of};
+use super::{Cache, Sizes, pattern};
+use crate::{Device, Engine, EngineConfig, Event, Fence, Outcome};
 
 /// Small pieces, for the kernel, and large ones.
 const CONTENTS: [u64; 2] = [256, 65_536];
 
-/// The model's stream, and its event.
-fn model() -> (Arc<Stream>, Arc<Event>, u64) {
-    let event = Arc::new(Event::default());
-    let handle = handle_of(Thing::Event(Arc::clone(&event)));
-    (Stream::new(), event, handle as u64)
+/// What the model computes on, and can be kept busy.
+struct Model {
+    stream: Arc<Stream>,
+    handle: u64,
+    gate: Arc<(Mutex<bool>, Condvar)>,
 }
 
-fn cache(machine: &Arc<Machine>, content: u64) -> Arc<Cache> {
-    let sizes = Sizes {
-        layers: 2,
-        blocks: 3,
-        heads: 1,
-        tokens: 1,
-        content,
-    };
-    Arc::new(Cache::new(machine, KvLayout::LBHNC, sizes, 1))
+impl Model {
+    fn new() -> Self {
+        let stream = Stream::new();
+        let handle = handle_of(Thing::Stream(Arc::clone(&stream))) as u64;
+        Self {
+            stream,
+            handle,
+            gate: Arc::default(),
+        }
+    }
+
+    /// From now on it computes, until it is told to end.
+    fn compute(&self) {
+        let gate = Arc::clone(&self.gate);
+        self.stream.push(move |_| {
+            let mut is_open = gate.0.lock();
+            while !*is_open {
+                gate.1.wait(&mut is_open);
+            }
+        });
+    }
+
+    fn end(&self) {
+        *self.gate.0.lock() = true;
+        self.gate.1.notify_all();
+    }
+}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        self.end();
+        self.stream.close();
+    }
+}
+
+/// An engine over a device whose model computes.
+struct Rig {
+    // Before the cache whose memory it touches.
+    engine: Engine,
+    model: Model,
+    cache: Arc<Cache>,
+    machine: Arc<Machine>,
+}
+
+impl Rig {
+    fn new(content: u64, change: impl FnOnce(&mut EngineConfig)) -> Self {
+        let machine = Machine::new();
+        let sizes = Sizes {
+            layers: 2,
+            blocks: 8,
+            heads: 1,
+            tokens: 1,
+            content,
+        };
+        let cache = Arc::new(Cache::new(&machine, KvLayout::LBHNC, sizes, 1));
+        // Whoever fails a call means one of a fence's or a copy's, not of measuring.
+        let executor = CudaExecutor::of(machine.ordinal).unwrap();
+        executor.calibrate().unwrap();
+        let mut config = EngineConfig::new(2 * content as usize, 8);
+        config.keep = false;
+        change(&mut config);
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new(64 << 20));
+        let engine = Engine::new(store, config).unwrap();
+        register(&engine, &cache).unwrap();
+        eventually("pinned", || engine.stats().pinned_bytes > 0);
+        Self {
+            engine,
+            model: Model::new(),
+            cache,
+            machine,
+        }
+    }
+
+    /// Behind what the model has been told to compute.
+    fn fence(&self) -> Fence {
+        let device = Device::Cuda(self.machine.ordinal);
+        // SAFETY: the stand-in's stream lives as long as the rig.
+        #[allow(unsafe_code)]
+        let fence = unsafe { self.engine.raise_fence(device, self.model.handle) };
+        fence.unwrap()
+    }
+
+    fn store(&self, job: u64, blocks: &[u64], after: Fence) {
+        let objects = objects(&self.cache, blocks);
+        self.engine.submit_store(job, objects, after).unwrap();
+    }
+
+    fn load(&self, job: u64, blocks: &[u64], within: Duration, after: Fence) {
+        let (objects, deadline) = (objects(&self.cache, blocks), Instant::now() + within);
+        let submitted = self.engine.submit_load(job, objects, deadline, true, after);
+        submitted.unwrap();
+    }
+
+    fn bytes(&self) -> u64 {
+        2 * self.cache.sizes.content
+    }
 }
 
 #[test]
-fn a_gather_reads_what_the_model_wrote_before_the_event() {
-    for (content, pinned) in [
-        (CONTENTS[0], true),
-        (CONTENTS[1], true),
-        (CONTENTS[1], false),
-    ] {
-        let machine = Machine::new();
-        let cache = cache(&machine, content);
-        let executor = CudaExecutor::of(machine.ordinal).unwrap();
-        let (stream, event, after) = model();
-        let writes = Arc::clone(&cache);
-        stream.push(move |_| {
+fn a_store_reads_what_the_model_wrote_before_the_fence() {
+    for content in CONTENTS {
+        let rig = Rig::new(content, |_| ());
+        let writes = Arc::clone(&rig.cache);
+        rig.model.stream.push(move |_| {
             std::thread::sleep(Duration::from_millis(30));
             writes.memory.fill(2);
         });
-        record(&event, &stream);
-        let mut payload = Payload::new(&machine, 2 * content as usize, 0, pinned);
-        cache
-            .gather(&executor, &[1], &cache.whole(), payload.bytes(), after)
-            .unwrap();
-        let written = super::pattern(cache.memory.len(), 2);
-        let places = cache.places(&[1], &cache.whole());
-        assert!(
-            places
-                .iter()
-                .map(|&at| written[at])
-                .eq(payload.bytes().iter().copied())
-        );
-        stream.close();
+        rig.store(1, &[1], rig.fence());
+        assert_eq!(outcomes(&rig.engine, 1), [Outcome::Stored(rig.bytes())]);
+        rig.cache.memory.fill(3);
+        rig.load(2, &[1], LONG, Fence::NONE);
+        assert_eq!(outcomes(&rig.engine, 2), [Outcome::Loaded(rig.bytes())]);
+        let (written, now) = (pattern(rig.cache.memory.len(), 2), rig.cache.memory.read());
+        let places = rig.cache.places(&[1], &rig.cache.whole());
+        assert!(places.iter().all(|&at| now[at] == written[at]));
     }
 }
 
 #[test]
-fn a_scatter_writes_after_what_the_model_read_before_the_event() {
-    for (content, pinned) in [
-        (CONTENTS[0], true),
-        (CONTENTS[1], true),
-        (CONTENTS[1], false),
-    ] {
-        let machine = Machine::new();
-        let cache = cache(&machine, content);
-        let before = cache.memory.read();
-        let executor = CudaExecutor::of(machine.ordinal).unwrap();
-        let (stream, event, after) = model();
+fn a_load_writes_after_what_the_model_read_before_the_fence() {
+    for content in CONTENTS {
+        let rig = Rig::new(content, |_| ());
+        rig.store(1, &[1], Fence::NONE);
+        outcomes(&rig.engine, 1);
+        rig.cache.memory.fill(3);
+        let before = rig.cache.memory.read();
         let seen = Arc::new(Mutex::new(Vec::new()));
-        let (reads, into) = (Arc::clone(&cache), Arc::clone(&seen));
-        stream.push(move |_| {
+        let (reads, into) = (Arc::clone(&rig.cache), Arc::clone(&seen));
+        rig.model.stream.push(move |_| {
             std::thread::sleep(Duration::from_millis(30));
             *into.lock() = reads.memory.read();
         });
-        record(&event, &stream);
-        let mut payload = Payload::new(&machine, 2 * content as usize, 0, pinned);
-        payload.bytes().fill(0xa5);
-        cache
-            .scatter(&executor, &[1], &cache.whole(), payload.bytes(), after)
-            .unwrap();
-        // Done when it has returned, and not before the model was.
-        let places = cache.places(&[1], &cache.whole());
-        let now = cache.memory.read();
-        assert!(places.iter().all(|&at| now[at] == 0xa5));
-        assert!(*seen.lock() == before);
-        stream.close();
+        rig.load(2, &[1], LONG, rig.fence());
+        assert_eq!(outcomes(&rig.engine, 2), [Outcome::Loaded(rig.bytes())]);
+        assert!(*seen.lock() == before, "written while the model read");
+        let (stored, now) = (pattern(before.len(), 1), rig.cache.memory.read());
+        let places = rig.cache.places(&[1], &rig.cache.whole());
+        assert!(places.iter().all(|&at| now[at] == stored[at]));
     }
+}
+
+#[test]
+fn the_time_of_a_load_begins_when_its_fence_is_passed() {
+    let rig = Rig::new(64, |_| ());
+    rig.store(1, &[1, 2], Fence::NONE);
+    outcomes(&rig.engine, 1);
+    rig.model.compute();
+    let (since, within) = (Instant::now(), Duration::from_millis(250));
+    rig.load(2, &[1, 2], within, rig.fence());
+    while since.elapsed() < 2 * within {
+        // Polling is what finds a load late.
+        assert!(!rig.engine.wait(Duration::from_millis(20)));
+        rig.engine.poll(&mut Vec::new());
+    }
+    assert_eq!(rig.engine.stats().get_calls, 0);
+    let waited = since.elapsed();
+    rig.model.end();
+    let [done] = completions(&rig.engine, [2]);
+    assert_eq!(
+        done.event.outcomes(),
+        [Outcome::Loaded(rig.bytes()); 2],
+        "two deadlines later"
+    );
+    assert!(done.took < waited, "{:?} of {waited:?}", done.took);
+}
+
+#[test]
+fn the_time_that_a_store_may_wait_for_a_slot_begins_when_its_fence_is_passed() {
+    let rig = Rig::new(64, |config| {
+        (config.slots, config.store_slots, config.prefetch_slots) = (2, 1, 0);
+        config.store_wait = Duration::from_millis(300);
+    });
+    rig.model.compute();
+    rig.store(1, &[0, 1, 2, 3, 4, 5], rig.fence());
+    std::thread::sleep(Duration::from_millis(600));
+    rig.model.end();
+    // One slot for all of them: five wait for it.
+    assert_eq!(outcomes(&rig.engine, 1), [Outcome::Stored(rig.bytes()); 6]);
+}
+
+/// No lane waits for the device, and none of our streams does.
+#[test]
+fn what_waits_for_a_fence_holds_up_nothing_else() {
+    let rig = Rig::new(64, |config| (config.get_lanes, config.copy_lanes) = (1, 1));
+    rig.store(1, &[1, 2], Fence::NONE);
+    outcomes(&rig.engine, 1);
+    rig.model.compute();
+    rig.load(2, &[1], LONG, rig.fence());
+    rig.load(3, &[2], LONG, Fence::NONE);
+    assert_eq!(outcomes(&rig.engine, 3), [Outcome::Loaded(rig.bytes())]);
+    // What is given up is over at once.
+    rig.load(4, &[2], LONG, rig.fence());
+    rig.engine.cancel(4);
+    assert_eq!(outcomes(&rig.engine, 4), [Outcome::Cancelled]);
+    rig.store(5, &[3, 4], rig.fence());
+    assert!(rig.engine.wait_released(&[5], Duration::ZERO));
+    assert_eq!(outcomes(&rig.engine, 5), [Outcome::Dropped; 2]);
+    rig.model.end();
+    assert_eq!(outcomes(&rig.engine, 2), [Outcome::Loaded(rig.bytes())]);
+}
+
+#[test]
+fn a_fence_that_is_never_passed_costs_its_jobs_and_a_shutdown_no_more_than_its_time() {
+    let rig = Rig::new(64, |config| config.fence_wait = Duration::from_millis(100));
+    let before = rig.cache.memory.read();
+    rig.model.compute();
+    rig.store(1, &[1], rig.fence());
+    rig.load(2, &[2], LONG, rig.fence());
+    let [stored, loaded] = completions(&rig.engine, [1, 2]);
+    assert_eq!(stored.event.outcomes(), [Outcome::Dropped]);
+    assert_eq!(loaded.event.outcomes(), [Outcome::TimedOut]);
+    assert!(rig.cache.memory.read() == before);
+    assert!(!rig.engine.shutdown(Duration::from_millis(50)));
+    rig.model.end();
+    assert!(rig.engine.shutdown(LONG));
+}
+
+#[test]
+fn a_fence_that_cannot_be_waited_for_fails_its_jobs() {
+    let rig = Rig::new(64, |_| ());
+    rig.model.compute();
+    rig.machine.fail("cuEventSynchronize", 0);
+    let fence = rig.fence();
+    rig.store(1, &[1], fence.clone());
+    rig.load(2, &[2], LONG, fence);
+    rig.model.end();
+    for done in completions(&rig.engine, [1, 2]) {
+        assert_eq!(done.event.outcomes(), [Outcome::Failed(ErrorKind::Io)]);
+    }
+    assert!(rig.machine.stop_failing());
+    // The next one is in order.
+    rig.store(3, &[1], rig.fence());
+    assert_eq!(outcomes(&rig.engine, 3), [Outcome::Stored(rig.bytes())]);
+}
+
+#[test]
+fn fences_are_made_once_and_used_again() {
+    let rig = Rig::new(64, |_| ());
+    let mut made = Vec::new();
+    for job in 0..20 {
+        rig.store(job, &[1], rig.fence());
+        let [last] = completions(&rig.engine, [job]);
+        assert!(matches!(last.event, Event::Stored { .. }));
+        made.push(rig.machine.calls("cuEventCreate"));
+    }
+    // A copy may need one of its own the first time.
+    assert_eq!(made[2], made[19], "{made:?}");
+    let Rig {
+        engine,
+        model,
+        cache,
+        machine,
+    } = rig;
+    drop((engine, model, cache));
+    machine.assert_clean();
 }

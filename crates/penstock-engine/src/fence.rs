@@ -1,0 +1,161 @@
+//! Fences: points in what a device computes, which jobs wait for.
+//!
+//! A thread of the engine's waits for each in turn, asleep, and tells the lanes. No lane and no
+//! stream of ours waits on the device: whatever shares a hardware queue with our streams goes on,
+//! and a job that is given up before its fence is passed is over at once.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::copy::cuda::{CudaError, CudaExecutor, Point};
+use crate::lane::Floor;
+use crate::signal::Signal;
+use crate::sync::Mutex;
+use crate::{Device, EngineError};
+
+/// A point in what a device computes: passed once it has computed all that it had been told to
+/// when the fence was raised ([`Engine::raise_fence`](crate::Engine::raise_fence)).
+#[derive(Clone)]
+pub struct Fence(Option<Arc<Mark>>);
+
+impl Fence {
+    /// Nothing to wait for, as in host memory.
+    pub const NONE: Self = Self(None);
+
+    /// What it means for a job that was submitted at `submitted`.
+    pub(crate) fn passage(&self, submitted: Instant) -> Passage {
+        match &self.0 {
+            None => Passage::Passed(submitted),
+            Some(mark) => match *mark.passage.lock() {
+                Passage::Passed(at) => Passage::Passed(at.max(submitted)),
+                other => other,
+            },
+        }
+    }
+}
+
+/// How far a fence is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Passage {
+    Ahead,
+    /// Since then a job that waits for it may go on, and its clocks run.
+    Passed(Instant),
+    /// Its device failed: nobody knows what has been computed.
+    Lost,
+}
+
+/// The state that all holders of a fence see. Its lock is a leaf.
+pub(crate) struct Mark {
+    passage: Mutex<Passage>,
+}
+
+impl Mark {
+    /// One that is ahead, and a fence that shows it.
+    pub(crate) fn new() -> (Arc<Self>, Fence) {
+        let mark = Arc::new(Self {
+            passage: Mutex::new(Passage::Ahead),
+        });
+        (Arc::clone(&mark), Fence(Some(mark)))
+    }
+
+    pub(crate) fn set(&self, passage: Passage) {
+        *self.passage.lock() = passage;
+    }
+}
+
+/// The fences of an engine that are ahead, in the order in which they were raised.
+#[derive(Default)]
+pub(crate) struct Watch {
+    state: Mutex<State>,
+    raised: Signal,
+}
+
+#[derive(Default)]
+struct State {
+    ahead: VecDeque<(Arc<Mark>, Point)>,
+    /// Points to record anew.
+    idle: Vec<Point>,
+    closed: bool,
+}
+
+impl Watch {
+    /// A fence behind all that a stream of a device has been given; host memory needs none.
+    ///
+    /// # Safety
+    ///
+    /// The stream is one of the device's, by its driver's handle, and alive; zero is its default
+    /// stream.
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn raise(&self, device: Device, stream: u64) -> Result<Fence, EngineError> {
+        let Device::Cuda(ordinal) = device else {
+            return Ok(Fence::NONE);
+        };
+        let idle = {
+            let mut state = self.state.lock();
+            if state.closed {
+                return Err(EngineError::Closed);
+            }
+            let own = state.idle.iter().position(|point| point.is_of(ordinal));
+            own.map(|index| state.idle.swap_remove(index))
+        };
+        let point = match idle {
+            Some(point) => point,
+            None => CudaExecutor::of(ordinal)?.point()?,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { point.record(stream) }?;
+        let (mark, fence) = Mark::new();
+        self.state.lock().ahead.push_back((mark, point));
+        self.raised.notify_one();
+        Ok(fence)
+    }
+
+    fn next(&self) -> Next {
+        let mut state = self.state.lock();
+        if state.closed {
+            return Next::Close;
+        }
+        match state.ahead.pop_front() {
+            Some((mark, point)) => Next::Fence(mark, point),
+            None => Next::Wait,
+        }
+    }
+
+    fn give_back(&self, point: Point) {
+        self.state.lock().idle.push(point);
+    }
+
+    /// Tells the thread that watches to end. Idempotent.
+    pub(crate) fn close(&self) {
+        self.state.lock().closed = true;
+        self.raised.notify_all();
+    }
+}
+
+enum Next {
+    Fence(Arc<Mark>, Point),
+    Wait,
+    Close,
+}
+
+/// Waits for one fence after the other, and wakes the lanes whose jobs may go on.
+pub(crate) fn watch(floor: &Floor) {
+    loop {
+        let seen = floor.watch.raised.generation();
+        match floor.watch.next() {
+            Next::Fence(mark, point) => {
+                let waited: Result<(), CudaError> = point.wait();
+                mark.set(match waited {
+                    Ok(()) => Passage::Passed(Instant::now()),
+                    Err(_) => Passage::Lost,
+                });
+                floor.watch.give_back(point);
+                floor.signals.copy.notify_all();
+                floor.signals.get.notify_all();
+            }
+            Next::Wait => floor.watch.raised.wait(seen, None),
+            Next::Close => return,
+        }
+    }
+}

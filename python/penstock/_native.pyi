@@ -149,18 +149,20 @@ class Engine:
         copy_lanes: int = 1,
         get_lanes: int = 2,
         put_lanes: int = 1,
+        step_objects: int = 0,
     ) -> Engine: ...
     def register(
         self, descriptor: Descriptor, group: int = 0, *, cuda_device: int | None = None
     ) -> None: ...
     def unregister(self) -> None: ...
+    def raise_fence(self, stream: int, *, cuda_device: int) -> Fence: ...
     def submit_store(
         self,
         job: int,
         objects: Sequence[tuple[int, bytes, Sequence[int]]],
         *,
         parents: Sequence[tuple[bytes, int]] | None = None,
-        after: int = 0,
+        after: Fence | None = None,
         context: bytes | None = None,
     ) -> None: ...
     def submit_load(
@@ -172,7 +174,7 @@ class Engine:
         *,
         parents: Sequence[tuple[bytes, int]] | None = None,
         pace: float = 0.0,
-        after: int = 0,
+        after: Fence | None = None,
         context: bytes | None = None,
     ) -> None: ...
     def submit_prefetch(
@@ -192,7 +194,11 @@ class Engine:
     def cancel(self, job: int) -> None: ...
     def drain(self, timeout: float) -> bool: ...
     def shutdown(self, timeout: float) -> bool: ...
+    def take_faults(self) -> list[tuple[str, int]]: ...
     def stats(self) -> dict[str, int]: ...
+
+@final
+class Fence: ...
 
 @final
 class Lookup:

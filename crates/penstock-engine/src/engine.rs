@@ -25,7 +25,7 @@ use crate::signal::Signals;
 use crate::store::{Gauge, StoreJob};
 use crate::{
     Completion, Counters, Deadline, Device, Direction, EngineConfig, EngineError, EngineStats,
-    Fence, Object, Outcome, Region,
+    Fault, Fence, Object, Outcome, Region,
 };
 
 /// Name of the thread that waits for fences.
@@ -440,8 +440,8 @@ impl Engine {
         self.floor.counters.snapshot()
     }
 
-    /// What failed in the background since the last call, in words. Jobs go on all the same, slower.
-    pub fn take_faults(&self) -> Vec<String> {
+    /// What failed in the background since the last call. Jobs go on all the same, slower.
+    pub fn take_faults(&self) -> Vec<Fault> {
         std::mem::take(&mut *self.floor.faults.lock())
     }
 
@@ -454,7 +454,11 @@ impl Engine {
 fn prepare_cuda(floor: &Floor, ordinal: i32) {
     let (queues, counters) = (&floor.queues, &floor.counters);
     let executor = CudaExecutor::of(ordinal);
-    match executor.as_deref().map_err(Clone::clone).and_then(|e| e.calibrate()) {
+    match executor
+        .as_deref()
+        .map_err(Clone::clone)
+        .and_then(|e| e.calibrate())
+    {
         Ok(found) => {
             let note = |counter: &AtomicU64, direction: &Direction| {
                 counter.store(direction.copy_engine_from as u64, Ordering::Relaxed);
@@ -462,19 +466,18 @@ fn prepare_cuda(floor: &Floor, ordinal: i32) {
             note(&counters.gather_copy_engine_from, &found.gather);
             note(&counters.scatter_copy_engine_from, &found.scatter);
         }
-        Err(error) => floor.faults.lock().push(format!(
-            "the copies of CUDA device {ordinal} could not be measured ({error}): how they are made \
-             follows figures of other devices"
-        )),
+        Err(error) => floor
+            .faults
+            .lock()
+            .push(Fault::Unmeasured { ordinal, error }),
     }
     if let Err(error) = queues.arena().pin(ordinal, || queues.is_closed()) {
-        let unpinned = counters.unpinned_bytes.load(Ordering::Relaxed);
-        floor.faults.lock().push(format!(
-            "{unpinned} bytes of host memory could not be pinned for CUDA device {ordinal} \
-             ({error}): copies from and to them are slower. Raise the limit of locked memory \
-             (ulimit -l unlimited, or LimitMEMLOCK, or --ulimit memlock=-1 of a container), or \
-             lower the host memory asked for"
-        ));
+        let bytes = counters.unpinned_bytes.load(Ordering::Relaxed);
+        floor.faults.lock().push(Fault::Unpinned {
+            ordinal,
+            bytes,
+            error,
+        });
     }
 }
 

@@ -91,3 +91,44 @@ pub enum EngineError {
     #[error("the engine was shut down")]
     Closed,
 }
+
+/// What failed in an engine's background. Its jobs go on, slower.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Fault {
+    /// Host memory could not be pinned: the driver copies from and to it by itself, piece after piece.
+    #[error(
+        "{bytes} bytes of host memory could not be pinned for CUDA device {ordinal} ({error}): \
+         copies from and to them are slower. Raise the limit of locked memory (ulimit -l unlimited, \
+         systemd's LimitMEMLOCK, a container's --ulimit memlock=-1), or ask for less host memory"
+    )]
+    Unpinned {
+        /// The device's.
+        ordinal: i32,
+        /// Those that are not pinned.
+        bytes: u64,
+        /// Why.
+        error: CudaError,
+    },
+    /// A device's copies could not be measured.
+    #[error(
+        "the copies of CUDA device {ordinal} could not be measured ({error}): how each is made \
+         follows figures of other devices"
+    )]
+    Unmeasured {
+        /// The device's.
+        ordinal: i32,
+        /// Why.
+        error: CudaError,
+    },
+}
+
+impl Fault {
+    /// Bytes of host memory that are not pinned for it.
+    pub fn unpinned_bytes(&self) -> u64 {
+        match self {
+            Self::Unpinned { bytes, .. } => *bytes,
+            Self::Unmeasured { .. } => 0,
+        }
+    }
+}

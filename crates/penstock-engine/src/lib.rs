@@ -32,7 +32,7 @@ pub use copy::Device;
 pub use copy::cuda::{Calibration, CudaError, Direction, Timing};
 pub use direct::DirectCopy;
 pub use engine::Engine;
-pub use error::EngineError;
+pub use error::{EngineError, Fault};
 pub use fence::Fence;
 pub use job::{Completion, Deadline, Event, Object, Outcome, Parent};
 pub use lookup::{Answer, Lookup, LookupConfig};

@@ -4,7 +4,7 @@ mod support;
 
 use std::time::Duration;
 
-use penstock_engine::{EngineError, Event, Fence, Outcome};
+use penstock_engine::{EngineConfig, EngineError, Event, Fence, Outcome};
 use penstock_layout::{KvLayout, Span};
 use penstock_store::ErrorKind;
 use penstock_store::value::verify_value;
@@ -122,6 +122,21 @@ fn the_queue_is_bounded_in_objects_and_in_bytes() {
         let expected = [vec![stored; 5], vec![Outcome::Dropped; 3]].concat();
         assert_eq!(outcomes(&engine, 1), expected, "by bytes: {by_bytes}");
     }
+}
+
+#[test]
+fn the_queues_hold_several_steps_of_the_owners_however_large() {
+    let small = EngineConfig::new(1 << 10, 8);
+    let same = small.clone().with_steps_of(1);
+    assert_eq!(same, small);
+    // 16,384 tokens of a large model: 2 GiB in 1024 objects.
+    let large = EngineConfig::new(2 << 20, 2048).with_steps_of(1024);
+    assert!(large.max_pending_bytes >= 2 * 1024 * (2 << 20));
+    assert!(large.max_pending_objects >= 2 * 1024);
+    // Many small ones, as pools for any topology have them.
+    let pieces = EngineConfig::new(32 << 10, 1 << 20).with_steps_of(1 << 18);
+    assert!(pieces.max_pending_objects >= 1 << 19);
+    assert!(pieces.max_outstanding_objects >= pieces.max_pending_objects);
 }
 
 #[test]

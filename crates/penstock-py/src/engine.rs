@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_engine::{
-    Completion, Deadline, Device, Engine as Native, EngineConfig, EngineError, EngineStats,
+    Completion, Deadline, Device, Engine as Native, EngineConfig, EngineError, EngineStats, Fault,
     Fence as NativeFence, Lookup as NativeLookup, LookupConfig, Object, Outcome, Parent,
 };
 use penstock_store::{CHUNK_BYTES, Key};
@@ -324,9 +324,12 @@ impl Engine {
         Ok(py.detach(|| self.native.shutdown(timeout)))
     }
 
-    /// What failed in the background since the last call, in words: jobs go on, slower.
-    fn take_faults(&self) -> Vec<String> {
-        self.native.take_faults()
+    /// What failed in the background since the last call, while jobs go on, slower: in words, and
+    /// the bytes of host memory that are not pinned for it.
+    fn take_faults(&self) -> Vec<(String, u64)> {
+        let faults = self.native.take_faults();
+        let told = |fault: &Fault| (fault.to_string(), fault.unpinned_bytes());
+        faults.iter().map(told).collect()
     }
 
     /// Counters since the engine was made; rejections and failures also by reason, as

@@ -17,7 +17,7 @@ use crate::fence::Watch;
 use crate::queue::Queues;
 use crate::signal::Signals;
 use crate::store::Gauge;
-use crate::{Counters, EngineError};
+use crate::{Counters, EngineError, Fault};
 
 /// What lanes work with.
 pub(crate) struct Floor {
@@ -27,7 +27,7 @@ pub(crate) struct Floor {
     pub(crate) signals: Arc<Signals>,
     pub(crate) watch: Watch,
     /// What failed in the background, and nobody has been told yet.
-    pub(crate) faults: Mutex<Vec<String>>,
+    pub(crate) faults: Mutex<Vec<Fault>>,
     pub(crate) counters: Arc<Counters>,
     /// Lanes that run.
     pub(crate) running: Gauge,

@@ -20,7 +20,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from penstock.errors import ConfigError
-from penstock.layout.negotiate import AUTO, CROSS_LAYER
 from penstock.vllm import compat, layouts
 from penstock.vllm.messages import RankShare, StepOrders, WorkerReport
 from penstock.vllm.scheduler import SchedulerHalf
@@ -96,10 +95,9 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
-        """The layout to ask for where the plugin, which knows more, is not loaded (VLLM_PLUGINS):
-        vLLM then drops the wish, with a warning, if a backend does not list it."""
-        wanted = layouts.wanted_layout(vllm_config)
-        return CROSS_LAYER[0] if wanted == AUTO else wanted
+        """The layout to ask for where the plugin, which knows more, is not loaded: vLLM drops the
+        wish, with a warning, if the workers' backends do not list it."""
+        return layouts.required(vllm_config)
 
     # --- worker ---------------------------------------------------------------------------
 
@@ -113,8 +111,9 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return None if share is None else Share(share)
 
     def handle_preemptions(self, kv_connector_metadata: Orders) -> None:
-        """Called before the step that may overwrite preempted requests' blocks."""
-        self.worker.flush(kv_connector_metadata.orders)
+        """Called before the step that may overwrite preempted requests' blocks, on every runner
+        before its forward pass."""
+        self.worker.begin_step(kv_connector_metadata.orders)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Submits this step's loads; none is needed by this step's forward pass."""

@@ -38,6 +38,11 @@ def reported(vllm_config: Any, listed: list[str]) -> list[str]:
     names = list(listed)
     if {backend.get_name() for backend in backends} == {_CPU_KERNELS} and _CPU_ADDS not in names:
         names.append(_CPU_ADDS)
+    return _without_split(vllm_config, backends, names)
+
+
+def _without_split(vllm_config: Any, backends: Sequence[Any], names: list[str]) -> list[str]:
+    """Of these layouts, those that blocks can lie in as the backends' kernels take them."""
     size = vllm_config.cache_config.block_size
     kernel_size = compat.kernel_block_size(size, backends)
     if kernel_size != size:
@@ -69,6 +74,30 @@ def decide(vllm_config: Any, supported: Sequence[Sequence[str]], specs: Iterable
     decision = negotiate(spec_facts(specs), wanted, supported[0])
     logger.info("Penstock: KV layout %s: %s", decision.layout, decision.reason)
     vllm_config.cache_config.kv_cache_layout = decision.layout
+
+
+def required(vllm_config: Any) -> str | None:
+    """The layout to ask vLLM for in an engine core without the plugin (VLLM_PLUGINS leaves it out,
+    or the package is not installed).
+
+    By the rule of :func:`decide`, so that the same order of heads and tokens comes out, and engines
+    with and without the plugin share objects. Workers then report what vLLM lists, and nothing else
+    is asked for. None leaves the layout to vLLM.
+
+    Raises:
+        ConfigError: the operator's wishes differ.
+    """
+    wanted = wanted_layout(vllm_config)
+    if wanted != AUTO:
+        return wanted
+    backends = compat.attention_backends(vllm_config)
+    listed = _without_split(vllm_config, backends, compat.listed_layouts(backends))
+    try:
+        facts = spec_facts(compat.expected_specs(vllm_config))
+    except ConfigError:
+        # State of other kinds, which is refused later: vLLM's own choice does.
+        return None
+    return negotiate(facts, AUTO, listed).layout
 
 
 def explain(vllm_config: Any) -> Decision:

@@ -51,7 +51,7 @@ def test_the_command_carries_the_connector_and_vllms_own_options(
         "kv_connector_module_path": "penstock.vllm.connector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"penstock.pool": POOL, "penstock.host_bytes": 1 << 30},
+        "kv_connector_extra_config": {"penstock.pool": POOL},
     }
 
 

@@ -30,8 +30,6 @@ from penstock.vllm.settings import POOL_VARIABLE, PREFIX, Settings
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-_DEFAULT_HOST_BYTES = "1GiB"
-
 _OPTIONS = (
     "pool",
     "host_bytes",
@@ -56,7 +54,7 @@ class Launch:
 def compose(
     model: str,
     pool: str,
-    host_bytes: int,
+    host_bytes: int | None = None,
     options: Sequence[str] = (),
     *,
     kv_layout: str = AUTO,
@@ -70,6 +68,7 @@ def compose(
 ) -> Launch:
     """The `vllm serve` command for `model` over the pool at the URL `pool`.
 
+    `host_bytes` is the engine's host memory, by default what the connector takes to be enough;
     `options` go to vLLM as they are; `kv_layout` is the layout to ask for, `pool_geometry` what an
     object of the pool holds; `load_policy` whether to load what can be loaded; `proportional`
     splits KV memory over pipeline ranks by what they need, and `kv_tokens` sets it to what so many
@@ -95,7 +94,8 @@ def compose(
         environment[POOL_VARIABLE] = pool
     else:
         extra[PREFIX + "pool"] = pool
-    extra[PREFIX + "host_bytes"] = host_bytes
+    if host_bytes is not None:
+        extra[PREFIX + "host_bytes"] = host_bytes
     if kv_layout != AUTO:
         extra[PREFIX + "kv_layout"] = kv_layout
     if pool_geometry != RANK:
@@ -230,9 +230,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--host-bytes",
         metavar="SIZE",
-        default=_DEFAULT_HOST_BYTES,
         help="host memory, all ranks together, for blocks on their way and for those that stay in "
-        "it until the room is needed (default: %(default)s)",
+        "it until the room is needed (default: as much as two steps may store, 1 GiB at least)",
     )
     parser.add_argument(
         "--kv-layout",
@@ -290,7 +289,7 @@ def run(args: argparse.Namespace) -> int:
     launch = compose(
         args.model,
         args.pool or default_pool(),
-        _size(args.host_bytes),
+        None if args.host_bytes is None else _size(args.host_bytes),
         args.vllm_options,
         kv_layout=args.kv_layout,
         pool_geometry=args.pool_geometry,

@@ -98,10 +98,27 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
         "KV scales calculated at run time": bool(
             getattr(vllm_config.cache_config, "calculate_kv_scales", False)
         ),
+        # Either may take the KV cache's memory away under a copy that was ordered before.
+        "sleep mode (--enable-sleep-mode, --enable-cumem-allocator)": bool(
+            vllm_config.model_config.enable_sleep_mode
+            or vllm_config.model_config.enable_cumem_allocator
+        ),
+        "KV caches of several precisions with vLLM's model runner V2 (VLLM_USE_V2_MODEL_RUNNER=0 "
+        "has V1)": _zeroes_early(vllm_config, kv_cache_config),
     }
     _refuse(name for name, present in problems.items() if present)
     check_block_hashing(vllm_config.cache_config.prefix_caching_hash_algo)
     return Groups(groups)
+
+
+def _zeroes_early(vllm_config: Any, kv_cache_config: KVCacheConfig) -> bool:
+    """Whether vLLM overwrites blocks of a preempted request before the connector is told of the
+    preemption: a store that still reads them would keep zeros under the hash of what they were.
+
+    Model runner V2 zeroes new blocks first (`update_requests`, then `pre_forward`); V1 tells
+    connectors first (`handle_preemptions`, then `_update_states`).
+    """
+    return bool(kv_cache_config.needs_kv_cache_zeroing and vllm_config.use_v2_model_runner)
 
 
 def _check_group(group: Any) -> None:
@@ -162,6 +179,11 @@ def none_hash() -> bytes:
 def tokens_per_step(vllm_config: Any) -> int:
     """Tokens that a step computes at most."""
     return int(vllm_config.scheduler_config.max_num_batched_tokens)
+
+
+def requests_per_step(vllm_config: Any) -> int:
+    """Requests that a step computes at most."""
+    return min(int(vllm_config.scheduler_config.max_num_seqs), tokens_per_step(vllm_config))
 
 
 def cache_probe(block_pool: Any) -> Callable[[bytes, int], bool]:
@@ -360,54 +382,42 @@ def tp_rank() -> int:
     return int(get_tp_group().rank_in_group)
 
 
-class Fences:
-    """Marks in what a device computes, which copies wait for; host memory needs none."""
+def cuda_device(devices: AbstractSet[Any]) -> int | None:
+    """The ordinal of the CUDA device that the KV cache's tensors are on, given all their devices;
+    None for host memory.
 
-    def __init__(self, devices: AbstractSet[Any]) -> None:
-        """`devices` are those of the KV cache's tensors.
+    Raises:
+        ConfigError: they are on several, or on one of a kind that nothing here copies from.
+    """
+    kinds = {device.type for device in devices}
+    if len(devices) > 1 or not kinds <= {"cpu", "cuda"}:
+        raise ConfigError(
+            f"the KV cache is on {', '.join(map(str, sorted(devices, key=str)))}; Penstock "
+            "copies from host memory or from one CUDA device. Serve without Penstock"
+        )
+    return next((device.index or 0 for device in devices if device.type == "cuda"), None)
 
-        Raises:
-            ConfigError: they are several, or of a kind that nothing here copies from.
-        """
-        kinds = {device.type for device in devices}
-        if len(devices) > 1 or not kinds <= {"cpu", "cuda"}:
-            raise ConfigError(
-                f"the KV cache is on {', '.join(map(str, sorted(devices, key=str)))}; Penstock "
-                "copies from host memory or from one CUDA device. Serve without Penstock"
-            )
-        self.cuda_device: int | None = None
-        """The device's ordinal, if it is one of CUDA's."""
-        self._events: dict[int, Any] = {}
-        for device in devices:
-            if device.type == "cuda":
-                self.cuda_device = device.index or 0
 
-    def raise_for(self, jobs: Iterable[int]) -> int:
-        """The handle of an event that happens when the device has computed all that it has been
-        told to, kept for these jobs; zero where none is needed."""
-        numbers = list(jobs)
-        if self.cuda_device is None or not numbers:
-            return 0
-        import torch
+def current_stream(cuda_device: int) -> int:
+    """The handle of the stream that this thread gives the device its work on."""
+    import torch
 
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.cuda_device))
-        self._events.update(dict.fromkeys(numbers, event))
-        return int(event.cuda_event)
-
-    def drop(self, job: int) -> None:
-        """The job does not wait any more."""
-        self._events.pop(job, None)
+    return int(torch.cuda.current_stream(cuda_device).cuda_stream)
 
 
 @contextmanager
 def operators_cores() -> Iterator[None]:
-    """Threads started inside may run on every core that the operator gave to the engine.
+    """On a CPU, threads started inside may run on every core that the operator gave to the engine.
 
     vLLM's CPU worker is bound to the cores that the model computes on, and threads inherit that:
     copies and transfers would take the model's time while other cores idle. The process that
-    started the worker has the cores as the operator set them.
+    started the worker has the cores as the operator set them. Beside a GPU the model needs few, and
+    a worker's cores are those near its device (``--numa-bind``): threads stay on them, and the
+    memory that they bring into being is near it too.
     """
+    if not is_cpu():
+        yield
+        return
     bound = os.sched_getaffinity(0)
     os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
     try:
@@ -616,7 +626,9 @@ def _without_layers(configs: Sequence[Any]) -> Any:
 
 def _room(worker: Any) -> Room:
     """Run in each worker after it has measured what the model takes: what its device has free, less
-    what --gpu-memory-utilization keeps back for graphs and buffers that are made later."""
+    what --gpu-memory-utilization keeps back for buffers that are made later, and what the graphs
+    will take that are captured later. vLLM estimates that only where it measures the KV memory
+    itself: with --kv-cache-memory-bytes what is kept back has to do."""
     import socket
 
     host = socket.gethostname()
@@ -630,6 +642,7 @@ def _room(worker: Any) -> Room:
     device = worker.device
     free, total = torch.cuda.mem_get_info(device)
     kept = (1 - worker.cache_config.gpu_memory_utilization) * total
+    kept += getattr(worker, "cudagraph_memory_estimate", 0)
     uuid = torch.cuda.get_device_properties(device).uuid
     return Room((host, str(uuid)), max(0, int(free - kept)))
 

@@ -6,8 +6,10 @@ as much as its part of a block takes, so that all of them hold the same number o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from penstock.errors import ConfigError
 from penstock.layout import objects
@@ -19,6 +21,11 @@ HEADER_BYTES = 128
 
 PAGE_BYTES = 4096
 """Slots begin on pages of host memory."""
+
+LEAST_BYTES = 1 << 30
+"""Of host memory by default, however little a step stores."""
+
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,40 @@ def stage_slots(
     )
     largest = max((end - start) * (last - first) for start, end, first, last in spans)
     return Slots(len(spans), largest * layer_bytes // (heads[1] - heads[0]))
+
+
+def step_blocks(tokens: int, block_sizes: Iterable[int]) -> int:
+    """Blocks of all groups that a step of so many tokens fills, given the groups' tokens a block;
+    with prompts one after the other.
+
+    >>> step_blocks(8192, [16])
+    512
+    """
+    return sum(-(-tokens // size) for size in block_sizes)
+
+
+def default_host_bytes(step_bytes: int, machine_bytes: int) -> int:
+    """Host memory where the operator names none, given what the stores of a step take at most.
+
+    One step's stores are on their way to the pool while the next one's come, and stores get three
+    quarters of it: two steps' worth, within a quarter of the machine's memory.
+
+    >>> default_host_bytes(2 << 30, 512 << 30) >> 30
+    4
+    >>> default_host_bytes(2 << 30, 8 << 30) >> 30
+    2
+    """
+    return max(LEAST_BYTES, min(2 * step_bytes, machine_bytes // 4))
+
+
+def machine_bytes() -> int:
+    """Memory of this machine, or what its container may use of it."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = _CGROUP_LIMIT.read_text().strip()
+    except OSError:
+        return physical
+    return min(physical, int(limit)) if limit.isdigit() else physical
 
 
 def host_blocks(host_bytes: int, ranks: Sequence[Slots]) -> int:

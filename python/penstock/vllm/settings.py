@@ -31,9 +31,10 @@ class Settings:
     """What can be set, with the defaults."""
 
     pool: str
-    host_bytes: int = 1 << 30
+    host_bytes: int = 0
     """Host memory for blocks on their way and for those that stay there, the host tier; for all
-    ranks of the engine together."""
+    ranks of the engine together. 0, which cannot be asked for: as much as two of the engine's steps
+    may store, and 1 GiB at least."""
     host_tier: bool = True
     """Whether blocks stay in host memory until the room is needed."""
     load_policy: str = AUTO_LOADS

@@ -33,6 +33,8 @@ COUNTERS = {
     "stored_blocks": "Blocks that every rank has put into the pool or found there.",
     "stores_dropped": "Objects not stored because room or the pool was missing.",
     "stores_failed": "Objects whose store failed.",
+    "unpinned_bytes": "Bytes of host memory that could not be pinned for the GPU: their copies are "
+    "slower.",
 }
 """Counter → documentation; each appears as ``vllm:penstock_<counter>_total``."""
 

@@ -1,6 +1,6 @@
 """The worker half: turns the scheduler half's orders into engine jobs and reports them.
 
-It holds no policy. No call waits for I/O while there is anything to compute. `flush` waits for
+It holds no policy. No call waits for I/O while there is anything to compute. `begin_step` waits for
 copies in progress (memory speed) when vLLM is about to overwrite their source, and while the engine
 has nothing to do before a load ends, `poll` sleeps for some milliseconds at most.
 """
@@ -14,14 +14,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock._native import Descriptor, EncryptionKeys, Engine, Store
+from penstock._native import Descriptor, EncryptionKeys, Engine, Fence, Store
 from penstock.errors import ConfigError, Full
 from penstock.layout import objects as object_spans
 from penstock.layout.geometry import Geometry, limit_objects, parse_geometry
 from penstock.vllm import compat
 from penstock.vllm.adapters import LoadedAdapters
 from penstock.vllm.groups import Group
-from penstock.vllm.host import HeldParts, host_blocks, stage_slots
+from penstock.vllm.host import (
+    HeldParts,
+    default_host_bytes,
+    host_blocks,
+    machine_bytes,
+    stage_slots,
+    step_blocks,
+)
 from penstock.vllm.messages import (
     CHUNK_BYTES,
     IDLE_SECONDS,
@@ -81,7 +88,10 @@ class WorkerHalf:
         self._share: RankShare | None = None
         self._parts: list[_Part | None] = []
         self._replica = (0, 1)
-        self._fences = compat.Fences(set())
+        self._cuda_device: int | None = None
+        """Where the KV cache is; None for host memory."""
+        self._before_step: Fence | None = None
+        """Behind all that was computed before this step."""
         self._idle_until = 0.0
         """When the engine wants an answer, though no load has ended; long ago as a rule."""
         self._loads: dict[int, BlockJob] = {}
@@ -125,7 +135,7 @@ class WorkerHalf:
         if not layers:
             self._share = RankShare(None, num_blocks, (None,) * len(self._groups), 0, 0)
             return
-        self._fences = compat.Fences(
+        self._cuda_device = compat.cuda_device(
             {tensor.device for group in tensors for tensor in group.values()}
         )
         stage = (min(layers), max(layers) + 1)
@@ -177,9 +187,10 @@ class WorkerHalf:
                 copy_lanes=self._settings.copy_lanes,
                 get_lanes=self._settings.get_lanes,
                 put_lanes=self._settings.put_lanes,
+                step_objects=self._step_objects(),
             )
         for position, descriptor in descriptors.items():
-            self._engine.register(descriptor, position, cuda_device=self._fences.cuda_device)
+            self._engine.register(descriptor, position, cuda_device=self._cuda_device)
         self._held = HeldParts([0 if p is None else len(p.key_tails) for p in self._parts])
         self._share = RankShare(span, num_blocks, tuple(shares), blocks, slots, geometry.layers)
 
@@ -220,18 +231,48 @@ class WorkerHalf:
         """Blocks that the engine's host memory holds, and this rank's slots for them."""
         stages = compat.stages(self._vllm_config)
         ranks = [stage_slots(part, heads, layer_bytes, geometry) for part in stages]
-        tensor_parallel = self._vllm_config.parallel_config.tensor_parallel_size
-        blocks = host_blocks(self._settings.host_bytes, ranks * tensor_parallel)
+        ranks *= self._vllm_config.parallel_config.tensor_parallel_size
+        step_bytes = self._step_blocks() * sum(rank.bytes_per_block for rank in ranks)
+        host_bytes = self._settings.host_bytes or default_host_bytes(step_bytes, machine_bytes())
+        if host_bytes < 2 * step_bytes:
+            logger.warning(
+                "Penstock: what a step of %d tokens stores takes %s bytes; with less than twice "
+                "that of host memory (penstock.host_bytes is %s) stores are dropped while the pool "
+                "is slower than the model",
+                compat.tokens_per_step(self._vllm_config),
+                f"{step_bytes:,}",
+                f"{host_bytes:,}",
+            )
+        blocks = host_blocks(host_bytes, ranks)
         own = stage_slots(stage, heads, layer_bytes, geometry)
         return blocks, max(_MIN_SLOTS, blocks * own.per_block)
+
+    def _step_blocks(self) -> int:
+        sizes = [group.block_size for group in self._groups]
+        return step_blocks(compat.tokens_per_step(self._vllm_config), sizes)
+
+    def _step_objects(self) -> int:
+        """Most objects that this rank stores of a step: each request in it may fill one block more
+        than its tokens do."""
+        requests = compat.requests_per_step(self._vllm_config) * len(self._groups)
+        per_block = max(len(part.key_tails) for part in self._parts if part is not None)
+        return (self._step_blocks() + requests) * per_block
 
     @property
     def share(self) -> RankShare | None:
         """What this rank holds; None before the KV cache is registered."""
         return self._share
 
-    def flush(self, orders: StepOrders) -> None:
-        """Returns when none of the jobs to flush reads its blocks any more."""
+    def begin_step(self, orders: StepOrders) -> None:
+        """Called before anything of the step is computed. Returns when none of the jobs to flush
+        reads its blocks any more.
+
+        What was told to the device until now may read the blocks that the step's loads are for,
+        since they were others' before; of what it is told later nothing touches them, as vLLM does
+        not zero blocks that will be loaded (`get_loaded_kv_cache_group_ids`).
+        """
+        if orders.loads:
+            self._before_step = self._raise_fence()
         jobs = [job for job in orders.flush if job in self._stores]
         if jobs and not self._require_engine().wait_released(jobs, _FLUSH_TIMEOUT):
             raise RuntimeError(
@@ -243,8 +284,7 @@ class WorkerHalf:
         self._idle_until = orders.idle_until
         if orders.step:
             self._report.steps.add(orders.step)
-        # Blocks may still be read by what the device was told to compute before.
-        after = self._fences.raise_for(job.job for job in orders.loads)
+        after, self._before_step = self._before_step, None
         for job in orders.loads:
             self._loads[job.job] = job
             if self._engine is None:
@@ -294,7 +334,7 @@ class WorkerHalf:
     def start_stores(self, orders: StepOrders) -> None:
         """Submits the step's stores; their blocks are complete now, or will be when the device has
         computed what it was told to."""
-        after = self._fences.raise_for(job.job for job in orders.stores)
+        after = self._raise_fence() if orders.stores else None
         for job in orders.stores:
             self._stores[job.job] = job
             if self._engine is None:
@@ -316,6 +356,13 @@ class WorkerHalf:
     def _agrees(self, job: BlockJob) -> bool:
         """Whether the job's blocks are named by what this rank computes with."""
         return job.adapter is None or self._adapters.agrees(job.adapter)
+
+    def _raise_fence(self) -> Fence | None:
+        """A fence behind all that the device has been told to compute; host memory needs none."""
+        if self._cuda_device is None or self._engine is None:
+            return None
+        stream = compat.current_stream(self._cuda_device)
+        return self._engine.raise_fence(stream, cuda_device=self._cuda_device)
 
     def _mine(self, job: BlockJob) -> list[int]:
         """The job's blocks that this rank writes: ranks holding the same heads take turns."""
@@ -383,6 +430,7 @@ class WorkerHalf:
                     self._report.seconds[number] = seconds
                     loaded.add(self._on_loaded(number, outcomes))
             self._report_held()
+            report_faults(self._engine, self._stats)
         free = {request for request in self._finished if not self._unread.get(request)}
         compat.rest(self._idle_until > 0)
         self._finished -= free
@@ -400,7 +448,6 @@ class WorkerHalf:
         self._stores.clear()
 
     def _on_released(self, number: int) -> None:
-        self._fences.drop(number)
         self._report.released[number] = self._report.released.get(number, 0) + 1
         request_id = self._stores[number].request_id
         unread = self._unread.get(request_id, set())
@@ -450,7 +497,6 @@ class WorkerHalf:
 
     def _on_loaded(self, number: int, outcomes: list[_Outcome]) -> str:
         job = self._loads.pop(number)
-        self._fences.drop(number)
         failed: list[int] = []
         for i, parts in self._by_block(job, range(len(job.hashes)), outcomes):
             for name in _ARRIVED:
@@ -528,6 +574,13 @@ class WorkerHalf:
         if self._engine is None:
             raise RuntimeError("this rank has no KV cache registered with Penstock")
         return self._engine
+
+
+def report_faults(engine: Engine, stats: PenstockStats) -> None:
+    """Says and counts what failed in the engine's background since the last time."""
+    for fault, unpinned_bytes in engine.take_faults():
+        logger.warning("Penstock: %s", fault)
+        stats.count("unpinned_bytes", unpinned_bytes)
 
 
 def _detect(views: dict[int, Any], heads: tuple[int, int], stage: tuple[int, int]) -> Descriptor:

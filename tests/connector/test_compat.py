@@ -1,0 +1,105 @@
+"""What Penstock takes from vLLM's inside, where another platform than this one has it otherwise."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+from penstock.errors import ConfigError
+from penstock.vllm import compat
+
+
+@pytest.fixture
+def one_core() -> Any:
+    """This thread, bound as vLLM binds a worker."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield {min(before)}
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_beside_a_gpu_threads_stay_on_the_cores_that_the_worker_was_bound_to(
+    on_cpu: bool, one_core: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "is_cpu", lambda: on_cpu)
+    with compat.operators_cores():
+        inside = os.sched_getaffinity(0)
+    assert inside == (os.sched_getaffinity(os.getppid()) if on_cpu else one_core)
+    assert os.sched_getaffinity(0) == one_core
+
+
+def caches(*dtypes: torch.dtype) -> KVCacheConfig:
+    """A group for each type."""
+    groups = [
+        KVCacheGroupSpec(
+            [f"model.layers.{i}.attn"],
+            FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=dtype),
+        )
+        for i, dtype in enumerate(dtypes)
+    ]
+    return KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=groups)
+
+
+def engine(*, v2: bool = False, sleep: bool = False, cumem: bool = False) -> Any:
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(
+            decode_context_parallel_size=1, prefill_context_parallel_size=1
+        ),
+        cache_config=SimpleNamespace(
+            calculate_kv_scales=False, prefix_caching_hash_algo="sha256", block_size=16
+        ),
+        model_config=SimpleNamespace(enable_sleep_mode=sleep, enable_cumem_allocator=cumem),
+        use_v2_model_runner=v2,
+    )
+
+
+UNIFORM, MIXED = (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("config", "dtypes", "reason"),
+    [
+        (engine(v2=True), MIXED, "several precisions with vLLM's model runner V2"),
+        (engine(sleep=True), UNIFORM, "sleep mode"),
+        (engine(cumem=True), UNIFORM, "--enable-cumem-allocator"),
+    ],
+)
+def test_what_would_overwrite_or_unmap_blocks_under_a_copy_is_refused(
+    config: Any, dtypes: tuple[torch.dtype, ...], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        compat.transfer_groups(config, caches(*dtypes))
+
+
+@pytest.mark.parametrize(("v2", "dtypes"), [(False, MIXED), (True, UNIFORM), (False, UNIFORM)])
+def test_what_flushes_first_or_zeroes_nothing_is_not(
+    v2: bool, dtypes: tuple[torch.dtype, ...]
+) -> None:
+    assert len(compat.transfer_groups(engine(v2=v2), caches(*dtypes))) == 2
+
+
+@pytest.mark.parametrize(
+    ("estimate", "left"),
+    [
+        ({}, 50 - 8),
+        ({"cudagraph_memory_estimate": 0}, 50 - 8),
+        ({"cudagraph_memory_estimate": 3 << 30}, 50 - 8 - 3),
+    ],
+)
+def test_what_graphs_will_take_is_not_room_for_kv(
+    estimate: dict[str, int], left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "is_cpu", lambda: False)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50 << 30, 80 << 30))
+    named = SimpleNamespace(uuid="GPU-1")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: named)
+    cache = SimpleNamespace(gpu_memory_utilization=0.9)
+    worker = SimpleNamespace(device="cuda:0", cache_config=cache, **estimate)
+    room = compat._room(worker)
+    assert room.free >> 20 == left << 10

@@ -1,0 +1,167 @@
+"""The worker half's part of a step: what waits for which fence, and what it tells of its engine."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock._native import Descriptor, Engine, Store
+from penstock.layout.geometry import Geometry
+from penstock.vllm import compat
+from penstock.vllm.groups import Group, Groups
+from penstock.vllm.host import default_host_bytes, host_blocks, stage_slots, step_blocks
+from penstock.vllm.messages import BlockJob, StepOrders
+from penstock.vllm.settings import Settings
+from penstock.vllm.stats import PenstockStats
+from penstock.vllm.worker import WorkerHalf, _Part, report_faults
+
+NAMESPACE = bytes(16)
+
+
+class Recorder:
+    """Notes what is asked of an engine on a CUDA device, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def raise_fence(self, stream: int, *, cuda_device: int) -> str:
+        name = f"fence {sum(call[0] == 'fence' for call in self.calls)}"
+        self.calls.append(("fence", stream, cuda_device))
+        return name
+
+    def wait_released(self, jobs: list[int], timeout: float) -> bool:
+        self.calls.append(("wait", jobs))
+        return True
+
+    def submit_load(self, job: int, *_: Any, after: Any, **__: Any) -> None:
+        self.calls.append(("load", job, after))
+
+    def submit_store(self, job: int, *_: Any, after: Any, **__: Any) -> None:
+        self.calls.append(("store", job, after))
+
+
+def job(number: int) -> BlockJob:
+    return BlockJob(
+        job=number,
+        request_id=str(number),
+        groups=(0,),
+        block_ids=(number,),
+        hashes=(bytes(32),),
+        parents=((b"", 0),),
+        timeout=1.0,
+    )
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> tuple[WorkerHalf, Recorder]:
+    group = Group(0, "full_attention", 16, None, "", ())
+    monkeypatch.setattr(compat, "transfer_groups", lambda *_: Groups([group]))
+    monkeypatch.setattr(compat, "continues_prefixes", lambda _: True)
+    monkeypatch.setattr(compat, "current_stream", lambda device: 70 + device)
+    half = WorkerHalf(Settings("memory:"), None, None)
+    recorder = Recorder()
+    half._engine, half._cuda_device = recorder, 3  # type: ignore[assignment]
+    half._parts = [_Part(1, (b"",))]
+    return half, recorder
+
+
+def test_loads_wait_for_what_was_computed_before_their_step_and_stores_for_the_step_itself(
+    worker: tuple[WorkerHalf, Recorder],
+) -> None:
+    half, recorder = worker
+    half.begin_step(first := StepOrders(namespaces=(NAMESPACE,), stores=[job(1)]))
+    recorder.calls.append(("forward", 1))
+    half.start_loads(first)
+    half.start_stores(first)
+    second = StepOrders(namespaces=(NAMESPACE,), loads=[job(2)], stores=[job(3)], flush=[1])
+    half.begin_step(second)
+    recorder.calls.append(("forward", 2))
+    half.start_loads(second)
+    half.start_stores(second)
+    assert recorder.calls == [
+        ("forward", 1),
+        ("fence", 73, 3),
+        ("store", 1, "fence 0"),
+        # Before the second step computes anything.
+        ("fence", 73, 3),
+        ("wait", [1]),
+        ("forward", 2),
+        ("load", 2, "fence 1"),
+        ("fence", 73, 3),
+        ("store", 3, "fence 2"),
+    ]
+
+
+def test_host_memory_needs_no_fence(worker: tuple[WorkerHalf, Recorder]) -> None:
+    half, recorder = worker
+    half._cuda_device = None
+    orders = StepOrders(namespaces=(NAMESPACE,), loads=[job(1)], stores=[job(2)])
+    half.begin_step(orders)
+    half.start_loads(orders)
+    half.start_stores(orders)
+    assert recorder.calls == [("load", 1, None), ("store", 2, None)]
+
+
+def test_what_failed_in_the_background_is_said_once_and_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing:
+        def __init__(self) -> None:
+            self.faults = [("4096 bytes of host memory could not be pinned", 4096)]
+            self.faults.append(("not measured", 0))
+
+        def take_faults(self) -> list[tuple[str, int]]:
+            taken, self.faults = self.faults, []
+            return taken
+
+    engine, stats = Failing(), PenstockStats()
+    with caplog.at_level("WARNING", "vllm.penstock"):
+        for _ in range(3):
+            report_faults(engine, stats)  # type: ignore[arg-type]
+    assert caplog.messages == [
+        "Penstock: 4096 bytes of host memory could not be pinned",
+        "Penstock: not measured",
+    ]
+    assert stats.data == {"unpinned_bytes": 4096}
+
+
+LAYERS, HEADS, BLOCK_TOKENS = 32, 8, 16
+LAYER_BYTES = BLOCK_TOKENS * HEADS * 128 * 2 * 2
+"""Llama-3.1-8B in bfloat16: 2 MiB a block of 16 tokens."""
+
+
+@pytest.mark.parametrize("tokens", [8192, 16384])
+def test_a_step_of_a_large_gpu_drops_no_store_by_default(tokens: int, tmp_path: Path) -> None:
+    """While the pool stands still: a step's objects all have a slot. They are small here, their
+    number is the real one."""
+    rank = stage_slots((0, LAYERS), (0, HEADS), LAYER_BYTES, Geometry(None, None, None))
+    blocks = step_blocks(tokens, [BLOCK_TOKENS])
+    assert (blocks * rank.payload_bytes, rank.per_block) == (tokens * (128 << 10), 1)
+    room = default_host_bytes(blocks * rank.bytes_per_block, 512 << 30)
+    slots = host_blocks(room, [rank]) * rank.per_block
+
+    layer = np.zeros((blocks, 1, 4, 16), dtype=np.uint8)
+    facts = (0, layer.ctypes.data, layer.shape, layer.strides, 1, layer.ctypes.data, layer.nbytes)
+    descriptor = Descriptor.detect([facts])
+    with socket.socket() as silent:
+        # It takes connections and never answers.
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        store = Store.open(f"redis://127.0.0.1:{silent.getsockname()[1]}")
+        engine = Engine(store, slot_bytes=64, slots=slots, step_objects=blocks)
+        engine.register(descriptor)
+        tail = struct.pack("<4H", 0, 1, 0, 1)
+        objects = [(0, NAMESPACE + i.to_bytes(32, "big") + tail, [i]) for i in range(blocks)]
+        engine.submit_store(1, objects)
+        deadline = time.monotonic() + 20
+        while not any(event == "released" for _, event, *_ in engine.poll()):
+            assert time.monotonic() < deadline
+            engine.wait(1)
+        assert engine.stats()["dropped_objects"] == 0
+        engine.shutdown(10)

@@ -98,6 +98,14 @@ def test_loads_wait_for_what_was_computed_before_their_step_and_stores_for_the_s
     ]
 
 
+def test_loads_of_a_step_that_nobody_announced_wait_for_the_step(
+    worker: tuple[WorkerHalf, Recorder],
+) -> None:
+    half, recorder = worker
+    half.start_loads(StepOrders(namespaces=(NAMESPACE,), loads=[job(1)]))
+    assert recorder.calls == [("fence", 73, 3), ("load", 1, "fence 0")]
+
+
 def test_host_memory_needs_no_fence(worker: tuple[WorkerHalf, Recorder]) -> None:
     half, recorder = worker
     half._cuda_device = None

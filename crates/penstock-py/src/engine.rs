@@ -193,7 +193,6 @@ impl Engine {
     /// objects' in their prompts and the tokens until there, empty and 0 for a prompt's first: with them,
     /// host memory, and stores that can, keep beginnings longer than what follows.
     #[pyo3(signature = (job, objects, *, parents = None, after = None, context = None))]
-    #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn submit_store(
         &self,
         py: Python<'_>,

@@ -285,6 +285,9 @@ class WorkerHalf:
         if orders.step:
             self._report.steps.add(orders.step)
         after, self._before_step = self._before_step, None
+        if orders.loads and after is None:
+            # Nobody announced the step: no earlier point is known.
+            after = self._raise_fence()
         for job in orders.loads:
             self._loads[job.job] = job
             if self._engine is None:

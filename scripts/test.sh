@@ -57,6 +57,8 @@ all() {
     stage 'fuzzing' 600 env BOLERO_RANDOM_TEST_TIME_MS=20000 \
         cargo test --quiet -p penstock-store --locked --lib fuzz::
     stage 'Python tests' 600 python -m pytest -q --ignore tests/e2e --timeout 120
+    stage 'end-to-end tests with model runner V2' 1200 scripts/model-runner-v2.sh "$VIRTUAL_ENV" \
+        python -m pytest -q tests/e2e/test_model_runner_v2.py --timeout 600
     stage 'end-to-end tests on the real vLLM' 4400 python -m pytest -q tests/e2e --timeout 900
 }
 

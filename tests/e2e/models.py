@@ -66,7 +66,7 @@ def lora(folder: Path, model: Path, *, seed: int) -> Path:
     return folder
 
 
-def gemma2(folder: Path, *, seed: int = 0) -> Path:
+def gemma2(folder: Path, *, seed: int = 0, window: int = 256) -> Path:
     """A Gemma-2: every other layer looks back over a window only."""
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
@@ -77,7 +77,7 @@ def gemma2(folder: Path, *, seed: int = 0) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
-        sliding_window=256,
+        sliding_window=window,
         **_COMMON | {"tie_word_embeddings": True},
     )
     return _save(folder, Gemma2ForCausalLM, config, seed, "float32")

@@ -1,0 +1,1 @@
+"""A backend of Triton that leaves everything to its interpreter."""

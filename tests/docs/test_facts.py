@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ast
 import re
-import subprocess
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
@@ -37,19 +36,15 @@ OTHERS_FILES = {"config.json", "plots.svg"}
 KINDS = ("rs", "py", "pyi", "md", "toml", "sh", "txt", "svg", "json", "ptx")
 
 
+FOLDERS = (".ci", "benches", "crates", "docs", "python", "requirements", "scripts", "tests")
+
+
 @cache
-def tracked() -> list[str]:
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if listed.returncode:
-        # An unpacked archive, which is no repository.
-        return [str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file()]
-    return [name for name in listed.stdout.splitlines() if (ROOT / name).exists()]
+def files() -> list[str]:
+    """The project's own, without what builds and tests leave beside them."""
+    found = [path for path in ROOT.iterdir() if path.is_file()]
+    found += [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
+    return [str(path.relative_to(ROOT)) for path in found if "__pycache__" not in path.parts]
 
 
 @cache
@@ -58,7 +53,7 @@ def sources() -> str:
     kinds = (".rs", ".py", ".pyi", ".ptx", ".sh", ".toml")
     return "\n".join(
         (ROOT / name).read_text()
-        for name in tracked()
+        for name in files()
         if name.endswith(kinds) and not name.startswith("tests/docs/")
     )
 
@@ -70,7 +65,7 @@ def words() -> set[str]:
 
 def pages() -> list[str]:
     """The docs; the CHANGELOG speaks of what was."""
-    return [name for name in tracked() if name.endswith(".md") and name != "CHANGELOG.md"]
+    return [name for name in files() if name.endswith(".md") and name != "CHANGELOG.md"]
 
 
 def spans(text: str) -> Iterator[str]:
@@ -101,7 +96,7 @@ def missing_links(name: str) -> list[str]:
 
 
 def missing_files(name: str) -> list[str]:
-    known = tracked()
+    known = files()
     folders = {str(parent) for file in known for parent in Path(file).parents}
     wrong = []
     for span in spans((ROOT / name).read_text()):
@@ -129,7 +124,7 @@ def missing_tests(name: str) -> list[str]:
     for file, cited in re.findall(
         r"`([\w/]+\.(?:rs|py))`((?:,? (?:test_\w+|[a-z]\w*_\w+))+)", text
     ):
-        there = "".join((ROOT / f).read_text() for f in tracked() if f"/{f}".endswith(f"/{file}"))
+        there = "".join((ROOT / f).read_text() for f in files() if f"/{f}".endswith(f"/{file}"))
         functions = re.findall(r"\w+", cited)
         wrong += [f"{file} {each}" for each in functions if not re.search(rf"\b{each}\b", there)]
     named = {span for span in spans(text) if re.fullmatch(r"[a-z]+(_[a-z]+){3,}", span)}
@@ -150,7 +145,7 @@ def options() -> set[str]:
                     take(each)
 
     take(make_parser())
-    for program in tracked():
+    for program in files():
         if re.match(r"(benches|tests/soak|crates)\b.*\.(py|rs)$", program):
             found.update(re.findall(r'"(--[a-z][a-z0-9-]+)"', (ROOT / program).read_text()))
     return found
@@ -166,7 +161,7 @@ def missing_commands(name: str) -> list[str]:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for span in spans((ROOT / name).read_text()):
         for module in re.findall(r"\b(benches\.\w+)", span):
-            if module.replace(".", "/") + ".py" not in tracked():
+            if module.replace(".", "/") + ".py" not in files():
                 wrong.append(module)
         if made := re.match(r"make ([a-z]+)", span):
             wrong += [] if made[1] in targets else [made[0]]

@@ -22,8 +22,8 @@ _BOLD = 1.13
 
 
 def text_width(text: str, size: float, *, bold: bool = False) -> float:
-    """How wide a line of text is, in the unit of `size`, in DejaVu Sans: about as wide as any font
-    that browsers take for `system-ui` or `sans-serif`. A few per cent too wide, never too narrow.
+    """How wide a line of text is in DejaVu Sans, in the unit of `size`; words come out a few per
+    cent too wide. Of the fonts that browsers commonly take for `sans-serif` it is a wide one.
 
     >>> round(text_width("63 GiB", 10)), round(text_width("63 GiB", 10, bold=True))
     (34, 38)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib.util
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -19,23 +20,14 @@ from penstock.vllm.settings import PREFIX, Settings
 
 ROOT = Path(__file__).parents[2]
 
-VLLM_OPTIONS = {
-    "--additional-config",
-    "--gpu-memory-utilization",
-    "--kv-transfer-config",
-    "--max-model-len",
-    "--num-gpu-blocks-override",
-    "--pipeline-parallel-size",
-}
 OTHERS_OPTIONS = {"--cfg", "--example", "--ipc", "--lib", "--release", "--shm-size", "--strict"}
 OTHERS_OPTIONS |= {"--test", "--workspace"}
 """Of cargo, rustc, mypy and containers."""
 
 OTHERS_FILES = {"config.json", "plots.svg"}
+"""A model's, and one that a command would write."""
 
 KINDS = ("rs", "py", "pyi", "md", "toml", "sh", "txt", "svg", "json", "ptx")
-
-
 FOLDERS = (".ci", "benches", "crates", "docs", "python", "requirements", "scripts", "tests")
 
 
@@ -151,9 +143,19 @@ def options() -> set[str]:
     return found
 
 
+@cache
+def vllm_options() -> set[str]:
+    """Read from the text, as importing vLLM takes long."""
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None
+    assert spec.origin is not None
+    text = (Path(spec.origin).parent / "engine/arg_utils.py").read_text()
+    return set(re.findall(r'"(--[a-z][a-z0-9-]+)"', text))
+
+
 def missing_options(name: str) -> list[str]:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", (ROOT / name).read_text()))
-    return sorted(named - options() - VLLM_OPTIONS - OTHERS_OPTIONS)
+    return sorted(named - options() - vllm_options() - OTHERS_OPTIONS)
 
 
 def missing_commands(name: str) -> list[str]:

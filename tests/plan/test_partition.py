@@ -7,7 +7,7 @@ import random
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
@@ -99,7 +99,6 @@ def test_the_frontier_is_what_nothing_beats(found: tuple[Planner, list[Partition
     assert reached == unbeaten
 
 
-@settings(deadline=None)
 @given(st.integers(1, 80), st.integers(1, 16))
 def test_the_default_partition_makes_up_the_model(layers: int, ranks: int) -> None:
     if ranks > layers:

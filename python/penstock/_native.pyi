@@ -12,6 +12,7 @@ __all__ = [
     "Descriptor",
     "EncryptionKeys",
     "Engine",
+    "Fence",
     "Lookup",
     "Store",
     "Trace",

@@ -1,4 +1,4 @@
-"""What Triton asks of a backend's compiler. Interpreted kernels are not compiled: nothing is called."""
+"""What Triton asks of a backend's compiler. Interpreted kernels are not compiled."""
 
 from __future__ import annotations
 

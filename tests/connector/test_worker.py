@@ -6,6 +6,7 @@ import socket
 import struct
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,8 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> tuple[WorkerHalf, Recorder]:
     monkeypatch.setattr(compat, "transfer_groups", lambda *_: Groups([group]))
     monkeypatch.setattr(compat, "continues_prefixes", lambda _: True)
     monkeypatch.setattr(compat, "current_stream", lambda device: 70 + device)
-    half = WorkerHalf(Settings("memory:"), None, None)
+    without_adapters = SimpleNamespace(lora_config=None)
+    half = WorkerHalf(Settings("memory:"), without_adapters, None)
     recorder = Recorder()
     half._engine, half._cuda_device = recorder, 3  # type: ignore[assignment]
     half._parts = [_Part(1, (b"",))]

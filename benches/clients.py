@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from tests.servers import Server
 
-from benches import environment, report
+from benches import report
 from benches.pool_clients import Address, Client, Values, open_all
 from benches.report import GIB, MIB, progress, size_name
 
@@ -168,8 +168,7 @@ def tables(result: list[dict[str, Any]], sizes: Sequence[int]) -> str:
                 [[client, *map(_cpu, row)] for client, row in cells.items()],
             )
         )
-    congestion = environment.CONGESTION_CONTROL.read_text().strip()
-    return "\n\n".join([*parts, f"The host's TCP congestion control: {congestion}."])
+    return "\n\n".join(parts)
 
 
 def _speed(row: dict[str, Any]) -> str:
@@ -188,15 +187,18 @@ def main() -> None:
     parser.add_argument("--total-mib", type=int, default=64, help="bytes of one pass")
     parser.add_argument("--passes", type=int, default=9)
     parser.add_argument("--transports", default=",".join(TRANSPORTS))
-    report.add_options(parser)
-    args = parser.parse_args()
-    result: dict[str, Any] = {"environment": environment.describe(), "rows": []}
+    args = report.begin(parser)
+    result: dict[str, Any] = {"rows": []}
     for transport in args.transports.split(","):
         if shutil.which(f"{transport.partition('-')[0]}-server") is None:
             progress(f"{transport}: no such server here, left out")
             continue
         result["rows"] += run_transport(transport, args)
-    report.finish(args, tables(result["rows"], args.sizes), result)
+    congestion = args.environment["machine"]["tcp_congestion_control"]
+    tables_and_host = "\n\n".join(
+        [tables(result["rows"], args.sizes), f"The host's TCP congestion control: {congestion}."]
+    )
+    report.finish(args, tables_and_host, result)
 
 
 if __name__ == "__main__":

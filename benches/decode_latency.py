@@ -24,7 +24,7 @@ from typing import Any
 
 from tests.e2e import models
 
-from benches import environment, report
+from benches import report
 from benches.load_policy import percentile
 from benches.report import progress
 from penstock.cli.mover import Mover, OtherProcess
@@ -193,10 +193,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4, help="requests decoded at once")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of each prompt")
     parser.add_argument("--output", type=int, default=200, help="tokens of each answer")
-    report.add_options(parser)
-    args = parser.parse_args()
+    args = report.begin(parser)
     found = run(args)
-    report.finish(args, table(found), {"environment": environment.describe()} | found)
+    report.finish(args, table(found), found)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import Any
 from tests.e2e import models
 from tests.e2e.node import Answer, Node
 
-from benches import connectors, environment, quiet, report
+from benches import connectors, quiet, report
 from benches.connectors import ENGINE_ENVIRONMENT, Connector
 from benches.report import progress
 
@@ -183,7 +183,7 @@ class Group:
                 for name in pair:
                     with self._failing(name):
                         nodes[name].wait_ready()
-                left = environment.available_bytes()
+                left = available_bytes()
                 progress(f"{which} process of {', '.join(pair)}: {left >> 20} MiB left")
                 if left < LEAST_MEMORY:
                     raise MemoryError("too many engines at once: choose a smaller --together")
@@ -338,6 +338,12 @@ def _keep_logs(source: Path, target: Path) -> None:
         shutil.copyfile(log, kept)
 
 
+def available_bytes() -> int:
+    """Memory that programs can still have without swapping."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+
+
 def main() -> None:
     every = connectors.every()
     parser = argparse.ArgumentParser(prog="benches.end_to_end", description=__doc__)
@@ -365,10 +371,8 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep the engines' logs here")
-    report.add_options(parser)
-    args = parser.parse_args()
+    args = report.begin(parser, engines=ENGINE_ENVIRONMENT)
     result: dict[str, Any] = {
-        "environment": environment.describe() | {"engines": ENGINE_ENVIRONMENT},
         "dtype": args.dtype,
         "models": {},
         "restless": {},

@@ -11,12 +11,13 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import subprocess
 import tempfile
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-from benches import environment, report
+from benches import report
 from benches.clients import Payload, timed
 from benches.pool_clients import TIMEOUT, Values, penstock_key
 from benches.report import MIB, progress, size_name
@@ -196,6 +197,17 @@ def tables(rows: list[dict[str, Any]], sizes: list[int]) -> str:
     return report.table(["MiB/s (time to plain files)", *map(size_name, sizes)], lines)
 
 
+def filesystem(folder: Path) -> str:
+    """The type of the file system that a folder lies on."""
+    said = subprocess.run(
+        ["stat", "--file-system", "--format=%T", str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return said.stdout.strip()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benches.file_store", description=__doc__)
     parser.add_argument("--sizes", type=report.parse_sizes, default="64KiB,256KiB,1MiB,4MiB")
@@ -204,11 +216,10 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, help="where the files go (default: temporary files')"
     )
-    report.add_options(parser)
-    args = parser.parse_args()
-    result: dict[str, Any] = {"environment": environment.describe(), "rows": []}
+    args = report.begin(parser)
+    result: dict[str, Any] = {"rows": []}
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        result["filesystem"] = environment.filesystem(Path(folder))
+        result["filesystem"] = filesystem(Path(folder))
         for size in args.sizes:
             progress(f"{size_name(size)}: {args.passes} passes")
             result["rows"] += measure(Path(folder), size, args)

@@ -1,29 +1,27 @@
 """Copies between a CUDA device's KV cache and pinned memory, in every layout: right, how fast.
 
-Needs a device, PyTorch and the installed package; nothing of vLLM, numpy or the rest of this
-folder. First fresh random data goes out and back in every layout, whole and by spans, from and to
-pinned and pageable memory, and every byte is compared. Then both ways to copy pieces are timed by
+Needs a device, PyTorch and the installed package; nothing of vLLM or numpy. First fresh random
+data goes out and back in every layout, whole and by spans, from and to pinned and pageable memory,
+and every byte is compared. Then both ways to copy pieces are timed by
 the size of a piece. Then each layout's gather and scatter are timed in turn, pass by pass, against
 a contiguous pinned copy of the same bytes and against an asynchronous copy a piece. Run it as
-``python benches/gpu_copy.py --json FILE``.
+``python -m benches.gpu_copy --json FILE``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from benches import report
 from penstock._native import Descriptor, cuda_calibration
 from penstock.layout.negotiate import LAYOUTS
 
@@ -258,54 +256,46 @@ def measure(layout: str, shape: Shape, total: int, passes: int, per_call: int) -
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Rows under their names, in columns."""
-    texts = [list(rows[0])] + [
+    lines = [
         [f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()]
         for row in rows
     ]
-    widths = [max(len(text[column]) for text in texts) for column in range(len(texts[0]))]
-    return "\n".join(
-        "  " + "  ".join(cell.rjust(width) for cell, width in zip(text, widths, strict=True))
-        for text in texts
-    )
+    return report.table(list(rows[0]), lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="benches.gpu_copy", description=__doc__)
     parser.add_argument("--total", type=int, default=4 << 30, help="bytes of the KV cache")
     parser.add_argument("--passes", type=int, default=9)
     parser.add_argument("--per-call", type=int, default=16, help="blocks of one copy")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    args = parser.parse_args()
+    args = report.begin(parser)
     if not torch.cuda.is_available():
         sys.exit("gpu_copy: no CUDA device here")
-    result: dict[str, Any] = {
+    args.environment |= {
         "device": torch.cuda.get_device_name(DEVICE),
-        "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        "command": sys.argv,
-        "checked_bytes": 0,
-        "shapes": {},
     }
+    result: dict[str, Any] = {"checked_bytes": 0, "shapes": {}}
     for name, shape in SHAPES.items():
         for layout in LAYOUTS:
             result["checked_bytes"] += check(layout, shape)
-        print(f"{name}: every byte right in {len(LAYOUTS)} layouts", flush=True)
+        report.progress(f"{name}: every byte right in {len(LAYOUTS)} layouts")
     result["sweep"] = sweep()
+    tables = []
     for name in ("gather", "scatter"):
         direction = result["sweep"][name]
-        print(f"{name}: copy engines from {direction['copy_engine_from']} B a piece")
-        print(table(direction["rows"]), flush=True)
+        tables.append(f"{name}: copy engines from {direction['copy_engine_from']} B a piece")
+        tables.append(table(direction["rows"]))
     for name, shape in SHAPES.items():
         if name == "odd":
             continue
+        report.progress(f"{name}: {args.passes} passes")
         rows = [
             measure(layout, shape, args.total, args.passes, args.per_call) for layout in LAYOUTS
         ]
         result["shapes"][name] = rows
-        print(f"{name}\n{table(rows)}", flush=True)
-    if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        tables += [name, table(rows)]
+    report.finish(args, "\n\n".join(tables), result)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 from tests.e2e import models
 from tests.e2e.node import Node
 
-from benches import environment, quiet, report
+from benches import quiet, report
 from benches.connectors import ENGINE_ENVIRONMENT
 from benches.report import progress
 
@@ -123,11 +123,9 @@ def main() -> None:
     parser.add_argument("--input-tokens", type=int, default=1600)
     parser.add_argument("--prompts", type=int, default=300, help="answers to compare")
     parser.add_argument("--seed", type=int, default=1)
-    report.add_options(parser)
-    args = parser.parse_args()
+    args = report.begin(parser, engines=ENGINE_ENVIRONMENT)
     found = run(args)
-    described = environment.describe() | {"engines": ENGINE_ENVIRONMENT}
-    report.finish(args, table(found), {"environment": described} | found)
+    report.finish(args, table(found), found)
 
 
 if __name__ == "__main__":

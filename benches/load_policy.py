@@ -30,7 +30,7 @@ from tests.e2e.node import Node
 from tests.network import Way
 from tests.servers import Server
 
-from benches import environment, load_policy_plot, quiet, report
+from benches import load_policy_plot, quiet, report
 from benches.connectors import ENGINE_ENVIRONMENT
 from benches.report import progress
 
@@ -309,8 +309,7 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.005, help="each way, of the queue")
     parser.add_argument("--mbit", type=float, default=500, help="of the queue")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="of the sweep, as SVG")
-    report.add_options(parser)
-    args = parser.parse_args()
+    args = report.begin(parser, engines=ENGINE_ENVIRONMENT)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = models.llama(folder / "model", hidden=512, layers=8, heads=8, kv_heads=4)
@@ -322,8 +321,7 @@ def main() -> None:
             shown = sweep_table(found)
             if args.plot is not None:
                 args.plot.write_text(load_policy_plot.draw(found["rows"]), encoding="utf-8")
-    described = environment.describe() | {"engines": ENGINE_ENVIRONMENT}
-    report.finish(args, shown, {"environment": described} | found)
+    report.finish(args, shown, found)
 
 
 if __name__ == "__main__":

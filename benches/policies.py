@@ -6,12 +6,11 @@ One cache for the whole trace; a hit is a block found in a row from the first of
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
 
-from benches import environment
+from benches import report
 from penstock.sim import POLICIES, Trace
 
 TRACES = (
@@ -47,21 +46,27 @@ def measure(path: Path) -> dict[str, Any]:
         ratios["belady"] = trace.belady_hits(capacity) / trace.blocks
         found["capacities"][percent] = ratios
         found["lookups_per_second"][percent] = speeds
-        line = "  ".join(f"{name} {ratio:.4f}" for name, ratio in ratios.items())
-        print(f"{path.name} {percent:2}%  {line}  infinite {found['infinite']:.4f}", flush=True)
+        report.progress(f"{path.name}: {percent} %")
     return found
+
+
+def table(traces: dict[str, Any]) -> str:
+    """Hit ratios, a line a trace and capacity."""
+    lines = [
+        [name, f"{percent} %", *(f"{ratio:.4f}" for ratio in [*ratios.values(), found["infinite"]])]
+        for name, found in traces.items()
+        for percent, ratios in found["capacities"].items()
+    ]
+    return report.table(["trace", "capacity", *POLICIES, "belady", "no bound"], lines)
 
 
 def main() -> None:
     """Measures and writes the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="benches.policies", description=__doc__)
     parser.add_argument("traces", type=Path, help="folder with the traces, as docs/benchmarks.md")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    args = parser.parse_args()
-    result: dict[str, Any] = {"environment": environment.describe()}
-    result["traces"] = {name: measure(args.traces / name) for name in TRACES}
-    if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    args = report.begin(parser)
+    traces = {name: measure(args.traces / name) for name in TRACES}
+    report.finish(args, table(traces), {"traces": traces})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How the benches say what they found: tables for people, JSON for machines, progress aside."""
+"""How a bench begins and ends: what it runs on, tables for people, JSON, progress aside."""
 
 from __future__ import annotations
 
@@ -10,13 +10,33 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock import environment
+
 MIB = 1 << 20
 GIB = 1 << 30
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that every bench has."""
+def begin(parser: argparse.ArgumentParser, **more: Any) -> argparse.Namespace:
+    """Reads the command line, with the options that every bench has, before anything is measured.
+
+    `environment` of what is returned is the head of the result: what this runs on, as it is now,
+    and `more`. A result to be kept has to be of a commit, or to say that it is not.
+    """
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON too")
+    parser.add_argument(
+        "--uncommitted",
+        action="store_true",
+        help="write it although the tree has changes that are not committed; the result names them",
+    )
+    args = parser.parse_args()
+    args.environment = environment.describe() | more
+    changed = args.environment["versions"]["uncommitted"]
+    if args.json is not None and changed != [] and not args.uncommitted:
+        what = "Penstock is not of a checkout" if changed is None else ", ".join(changed)
+        parser.error(
+            f"not committed: {what}. Nobody could measure this again: commit, or say --uncommitted"
+        )
+    return args
 
 
 def progress(text: str) -> None:
@@ -54,8 +74,10 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def finish(args: argparse.Namespace, tables: str, result: dict[str, Any]) -> None:
-    """Prints the tables; writes the result, with what it ran on, if asked to."""
+    """Prints the tables; writes the result, behind its head, if asked to."""
     print(tables)
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps({"environment": args.environment} | result, indent=1) + "\n"
+        )

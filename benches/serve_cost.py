@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benches import connectors, environment, quiet, report
+from benches import connectors, quiet, report
 from benches.connectors import ENGINE_ENVIRONMENT, Connector
 from benches.processes import Process
 from benches.report import progress
@@ -163,13 +163,9 @@ def main() -> None:
     parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
-    report.add_options(parser)
-    args = parser.parse_args()
-    result: dict[str, Any] = {
-        "environment": environment.describe() | {"engines": ENGINE_ENVIRONMENT}
-    }
-    result["rows"] = rows(run(args))
-    report.finish(args, table(result["rows"]), result)
+    args = report.begin(parser, engines=ENGINE_ENVIRONMENT)
+    found = rows(run(args))
+    report.finish(args, table(found), {"rows": found})
 
 
 if __name__ == "__main__":

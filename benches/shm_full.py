@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benches import environment, report
+from benches import report
 from benches.pool_clients import TIMEOUT, penstock_key
 from benches.report import MIB, progress, size_name
 from penstock._native import Store
@@ -108,8 +108,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=report.parse_sizes, default="64KiB,256KiB,1MiB,2MiB")
     parser.add_argument("--pool-mib", type=int, default=1024)
     parser.add_argument("--passes", type=int, default=9)
-    report.add_options(parser)
-    args = parser.parse_args()
+    args = report.begin(parser)
     rows = []
     for size in args.sizes:
         progress(f"{size_name(size)}: {args.passes} passes")
@@ -118,8 +117,7 @@ def main() -> None:
             rows.append(measure(Pool(name, args.pool_mib * MIB, size), size, args.passes))
         finally:
             Path(f"/dev/shm/penstock-{name}").unlink(missing_ok=True)
-    result = {"environment": environment.describe(), "pool_mib": args.pool_mib, "rows": rows}
-    report.finish(args, table(rows), result)
+    report.finish(args, table(rows), {"pool_mib": args.pool_mib, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 //! What encryption costs: one thread that seals and opens payloads where they lie, beside the
 //! checksum that values have without it.
 //!
-//! `encryption_throughput [--sizes 4096,65536,262144,1048576,4194304] [--passes 15]`: for each size
-//! the medians of the passes in GiB/s. What is opened is compared with what was sealed.
+//! `encryption_throughput [--sizes 4096,65536,262144,1048576,4194304] [--passes 15] [--json]`: for
+//! each size the medians of the passes in GiB/s, with `--json` as an object a line. What is opened
+//! is compared with what was sealed.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -14,10 +15,21 @@ use penstock_store::{Key, Keyring, Namespace};
 /// Bytes that each pass works through.
 const PASS_BYTES: usize = 128 << 20;
 
-fn options() -> Option<(Vec<usize>, usize)> {
+struct Plan {
+    sizes: Vec<usize>,
+    passes: usize,
+    as_json: bool,
+}
+
+fn plan() -> Option<Plan> {
     let (mut sizes, mut passes) = (vec![4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20], 15);
+    let mut as_json = false;
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
+        if argument == "--json" {
+            as_json = true;
+            continue;
+        }
         let value = arguments.next()?;
         match argument.as_str() {
             "--sizes" => {
@@ -28,20 +40,33 @@ fn options() -> Option<(Vec<usize>, usize)> {
             _ => return None,
         }
     }
-    (passes > 0 && sizes.iter().all(|size| (1..=PASS_BYTES).contains(size)))
-        .then_some((sizes, passes))
+    let makes_sense = passes > 0 && sizes.iter().all(|size| (1..=PASS_BYTES).contains(size));
+    makes_sense.then_some(Plan {
+        sizes,
+        passes,
+        as_json,
+    })
 }
 
 fn main() -> ExitCode {
-    let Some((sizes, passes)) = options() else {
-        eprintln!("encryption_throughput [--sizes BYTES,...] [--passes N]");
+    let Some(Plan {
+        sizes,
+        passes,
+        as_json,
+    }) = plan()
+    else {
+        eprintln!("encryption_throughput [--sizes BYTES,...] [--passes N] [--json]");
         return ExitCode::FAILURE;
     };
     let keys = Keyring::parse("bench:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=")
         .expect("a key of 32 bytes");
     let span = Span::new(0..1, 0..1).expect("not empty");
     let key = Key::new(Namespace(*b"encryption_bench"), b"chunk", span).expect("short enough");
-    println!("bytes        checksum  seal  open  seal+open (GiB/s, medians of {passes} passes)");
+    if !as_json {
+        println!(
+            "bytes        checksum  seal  open  seal+open (GiB/s, medians of {passes} passes)"
+        );
+    }
     for size in sizes {
         let plain: Vec<u8> = (0..size).map(|i| ((i * 31) >> 3) as u8).collect();
         let mut payload = plain.clone();
@@ -74,7 +99,14 @@ fn main() -> ExitCode {
             (rounds * size) as f64 / times[passes / 2].as_secs_f64() / f64::from(1 << 30)
         });
         let [checksum, seal, open, both] = rates;
-        println!("{size:<12} {checksum:8.2} {seal:5.2} {open:5.2} {both:10.2}");
+        if as_json {
+            println!(
+                "{{\"bytes\": {size}, \"checksum\": {checksum:.4}, \"seal\": {seal:.4}, \
+                 \"open\": {open:.4}, \"both\": {both:.4}}}"
+            );
+        } else {
+            println!("{size:<12} {checksum:8.2} {seal:5.2} {open:5.2} {both:10.2}");
+        }
     }
     ExitCode::SUCCESS
 }

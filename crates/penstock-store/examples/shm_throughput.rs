@@ -1,9 +1,10 @@
 //! Throughput of a pool in shared memory against memcpy of the same bytes in the same pass.
 //!
-//! `shm_throughput shm://NAME?size=200MiB [--sizes 65536,1048576] [--total 67108864] [--passes 15]`:
-//! for each value size, the medians of the passes in GiB/s of one thread, and of a look-up of 1,000
-//! keys. Memory that no process has touched before is slower, so all passes but the first few should
-//! find the pool filled once: choose it small. What is got is compared with what was put. The keys are removed at the end.
+//! `shm_throughput shm://NAME?size=200MiB [--sizes 65536,1048576] [--total 67108864] [--passes 15]
+//! [--json]`: for each value size, the medians of the passes in GiB/s of one thread, and of a
+//! look-up of 1,000 keys; with `--json` as an object a line. Memory that no process has touched
+//! before is slower, so all passes but the first few should find the pool filled once: choose it
+//! small. What is got is compared with what was put. The keys are removed at the end.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::process::ExitCode;
@@ -19,10 +20,12 @@ struct Plan {
     sizes: Vec<usize>,
     total: usize,
     passes: usize,
+    as_json: bool,
 }
 
 fn plan() -> Option<Plan> {
     let mut plan = Plan {
+        as_json: false,
         url: String::new(),
         sizes: vec![64 << 10, 256 << 10, 1 << 20, 4 << 20],
         total: 64 << 20,
@@ -41,6 +44,7 @@ fn plan() -> Option<Plan> {
             "--sizes" => plan.sizes = numbers()?,
             "--total" => plan.total = numbers()?[0],
             "--passes" => plan.passes = numbers()?[0],
+            "--json" => plan.as_json = true,
             url if url.contains("://") => plan.url = argument,
             _ => return None,
         }
@@ -67,6 +71,17 @@ fn timed(work: impl FnOnce()) -> f64 {
 fn median(seconds: &mut [f64]) -> f64 {
     seconds.sort_by(f64::total_cmp);
     seconds[seconds.len() / 2]
+}
+
+/// How many times as fast the second is, pass by pass.
+fn ratio(of: &[f64], to: &[f64]) -> f64 {
+    median(
+        &mut of
+            .iter()
+            .zip(to)
+            .map(|(of, to)| of / to)
+            .collect::<Vec<_>>(),
+    )
 }
 
 /// Seconds of each pass: memcpy, puts and gets of so many bytes, taking turns.
@@ -129,7 +144,7 @@ fn look_up(store: &dyn Store, passes: usize) -> f64 {
 
 fn main() -> ExitCode {
     let Some(plan) = plan() else {
-        eprintln!("shm_throughput URL [--sizes N,...] [--total BYTES] [--passes N]");
+        eprintln!("shm_throughput URL [--sizes N,...] [--total BYTES] [--passes N] [--json]");
         return ExitCode::FAILURE;
     };
     let store = open(&plan.url, &OpenOptions::default()).expect("a pool");
@@ -142,19 +157,34 @@ fn main() -> ExitCode {
             (state >> 56) as u8
         })
         .collect();
-    println!("    bytes  memcpy     put     get  GiB/s   put/memcpy  get/memcpy");
+    if !plan.as_json {
+        println!("    bytes  memcpy     put     get  GiB/s   put/memcpy  get/memcpy");
+    }
     for &size in &plan.sizes {
         let source = &source[..plan.total / size * size];
         let gib = source.len() as f64 / f64::from(1 << 30);
-        let rates = measure(&*store, size, &plan, source).map(|mut s| gib / median(&mut s));
-        let [copied, put, got] = rates;
-        println!(
-            "{size:>9}  {copied:6.2}  {put:6.2}  {got:6.2}          {:10.2}  {:10.2}",
-            put / copied,
-            got / copied
-        );
+        let seconds = measure(&*store, size, &plan, source);
+        let [put_to_memcpy, get_to_memcpy] = [1, 2].map(|way| ratio(&seconds[0], &seconds[way]));
+        let [copied, put, got] = seconds.map(|mut seconds| gib / median(&mut seconds));
+        if plan.as_json {
+            println!(
+                "{{\"bytes\": {size}, \"memcpy\": {copied:.4}, \"put\": {put:.4}, \
+                 \"get\": {got:.4}, \"put_to_memcpy\": {put_to_memcpy:.4}, \
+                 \"get_to_memcpy\": {get_to_memcpy:.4}}}"
+            );
+        } else {
+            println!(
+                "{size:>9}  {copied:6.2}  {put:6.2}  {got:6.2}          \
+                 {put_to_memcpy:10.2}  {get_to_memcpy:10.2}"
+            );
+        }
     }
     let seconds = look_up(&*store, plan.passes);
-    println!("look-up of {LOOKED_UP} keys: {:.3} ms", seconds * 1e3);
+    let milliseconds = seconds * 1e3;
+    if plan.as_json {
+        println!("{{\"keys\": {LOOKED_UP}, \"lookup_ms\": {milliseconds:.4}}}");
+    } else {
+        println!("look-up of {LOOKED_UP} keys: {milliseconds:.3} ms");
+    }
     ExitCode::SUCCESS
 }

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from penstock import Pool
+from penstock import Pool, environment
 from penstock._native import Store
 from penstock.cli import bench_copy, bench_gil, bench_lookup, words
 from penstock.errors import PenstockError
@@ -129,6 +129,8 @@ def _sizes(text: str) -> list[int]:
 
 def run(args: argparse.Namespace) -> int:
     """Measures what the target says."""
+    # First of all, as it holds the load that the machine has now.
+    args.environment = environment.describe() if args.json else None
     other = _OTHERS.get(args.target)
     return _run_pool(args) if other is None else int(other.run(args))
 
@@ -164,7 +166,7 @@ def _run_pool(args: argparse.Namespace) -> int:
             "total": args.total,
             "rows": [asdict(row) for row in rows],
         }
-        words.print_json(document)
+        words.print_measurement(args, document)
     else:
         _show(store.url, rows, args)
     return 0

@@ -100,13 +100,14 @@ def run(args: argparse.Namespace) -> int:
     shape = Shape(args.layers, args.heads, args.block_size, content, blocks)
     memcpy, rows = measure(shape, args.passes)
     if args.json:
-        words.print_json(
+        words.print_measurement(
+            args,
             {
                 "shape": asdict(shape) | {"block_bytes": shape.block_bytes},
                 "passes": args.passes,
                 "memcpy_gb_s": memcpy,
                 "rows": [asdict(row) for row in rows],
-            }
+            },
         )
     else:
         _show(shape, memcpy, rows)

@@ -91,7 +91,8 @@ def run(args: argparse.Namespace) -> int:
     finally:
         os.sched_setaffinity(0, cores)
     if args.json:
-        words.print_json({"url": mover.url, "passes": args.passes, **asdict(report)})
+        found = {"url": mover.url, "passes": args.passes, **asdict(report)}
+        words.print_measurement(args, found)
     else:
         _show(mover.url, report, args.passes)
     return 0

@@ -77,9 +77,8 @@ def run(args: argparse.Namespace) -> int:
         for batch in _batches(keys):
             store.remove(batch, timeout=args.timeout)
     if args.json:
-        words.print_json(
-            {"url": store.url, "passes": args.passes, "rows": [asdict(row) for row in rows]}
-        )
+        found = {"url": store.url, "passes": args.passes, "rows": [asdict(row) for row in rows]}
+        words.print_measurement(args, found)
     else:
         _show(store.url, rows, args.passes)
     return 0

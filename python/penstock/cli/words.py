@@ -28,6 +28,11 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2))
 
 
+def print_measurement(args: argparse.Namespace, found: Mapping[str, Any]) -> None:
+    """Writes what a bench found for programs, behind the head that was taken when it began."""
+    print_json({"environment": args.environment} | dict(found))
+
+
 def size(nbytes: float) -> str:
     """Bytes in words.
 

@@ -1,0 +1,69 @@
+"""What the measuring examples of the Rust crates find, behind the head that every result has.
+
+Builds an example of `penstock-store` in release mode and runs it: `encryption_throughput`, what
+sealing and opening values takes, or `shm_throughput`, a pool of its own in shared memory against
+memcpy. Words behind `--` go to the example, as ``--passes 15``. Run it as
+``python -m benches.rust_examples encryption_throughput``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from benches import report
+
+EXAMPLES = ("encryption_throughput", "shm_throughput")
+POOL = f"bench-{os.getpid()}"
+POOL_SIZE = "200MiB"
+ROOT = Path(__file__).parents[1]
+
+
+def run(example: str, words: list[str]) -> list[dict[str, Any]]:
+    """Its lines: one for each size of values, and one more for look-ups."""
+    cargo = ["cargo", "run", "--quiet", "--release", "--locked", "-p", "penstock-store"]
+    said = subprocess.run(
+        [*cargo, "--example", example, "--", *words, "--json"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return [json.loads(line) for line in said.stdout.splitlines()]
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """A line a size, and one below for what else was measured."""
+    of_sizes = [line for line in lines if "bytes" in line]
+    rest = [
+        f"{name}: {value}" for line in lines if "bytes" not in line for name, value in line.items()
+    ]
+    heads = ["values", *(name for name in of_sizes[0] if name != "bytes")]
+    cells = [
+        [report.size_name(line["bytes"]), *(f"{line[name]:.2f}" for name in heads[1:])]
+        for line in of_sizes
+    ]
+    return "\n\n".join([report.table(heads, cells), *rest])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benches.rust_examples", description=__doc__)
+    parser.add_argument("example", choices=EXAMPLES)
+    parser.add_argument("words", nargs="*", help="for the example, behind --")
+    args = report.begin(parser)
+    rustc = subprocess.run(["rustc", "--version"], capture_output=True, text=True, check=True)
+    args.environment["versions"]["rustc"] = rustc.stdout.split()[1]
+    pool = [f"shm://{POOL}?size={POOL_SIZE}"] if args.example == "shm_throughput" else []
+    try:
+        rows = run(args.example, [*pool, *args.words])
+    finally:
+        Path(f"/dev/shm/penstock-{POOL}").unlink(missing_ok=True)
+    report.finish(args, table(rows), {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()

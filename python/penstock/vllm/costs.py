@@ -295,8 +295,8 @@ def patience(choice: Choice, first: float | None, deviation: float) -> float | N
     giving it up loses what it saves, waiting in vain a fraction of that, once, as the pool is in
     doubt then.
 
-    >>> round(patience(Choice(100, 0.5, 2.0), 0.125, 0.01), 3)
-    0.313
+    >>> round(patience(Choice(100, 0.5, 2.0), 0.125, 0.01), 4)
+    0.3125
     >>> round(patience(Choice(100, 1.9, 2.0), 0.125, 0.01), 3)
     0.225
     """

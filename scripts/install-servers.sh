@@ -140,6 +140,6 @@ for server in redis-server valkey-server; do
 done
 if [ -n "$missing" ]; then
     say "could not be installed:$missing (apt's reasons are above)." \
-        "What needs it is skipped, or fails where CI=true."
+        "What needs it is skipped, and says so; without either server it fails."
     exit 3
 fi

@@ -22,7 +22,6 @@ def test_every_network_in_one_life(
     for prompt in PROMPTS:
         plain.ask(prompt)
     expected = [plain.ask(prompt) for prompt in PROMPTS]
-    whole = [BLOCKS * BLOCK] * len(PROMPTS)
     with (
         Server("redis", tmp_path) as server,
         Way(server.port) as way,
@@ -35,10 +34,17 @@ def test_every_network_in_one_life(
             way.be(**far)
             wait_for_hits(node, expected)
 
-        # 16 MiB a prompt take three seconds at 50 Mbit/s: some of it comes in time, or nothing.
-        way.be(delay=0.005, mbit=50)
-        answers = ask_all(node, expected)
-        assert all(0 <= answer.cached <= whole[0] for answer in answers)
+        # The 16 MiB of a prompt take longer than a load may, 10 Mbit/s a connection: what comes in
+        # time is used, the rest is given up and computed.
+        before = node.counters()
+        way.be(delay=0.005, mbit=10)
+        ask_all(node, expected)
+        slow = node.counters()
+        loaded = slow["loaded_tokens"] - before["loaded_tokens"]
+        failed = slow["load_failed_blocks"] - before.get("load_failed_blocks", 0)
+        assert loaded > 0
+        assert failed > 0
+        assert loaded + failed * BLOCK <= BLOCKS * BLOCK * len(PROMPTS)
         way.be()
         wait_for_hits(node, expected)
 

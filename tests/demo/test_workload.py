@@ -39,7 +39,7 @@ def test_conversations_are_the_same_every_time_and_change_nodes_with_every_turn(
 def test_documents_are_long_and_differ_from_their_beginning() -> None:
     openings = [step.tokens for step in workload.documents(8).steps if step.turn == 0]
     assert all(1_500 < len(opening) < 2_500 for opening in openings)
-    assert len({opening[:128] for opening in openings}) == len(openings)
+    assert len({opening[:128] for opening in openings}) == len(openings) == 8
 
 
 @pytest.mark.parametrize("count", [0, 1000])

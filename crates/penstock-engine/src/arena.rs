@@ -489,7 +489,7 @@ mod tests {
     fn a_populated_arena_has_its_pages_before_they_are_used() {
         let page = MmapMut::map_anon(PAGE).unwrap();
         if page.advise(memmap2::Advice::PopulateWrite).is_err() {
-            println!("skipped: this kernel populates no pages");
+            eprintln!("skipped: an arena's pages, which this kernel does not populate");
             return;
         }
         // Huge ones, at best.

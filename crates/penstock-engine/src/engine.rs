@@ -36,6 +36,56 @@ use crate::{
 ///
 /// Dropping the engine shuts it down and waits for its threads, as long as the store returns by
 /// its deadlines.
+///
+/// Block 0 is stored, and loaded into block 1:
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::time::{Duration, Instant};
+///
+/// use penstock_engine::{
+///     Completion, Device, Engine, EngineConfig, Event, Object, Outcome, Region,
+/// };
+/// use penstock_layout::{Descriptor, KvLayout, Span};
+/// use penstock_store::{Key, MemoryStore, Namespace};
+///
+/// const BLOCK: usize = 2 * 16 * 256;
+/// let share = Span::new(0..2, 0..1)?;
+/// let mut memory = vec![0_u8; 2 * BLOCK];
+/// memory[..BLOCK].fill(7);
+///
+/// let engine = Engine::new(Arc::new(MemoryStore::new(1 << 20)), EngineConfig::new(BLOCK, 4))?;
+/// let descriptor = Descriptor::packed(KvLayout::BLHNC, share, 2, 16, 256)?;
+/// // SAFETY: the memory outlives the engine, and is not touched while a job runs.
+/// let region = unsafe { Region::new(memory.as_mut_ptr().expose_provenance(), 2 * BLOCK as u64) };
+/// engine.register(0, Device::Host, descriptor, vec![region])?;
+///
+/// let last_event = || {
+///     let mut completions: Vec<Completion> = Vec::new();
+///     while completions.last().is_none_or(|last| !last.event.is_last()) {
+///         engine.wait(Duration::from_secs(1));
+///         engine.poll(&mut completions);
+///     }
+///     completions.pop().unwrap().event
+/// };
+/// let object = |block| Object {
+///     group: 0,
+///     key: Key::new(Namespace([1; 16]), b"which tokens", share).unwrap(),
+///     parent: None,
+///     blocks: vec![block],
+///     context: Arc::default(),
+/// };
+/// engine.submit_store(1, vec![object(0)], 0)?;
+/// assert_eq!(last_event(), Event::Stored { objects: vec![Outcome::Stored(BLOCK as u64)] });
+///
+/// let soon = Instant::now() + Duration::from_secs(10);
+/// engine.submit_load(2, vec![object(1)], soon, true, 0)?;
+/// // The arena still had it: the host tier.
+/// assert_eq!(last_event(), Event::Loaded { objects: vec![Outcome::Kept(BLOCK as u64)] });
+/// drop(engine);
+/// assert!(memory[BLOCK..].iter().all(|&byte| byte == 7));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Engine {
     floor: Arc<Floor>,
     table: Table,

@@ -3,6 +3,22 @@
 /// Chooses which entry a bounded holder gives up next.
 ///
 /// A key is held at most once. Every method runs in constant time, amortised over the calls.
+///
+/// The owner has the bound. Of a prompt the end goes first, since it is of no use without the rest:
+///
+/// ```
+/// use penstock_evict::{Lru, Policy};
+///
+/// let mut policy: Lru<&str> = Lru::new();
+/// policy.use_chain(None, &[("start", 100), ("middle", 100), ("end", 100)]);
+/// policy.insert("another", 50);
+/// let mut victims = Vec::new();
+/// while policy.weight() > 200 {
+///     victims.extend(policy.evict());
+/// }
+/// assert_eq!(victims, [("end", 100), ("middle", 100)]);
+/// assert!(policy.contains(&"start") && policy.contains(&"another"));
+/// ```
 pub trait Policy<K>: Send {
     /// Takes in an entry, most recently used. If the key is already held, this is a touch that
     /// also changes its weight; the previous weight is returned.

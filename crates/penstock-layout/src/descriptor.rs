@@ -211,6 +211,28 @@ impl Contiguity {
 ///
 /// Once built, every address it gives lies inside its region, and no two elements share a
 /// byte.
+///
+/// Two layers of one head, blocks of 16 tokens with 256 bytes each. In a tensor for each layer a
+/// block is a run in each of them; where all layers of a block lie side by side it is one run:
+///
+/// ```
+/// use penstock_layout::{Descriptor, KvLayout, Segment, Span};
+///
+/// let share = Span::new(0..2, 0..1)?;
+/// let runs = |layout| {
+///     let descriptor = Descriptor::packed(layout, share, 100, 16, 256).unwrap();
+///     let mut runs = Vec::new();
+///     descriptor.segments(3, &share, &mut runs).unwrap();
+///     runs
+/// };
+/// let run = |offset, len| Segment { region: 0, offset, len };
+/// assert_eq!(
+///     runs(KvLayout::LBHNC),
+///     [run(3 * 4096, 4096), run((100 + 3) * 4096, 4096)]
+/// );
+/// assert_eq!(runs(KvLayout::BLHNC), [run(3 * 8192, 8192)]);
+/// # Ok::<(), penstock_layout::EmptySpan>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Descriptor {
     placement: Placement,

@@ -264,6 +264,19 @@ impl<'a> Replay<'a> {
 }
 
 /// Blocks found in a row from the first by one cache of `capacity` blocks under a whole trace.
+///
+/// ```
+/// use std::path::Path;
+///
+/// use penstock_sim::{PolicyKind, ReadOptions, hits, parse};
+///
+/// let lines = r#"{"timestamp": 0, "hash_ids": [1, 2], "input_length": 1024, "output_length": 9}
+/// {"timestamp": 5, "hash_ids": [1, 2, 3], "input_length": 1536, "output_length": 9}"#;
+/// let read = parse(lines.as_bytes(), Path::new("two turns"), &ReadOptions::default())?;
+/// assert_eq!(hits(&read.trace, PolicyKind::Lru, 10), 2);
+/// assert_eq!(hits(&read.trace, PolicyKind::Lru, 1), 1);
+/// # Ok::<(), penstock_sim::Error>(())
+/// ```
 pub fn hits(trace: &Trace, policy: PolicyKind, capacity: u64) -> u64 {
     let mut cache = Cache::new(policy, capacity);
     let mut hits = 0;

@@ -125,27 +125,43 @@ fn changed_values() {
         });
 }
 
-/// Any text in place of a key: what is read is written the same.
+/// Any text in place of a key, or a key with some bytes changed: what is read is written the same.
 #[test]
 fn keys() {
-    check!().for_each(|bytes: &[u8]| {
-        if let Ok(text) = std::str::from_utf8(bytes)
-            && let Ok(key) = Key::parse(text)
-        {
-            assert_eq!(Key::parse(&key.to_string()), Ok(key));
-        }
-    });
+    let seeds = corpus("keys");
+    let read = |bytes: &[u8]| {
+        let key = Key::parse(std::str::from_utf8(bytes).ok()?).ok()?;
+        assert_eq!(Key::parse(&key.to_string()), Ok(key));
+        Some(key)
+    };
+    assert!(seeds.iter().all(|seed| read(seed).is_some()));
+    check!()
+        .with_type::<(Change, Vec<u8>)>()
+        .for_each(|(change, bytes)| {
+            read(&changed(&seeds, change));
+            read(bytes);
+        });
 }
 
-/// Any name of a file in a pool's directory, and any record of its use.
+/// Any name of a file in a pool's directory, or one with some bytes changed, and any record of its
+/// use.
 #[test]
 fn directories() {
-    check!().for_each(|bytes: &[u8]| {
-        let name = OsStr::from_bytes(bytes);
-        let key = file::fuzz::key_of(Namespace([3; 16]), name);
-        assert!(key.is_none_or(|key| key.namespace == Namespace([3; 16])));
-        file::fuzz::record(bytes);
-    });
+    let seeds = corpus("directories");
+    let ours = Namespace([3; 16]);
+    let read = |bytes: &[u8]| {
+        let key = file::fuzz::key_of(ours, OsStr::from_bytes(bytes));
+        assert!(key.is_none_or(|key| key.namespace == ours));
+        key
+    };
+    assert!(seeds.iter().all(|seed| read(seed).is_some()));
+    check!()
+        .with_type::<(Change, Vec<u8>)>()
+        .for_each(|(change, bytes)| {
+            read(&changed(&seeds, change));
+            read(bytes);
+            file::fuzz::record(bytes);
+        });
 }
 
 /// Any text in place of a server's URL: no panic, and what can be opened is written as it can be opened.

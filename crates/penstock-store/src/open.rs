@@ -43,6 +43,28 @@ impl Default for OpenOptions {
 /// Opening checks what the URL says and, for a directory or shared memory, that it can be used; it
 /// does not wait for a server, which may come up later. Fails with [`ErrorKind::Config`] on
 /// anything wrong in the URL. No error repeats the URL, which may hold a password.
+///
+/// ```
+/// use std::io::{IoSlice, IoSliceMut};
+/// use std::time::{Duration, Instant};
+///
+/// use penstock_layout::Span;
+/// use penstock_store::{GetOutcome, Key, Namespace, OpenOptions, PutOutcome, open};
+///
+/// let store = open("memory://?size=64MiB", &OpenOptions::default())?;
+/// let key = Key::new(Namespace(*b"who may share it"), b"which tokens", Span::new(0..32, 0..8)?)?;
+/// let soon = || Instant::now() + Duration::from_secs(1);
+///
+/// let value = [IoSlice::new(b"header"), IoSlice::new(b"payload")];
+/// assert_eq!(store.put(&key, &value, soon())?, PutOutcome::Stored);
+/// assert_eq!(store.contains(&[key], soon())?, [true]);
+///
+/// let (mut header, mut payload) = ([0; 6], [0; 100]);
+/// let mut into = [IoSliceMut::new(&mut header), IoSliceMut::new(&mut payload)];
+/// assert_eq!(store.get(&key, &mut into, soon())?, GetOutcome::Hit(13));
+/// assert_eq!((&header, &payload[..7]), (b"header", &b"payload"[..]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     let urls: Vec<&str> = url.split_ascii_whitespace().collect();
     let [_, _, ..] = urls[..] else {

@@ -84,12 +84,30 @@ fn in_a_process_of_its_own() {
             assert_eq!((count("fd"), count("task")), before);
             assert_eq!(fs::read_dir(root.join("tmp")).unwrap().count(), 0);
         }
+        "fill a small disk" => {
+            let disk = SmallDisk::mount("4m").expect("may be mounted in a namespace of its own");
+            fill(&disk);
+        }
+        "write what is too long for a file" => {
+            let pool = root.join("pool");
+            let store = open(&pool, CAPACITY);
+            for n in 0..4 {
+                let stored = put_sealed(&*store, n, 100_000).unwrap();
+                assert_eq!(stored, PutOutcome::Stored);
+                refuses(&*store, &pool, 10 + n, 200_000);
+            }
+            assert!((0..4).all(|n| assert_whole(&*store, &key(SHARED, n))));
+        }
         other => panic!("no such role: {other}"),
     }
 }
 
 fn start(role: &str, root: &Path) -> Process {
-    Process::start(&[(ROLE, role.as_ref()), (ROOT, root.as_ref())])
+    start_under(&[], role, root)
+}
+
+fn start_under(starter: &[&str], role: &str, root: &Path) -> Process {
+    Process::start_under(starter, &[(ROLE, role.as_ref()), (ROOT, root.as_ref())])
 }
 
 /// Bytes of all files that hold values or will, as long as they are now.
@@ -412,10 +430,11 @@ fn a_directory_that_is_emptied_underneath_is_missed_not_mourned() {
     assert_eq!(store.remove(&[key(SHARED, 0)], soon()).unwrap(), 0);
 }
 
-/// A small file system in memory, if this process may mount one.
+/// A small file system in memory.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
+    /// Nothing if this process may not mount.
     fn mount(size: &str) -> Option<Self> {
         let at = tempfile::tempdir().unwrap();
         let mounted = Command::new("mount")
@@ -438,24 +457,30 @@ impl Drop for SmallDisk {
     }
 }
 
-#[test]
-fn a_full_disk_refuses_puts_and_serves_gets() {
-    let Some(disk) = SmallDisk::mount("4m") else {
-        eprintln!("skipped: mounting a small file system is not permitted here");
-        return;
-    };
-    let store = open(&disk.0.path().join("pool"), 64 << 20);
-    let refused = (0..64).find_map(|n| put_sealed(&*store, n, 200_000).err().map(|e| (n, e)));
-    let (stored, error) = refused.expect("the disk never filled");
+/// A put that the operating system refuses in the middle, which leaves nothing behind.
+fn refuses(store: &dyn Store, pool: &Path, n: u64, len: usize) {
+    let error = put_sealed(store, n, len).expect_err("there is no room for it");
     assert_eq!(error.kind(), ErrorKind::Full, "{error}");
-    assert!(stored > 10);
-    assert!((0..stored).all(|n| assert_whole(&*store, &key(SHARED, n))));
-    assert!(!assert_whole(&*store, &key(SHARED, stored)));
+    assert!(!assert_whole(store, &key(SHARED, n)));
     assert_eq!(
-        used_bytes(&*store),
-        charged(&*store),
+        used_bytes(store),
+        charged(store),
         "a refused put keeps no room"
     );
+    let making = fs::read_dir(pool.join("tmp")).unwrap();
+    assert_eq!(making.count(), 1, "the store's own lock alone");
+}
+
+/// Puts until the disk is full, long before the pool is.
+fn fill(disk: &SmallDisk) {
+    let pool = disk.0.path().join("pool");
+    let store = open(&pool, 64 << 20);
+    let stored = (0..64)
+        .find(|&n| put_sealed(&*store, n, 200_000).is_err())
+        .expect("the disk never filled");
+    assert!(stored > 10);
+    refuses(&*store, &pool, stored, 200_000);
+    assert!((0..stored).all(|n| assert_whole(&*store, &key(SHARED, n))));
     store
         .remove(&[key(SHARED, 0), key(SHARED, 1)], soon())
         .unwrap();
@@ -463,4 +488,35 @@ fn a_full_disk_refuses_puts_and_serves_gets() {
         put_sealed(&*store, stored, 200_000).unwrap(),
         PutOutcome::Stored
     );
+}
+
+/// Runs a program with a root and file systems of its own, which many systems let anybody have.
+const IN_A_NAMESPACE: [&str; 5] = ["unshare", "--user", "--map-root-user", "--mount", "--"];
+
+/// Where neither this process nor one in a namespace may mount, this says that it was skipped. What
+/// is seen here is then seen in part by the next test, and by that of a full device (`file/mod.rs`).
+#[test]
+fn a_full_disk_refuses_puts_and_serves_gets() {
+    if let Some(disk) = SmallDisk::mount("4m") {
+        return fill(&disk);
+    }
+    let [unshare, options @ ..] = IN_A_NAMESPACE;
+    let allowed = Command::new(unshare).args(options).arg("true").output();
+    if !allowed.is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: a full disk, as mounting is not permitted here, nor are namespaces");
+        return;
+    }
+    let root = tempfile::tempdir().unwrap();
+    assert!(start_under(&IN_A_NAMESPACE, "fill a small disk", root.path()).succeeds());
+}
+
+/// A process has a limit to the size of its files, some way into which a write is cut short and the
+/// next is refused, as when a disk fills up.
+#[test]
+fn a_write_that_is_refused_half_way_leaves_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    // In units of 512 bytes; a signal that is ignored stays so, and the write returns an error.
+    let limited = r#"trap "" XFSZ; ulimit -f 300; exec "$0" "$@""#;
+    let role = "write what is too long for a file";
+    assert!(start_under(&["sh", "-c", limited], role, root.path()).succeeds());
 }

@@ -404,3 +404,22 @@ fn read_all(mut file: &File, into: &mut [IoSliceMut<'_>], bytes: u64) -> io::Res
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Linux has a device on which no write ever finds room.
+    #[test]
+    fn a_device_without_room_is_a_full_pool() {
+        let path = Path::new("/dev/full");
+        let device = File::options().write(true).open(path).unwrap();
+        let value = [IoSlice::new(b"header"), IoSlice::new(b"payload")];
+        let error = write_all(&device, &value).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert_eq!(
+            failure::of(error, "write a value", path).kind(),
+            ErrorKind::Full
+        );
+    }
+}

@@ -39,7 +39,7 @@ stage() {
 
 # Rust tests that had to be skipped pass: what they say of it is at the end of all that is written.
 rust_tests() {
-    local written=${CARGO_TARGET_DIR:-target}/nextest/default/junit.xml status=0
+    local written=target/nextest/default/junit.xml status=0
     rm -f "$written"
     stage 'Rust tests' 900 cargo nextest run --workspace --locked --no-fail-fast || status=$?
     local said

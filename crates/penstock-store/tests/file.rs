@@ -444,7 +444,7 @@ impl SmallDisk {
             .status();
         mounted
             .is_ok_and(|status| status.success())
-            .then_some(Self(at))
+            .then(|| Self(at))
     }
 }
 

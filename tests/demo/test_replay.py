@@ -1,11 +1,26 @@
-"""What a prompt meets is worked out from what the nodes were sent before."""
+"""What a prompt meets is worked out from what the nodes were sent before; whom it is sent to, and
+when."""
 
 from __future__ import annotations
 
+import itertools
+import time
+from collections.abc import Sequence
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.demo.replay import BLOCK_TOKENS, Sightings, Situation
+from penstock.demo.engine import Answer, Counters, Engine
+from penstock.demo.replay import (
+    BLOCK_TOKENS,
+    REST_SECONDS,
+    Sightings,
+    Situation,
+    replay,
+    warm_up,
+)
+from penstock.demo.workload import documents
 
 DOCUMENT = tuple(n % 251 for n in range(20 * BLOCK_TOKENS + 5))
 
@@ -46,3 +61,65 @@ def test_the_last_token_of_a_prompt_is_always_computed() -> None:
     block = DOCUMENT[:BLOCK_TOKENS]
     seen.situation(block, 0)
     assert seen.situation(block, 0) is Situation.COLD
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Recorder(Engine):
+    """Notes what it is sent, and when; no server is there."""
+
+    def __init__(self, name: str, clock: Clock, log: list[tuple[str, float, tuple[int, ...]]]):
+        self.name = name
+        self._clock = clock
+        self._log = log
+
+    def complete(self, prompt: Sequence[int], max_tokens: int) -> Answer:
+        self._log.append((self.name, self._clock.now, tuple(prompt)))
+        return Answer((7,) * max_tokens, 0.0, 0.0, 0)
+
+    def counters(self) -> Counters:
+        return Counters()
+
+
+def test_each_prompt_goes_to_both_servers_in_turn_with_a_rest_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, log = Clock(), list[tuple[str, float, tuple[int, ...]]]()
+    monkeypatch.setattr(time, "sleep", clock.sleep)
+    nodes = [Recorder(name, clock, log) for name in ("A", "B")]
+    comparisons = replay(documents(4), nodes, Recorder("plain", clock, log), lambda: None)
+    assert len(comparisons) == 12
+    pairs = [log[i : i + 2] for i in range(0, len(log), 2)]
+    assert [pair[0][2] for pair in pairs] == [pair[1][2] for pair in pairs]
+    assert [each.exchange.prompt for each in comparisons] == [pair[0][2] for pair in pairs]
+    # No server is always the first of two, nor always the second, and so it is with each node.
+    for name in "AB":
+        own = [pair for pair in pairs if name in (pair[0][0], pair[1][0])]
+        assert sum(pair[0][0] == name for pair in own) == len(own) / 2
+        assert all("plain" in (pair[0][0], pair[1][0]) for pair in own)
+    moments = [0.0, *(moment for _, moment, _ in log)]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(moments)]
+    assert min(pauses) >= REST_SECONDS - 1e-6
+
+
+def test_no_measured_request_is_the_first_of_its_length() -> None:
+    clock, log = Clock(), list[tuple[str, float, tuple[int, ...]]]()
+    nodes = [Recorder(name, clock, log) for name in ("A", "B")]
+    warm_up(nodes, Recorder("plain", clock, log), 2_000)
+    assert {name for name, _, _ in log} == {"A", "B", "plain"}
+    assert all(len(prompt) == 2_000 for _, _, prompt in log)
+    # Each computes one that no other server has put into the pool, then loads another node's.
+    first, later = log[:3], log[3:]
+    assert len({prompt[:BLOCK_TOKENS] for _, _, prompt in first}) == 3
+    assert {name: prompt for name, _, prompt in later} == {
+        "A": first[1][2],
+        "B": first[0][2],
+    }

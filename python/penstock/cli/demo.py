@@ -24,8 +24,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "demo",
         help="show two vLLM servers share a pool, on this machine",
         description="Starts two vLLM servers on this machine's CPU over one pool, replays "
-        "conversations that change servers with every turn, then sends the same prompts to a "
-        "vLLM server without Penstock, and shows times and whether every output is the same. "
+        "conversations that change servers with every turn, sends each prompt in turn to a "
+        "vLLM server without Penstock too, and shows times and whether every output is the same. "
         "Exits with 1 if an output differs or if nothing was loaded.",
     )
     pool = parser.add_mutually_exclusive_group()

@@ -27,7 +27,7 @@ from penstock.demo.processes import (
     free_port,
     start_pool_server,
 )
-from penstock.demo.replay import BLOCK_TOKENS, compare, replay, warm_up
+from penstock.demo.replay import BLOCK_TOKENS, replay, warm_up
 from penstock.demo.workload import Workload
 from penstock.vllm.settings import POOL_VARIABLE
 
@@ -83,18 +83,17 @@ def _run(
         while (ready := sum(engine.is_ready() for engine in engines)) < len(engines):
             progress.update(bar, completed=ready)
             time.sleep(0.25)
-        warm_up(engines)
+        warm_up(nodes, reference, max(len(step.tokens) for step in workload.steps))
         progress.update(bar, completed=len(engines))
 
-        bar = progress.add_task("two servers over one pool", total=len(workload.steps))
+        bar = progress.add_task("each prompt with and without a pool", total=len(workload.steps))
         before = _sum_of(nodes)
-        exchanges = replay(workload, nodes, lambda: progress.advance(bar))
-        last = progress.add_task("the same prompts without Penstock", total=len(exchanges))
-        comparisons = compare(exchanges, reference, lambda: progress.advance(last))
+        comparisons = replay(workload, nodes, reference, lambda: progress.advance(bar))
 
     moved = _sum_of(nodes) - before
     hits = None
     if not any(step.follows for step in workload.steps):
+        exchanges = [each.exchange for each in comparisons]
         hits = Hits(found_hit_ratio(exchanges), expected_hit_ratio(exchanges))
     return summarise(
         workload.title, workload.cuts, shown_pool, _environment(model), comparisons, moved, hits

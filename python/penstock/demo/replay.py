@@ -1,4 +1,4 @@
-"""Sends a workload through two engines that share a pool, then each prompt to one without it."""
+"""Sends a workload through two engines that share a pool, and each prompt to one without it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from penstock.demo.workload import NODES, Workload
 BLOCK_TOKENS = 128
 """Tokens of a block of KV cache: what is stored, found and loaded as a whole."""
 
-_WARM_UP_TOKENS = 3 * BLOCK_TOKENS + 1
+REST_SECONDS = 1.1
+"""Between an answer and the next request. vLLM's processes ask their queues over and over for a
+second after a message: on few cores they would take time from the next server's request."""
 
 
 class Situation(Enum):
@@ -110,55 +112,58 @@ def _shared(names: Sequence[bytes], seen: set[bytes]) -> int:
     return next((n for n, digest in enumerate(names) if digest not in seen), len(names))
 
 
-def warm_up(engines: Sequence[Engine]) -> None:
-    """One prompt for every engine, so that none pays for its first request while it is measured."""
-    prompt = [BEGIN, *(token % VOCABULARY for token in range(1, _WARM_UP_TOKENS))]
-    for engine in engines:
+def warm_up(nodes: Sequence[Engine], reference: Engine, tokens: int) -> None:
+    """Has every engine compute a prompt of `tokens` tokens that only it has seen, and every node
+    then answer the others', so that no request that is measured pays for memory or for code that is
+    used for the first time."""
+    prompts = [
+        [BEGIN, *((number + token) % VOCABULARY for token in range(1, tokens))]
+        for number in range(len(nodes) + 1)
+    ]
+    for engine, prompt in zip([*nodes, reference], prompts, strict=True):
         engine.complete(prompt, max_tokens=2)
+    for number, node in enumerate(nodes):
+        for other, prompt in enumerate(prompts[: len(nodes)]):
+            if other != number:
+                node.complete(prompt, max_tokens=2)
 
 
 def replay(
-    workload: Workload, nodes: Sequence[Engine], progress: Callable[[], None]
-) -> list[Exchange]:
-    """Sends the steps one after the other, each to its node; calls `progress` after each."""
+    workload: Workload, nodes: Sequence[Engine], reference: Engine, progress: Callable[[], None]
+) -> list[Comparison]:
+    """Sends the steps one after the other, each to its node and to `reference`, in turn: whatever
+    the machine does to one of them, it does to the other. Calls `progress` after each step."""
     sightings = Sightings()
     histories: dict[int, tuple[int, ...]] = {}
     before = [node.counters() for node in nodes]
-    exchanges = []
-    for step in workload.steps:
+    comparisons = []
+    for number, step in enumerate(workload.steps):
         node = nodes[step.node]
         history = histories[step.conversation] if step.follows else ()
         prompt = (*history, *step.tokens)
         situation = sightings.situation(prompt, step.node)
-        time.sleep(step.pause)
-        answer = node.complete(prompt, step.answer_tokens)
+        time.sleep(max(0.0, step.pause - REST_SECONDS))
+        # Each node goes first as often as the reference does.
+        order = [node, reference] if number // NODES % 2 == 0 else [reference, node]
+        answers = {}
+        for engine in order:
+            time.sleep(REST_SECONDS)
+            answers[engine] = engine.complete(prompt, step.answer_tokens)
+        answer = answers[node]
         # The KV of the answer's last token does not exist yet.
         sightings.saw((*prompt, *answer.tokens[:-1]), step.node)
         histories[step.conversation] = (*prompt, *answer.tokens)
         after = node.counters()
-        exchanges.append(
-            Exchange(
-                step.conversation,
-                step.turn,
-                step.node,
-                situation,
-                prompt,
-                answer,
-                after - before[step.node],
-            )
+        exchange = Exchange(
+            step.conversation,
+            step.turn,
+            step.node,
+            situation,
+            prompt,
+            answer,
+            after - before[step.node],
         )
+        comparisons.append(Comparison(exchange, answers[reference]))
         before[step.node] = after
-        progress()
-    return exchanges
-
-
-def compare(
-    exchanges: Sequence[Exchange], reference: Engine, progress: Callable[[], None]
-) -> list[Comparison]:
-    """Sends the same prompts to `reference`; calls `progress` after each."""
-    comparisons = []
-    for exchange in exchanges:
-        answer = reference.complete(exchange.prompt, len(exchange.answer.tokens))
-        comparisons.append(Comparison(exchange, answer))
         progress()
     return comparisons

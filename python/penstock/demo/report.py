@@ -87,8 +87,8 @@ def render(figures: Figures) -> str:
 <main>
 <h1>{_headline(figures)}</h1>
 <p class="soft">Two vLLM servers over one pool, {escape(figures.workload)}; each conversation
-changes servers with every request. The same prompts then went to a vLLM server without Penstock
-and without a prefix cache.</p>
+changes servers with every request. Each prompt also went, in turn, to a vLLM server without
+Penstock and without a prefix cache.</p>
 {failures}
 <div class="tiles">{"".join(_tiles(figures))}</div>
 {f"<ul class='soft'>{cuts}</ul>" if cuts else ""}

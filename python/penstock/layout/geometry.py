@@ -20,7 +20,8 @@ PORTABLE = "portable"
 
 OBJECT_BYTES = 2 << 20
 """Default objects are cut by layers to this size where a rank's share is larger. Valkey and Redis
-answer a GET of 8 MiB at about half the speed of one of 1 or 2 MiB (`penstock bench pool`)."""
+answer a GET of 8 MiB at about half the speed of one of 1 or 2 MiB: their allocator gives memory of
+that size back to the system after each reply, and all its pages come anew with the next."""
 
 _PORTABLE_DEGREE = 8
 """Tensor-parallel ranks up to which portable objects are never cut between: an object has the

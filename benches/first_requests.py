@@ -1,0 +1,132 @@
+"""What a server's first requests cost with Penstock, and without.
+
+Each start brings up a server with Penstock over an empty directory, and one of vLLM alone on the
+same cores, neither of them warmed up. Both are sent the same prompts, which nobody has seen, in
+turn and each after a rest; who goes first changes. At last they are sent some without a rest: then
+the other server's process, which spins for a second after its last message, runs beside each. Run
+it as ``python -m benches.first_requests``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benches import environment, report
+from benches.connectors import ENGINE_ENVIRONMENT
+from benches.report import progress
+from penstock.cli.serve import cache_folder, installed_program, vllm_program
+from penstock.demo.engine import Engine
+from penstock.demo.model import BEGIN, CONTEXT_TOKENS, VOCABULARY, model_folder
+from penstock.demo.processes import Interruption, Processes, free_port
+from penstock.demo.replay import BLOCK_TOKENS, REST_SECONDS
+from penstock.vllm.settings import POOL_VARIABLE
+
+ROWS = ("penstock", "vllm")
+
+
+def start(processes: Processes, folder: Path) -> dict[str, Engine]:
+    """Both servers, ready and untouched."""
+    model = model_folder(cache_folder() / "demo")
+    engines = {}
+    for row in ROWS:
+        port = free_port()
+        program = (
+            [installed_program("penstock"), "serve"] if row == "penstock" else [vllm_program()]
+        )
+        command = [*program, *([] if row == "penstock" else ["serve"]), str(model)]
+        command += [
+            *("--host", "127.0.0.1"),
+            *("--port", str(port)),
+            *("--dtype", "float32"),
+            *("--block-size", str(BLOCK_TOKENS)),
+            *("--max-model-len", str(CONTEXT_TOKENS)),
+            *("--kv-cache-memory-bytes", str(1 << 30)),
+            "--enforce-eager",
+            "--disable-uvicorn-access-log",
+        ]
+        if row == "penstock":
+            command += ["--host-bytes", str(256 << 20)]
+        server = processes.start(
+            row,
+            command,
+            folder / f"{row}.log",
+            {
+                **ENGINE_ENVIRONMENT,
+                "TMPDIR": str(folder),
+                "VLLM_NO_USAGE_STATS": "1",
+                "HF_HUB_OFFLINE": "1",
+                POOL_VARIABLE: (folder / "pool").as_uri(),
+            },
+        )
+        engines[row] = Engine(row, server, port)
+    while not all(engine.is_ready() for engine in engines.values()):
+        time.sleep(0.25)
+    return engines
+
+
+def measure(number: int, args: argparse.Namespace) -> dict[str, list[list[float]]]:
+    """Seconds to the first token by kind of request and row."""
+    found: dict[str, list[list[float]]] = {"rest": [[], []], "in a row": [[], []]}
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-bench-") as name,
+        Interruption() as interruption,
+        Processes(interruption) as processes,
+    ):
+        engines = start(processes, Path(name))
+        time.sleep(5)
+        rng = random.Random(number)
+        for kind, requests in (("rest", args.requests), ("in a row", args.requests)):
+            for request in range(requests):
+                prompt = [BEGIN, *(rng.randrange(VOCABULARY) for _ in range(args.tokens - 1))]
+                for row in ROWS if (number + request) % 2 == 0 else ROWS[::-1]:
+                    time.sleep(REST_SECONDS if kind == "rest" else 0.0)
+                    seconds = engines[row].complete(prompt, 4).first_token
+                    found[kind][ROWS.index(row)].append(seconds)
+        progress(f"start {number + 1} of {args.starts}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benches.first_requests", description=__doc__)
+    parser.add_argument("--starts", type=int, default=4, help="of both servers")
+    parser.add_argument("--requests", type=int, default=6, help="to each server, of either kind")
+    parser.add_argument("--tokens", type=int, default=2_000, help="of a prompt")
+    report.add_options(parser)
+    args = parser.parse_args()
+    result: dict[str, Any] = {"environment": environment.describe()}
+    starts = [measure(number, args) for number in range(args.starts)]
+    kinds = {
+        "first request of a process": [
+            [found["rest"][row][:1] for found in starts] for row in (0, 1)
+        ],
+        "second": [[found["rest"][row][1:2] for found in starts] for row in (0, 1)],
+        "later ones": [[found["rest"][row][2:] for found in starts] for row in (0, 1)],
+        "in turn without a rest": [[found["in a row"][row] for found in starts] for row in (0, 1)],
+    }
+    lines = []
+    for kind, rows in kinds.items():
+        own, plain = ([seconds for each in row for seconds in each] for row in rows)
+        result[kind] = {
+            "penstock": statistics.median(own),
+            "vllm": statistics.median(plain),
+            "ratio": report.median_ratio(own, plain),
+            "each": {"penstock": own, "vllm": plain},
+        }
+        found = result[kind]
+        lines.append(
+            [kind, str(len(own))]
+            + [f"{found[row] * 1e3:,.0f}" for row in ROWS]
+            + [f"{found['ratio']:.2f}"]
+        )
+    heads = ["first token, ms", "requests", "with Penstock", "vLLM alone", "ratio"]
+    report.finish(args, report.table(heads, lines), result)
+
+
+if __name__ == "__main__":
+    main()

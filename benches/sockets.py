@@ -1,0 +1,104 @@
+"""What the kernel takes to carry a load's bytes between two processes of one machine.
+
+No pool and no engine: one process writes, another reads, through a unix socket and through TCP, on
+two cores and on one, in turn. The writer's processor time tells whether the pages that the kernel
+copies into were at hand; where free memory goes back to the host of a virtual machine, some have to
+be fetched from there first. Run it as ``python -m benches.sockets``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import statistics
+import time
+from typing import Any
+
+from benches import environment, report
+from benches.report import MIB, progress
+
+KINDS = ("unix socket", "TCP")
+PLACES = ("two cores", "one core")
+SENT = 64 << 10
+"""Bytes of one write: what a server that speaks RESP writes at a time."""
+RECEIVED = 128 << 10
+
+
+def connected(kind: str) -> tuple[socket.socket, socket.socket]:
+    """Both ends of a connection."""
+    if kind == "unix socket":
+        return socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        writer = socket.create_connection(listener.getsockname())
+        return writer, listener.accept()[0]
+
+
+def carry(kind: str, place: str, amount: int) -> tuple[float, float]:
+    """Seconds of processor time that the writer took, and seconds until all had come."""
+    cores = sorted(os.sched_getaffinity(0))
+    writer, reader = connected(kind)
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.sched_setaffinity(0, {cores[0]})
+        data, sent, began = bytes(SENT), 0, time.thread_time()
+        while sent < amount:
+            sent += writer.send(data[: amount - sent])
+        os.write(tell, str(time.thread_time() - began).encode())
+        os._exit(0)
+    os.sched_setaffinity(0, {cores[0] if place == "one core" else cores[1]})
+    try:
+        buffer, came, began = bytearray(RECEIVED), 0, time.perf_counter()
+        while came < amount:
+            came += reader.recv_into(buffer)
+        seconds = time.perf_counter() - began
+        os.waitpid(child, 0)
+        return float(os.read(told, 100)), seconds
+    finally:
+        os.sched_setaffinity(0, cores)
+        writer.close()
+        reader.close()
+        os.close(told)
+        os.close(tell)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benches.sockets", description=__doc__)
+    parser.add_argument("--passes", type=int, default=40)
+    parser.add_argument("--mib", type=int, default=112, help="a pass")
+    report.add_options(parser)
+    args = parser.parse_args()
+    result: dict[str, Any] = {"environment": environment.describe(), "mib": args.mib}
+    found = {(kind, place): list[tuple[float, float]]() for kind in KINDS for place in PLACES}
+    for number in range(args.passes):
+        for (kind, place), seen in found.items():
+            time.sleep(0.5)
+            seen.append(carry(kind, place, args.mib * MIB))
+        progress(f"pass {number + 1} of {args.passes}")
+    lines = []
+    for (kind, place), seen in found.items():
+        writer, whole = ([figures[i] for figures in seen] for i in (0, 1))
+        median = statistics.median(writer)
+        slow = sum(seconds > 3 * median for seconds in writer)
+        result[f"{kind}, {place}"] = {"writer_cpu": writer, "until_it_came": whole, "slow": slow}
+        lines.append(
+            [f"{kind}, {place}"]
+            + [
+                f"{seconds * 1e3:.0f}"
+                for seconds in (median, max(writer), statistics.median(whole))
+            ]
+            + [f"{slow} of {len(writer)}"]
+        )
+    heads = [
+        f"{args.mib} MiB, ms",
+        "writer's CPU, median",
+        "slowest",
+        "until it came, median",
+        "above three times the median",
+    ]
+    report.finish(args, report.table(heads, lines), result)
+
+
+if __name__ == "__main__":
+    main()

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benches import environment, report
+from benches import report
 from benches.connectors import ENGINE_ENVIRONMENT
 from benches.report import progress
 from penstock.cli.serve import cache_folder, installed_program, vllm_program
@@ -97,9 +97,8 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=4, help="of both servers")
     parser.add_argument("--requests", type=int, default=6, help="to each server, of either kind")
     parser.add_argument("--tokens", type=int, default=2_000, help="of a prompt")
-    report.add_options(parser)
-    args = parser.parse_args()
-    result: dict[str, Any] = {"environment": environment.describe()}
+    args = report.begin(parser)
+    result: dict[str, Any] = {}
     starts = [measure(number, args) for number in range(args.starts)]
     kinds = {
         "first request of a process": [

@@ -15,7 +15,7 @@ import statistics
 import time
 from typing import Any
 
-from benches import environment, report
+from benches import report
 from benches.report import MIB, progress
 
 KINDS = ("unix socket", "TCP")
@@ -67,9 +67,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benches.sockets", description=__doc__)
     parser.add_argument("--passes", type=int, default=40)
     parser.add_argument("--mib", type=int, default=112, help="a pass")
-    report.add_options(parser)
-    args = parser.parse_args()
-    result: dict[str, Any] = {"environment": environment.describe(), "mib": args.mib}
+    args = report.begin(parser)
+    result: dict[str, Any] = {"mib": args.mib}
     found = {(kind, place): list[tuple[float, float]]() for kind in KINDS for place in PLACES}
     for number in range(args.passes):
         for (kind, place), seen in found.items():

@@ -48,7 +48,7 @@ const WATCH: &str = "penstock-fence";
 /// use std::time::{Duration, Instant};
 ///
 /// use penstock_engine::{
-///     Completion, Device, Engine, EngineConfig, Event, Object, Outcome, Region,
+///     Completion, Device, Engine, EngineConfig, Event, Fence, Object, Outcome, Region,
 /// };
 /// use penstock_layout::{Descriptor, KvLayout, Span};
 /// use penstock_store::{Key, MemoryStore, Namespace};
@@ -79,11 +79,11 @@ const WATCH: &str = "penstock-fence";
 ///     blocks: vec![block],
 ///     context: Arc::default(),
 /// };
-/// engine.submit_store(1, vec![object(0)], 0)?;
+/// engine.submit_store(1, vec![object(0)], Fence::NONE)?;
 /// assert_eq!(last_event(), Event::Stored { objects: vec![Outcome::Stored(BLOCK as u64)] });
 ///
 /// let soon = Instant::now() + Duration::from_secs(10);
-/// engine.submit_load(2, vec![object(1)], soon, true, 0)?;
+/// engine.submit_load(2, vec![object(1)], soon, true, Fence::NONE)?;
 /// // The arena still had it: the host tier.
 /// assert_eq!(last_event(), Event::Loaded { objects: vec![Outcome::Kept(BLOCK as u64)] });
 /// drop(engine);

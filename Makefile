@@ -1,6 +1,9 @@
 # The main jobs. Everything lives in $(VENV) and target/; nothing is done twice (`make clean` starts anew).
 #
 #   make demo [POOL=file|valkey|redis] [TRACE=FILE]   two vLLM servers share one pool; writes demo-report/
+#   make check                                        lint, types, unit tests: what to run while working
+#   make unit                                         only the unit tests, Rust's and Python's
+#   make e2e [T='tests/e2e/test_x.py -k WORD']        end-to-end tests on the real vLLM
 #   make test                                         everything CI runs
 #   make soak [SOAK_SECONDS=300] [SEED=N]             random faults for so long, every byte checked
 #   make lint                                         linters and type checkers only
@@ -14,6 +17,7 @@ TRACE ?=
 DEMO_OPTIONS ?=
 SOAK_SECONDS ?= 300
 SEED ?=
+T ?=
 
 BIN := $(VENV)/bin
 DONE := $(VENV)/.done
@@ -24,7 +28,7 @@ UV_INSTALL := $(UV) pip install --quiet --python $(BIN)/python --no-deps --compi
 export VIRTUAL_ENV := $(abspath $(VENV))
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help demo test soak lint venv lock clean
+.PHONY: help demo check unit e2e test soak lint venv lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -36,6 +40,16 @@ ifneq ($(POOL),file)
 endif
 	$(BIN)/penstock demo $(if $(filter-out file,$(POOL)),--pool-server $(POOL)) \
 	    $(if $(TRACE),--trace '$(TRACE)') --report demo-report/index.html $(DEMO_OPTIONS)
+
+check: venv
+	scripts/test.sh check
+
+unit: venv
+	scripts/test.sh unit
+
+e2e: venv
+	@command -v redis-server >/dev/null || scripts/install-servers.sh
+	python -m pytest $(or $(T),tests/e2e) --timeout 900
 
 test: venv
 	scripts/test.sh all

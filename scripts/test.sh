@@ -2,7 +2,7 @@
 # The checks, fast ones first; each stage says how long it took. Runs in the repository's root with
 # the virtual environment first in PATH, as `make test` and `make lint` arrange it.
 #
-# Usage: scripts/test.sh all|lint
+# Usage: scripts/test.sh all|check|lint|unit
 set -euo pipefail
 
 summary=()
@@ -58,16 +58,26 @@ lint() {
     stage 'cargo clippy' 900 cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
 }
 
-all() {
-    stage 'Redis and Valkey servers' 300 scripts/install-servers.sh
-    lint
+unit() {
     if cargo nextest --version >/dev/null 2>&1; then
         rust_tests
-        some=tests stage 'Rust documentation tests' 600 cargo test --quiet --workspace --locked --doc
     else
         stage 'Rust tests' 1200 cargo test --quiet --workspace --locked --no-fail-fast -- \
             --show-output
     fi
+    stage 'Python tests' 600 python -m pytest -q --ignore tests/e2e --timeout 120
+}
+
+check() {
+    lint
+    unit
+}
+
+all() {
+    stage 'Redis and Valkey servers' 300 scripts/install-servers.sh
+    lint
+    unit
+    some=tests stage 'Rust documentation tests' 600 cargo test --quiet --workspace --locked --doc
     some=tests stage 'models (loom): shared memory' 600 env RUSTFLAGS='--cfg loom' \
         CARGO_TARGET_DIR=target/loom cargo test --quiet -p penstock-store --locked --test shm_loom
     some=tests stage 'models (loom): signals, completions, slots' 600 env RUSTFLAGS='--cfg loom' \
@@ -75,7 +85,6 @@ all() {
     # Each fuzz test for so long, two at a time; what they found so far is in the tests above.
     some=tests stage 'fuzzing' 600 env BOLERO_RANDOM_TEST_TIME_MS=20000 \
         cargo test --quiet -p penstock-store --locked --lib fuzz::
-    stage 'Python tests' 600 python -m pytest -q --ignore tests/e2e --timeout 120
     stage 'end-to-end tests with model runner V2' 1200 scripts/model-runner-v2.sh "$VIRTUAL_ENV" \
         python -m pytest -q tests/e2e/test_model_runner_v2.py --timeout 600
     stage 'end-to-end tests on the real vLLM' 4400 python -m pytest -q tests/e2e --timeout 900
@@ -83,6 +92,8 @@ all() {
 
 case ${1:-} in
     all) all ;;
+    check) check ;;
     lint) lint ;;
-    *) printf 'usage: %s all|lint\n' "$0" >&2; exit 2 ;;
+    unit) unit ;;
+    *) printf 'usage: %s all|check|lint|unit\n' "$0" >&2; exit 2 ;;
 esac

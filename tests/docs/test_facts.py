@@ -165,7 +165,7 @@ def missing_commands(name: str) -> list[str]:
         for module in re.findall(r"\b(benches\.\w+)", span):
             if module.replace(".", "/") + ".py" not in files():
                 wrong.append(module)
-        if made := re.match(r"make ([a-z]+)", span):
+        if made := re.match(r"make ([a-z0-9]+)", span):
             wrong += [] if made[1] in targets else [made[0]]
         command = re.match(r"(?:.*/)?penstock ([a-z]+)(?: ([a-z]+))?\b", span)
         if command and span not in sources() and not takes(command[1], command[2]):

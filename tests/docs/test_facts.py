@@ -160,7 +160,7 @@ def missing_options(name: str) -> list[str]:
 
 def missing_commands(name: str) -> list[str]:
     wrong = []
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z0-9]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for span in spans((ROOT / name).read_text()):
         for module in re.findall(r"\b(benches\.\w+)", span):
             if module.replace(".", "/") + ".py" not in files():

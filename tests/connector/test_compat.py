@@ -27,7 +27,7 @@ def one_core() -> Any:
 def test_beside_a_gpu_threads_stay_on_the_cores_that_the_worker_was_bound_to(
     on_cpu: bool, one_core: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compat, "is_cpu", lambda: on_cpu)
+    monkeypatch.setattr(compat.devices, "is_cpu", lambda: on_cpu)
     with compat.operators_cores():
         inside = os.sched_getaffinity(0)
     assert inside == (os.sched_getaffinity(os.getppid()) if on_cpu else one_core)
@@ -95,11 +95,11 @@ def test_what_flushes_first_or_zeroes_nothing_is_not(
 def test_what_graphs_will_take_is_not_room_for_kv(
     estimate: dict[str, int], left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compat, "is_cpu", lambda: False)
+    monkeypatch.setattr(compat.memory, "is_cpu", lambda: False)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50 << 30, 80 << 30))
     named = SimpleNamespace(uuid="GPU-1")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: named)
     cache = SimpleNamespace(gpu_memory_utilization=0.9)
     worker = SimpleNamespace(device="cuda:0", cache_config=cache, **estimate)
-    room = compat._room(worker)
+    room = compat.memory._room(worker)
     assert room.free >> 20 == left << 10

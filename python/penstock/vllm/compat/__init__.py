@@ -1,0 +1,97 @@
+"""What Penstock needs from vLLM's inside, for the versions it knows.
+
+Every version check and every use of a name that vLLM does not document is in this package, a file a
+subject. vLLM is imported when it is needed, not with this package.
+"""
+
+from __future__ import annotations
+
+from penstock.vllm.compat.adapters import adapter, name_adapters, watch_adapters
+from penstock.vllm.compat.configuration import (
+    CONNECTOR,
+    engine_config,
+    has_penstock,
+    metric_per_engine,
+    requests_per_step,
+    tokens_per_step,
+)
+from penstock.vllm.compat.devices import cuda_device, current_stream, is_cpu, operators_cores
+from penstock.vllm.compat.layouts import (
+    attention_backends,
+    forced_layout,
+    kernel_block_size,
+    listed_layouts,
+    wrap_layout_resolution,
+)
+from penstock.vllm.compat.memory import block_bytes, request_blocks, wrap_kv_memory
+from penstock.vllm.compat.requests import (
+    NULL_BLOCK,
+    block_hashes,
+    block_table,
+    cache_probe,
+    newly_allocated,
+    none_hash,
+    tenant,
+)
+from penstock.vllm.compat.specs import (
+    check_block_hashing,
+    continues_prefixes,
+    expected_specs,
+    spec_kind,
+    transfer_groups,
+)
+from penstock.vllm.compat.topology import (
+    kv_head_range,
+    kv_replica,
+    layer_index,
+    model_extent,
+    stages,
+    tp_rank,
+)
+from penstock.vllm.compat.versions import SUPPORTED, check_version
+from penstock.vllm.compat.waiting import rest
+
+__all__ = [
+    "CONNECTOR",
+    "NULL_BLOCK",
+    "SUPPORTED",
+    "adapter",
+    "attention_backends",
+    "block_bytes",
+    "block_hashes",
+    "block_table",
+    "cache_probe",
+    "check_block_hashing",
+    "check_version",
+    "continues_prefixes",
+    "cuda_device",
+    "current_stream",
+    "engine_config",
+    "expected_specs",
+    "forced_layout",
+    "has_penstock",
+    "is_cpu",
+    "kernel_block_size",
+    "kv_head_range",
+    "kv_replica",
+    "layer_index",
+    "listed_layouts",
+    "metric_per_engine",
+    "model_extent",
+    "name_adapters",
+    "newly_allocated",
+    "none_hash",
+    "operators_cores",
+    "request_blocks",
+    "requests_per_step",
+    "rest",
+    "spec_kind",
+    "stages",
+    "tenant",
+    "tokens_per_step",
+    "tp_rank",
+    "transfer_groups",
+    "watch_adapters",
+    "wrap_kv_memory",
+    "wrap_layout_resolution",
+]

@@ -1,0 +1,40 @@
+"""What vLLM's configuration says of an engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+CONNECTOR = "PenstockConnector"
+"""The connector's name in vLLM's configuration."""
+
+
+def has_penstock(vllm_config: Any) -> bool:
+    """Whether the engine's connector is Penstock's."""
+    transfer = vllm_config.kv_transfer_config
+    return transfer is not None and transfer.kv_connector == CONNECTOR
+
+
+def engine_config(model: str, transfer: dict[str, Any]) -> Any:
+    """vLLM's configuration for serving a model, with defaults for all else; loads no weights."""
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    args = EngineArgs(
+        model=model, skip_tokenizer_init=True, kv_transfer_config=KVTransferConfig(**transfer)
+    )
+    return args.create_engine_config()
+
+
+def tokens_per_step(vllm_config: Any) -> int:
+    """Tokens that a step computes at most."""
+    return int(vllm_config.scheduler_config.max_num_batched_tokens)
+
+
+def requests_per_step(vllm_config: Any) -> int:
+    """Requests that a step computes at most."""
+    return min(int(vllm_config.scheduler_config.max_num_seqs), tokens_per_step(vllm_config))
+
+
+def metric_per_engine(metric: Any, labels: dict[int, list[object]]) -> dict[int, Any]:
+    """One labelled child of a Prometheus metric per engine index."""
+    return {index: metric.labels(*values) for index, values in labels.items()}

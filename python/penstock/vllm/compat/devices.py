@@ -1,0 +1,62 @@
+"""Where the KV cache is, and which cores are for whom."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from typing import Any
+
+from penstock.errors import ConfigError
+
+
+def is_cpu() -> bool:
+    """Whether this is vLLM's CPU build."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def cuda_device(devices: AbstractSet[Any]) -> int | None:
+    """The ordinal of the CUDA device that the KV cache's tensors are on, given all their devices;
+    None for host memory.
+
+    Raises:
+        ConfigError: they are on several, or on one of a kind that nothing here copies from.
+    """
+    kinds = {device.type for device in devices}
+    if len(devices) > 1 or not kinds <= {"cpu", "cuda"}:
+        raise ConfigError(
+            f"the KV cache is on {', '.join(map(str, sorted(devices, key=str)))}; Penstock "
+            "copies from host memory or from one CUDA device. Serve without Penstock"
+        )
+    return next((device.index or 0 for device in devices if device.type == "cuda"), None)
+
+
+def current_stream(cuda_device: int) -> int:
+    """The handle of the stream that this thread gives the device its work on."""
+    import torch
+
+    return int(torch.cuda.current_stream(cuda_device).cuda_stream)
+
+
+@contextmanager
+def operators_cores() -> Iterator[None]:
+    """On a CPU, threads started inside may run on every core that the operator gave to the engine.
+
+    vLLM's CPU worker is bound to the cores that the model computes on, and threads inherit that:
+    copies and transfers would take the model's time while other cores idle. The process that
+    started the worker has the cores as the operator set them. Beside a GPU the model needs few, and
+    a worker's cores are those near its device (``--numa-bind``): threads stay on them, and the
+    memory that they bring into being is near it too.
+    """
+    if not is_cpu():
+        yield
+        return
+    bound = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, bound)

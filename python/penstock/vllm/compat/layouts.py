@@ -1,0 +1,68 @@
+"""Layouts of the KV cache: what attention backends list, and vLLM's resolution of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+
+def attention_backends(vllm_config: Any) -> list[Any]:
+    """The attention backend classes of the model; of the default one where none is loaded."""
+    from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
+
+    return cast("list[Any]", get_current_attn_backends(vllm_config))
+
+
+def listed_layouts(backends: Sequence[Any]) -> list[str]:
+    """The KV layouts that vLLM lists for these backends together, most preferred first."""
+    from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
+
+    return [layout.name for layout in get_supported_kv_cache_layouts(backends)]
+
+
+def kernel_block_size(block_size: int, backends: Sequence[Any]) -> int:
+    """Tokens of the blocks that the kernels take; vLLM splits its own where they are larger."""
+    from vllm.v1.worker.utils import select_common_block_size
+
+    try:
+        return int(select_common_block_size(block_size, list(backends)))
+    except ValueError:
+        # There is no such size: vLLM refuses to start, and says so itself.
+        return block_size
+
+
+def forced_layout() -> str | None:
+    """The layout that the environment variable VLLM_KV_CACHE_LAYOUT asks for."""
+    import vllm.envs
+
+    name: str | None = vllm.envs.VLLM_KV_CACHE_LAYOUT
+    return {"NHD": "LBNHC", "HND": "LBHNC"}.get(name, name) if name else None
+
+
+def wrap_layout_resolution(
+    report: Callable[[Any, Callable[[], list[str]]], list[str]],
+    decide: Callable[[Any, Sequence[Sequence[str]], Sequence[Any]], None],
+) -> None:
+    """Has `report` say which layouts this process's worker supports, given its configuration and
+    vLLM's own answer, and `decide` called before the engine core resolves the layout, with its
+    configuration, all workers' answers and all specs. Wraps once in a process."""
+    from vllm.v1.engine import core
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    supported, resolve = WorkerBase.get_supported_kv_cache_layouts, core.resolve_kv_cache_layout
+    if hasattr(supported, "__wrapped__"):
+        return
+
+    @functools.wraps(supported)
+    def wrapped_supported(self: Any) -> list[str]:
+        return report(self.vllm_config, lambda: cast("list[str]", supported(self)))
+
+    @functools.wraps(resolve)
+    def wrapped_resolve(vllm_config: Any, layouts: list[list[str]], specs: Any = None) -> Any:
+        found = list(specs or ())
+        decide(vllm_config, layouts, found)
+        return resolve(vllm_config, layouts, found)
+
+    WorkerBase.get_supported_kv_cache_layouts = wrapped_supported
+    core.resolve_kv_cache_layout = wrapped_resolve

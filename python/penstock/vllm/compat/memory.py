@@ -1,0 +1,120 @@
+"""KV memory: what a block takes on each worker, and vLLM's split of memory into blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from penstock.plan.split import Room
+from penstock.vllm.compat.devices import is_cpu
+
+
+def block_bytes(vllm_config: Any, specs: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Bytes that a block takes on each worker, given its layers' KV-cache specs."""
+    from vllm.v1.core import kv_cache_utils
+
+    groups = kv_cache_utils.get_kv_cache_groups(vllm_config, _merged(specs))
+    return [
+        kv_cache_utils._pool_bytes_per_block(
+            vllm_config, kv_cache_utils._project_kv_cache_groups_to_worker(groups, own)
+        )
+        if own
+        else 0
+        for own in specs
+    ]
+
+
+def request_blocks(vllm_config: Any, specs: Sequence[Mapping[str, Any]]) -> int:
+    """Blocks that a request of the greatest length takes."""
+    from vllm.v1.core import kv_cache_utils
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    groups = kv_cache_utils.get_kv_cache_groups(vllm_config, _merged(specs))
+    many = 1 << 20
+    config = KVCacheConfig(num_blocks=many, kv_cache_tensors=[], kv_cache_groups=groups)
+    requests: float = kv_cache_utils.get_max_concurrency_for_kv_cache_config(vllm_config, config)
+    return round(many / requests)
+
+
+def _merged(specs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A new dictionary each time: vLLM changes the one that it groups."""
+    return {name: spec for own in specs for name, spec in own.items()}
+
+
+def wrap_kv_memory(
+    asks: Callable[[Any], bool],
+    decide: Callable[[Any, Sequence[Mapping[str, Any]], Sequence[int], Sequence[Room]], list[int]],
+) -> None:
+    """Has `decide` say how many bytes of KV each worker gets, in engines whose configuration
+    `asks` for it. Wraps once in a process."""
+    from vllm.v1.engine import core
+    from vllm.v1.executor import Executor
+
+    measure, configure = Executor.determine_available_memory, core.get_kv_cache_configs
+    if hasattr(configure, "__wrapped__"):
+        return
+    rooms: list[Room] = []
+
+    @functools.wraps(measure)
+    def wrapped_measure(self: Any) -> list[int]:
+        available: list[int] = measure(self)
+        if asks(self.vllm_config):
+            rooms[:] = self.collective_rpc(_room)
+        return available
+
+    @functools.wraps(configure)
+    def wrapped_configure(vllm_config: Any, specs: list[Any], available: list[int]) -> Any:
+        if not (asks(vllm_config) and any(specs)):
+            return configure(vllm_config, specs, available)
+        available = decide(vllm_config, specs, available, rooms)
+        # vLLM divides by the bytes of a block, which on a rank without attention layers are none.
+        own = iter(configure(vllm_config, *_with_layers(specs, available)))
+        configs = [next(own) if layers else None for layers in specs]
+        return [config or _without_layers(configs) for config in configs]
+
+    Executor.determine_available_memory = wrapped_measure
+    core.get_kv_cache_configs = wrapped_configure
+
+
+def _with_layers(specs: list[Any], available: list[int]) -> tuple[list[Any], list[int]]:
+    kept = [(layers, given) for layers, given in zip(specs, available, strict=True) if layers]
+    return [layers for layers, _ in kept], [given for _, given in kept]
+
+
+def _without_layers(configs: Sequence[Any]) -> Any:
+    """The configuration of a worker that has no layer in any group, beside those of the others."""
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    other = next(config for config in configs if config is not None)
+    return KVCacheConfig(
+        num_blocks=other.num_blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=[
+            dataclasses.replace(group, layer_names=[]) for group in other.kv_cache_groups
+        ],
+    )
+
+
+def _room(worker: Any) -> Room:
+    """Run in each worker after it has measured what the model takes: what its device has free, less
+    what --gpu-memory-utilization keeps back for buffers that are made later, and what the graphs
+    will take that are captured later. vLLM estimates that only where it measures the KV memory
+    itself: with --kv-cache-memory-bytes what is kept back has to do."""
+    import socket
+
+    host = socket.gethostname()
+    if is_cpu():
+        from vllm.utils.cpu_resource_utils import get_allowed_cpu_list, get_memory_node_info
+
+        node = get_allowed_cpu_list()[0].numa_node
+        return Room((host, node), int(get_memory_node_info(node).available_memory))
+    import torch
+
+    device = worker.device
+    free, total = torch.cuda.mem_get_info(device)
+    kept = (1 - worker.cache_config.gpu_memory_utilization) * total
+    kept += getattr(worker, "cudagraph_memory_estimate", 0)
+    uuid = torch.cuda.get_device_properties(device).uuid
+    return Room((host, str(uuid)), max(0, int(free - kept)))

@@ -1,0 +1,64 @@
+"""Requests and steps: hashes of blocks, tables of blocks, tenants."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+NULL_BLOCK = 0
+"""The block that stands in a block table for one that is not needed any more."""
+
+
+@functools.cache
+def _hashing() -> Any:
+    """vLLM's module of block hashes; asked for many times a step."""
+    from vllm.v1.core import kv_cache_utils
+
+    return kv_cache_utils
+
+
+def none_hash() -> bytes:
+    """The hash that starts every chain of block hashes; set once the engine core is up."""
+    return bytes(_hashing().NONE_HASH)
+
+
+def cache_probe(block_pool: Any) -> Callable[[bytes, int], bool]:
+    """Tells of a block's hash and vLLM's group whether the engine's own prefix cache has it."""
+
+    def is_cached(block_hash: bytes, group: int) -> bool:
+        return block_pool.get_cached_block(block_hash, [group]) is not None
+
+    return is_cached
+
+
+def block_hashes(request: Any, hash_block_size: int | None, block_size: int) -> Sequence[bytes]:
+    """The chained hashes of the request's full blocks, one per `block_size` tokens."""
+    hashes: Sequence[bytes] = _hashing().resolve_block_hashes(
+        request.block_hashes, hash_block_size or block_size, block_size
+    )
+    return hashes
+
+
+def tenant(request: Any) -> bytes:
+    """The request's cache salt, which is part of its first block's hash and so of all; none if it
+    has none."""
+    salt: str | None = request.cache_salt
+    return (salt or "").encode(errors="surrogatepass")
+
+
+def block_table(scheduler_output: Any) -> Callable[[str], Sequence[Sequence[int]]]:
+    """Request id → its present block ids by vLLM's groups, for requests scheduled in this step."""
+    resolve: Callable[[str], Sequence[Sequence[int]]]
+    resolve = scheduler_output.kv_connector_block_state.resolve_block_ids
+    return resolve
+
+
+def newly_allocated(scheduler_output: Any) -> Iterator[int]:
+    """The blocks that requests scheduled in this step were given with it."""
+    for request in scheduler_output.scheduled_new_reqs:
+        for blocks in request.block_ids:
+            yield from blocks
+    for new in scheduler_output.scheduled_cached_reqs.new_block_ids:
+        for blocks in new or ():
+            yield from blocks

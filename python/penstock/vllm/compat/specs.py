@@ -1,0 +1,168 @@
+"""KV-cache groups and specs: what can be transferred, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+from penstock.vllm.compat.devices import is_cpu
+from penstock.vllm.groups import Group, Groups
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+_SEEDED_HASHES = ("xxhash", "xxhash_cbor")
+
+
+def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
+    """The KV-cache groups that the connector loads and stores: all that vLLM finds by prefix.
+
+    Raises:
+        ConfigError: says what the model or the options have that is not supported, and what to
+            do about it.
+    """
+    if not kv_cache_config.kv_cache_groups:
+        raise ConfigError("the model keeps no KV cache, so there is nothing to pool")
+    groups = []
+    for index in kv_cache_config.prefix_cacheable_group_ids:
+        group = kv_cache_config.kv_cache_groups[index]
+        _check_group(group)
+        spec = group.kv_cache_spec
+        window = spec.sliding_window if spec_kind(spec) == "sliding_window" else None
+        groups.append(
+            Group(
+                index=index,
+                kind=spec_kind(spec),
+                block_size=spec.block_size,
+                window=window,
+                dtype=str(spec.dtype),
+                layer_names=tuple(group.layer_names),
+            )
+        )
+    if not groups:
+        raise ConfigError("vLLM finds none of the model's KV cache by prefix: nothing to pool")
+    parallel = vllm_config.parallel_config
+    problems = {
+        "decode context parallelism": parallel.decode_context_parallel_size > 1,
+        "prefill context parallelism": parallel.prefill_context_parallel_size > 1,
+        "KV scales calculated at run time": bool(
+            getattr(vllm_config.cache_config, "calculate_kv_scales", False)
+        ),
+        # Either may take the KV cache's memory away under a copy that was ordered before.
+        "sleep mode (--enable-sleep-mode, --enable-cumem-allocator)": bool(
+            vllm_config.model_config.enable_sleep_mode
+            or vllm_config.model_config.enable_cumem_allocator
+        ),
+        "KV caches of several precisions with vLLM's model runner V2 (VLLM_USE_V2_MODEL_RUNNER=0 "
+        "has V1)": _zeroes_early(vllm_config, kv_cache_config),
+    }
+    _refuse(name for name, present in problems.items() if present)
+    check_block_hashing(vllm_config.cache_config.prefix_caching_hash_algo)
+    return Groups(groups)
+
+
+def _zeroes_early(vllm_config: Any, kv_cache_config: KVCacheConfig) -> bool:
+    """Whether vLLM overwrites blocks of a preempted request before the connector is told of the
+    preemption: a store that still reads them would keep zeros under the hash of what they were.
+
+    Model runner V2 zeroes new blocks first (`update_requests`, then `pre_forward`); V1 tells
+    connectors first (`handle_preemptions`, then `_update_states`).
+    """
+    return bool(kv_cache_config.needs_kv_cache_zeroing and vllm_config.use_v2_model_runner)
+
+
+def _check_group(group: Any) -> None:
+    from vllm.v1 import kv_cache_interface
+
+    known = {
+        "full_attention": kv_cache_interface.FullAttentionSpec,
+        "mla_attention": kv_cache_interface.MLAAttentionSpec,
+        "sliding_window": kv_cache_interface.SlidingWindowSpec,
+    }
+    spec = group.kv_cache_spec
+    kind = spec_kind(spec)
+    # Exactly these: what derives from them may keep more.
+    if type(spec) is not known.get(kind):
+        raise ConfigError(
+            f"the model's layer {group.layer_names[0]} and {len(group.layer_names) - 1} others "
+            f"keep KV of the kind {type(spec).__name__}; full attention (MHA, GQA, MQA, MLA) and "
+            "sliding windows are supported. Serve this model without Penstock"
+        )
+    problems = {
+        "a draft model (speculative decoding with its own layers)": group.is_eagle_group,
+        "compressed KV states": spec.tokens_per_state != 1,
+        "padded KV pages": spec.page_size_padded is not None,
+        "packed heads": spec.num_head_slots is not None or spec.state_content_bytes is not None,
+        "per-token KV quantization": spec.kv_quant_mode.value not in (0, 1),
+        "windows longer than the sliding one": bool(getattr(spec, "extra_retained_tokens", 0)),
+    }
+    _refuse(name for name, present in problems.items() if present)
+
+
+def _refuse(problems: Iterable[str]) -> None:
+    if found := list(problems):
+        raise ConfigError(
+            f"not supported yet: {', '.join(found)}. Switch it off, or serve without Penstock"
+        )
+
+
+def continues_prefixes(vllm_config: Any) -> bool:
+    """Whether the engine can compute several tokens after some that are in its KV cache.
+
+    vLLM's CPU kernels for MLA cannot, for which reason it switches its prefix cache off there:
+    what is left to compute after a load must be a single token, as in decoding.
+    """
+    return not (vllm_config.model_config.use_mla and is_cpu())
+
+
+def check_block_hashing(algorithm: str) -> None:
+    """Refuses block hashes that differ from process to process.
+
+    Raises:
+        ConfigError: the algorithm is seeded at random.
+    """
+    if algorithm in _SEEDED_HASHES and os.environ.get("PYTHONHASHSEED") is None:
+        raise ConfigError(
+            f"--prefix-caching-hash-algo {algorithm} hashes blocks with a random seed, so no "
+            "other process would find them: use sha256 (the default), or set PYTHONHASHSEED to "
+            "the same number on every node"
+        )
+
+
+def spec_kind(spec: Any) -> str:
+    """vLLM's name for a KV-cache spec's kind, like ``full_attention``."""
+    from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
+
+    return str(get_kv_cache_spec_kind(spec).value)
+
+
+def expected_specs(vllm_config: Any) -> list[Any]:
+    """The KV-cache specs of the model's layers, a spec a kind, from its configuration alone.
+
+    Raises:
+        ConfigError: the model keeps state that only the loaded model can describe.
+    """
+    from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
+    from vllm.v1 import kv_cache_interface
+
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    if model.is_hybrid or model.is_attention_free:
+        raise ConfigError(
+            f"{model.model} has layers that keep state other than attention's: only the loaded "
+            "model tells their sizes; the server's log names the layout that it gets"
+        )
+    sizes = {
+        "block_size": cache.block_size,
+        "num_kv_heads": model.get_num_kv_heads(vllm_config.parallel_config),
+        "head_size": model.get_head_size(),
+        "dtype": kv_cache_dtype_str_to_dtype(cache.cache_dtype, model),
+    }
+    if model.use_mla:
+        return [kv_cache_interface.MLAAttentionSpec(**sizes)]
+    window = model.get_sliding_window()
+    windowed = (
+        [kv_cache_interface.SlidingWindowSpec(**sizes, sliding_window=window)] if window else []
+    )
+    return [kv_cache_interface.FullAttentionSpec(**sizes), *windowed]

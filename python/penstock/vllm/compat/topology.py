@@ -1,0 +1,63 @@
+"""Which layers and heads are on which rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.errors import ConfigError
+
+
+def layer_index(layer_name: str) -> int:
+    """The layer's index in the whole model, from a name like ``model.layers.3.self_attn.attn``.
+
+    Raises:
+        ConfigError: the name does not hold exactly one index.
+    """
+    numbers = [part for part in layer_name.split(".") if part.isdigit()]
+    if len(numbers) != 1:
+        raise ConfigError(f"cannot tell the index of layer {layer_name!r}")
+    return int(numbers[0])
+
+
+def model_extent(vllm_config: Any) -> tuple[int, int]:
+    """Layers and KV heads of the whole model; MLA has one latent, which counts as a head."""
+    model = vllm_config.model_config
+    heads = 1 if model.use_mla else int(model.get_total_num_kv_heads())
+    return int(model.get_total_num_hidden_layers()), heads
+
+
+def stages(vllm_config: Any) -> list[tuple[int, int]]:
+    """The layers of each pipeline stage, as half-open ranges."""
+    from vllm.distributed.utils import get_pp_indices
+
+    size = vllm_config.parallel_config.pipeline_parallel_size
+    layers, _ = model_extent(vllm_config)
+    return [get_pp_indices(layers, rank, size) for rank in range(size)]
+
+
+def kv_head_range(vllm_config: Any, tp_rank: int) -> tuple[int, int]:
+    """The KV heads that a tensor-parallel rank holds, as a half-open range.
+
+    With fewer KV heads than ranks, vLLM gives `tp / heads` consecutive ranks the same head.
+    """
+    _, total = model_extent(vllm_config)
+    size = vllm_config.parallel_config.tensor_parallel_size
+    if total >= size:
+        heads = total // size
+        return tp_rank * heads, (tp_rank + 1) * heads
+    head = tp_rank * total // size
+    return head, head + 1
+
+
+def kv_replica(vllm_config: Any, tp_rank: int) -> tuple[int, int]:
+    """The rank's number among the ranks that hold the same KV heads, and how many they are."""
+    _, total = model_extent(vllm_config)
+    count = max(1, vllm_config.parallel_config.tensor_parallel_size // total)
+    return tp_rank % count, count
+
+
+def tp_rank() -> int:
+    """This worker's rank in its tensor-parallel group."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    return int(get_tp_group().rank_in_group)

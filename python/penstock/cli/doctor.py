@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -17,7 +18,7 @@ from penstock import Pool
 from penstock._native import EncryptionKeys, Store
 from penstock.cli import cuda_copies, findings, words
 from penstock.cli.findings import Finding, Level
-from penstock.errors import Denied, Full, NotFound, StoreError, TimedOut, Unreachable
+from penstock.errors import ConfigError, Denied, Full, NotFound, StoreError, TimedOut, Unreachable
 from penstock.layout.negotiate import AUTO
 from penstock.pool.namespace import namespace_digest
 
@@ -65,7 +66,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Connects to a pool, measures it with a few values that it removes again, "
         "and says in words which of its settings to change. Exit status 1 if it cannot serve. "
         "With --model, says instead which KV layout vLLM on this machine gives the model, and why; "
-        "with --cuda-device, how copies of the device are made, as measured.",
+        "with --cuda-device, how copies of the device are made, as measured; with --vllm, whether "
+        "the installed vLLM has what Penstock uses of it.",
     )
     words.add_pool_url(parser)
     parser.add_argument(
@@ -87,6 +89,14 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="measure copies of pieces from and to this device, both ways to make them; no pool "
         "is looked at",
     )
+    parser.add_argument(
+        "--vllm",
+        metavar="FOLDER",
+        nargs="?",
+        const="",
+        help="check a vLLM against what Penstock uses of it: the installed one, or the sources in "
+        "FOLDER; nothing of it is imported, and no pool is looked at",
+    )
     words.add_key_file(parser)
     parser.add_argument("--json", action="store_true", help="write one JSON document instead")
     parser.add_argument(
@@ -99,11 +109,13 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examines the pool, a model's layout or a device's copies, and shows the report."""
+    """Examines the pool, a model's layout, a device's copies or a vLLM, and shows the report."""
     if args.model is not None:
         return _explain_layout(args)
     if args.cuda_device is not None:
         return cuda_copies.run(args.cuda_device, as_json=args.json)
+    if args.vllm is not None:
+        return _check_vllm(args)
     keys = EncryptionKeys.load(args.encryption_key_file)
     tiers = [Store.open(url, client_name="penstock-doctor") for url in words.pool_url(args).split()]
     reports = [examine(store, args.timeout, keys) for store in tiers]
@@ -129,6 +141,29 @@ def _explain_layout(args: argparse.Namespace) -> int:
     else:
         words.console().print(f"{args.model}: KV layout {decision.layout}: {decision.reason}")
     return 0
+
+
+def _check_vllm(args: argparse.Namespace) -> int:
+    from penstock.vllm.compat import contract, versions
+
+    package = contract.package_in(Path(args.vllm)) if args.vllm else contract.installed_package()
+    if package is None:
+        where = f"in {args.vllm}" if args.vllm else "installed"
+        raise ConfigError(f"there is no vLLM {where}: name a folder that has its package `vllm`")
+    version = contract.Sources(package).version or "unknown"
+    wrong = contract.violations(package, versions.differences(version).USES)
+    is_tested = ".".join(version.split(".")[:2]) in versions.SUPPORTED
+    if args.json:
+        words.print_json({"version": version, "is_tested": is_tested, "violations": wrong})
+        return 1 if wrong else 0
+    console = words.console()
+    tested = "tested with Penstock" if is_tested else "not tested with Penstock"
+    console.print(f"vLLM {version}, {tested} ({', '.join(versions.SUPPORTED)} are)")
+    for violation in wrong:
+        console.print(Text(f"✗ {violation}"))
+    if not wrong:
+        console.print("✓ it has all that Penstock uses", style="green")
+    return 1 if wrong else 0
 
 
 def examine(store: Store, timeout: float, keys: EncryptionKeys | None = None) -> Report:

@@ -99,6 +99,11 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         wish, with a warning, if the workers' backends do not list it."""
         return layouts.required(vllm_config)
 
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """Asked since vLLM 0.33: a copy may still read or write what sleeping would unmap."""
+        return False
+
     # --- worker ---------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:

@@ -49,7 +49,7 @@ class SchedulerHalf:
         self._single_token_left = not compat.continues_prefixes(vllm_config)
         self._has_peers = vllm_config.parallel_config.data_parallel_size > 1
         """Whether other engines compute in step with this one, and would wait for it."""
-        self._hash_block_size: int | None = kv_cache_config.hash_block_size
+        self._hash_block_size = compat.hash_block_size(vllm_config, kv_cache_config)
         self._adapters = NamedAdapters()
         if vllm_config.lora_config is not None:
             compat.name_adapters(vllm_config, self._adapters)

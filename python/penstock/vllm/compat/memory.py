@@ -9,19 +9,15 @@ from typing import Any
 
 from penstock.plan.split import Room
 from penstock.vllm.compat.devices import is_cpu
+from penstock.vllm.compat.versions import installed
 
 
 def block_bytes(vllm_config: Any, specs: Sequence[Mapping[str, Any]]) -> list[int]:
     """Bytes that a block takes on each worker, given its layers' KV-cache specs."""
-    from vllm.v1.core import kv_cache_utils
-
-    groups = kv_cache_utils.get_kv_cache_groups(vllm_config, _merged(specs))
+    version = installed()
+    groups = version.kv_cache_groups(vllm_config, _merged(specs))
     return [
-        kv_cache_utils._pool_bytes_per_block(
-            vllm_config, kv_cache_utils._project_kv_cache_groups_to_worker(groups, own)
-        )
-        if own
-        else 0
+        version.bytes_per_block(vllm_config, version.worker_groups(groups, own)) if own else 0
         for own in specs
     ]
 
@@ -31,7 +27,7 @@ def request_blocks(vllm_config: Any, specs: Sequence[Mapping[str, Any]]) -> int:
     from vllm.v1.core import kv_cache_utils
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-    groups = kv_cache_utils.get_kv_cache_groups(vllm_config, _merged(specs))
+    groups = installed().kv_cache_groups(vllm_config, _merged(specs))
     many = 1 << 20
     config = KVCacheConfig(num_blocks=many, kv_cache_tensors=[], kv_cache_groups=groups)
     requests: float = kv_cache_utils.get_max_concurrency_for_kv_cache_config(vllm_config, config)
@@ -65,12 +61,14 @@ def wrap_kv_memory(
         return available
 
     @functools.wraps(configure)
-    def wrapped_configure(vllm_config: Any, specs: list[Any], available: list[int]) -> Any:
+    def wrapped_configure(
+        vllm_config: Any, specs: list[Any], available: list[int], *more: Any
+    ) -> Any:
         if not (asks(vllm_config) and any(specs)):
-            return configure(vllm_config, specs, available)
+            return configure(vllm_config, specs, available, *more)
         available = decide(vllm_config, specs, available, rooms)
         # vLLM divides by the bytes of a block, which on a rank without attention layers are none.
-        own = iter(configure(vllm_config, *_with_layers(specs, available)))
+        own = iter(configure(vllm_config, *_with_layers(specs, available), *more))
         configs = [next(own) if layers else None for layers in specs]
         return [config or _without_layers(configs) for config in configs]
 

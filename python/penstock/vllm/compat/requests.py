@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from penstock.vllm.compat.versions import installed
+
 NULL_BLOCK = 0
 """The block that stands in a block table for one that is not needed any more."""
 
@@ -30,6 +32,11 @@ def cache_probe(block_pool: Any) -> Callable[[bytes, int], bool]:
         return block_pool.get_cached_block(block_hash, [group]) is not None
 
     return is_cached
+
+
+def hash_block_size(vllm_config: Any, kv_cache_config: Any) -> int | None:
+    """Tokens of the blocks that hashes are made of; None for those of the only group."""
+    return installed().hash_block_size(vllm_config, kv_cache_config)
 
 
 def block_hashes(request: Any, hash_block_size: int | None, block_size: int) -> Sequence[bytes]:

@@ -1,25 +1,101 @@
-"""Which versions of vLLM Penstock works with."""
+"""Which versions of vLLM Penstock works with, and what differs between them.
+
+A version that differs has a file of its own here, which also says which names it uses.
+"""
 
 from __future__ import annotations
 
+import functools
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+from packaging.version import InvalidVersion, Version
+
 from penstock.errors import ConfigError
+from penstock.vllm.compat import contract, vllm_0_30, vllm_0_32, vllm_0_33
+from penstock.vllm.compat.uses import Use
+
+logger = logging.getLogger("vllm.penstock")
 
 SUPPORTED = ("0.32",)
 """Minor versions of vLLM that the end-to-end tests run against."""
 
 
+class Differences(Protocol):
+    """What a version's file has."""
+
+    USES: tuple[Use, ...]
+
+    def kv_cache_groups(self, vllm_config: Any, specs: Mapping[str, Any]) -> Any:
+        """The groups of all layers, given their specs; changes the mapping."""
+
+    def worker_groups(self, groups: Any, own: Mapping[str, Any]) -> Any:
+        """The groups as one worker has them, given the specs of its layers."""
+
+    def bytes_per_block(self, vllm_config: Any, groups: Any) -> int:
+        """Bytes of a block in a worker's groups."""
+
+    def hash_block_size(self, vllm_config: Any, kv_cache_config: Any) -> int | None:
+        """Tokens of the blocks that hashes are made of; None for those of the only group."""
+
+
+_FILES: dict[str, Differences] = {
+    "0.30": cast("Differences", vllm_0_30),
+    "0.32": cast("Differences", vllm_0_32),
+    "0.33": cast("Differences", vllm_0_33),
+}
+"""By the first minor version that they are for, oldest first."""
+
+
+def differences(version: str) -> Differences:
+    """The file for a version of vLLM: that of the newest one not after it."""
+    first, *_ = _FILES.values()
+    try:
+        asked = Version(version)
+    except InvalidVersion:
+        # Of a checkout that was not built: as new as can be.
+        asked = Version(str(sys.maxsize))
+    return next(
+        (file for since, file in reversed(_FILES.items()) if asked >= Version(since)), first
+    )
+
+
+@functools.cache
+def installed() -> Differences:
+    """The file for the vLLM of this environment."""
+    import vllm
+
+    return differences(vllm.__version__)
+
+
 def check_version() -> None:
-    """Refuses a vLLM that Penstock was not built for.
+    """Refuses a vLLM that Penstock does not know; of a newer one that has all that is needed it
+    only says so.
 
     Raises:
-        ConfigError: with the versions that are.
+        ConfigError: with the versions that are known, or with what a newer one has otherwise.
     """
     import vllm
-    from packaging.version import Version
 
     version = Version(vllm.__version__)
-    if f"{version.major}.{version.minor}" not in SUPPORTED:
+    minor = f"{version.major}.{version.minor}"
+    if minor in SUPPORTED:
+        return
+    known = f"this Penstock is tested with vLLM {', '.join(SUPPORTED)}, found {vllm.__version__}"
+    if Version(minor) < Version(SUPPORTED[-1]):
+        raise ConfigError(f"{known}; install one of these, or a Penstock that knows this vLLM")
+    if wrong := _violations(vllm.__version__):
         raise ConfigError(
-            f"this Penstock works with vLLM {', '.join(SUPPORTED)}, found {vllm.__version__}; "
-            "install one of these, or a Penstock that knows this vLLM"
+            f"{known}, which differs in what Penstock uses: {'; '.join(wrong)}. Install one of "
+            "these, or a Penstock that knows this vLLM"
         )
+    logger.warning("Penstock: %s, which has all that Penstock uses, but was not tried", known)
+
+
+@functools.cache
+def _violations(version: str) -> tuple[str, ...]:
+    package = contract.installed_package()
+    assert package is not None
+    return tuple(contract.violations(package, differences(version).USES))

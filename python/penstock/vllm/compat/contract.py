@@ -1,0 +1,313 @@
+"""What Penstock takes from a vLLM, checked against that vLLM's sources: nothing of it is imported.
+
+A name must be there, and take what it is given here. What is wrapped, or overridden by the
+connector, must have just the parameters that are known: vLLM itself calls it.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from penstock.vllm.compat.uses import Use
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Definition = _Function | ast.ClassDef | ast.Assign | ast.AnnAssign
+
+_KV_CONNECTOR = "vllm.distributed.kv_transfer.kv_connector"
+_BASE = f"{_KV_CONNECTOR}.v1.base"
+_OURS = Path(__file__).parent.parent / "connector.py"
+_OWN = ("scheduler", "worker", "_orders")
+"""What the connector has for itself."""
+_NEWER = ("supports_sleep_mode",)
+"""Hooks that not every version has."""
+
+
+_CACHE = "vllm.v1.kv_cache_interface"
+_BLOCKS = "vllm.v1.core.kv_cache_utils"
+
+USES = (
+    Use(_BASE, "KVConnectorBase_V1", ("vllm_config", "role", "kv_cache_config")),
+    Use(_BASE, "KVConnectorBase_V1._get_connector_metadata", ()),
+    Use(_BASE, "KVConnectorHandshakeMetadata"),
+    Use(_BASE, "KVConnectorMetadata"),
+    Use(_BASE, "KVConnectorRole"),
+    Use(_BASE, "KVConnectorTransferResults"),
+    Use(_BASE, "KVConnectorWorkerMetadata"),
+    Use(_BASE, "SupportsHMA"),
+    Use(f"{_KV_CONNECTOR}.v1.metrics", "KVConnectorPromMetrics"),
+    Use(f"{_KV_CONNECTOR}.v1.metrics", "KVConnectorStats"),
+    Use(f"{_KV_CONNECTOR}.utils", "get_current_attn_backends", ("vllm_config",)),
+    Use(_CACHE, "FullAttentionSpec"),
+    Use(_CACHE, "MLAAttentionSpec"),
+    Use(_CACHE, "SlidingWindowSpec"),
+    Use(_CACHE, "KVCacheConfig"),
+    *(
+        Use(_CACHE, f"KVCacheConfig.{name}")
+        for name in (
+            "num_blocks",
+            "kv_cache_groups",
+            "prefix_cacheable_group_ids",
+            "needs_kv_cache_zeroing",
+        )
+    ),
+    *(
+        Use("vllm.v1.core.sched.output", f"SchedulerOutput.{name}")
+        for name in (
+            "scheduled_new_reqs",
+            "scheduled_cached_reqs",
+            "num_scheduled_tokens",
+            "total_num_scheduled_tokens",
+            "preempted_req_ids",
+            "kv_connector_block_state",
+        )
+    ),
+    *(
+        Use("vllm.v1.request", f"Request.{name}")
+        for name in (
+            "request_id",
+            "block_hashes",
+            "num_tokens",
+            "num_prompt_tokens",
+            "num_computed_tokens",
+            "kv_transfer_params",
+            "lora_request",
+            "cache_salt",
+            "skip_reading_prefix_cache",
+        )
+    ),
+    Use("vllm.v1.core.block_pool", "BlockPool.get_cached_block", ("block_hash", "group_ids")),
+    Use(_CACHE, "get_kv_cache_spec_kind", ("kv_cache_spec",)),
+    Use(_BLOCKS, "NONE_HASH"),
+    Use(_BLOCKS, "resolve_block_hashes", ("block_hashes", "hash_block_size", "block_size")),
+    Use(_BLOCKS, "get_max_concurrency_for_kv_cache_config", ("vllm_config", "kv_cache_config")),
+    Use(_BLOCKS, "_gen_lora_extra_hash_keys", ("request",), is_wrapped=True),
+    Use("vllm.v1.engine.core", "EngineCore.add_lora", ("lora_request",), is_wrapped=True),
+    Use(
+        "vllm.v1.engine.core",
+        "resolve_kv_cache_layout",
+        ("vllm_config", "supported_layouts", "kv_cache_specs"),
+        is_wrapped=True,
+    ),
+    Use("vllm.v1.executor", "Executor.determine_available_memory", (), is_wrapped=True),
+    Use("vllm.v1.executor", "Executor.collective_rpc", ("method",)),
+    Use(
+        "vllm.v1.worker.worker_base",
+        "WorkerBase.get_supported_kv_cache_layouts",
+        (),
+        is_wrapped=True,
+    ),
+    Use("vllm.v1.worker.utils", "select_common_block_size", ("kv_manager_block_size", "backends")),
+    Use("vllm.v1.attention.backends.utils", "get_supported_kv_cache_layouts", ("backends",)),
+    Use(
+        "vllm.lora.worker_manager",
+        "WorkerLoRAManager._load_adapter",
+        ("lora_request",),
+        is_wrapped=True,
+    ),
+    Use("vllm.lora.utils", "get_adapter_absolute_path", ("lora_path",)),
+    Use("vllm.distributed.utils", "get_pp_indices", ("num_hidden_layers", "pp_rank", "pp_size")),
+    Use("vllm.distributed.parallel_state", "get_tp_group", ()),
+    Use(
+        "vllm.distributed.device_communicators.shm_broadcast",
+        "SpinCondition.wait",
+        ("timeout_ms",),
+        is_wrapped=True,
+    ),
+    Use(
+        "vllm.utils.torch_utils", "kv_cache_dtype_str_to_dtype", ("kv_cache_dtype", "model_config")
+    ),
+    Use("vllm.utils.cpu_resource_utils", "get_allowed_cpu_list", ()),
+    Use("vllm.utils.cpu_resource_utils", "get_memory_node_info", ("node_id",)),
+    Use("vllm.config", "KVTransferConfig"),
+    Use("vllm.engine.arg_utils", "EngineArgs"),
+    Use("vllm.envs", "VLLM_KV_CACHE_LAYOUT"),
+    Use("vllm.platforms", "current_platform"),
+)
+
+
+class Sources:
+    """The package folder of a vLLM, read file by file as names are looked up."""
+
+    def __init__(self, package: Path) -> None:
+        self._package = package
+        self._files: dict[str, dict[str, ast.stmt]] = {}
+
+    @property
+    def version(self) -> str | None:
+        """As its build has written it down; None in a checkout that was not built."""
+        found = self.find("vllm._version", "__version__")
+        value = getattr(found, "value", None)
+        return str(value.value) if isinstance(value, ast.Constant) else None
+
+    def find(self, module: str, name: str) -> _Definition | None:
+        """The definition of a name, followed through imports; of a class what it defines itself,
+        its bases' members by their own names."""
+        first, _, method = name.partition(".")
+        found = self._names(module).get(first)
+        if isinstance(found, ast.ImportFrom):
+            for alias in found.names:
+                if (alias.asname or alias.name) == first:
+                    origin = _absolute(module, found, self._is_package(module))
+                    return self.find(origin, f"{alias.name}.{method}".rstrip("."))
+        if method and isinstance(found, ast.ClassDef):
+            return _members(found).get(method)
+        return found if isinstance(found, _Definition) and not method else None
+
+    def _is_package(self, module: str) -> bool:
+        return (self._folder(module) / "__init__.py").is_file()
+
+    def _folder(self, module: str) -> Path:
+        return self._package.joinpath(*module.split(".")[1:])
+
+    def _names(self, module: str) -> dict[str, ast.stmt]:
+        if module not in self._files:
+            folder = self._folder(module)
+            path = folder / "__init__.py" if self._is_package(module) else folder.with_suffix(".py")
+            tree = ast.parse(path.read_text()) if path.is_file() else ast.Module([], [])
+            self._files[module] = dict(_defined(tree.body))
+        return self._files[module]
+
+
+def _defined(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
+    """Names that statements define, those under a condition first: what is said plainly counts."""
+    for statement in body:
+        if isinstance(statement, (ast.If, ast.Try)):
+            yield from _defined([*statement.body, *statement.orelse])
+    for statement in body:
+        if isinstance(statement, _Function | ast.ClassDef):
+            yield statement.name, statement
+        elif isinstance(statement, ast.Assign):
+            for target in statement.targets:
+                if isinstance(target, ast.Name):
+                    yield target.id, statement
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            yield statement.target.id, statement
+        elif isinstance(statement, ast.ImportFrom):
+            for alias in statement.names:
+                yield alias.asname or alias.name, statement
+
+
+def _members(node: ast.ClassDef) -> dict[str, _Definition]:
+    """What a class defines in its body, and attributes that its `__init__` sets."""
+    found: dict[str, _Definition] = {}
+    for method in node.body:
+        if isinstance(method, _Function) and method.name == "__init__":
+            for inner in ast.walk(method):
+                if isinstance(inner, ast.Assign | ast.AnnAssign):
+                    targets = inner.targets if isinstance(inner, ast.Assign) else [inner.target]
+                    found |= {t.attr: inner for t in targets if isinstance(t, ast.Attribute)}
+    for name, statement in _defined(node.body):
+        if isinstance(statement, _Definition):
+            found[name] = statement
+    return found
+
+
+def _absolute(module: str, statement: ast.ImportFrom, is_package: bool) -> str:
+    if not statement.level:
+        return statement.module or ""
+    parts = module.split(".")
+    parts = parts[: len(parts) - statement.level + is_package]
+    return ".".join([*parts, *([statement.module] if statement.module else [])])
+
+
+def violations(package: Path, more: tuple[Use, ...]) -> list[str]:
+    """What of the vLLM in this package folder is not as Penstock needs it, in words.
+
+    Args:
+        more: what is used of this version, beside :data:`USES`.
+    """
+    sources = Sources(package)
+    return [*_of_uses(sources, (*USES, *more)), *_of_connector(sources)]
+
+
+def _of_uses(sources: Sources, uses: Iterable[Use]) -> Iterator[str]:
+    for use in uses:
+        found = sources.find(use.module, use.name)
+        if found is None:
+            yield f"{use.module}.{use.name} is not there"
+            continue
+        if use.parameters is None:
+            continue
+        if isinstance(found, ast.ClassDef):
+            found = sources.find(use.module, f"{use.name}.__init__")
+        if not isinstance(found, _Function):
+            yield f"{use.module}.{use.name} is no function"
+        elif complaint := _mismatch(found, use.parameters, exactly=use.is_wrapped):
+            yield f"{use.module}.{use.name} {complaint}"
+
+
+def _mismatch(function: _Function, given: tuple[str, ...], *, exactly: bool) -> str | None:
+    """Why a function does not take just what it is given, or what a wrapper passes on."""
+    arguments = function.args
+    names = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
+    if names[:1] in (["self"], ["cls"]):
+        del names[0]
+    needed = names[: len(names) - len(arguments.defaults)]
+    unset = [
+        a.arg
+        for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        if default is None
+    ]
+    takes = f"takes ({', '.join([*names, *(a.arg for a in arguments.kwonlyargs)])})"
+    if exactly:
+        same = len(names) == len(given) and not arguments.kwonlyargs
+        return None if same else f"{takes}; ({', '.join(given)}) is known"
+    if len(given) > len(names) or len(needed) > len(given) or unset:
+        return f"{takes}; it is given ({', '.join(given)})"
+    return None
+
+
+def _of_connector(sources: Sources) -> Iterator[str]:
+    """The base class against the connector: what vLLM calls, and what it must find."""
+    ours = _methods(_class(ast.parse(_OURS.read_text()).body, "PenstockConnector"))
+    theirs: dict[str, _Function] = {}
+    for name in ("KVConnectorBase_V1", "SupportsHMA"):
+        base = sources.find(_BASE, name)
+        if isinstance(base, ast.ClassDef):
+            theirs |= _methods(base)
+    for name, method in ours.items():
+        if name in _OWN:
+            continue
+        if name not in theirs:
+            if name in _NEWER:
+                continue
+            yield f"{_BASE} has no {name}: vLLM does not call it"
+        elif _names(method) != _names(theirs[name]):
+            yield f"{_BASE}: {name} takes ({', '.join(_names(theirs[name]))})"
+    for name, method in theirs.items():
+        marks = {getattr(mark, "id", None) for mark in method.decorator_list}
+        if "abstractmethod" in marks and name not in ours:
+            yield f"{_BASE} wants {name}, which the connector does not have"
+
+
+def _class(body: list[ast.stmt], name: str) -> ast.ClassDef:
+    return next(n for n in body if isinstance(n, ast.ClassDef) and n.name == name)
+
+
+def _methods(node: ast.ClassDef) -> dict[str, _Function]:
+    return {n.name: n for n in node.body if isinstance(n, _Function)}
+
+
+def _names(function: _Function) -> list[str]:
+    """The names of a function's parameters, without stars."""
+    arguments = function.args
+    found = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    found += [star for star in (arguments.vararg, arguments.kwarg) if star is not None]
+    return [argument.arg for argument in found]
+
+
+def package_in(folder: Path) -> Path | None:
+    """vLLM's package folder in a source distribution, an unpacked wheel or a checkout; None if it
+    is not there."""
+    found = (folder / "vllm", folder)
+    return next((p for p in found if (p / "__init__.py").is_file() and p.name == "vllm"), None)
+
+
+def installed_package() -> Path | None:
+    """The folder of the installed vLLM, which is not imported; None if there is none."""
+    spec = importlib.util.find_spec("vllm")
+    locations = None if spec is None else spec.submodule_search_locations
+    return Path(next(iter(locations))) if locations else None

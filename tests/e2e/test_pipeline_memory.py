@@ -23,6 +23,8 @@ BLOCK = 64
 GIB = 1 << 30
 PAGE = 64 << 10
 """A layer's part of a block: 64 tokens, 4 heads of 64, key and value, 16 bit."""
+MERGED = 32 << 20
+"""How much more than the KV cache its mapping may hold: the kernel merges neighbours."""
 PROPORTIONAL = {"penstock.enable_pp_prop_kv_cache": True}
 
 
@@ -112,7 +114,7 @@ def test_vllm_alone_holds_what_its_first_rank_holds(uniform: Seen) -> None:
     """Nothing is changed without the flag, and the plan's uniform split says the same."""
     assert uniform.tokens == 174_720
     assert "KV memory by pipeline rank" not in uniform.log
-    assert uniform.memory == pytest.approx((2730 * 6 * PAGE, 2730 * 2 * PAGE), rel=0.02)
+    assert uniform.memory == pytest.approx((2730 * 6 * PAGE, 2730 * 2 * PAGE), abs=MERGED)
 
 
 def test_a_proportional_split_holds_the_sum(
@@ -123,7 +125,7 @@ def test_a_proportional_split_holds_the_sum(
     pool = tmp_path / "pool"
     found = look("6,2", **proportional(2 * GIB), pool=pool, stored=3)
     assert found.tokens == 262_144
-    assert found.memory == pytest.approx((3 * GIB // 2, GIB // 2), rel=0.02)
+    assert found.memory == pytest.approx((3 * GIB // 2, GIB // 2), abs=MERGED)
     assert found.answer.tokens == uniform.answer.tokens
     # The engine core says what it did, in the words of `penstock plan`.
     table = found.log[found.log.index("KV memory by pipeline rank") :]
@@ -136,7 +138,7 @@ def test_a_proportional_split_holds_the_sum(
     asked = {"penstock.kv_cache_tokens": 131_072}
     exact = look("6,2", additional_config=asked, pool=pool)
     assert exact.tokens == 131_072
-    assert exact.memory == pytest.approx((2048 * 6 * PAGE, 2048 * 2 * PAGE), rel=0.02)
+    assert exact.memory == pytest.approx((2048 * 6 * PAGE, 2048 * 2 * PAGE), abs=MERGED)
     assert exact.answer.cached == 3 * BLOCK
     assert exact.answer.tokens == uniform.answer.tokens
 
@@ -147,7 +149,7 @@ def test_the_same_tokens_take_two_thirds_of_the_memory(
     """6/2: what vLLM holds with a GiB set aside on each rank, in 4/3 GiB over both."""
     found = look("6,2", **proportional(4 * GIB // 3))
     assert found.tokens == uniform.tokens == 174_720
-    assert found.memory == pytest.approx((2730 * 6 * PAGE, 2730 * 2 * PAGE), rel=0.02)
+    assert found.memory == pytest.approx((2730 * 6 * PAGE, 2730 * 2 * PAGE), abs=MERGED)
     assert found.answer.tokens == uniform.answer.tokens
 
 
@@ -158,7 +160,7 @@ def test_seven_layers_and_one(look: Callable[..., Seen], model: Path) -> None:
     before, after = look("7,1"), look("7,1", **proportional(2 * GIB))
     assert before.tokens == sizes.tokens(GIB // sizes.block_bytes(0, 7)) == 149_760
     assert after.tokens == sizes.tokens(2 * GIB // sizes.block_bytes(0, 8)) == 262_144
-    assert after.memory == pytest.approx((7 * GIB // 4, GIB // 4), rel=0.02)
+    assert after.memory == pytest.approx((7 * GIB // 4, GIB // 4), abs=MERGED)
     assert after.answer.tokens == before.answer.tokens
 
 
@@ -169,7 +171,7 @@ def test_a_stage_without_attention_layers(
     pool = tmp_path / "pool"
     first = look("8,0", **proportional(2 * GIB), pool=pool, stored=3)
     assert first.tokens == 262_144
-    assert first.memory[0] == pytest.approx(2 * GIB, rel=0.02)
+    assert first.memory[0] == pytest.approx(2 * GIB, abs=MERGED)
     assert first.answer.tokens == uniform.answer.tokens
     second = look("8,0", **proportional(2 * GIB), pool=pool)
     assert second.answer.cached == 3 * BLOCK

@@ -19,7 +19,7 @@ from penstock.vllm.compat.uses import Use
 
 logger = logging.getLogger("vllm.penstock")
 
-SUPPORTED = ("0.32",)
+SUPPORTED = ("0.30", "0.31", "0.32")
 """Minor versions of vLLM that the end-to-end tests run against."""
 
 

@@ -14,10 +14,10 @@ from penstock.vllm.compat.versions import installed
 
 def block_bytes(vllm_config: Any, specs: Sequence[Mapping[str, Any]]) -> list[int]:
     """Bytes that a block takes on each worker, given its layers' KV-cache specs."""
-    version = installed()
-    groups = version.kv_cache_groups(vllm_config, _merged(specs))
+    planning = installed().PLANNING
+    groups = planning.kv_cache_groups(vllm_config, _merged(specs))
     return [
-        version.bytes_per_block(vllm_config, version.worker_groups(groups, own)) if own else 0
+        planning.bytes_per_block(vllm_config, planning.worker_groups(groups, own)) if own else 0
         for own in specs
     ]
 
@@ -27,7 +27,7 @@ def request_blocks(vllm_config: Any, specs: Sequence[Mapping[str, Any]]) -> int:
     from vllm.v1.core import kv_cache_utils
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-    groups = installed().kv_cache_groups(vllm_config, _merged(specs))
+    groups = installed().PLANNING.kv_cache_groups(vllm_config, _merged(specs))
     many = 1 << 20
     config = KVCacheConfig(num_blocks=many, kv_cache_tensors=[], kv_cache_groups=groups)
     requests: float = kv_cache_utils.get_max_concurrency_for_kv_cache_config(vllm_config, config)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from packaging.version import InvalidVersion, Version
 
 from penstock.errors import ConfigError
 from penstock.vllm.compat import contract, vllm_0_30, vllm_0_32, vllm_0_33
+from penstock.vllm.compat.planning import Planning
 from penstock.vllm.compat.uses import Use
 
 logger = logging.getLogger("vllm.penstock")
@@ -27,15 +27,7 @@ class Differences(Protocol):
     """What a version's file has."""
 
     USES: tuple[Use, ...]
-
-    def kv_cache_groups(self, vllm_config: Any, specs: Mapping[str, Any]) -> Any:
-        """The groups of all layers, given their specs; changes the mapping."""
-
-    def worker_groups(self, groups: Any, own: Mapping[str, Any]) -> Any:
-        """The groups as one worker has them, given the specs of its layers."""
-
-    def bytes_per_block(self, vllm_config: Any, groups: Any) -> int:
-        """Bytes of a block in a worker's groups."""
+    PLANNING: Planning
 
     def hash_block_size(self, vllm_config: Any, kv_cache_config: Any) -> int | None:
         """Tokens of the blocks that hashes are made of; None for those of the only group."""

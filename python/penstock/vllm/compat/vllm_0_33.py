@@ -1,50 +1,17 @@
-"""vLLM 0.33: the planning of KV is a module of its own."""
+"""vLLM 0.33: the planning of KV memory is a module of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from penstock.vllm.compat import vllm_0_32
+from penstock.vllm.compat.planning import Planning
 from penstock.vllm.compat.uses import Use
 
-_PLANNING = "vllm.v1.core.kv_cache_planning"
-
-USES = (
-    Use(_PLANNING, "get_kv_cache_groups", ("vllm_config", "kv_cache_spec")),
-    Use(_PLANNING, "_project_kv_cache_groups_to_worker", ("global_kv_cache_groups", "worker_spec")),
-    Use(_PLANNING, "_pool_bytes_per_block", ("vllm_config", "kv_cache_groups")),
-    Use(
-        "vllm.v1.engine.core",
-        "get_kv_cache_configs",
-        ("vllm_config", "kv_cache_specs", "available_memory", "global_kv_cache_groups"),
-        is_wrapped=True,
-    ),
-    Use("vllm.v1.kv_cache_interface", "KVCacheConfig.hash_block_size"),
+PLANNING = Planning(
+    "vllm.v1.core.kv_cache_planning",
+    pool_bytes_takes=vllm_0_32.PLANNING.pool_bytes_takes,
+    configs_take=(*vllm_0_32.PLANNING.configs_take, "global_kv_cache_groups"),
 )
 
+USES = (*PLANNING.uses, Use("vllm.v1.kv_cache_interface", "KVCacheConfig.hash_block_size"))
 
-def kv_cache_groups(vllm_config: Any, specs: Mapping[str, Any]) -> Any:
-    """The groups of all layers, given their specs; changes the mapping."""
-    from vllm.v1.core.kv_cache_planning import get_kv_cache_groups
-
-    return get_kv_cache_groups(vllm_config, specs)
-
-
-def worker_groups(groups: Any, own: Mapping[str, Any]) -> Any:
-    """The groups as one worker has them, given the specs of its layers."""
-    from vllm.v1.core.kv_cache_planning import _project_kv_cache_groups_to_worker
-
-    return _project_kv_cache_groups_to_worker(groups, own)
-
-
-def bytes_per_block(vllm_config: Any, groups: Any) -> int:
-    """Bytes of a block in a worker's groups."""
-    from vllm.v1.core.kv_cache_planning import _pool_bytes_per_block
-
-    return int(_pool_bytes_per_block(vllm_config, groups))
-
-
-def hash_block_size(vllm_config: Any, kv_cache_config: Any) -> int | None:
-    """Tokens of the blocks that hashes are made of; None for those of the only group."""
-    found: int | None = kv_cache_config.hash_block_size
-    return found
+hash_block_size = vllm_0_32.hash_block_size

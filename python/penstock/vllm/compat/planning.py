@@ -1,0 +1,54 @@
+"""vLLM's planning of KV memory: groups of layers, and what a block of them takes."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.vllm.compat.uses import Use
+
+
+@dataclass(frozen=True)
+class Planning:
+    """The functions that plan, as one version of vLLM has them."""
+
+    module: str
+    """Where they are."""
+    pool_bytes_takes: tuple[str, ...]
+    """Parameters of ``_pool_bytes_per_block``."""
+    configs_take: tuple[str, ...]
+    """Parameters of ``get_kv_cache_configs``, which is wrapped."""
+
+    @property
+    def uses(self) -> tuple[Use, ...]:
+        """For the contract."""
+        worker = ("global_kv_cache_groups", "worker_spec")
+        return (
+            Use(self.module, "get_kv_cache_groups", ("vllm_config", "kv_cache_spec")),
+            Use(self.module, "_project_kv_cache_groups_to_worker", worker),
+            Use(self.module, "_pool_bytes_per_block", self.pool_bytes_takes),
+            Use(
+                "vllm.v1.engine.core",
+                "get_kv_cache_configs",
+                self.configs_take,
+                is_wrapped=True,
+            ),
+        )
+
+    def kv_cache_groups(self, vllm_config: Any, specs: Mapping[str, Any]) -> Any:
+        """The groups of all layers, given their specs; changes the mapping."""
+        return self._function("get_kv_cache_groups")(vllm_config, specs)
+
+    def worker_groups(self, groups: Any, own: Mapping[str, Any]) -> Any:
+        """The groups as one worker has them, given the specs of its layers."""
+        return self._function("_project_kv_cache_groups_to_worker")(groups, own)
+
+    def bytes_per_block(self, vllm_config: Any, groups: Any) -> int:
+        """Bytes of a block in a worker's groups."""
+        known = {"vllm_config": vllm_config, "kv_cache_groups": groups}
+        return int(self._function("_pool_bytes_per_block")(*map(known.get, self.pool_bytes_takes)))
+
+    def _function(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.module), name)

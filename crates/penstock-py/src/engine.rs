@@ -368,7 +368,7 @@ impl Drop for Lookup {
 const LAST_WAIT: Duration = Duration::from_secs(60);
 
 /// A chunk's identity, zero-padded.
-fn padded(py: Python<'_>, chunk: &[u8]) -> PyResult<[u8; CHUNK_BYTES]> {
+pub(crate) fn padded(py: Python<'_>, chunk: &[u8]) -> PyResult<[u8; CHUNK_BYTES]> {
     let mut padded = [0; CHUNK_BYTES];
     match padded.get_mut(..chunk.len()) {
         Some(start) => start.copy_from_slice(chunk),
@@ -396,6 +396,12 @@ fn bound(py: Python<'_>, timeout: f64) -> PyResult<Duration> {
 #[pyclass(frozen, module = "penstock._native")]
 pub(crate) struct Lookup {
     native: NativeLookup,
+}
+
+impl Lookup {
+    pub(crate) fn native(&self) -> &NativeLookup {
+        &self.native
+    }
 }
 
 #[pymethods]

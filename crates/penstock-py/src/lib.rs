@@ -1,7 +1,9 @@
 //! `penstock._native`: the bindings. They register, convert and release the GIL; they decide
 //! nothing.
 
+mod blocks;
 mod buffer;
+mod catalogue;
 mod cuda;
 mod dlpack;
 mod engine;
@@ -17,7 +19,11 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
+    use crate::blocks::Blocks;
+    #[pymodule_export]
     use crate::buffer::Buffer;
+    #[pymodule_export]
+    use crate::catalogue::Catalogue;
     #[pymodule_export]
     use crate::cuda::cuda_calibration;
     #[pymodule_export]

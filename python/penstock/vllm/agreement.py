@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from penstock._native import Store
@@ -33,14 +34,34 @@ _EQUAL = ("page_tokens", "interior", "content_bytes")
 """What ranks must have alike of a group that they share."""
 
 
+@dataclass(frozen=True)
+class ModelFacts:
+    """The model, and how it is cut over ranks."""
+
+    name: str
+    ranks: tuple[int, int]
+    """Of the pipeline, and of tensor parallelism."""
+    extent: tuple[int, int]
+    """Layers and KV heads of the whole model."""
+    identity: Mapping[str, Any]
+    """What must agree before two engines share anything, whatever their ranks: plain JSON."""
+
+
 class Agreement:
     """The ranks' shares, checked against each other, and the namespaces of their objects."""
 
-    def __init__(self, settings: Settings, vllm_config: Any, groups: Groups) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        model: ModelFacts,
+        groups: Groups,
+        hash_seed: Callable[[], bytes],
+    ) -> None:
+        """`hash_seed` tells what starts every chain of block hashes, once the engine is up."""
         self._settings = settings
-        self._vllm_config = vllm_config
+        self._model = model
         self._groups = groups
-        self._weights = identity.weights_identity(vllm_config, settings.model_id)
+        self._hash_seed = hash_seed
         self._shares: dict[tuple[int, int], RankShare] = {}
         self._namespaces: tuple[bytes, ...] = ()
         self._publish_next = 0.0
@@ -69,12 +90,8 @@ class Agreement:
                 has both sides' numbers.
             LayoutError: the ranks' spans leave a gap, overlap, or cannot be cut into objects.
         """
-        parallel = self._vllm_config.parallel_config
-        expected = {
-            (pp, tp)
-            for pp in range(parallel.pipeline_parallel_size)
-            for tp in range(parallel.tensor_parallel_size)
-        }
+        pipeline, tensor = self._model.ranks
+        expected = {(pp, tp) for pp in range(pipeline) for tp in range(tensor)}
         if set(shares) != expected:
             raise ConfigError(
                 f"expected one worker for each of (pipeline, tensor) {sorted(expected)}, heard "
@@ -89,7 +106,7 @@ class Agreement:
                 for rank, share in holding.items()
             }
         )
-        layers, heads = compat.model_extent(self._vllm_config)
+        layers, heads = self._model.extent
         geometry = parse_geometry(self._settings.pool_geometry, layers, heads)
         spans, _ = check_ranks(
             [share.span for share in holding.values() if share.span is not None],
@@ -157,9 +174,8 @@ class Agreement:
         if now < self._publish_next:
             return
         self._publish_next = now + _PUBLISH_SECONDS
-        model = self._vllm_config.model_config.model
         described = [
-            (namespace, {"model": model, **self._facts(position)})
+            (namespace, {"model": self._model.name, **self._facts(position)})
             for position, namespace in enumerate(self.namespaces)
         ]
         threading.Thread(
@@ -169,27 +185,44 @@ class Agreement:
     def _facts(self, position: int) -> dict[str, Any]:
         if not self._shares:
             raise ConfigError("the workers did not tell what they hold; cannot name any object")
-        config, group = self._vllm_config, self._groups[position]
+        group = self._groups[position]
         parts = [s.groups[position] for s in self._shares.values() if s.span is not None]
         share = next(part for part in parts if part is not None)
         return {
             "format": _FORMAT,
-            "config": identity.config_digest(config.model_config.hf_config),
-            "weights": self._weights,
-            "dtype": str(config.model_config.dtype),
-            "quantization": str(config.model_config.quantization),
+            **self._model.identity,
             "kv_dtype": group.dtype,
-            "kv_cache_dtype": str(config.cache_config.cache_dtype),
             "group": {"index": group.index, "kind": group.kind, "window": group.window},
             "block_size": group.block_size,
-            "hash": config.cache_config.prefix_caching_hash_algo,
-            "hash_seed": compat.none_hash().hex(),
+            "hash_seed": self._hash_seed().hex(),
             "page_tokens": share.page_tokens,
             "content_bytes": share.content_bytes,
             "interior": share.interior,
             "spans": [list(span) for span in self.spans[position]],
             "salt": self._settings.salt,
         }
+
+
+def model_facts(settings: Settings, vllm_config: Any) -> ModelFacts:
+    """What the ranks of this engine must agree on, from vLLM's configuration.
+
+    Raises:
+        ConfigError: nothing tells which weights these are.
+    """
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    return ModelFacts(
+        name=model.model,
+        ranks=(parallel.pipeline_parallel_size, parallel.tensor_parallel_size),
+        extent=compat.model_extent(vllm_config),
+        identity={
+            "config": identity.config_digest(model.hf_config),
+            "weights": identity.weights_identity(vllm_config, settings.model_id),
+            "dtype": str(model.dtype),
+            "quantization": str(model.quantization),
+            "kv_cache_dtype": str(vllm_config.cache_config.cache_dtype),
+            "hash": vllm_config.cache_config.prefix_caching_hash_algo,
+        },
+    )
 
 
 def _publish(store: Store, described: Sequence[tuple[bytes, dict[str, Any]]]) -> None:

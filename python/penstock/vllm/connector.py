@@ -22,7 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from penstock.errors import ConfigError
 from penstock.vllm import compat, layouts
 from penstock.vllm.messages import RankShare, StepOrders, WorkerReport
-from penstock.vllm.scheduler import SchedulerHalf
+from penstock.vllm.scheduler import SchedulerHalf, scheduler_half
 from penstock.vllm.settings import Settings
 from penstock.vllm.stats import PenstockPromMetrics, PenstockStats
 from penstock.vllm.worker import WorkerHalf
@@ -72,7 +72,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerHalf(settings, vllm_config, kv_cache_config)
+            self._scheduler = scheduler_half(settings, vllm_config, kv_cache_config)
         else:
             self._worker = WorkerHalf(settings, vllm_config, kv_cache_config)
 
@@ -165,26 +165,31 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         """Called once: the pool of the engine's own blocks, for what its prefix cache has."""
         if self._scheduler is not None:
-            self._scheduler.bind(gpu_block_pool)
+            self._scheduler.bind(compat.cache_probe(gpu_block_pool))
 
     def on_new_request(self, request: Any) -> None:
         """Starts the look-up of the request's blocks."""
-        self.scheduler.on_new_request(request)
+        self.scheduler.on_new_request(compat.arrival(request))
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """How many tokens the pool adds to those computed; None while that is not known."""
-        return self.scheduler.match(request, num_computed_tokens)
+        tokens = self.scheduler.match(request.request_id, num_computed_tokens)
+        return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """The engine allocated blocks for what `get_num_new_matched_tokens` offered."""
         if num_external_tokens:
-            self.scheduler.on_allocated(request, blocks.get_block_ids(), num_external_tokens)
+            self.scheduler.on_allocated(
+                request.request_id, blocks.get_block_ids(), num_external_tokens
+            )
 
     def build_connector_meta(self, scheduler_output: Any) -> Orders:
         """The orders that go to the workers with this step."""
-        return Orders(self.scheduler.build_orders(scheduler_output))
+        orders = self.scheduler.build_orders(compat.step(scheduler_output))
+        compat.rest(orders.idle_until > 0)
+        return Orders(orders)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Takes in the workers' reports."""
@@ -205,7 +210,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """The same, as vLLM asks with the hybrid memory allocator on."""
-        return self.scheduler.on_request_finished(request, block_ids), None
+        return self.scheduler.on_finished(request.request_id, block_ids), None
 
     def reset_cache(self) -> bool:
         """Forgets what is known of the pool's content; the pool itself is not touched."""

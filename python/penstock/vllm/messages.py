@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeVar
 
+from penstock._native import Blocks
 from penstock.vllm.adapters import Adapter
 
 Span = tuple[int, int, int, int]
@@ -19,20 +19,11 @@ arrives meanwhile, or whose own load ends before another's, waits so long at mos
 
 @dataclass(frozen=True)
 class BlockJob:
-    """Blocks of one request to load or to store.
-
-    ``job`` is unique in the life of the scheduler. ``block_ids[i]`` is the engine's block in the
-    group at position ``groups[i]``, whose content is named by ``hashes[i]``; ``parents[i]`` names
-    the one before it in the request and counts the tokens until there; empty and 0 for the first. A
-    prefetch has no blocks yet.
-    """
+    """Blocks of one request to load or to store. ``job`` is unique in the life of the scheduler."""
 
     job: int
     request_id: str
-    groups: tuple[int, ...]
-    block_ids: tuple[int, ...]
-    hashes: tuple[bytes, ...]
-    parents: tuple[tuple[bytes, int], ...]
+    blocks: Blocks
     timeout: float = 0.0
     """Seconds until a load or prefetch is given up."""
     pace: float = 0.0
@@ -41,20 +32,6 @@ class BlockJob:
     """What the request's tenant, and nobody else, gives with requests: goes into the encryption."""
     adapter: Adapter | None = None
     """The LoRA adapter that the blocks are named by."""
-
-    @property
-    def names(self) -> list[bytes]:
-        """What tells each block's content from all others of the engine."""
-        return [block_name(*pair) for pair in zip(self.groups, self.hashes, strict=True)]
-
-
-CHUNK_BYTES = 32
-"""Bytes of a chunk's identity in a key, zero-padded."""
-
-
-def block_name(group: int, block_hash: bytes) -> bytes:
-    """What tells the content of a block of a group from all others of the engine."""
-    return block_hash.ljust(CHUNK_BYTES, b"\0") + bytes((group,))
 
 
 @dataclass
@@ -90,16 +67,20 @@ class WorkerReport:
     """Steps that asked for it and are done."""
     released: dict[int, int] = field(default_factory=dict)
     """Store job → number of ranks that have read its blocks."""
-    stored: dict[int, list[list[bool]]] = field(default_factory=dict)
-    """Store job → for each rank that is done, whether each block is now in the pool."""
-    lost: set[bytes] = field(default_factory=set)
-    """Names of blocks that are not in the pool, or not whole, though a look-up found them."""
-    foreign: set[bytes] = field(default_factory=set)
-    """Names of blocks that are in the pool, encrypted with a key that this engine does not have."""
-    unloaded: dict[str, set[bytes]] = field(default_factory=dict)
-    """Request → names of the blocks that its load did not get, for whatever reason."""
-    held: dict[bytes, int] = field(default_factory=dict)
-    """Name of a block → ranks whose host memory has it now and had it not, less those that had."""
+    stored: dict[int, int] = field(default_factory=dict)
+    """Store job → number of ranks that are done with it."""
+    unstored: dict[int, set[int]] = field(default_factory=dict)
+    """Store job → positions of blocks that some rank did not bring into the pool."""
+    lost: dict[int, set[int]] = field(default_factory=dict)
+    """Load or prefetch → positions of blocks that are not in the pool, or not whole, though a
+    look-up found them."""
+    foreign: dict[int, set[int]] = field(default_factory=dict)
+    """Load or prefetch → positions of blocks that are in the pool, encrypted with a key that this
+    engine does not have."""
+    unloaded: dict[int, set[int]] = field(default_factory=dict)
+    """Load → positions of blocks that did not come, for whatever reason."""
+    held: bytes = b""
+    """Blocks that came into the host memory of ranks, or went; packed by the engine."""
     prefetched: dict[int, int] = field(default_factory=dict)
     """Prefetch → ranks that are done with it."""
     seconds: dict[int, float] = field(default_factory=dict)
@@ -113,28 +94,27 @@ class WorkerReport:
 
     def merge(self, other: WorkerReport) -> WorkerReport:
         """Adds another rank's report to this one."""
-        for job, results in other.stored.items():
-            self.stored.setdefault(job, []).extend(results)
-        _add(self.released, other.released)
-        _add(self.held, other.held)
-        _add(self.prefetched, other.prefetched)
-        _add(self.missing_bytes, other.missing_bytes)
+        for sums, more in (
+            (self.released, other.released),
+            (self.stored, other.stored),
+            (self.prefetched, other.prefetched),
+            (self.missing_bytes, other.missing_bytes),
+        ):
+            for job, amount in more.items():
+                sums[job] = sums.get(job, 0) + amount
+        for found, others in (
+            (self.unstored, other.unstored),
+            (self.lost, other.lost),
+            (self.foreign, other.foreign),
+            (self.unloaded, other.unloaded),
+        ):
+            for job, positions in others.items():
+                found.setdefault(job, set()).update(positions)
         for job, seconds in other.seconds.items():
             self.seconds[job] = max(self.seconds.get(job, 0.0), seconds)
         self.steps |= other.steps
-        self.lost |= other.lost
-        self.foreign |= other.foreign
-        for request_id, hashes in other.unloaded.items():
-            self.unloaded.setdefault(request_id, set()).update(hashes)
+        self.held += other.held
         return self
-
-
-_Key = TypeVar("_Key")
-
-
-def _add(sums: dict[_Key, int], more: dict[_Key, int]) -> None:
-    for key, amount in more.items():
-        sums[key] = sums.get(key, 0) + amount
 
 
 @dataclass(frozen=True)

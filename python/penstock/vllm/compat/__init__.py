@@ -26,12 +26,11 @@ from penstock.vllm.compat.layouts import (
 from penstock.vllm.compat.memory import block_bytes, request_blocks, wrap_kv_memory
 from penstock.vllm.compat.requests import (
     NULL_BLOCK,
-    block_hashes,
-    block_table,
+    arrival,
     cache_probe,
     hash_block_size,
-    newly_allocated,
     none_hash,
+    step,
     tenant,
 )
 from penstock.vllm.compat.specs import (
@@ -57,10 +56,9 @@ __all__ = [
     "NULL_BLOCK",
     "SUPPORTED",
     "adapter",
+    "arrival",
     "attention_backends",
     "block_bytes",
-    "block_hashes",
-    "block_table",
     "cache_probe",
     "check_block_hashing",
     "check_version",
@@ -81,7 +79,6 @@ __all__ = [
     "metric_per_engine",
     "model_extent",
     "name_adapters",
-    "newly_allocated",
     "none_hash",
     "operators_cores",
     "request_blocks",
@@ -89,6 +86,7 @@ __all__ = [
     "rest",
     "spec_kind",
     "stages",
+    "step",
     "tenant",
     "tokens_per_step",
     "tp_rank",

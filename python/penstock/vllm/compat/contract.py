@@ -65,6 +65,17 @@ USES = (
         )
     ),
     *(
+        Use("vllm.v1.core.sched.output", f"{owner}.{name}")
+        for owner, name in (
+            ("NewRequestData", "req_id"),
+            ("NewRequestData", "num_computed_tokens"),
+            ("NewRequestData", "block_ids"),
+            ("CachedRequestData", "req_ids"),
+            ("CachedRequestData", "num_computed_tokens"),
+            ("CachedRequestData", "new_block_ids"),
+        )
+    ),
+    *(
         Use("vllm.v1.request", f"Request.{name}")
         for name in (
             "request_id",
@@ -81,7 +92,6 @@ USES = (
     Use("vllm.v1.core.block_pool", "BlockPool.get_cached_block", ("block_hash", "group_ids")),
     Use(_CACHE, "get_kv_cache_spec_kind", ("kv_cache_spec",)),
     Use(_BLOCKS, "NONE_HASH"),
-    Use(_BLOCKS, "resolve_block_hashes", ("block_hashes", "hash_block_size", "block_size")),
     Use(_BLOCKS, "get_max_concurrency_for_kv_cache_config", ("vllm_config", "kv_cache_config")),
     Use(_BLOCKS, "_gen_lora_extra_hash_keys", ("request",), is_wrapped=True),
     Use("vllm.v1.engine.core", "EngineCore.add_lora", ("lora_request",), is_wrapped=True),

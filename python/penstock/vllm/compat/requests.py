@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.vllm.compat.versions import installed
+from penstock.vllm.facts import Arrival, Step
 
 NULL_BLOCK = 0
 """The block that stands in a block table for one that is not needed any more."""
@@ -39,14 +40,6 @@ def hash_block_size(vllm_config: Any, kv_cache_config: Any) -> int | None:
     return installed().hash_block_size(vllm_config, kv_cache_config)
 
 
-def block_hashes(request: Any, hash_block_size: int | None, block_size: int) -> Sequence[bytes]:
-    """The chained hashes of the request's full blocks, one per `block_size` tokens."""
-    hashes: Sequence[bytes] = _hashing().resolve_block_hashes(
-        request.block_hashes, hash_block_size or block_size, block_size
-    )
-    return hashes
-
-
 def tenant(request: Any) -> bytes:
     """The request's cache salt, which is part of its first block's hash and so of all; none if it
     has none."""
@@ -54,14 +47,29 @@ def tenant(request: Any) -> bytes:
     return (salt or "").encode(errors="surrogatepass")
 
 
-def block_table(scheduler_output: Any) -> Callable[[str], Sequence[Sequence[int]]]:
-    """Request id → its present block ids by vLLM's groups, for requests scheduled in this step."""
-    resolve: Callable[[str], Sequence[Sequence[int]]]
-    resolve = scheduler_output.kv_connector_block_state.resolve_block_ids
-    return resolve
+def arrival(request: Any) -> Arrival:
+    """A new request, in plain values."""
+    return Arrival(request, request.kv_transfer_params, tenant(request))
 
 
-def newly_allocated(scheduler_output: Any) -> Iterator[int]:
+def step(scheduler_output: Any) -> Step:
+    """What is computed next, in plain values."""
+    new, cached = scheduler_output.scheduled_new_reqs, scheduler_output.scheduled_cached_reqs
+    requests, computed = cached.req_ids, cached.num_computed_tokens
+    if new:
+        requests = [*requests, *(request.req_id for request in new)]
+        computed = [*computed, *(request.num_computed_tokens for request in new)]
+    return Step(
+        requests=requests,
+        computed=computed,
+        tokens=scheduler_output.num_scheduled_tokens,
+        preempted=scheduler_output.preempted_req_ids or (),
+        tables=scheduler_output.kv_connector_block_state.resolve_block_ids,
+        new_blocks=functools.partial(_newly_allocated, scheduler_output),
+    )
+
+
+def _newly_allocated(scheduler_output: Any) -> Iterator[int]:
     """The blocks that requests scheduled in this step were given with it."""
     for request in scheduler_output.scheduled_new_reqs:
         for blocks in request.block_ids:

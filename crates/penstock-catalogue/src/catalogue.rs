@@ -1,0 +1,209 @@
+//! The catalogue: requests and their blocks.
+
+use std::collections::HashMap;
+
+use crate::CatalogueError;
+use crate::error::Result;
+use crate::groups::Groups;
+use crate::index::{Chunk, Index, Name};
+use crate::jobs::Job;
+use crate::request::Request;
+
+/// What the ranks hold of a group's block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holding {
+    /// Ranks that hold a part of it.
+    pub ranks: u32,
+    /// Its bytes, on all ranks together.
+    pub bytes: u64,
+    /// Its objects on one rank.
+    pub objects: u64,
+}
+
+/// Requests of one engine, their blocks, and where these are.
+///
+/// ```
+/// use penstock_catalogue::{Catalogue, Group, Groups, Holding};
+///
+/// let group = Group { block_tokens: 16, window: None };
+/// let mut catalogue = Catalogue::new(Groups::new(vec![group], 16)?, 1000);
+/// catalogue.set_holdings(vec![Holding { ranks: 1, bytes: 4096, objects: 1 }])?;
+///
+/// catalogue.add("a", 40)?;
+/// catalogue.extend("a", &[[1; 32], [2; 32]])?;
+/// let queries = catalogue.ask("a")?;
+/// catalogue.answer(queries[0].number, Some(&[true, false]));
+/// // Of the tokens from the first to the 32nd, 16 can be loaded: one block, from the pool.
+/// let reaches = catalogue.reaches("a", 0, 32)?;
+/// assert_eq!((reaches[0].end, reaches[0].pool_bytes), (16, 4096));
+/// # Ok::<(), penstock_catalogue::CatalogueError>(())
+/// ```
+pub struct Catalogue {
+    pub(crate) groups: Groups,
+    pub(crate) holdings: Vec<Holding>,
+    pub(crate) index: Index,
+    pub(crate) requests: HashMap<Box<str>, Request>,
+    pub(crate) jobs: HashMap<u64, Job>,
+    /// Look-up → whose it is, and of which group.
+    pub(crate) lookups: HashMap<u64, (Box<str>, usize)>,
+    pub(crate) next_lookup: u64,
+    /// Blocks that the engine may give away, and the store that has yet to read them.
+    pub(crate) reading: HashMap<u64, u64>,
+    /// Loads under way.
+    pub(crate) loads: usize,
+    /// Blocks that prefetches keep, or bring.
+    pub(crate) prefetched: usize,
+}
+
+impl Catalogue {
+    /// Without requests. Of blocks in the pool that no request names, `remembered` are remembered;
+    /// forgetting one costs a second put, which the store recognizes.
+    pub fn new(groups: Groups, remembered: usize) -> Self {
+        let nothing = Holding {
+            ranks: 0,
+            bytes: 0,
+            objects: 0,
+        };
+        Self {
+            holdings: vec![nothing; groups.count()],
+            groups,
+            index: Index::new(remembered),
+            requests: HashMap::new(),
+            jobs: HashMap::new(),
+            lookups: HashMap::new(),
+            next_lookup: 0,
+            reading: HashMap::new(),
+            loads: 0,
+            prefetched: 0,
+        }
+    }
+
+    /// What the ranks hold of each group's blocks.
+    ///
+    /// # Errors
+    /// There are not as many as groups, or some ranks hold nothing.
+    pub fn set_holdings(&mut self, holdings: Vec<Holding>) -> Result<()> {
+        if holdings.len() != self.groups.count() {
+            return Err(CatalogueError::Config("a holding is wanted for each group"));
+        }
+        if holdings.iter().any(|holding| holding.ranks == 0) {
+            return Err(CatalogueError::Config(
+                "each group's blocks must be on some rank",
+            ));
+        }
+        self.holdings = holdings;
+        Ok(())
+    }
+
+    /// The groups.
+    pub fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    /// Blocks that are known, for whatever reason.
+    pub fn len(&self) -> usize {
+        self.index.len()
+    }
+
+    /// Whether nothing is known.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A request has come.
+    ///
+    /// # Errors
+    /// One of this name is there.
+    pub fn add(&mut self, id: &str, prompt_tokens: u64) -> Result<()> {
+        if self.requests.contains_key(id) {
+            return Err(CatalogueError::DuplicateRequest(id.to_owned()));
+        }
+        let request = Request::new(prompt_tokens, self.groups.count());
+        self.requests.insert(id.into(), request);
+        Ok(())
+    }
+
+    /// Hashes of the request that were handed over.
+    ///
+    /// # Errors
+    /// The request is not known.
+    pub fn hashes(&self, id: &str) -> Result<usize> {
+        self.request(id).map(|request| request.hashes)
+    }
+
+    /// Hands over the request's next hashes, after those it has.
+    ///
+    /// # Errors
+    /// The request is not known.
+    pub fn extend(&mut self, id: &str, hashes: &[Chunk]) -> Result<()> {
+        let request = found_mut(&mut self.requests, id)?;
+        let known = request.hashes;
+        request.hashes += hashes.len();
+        for (group, blocks) in request.blocks.iter_mut().enumerate() {
+            let step = self.groups.hashes_per_block(group);
+            let new = request.hashes / step - blocks.len();
+            self.index.reserve(new);
+            blocks.reserve(new);
+            // A block is named by the last hash within it.
+            let last = (blocks.len() + 1) * step - 1 - known;
+            for chunk in hashes.iter().skip(last).step_by(step) {
+                let name = Name {
+                    group: group as u16,
+                    chunk: *chunk,
+                };
+                blocks.push(self.index.refer(blocks.last().copied(), name));
+            }
+        }
+        Ok(())
+    }
+
+    /// The request is gone. Jobs of its blocks go on.
+    ///
+    /// # Errors
+    /// The request is not known.
+    pub fn remove(&mut self, id: &str) -> Result<()> {
+        self.request(id)?;
+        self.drop_lookup(id);
+        if let Some(request) = self.requests.remove(id) {
+            // The end of a prompt is of no use without its beginning: it is forgotten first.
+            for &number in request.blocks.iter().flat_map(|blocks| blocks.iter().rev()) {
+                self.index.release(number);
+            }
+        }
+        Ok(())
+    }
+
+    /// A rank's host memory has a block of the group at this position now, or has it no more.
+    ///
+    /// # Errors
+    /// There is no such group.
+    pub fn change_host(&mut self, group: u16, chunk: Chunk, came: bool) -> Result<()> {
+        if usize::from(group) >= self.groups.count() {
+            return Err(CatalogueError::Config("a change in no known group"));
+        }
+        let name = Name { group, chunk };
+        self.index.change_ranks(name, if came { 1 } else { -1 });
+        Ok(())
+    }
+
+    /// Forgets what the pool has; look-ups will tell again.
+    pub fn forget_pool(&mut self) {
+        self.index.forget_pool();
+    }
+
+    pub(crate) fn request(&self, id: &str) -> Result<&Request> {
+        self.requests
+            .get(id)
+            .ok_or_else(|| CatalogueError::UnknownRequest(id.to_owned()))
+    }
+}
+
+/// The request of this name, where nothing else of the catalogue may be borrowed.
+pub(crate) fn found_mut<'a>(
+    requests: &'a mut HashMap<Box<str>, Request>,
+    id: &str,
+) -> Result<&'a mut Request> {
+    requests
+        .get_mut(id)
+        .ok_or_else(|| CatalogueError::UnknownRequest(id.to_owned()))
+}

@@ -1,0 +1,246 @@
+//! The KV-cache groups of a model: layers that share one block table.
+
+use std::ops::Range;
+
+use crate::CatalogueError;
+use crate::error::Result;
+
+/// One group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Tokens in a block.
+    pub block_tokens: u64,
+    /// Tokens that a layer attends to, the present one included; none for all before it.
+    pub window: Option<u64>,
+}
+
+impl Group {
+    /// The first block that is needed to compute on from `tokens` tokens.
+    ///
+    /// ```
+    /// use penstock_catalogue::Group;
+    ///
+    /// let windowed = Group { block_tokens: 16, window: Some(20) };
+    /// assert_eq!(windowed.first_needed(64), 2);
+    /// let full = Group { block_tokens: 16, window: None };
+    /// assert_eq!(full.first_needed(64), 0);
+    /// ```
+    pub fn first_needed(&self, tokens: u64) -> u64 {
+        self.window.map_or(0, |window| {
+            (tokens + 1).saturating_sub(window) / self.block_tokens
+        })
+    }
+
+    /// The blocks of a load of the tokens from `first` to `end`.
+    pub fn needed(&self, first: u64, end: u64) -> Range<usize> {
+        let start = (first / self.block_tokens).max(self.first_needed(end));
+        let end = end / self.block_tokens;
+        start.min(end) as usize..end as usize
+    }
+}
+
+/// All groups of a model that are transferred.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Groups {
+    groups: Vec<Group>,
+    hash_tokens: u64,
+    alignment: u64,
+}
+
+impl Groups {
+    /// `hash_tokens` is the number of tokens that a block hash adds to the chain; a block of a group is
+    /// named by the last of those within it.
+    ///
+    /// # Errors
+    /// There is no group, or one whose blocks are not made of whole hashes.
+    pub fn new(groups: Vec<Group>, hash_tokens: u64) -> Result<Self> {
+        if groups.is_empty() || groups.len() > usize::from(u16::MAX) {
+            return Err(CatalogueError::Config("there must be 1 to 65,535 groups"));
+        }
+        let divides = |group: &Group| {
+            hash_tokens > 0
+                && group.block_tokens > 0
+                && group.block_tokens.is_multiple_of(hash_tokens)
+        };
+        if !groups.iter().all(divides) {
+            let what = "a group's block must be a multiple of the tokens of a block hash";
+            return Err(CatalogueError::Config(what));
+        }
+        let alignment = groups
+            .iter()
+            .fold(1, |lcm, group| least_common(lcm, group.block_tokens));
+        Ok(Self {
+            groups,
+            hash_tokens,
+            alignment,
+        })
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// One after the other.
+    pub fn iter(&self) -> std::slice::Iter<'_, Group> {
+        self.groups.iter()
+    }
+
+    /// The group at a position.
+    pub(crate) fn at(&self, position: usize) -> &Group {
+        &self.groups[position]
+    }
+
+    /// Block hashes that make up a block of a group.
+    pub(crate) fn hashes_per_block(&self, position: usize) -> usize {
+        (self.groups[position].block_tokens / self.hash_tokens) as usize
+    }
+
+    /// Tokens of the shortest run that is whole blocks in every group.
+    pub fn alignment(&self) -> u64 {
+        self.alignment
+    }
+
+    /// The end of the longest run of tokens from `first` that can be loaded, given which blocks of which
+    /// group are there.
+    ///
+    /// A run ends at `limit` at the latest; both are multiples of the alignment. Layers that attend to
+    /// all tokens need every block of the run, the others those of the window at its end. The result is
+    /// `first` if nothing can be loaded.
+    pub(crate) fn reach(
+        &self,
+        first: u64,
+        limit: u64,
+        has: impl Fn(usize, usize) -> bool,
+    ) -> u64 {
+        let mut end = limit.max(first);
+        for (position, group) in self.groups.iter().enumerate() {
+            if group.window.is_none() {
+                let blocks = group.needed(first, end);
+                let missing = blocks.clone().find(|&block| !has(position, block));
+                end = self.down(first, missing.unwrap_or(blocks.end) as u64 * group.block_tokens);
+            }
+        }
+        // A window that lacks a block lacks it for every end at which the block is in it.
+        while let Some(lower) = self.windows_lack(first, end, &has) {
+            end = lower;
+        }
+        end
+    }
+
+    /// Where a run may end instead, if a window at its end is not whole.
+    fn windows_lack(
+        &self,
+        first: u64,
+        end: u64,
+        has: &impl Fn(usize, usize) -> bool,
+    ) -> Option<u64> {
+        for (position, group) in self.groups.iter().enumerate() {
+            if group.window.is_some()
+                && let Some(missing) = group
+                    .needed(first, end)
+                    .find(|&block| !has(position, block))
+            {
+                return Some(self.down(first, missing as u64 * group.block_tokens));
+            }
+        }
+        None
+    }
+
+    /// A run's end that is aligned, no further than `end`.
+    fn down(&self, first: u64, end: u64) -> u64 {
+        (end / self.alignment * self.alignment).max(first)
+    }
+}
+
+fn least_common(a: u64, b: u64) -> u64 {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    a / x * b
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Groups, which of their blocks are there, and a run of tokens.
+    type Situation = (Groups, Vec<Vec<bool>>, u64, u64);
+
+    fn situations() -> impl Strategy<Value = Situation> {
+        let group = (
+            prop::sample::select(vec![2_u64, 4, 6]),
+            prop::option::of(1_u64..20),
+        );
+        let group = group.prop_map(|(block_tokens, window)| Group {
+            block_tokens,
+            window,
+        });
+        (
+            prop::collection::vec(group, 1..4),
+            prop::collection::vec(prop::collection::vec(prop::bool::weighted(0.75), 0..40), 3),
+            0_u64..7,
+            0_u64..7,
+        )
+            .prop_map(|(groups, has, from, units)| {
+                let groups = Groups::new(groups, 2).unwrap();
+                let unit = groups.alignment();
+                (groups, has, from.min(units) * unit, units * unit)
+            })
+    }
+
+    fn attended(group: &Group, end: u64) -> Range<u64> {
+        group.window.map_or(0, |w| (end + 1).saturating_sub(w))..end
+    }
+
+    proptest! {
+        /// Against trying every length.
+        #[test]
+        fn the_longest_run_that_can_be_computed_on_from((groups, there, first, limit) in situations()) {
+            let has = |position: usize, block: usize| {
+                there[position].get(block).copied().unwrap_or(false)
+            };
+            let is_loadable = |end: u64| {
+                groups.iter().enumerate().all(|(position, group)| {
+                    attended(group, end)
+                        .filter(|&token| token >= first)
+                        .all(|token| has(position, (token / group.block_tokens) as usize))
+                })
+            };
+            let longest = (first..=limit)
+                .step_by(groups.alignment() as usize)
+                .filter(|&end| is_loadable(end))
+                .max();
+            prop_assert_eq!(groups.reach(first, limit, has), longest.unwrap_or(first));
+        }
+
+        #[test]
+        fn what_is_needed_is_what_is_attended_to((groups, _, first, end) in situations()) {
+            for group in groups.iter() {
+                let mut expected: Vec<usize> = attended(group, end)
+                    .filter(|&token| token >= first)
+                    .map(|token| (token / group.block_tokens) as usize)
+                    .collect();
+                expected.dedup();
+                let needed: Vec<usize> = group.needed(first, end).collect();
+                prop_assert_eq!(needed, expected);
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_are_made_of_whole_hashes() {
+        let group = |block_tokens| Group {
+            block_tokens,
+            window: None,
+        };
+        assert!(Groups::new(vec![group(16), group(24)], 16).is_err());
+        assert!(Groups::new(vec![], 16).is_err());
+        let groups = Groups::new(vec![group(16), group(24)], 8).unwrap();
+        assert_eq!(groups.alignment(), 48);
+        assert_eq!(groups.hashes_per_block(1), 3);
+    }
+}

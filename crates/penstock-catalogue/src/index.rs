@@ -1,0 +1,506 @@
+//! Names of blocks as numbers, and what is known of each.
+//!
+//! A hash table finds any block, at the price of two misses of the processor's caches: for a prompt of
+//! thousands of blocks that is most of the time. But a block's hash is chained: it says which block is
+//! before it. So a block is found through the one before it, whose follower lies next to it in memory as
+//! a rule. In the table are only the blocks that this does not find: a prompt's first, all followers of a
+//! block but one, those whose predecessor was forgotten, and those that jobs name, of which reports say
+//! nothing but the hash.
+
+use hashbrown::HashTable;
+
+use crate::remembered::Remembered;
+
+/// Identity of what a block holds: the chained hash of its last token block, zero-padded.
+pub type Chunk = [u8; 32];
+
+/// What tells the content of a block from all others of the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Name {
+    pub(crate) group: u16,
+    pub(crate) chunk: Chunk,
+}
+
+/// A block's number, as long as it is known.
+pub(crate) type Number = u32;
+
+/// The pool has the block.
+const IN_POOL: u8 = 1;
+/// It cannot be decrypted here: not loaded, and not stored as long as it is there.
+const FOREIGN: u8 = 2;
+/// It is kept in host memory for a request that waits, or is on its way there.
+const PREFETCHED: u8 = 4;
+/// It is in the table.
+const LISTED: u8 = 8;
+
+const NONE: Number = Number::MAX;
+
+/// What is known of a block.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct State {
+    /// Requests and jobs that name it.
+    references: u32,
+    /// Ranks whose host memory has all they hold of it. They report changes, in any order.
+    ranks: i32,
+    /// Loads that bring it.
+    pub(crate) loading: u16,
+    /// Stores that take it.
+    pub(crate) storing: u16,
+    flags: u8,
+}
+
+impl State {
+    pub(crate) fn is_in_pool(&self) -> bool {
+        self.flags & IN_POOL != 0
+    }
+
+    /// Whether it can be loaded from the pool.
+    pub(crate) fn is_loadable(&self) -> bool {
+        self.flags & (IN_POOL | FOREIGN) == IN_POOL
+    }
+
+    pub(crate) fn is_prefetched(&self) -> bool {
+        self.flags & PREFETCHED != 0
+    }
+
+    /// Whether the host memory of as many ranks has it.
+    pub(crate) fn is_held_by(&self, ranks: i32) -> bool {
+        self.ranks == ranks
+    }
+
+    fn is_worth_remembering(&self) -> bool {
+        self.flags & (IN_POOL | FOREIGN) != 0
+    }
+}
+
+/// All blocks of which something is known, or which a request or a job names.
+pub(crate) struct Index {
+    table: HashTable<Number>,
+    names: Vec<Name>,
+    states: Vec<State>,
+    neighbours: Vec<Neighbours>,
+    free: Vec<Number>,
+    /// Those that nothing names any more, though the pool has them.
+    remembered: Remembered,
+    bound: usize,
+}
+
+/// A block that follows this one in some prompt, and the one before it. A follower counts only if it
+/// names this one as the one before: a number may have been given to another block since.
+#[derive(Clone, Copy)]
+struct Neighbours {
+    next: Number,
+    before: Number,
+}
+
+const ALONE: Neighbours = Neighbours {
+    next: NONE,
+    before: NONE,
+};
+
+/// Block hashes are spread evenly already.
+fn hash(name: &Name) -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = name.chunk;
+    u64::from_le_bytes([a, b, c, d, e, f, g, h])
+        ^ u64::from(name.group).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+impl Index {
+    /// Of blocks that nothing names, `bound` are remembered. Room for as many is made at once, page by
+    /// page: no request that comes later has to wait for it.
+    pub(crate) fn new(bound: usize) -> Self {
+        let mut index = Self {
+            table: HashTable::with_capacity(bound),
+            names: Vec::with_capacity(bound),
+            states: Vec::with_capacity(bound),
+            neighbours: Vec::with_capacity(bound),
+            free: Vec::with_capacity(bound),
+            remembered: Remembered::default(),
+            bound,
+        };
+        let nothing = Name {
+            group: 0,
+            chunk: [0; 32],
+        };
+        index.names.resize(bound, nothing);
+        index.states.resize(bound, State::default());
+        index.neighbours.resize(bound, ALONE);
+        index.remembered.grow(bound);
+        index.free.extend((0..bound as Number).rev());
+        index
+    }
+
+    /// Blocks that are known.
+    pub(crate) fn len(&self) -> usize {
+        self.names.len() - self.free.len()
+    }
+
+    /// Room for so many more.
+    pub(crate) fn reserve(&mut self, more: usize) {
+        let new = more.saturating_sub(self.free.len());
+        self.names.reserve(new);
+        self.states.reserve(new);
+        self.neighbours.reserve(new);
+        self.remembered.reserve(new);
+    }
+
+    pub(crate) fn state(&self, number: Number) -> &State {
+        &self.states[number as usize]
+    }
+
+    pub(crate) fn state_mut(&mut self, number: Number) -> &mut State {
+        &mut self.states[number as usize]
+    }
+
+    pub(crate) fn name(&self, number: Number) -> &Name {
+        &self.names[number as usize]
+    }
+
+    /// The number of a block, which is named once more. `before` is the block before it in the prompt, if
+    /// it is not the first.
+    pub(crate) fn refer(&mut self, before: Option<Number>, name: Name) -> Number {
+        let number = match before {
+            Some(before) => self.follower(before, name),
+            None => self.listed(name),
+        };
+        self.refer_again(number);
+        number
+    }
+
+    fn follower(&mut self, before: Number, name: Name) -> Number {
+        let next = self.next(before);
+        if let Some(next) = next
+            && self.names[next as usize] == name
+        {
+            return next;
+        }
+        if let Some(number) = self.find(&name) {
+            if next.is_none() && self.neighbours[number as usize].before == NONE {
+                self.link(before, number);
+            }
+            return number;
+        }
+        let number = self.make(name);
+        match next {
+            Some(_) => self.list(number),
+            None => self.link(before, number),
+        }
+        number
+    }
+
+    /// The follower of a block that is found through it.
+    fn next(&self, before: Number) -> Option<Number> {
+        let next = self.neighbours[before as usize].next;
+        let knows = self.neighbours.get(next as usize)?;
+        (knows.before == before).then_some(next)
+    }
+
+    fn link(&mut self, before: Number, number: Number) {
+        self.neighbours[before as usize].next = number;
+        self.neighbours[number as usize].before = before;
+    }
+
+    fn find(&self, name: &Name) -> Option<Number> {
+        let is_it = |&number: &Number| self.names[number as usize] == *name;
+        self.table.find(hash(name), is_it).copied()
+    }
+
+    /// The number of a block that is in the table then.
+    fn listed(&mut self, name: Name) -> Number {
+        self.find(&name).unwrap_or_else(|| {
+            let number = self.make(name);
+            self.list(number);
+            number
+        })
+    }
+
+    /// Sees to it that a block is found by its name alone.
+    pub(crate) fn list(&mut self, number: Number) {
+        if self.states[number as usize].flags & LISTED != 0 {
+            return;
+        }
+        let name = self.names[number as usize];
+        // A report of its past may have made another of the same name.
+        if let Some(other) = self.find(&name)
+            && self.states[other as usize].references == 0
+        {
+            let known = self.states[other as usize];
+            self.remembered.remove(other);
+            self.forget(other);
+            let state = &mut self.states[number as usize];
+            state.ranks += known.ranks;
+            state.flags |= known.flags & (IN_POOL | FOREIGN);
+        }
+        self.states[number as usize].flags |= LISTED;
+        let names = &self.names;
+        self.table
+            .insert_unique(hash(&name), number, |&n| hash(&names[n as usize]));
+    }
+
+    fn make(&mut self, name: Name) -> Number {
+        if let Some(number) = self.free.pop() {
+            self.names[number as usize] = name;
+            return number;
+        }
+        self.names.push(name);
+        self.states.push(State::default());
+        self.neighbours.push(ALONE);
+        self.remembered.grow(self.names.len());
+        (self.names.len() - 1) as Number
+    }
+
+    /// One that is named already, or was just now.
+    pub(crate) fn refer_again(&mut self, number: Number) {
+        let state = &mut self.states[number as usize];
+        state.references += 1;
+        if state.references == 1 {
+            self.remembered.remove(number);
+        }
+    }
+
+    /// A block is named once less.
+    pub(crate) fn release(&mut self, number: Number) {
+        let state = &mut self.states[number as usize];
+        state.references -= 1;
+        if state.references == 0 {
+            self.settle(number);
+        }
+    }
+
+    /// What becomes of a block that nothing names: it is remembered, as long as there is room, or kept
+    /// since host memory has it, or forgotten.
+    fn settle(&mut self, number: Number) {
+        let state = self.states[number as usize];
+        if state.references > 0 {
+            return;
+        }
+        self.remembered.remove(number);
+        if state.is_worth_remembering() {
+            self.remembered.push(number);
+            while self.remembered.len() > self.bound
+                && let Some(oldest) = self.remembered.pop()
+            {
+                self.states[oldest as usize].flags &= !(IN_POOL | FOREIGN);
+                self.settle(oldest);
+            }
+        } else if state.ranks == 0 {
+            self.forget(number);
+        }
+    }
+
+    fn forget(&mut self, number: Number) {
+        let next = self.next(number);
+        self.neighbours[number as usize] = ALONE;
+        if let Some(next) = next {
+            self.neighbours[next as usize].before = NONE;
+            self.list(next);
+        }
+        if self.states[number as usize].flags & LISTED != 0 {
+            let name = self.names[number as usize];
+            let found = self
+                .table
+                .find_entry(hash(&name), |&other| other == number);
+            if let Ok(entry) = found {
+                entry.remove();
+            }
+        }
+        self.states[number as usize] = State::default();
+        self.free.push(number);
+    }
+
+    /// Whether the pool has a block, as somebody has just heard.
+    pub(crate) fn set_in_pool(&mut self, number: Number, is_there: bool) {
+        let flags = &mut self.states[number as usize].flags;
+        if is_there {
+            *flags |= IN_POOL;
+        } else {
+            // Whoever stores it next may use another key.
+            *flags &= !(IN_POOL | FOREIGN);
+        }
+    }
+
+    /// The pool has it no more, or not whole.
+    pub(crate) fn set_lost(&mut self, number: Number) {
+        self.states[number as usize].flags &= !IN_POOL;
+    }
+
+    pub(crate) fn set_foreign(&mut self, number: Number) {
+        self.states[number as usize].flags |= FOREIGN;
+    }
+
+    pub(crate) fn set_prefetched(&mut self, number: Number, is_so: bool) {
+        let flags = &mut self.states[number as usize].flags;
+        *flags = if is_so {
+            *flags | PREFETCHED
+        } else {
+            *flags & !PREFETCHED
+        };
+    }
+
+    /// A rank's host memory has a block now, or has it no more.
+    pub(crate) fn change_ranks(&mut self, name: Name, by: i32) {
+        let number = self.listed(name);
+        self.states[number as usize].ranks += by;
+        let state = self.states[number as usize];
+        if state.references == 0 && !state.is_worth_remembering() {
+            self.settle(number);
+        }
+    }
+
+    /// Forgets what the pool has.
+    pub(crate) fn forget_pool(&mut self) {
+        while self.remembered.pop().is_some() {}
+        for number in 0..self.names.len() as Number {
+            let state = &mut self.states[number as usize];
+            let was_worth_it = state.is_worth_remembering();
+            state.flags &= !(IN_POOL | FOREIGN);
+            if was_worth_it {
+                self.settle(number);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn name(n: u64) -> Name {
+        let mut chunk = [0; 32];
+        // All in a few buckets: names that only look alike are told apart.
+        chunk[8..16].copy_from_slice(&n.to_le_bytes());
+        Name { group: 0, chunk }
+    }
+
+    #[test]
+    fn what_nothing_names_and_nobody_has_is_forgotten() {
+        let mut index = Index::new(8);
+        let number = index.refer(None, name(1));
+        assert_eq!(index.refer(None, name(1)), number);
+        assert_ne!(index.refer(None, name(2)), number);
+        index.release(number);
+        assert_eq!(index.len(), 2);
+        index.release(number);
+        assert_eq!(index.len(), 1);
+        // Its number is used again, and knows nothing of what it was.
+        assert_eq!(index.refer(None, name(3)), number);
+        assert!(!index.state(number).is_in_pool());
+    }
+
+    #[test]
+    fn what_the_pool_has_is_remembered_within_a_bound() {
+        let mut index = Index::new(2);
+        for n in 0..3 {
+            let number = index.refer(None, name(n));
+            index.set_in_pool(number, true);
+            index.release(number);
+        }
+        assert_eq!(index.len(), 2);
+        let known = |index: &mut Index, n| {
+            let number = index.refer(None, name(n));
+            let is_known = index.state(number).is_in_pool();
+            index.release(number);
+            is_known
+        };
+        assert!(!known(&mut index, 0));
+        assert!(known(&mut index, 1));
+        assert!(known(&mut index, 2));
+        index.forget_pool();
+        assert_eq!(index.len(), 0);
+    }
+
+    #[test]
+    fn what_host_memory_has_stays_whatever_names_it() {
+        let mut index = Index::new(1);
+        index.change_ranks(name(1), 1);
+        index.change_ranks(name(1), 1);
+        let number = index.refer(None, name(1));
+        assert!(index.state(number).is_held_by(2));
+        index.release(number);
+        index.forget_pool();
+        index.change_ranks(name(1), -1);
+        assert_eq!(index.len(), 1);
+        index.change_ranks(name(1), -1);
+        assert_eq!(index.len(), 0);
+        // A change that overtook the one before it.
+        index.change_ranks(name(1), -1);
+        index.change_ranks(name(1), 1);
+        assert_eq!(index.len(), 0);
+    }
+
+    #[test]
+    fn a_block_is_found_through_the_one_before_it_and_alone_once_that_is_gone() {
+        let mut index = Index::new(4);
+        let first = index.refer(None, name(1));
+        let second = index.refer(Some(first), name(2));
+        let other = index.refer(Some(first), name(3));
+        assert_eq!(index.refer(Some(first), name(2)), second);
+        assert_eq!(index.refer(Some(first), name(3)), other);
+        assert_eq!(index.find(&name(2)), None);
+        assert_eq!(index.find(&name(3)), Some(other));
+        index.release(first);
+        assert_eq!(index.find(&name(2)), Some(second));
+        // Its number is another's now: what it was before is before it no more.
+        assert_eq!(index.refer(None, name(4)), first);
+        let fifth = index.refer(Some(first), name(5));
+        assert_ne!(fifth, second);
+        assert_eq!(index.refer(Some(first), name(5)), fifth);
+        // The first one again, and the second found behind it.
+        let first = index.refer(None, name(1));
+        assert_eq!(index.refer(Some(first), name(2)), second);
+        assert_eq!(index.next(first), Some(second));
+    }
+
+    #[test]
+    fn a_late_report_of_a_forgotten_block_makes_no_second_one_that_lasts() {
+        let mut index = Index::new(4);
+        let first = index.refer(None, name(1));
+        let second = index.refer(Some(first), name(2));
+        index.change_ranks(name(2), 1);
+        assert_eq!(index.len(), 3);
+        index.list(second);
+        assert_eq!(index.len(), 2);
+        assert!(index.state(second).is_held_by(1));
+        index.change_ranks(name(2), -1);
+        assert!(index.state(second).is_held_by(0));
+    }
+
+    proptest! {
+        /// Prompts of few different blocks come and go: each block has one number as long as it has any,
+        /// and no two have the same.
+        #[test]
+        fn numbers_stand_for_names(steps in prop::collection::vec((prop::collection::vec(0_u64..3, 1..6), any::<bool>(), any::<bool>()), 1..40)) {
+            let mut index = Index::new(3);
+            let mut live: Vec<(Vec<u64>, Vec<Number>)> = Vec::new();
+            for (path, leaves, in_pool) in steps {
+                if leaves && !live.is_empty() {
+                    for number in live.remove(0).1.into_iter().rev() {
+                        index.release(number);
+                    }
+                    continue;
+                }
+                // A block's name holds all before it, as chained hashes do.
+                let mut code = 1;
+                let (mut names, mut numbers) = (Vec::new(), Vec::new());
+                for step in path {
+                    code = code * 4 + step;
+                    let number = index.refer(numbers.last().copied(), name(code));
+                    index.set_in_pool(number, in_pool);
+                    names.push(code);
+                    numbers.push(number);
+                }
+                live.push((names, numbers));
+                let mut known = std::collections::HashMap::new();
+                for (names, numbers) in &live {
+                    for (name, number) in names.iter().zip(numbers) {
+                        prop_assert_eq!(*known.entry(*name).or_insert(*number), *number);
+                    }
+                }
+                let distinct: std::collections::HashSet<_> = known.values().collect();
+                prop_assert_eq!(distinct.len(), known.len());
+            }
+        }
+    }
+}

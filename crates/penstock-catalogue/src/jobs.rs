@@ -1,0 +1,157 @@
+//! Loads, prefetches and stores under way.
+
+use crate::CatalogueError;
+use crate::catalogue::Catalogue;
+use crate::error::Result;
+use crate::index::{Chunk, Number};
+
+/// A block of a job: what it holds, and where the engine has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Position of its group.
+    pub group: u16,
+    /// The engine's block; 0 in a prefetch, which has none.
+    pub block: u64,
+    /// What it holds.
+    pub chunk: Chunk,
+    /// The one before it in the request, and the tokens until there; none for the first.
+    pub parent: Option<(Chunk, u64)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Load,
+    Prefetch,
+    Store,
+}
+
+pub(crate) struct Job {
+    pub(crate) kind: Kind,
+    pub(crate) numbers: Vec<Number>,
+    /// Of a store: blocks that the engine may give away while it reads them.
+    pub(crate) reads: Vec<u64>,
+    /// Of a prefetch: whether nobody waits for it any more.
+    is_released: bool,
+}
+
+impl Catalogue {
+    /// Takes in a job of blocks of one request, given by group and index.
+    pub(crate) fn begin(
+        &mut self,
+        job: u64,
+        kind: Kind,
+        numbers: Vec<Number>,
+        reads: Vec<u64>,
+    ) -> Result<()> {
+        if self.jobs.contains_key(&job) {
+            return Err(CatalogueError::DuplicateJob(job));
+        }
+        for &number in &numbers {
+            self.index.refer_again(number);
+            // Workers' reports of it will say its hash alone.
+            self.index.list(number);
+            match kind {
+                Kind::Load => self.index.state_mut(number).loading += 1,
+                Kind::Store => self.index.state_mut(number).storing += 1,
+                Kind::Prefetch => self.index.set_prefetched(number, true),
+            }
+        }
+        match kind {
+            Kind::Load => self.loads += 1,
+            Kind::Prefetch => self.prefetched += numbers.len(),
+            Kind::Store => self.reading.extend(reads.iter().map(|&block| (block, job))),
+        }
+        let job_of = Job {
+            kind,
+            numbers,
+            reads,
+            is_released: false,
+        };
+        self.jobs.insert(job, job_of);
+        Ok(())
+    }
+
+    /// A load or a prefetch is over: nothing is on its way by it.
+    ///
+    /// # Errors
+    /// No such job is under way.
+    pub fn end(&mut self, job: u64) -> Result<()> {
+        self.release(job)?;
+        let ended = self.take(job)?;
+        if ended.kind == Kind::Load {
+            self.loads -= 1;
+        }
+        for &number in &ended.numbers {
+            match ended.kind {
+                Kind::Load => self.index.state_mut(number).loading -= 1,
+                Kind::Store => self.index.state_mut(number).storing -= 1,
+                Kind::Prefetch => {}
+            }
+            self.index.release(number);
+        }
+        Ok(())
+    }
+
+    /// Nobody waits for a prefetch any more, whether it is over or not: others may fetch its blocks. Of any
+    /// other job it changes nothing.
+    ///
+    /// # Errors
+    /// No such job is under way.
+    pub fn release(&mut self, job: u64) -> Result<()> {
+        let of = self
+            .jobs
+            .get_mut(&job)
+            .ok_or(CatalogueError::UnknownJob(job))?;
+        if of.kind == Kind::Prefetch && !of.is_released {
+            of.is_released = true;
+            self.prefetched -= of.numbers.len();
+            for &number in &of.numbers {
+                self.index.set_prefetched(number, false);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn take(&mut self, job: u64) -> Result<Job> {
+        self.jobs
+            .remove(&job)
+            .ok_or(CatalogueError::UnknownJob(job))
+    }
+
+    /// Blocks that a job did not find in the pool, or not whole, by their positions in it.
+    ///
+    /// # Errors
+    /// There is no such job, or no such position.
+    pub fn lose(&mut self, job: u64, positions: &[usize]) -> Result<()> {
+        for number in self.numbers_at(job, positions)? {
+            self.index.set_lost(number);
+        }
+        Ok(())
+    }
+
+    /// Blocks that are in the pool and cannot be decrypted here, by their positions in a job.
+    ///
+    /// # Errors
+    /// There is no such job, or no such position.
+    pub fn set_foreign(&mut self, job: u64, positions: &[usize]) -> Result<()> {
+        for number in self.numbers_at(job, positions)? {
+            self.index.set_foreign(number);
+        }
+        Ok(())
+    }
+
+    fn numbers_at(&self, job: u64, positions: &[usize]) -> Result<Vec<Number>> {
+        let numbers = &self
+            .jobs
+            .get(&job)
+            .ok_or(CatalogueError::UnknownJob(job))?
+            .numbers;
+        positions
+            .iter()
+            .map(|&position| {
+                let number = numbers.get(position).copied();
+                number.ok_or(CatalogueError::NoPosition { job, position })
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,129 @@
+//! Look-ups: what the pool is asked, and what its answers tell.
+
+use crate::catalogue::{Catalogue, found_mut};
+use crate::error::Result;
+use crate::index::{Chunk, Number};
+use crate::request::Lookup;
+
+/// A question to the pool: which of these blocks it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Query {
+    /// Names the answer.
+    pub number: u64,
+    /// Position of the blocks' group.
+    pub group: usize,
+    /// What they hold.
+    pub chunks: Vec<Chunk>,
+}
+
+/// Where a request's look-up is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// There was none since the request came, or was paused.
+    None,
+    /// It is under way.
+    Asked,
+    /// It was answered, failed or was not needed.
+    Over,
+}
+
+impl Catalogue {
+    /// Begins a look-up of all the request's blocks; a query for each group. Nothing is to be asked of
+    /// a request of which some group has no block.
+    ///
+    /// # Errors
+    /// The request is not known.
+    pub fn ask(&mut self, id: &str) -> Result<Vec<Query>> {
+        self.drop_lookup(id);
+        let request = found_mut(&mut self.requests, id)?;
+        if request.blocks.iter().any(Vec::is_empty) {
+            request.lookup = Lookup::Answered { is_heard: false };
+            return Ok(Vec::new());
+        }
+        let mut queries = Vec::with_capacity(request.blocks.len());
+        for (group, numbers) in request.blocks.iter().enumerate() {
+            self.next_lookup += 1;
+            self.lookups.insert(self.next_lookup, (id.into(), group));
+            let chunk = |&number: &Number| self.index.name(number).chunk;
+            queries.push(Query {
+                number: self.next_lookup,
+                group,
+                chunks: numbers.iter().map(chunk).collect(),
+            });
+        }
+        request.lookup = Lookup::Asked {
+            left: queries.len(),
+            has_failed: false,
+        };
+        Ok(queries)
+    }
+
+    /// The pool need not be asked, or cannot be: the request is on as if it had nothing.
+    ///
+    /// # Errors
+    /// The request is not known.
+    pub fn do_without(&mut self, id: &str) -> Result<()> {
+        self.drop_lookup(id);
+        found_mut(&mut self.requests, id)?.lookup = Lookup::Answered { is_heard: false };
+        Ok(())
+    }
+
+    /// An answer has come: for each block, whether the pool has it; none if it failed. Returns how many
+    /// it has; an answer that nobody waits for is not taken in.
+    pub fn answer(&mut self, number: u64, present: Option<&[bool]>) -> usize {
+        let Some((id, group)) = self.lookups.remove(&number) else {
+            return 0;
+        };
+        let Some(request) = self.requests.get_mut(&id) else {
+            return 0;
+        };
+        let mut found = 0;
+        for (&number, &is_there) in request.blocks[group].iter().zip(present.unwrap_or(&[])) {
+            self.index.set_in_pool(number, is_there);
+            found += usize::from(is_there);
+        }
+        if let Lookup::Asked { left, has_failed } = request.lookup {
+            let has_failed = has_failed || present.is_none();
+            request.lookup = match left {
+                1 => Lookup::Answered {
+                    is_heard: !has_failed,
+                },
+                _ => Lookup::Asked {
+                    left: left - 1,
+                    has_failed,
+                },
+            };
+        }
+        found
+    }
+
+    /// Where the request's look-up is.
+    ///
+    /// # Errors
+    /// The request is not known.
+    pub fn lookup(&self, id: &str) -> Result<State> {
+        Ok(match self.request(id)?.lookup {
+            Lookup::None => State::None,
+            Lookup::Asked { .. } => State::Asked,
+            Lookup::Answered { .. } => State::Over,
+        })
+    }
+
+    /// Nobody waits for the request's look-up any more. Returns the queries that need no answer now.
+    pub fn drop_lookup(&mut self, id: &str) -> Vec<u64> {
+        let Some(request) = self.requests.get_mut(id) else {
+            return Vec::new();
+        };
+        let is_asked = matches!(request.lookup, Lookup::Asked { .. });
+        request.lookup = Lookup::None;
+        if !is_asked {
+            return Vec::new();
+        }
+        let own = self.lookups.iter().filter(|(_, (whose, _))| **whose == *id);
+        let own: Vec<u64> = own.map(|(&number, _)| number).collect();
+        for number in &own {
+            self.lookups.remove(number);
+        }
+        own
+    }
+}

@@ -1,0 +1,49 @@
+//! What is known of one request.
+
+use crate::groups::Groups;
+use crate::index::Number;
+
+/// Blocks and progress of a request.
+pub(crate) struct Request {
+    pub(crate) prompt_tokens: u64,
+    /// Hashes that were handed over.
+    pub(crate) hashes: usize,
+    /// By group: its blocks, from the first.
+    pub(crate) blocks: Vec<Vec<Number>>,
+    /// By group: blocks before this one have been stored, or need not be.
+    pub(crate) considered: Vec<usize>,
+    pub(crate) lookup: Lookup,
+    /// Whether it has been computed since it came, or was last paused.
+    pub(crate) is_running: bool,
+}
+
+/// A request's look-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lookup {
+    None,
+    /// So many groups' answers are still to come; whether one of the others failed.
+    Asked { left: usize, has_failed: bool },
+    /// Whether the pool was heard.
+    Answered { is_heard: bool },
+}
+
+impl Request {
+    pub(crate) fn new(prompt_tokens: u64, groups: usize) -> Self {
+        Self {
+            prompt_tokens,
+            hashes: 0,
+            blocks: vec![Vec::new(); groups],
+            considered: vec![0; groups],
+            lookup: Lookup::None,
+            is_running: false,
+        }
+    }
+
+    /// Whether `tokens` computed tokens fill a block that was not considered yet.
+    pub(crate) fn is_filled(&self, groups: &Groups, tokens: u64) -> bool {
+        groups
+            .iter()
+            .zip(&self.considered)
+            .any(|(group, &considered)| tokens / group.block_tokens > considered as u64)
+    }
+}

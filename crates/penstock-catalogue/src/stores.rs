@@ -1,0 +1,109 @@
+//! Stores: which of the blocks that a step fills are new.
+
+use crate::catalogue::{Catalogue, found_mut};
+use crate::error::Result;
+use crate::index::Number;
+use crate::jobs::{Block, Kind};
+
+impl Catalogue {
+    /// Begins the store of every block that is full after `tokens` tokens, was not considered before, and
+    /// is neither in the pool nor on its way there. None if there is no such block.
+    ///
+    /// Only blocks whose hash was handed over count: a hash exists once all the block's tokens are final,
+    /// so tokens that are merely speculated never get into a stored block. `table` tells, of a group's
+    /// position and a block's index, the engine's block, `None` beyond the table's end; `null` stands there
+    /// for a block that is not needed any more.
+    ///
+    /// # Errors
+    /// The request is not known, or the job's number is in use.
+    pub fn begin_store(
+        &mut self,
+        id: &str,
+        job: u64,
+        tokens: u64,
+        null: u64,
+        table: impl Fn(usize, usize) -> Option<u64>,
+    ) -> Result<Option<Vec<Block>>> {
+        let request = found_mut(&mut self.requests, id)?;
+        let mut new: Vec<(usize, usize, u64, Number)> = Vec::new();
+        for (position, group) in self.groups.iter().enumerate() {
+            let numbers = &request.blocks[position];
+            let full = (tokens / group.block_tokens) as usize;
+            let considered = &mut request.considered[position];
+            while *considered < full.min(numbers.len())
+                && let Some(block) = table(position, *considered)
+            {
+                let number = numbers[*considered];
+                let state = self.index.state(number);
+                if !state.is_in_pool() && state.storing == 0 && block != null {
+                    new.push((position, *considered, block, number));
+                }
+                *considered += 1;
+            }
+        }
+        if new.is_empty() {
+            return Ok(None);
+        }
+        let request = self.request(id)?;
+        let blocks = new
+            .iter()
+            .map(|&(group, index, block, _)| self.block(request, group, index, block))
+            .collect();
+        // Blocks of a window go back to the engine while their request runs.
+        let reads = new
+            .iter()
+            .filter(|&&(group, ..)| self.groups.at(group).window.is_some())
+            .map(|&(_, _, block, _)| block)
+            .collect();
+        let numbers = new.iter().map(|&(_, _, _, number)| number).collect();
+        self.begin(job, Kind::Store, numbers, reads)?;
+        Ok(Some(blocks))
+    }
+
+    /// No rank reads a store's blocks any more.
+    pub fn on_read(&mut self, job: u64) {
+        let Some(store) = self.jobs.get_mut(&job) else {
+            return;
+        };
+        for block in std::mem::take(&mut store.reads) {
+            if self.reading.get(&block) == Some(&job) {
+                self.reading.remove(&block);
+            }
+        }
+    }
+
+    /// A store is over on all ranks: its blocks are in the pool, but for those at these positions. Returns
+    /// how many are.
+    ///
+    /// # Errors
+    /// No such job is under way.
+    pub fn end_store(&mut self, job: u64, unstored: &[usize]) -> Result<usize> {
+        self.on_read(job);
+        let store = self.take(job)?;
+        let mut stored = 0;
+        for (position, &number) in store.numbers.iter().enumerate() {
+            self.index.state_mut(number).storing -= 1;
+            if !unstored.contains(&position) {
+                self.index.set_in_pool(number, true);
+                stored += 1;
+            }
+            self.index.release(number);
+        }
+        Ok(stored)
+    }
+
+    /// Whether some store reads blocks that the engine may give away meanwhile.
+    pub fn is_reading(&self) -> bool {
+        !self.reading.is_empty()
+    }
+
+    /// The stores that have yet to read one of these blocks of the engine.
+    pub fn readers(&self, blocks: impl Iterator<Item = u64>) -> Vec<u64> {
+        let mut jobs: Vec<u64> = blocks
+            .filter_map(|block| self.reading.get(&block).copied())
+            .collect();
+        jobs.sort_unstable();
+        jobs.dedup();
+        jobs
+    }
+}

@@ -1,0 +1,470 @@
+//! The catalogue for Python: hashes, block tables and steps in, numbers and blocks out.
+
+use penstock_catalogue::{
+    Catalogue as Native, CatalogueError, Group, Groups, Holding, LookupState, Moved, Reach,
+    Scheduled,
+};
+use penstock_engine::Parent;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PySequence, PyString};
+
+use crate::blocks::{Block, Blocks};
+use crate::engine::{Lookup, engine_error, padded};
+use crate::errors::config_error;
+use crate::layout::{SpanTuple, span};
+use crate::store::{namespace, seconds};
+
+fn catalogue_error(py: Python<'_>, error: &CatalogueError) -> PyErr {
+    match error {
+        CatalogueError::Config(_) => config_error(py, error.to_string()),
+        // The scheduler half's own mistake, not a user's.
+        _ => PyRuntimeError::new_err(error.to_string()),
+    }
+}
+
+fn blocks(blocks: Vec<penstock_catalogue::Block>) -> Blocks {
+    let convert = |block: penstock_catalogue::Block| Block {
+        group: block.group,
+        block: block.block,
+        chunk: block.chunk,
+        parent: block.parent.map(|(chunk, tokens)| Parent { chunk, tokens }),
+    };
+    Blocks {
+        blocks: blocks.into_iter().map(convert).collect(),
+    }
+}
+
+/// Where a load may end, and the bytes from host memory and from the pool up to there.
+type ReachTuple = (u64, u64, u64);
+
+fn reach_tuple(reach: &Reach) -> ReachTuple {
+    (reach.end, reach.host_bytes, reach.pool_bytes)
+}
+
+/// Bytes from host memory, bytes from the pool, objects on one rank.
+type MovedTuple = (u64, u64, u64);
+
+fn moved_tuple(moved: &Moved) -> MovedTuple {
+    (moved.host_bytes, moved.pool_bytes, moved.objects)
+}
+
+/// Hashes from so many on, in one piece: a third of the time that one after the other takes.
+fn joined<'py>(
+    py: Python<'py>,
+    hashes: &Bound<'py, PyList>,
+    known: usize,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let nothing = PyBytes::new(py, b"");
+    if hashes.len() <= known {
+        return Ok(nothing);
+    }
+    let new = hashes.get_slice(known, hashes.len());
+    Ok(nothing.call_method1("join", (new,))?.cast_into()?)
+}
+
+/// Reads a request's block tables, a table for each group of the catalogue.
+fn reader<'a, 'py>(
+    tables: &'a [Bound<'py, PySequence>],
+) -> impl Fn(usize, usize) -> Option<u64> + use<'a, 'py> {
+    move |group, index| tables.get(group)?.get_item(index).ok()?.extract().ok()
+}
+
+/// What a step follows from: ids of requests whose tables went on with it.
+type StepTuple = (Vec<usize>, Vec<(usize, u64)>, Vec<(u64, u64)>);
+
+/// What a scheduler half knows of blocks: which are in the pool, which in host memory, which are on
+/// their way.
+#[pyclass(module = "penstock._native")]
+pub(crate) struct Catalogue {
+    native: Native,
+}
+
+#[pymethods]
+impl Catalogue {
+    /// Groups are given as tokens of a block and of the window (None for all). `hash_tokens` is what a
+    /// block hash adds to its chain. Of blocks in the pool that no request names, `remembered` are.
+    #[new]
+    #[pyo3(signature = (groups, hash_tokens, *, remembered = 1 << 18))]
+    fn new(
+        py: Python<'_>,
+        groups: Vec<(u64, Option<u64>)>,
+        hash_tokens: u64,
+        remembered: usize,
+    ) -> PyResult<Self> {
+        let group = |(block_tokens, window)| Group {
+            block_tokens,
+            window,
+        };
+        let groups = Groups::new(groups.into_iter().map(group).collect(), hash_tokens);
+        groups
+            .map(|groups| Self {
+                native: Native::new(groups, remembered),
+            })
+            .map_err(|error| catalogue_error(py, &error))
+    }
+
+    /// By group: ranks that hold a part of its blocks, a block's bytes on all of them, and its objects on
+    /// one of them.
+    fn set_holdings(&mut self, py: Python<'_>, holdings: Vec<(u32, u64, u64)>) -> PyResult<()> {
+        let holding = |(ranks, bytes, objects)| Holding {
+            ranks,
+            bytes,
+            objects,
+        };
+        self.native
+            .set_holdings(holdings.into_iter().map(holding).collect())
+            .map_err(|error| catalogue_error(py, &error))
+    }
+
+    /// Tokens of the shortest run that is whole blocks in every group.
+    #[getter]
+    fn alignment(&self) -> u64 {
+        self.native.groups().alignment()
+    }
+
+    /// Blocks that are known, for whatever reason.
+    fn __len__(&self) -> usize {
+        self.native.len()
+    }
+
+    /// A request has come.
+    fn add(&mut self, py: Python<'_>, request: &str, prompt_tokens: u64) -> PyResult<()> {
+        self.native
+            .add(request, prompt_tokens)
+            .map_err(|error| catalogue_error(py, &error))
+    }
+
+    /// Takes in the request's block hashes: the list has all of them, those which are known at its
+    /// beginning.
+    fn extend(&mut self, py: Python<'_>, request: &str, hashes: &Bound<'_, PyList>) -> PyResult<()> {
+        let known = self
+            .native
+            .hashes(request)
+            .map_err(|error| catalogue_error(py, &error))?;
+        let joined = joined(py, hashes, known)?;
+        let (whole, rest) = joined.as_bytes().as_chunks();
+        let extended = if rest.is_empty() && whole.len() == hashes.len().saturating_sub(known) {
+            self.native.extend(request, whole)
+        } else {
+            // Hashes of another kind are shorter.
+            let padded = (known..hashes.len())
+                .map(|index| padded(py, hashes.get_item(index)?.cast::<PyBytes>()?.as_bytes()));
+            let padded = padded.collect::<PyResult<Vec<_>>>()?;
+            self.native.extend(request, &padded)
+        };
+        extended.map_err(|error| catalogue_error(py, &error))
+    }
+
+    /// The request is gone; jobs of its blocks go on.
+    fn remove(&mut self, py: Python<'_>, request: &str) -> PyResult<()> {
+        self.native
+            .remove(request)
+            .map_err(|error| catalogue_error(py, &error))
+    }
+
+    // --- look-ups -------------------------------------------------------------------------
+
+    /// Starts the request's look-up; by group its namespace, and the spans of the objects that a block is
+    /// made of. Returns the blocks that are asked for, None if more look-ups wait than may: then the
+    /// request does without.
+    fn ask(
+        &mut self,
+        py: Python<'_>,
+        request: &str,
+        lookup: &Lookup,
+        namespaces: Vec<Vec<u8>>,
+        spans: Vec<Vec<SpanTuple>>,
+        timeout: f64,
+    ) -> PyResult<Option<usize>> {
+        let timeout = seconds(py, timeout)?;
+        let queries = self
+            .native
+            .ask(request)
+            .map_err(|error| catalogue_error(py, &error))?;
+        let mut asked = 0;
+        for query in &queries {
+            let namespace = namespace(py, &namespaces[query.group])?;
+            let spans = spans[query.group].iter().map(|&tuple| span(py, tuple));
+            let spans = spans.collect::<PyResult<Vec<_>>>()?;
+            let submitted =
+                lookup
+                    .native()
+                    .submit(query.number, namespace, &query.chunks, &spans, timeout);
+            match submitted {
+                Ok(()) => asked += query.chunks.len(),
+                Err(penstock_engine::EngineError::Busy { .. }) => {
+                    queries
+                        .iter()
+                        .for_each(|query| lookup.native().cancel(query.number));
+                    self.do_without(py, request)?;
+                    return Ok(None);
+                }
+                Err(error) => return Err(engine_error(py, &error)),
+            }
+        }
+        Ok(Some(asked))
+    }
+
+    /// Takes in the answers that have come: blocks that were found, look-ups that failed, and the seconds
+    /// that the last one took (infinite if it failed, None if there was none).
+    fn take_answers(&mut self, lookup: &Lookup) -> (usize, usize, Option<f64>) {
+        let (mut found, mut failed, mut latency) = (0, 0, None);
+        for (number, answer, took) in lookup.native().poll() {
+            found += self.native.answer(number, answer.as_deref().ok());
+            failed += usize::from(answer.is_err());
+            latency = Some(answer.map_or(f64::INFINITY, |_| took.as_secs_f64()));
+        }
+        (found, failed, latency)
+    }
+
+    /// The request is on as if the pool had nothing of it.
+    fn do_without(&mut self, py: Python<'_>, request: &str) -> PyResult<()> {
+        self.native
+            .do_without(request)
+            .map_err(|error| catalogue_error(py, &error))
+    }
+
+    /// Nobody waits for the request's look-up any more.
+    fn drop_lookup(&mut self, request: &str, lookup: &Lookup) {
+        for number in self.native.drop_lookup(request) {
+            lookup.native().cancel(number);
+        }
+    }
+
+    /// Whether the request's look-up is under way (True) or over (False); None if there was none.
+    fn is_asked(&self, py: Python<'_>, request: &str) -> PyResult<Option<bool>> {
+        match self.native.lookup(request) {
+            Ok(LookupState::None) => Ok(None),
+            Ok(state) => Ok(Some(state == LookupState::Asked)),
+            Err(error) => Err(catalogue_error(py, &error)),
+        }
+    }
+
+    // --- loads ----------------------------------------------------------------------------
+
+    /// Where loads of the request's tokens from `first` may end, up to `limit`, the nearest first, each
+    /// with its bytes in host memory and in the pool.
+    fn reaches(
+        &self,
+        py: Python<'_>,
+        request: &str,
+        first: u64,
+        limit: u64,
+    ) -> PyResult<Vec<ReachTuple>> {
+        let reaches = self.native.reaches(request, first, limit);
+        reaches
+            .map(|reaches| reaches.iter().map(reach_tuple).collect())
+            .map_err(|error| catalogue_error(py, &error))
+    }
+
+    /// What a load of the tokens from `first` to `limit` would move, if the pool had all of it.
+    fn whole(
+        &self,
+        py: Python<'_>,
+        request: &str,
+        first: u64,
+        limit: u64,
+    ) -> PyResult<ReachTuple> {
+        self.native
+            .whole(request, first, limit)
+            .map(|reach| reach_tuple(&reach))
+            .map_err(|error| catalogue_error(py, &error))
+    }
+
+    /// The group of the first block of such a load that host memory lacks; None if it lacks nothing.
+    fn lacking(
+        &self,
+        py: Python<'_>,
+        request: &str,
+        first: u64,
+        end: u64,
+    ) -> PyResult<Option<usize>> {
+        self.native
+            .lacking(request, first, end)
+            .map_err(|error| catalogue_error(py, &error))
+    }
+
+    /// Whether a load under way brings the first block that this one would.
+    fn is_loading(&self, py: Python<'_>, request: &str, first: u64, end: u64) -> PyResult<bool> {
+        self.native
+            .is_loading(request, first, end)
+            .map_err(|error| catalogue_error(py, &error))
+    }
+
+    /// Begins a load of the request's tokens from `first` to `end`; `tables` are its block tables, by
+    /// group.
+    fn begin_load(
+        &mut self,
+        py: Python<'_>,
+        request: &str,
+        job: u64,
+        first: u64,
+        end: u64,
+        tables: Vec<Bound<'_, PySequence>>,
+    ) -> PyResult<(Blocks, MovedTuple)> {
+        self.native
+            .begin_load(request, job, first, end, reader(&tables))
+            .map(|(loaded, moved)| (blocks(loaded), moved_tuple(&moved)))
+            .map_err(|error| catalogue_error(py, &error))
+    }
+
+    /// Begins a prefetch of the first `most` blocks of such a load, or of those that host memory lacks, but
+    /// for what another prefetch keeps; None if nothing is left.
+    #[pyo3(signature = (request, job, first, end, most, *, lacking = false))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
+    fn begin_prefetch(
+        &mut self,
+        py: Python<'_>,
+        request: &str,
+        job: u64,
+        first: u64,
+        end: u64,
+        most: usize,
+        lacking: bool,
+    ) -> PyResult<Option<(Blocks, MovedTuple)>> {
+        let begun = self
+            .native
+            .begin_prefetch(request, job, first, end, most, lacking)
+            .map_err(|error| catalogue_error(py, &error))?;
+        Ok(begun.map(|(fetched, moved)| (blocks(fetched), moved_tuple(&moved))))
+    }
+
+    /// A load or a prefetch is over.
+    fn end(&mut self, py: Python<'_>, job: u64) -> PyResult<()> {
+        self.native
+            .end(job)
+            .map_err(|error| catalogue_error(py, &error))
+    }
+
+    /// Nobody waits for a prefetch any more, whether it is over or not.
+    fn release(&mut self, py: Python<'_>, job: u64) -> PyResult<()> {
+        self.native
+            .release(job)
+            .map_err(|error| catalogue_error(py, &error))
+    }
+
+    /// Blocks of a job, by their positions in it, that are not in the pool, or not whole.
+    fn lose(&mut self, py: Python<'_>, job: u64, positions: Vec<usize>) -> PyResult<()> {
+        self.native
+            .lose(job, &positions)
+            .map_err(|error| catalogue_error(py, &error))
+    }
+
+    /// Blocks of a job, by their positions in it, that are in the pool and cannot be decrypted here.
+    fn set_foreign(&mut self, py: Python<'_>, job: u64, positions: Vec<usize>) -> PyResult<()> {
+        self.native
+            .set_foreign(job, &positions)
+            .map_err(|error| catalogue_error(py, &error))
+    }
+
+    /// Loads under way.
+    #[getter]
+    fn loads(&self) -> usize {
+        self.native.loads()
+    }
+
+    /// Blocks that prefetches keep, or bring.
+    #[getter]
+    fn prefetched(&self) -> usize {
+        self.native.prefetched()
+    }
+
+    // --- stores ---------------------------------------------------------------------------
+
+    /// Begins the store of the request's blocks that are full after `tokens` tokens and new; None if there
+    /// are none. `tables` are its block tables, by group, in which `null` stands for no block.
+    fn begin_store(
+        &mut self,
+        py: Python<'_>,
+        request: &str,
+        job: u64,
+        tokens: u64,
+        tables: Vec<Bound<'_, PySequence>>,
+        null: u64,
+    ) -> PyResult<Option<Blocks>> {
+        self.native
+            .begin_store(request, job, tokens, null, reader(&tables))
+            .map(|stored| stored.map(blocks))
+            .map_err(|error| catalogue_error(py, &error))
+    }
+
+    /// No rank reads a store's blocks any more.
+    fn on_read(&mut self, job: u64) {
+        self.native.on_read(job);
+    }
+
+    /// A store is over on all ranks: its blocks are in the pool, but for those at these positions. Returns
+    /// how many are.
+    fn end_store(&mut self, py: Python<'_>, job: u64, unstored: Vec<usize>) -> PyResult<usize> {
+        self.native
+            .end_store(job, &unstored)
+            .map_err(|error| catalogue_error(py, &error))
+    }
+
+    /// Whether some store reads blocks that the engine may give away while their request runs.
+    #[getter]
+    fn is_reading(&self) -> bool {
+        self.native.is_reading()
+    }
+
+    /// The stores that have yet to read one of these blocks of the engine.
+    fn readers(&self, blocks: Vec<u64>) -> Vec<u64> {
+        self.native.readers(blocks.into_iter())
+    }
+
+    // --- steps ----------------------------------------------------------------------------
+
+    /// A step computes these requests, of which so many tokens were computed before; `tokens` says how many
+    /// it computes of each. Returns the places of those that begin, the places of those that fill a block
+    /// with the tokens computed then, and from where to where prompts are computed.
+    fn step(
+        &mut self,
+        requests: Vec<Bound<'_, PyString>>,
+        computed: Vec<u64>,
+        tokens: &Bound<'_, PyDict>,
+    ) -> PyResult<StepTuple> {
+        let mut scheduled = Vec::with_capacity(requests.len());
+        for (request, &computed) in requests.iter().zip(&computed) {
+            let count = tokens.get_item(request)?;
+            scheduled.push(Scheduled {
+                id: request.to_str()?,
+                computed,
+                tokens: count.map_or(Ok(0), |count| count.extract())?,
+            });
+        }
+        let step = self.native.step(scheduled.into_iter());
+        Ok((step.started, step.filled, step.prompts))
+    }
+
+    /// The request was preempted: it begins anew.
+    fn pause(&mut self, py: Python<'_>, request: &str, lookup: &Lookup) -> PyResult<()> {
+        let dropped = self
+            .native
+            .pause(request)
+            .map_err(|error| catalogue_error(py, &error))?;
+        for number in dropped {
+            lookup.native().cancel(number);
+        }
+        Ok(())
+    }
+
+    // --- host memory, and the pool --------------------------------------------------------
+
+    /// Blocks that came into the host memory of ranks, or went, as their engines have packed them.
+    fn change_host(&mut self, py: Python<'_>, changes: &[u8]) -> PyResult<()> {
+        for record in changes.chunks_exact(35) {
+            let group = u16::from_le_bytes([record[0], record[1]]);
+            let chunk = padded(py, &record[3..])?;
+            self.native
+                .change_host(group, chunk, record[2] == 1)
+                .map_err(|error| catalogue_error(py, &error))?;
+        }
+        Ok(())
+    }
+
+    /// Forgets what the pool has; look-ups will tell again.
+    fn forget_pool(&mut self) {
+        self.native.forget_pool();
+    }
+}

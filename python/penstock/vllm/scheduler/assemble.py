@@ -1,0 +1,35 @@
+"""Makes the scheduler half of vLLM's configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.vllm import compat
+from penstock.vllm.adapters import NamedAdapters
+from penstock.vllm.agreement import Agreement, model_facts
+from penstock.vllm.facts import EngineFacts
+from penstock.vllm.scheduler.half import SchedulerHalf
+from penstock.vllm.settings import Settings
+
+
+def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -> SchedulerHalf:
+    """The scheduler half of this engine.
+
+    Raises:
+        ConfigError: the model or the options have something that is not supported.
+    """
+    groups = compat.transfer_groups(vllm_config, kv_cache_config)
+    adapters = NamedAdapters()
+    if vllm_config.lora_config is not None:
+        compat.name_adapters(vllm_config, adapters)
+    hash_tokens = compat.hash_block_size(vllm_config, kv_cache_config)
+    facts = EngineFacts(
+        groups=groups,
+        hash_tokens=hash_tokens or groups[0].block_size,
+        tokens_per_step=compat.tokens_per_step(vllm_config),
+        has_peers=vllm_config.parallel_config.data_parallel_size > 1,
+        leaves_one_token=not compat.continues_prefixes(vllm_config),
+        null_block=compat.NULL_BLOCK,
+    )
+    agreement = Agreement(settings, model_facts(settings, vllm_config), groups, compat.none_hash)
+    return SchedulerHalf(settings, facts, agreement, adapters, compat.adapter)

@@ -1,0 +1,42 @@
+"""What the rooms of the scheduler half have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock._native import Catalogue, Store
+from penstock.vllm.adapters import NamedAdapters
+from penstock.vllm.advisor import Advisor
+from penstock.vllm.agreement import Agreement
+from penstock.vllm.facts import AdapterOf, EngineFacts
+from penstock.vllm.scheduler.orders import Orders
+from penstock.vllm.scheduler.requests import Tracked
+from penstock.vllm.settings import Settings
+from penstock.vllm.stats import PenstockStats
+
+
+@dataclass(frozen=True)
+class Common:
+    """One engine's: each room is given it, and beside it the rooms that it calls."""
+
+    settings: Settings
+    facts: EngineFacts
+    agreement: Agreement
+    catalogue: Catalogue
+    advisor: Advisor
+    store: Store
+    adapters: NamedAdapters
+    adapter_of: AdapterOf
+    orders: Orders = field(default_factory=Orders)
+    stats: PenstockStats = field(default_factory=PenstockStats)
+
+    def is_shared(self, request: Any) -> bool:
+        """Whether it is known what the request is computed with, and was the same all along."""
+        adapter = self.adapter_of(request)
+        return adapter is None or self.adapters.shares(adapter)
+
+    def last(self, tracked: Tracked) -> int:
+        """Where loads of the request end at the latest: before its last token."""
+        unit = self.catalogue.alignment
+        return (tracked.request.num_tokens - 1) // unit * unit

@@ -1,0 +1,233 @@
+"""The scheduler half: hands the engine's calls and the workers' reports to the rooms.
+
+What a request will load is decided in `loading`, what is stored in `storing`, what is fetched ahead
+in `prefetching`, and what is fetched only to measure in `probing`. The native catalogue knows which
+block is where.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from itertools import starmap
+
+from penstock._native import Catalogue, Store
+from penstock.vllm.adapters import NamedAdapters
+from penstock.vllm.advisor import Advisor
+from penstock.vllm.agreement import Agreement
+from penstock.vllm.costs import attended
+from penstock.vllm.facts import AdapterOf, Arrival, BlockTables, EngineFacts, Step
+from penstock.vllm.messages import IDLE_SECONDS, RankShare, StepOrders, WorkerReport
+from penstock.vllm.scheduler.common import Common
+from penstock.vllm.scheduler.loading import Loading
+from penstock.vllm.scheduler.lookups import Lookups
+from penstock.vllm.scheduler.prefetching import IsCached, Prefetching
+from penstock.vllm.scheduler.probing import Probing
+from penstock.vllm.scheduler.requests import Phase, Tracked
+from penstock.vllm.scheduler.storing import Storing
+from penstock.vllm.scheduler.transfers import Transfers
+from penstock.vllm.settings import Settings
+from penstock.vllm.stats import PenstockStats
+
+
+class SchedulerHalf:
+    """All requests of one engine."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        facts: EngineFacts,
+        agreement: Agreement,
+        adapters: NamedAdapters,
+        adapter_of: AdapterOf,
+    ) -> None:
+        groups = [(group.block_size, group.window) for group in facts.groups]
+        self._common = Common(
+            settings,
+            facts,
+            agreement,
+            Catalogue(groups, facts.hash_tokens),
+            Advisor(facts.tokens_per_step, settings.get_lanes),
+            Store.open(settings.pool, client_name="penstock-scheduler").guarded(),
+            adapters,
+            adapter_of,
+        )
+        self._catalogue, self._orders = self._common.catalogue, self._common.orders
+        self._requests: dict[str, Tracked] = {}
+        self._lookups = Lookups(self._common)
+        self._transfers = Transfers(self._common)
+        self._prefetching = Prefetching(self._common, self._transfers)
+        self._probing = Probing(self._common, self._lookups, self._prefetching)
+        self._loading = Loading(
+            self._common, self._lookups, self._transfers, self._prefetching, self._probing
+        )
+        self._storing = Storing(self._common, self._transfers)
+
+    def accept_shares(self, shares: Mapping[tuple[int, int], RankShare]) -> None:
+        """Takes in what every rank holds, keyed by (pipeline rank, tensor-parallel rank).
+
+        Raises:
+            ConfigError: they do not make up the model's KV cache.
+        """
+        agreement = self._common.agreement
+        agreement.accept(shares)
+        self._catalogue.set_holdings(
+            list(
+                zip(
+                    agreement.ranks_of_group,
+                    agreement.block_bytes,
+                    agreement.block_objects,
+                    strict=True,
+                )
+            )
+        )
+
+    def bind(self, is_cached: IsCached) -> None:
+        """Takes what tells which blocks the engine's own prefix cache has."""
+        self._prefetching.is_cached = is_cached
+
+    # --- requests -------------------------------------------------------------------------
+
+    def on_new_request(self, arrival: Arrival) -> None:
+        """Starts the request's look-up."""
+        request = arrival.request
+        policy = self._common.settings.policy_for(arrival.params)
+        tracked = Tracked(request, policy, arrival.tenant)
+        self._requests[tracked.id] = tracked
+        self._catalogue.add(tracked.id, request.num_prompt_tokens)
+        self._prefetching.note_arrival(tracked)
+        self._loading.look_up(tracked)
+
+    def match(self, request_id: str, computed: int) -> int | None:
+        """How many tokens to load beyond the first `computed`, whole blocks in every group; None
+        while that is not known."""
+        tracked = self._requests.get(request_id)
+        return 0 if tracked is None else self._loading.match(tracked, computed)
+
+    def on_allocated(self, request_id: str, tables: BlockTables, tokens: int) -> None:
+        """The engine allocated the blocks in `tables`, the last of them for `tokens` tokens to be
+        loaded: what was offered last."""
+        self._loading.begin(self._requests[request_id], tables, tokens)
+
+    def on_finished(self, request_id: str, tables: BlockTables) -> bool:
+        """Orders the request's last stores; True if its blocks must be kept until they are read."""
+        tracked = self._requests.get(request_id)
+        if tracked is None:
+            return False
+        tracked.phase = Phase.ENDED
+        self._lookups.take_answers()
+        self._probing.decline_unawaited()
+        if tracked.load is None:
+            self._storing.store_filled(tracked, tables, tracked.request.num_computed_tokens)
+        self._probing.forget(tracked)
+        self._prefetching.forget(tracked)
+        self._lookups.drop(tracked)
+        self._catalogue.remove(request_id)
+        if tracked.load is not None:
+            self._loading.cancel(tracked.load.job)
+            return False
+        if not tracked.stores:
+            del self._requests[request_id]
+            return False
+        self._orders.next.finished.append(request_id)
+        return True
+
+    # --- steps ----------------------------------------------------------------------------
+
+    def build_orders(self, step: Step) -> StepOrders:
+        """The orders of this step, with the stores of the blocks that it fills."""
+        for request_id in step.preempted:
+            self._on_preempted(request_id)
+        self._storing.flush_given_away(step.new_blocks)
+        self._lookups.take_answers()
+        self._prefetching.order_for_waiting(
+            lambda tracked: not self._lookups.is_under_way(tracked), self._loading.advise
+        )
+        self._probing.decline_unawaited()
+        started, filled, prompts = self._catalogue.step(step.requests, step.computed, step.tokens)
+        for place in started:
+            tracked = self._requests[step.requests[place]]
+            tracked.phase = Phase.RUNNING
+            self._prefetching.forget(tracked)
+        for place, computed in filled:
+            request_id = step.requests[place]
+            self._storing.store_filled(
+                self._requests[request_id], step.tables(request_id), computed
+            )
+        orders = self._orders.take()
+        if prompts:
+            orders.step = self._orders.number()
+            tokens = sum(end - first for first, end in prompts)
+            pairs = sum(starmap(attended, prompts))
+            self._common.advisor.on_step(time.monotonic(), orders.step, tokens, pairs)
+        if orders.loads or orders.stores or orders.prefetches:
+            orders.namespaces = self._common.agreement.namespaces
+        if step.is_empty and self._only_loads_run():
+            # Counted from here, as the engine may hand out several steps before the first is done.
+            orders.idle_until = time.monotonic() + IDLE_SECONDS
+        return orders
+
+    def _on_preempted(self, request_id: str) -> None:
+        tracked = self._requests.get(request_id)
+        if tracked is None or tracked.phase is Phase.ENDED:
+            return
+        self._orders.next.flush.extend(tracked.stores)
+        self._lookups.begin_anew(tracked)
+        self._probing.forget(tracked)
+        tracked.begin_anew()
+
+    def _only_loads_run(self) -> bool:
+        """Whether the engine has nothing to do before a load ends: none of its requests is being
+        computed, here or further down the pipeline, or is about to ask for a load."""
+        if not self._catalogue.loads or self._common.facts.has_peers:
+            return False
+        return not any(
+            tracked.phase is Phase.RUNNING
+            or (tracked.phase is Phase.WAITING and self._lookups.is_under_way(tracked))
+            for tracked in self._requests.values()
+        )
+
+    # --- what became of it ----------------------------------------------------------------
+
+    def on_worker_output(
+        self, report: WorkerReport | None, loaded: Iterable[str], freed: Iterable[str]
+    ) -> None:
+        """Takes in what the workers report with a step."""
+        self._common.advisor.on_output(time.monotonic(), report.steps if report else ())
+        if report is not None:
+            self._take_in(report)
+        for request_id in loaded:
+            tracked = self._requests[request_id]
+            self._loading.end(tracked)
+            if tracked.phase is Phase.ENDED:
+                del self._requests[request_id]
+        for request_id in freed:
+            self._requests.pop(request_id, None)
+
+    def _take_in(self, report: WorkerReport) -> None:
+        # What jobs found comes before their ends, with which they are forgotten.
+        for number, positions in report.lost.items():
+            self._catalogue.lose(number, list(positions))
+        for number, positions in report.foreign.items():
+            self._catalogue.set_foreign(number, list(positions))
+        self._catalogue.change_host(report.held)
+        self._transfers.note(report)
+        self._loading.note_unloaded(report.unloaded)
+        for number, ranks in report.prefetched.items():
+            self._prefetching.on_done(number, ranks)
+        for number, ranks in report.released.items():
+            self._storing.on_released(number, ranks)
+        for number, ranks in report.stored.items():
+            self._storing.on_stored(number, ranks, report.unstored.get(number, set()))
+
+    def forget_presence(self) -> None:
+        """Forgets which blocks are in the pool; look-ups will tell again."""
+        self._catalogue.forget_pool()
+
+    def take_stats(self) -> PenstockStats | None:
+        """Counters since the last call."""
+        return self._common.stats.take()
+
+    def shutdown(self) -> None:
+        """Ends the look-up threads; unanswered look-ups are dropped."""
+        self._lookups.shutdown()

@@ -1,0 +1,168 @@
+"""Loading: how much of a request comes from the pool or from host memory.
+
+One rule: the longest run of tokens, from the first that the engine does not have, whose blocks a
+look-up found present on all ranks (of a group with a window only those of the last window); never
+the prompt's last token, so that a load leaves the engine in the state of its own prefix-cache hit;
+and no more of it than is expected to be there sooner than it could be computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.vllm.advisor import Reach
+from penstock.vllm.costs import Choice
+from penstock.vllm.facts import BlockTables
+from penstock.vllm.scheduler.common import Common
+from penstock.vllm.scheduler.lookups import Lookups
+from penstock.vllm.scheduler.prefetching import Prefetching
+from penstock.vllm.scheduler.probing import Probing
+from penstock.vllm.scheduler.requests import Advice, Offer, Phase, Tracked
+from penstock.vllm.scheduler.transfers import Transfers
+
+
+class Loading:
+    """Offers loads to the engine, and follows those that it takes."""
+
+    def __init__(
+        self,
+        common: Common,
+        lookups: Lookups,
+        transfers: Transfers,
+        prefetching: Prefetching,
+        probing: Probing,
+    ) -> None:
+        self._common = common
+        self._catalogue = common.catalogue
+        self._lookups = lookups
+        self._transfers = transfers
+        self._prefetching = prefetching
+        self._probing = probing
+        self._unloaded: dict[int, set[int]] = {}
+        """By load: positions of its blocks that did not come, as far as ranks have said."""
+
+    def look_up(self, tracked: Tracked) -> None:
+        """Starts the request's look-up, unless host memory has all of it."""
+        request, catalogue = tracked.request, self._catalogue
+        tracked.awaits = tracked.unawaited_from = tracked.advice = None
+        catalogue.extend(tracked.id, request.block_hashes)
+        last = self._common.last(tracked)
+        held = catalogue.reaches(tracked.id, 0, last)
+        if (held and held[-1][0] == last) or not self._common.is_shared(request):
+            catalogue.do_without(tracked.id)
+        else:
+            self._lookups.start(tracked)
+
+    def match(self, tracked: Tracked, first: int) -> int | None:
+        """How many tokens to load from `first` on; None while that is not known, or will be a
+        local hit."""
+        request = tracked.request
+        if (
+            request.skip_reading_prefix_cache
+            or tracked.is_failed
+            or self._common.last(tracked) <= first
+        ):
+            return 0
+        if not self._common.is_shared(request):
+            return 0
+        if self._catalogue.is_asked(tracked.id) is None:
+            self.look_up(tracked)
+        self._lookups.take_answers()
+        if self._lookups.is_under_way(tracked):
+            if self._awaits(tracked, first):
+                return None
+            self._probing.note_unawaited(tracked, first)
+        choice = self.advise(tracked, first)
+        if choice is None:
+            return 0
+        if self._catalogue.is_loading(tracked.id, first, choice.end):
+            # Once another request has loaded the block, this is a local hit.
+            return None
+        tracked.offer = Offer(first, choice)
+        return choice.end - first
+
+    def _awaits(self, tracked: Tracked, first: int) -> bool:
+        """Whether a request that could be computed from the token `first` waits for its look-up."""
+        if tracked.awaits is None:
+            tracked.awaits = self._common.advisor.awaits_lookup(
+                first,
+                Reach(*self._catalogue.whole(tracked.id, first, self._common.last(tracked))),
+                tracked.request.num_tokens,
+                self._lookups.latency,
+                tracked.policy,
+            )
+        return tracked.awaits
+
+    def advise(self, tracked: Tracked, first: int) -> Choice | None:
+        """How far to load from the token `first`; None for not at all.
+
+        The engine asks in each step until it has room. It hears the same while nothing changes.
+        """
+        reaches = tuple(self._catalogue.reaches(tracked.id, first, self._common.last(tracked)))
+        advice = tracked.advice
+        if advice is None or (advice.first, advice.reaches) != (first, reaches):
+            advice = Advice(first, reaches, self._weigh(tracked, first, reaches))
+            tracked.advice = advice
+        return advice.choice
+
+    def _weigh(
+        self, tracked: Tracked, first: int, reaches: Iterable[tuple[int, int, int]]
+    ) -> Choice | None:
+        tokens = tracked.request.num_tokens
+        possible = [
+            Reach(*reach)
+            for reach in reaches
+            if not (self._common.facts.leaves_one_token and reach[0] != tokens - 1)
+        ]
+        if not possible:
+            return None
+        choice = self._common.advisor.advise(
+            first, possible, tokens, tracked.policy, may_check=not tracked.is_declined
+        )
+        self._probing.decline(tracked, choice.end, possible[-1].end)
+        return choice if choice.end > first else None
+
+    def begin(self, tracked: Tracked, tables: BlockTables, tokens: int) -> None:
+        """The engine has allocated blocks for the first `tokens` tokens of the last offer."""
+        offer = tracked.offer
+        if offer is None or tokens > offer.end - offer.first:
+            raise RuntimeError(f"{tokens} tokens are to be loaded, more than were offered: {offer}")
+        number = self._common.orders.number()
+        own = [tables[group.index] for group in self._common.facts.groups]
+        end = offer.first + tokens
+        blocks, moved = self._catalogue.begin_load(tracked.id, number, offer.first, end, own)
+        job = self._transfers.begin(number, tracked, blocks, moved, offer.choice)
+        self._prefetching.release(tracked)
+        tracked.load, tracked.phase = job, Phase.LOADING
+        if self._catalogue.is_reading:
+            self._common.orders.next.flush.extend(self._catalogue.readers(blocks.block_ids))
+        self._common.orders.next.loads.append(job)
+
+    def cancel(self, job: int) -> None:
+        """The request of a load is gone. The engine keeps the blocks until the load has ended."""
+        self._common.orders.next.cancel_loads.append(job)
+
+    def note_unloaded(self, unloaded: dict[int, set[int]]) -> None:
+        """Takes in which blocks of loads did not come on some rank."""
+        for number, positions in unloaded.items():
+            self._unloaded.setdefault(number, set()).update(positions)
+
+    def end(self, tracked: Tracked) -> None:
+        """The request's load is over on all ranks."""
+        job, tracked.load = tracked.load, None
+        assert job is not None
+        assert tracked.offer is not None
+        self._transfers.end(job.job)
+        self._catalogue.end(job.job)
+        unloaded = self._unloaded.pop(job.job, set())
+        if tracked.phase is Phase.ENDED:
+            return
+        tracked.phase = Phase.WAITING
+        tracked.is_failed = bool(unloaded)
+        if not unloaded:
+            self._common.stats.count("loaded_tokens", tracked.offer.end - tracked.offer.first)
+        elif len(self._common.facts.groups) == 1:
+            loaded = len(job.blocks) - len(unloaded)
+            self._common.stats.count(
+                "loaded_tokens", loaded * self._common.facts.groups[0].block_size
+            )

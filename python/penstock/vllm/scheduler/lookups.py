@@ -1,0 +1,58 @@
+"""Look-ups: what the pool is asked of a request."""
+
+from __future__ import annotations
+
+from penstock._native import Lookup
+from penstock.vllm.scheduler.common import Common
+from penstock.vllm.scheduler.requests import Tracked
+
+
+class Lookups:
+    """Those under way. Each is answered within the timeout; late ones found nothing."""
+
+    def __init__(self, common: Common) -> None:
+        self._common = common
+        self._lookup = Lookup(common.store)
+        self.latency: float | None = None
+        """Seconds that the last one took, infinite if it failed; None before the first."""
+
+    def start(self, tracked: Tracked) -> None:
+        """Asks for all blocks of the request; more look-ups than may wait are not started."""
+        agreement, stats = self._common.agreement, self._common.stats
+        asked = self._common.catalogue.ask(
+            tracked.id,
+            self._lookup,
+            agreement.namespaces,
+            agreement.spans,
+            self._common.settings.lookup_timeout,
+        )
+        if asked == 0:
+            return
+        stats.count("lookups")
+        stats.count("lookup_blocks", asked or 0)
+        stats.count("lookup_failures", asked is None)
+
+    def take_answers(self) -> None:
+        """Takes in what has been answered."""
+        found, failed, latency = self._common.catalogue.take_answers(self._lookup)
+        self._common.stats.count("lookup_hit_blocks", found)
+        self._common.stats.count("lookup_failures", failed)
+        if latency is not None:
+            self.latency = latency
+
+    def is_under_way(self, tracked: Tracked) -> bool:
+        """Whether the request's look-up has yet to be answered."""
+        return bool(self._common.catalogue.is_asked(tracked.id))
+
+    def drop(self, tracked: Tracked) -> None:
+        """Nobody waits for the request's look-up any more."""
+        self._common.catalogue.drop_lookup(tracked.id, self._lookup)
+        tracked.unawaited_from = None
+
+    def begin_anew(self, tracked: Tracked) -> None:
+        """The request was preempted: its blocks will be looked up again."""
+        self._common.catalogue.pause(tracked.id, self._lookup)
+
+    def shutdown(self) -> None:
+        """Ends the threads; unanswered look-ups are dropped."""
+        self._lookup.shutdown()

@@ -1,0 +1,154 @@
+"""Prefetching: what a request will load comes into host memory while it waits for its turn.
+
+A probe is a prefetch for nobody: it measures the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.vllm.costs import Choice
+from penstock.vllm.groups import Group
+from penstock.vllm.scheduler.common import Common
+from penstock.vllm.scheduler.requests import Phase, Tracked
+from penstock.vllm.scheduler.transfers import Transfers
+
+IsCached = Callable[[bytes, int], bool]
+"""Of a block's hash and the engine's group: whether the engine's own prefix cache has the block."""
+
+
+@dataclass
+class _Prefetch:
+    ranks: int
+    """That are not done with it yet."""
+    is_probe: bool
+    is_released: bool = False
+
+
+class Prefetching:
+    """Prefetches that some rank has yet to do, or whose blocks are kept for a request."""
+
+    def __init__(self, common: Common, transfers: Transfers) -> None:
+        self._common = common
+        self._catalogue = common.catalogue
+        self._transfers = transfers
+        self._open: dict[int, _Prefetch] = {}
+        self._undecided: dict[str, Tracked] = {}
+        """Requests of which it was not decided yet what to prefetch. It is decided once, however
+        long a request waits."""
+        self.is_cached: IsCached = lambda block_hash, group: False
+        """What the engine's own prefix cache has need not be prefetched."""
+
+    # --- requests that wait ---------------------------------------------------------------
+
+    def note_arrival(self, tracked: Tracked) -> None:
+        """A request has come: it may have to wait."""
+        self._undecided[tracked.id] = tracked
+
+    def forget(self, tracked: Tracked) -> None:
+        """The request waits no more."""
+        self._undecided.pop(tracked.id, None)
+        self.release(tracked)
+
+    def order_for_waiting(
+        self,
+        is_answered: Callable[[Tracked], bool],
+        advise: Callable[[Tracked, int], Choice | None],
+    ) -> None:
+        """Orders what requests that wait for their turn will load, as far as it is advised."""
+        for tracked in list(self._undecided.values()):
+            if self._room() <= 0:
+                return
+            if tracked.phase is not Phase.WAITING:
+                del self._undecided[tracked.id]
+            elif is_answered(tracked):
+                del self._undecided[tracked.id]
+                self._order(tracked, advise)
+
+    def _room(self) -> int:
+        return self._common.agreement.prefetch_blocks - self._catalogue.prefetched
+
+    def _order(self, tracked: Tracked, advise: Callable[[Tracked, int], Choice | None]) -> None:
+        if tracked.request.skip_reading_prefix_cache:
+            return
+        first = self._cached_tokens(tracked)
+        choice = advise(tracked, first)
+        if choice is None or self._catalogue.lacking(tracked.id, first, choice.end) is None:
+            return
+        tracked.prefetch = self._begin(tracked, first, choice.end, self._room())
+        self._common.stats.count("prefetches", tracked.prefetch is not None)
+
+    def _cached_tokens(self, tracked: Tracked) -> int:
+        """Tokens at the prompt's beginning that the engine has in its own cache, about: a beginning
+        stays there longer than what follows it, so some blocks tell of the others."""
+        end = self._common.last(tracked)
+        for group in self._common.facts.groups:
+            if group.window is None:
+                end = min(end, self._cached_blocks(tracked, group) * group.block_size)
+        return end // self._catalogue.alignment * self._catalogue.alignment
+
+    def _cached_blocks(self, tracked: Tracked, group: Group) -> int:
+        hashes, each = (
+            tracked.request.block_hashes,
+            group.block_size // self._common.facts.hash_tokens,
+        )
+        low, high = 0, len(hashes) // each
+        while low < high:
+            middle = (low + high) // 2
+            if self.is_cached(hashes[(middle + 1) * each - 1], group.index):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    # --- prefetches -----------------------------------------------------------------------
+
+    def probe(self, tracked: Tracked, first: int, end: int, blocks: int) -> bool:
+        """Fetches some blocks that host memory lacks; whether there are any."""
+        return self._begin(tracked, first, end, blocks, is_probe=True) is not None
+
+    def _begin(
+        self, tracked: Tracked, first: int, end: int, most: int, *, is_probe: bool = False
+    ) -> int | None:
+        number = self._common.orders.number()
+        begun = self._catalogue.begin_prefetch(
+            tracked.id, number, first, end, most, lacking=is_probe
+        )
+        if begun is None:
+            return None
+        job = self._transfers.begin(number, tracked, *begun, is_probe=is_probe)
+        self._open[number] = _Prefetch(self._common.agreement.ranks, is_probe)
+        self._common.orders.next.prefetches.append(job)
+        return number
+
+    def release(self, tracked: Tracked) -> None:
+        """The request waits no more for what was prefetched for it."""
+        if tracked.prefetch is not None:
+            self._release(tracked.prefetch)
+            tracked.prefetch = None
+
+    def _release(self, number: int) -> None:
+        prefetch = self._open[number]
+        prefetch.is_released = True
+        self._catalogue.release(number)
+        self._common.orders.next.release.append(number)
+        self._end_if_over(number)
+
+    def on_done(self, number: int, ranks: int) -> None:
+        """So many ranks are done with it."""
+        prefetch = self._open[number]
+        prefetch.ranks -= ranks
+        if prefetch.ranks:
+            return
+        self._transfers.end(number)
+        if prefetch.is_probe and not prefetch.is_released:
+            self._release(number)
+        else:
+            self._end_if_over(number)
+
+    def _end_if_over(self, number: int) -> None:
+        prefetch = self._open[number]
+        if prefetch.is_released and not prefetch.ranks:
+            del self._open[number]
+            self._catalogue.end(number)

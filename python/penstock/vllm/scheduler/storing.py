@@ -1,0 +1,79 @@
+"""Storing: a block is stored in the step that fills it, unless it is known to be in the pool, or on
+its way there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from penstock.vllm.facts import BlockTables
+from penstock.vllm.scheduler.common import Common
+from penstock.vllm.scheduler.requests import Tracked
+from penstock.vllm.scheduler.transfers import Transfers
+
+
+@dataclass
+class _Store:
+    """One that some rank has yet to do its part of."""
+
+    tracked: Tracked
+    unread: int
+    """Ranks that may still read its blocks."""
+    undone: int
+    """Ranks that are not done with it."""
+    unstored: set[int] = field(default_factory=set)
+    """Positions of blocks that some rank did not bring into the pool."""
+
+
+class Storing:
+    """Stores of one engine."""
+
+    def __init__(self, common: Common, transfers: Transfers) -> None:
+        self._common = common
+        self._catalogue = common.catalogue
+        self._transfers = transfers
+        self._under_way: dict[int, _Store] = {}
+
+    def store_filled(self, tracked: Tracked, tables: BlockTables, computed: int) -> None:
+        """Orders the store of every new block that is full after `computed` tokens."""
+        if not self._common.is_shared(tracked.request):
+            return
+        number = self._common.orders.number()
+        own = [tables[group.index] for group in self._common.facts.groups]
+        self._catalogue.extend(tracked.id, tracked.request.block_hashes)
+        blocks = self._catalogue.begin_store(
+            tracked.id, number, computed, own, self._common.facts.null_block
+        )
+        if blocks is None:
+            return
+        ranks = self._common.agreement.ranks
+        self._under_way[number] = _Store(tracked, ranks, ranks)
+        tracked.stores.add(number)
+        self._common.orders.next.stores.append(self._transfers.job(number, tracked, blocks))
+
+    def flush_given_away(self, new_blocks: Callable[[], Iterable[int]]) -> None:
+        """Blocks that left a window may have been given to others: workers are to have read them
+        before the step."""
+        if self._catalogue.is_reading:
+            self._common.orders.next.flush.extend(self._catalogue.readers(list(new_blocks())))
+
+    def on_released(self, number: int, ranks: int) -> None:
+        """So many ranks have read a store's blocks."""
+        store = self._under_way[number]
+        store.unread -= ranks
+        if not store.unread:
+            self._catalogue.on_read(number)
+            store.tracked.stores.discard(number)
+
+    def on_stored(self, number: int, ranks: int, unstored: set[int]) -> None:
+        """So many ranks are done with a store, but for the blocks at these positions."""
+        store = self._under_way[number]
+        store.undone -= ranks
+        store.unstored |= unstored
+        if store.undone:
+            return
+        del self._under_way[number]
+        stored = self._catalogue.end_store(number, sorted(store.unstored))
+        self._common.stats.count("stored_blocks", stored)
+        if stored:
+            self._common.agreement.publish(self._common.store)

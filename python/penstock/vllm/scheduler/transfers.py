@@ -1,0 +1,79 @@
+"""Loads and prefetches under way: what they move, how long they may take and how long they took."""
+
+from __future__ import annotations
+
+import time
+
+from penstock._native import Blocks
+from penstock.vllm.costs import Choice
+from penstock.vllm.messages import BlockJob, WorkerReport
+from penstock.vllm.scheduler.common import Common
+from penstock.vllm.scheduler.requests import Tracked
+
+Moved = tuple[int, int, int]
+"""Bytes in host memory and bytes in the pool, over all ranks; objects on one rank."""
+
+
+class Transfers:
+    """Those of one engine. Its advisor learns from them."""
+
+    def __init__(self, common: Common) -> None:
+        self._common = common
+        self._took: dict[int, tuple[float, int]] = {}
+        """By job: how long it took and bytes that it did not get, as far as ranks have said."""
+
+    def begin(
+        self,
+        number: int,
+        tracked: Tracked,
+        blocks: Blocks,
+        moved: Moved,
+        choice: Choice | None = None,
+        *,
+        is_probe: bool = False,
+    ) -> BlockJob:
+        """One that begins now; `choice` is what was advised of it."""
+        host_bytes, pool_bytes, objects = moved
+        timeout, pace, patience = (
+            self._common.settings.load_deadline(host_bytes + pool_bytes),
+            0.0,
+            None,
+        )
+        if choice is not None:
+            patience = self._common.advisor.patience(choice, host_bytes, pool_bytes, objects)
+        if choice is not None and patience is not None:
+            timeout, pace = min(timeout, patience), choice.recompute or 0.0
+        self._common.advisor.on_begin(
+            time.monotonic(), number, host_bytes, pool_bytes, patience=patience, is_probe=is_probe
+        )
+        return self.job(number, tracked, blocks, timeout, pace)
+
+    def job(
+        self,
+        number: int,
+        tracked: Tracked,
+        blocks: Blocks,
+        timeout: float = 0.0,
+        pace: float = 0.0,
+    ) -> BlockJob:
+        """What workers are told of a job of a request's blocks."""
+        return BlockJob(
+            job=number,
+            request_id=tracked.id,
+            blocks=blocks,
+            timeout=timeout,
+            pace=pace,
+            tenant=tracked.tenant,
+            adapter=self._common.adapter_of(tracked.request),
+        )
+
+    def note(self, report: WorkerReport) -> None:
+        """Takes in what ranks say of those that ended there."""
+        for number, seconds in report.seconds.items():
+            longest, missing = self._took.get(number, (0.0, 0))
+            missing += report.missing_bytes.get(number, 0)
+            self._took[number] = max(longest, seconds), missing
+
+    def end(self, number: int) -> None:
+        """One has ended on all ranks."""
+        self._common.advisor.on_end(number, *self._took.pop(number, (0.0, 0)))

@@ -1,0 +1,295 @@
+"""An engine's scheduler and its ranks in plain Python, for the scheduler half to be driven by.
+
+Time is what the test makes of it: every load, prefetch and store ends on every rank when the test
+says so, in any order. The pool is a real one in this process's memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from penstock.vllm.adapters import NamedAdapters
+from penstock.vllm.agreement import Agreement, ModelFacts
+from penstock.vllm.facts import Arrival, EngineFacts, Step
+from penstock.vllm.groups import Group
+from penstock.vllm.messages import BlockJob, GroupShare, RankShare, StepOrders, WorkerReport
+from penstock.vllm.scheduler import SchedulerHalf
+from penstock.vllm.settings import Settings
+
+HASH_TOKENS = 4
+LAYERS_A_RANK = 2
+
+
+@dataclass
+class Asked:
+    """A request."""
+
+    request_id: str
+    tokens: list[int]
+    num_prompt_tokens: int
+    num_computed_tokens: int = 0
+    skip_reading_prefix_cache: bool = False
+    block_hashes: list[bytes] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)
+    """By group, the engine's blocks."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    def hash_blocks(self) -> None:
+        """As the engine does when a token comes."""
+        while (len(self.block_hashes) + 1) * HASH_TOKENS <= len(self.tokens):
+            before = self.block_hashes[-1] if self.block_hashes else b"first"
+            start = len(self.block_hashes) * HASH_TOKENS
+            text = repr(self.tokens[start : start + HASH_TOKENS]).encode()
+            self.block_hashes.append(hashlib.sha256(before + text).digest())
+
+
+@dataclass
+class Part:
+    """What one rank has yet to do of a job."""
+
+    rank: int
+    kind: str
+    job: BlockJob
+    is_read: bool = False
+
+
+Name = tuple[int, bytes]
+"""A group's position and a block's hash."""
+
+
+class PlainEngine:
+    """One engine with `ranks` pipeline ranks of two layers each."""
+
+    def __init__(self, groups: Sequence[Group], ranks: int = 1, policy: str = "always") -> None:
+        self.groups = tuple(groups)
+        settings = Settings(
+            "memory://?size=64MiB", load_policy=policy, lookup_timeout=30.0, load_timeout=60.0
+        )
+        facts = EngineFacts(self.groups, HASH_TOKENS, 64, False, False, 0)
+        layers = ranks * LAYERS_A_RANK
+        model = ModelFacts("plain", (ranks, 1), (layers, 1), {"config": "plain"})
+        self.agreement = Agreement(settings, model, self.groups, lambda: b"seed")
+        self.half = SchedulerHalf(
+            settings, facts, self.agreement, NamedAdapters(), lambda request: None
+        )
+        share = {
+            (rank, 0): RankShare(
+                (rank * LAYERS_A_RANK, (rank + 1) * LAYERS_A_RANK, 0, 1),
+                100,
+                tuple(
+                    GroupShare(
+                        tuple(range(rank * LAYERS_A_RANK, (rank + 1) * LAYERS_A_RANK)),
+                        1024,
+                        group.block_size,
+                        "HNC",
+                        16,
+                    )
+                    for group in groups
+                ),
+                64,
+                64,
+            )
+            for rank in range(ranks)
+        }
+        self.half.accept_shares(share)
+        self.ranks = ranks
+        self.requests: dict[str, Asked] = {}
+        self.parts: list[Part] = []
+        self.orders: list[StepOrders] = []
+        self.pool: set[Name] = set()
+        """Blocks that the pool has."""
+        self.names_of_store: dict[int, list[Name]] = {}
+        self._stored: dict[int, set[Name]] = {}
+        """By store: its blocks that no rank has failed to put."""
+        self._next_block = itertools.count(1)
+        self._loads_left: dict[int, int] = {}
+        self._unread: dict[str, set[tuple[int, int]]] = {}
+        self._waits_for_stores: set[str] = set()
+
+    # --- the pool -------------------------------------------------------------------------
+
+    def keys(self, name: Name) -> Iterator[bytes]:
+        """Keys of a block's objects."""
+        group, block_hash = name
+        for span in self.agreement.spans[group]:
+            yield self.agreement.namespaces[group] + block_hash + struct.pack("<4H", *span)
+
+    def put(self, name: Name) -> None:
+        """Puts a block into the pool, as another engine would."""
+        for key in self.keys(name):
+            self.half._common.store.put(key, b"value", timeout=5.0)
+        self.pool.add(name)
+
+    def put_prompt(self, tokens: Sequence[int], groups: Sequence[int] = (0,)) -> None:
+        """Puts all blocks of a prompt, in some groups."""
+        prompt = Asked("", list(tokens), len(tokens))
+        prompt.hash_blocks()
+        for group in groups:
+            for block_hash in self.names(prompt, group):
+                self.put((group, block_hash))
+
+    def names(self, request: Asked, group: int) -> list[bytes]:
+        """Hashes of the request's full blocks in a group."""
+        each = self.groups[group].block_size // HASH_TOKENS
+        return request.block_hashes[each - 1 :: each]
+
+    # --- requests -------------------------------------------------------------------------
+
+    def ask(self, request_id: str, tokens: Sequence[int]) -> Asked:
+        """A request comes."""
+        request = Asked(request_id, list(tokens), len(tokens))
+        request.hash_blocks()
+        self.requests[request_id] = request
+        self.half.on_new_request(Arrival(request, None))
+        return request
+
+    def match(self, request: Asked, computed: int = 0) -> int | None:
+        """What is offered, once the look-up has been answered; None if a load of another request is
+        waited for."""
+        found = self.half.match(request.request_id, computed)
+        end = time.monotonic() + 30
+        while found is None and self.half._catalogue.is_asked(request.request_id):
+            assert time.monotonic() < end
+            time.sleep(0.0005)
+            found = self.half.match(request.request_id, computed)
+        return found
+
+    def allocate(self, request: Asked, tokens: int) -> None:
+        """Gives the request blocks for so many tokens in all."""
+        if not request.tables:
+            request.tables = [[] for _ in self.groups]
+        for group, table in zip(self.groups, request.tables, strict=True):
+            while len(table) * group.block_size < tokens:
+                table.append(next(self._next_block))
+
+    def load(self, request: Asked, first: int, tokens: int) -> None:
+        """Takes an offer."""
+        self.allocate(request, first + tokens)
+        self.half.on_allocated(request.request_id, self._by_index(request), tokens)
+
+    def _by_index(self, request: Asked) -> list[list[int]]:
+        tables: list[list[int]] = [[]] * (1 + max(group.index for group in self.groups))
+        for group, table in zip(self.groups, request.tables, strict=True):
+            tables[group.index] = table
+        return tables
+
+    def step(self, tokens: dict[str, int], preempted: Sequence[str] = ()) -> StepOrders:
+        """Computes so many tokens of each request; those whose prompt is done get one more."""
+        for request_id in preempted:
+            self.requests[request_id].tables = []
+            self.requests[request_id].num_computed_tokens = 0
+        asked = [self.requests[request_id] for request_id in tokens]
+        for request in asked:
+            self.allocate(request, request.num_computed_tokens + tokens[request.request_id])
+        orders = self.half.build_orders(
+            Step(
+                requests=list(tokens),
+                computed=[request.num_computed_tokens for request in asked],
+                tokens=tokens,
+                preempted=preempted,
+                tables=lambda request_id: self._by_index(self.requests[request_id]),
+                new_blocks=lambda: (),
+            )
+        )
+        self._take_in(orders)
+        for request in asked:
+            request.num_computed_tokens += tokens[request.request_id]
+            if request.num_computed_tokens == request.num_tokens:
+                request.tokens.append(request.num_tokens)
+                request.hash_blocks()
+        return orders
+
+    def finish(self, request: Asked) -> bool:
+        """The request is done, or gone; whether its blocks are still to be read."""
+        self.allocate(request, 0)
+        return self.half.on_finished(request.request_id, self._by_index(request))
+
+    # --- ranks ----------------------------------------------------------------------------
+
+    def _take_in(self, orders: StepOrders) -> None:
+        self.orders.append(orders)
+        for kind, jobs in (
+            ("load", orders.loads),
+            ("prefetch", orders.prefetches),
+            ("store", orders.stores),
+        ):
+            for job in jobs:
+                self.parts += [Part(rank, kind, job) for rank in range(self.ranks)]
+                if kind == "load":
+                    self._loads_left[job.job] = self.ranks
+                if kind == "store":
+                    self.names_of_store[job.job] = self._names_of(job)
+                    self._stored[job.job] = set(self.names_of_store[job.job])
+                    unread = self._unread.setdefault(job.request_id, set())
+                    unread |= {(job.job, rank) for rank in range(self.ranks)}
+        for number in orders.flush:
+            for part in self.parts:
+                if part.kind == "store" and part.job.job == number and not part.is_read:
+                    self._read(part)
+        self._waits_for_stores |= set(orders.finished)
+
+    def _names_of(self, job: BlockJob) -> list[Name]:
+        request = self.requests[job.request_id]
+        names = {
+            block: (position, block_hash)
+            for position, table in enumerate(request.tables)
+            for block, block_hash in zip(table, self.names(request, position), strict=False)
+        }
+        return [names[block] for block in job.blocks.block_ids]
+
+    def _read(self, part: Part) -> None:
+        part.is_read = True
+        self._unread[part.job.request_id].discard((part.job.job, part.rank))
+        self._tell(WorkerReport(released={part.job.job: 1}))
+
+    def end(self, part: Part, missing: Sequence[int] = ()) -> None:
+        """A rank is done with a job, but for the blocks at these positions."""
+        job = part.job.job
+        if part.kind == "store" and not part.is_read:
+            self._read(part)
+        self.parts.remove(part)
+        if part.kind == "store":
+            names = self._stored[job]
+            names -= {name for i, name in enumerate(self.names_of_store[job]) if i in missing}
+            if not any(other.job.job == job for other in self.parts):
+                for name in names:
+                    self.put(name)
+            self._tell(WorkerReport(stored={job: 1}, unstored={job: set(missing)}))
+            return
+        report = WorkerReport(seconds={job: 0.001})
+        if missing:
+            report.lost = {job: set(missing)}
+            report.missing_bytes = {job: 1024 * len(missing)}
+        if part.kind == "prefetch":
+            report.prefetched = {job: 1}
+            self._tell(report)
+            return
+        report.unloaded = {job: set(missing)} if missing else {}
+        self._loads_left[job] -= 1
+        over = not self._loads_left[job]
+        self._tell(report, [part.job.request_id] if over else [])
+
+    def _tell(self, report: WorkerReport, loaded: Sequence[str] = ()) -> None:
+        freed = [name for name in self._waits_for_stores if not self._unread.get(name)]
+        self._waits_for_stores -= set(freed)
+        self.half.on_worker_output(report, loaded, freed)
+
+    def settle(self, chance: random.Random | None = None) -> None:
+        """Ends all that is under way, in order or in any order; several steps if need be."""
+        while self.parts or self._waits_for_stores:
+            parts = list(self.parts)
+            if chance is not None:
+                chance.shuffle(parts)
+            for part in parts:
+                self.end(part)
+            if not self.parts and self._waits_for_stores:
+                self._tell(WorkerReport())

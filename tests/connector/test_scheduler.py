@@ -1,0 +1,338 @@
+"""The scheduler half, without vLLM: what it offers, orders and learns."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.vllm.groups import Group
+from penstock.vllm.messages import BlockJob
+from penstock.vllm.scheduler.requests import Phase
+from tests.connector.engine import Asked, Name, PlainEngine
+
+FULL = Group(0, "full_attention", 4, None, "bfloat16", ())
+COARSE = Group(1, "full_attention", 8, None, "bfloat16", ())
+WINDOW = Group(2, "sliding_window", 4, 6, "bfloat16", ())
+
+PROMPT = list(range(100, 121))
+"""Five blocks and a token."""
+
+
+def computed(engine: PlainEngine, request: Asked) -> list[BlockJob]:
+    """Computes the rest of a prompt in one step; the stores of that step."""
+    left = request.num_tokens - request.num_computed_tokens
+    return engine.step({request.request_id: left}).stores
+
+
+def test_what_one_request_stored_another_loads_but_for_the_last_token() -> None:
+    engine = PlainEngine([FULL])
+    first = engine.ask("first", PROMPT)
+    assert engine.match(first) == 0
+    [store] = computed(engine, first)
+    assert len(store.blocks) == 5
+    assert store.blocks.block_ids == first.tables[0][:5]
+    engine.settle()
+    engine.put_prompt(PROMPT)
+    again = engine.ask("again", PROMPT[:20])
+    # 20 tokens are five blocks; the last token is computed.
+    assert engine.match(again) == 16
+    engine.load(again, 0, 16)
+    [load] = engine.step({}).loads
+    assert load.blocks.block_ids == again.tables[0][:4]
+    engine.settle()
+    again.num_computed_tokens = 16
+    assert computed(engine, again) == []
+
+
+def test_a_block_is_stored_once_whoever_fills_it() -> None:
+    engine = PlainEngine([FULL])
+    one, other = engine.ask("one", PROMPT), engine.ask("other", PROMPT)
+    assert engine.match(one) == engine.match(other) == 0
+    orders = engine.step({"one": 21, "other": 21})
+    assert [job.request_id for job in orders.stores] == ["one"]
+    # Not in the pool after all: whoever fills it next stores it.
+    for part in list(engine.parts):
+        engine.end(part, missing=[1, 3])
+    third = engine.ask("third", PROMPT)
+    assert engine.match(third) == 4
+    [store] = computed(engine, third)
+    assert store.blocks.block_ids == [third.tables[0][1], third.tables[0][3]]
+
+
+def test_blocks_that_decoding_fills_are_stored_with_their_hashes() -> None:
+    engine = PlainEngine([FULL, COARSE])
+    request = engine.ask("r", PROMPT[:6])
+    assert engine.match(request) == 0
+    [first] = computed(engine, request)
+    assert len(first.blocks) == 1
+    stored = [len(job.blocks) for _ in range(3) for job in engine.step({"r": 1}).stores]
+    # The eighth token fills the second block of the one group and the first of the other.
+    assert stored == [2]
+    engine.settle()
+
+
+def test_while_a_block_is_on_its_way_others_wait_for_it() -> None:
+    engine = PlainEngine([FULL])
+    engine.put_prompt(PROMPT)
+    one = engine.ask("one", PROMPT)
+    other = engine.ask("other", PROMPT)
+    assert engine.match(one) == 20
+    engine.load(one, 0, 20)
+    assert engine.match(other) is None
+    engine.step({})
+    engine.settle()
+    assert engine.match(other, 20) == 0
+
+
+def test_what_a_load_did_not_bring_is_not_asked_for_again() -> None:
+    engine = PlainEngine([FULL])
+    engine.put_prompt(PROMPT)
+    request = engine.ask("r", PROMPT)
+    assert engine.match(request) == 20
+    engine.load(request, 0, 20)
+    engine.step({})
+    [part] = engine.parts
+    engine.end(part, missing=[2, 3, 4])
+    assert engine.match(request, 8) == 0
+    stats = engine.half.take_stats()
+    assert stats is not None
+    assert stats.data["loaded_tokens"] == 8
+    # They are computed, and stored anew: nobody has them any more.
+    request.num_computed_tokens = 8
+    [store] = computed(engine, request)
+    assert len(store.blocks) == 3
+
+
+def test_a_request_that_goes_while_it_loads_is_kept_until_the_load_is_over() -> None:
+    engine = PlainEngine([FULL])
+    engine.put_prompt(PROMPT)
+    request = engine.ask("r", PROMPT)
+    assert engine.match(request) == 20
+    engine.load(request, 0, 20)
+    orders = engine.step({})
+    assert not engine.finish(request)
+    assert engine.step({}).cancel_loads == [orders.loads[0].job]
+    assert engine.half._requests["r"].phase is Phase.ENDED
+    engine.settle()
+    assert engine.half._requests == {}
+
+
+def test_a_preempted_request_is_flushed_and_looked_up_again() -> None:
+    engine = PlainEngine([FULL])
+    request = engine.ask("r", PROMPT)
+    assert engine.match(request) == 0
+    [store] = computed(engine, request)
+    assert engine.step({}, preempted=["r"]).flush == [store.job]
+    engine.put_prompt(PROMPT)
+    assert engine.match(request) == 20
+    engine.settle()
+
+
+def test_a_group_with_a_window_needs_the_last_blocks_alone() -> None:
+    engine = PlainEngine([FULL, WINDOW])
+    engine.put_prompt(PROMPT)
+    request = engine.ask("r", PROMPT)
+    assert engine.match(request) == 0
+    for block_hash in engine.names(request, 1)[3:5]:
+        engine.put((1, block_hash))
+    third = engine.ask("third", PROMPT)
+    assert engine.match(third) == 20
+    engine.load(third, 0, 20)
+    [load] = engine.step({}).loads
+    assert len(load.blocks) == 7
+    engine.settle()
+
+
+def test_presence_can_be_forgotten() -> None:
+    engine = PlainEngine([FULL])
+    engine.put_prompt(PROMPT)
+    request = engine.ask("r", PROMPT)
+    again = engine.ask("again", PROMPT)
+    assert engine.match(again) == 20
+    assert engine.match(request) == 20
+    engine.half.forget_presence()
+    assert engine.match(again) == 0
+    assert len(computed(engine, request)[0].blocks) == 5
+
+
+@st.composite
+def engines(draw: st.DrawFn) -> PlainEngine:
+    groups = draw(st.sampled_from([[FULL], [FULL, COARSE], [FULL, WINDOW], [WINDOW]]))
+    policy = draw(st.sampled_from(["always", "auto"]))
+    return PlainEngine(groups, ranks=draw(st.integers(1, 2)), policy=policy)
+
+
+class Schedule:
+    """A random schedule, and what a simple model says of it."""
+
+    def __init__(self, engine: PlainEngine, chance: random.Random) -> None:
+        self.engine, self.chance = engine, chance
+        self.waiting: list[Asked] = []
+        self.loading: dict[str, tuple[Asked, int]] = {}
+        self.running: list[Asked] = []
+        self.whole: list[Asked] = []
+        """Requests that were computed to their end."""
+        self.failed: set[Name] = set()
+        """Blocks that some store did not put."""
+        self.numbers = 0
+
+    def play(self, moves: int) -> None:
+        for _ in range(moves):
+            move = self.chance.choice(
+                [self.arrive, self.put, self.admit, self.admit, self.compute, self.compute]
+                + [self.preempt, self.abort, self.end_some, self.end_some]
+            )
+            move()
+        while self.waiting or self.running or self.loading:
+            self.engine.settle(self.chance)
+            self.note_loaded()
+            self.admit()
+            self.compute()
+            for request in list(self.running):
+                if request.num_computed_tokens >= request.num_prompt_tokens:
+                    self.finish(request)
+                    self.whole.append(request)
+        self.engine.step({})
+        self.engine.settle()
+        self.check_stored()
+
+    def check_stored(self) -> None:
+        """Every block of a request that was computed to its end is in the pool, or its store failed."""
+        for request in self.whole:
+            for position, group in enumerate(self.engine.groups):
+                full = request.num_computed_tokens // group.block_size
+                names = {(position, name) for name in self.engine.names(request, position)[:full]}
+                assert names <= self.engine.pool | self.failed
+
+    def arrive(self) -> None:
+        self.numbers += 1
+        # Few different beginnings, so that requests share blocks.
+        tokens = [self.chance.randrange(2)] * 8 + [self.chance.randrange(2)] * 9
+        tokens += [self.chance.randrange(3)] * self.chance.randrange(10)
+        self.waiting.append(self.engine.ask(f"r{self.numbers}", tokens))
+
+    def put(self) -> None:
+        requests = self.waiting + self.running
+        if requests:
+            request = self.chance.choice(requests)
+            group = self.chance.randrange(len(self.engine.groups))
+            for block_hash in self.engine.names(request, group):
+                self.engine.put((group, block_hash))
+
+    def admit(self) -> None:
+        if not self.waiting:
+            return
+        request = self.waiting.pop(self.chance.randrange(len(self.waiting)))
+        offered = self.engine.match(request)
+        if offered is None:
+            self.waiting.append(request)
+        elif offered:
+            self.check_offer(request, offered)
+            self.engine.load(request, 0, offered)
+            self.loading[request.request_id] = request, offered
+        else:
+            self.running.append(request)
+
+    def check_offer(self, request: Asked, offered: int) -> None:
+        """All that is needed to compute on from there was put into the pool at some time."""
+        assert offered < request.num_tokens
+        for position, group in enumerate(self.engine.groups):
+            names = self.engine.names(request, position)
+            assert offered % group.block_size == 0
+            since = 0 if group.window is None else max(0, offered - group.window + 1)
+            for block in range(since // group.block_size, offered // group.block_size):
+                assert (position, names[block]) in self.engine.pool
+
+    def compute(self) -> None:
+        some = [r for r in self.running if self.chance.random() < 0.7]
+        tokens = {
+            r.request_id: max(1, min(self.chance.randrange(1, 12), left))
+            for r in some
+            if (left := r.num_tokens - r.num_computed_tokens) > 0
+        }
+        self.engine.step(tokens)
+        stores = {part.job.job for part in self.engine.parts if part.kind == "store"}
+        under_way = [name for job in stores for name in self.engine.names_of_store[job]]
+        assert len(set(under_way)) == len(under_way)
+
+    def preempt(self) -> None:
+        if self.running:
+            request = self.running.pop(self.chance.randrange(len(self.running)))
+            unread = {
+                part.job.job
+                for part in self.engine.parts
+                if part.kind == "store"
+                and part.job.request_id == request.request_id
+                and not part.is_read
+            }
+            orders = self.engine.step({}, preempted=[request.request_id])
+            assert unread <= set(orders.flush)
+            self.waiting.append(request)
+
+    def abort(self) -> None:
+        requests = [*self.waiting, *self.running, *(r for r, _ in self.loading.values())]
+        if requests:
+            self.finish(self.chance.choice(requests))
+
+    def finish(self, request: Asked) -> None:
+        is_loading = request.request_id in self.loading
+        waits = self.engine.finish(request)
+        assert not (waits and is_loading)
+        self.waiting = [r for r in self.waiting if r is not request]
+        self.running = [r for r in self.running if r is not request]
+        self.loading.pop(request.request_id, None)
+        self.engine.step({})
+
+    def end_some(self) -> None:
+        if self.engine.parts:
+            part = self.chance.choice(self.engine.parts)
+            positions = range(len(part.job.blocks))
+            missing = [i for i in positions if self.chance.random() < 0.1]
+            if part.kind == "store":
+                names = self.engine.names_of_store[part.job.job]
+                self.failed |= {names[i] for i in missing}
+            self.engine.end(part, missing)
+        self.note_loaded()
+
+    def note_loaded(self) -> None:
+        under_way = {part.job.request_id for part in self.engine.parts if part.kind == "load"}
+        for request_id in list(self.loading):
+            if request_id not in under_way and not self.is_ordered(request_id):
+                request, offered = self.loading.pop(request_id)
+                request.num_computed_tokens = offered
+                self.running.append(request)
+
+    def is_ordered(self, request_id: str) -> bool:
+        """Whether a load still waits for the next step."""
+        tracked = self.engine.half._requests.get(request_id)
+        return tracked is not None and tracked.phase is Phase.LOADING
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(engines(), st.integers(0, 1 << 32), st.integers(5, 60))
+def test_random_schedules_leave_nothing_behind(
+    engine: PlainEngine, seed: int, moves: int
+) -> None:
+    # Drawn beforehand: when look-ups are answered is nobody's to draw.
+    schedule = Schedule(engine, random.Random(seed))
+    schedule.play(moves)
+    catalogue = engine.half._catalogue
+    assert engine.half._requests == {}
+    assert catalogue.loads == 0
+    assert not catalogue.is_reading
+    assert engine.parts == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_blocks_of_a_window_are_read_before_they_are_given_away(ranks: int) -> None:
+    engine = PlainEngine([FULL, WINDOW], ranks=ranks)
+    request = engine.ask("r", PROMPT)
+    assert engine.match(request) == 0
+    [store] = computed(engine, request)
+    given = request.tables[1][0]
+    assert engine.half._catalogue.readers([given]) == [store.job]
+    engine.settle()
+    assert engine.half._catalogue.readers([given]) == []

@@ -1,0 +1,216 @@
+//! Requests, look-ups, loads and stores against one catalogue.
+
+use penstock_catalogue::{
+    Catalogue, CatalogueError, Chunk, Group, Groups, Holding, LookupState, Reach, Scheduled,
+};
+
+const TOKENS: u64 = 16;
+const BYTES: u64 = 1000;
+
+fn chunk(n: u8) -> Chunk {
+    [n; 32]
+}
+
+fn chunks(numbers: std::ops::Range<u8>) -> Vec<Chunk> {
+    numbers.map(chunk).collect()
+}
+
+/// Of one group, or of two of which the second has a window of two blocks.
+fn catalogue(windows: &[Option<u64>], ranks: u32) -> Catalogue {
+    let group = |&window| Group {
+        block_tokens: TOKENS,
+        window,
+    };
+    let groups = Groups::new(windows.iter().map(group).collect(), TOKENS).unwrap();
+    let mut catalogue = Catalogue::new(groups, 100);
+    let holding = Holding {
+        ranks,
+        bytes: BYTES,
+        objects: 1,
+    };
+    catalogue.set_holdings(vec![holding; windows.len()]).unwrap();
+    catalogue
+}
+
+/// A request of four blocks, one of whose groups' look-ups finds these.
+fn looked_up(catalogue: &mut Catalogue, id: &str, present: &[bool]) {
+    catalogue.add(id, 4 * TOKENS + 1).unwrap();
+    catalogue.extend(id, &chunks(1..5)).unwrap();
+    for query in catalogue.ask(id).unwrap() {
+        catalogue.answer(query.number, Some(present));
+    }
+}
+
+fn ends(catalogue: &Catalogue, id: &str) -> Vec<(u64, u64, u64)> {
+    let reaches = catalogue.reaches(id, 0, 4 * TOKENS).unwrap();
+    let tuple = |reach: &Reach| (reach.end / TOKENS, reach.host_bytes, reach.pool_bytes);
+    reaches.iter().map(tuple).collect()
+}
+
+#[test]
+fn a_block_is_held_when_every_rank_has_it() {
+    let mut catalogue = catalogue(&[None], 2);
+    looked_up(&mut catalogue, "a", &[true, true, true, false]);
+    assert_eq!(ends(&catalogue, "a"), [(3, 0, 3 * BYTES)]);
+    catalogue.begin_load("a", 1, 0, 3 * TOKENS, |_, i| Some(i as u64)).unwrap();
+    catalogue.change_host(0, chunk(1), true).unwrap();
+    assert_eq!(ends(&catalogue, "a"), [(3, 0, 3 * BYTES)]);
+    catalogue.change_host(0, chunk(1), true).unwrap();
+    assert_eq!(ends(&catalogue, "a"), [(1, BYTES, 0), (3, BYTES, 2 * BYTES)]);
+    catalogue.change_host(0, chunk(1), false).unwrap();
+    assert_eq!(ends(&catalogue, "a"), [(3, 0, 3 * BYTES)]);
+}
+
+#[test]
+fn what_a_job_did_not_find_is_not_there_and_what_cannot_be_decrypted_is_not_loaded() {
+    let mut catalogue = catalogue(&[None], 1);
+    looked_up(&mut catalogue, "a", &[true; 4]);
+    catalogue.begin_load("a", 1, 0, 4 * TOKENS, |_, i| Some(i as u64)).unwrap();
+    catalogue.lose(1, &[3]).unwrap();
+    assert_eq!(ends(&catalogue, "a"), [(3, 0, 3 * BYTES)]);
+    catalogue.set_foreign(1, &[1]).unwrap();
+    assert_eq!(ends(&catalogue, "a"), [(1, 0, BYTES)]);
+    let beyond = CatalogueError::NoPosition { job: 1, position: 4 };
+    assert_eq!(catalogue.lose(1, &[4]), Err(beyond));
+    catalogue.end(1).unwrap();
+    assert_eq!(catalogue.lose(1, &[0]), Err(CatalogueError::UnknownJob(1)));
+    // Foreign blocks need not be stored as long as they are there; lost ones do.
+    let stored = catalogue.begin_store("a", 2, 4 * TOKENS, 0, |_, i| Some(i as u64 + 1));
+    let stored: Vec<u64> = stored.unwrap().unwrap().iter().map(|b| b.block).collect();
+    assert_eq!(stored, [4]);
+    // It went, and came back under another key.
+    looked_up(&mut catalogue, "b", &[true, false, true, true]);
+    looked_up(&mut catalogue, "c", &[true; 4]);
+    assert_eq!(ends(&catalogue, "c"), [(4, 0, 4 * BYTES)]);
+}
+
+#[test]
+fn a_look_up_is_over_once_all_its_groups_have_answered() {
+    let mut catalogue = catalogue(&[None, Some(2 * TOKENS)], 1);
+    catalogue.add("a", 65).unwrap();
+    catalogue.extend("a", &chunks(1..5)).unwrap();
+    assert_eq!(catalogue.lookup("a"), Ok(LookupState::None));
+    let queries = catalogue.ask("a").unwrap();
+    assert_eq!(queries.len(), 2);
+    assert_eq!(catalogue.answer(queries[0].number, Some(&[true; 4])), 4);
+    assert_eq!(catalogue.lookup("a"), Ok(LookupState::Asked));
+    // What the pool has does not count before that.
+    assert_eq!(ends(&catalogue, "a"), []);
+    assert_eq!(catalogue.answer(queries[1].number, Some(&[false, false, true, true])), 2);
+    assert_eq!(catalogue.lookup("a"), Ok(LookupState::Over));
+    assert_eq!(ends(&catalogue, "a"), [(4, 0, 6 * BYTES)]);
+    // Nobody waits for it twice.
+    assert_eq!(catalogue.answer(queries[1].number, Some(&[true; 4])), 0);
+}
+
+#[test]
+fn of_a_look_up_that_failed_nothing_is_loaded() {
+    let mut catalogue = catalogue(&[None], 1);
+    looked_up(&mut catalogue, "a", &[true; 4]);
+    catalogue.add("b", 65).unwrap();
+    catalogue.extend("b", &chunks(1..5)).unwrap();
+    let queries = catalogue.ask("b").unwrap();
+    catalogue.answer(queries[0].number, None);
+    assert_eq!(ends(&catalogue, "b"), []);
+    catalogue.do_without("a").unwrap();
+    assert_eq!(ends(&catalogue, "a"), []);
+    // A short prompt has nothing to ask for.
+    catalogue.add("c", 5).unwrap();
+    assert_eq!(catalogue.ask("c"), Ok(vec![]));
+    assert_eq!(catalogue.lookup("c"), Ok(LookupState::Over));
+}
+
+#[test]
+fn a_preempted_request_is_looked_up_and_stored_anew() {
+    let mut catalogue = catalogue(&[None], 1);
+    catalogue.add("a", 65).unwrap();
+    catalogue.extend("a", &chunks(1..5)).unwrap();
+    let queries = catalogue.ask("a").unwrap();
+    let step = |catalogue: &mut Catalogue, computed, tokens| {
+        let scheduled = Scheduled {
+            id: "a",
+            computed,
+            tokens,
+        };
+        catalogue.step([scheduled].into_iter())
+    };
+    // The pool may have the blocks: a later step decides.
+    let first = step(&mut catalogue, 0, 64);
+    assert_eq!((first.started, first.filled), (vec![0], vec![]));
+    assert_eq!(first.prompts, [(0, 64)]);
+    assert_eq!(catalogue.pause("a").unwrap(), [queries[0].number]);
+    assert_eq!(catalogue.lookup("a"), Ok(LookupState::None));
+    let again = step(&mut catalogue, 0, 65);
+    assert_eq!((again.started, again.filled), (vec![0], vec![(0, 65)]));
+    // Computing goes on, and fills nothing.
+    let decoding = step(&mut catalogue, 65, 1);
+    assert_eq!((decoding.started, decoding.prompts), (vec![], vec![]));
+    catalogue.begin_store("a", 1, 65, 0, |_, i| Some(i as u64 + 1)).unwrap().unwrap();
+    assert_eq!(step(&mut catalogue, 66, 1).filled, []);
+}
+
+#[test]
+fn prefetches_share_no_block_and_keep_theirs_until_they_are_released() {
+    let mut catalogue = catalogue(&[None], 1);
+    looked_up(&mut catalogue, "a", &[true; 4]);
+    looked_up(&mut catalogue, "b", &[true; 4]);
+    let (blocks, moved) = catalogue.begin_prefetch("a", 1, 0, 64, 2, false).unwrap().unwrap();
+    assert_eq!((blocks.len(), moved.pool_bytes), (2, 2 * BYTES));
+    assert_eq!(catalogue.begin_prefetch("b", 2, 0, 32, 9, false), Ok(None));
+    let (others, _) = catalogue.begin_prefetch("b", 2, 0, 64, 9, false).unwrap().unwrap();
+    assert_eq!(others[0].chunk, chunk(3));
+    assert_eq!(others[0].parent, Some((chunk(2), 32)));
+    assert_eq!(catalogue.prefetched(), 4);
+    catalogue.release(1).unwrap();
+    assert_eq!(catalogue.prefetched(), 2);
+    // What it finds afterwards counts all the same.
+    catalogue.lose(1, &[1]).unwrap();
+    assert_eq!(ends(&catalogue, "a"), [(1, 0, BYTES)]);
+    catalogue.end(1).unwrap();
+    catalogue.end(2).unwrap();
+    assert_eq!(catalogue.prefetched(), 0);
+    // Only what host memory lacks, for a probe.
+    catalogue.change_host(0, chunk(1), true).unwrap();
+    let (lacking, _) = catalogue.begin_prefetch("b", 3, 0, 64, 2, true).unwrap().unwrap();
+    let lacking: Vec<Chunk> = lacking.iter().map(|block| block.chunk).collect();
+    assert_eq!(lacking, [chunk(2), chunk(3)]);
+}
+
+#[test]
+fn blocks_that_left_a_window_are_not_stored_and_those_that_may_leave_have_readers() {
+    let mut catalogue = catalogue(&[None, Some(2 * TOKENS)], 1);
+    catalogue.add("a", 65).unwrap();
+    catalogue.extend("a", &chunks(1..5)).unwrap();
+    let null = 0;
+    let table = |group: usize, index: usize| match (group, index) {
+        (1, 0 | 1) => Some(null),
+        _ => Some((group * 10 + index) as u64 + 1),
+    };
+    let blocks = catalogue.begin_store("a", 7, 64, null, table).unwrap().unwrap();
+    let own: Vec<(u16, u64)> = blocks.iter().map(|block| (block.group, block.block)).collect();
+    assert_eq!(own, [(0, 1), (0, 2), (0, 3), (0, 4), (1, 13), (1, 14)]);
+    assert_eq!(catalogue.readers([2, 13, 14].into_iter()), [7]);
+    catalogue.on_read(7);
+    assert!(!catalogue.is_reading());
+    assert_eq!(catalogue.end_store(7, &[0, 5]), Ok(4));
+    // Two did not get there: whoever fills them next stores them.
+    catalogue.pause("a").unwrap();
+    let again = catalogue.begin_store("a", 8, 64, null, table).unwrap().unwrap();
+    assert_eq!(again.len(), 2);
+}
+
+#[test]
+fn nothing_is_left_of_what_nobody_names() {
+    let mut catalogue = catalogue(&[None], 1);
+    looked_up(&mut catalogue, "a", &[true, true, false, false]);
+    catalogue.begin_load("a", 1, 0, 32, |_, i| Some(i as u64)).unwrap();
+    catalogue.remove("a").unwrap();
+    assert_eq!(catalogue.loads(), 1);
+    catalogue.end(1).unwrap();
+    // Two are remembered, since the pool has them.
+    assert_eq!(catalogue.len(), 2);
+    catalogue.forget_pool();
+    assert!(catalogue.is_empty());
+    let unknown = CatalogueError::UnknownRequest("a".to_owned());
+    assert_eq!(catalogue.remove("a"), Err(unknown));
+}

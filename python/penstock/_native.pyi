@@ -1,21 +1,27 @@
 """The native part. Timeouts are in seconds, sizes and offsets in bytes."""
 
 from builtins import list as _list
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from typing import Any, TypeAlias, TypedDict, final
+
+from typing_extensions import Self, disjoint_base
 
 from penstock.errors import PenstockError
 
 __all__ = [
+    "Advisor",
     "Buffer",
+    "Choice",
     "Descriptor",
     "EncryptionKeys",
     "Engine",
     "Fence",
     "Lookup",
+    "Reach",
     "Store",
     "Trace",
+    "attended",
     "check_ranks",
     "cuda_calibration",
     "objects",
@@ -23,6 +29,105 @@ __all__ = [
 ]
 
 _Span: TypeAlias = tuple[int, int, int, int]
+
+@disjoint_base
+class Advisor:
+    """What steps and loads of one engine take, and what follows from it for the next request.
+
+    Times are given to it, from one clock. A `policy` is `auto`, `always` or `never`; another
+    raises `ConfigError`."""
+
+    def __new__(cls, tokens_per_step: int, lanes: int = 1) -> Self:
+        """`lanes` objects of a load are fetched at a time."""
+    def on_step(self, now: float, step: int, tokens: int, pairs: int) -> None:
+        """A step goes to the workers that computes so many tokens of prompts, which attend to
+        `pairs` tokens in sum."""
+    def on_output(self, now: float, steps: Iterable[int]) -> None:
+        """A step is done; `steps` names it if it computed prompts."""
+    def on_begin(
+        self,
+        now: float,
+        number: int,
+        host_bytes: int,
+        pool_bytes: int,
+        *,
+        patience: float | None = None,
+        is_probe: bool = False,
+    ) -> None:
+        """A load, prefetch or probe begins, with so many bytes from either tier. It is given up
+        after `patience` seconds if nothing comes."""
+    def on_end(self, number: int, seconds: float, missing_bytes: int) -> int | None:
+        """It is over: it took so long, and `missing_bytes` of it did not come. Returns the bytes
+        that came of a probe, None if it was none."""
+    def advise(
+        self,
+        first: int,
+        reaches: Sequence[Reach],
+        prompt: int,
+        policy: str = "auto",
+        *,
+        may_check: bool = False,
+    ) -> Choice:
+        """How far to load a prompt of `prompt` tokens, of which `first` are computed, where loads
+        may end at `reaches`, from the nearest; not at all now and then, if it `may_check` whether
+        that pays."""
+    def awaits_lookup(
+        self, first: int, reach: Reach, prompt: int, latency: float | None, policy: str = "auto"
+    ) -> bool:
+        """Whether a request waits for its look-up; else it is computed, and the answer is for the
+        next one.
+
+        `reach` is what it would load if the pool had all that is asked for, and `latency` what the
+        last look-up took, infinite if it failed: load and look-up together are to pay. Nor does it
+        wait when it is time to see what computing takes."""
+    def patience(
+        self, choice: Choice, host_bytes: int, pool_bytes: int, objects: int
+    ) -> float | None:
+        """Seconds after which to give up a load of so many objects that begins now, as advised, if
+        nothing of it comes; None for no reason to."""
+    def wants_probe(
+        self, now: float, first: int, reach: Reach, prompt: int, block: tuple[int, int]
+    ) -> int:
+        """Blocks to get from the pool now, for nobody, only to measure it; 0 as a rule.
+
+        A prompt of `prompt` tokens is computed from `first` on, of which `reach` could have been
+        loaded, of blocks of so many bytes and objects."""
+    def load_seconds(self, reach: Reach) -> float | None:
+        """Expected time of a load that begins now; None if nothing is known of the pool that it
+        needs, infinite if the pool is in doubt."""
+
+def attended(first: int, end: int) -> int:
+    """Tokens that the tokens from `first` to `end` attend to, each all before it and itself."""
+
+@final
+class Choice:
+    """What to do about a run of tokens that could be loaded."""
+
+    def __new__(cls, end: int, load: float | None, recompute: float | None) -> Choice: ...
+    @property
+    def end(self) -> int:
+        """Load up to this token; the run's beginning if nothing is to be loaded."""
+    @property
+    def load(self) -> float | None:
+        """Expected time of the load; None if it is not known."""
+    @property
+    def recompute(self) -> float | None:
+        """Expected time to compute what is not loaded, if nothing were; None if it is not
+        known."""
+
+@final
+class Reach:
+    """Where a load of a run of tokens may end, and what is to be moved up to there."""
+
+    def __new__(cls, end: int, host_bytes: int, pool_bytes: int) -> Reach: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that host memory has."""
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes that only the pool has."""
 
 @final
 class Buffer:

@@ -9,8 +9,7 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from penstock.vllm.advisor import Advisor, Reach
-from penstock.vllm.costs import attended
+from penstock.vllm.advisor import Advisor, Reach, attended
 
 TOKENS = 128
 """A block's."""

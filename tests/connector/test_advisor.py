@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import statistics
 
 import pytest
 
-from penstock.vllm.advisor import ALWAYS, NEVER, Advisor, Reach
-from penstock.vllm.costs import attended
+from penstock.errors import ConfigError
+from penstock.vllm.advisor import ALWAYS, NEVER, POLICIES, Advisor, Reach, attended
 from tests.connector.pretended import PretendedEngine
 
 MIB = 1 << 20
@@ -298,3 +299,29 @@ def test_always_and_never() -> None:
     load(fast, 1, 8 * MIB, 0.01)
     assert fast.advise(16, reach, 1100, NEVER).end == 16
     assert not fast.awaits_lookup(0, reach[0], 1100, 0.001, NEVER)
+
+
+def test_every_policy_is_known_to_the_native_part_and_no_other() -> None:
+    for policy in POLICIES:
+        engine().advise(0, [REACH], 1100, policy)
+    with pytest.raises(ConfigError, match="'sometimes' is none of auto, always, never"):
+        engine().advise(0, [REACH], 1100, "sometimes")
+
+
+def test_decisions_and_probes_are_in_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = logging.getLogger("vllm.penstock")
+    # Whatever vLLM's own configuration does with it.
+    monkeypatch.setattr(logger, "propagate", False)
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    with caplog.at_level(logging.DEBUG, logger.name):
+        advisor = engine()
+        load(advisor, 1, 8 * MIB, 4.0)
+        advisor.advise(0, [REACH], 1100)
+        advisor.on_begin(6.0, 2, 0, MIB, is_probe=True)
+        advisor.on_end(2, 1.5, 1024)
+    decision, probe = (record.getMessage() for record in caplog.records)
+    assert "of tokens 0 to 1024 load up to 0: recomputing 1.1" in decision
+    assert "loading to 1024 3.99" in decision
+    assert "of a probe 1047552 bytes came in 1.5 s" in probe

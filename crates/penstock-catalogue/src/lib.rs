@@ -22,6 +22,6 @@ pub use error::CatalogueError;
 pub use groups::{Group, Groups};
 pub use index::Chunk;
 pub use jobs::Block;
-pub use loads::{Moved, Reach};
+pub use loads::Moved;
 pub use lookups::{Query, State as LookupState};
 pub use steps::{Scheduled, Step};

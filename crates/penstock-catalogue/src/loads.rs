@@ -1,22 +1,13 @@
 //! Loads and prefetches: how far a request can be loaded, and from where.
 
+use penstock_advisor::Reach;
+
 use crate::catalogue::Catalogue;
 use crate::error::Result;
 use crate::index::{Number, State};
 use crate::jobs::{Block, Kind};
 use crate::request::{Lookup, Request};
 use crate::CatalogueError;
-
-/// Where a load may end, and what is to be moved up to there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reach {
-    /// The token at which it ends.
-    pub end: u64,
-    /// Bytes that host memory has.
-    pub host_bytes: u64,
-    /// Bytes that come from the pool.
-    pub pool_bytes: u64,
-}
 
 /// What a job moves, over all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

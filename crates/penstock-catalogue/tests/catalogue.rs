@@ -1,7 +1,8 @@
 //! Requests, look-ups, loads and stores against one catalogue.
 
+use penstock_advisor::Reach;
 use penstock_catalogue::{
-    Catalogue, CatalogueError, Chunk, Group, Groups, Holding, LookupState, Reach, Scheduled,
+    Catalogue, CatalogueError, Chunk, Group, Groups, Holding, LookupState, Scheduled,
 };
 
 const TOKENS: u64 = 16;

@@ -1,7 +1,7 @@
 //! The catalogue for Python: hashes, block tables and steps in, numbers and blocks out.
 
 use penstock_catalogue::{
-    Catalogue as Native, CatalogueError, Group, Groups, Holding, LookupState, Moved, Reach,
+    Catalogue as Native, CatalogueError, Group, Groups, Holding, LookupState, Moved,
     Scheduled,
 };
 use penstock_engine::Parent;
@@ -9,6 +9,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PySequence, PyString};
 
+use crate::advisor::Reach;
 use crate::blocks::{Block, Blocks};
 use crate::engine::{Lookup, engine_error, padded};
 use crate::errors::config_error;
@@ -33,13 +34,6 @@ fn blocks(blocks: Vec<penstock_catalogue::Block>) -> Blocks {
     Blocks {
         blocks: blocks.into_iter().map(convert).collect(),
     }
-}
-
-/// Where a load may end, and the bytes from host memory and from the pool up to there.
-type ReachTuple = (u64, u64, u64);
-
-fn reach_tuple(reach: &Reach) -> ReachTuple {
-    (reach.end, reach.host_bytes, reach.pool_bytes)
 }
 
 /// Bytes from host memory, bytes from the pool, objects on one rank.
@@ -251,10 +245,10 @@ impl Catalogue {
         request: &str,
         first: u64,
         limit: u64,
-    ) -> PyResult<Vec<ReachTuple>> {
+    ) -> PyResult<Vec<Reach>> {
         let reaches = self.native.reaches(request, first, limit);
         reaches
-            .map(|reaches| reaches.iter().map(reach_tuple).collect())
+            .map(|reaches| reaches.into_iter().map(Reach).collect())
             .map_err(|error| catalogue_error(py, &error))
     }
 
@@ -265,10 +259,10 @@ impl Catalogue {
         request: &str,
         first: u64,
         limit: u64,
-    ) -> PyResult<ReachTuple> {
+    ) -> PyResult<Reach> {
         self.native
             .whole(request, first, limit)
-            .map(|reach| reach_tuple(&reach))
+            .map(Reach)
             .map_err(|error| catalogue_error(py, &error))
     }
 

@@ -1,6 +1,7 @@
 //! `penstock._native`: the bindings. They register, convert and release the GIL; they decide
 //! nothing.
 
+mod advisor;
 mod blocks;
 mod buffer;
 mod catalogue;
@@ -18,6 +19,8 @@ use pyo3::prelude::*;
 
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use crate::advisor::{Advisor, Choice, Reach, attended};
     #[pymodule_export]
     use crate::blocks::Blocks;
     #[pymodule_export]

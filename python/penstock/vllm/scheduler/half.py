@@ -11,11 +11,10 @@ import time
 from collections.abc import Iterable, Mapping
 from itertools import starmap
 
-from penstock._native import Catalogue, Store
+from penstock._native import Catalogue, Store, attended
 from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.advisor import Advisor
 from penstock.vllm.agreement import Agreement
-from penstock.vllm.costs import attended
 from penstock.vllm.facts import AdapterOf, Arrival, BlockTables, EngineFacts, Step
 from penstock.vllm.messages import IDLE_SECONDS, RankShare, StepOrders, WorkerReport
 from penstock.vllm.scheduler.common import Common

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.vllm.advisor import Reach
-from penstock.vllm.costs import Choice
+from penstock._native import Choice, Reach
 from penstock.vllm.facts import BlockTables
 from penstock.vllm.scheduler.common import Common
 from penstock.vllm.scheduler.lookups import Lookups
@@ -48,7 +47,7 @@ class Loading:
         catalogue.extend(tracked.id, request.block_hashes)
         last = self._common.last(tracked)
         held = catalogue.reaches(tracked.id, 0, last)
-        if (held and held[-1][0] == last) or not self._common.is_shared(request):
+        if (held and held[-1].end == last) or not self._common.is_shared(request):
             catalogue.do_without(tracked.id)
         else:
             self._lookups.start(tracked)
@@ -86,7 +85,7 @@ class Loading:
         if tracked.awaits is None:
             tracked.awaits = self._common.advisor.awaits_lookup(
                 first,
-                Reach(*self._catalogue.whole(tracked.id, first, self._common.last(tracked))),
+                self._catalogue.whole(tracked.id, first, self._common.last(tracked)),
                 tracked.request.num_tokens,
                 self._lookups.latency,
                 tracked.policy,
@@ -105,14 +104,12 @@ class Loading:
             tracked.advice = advice
         return advice.choice
 
-    def _weigh(
-        self, tracked: Tracked, first: int, reaches: Iterable[tuple[int, int, int]]
-    ) -> Choice | None:
+    def _weigh(self, tracked: Tracked, first: int, reaches: Iterable[Reach]) -> Choice | None:
         tokens = tracked.request.num_tokens
         possible = [
-            Reach(*reach)
+            reach
             for reach in reaches
-            if not (self._common.facts.leaves_one_token and reach[0] != tokens - 1)
+            if not (self._common.facts.leaves_one_token and reach.end != tokens - 1)
         ]
         if not possible:
             return None

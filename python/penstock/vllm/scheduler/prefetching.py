@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.vllm.costs import Choice
+from penstock._native import Choice
 from penstock.vllm.groups import Group
 from penstock.vllm.scheduler.common import Common
 from penstock.vllm.scheduler.requests import Phase, Tracked

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 
-from penstock.vllm.advisor import AUTO, Reach
+from penstock.vllm.advisor import AUTO
 from penstock.vllm.scheduler.common import Common
 from penstock.vllm.scheduler.lookups import Lookups
 from penstock.vllm.scheduler.prefetching import Prefetching
@@ -42,7 +42,7 @@ class Probing:
             tracked, last = self._unawaited.pop(request_id)
             first, tracked.unawaited_from = tracked.unawaited_from, None
             if first is not None and (reaches := self._catalogue.reaches(request_id, first, last)):
-                self.decline(tracked, first, reaches[-1][0])
+                self.decline(tracked, first, reaches[-1].end)
 
     def forget(self, tracked: Tracked) -> None:
         """The request is gone, or begins anew."""
@@ -62,7 +62,7 @@ class Probing:
         wanted = self._common.advisor.wants_probe(
             time.monotonic(),
             first,
-            Reach(*self._catalogue.whole(tracked.id, first, end)),
+            self._catalogue.whole(tracked.id, first, end),
             tracked.request.num_tokens,
             (agreement.block_bytes[group], agreement.block_objects[group]),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from penstock.vllm.costs import Choice
+from penstock._native import Choice, Reach
 from penstock.vllm.facts import EngineRequest
 from penstock.vllm.messages import BlockJob
 
@@ -41,7 +41,7 @@ class Advice:
     """What was advised last, and of what: asked again, the same is said."""
 
     first: int
-    reaches: tuple[tuple[int, int, int], ...]
+    reaches: tuple[Reach, ...]
     choice: Choice | None
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from penstock._native import Blocks
-from penstock.vllm.costs import Choice
+from penstock._native import Blocks, Choice
 from penstock.vllm.messages import BlockJob, WorkerReport
 from penstock.vllm.scheduler.common import Common
 from penstock.vllm.scheduler.requests import Tracked

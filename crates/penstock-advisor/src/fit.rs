@@ -1,0 +1,178 @@
+//! Least squares that forget.
+
+/// Share of the observations' squares that coefficients have to explain to be preferred over
+/// earlier ones: more than rounding does.
+const EXPLAINS: f64 = 1e-7;
+
+/// Keeps fits to observations that are all alike from being ill-conditioned.
+const RIDGE: f64 = 1e-9;
+
+/// What is left of a row, scaled to ones, below which a system counts as singular.
+const SINGULAR: f64 = 1e-12;
+
+/// Seconds. What is said to have taken longer, or less than nothing, was not measured.
+const LONGEST: f64 = 1e9;
+
+/// Whether a step or a load can have taken so many seconds.
+pub(crate) fn is_measured(seconds: f64) -> bool {
+    (0.0..=LONGEST).contains(&seconds)
+}
+
+/// A weighted least-squares fit of non-negative coefficients to up to three features.
+///
+/// Of all subsets of the features whose coefficients come out positive it takes the one that fits
+/// best (there are at most seven, for three features), so that observations which are all alike
+/// still predict themselves. Where several fit equally well, earlier features explain more.
+///
+/// ```
+/// use penstock_advisor::Fit;
+///
+/// let mut fit = Fit::new(0.9);
+/// assert_eq!(fit.predict([100.0, 1.0]), None);
+/// for tokens in [100.0, 300.0, 500.0] {
+///     fit.observe([tokens, 1.0], 0.002 * tokens + 0.1, tokens);
+/// }
+/// let expected = fit.predict([1000.0, 1.0]).unwrap();
+/// assert!((expected - 2.1).abs() < 1e-6);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Fit<const N: usize> {
+    decay: f64,
+    products: [[f64; N]; N],
+    targets: [f64; N],
+    square: f64,
+    coefficients: Option<[f64; N]>,
+}
+
+impl<const N: usize> Fit<N> {
+    /// Weighs an observation `decay` times as much as the one after it.
+    pub fn new(decay: f64) -> Self {
+        const {
+            assert!(
+                0 < N && N <= 3,
+                "subsets are tried in the order of up to three"
+            )
+        };
+        Self {
+            decay,
+            products: [[0.0; N]; N],
+            targets: [0.0; N],
+            square: 0.0,
+            coefficients: None,
+        }
+    }
+
+    /// Seconds for one of each feature; none before the first observation.
+    pub fn coefficients(&self) -> Option<&[f64; N]> {
+        self.coefficients.as_ref()
+    }
+
+    /// Takes in how long something with these features took. An error counts in proportion to the
+    /// size, which is more than nothing, so that what is large does not drown out what is small.
+    /// A time that cannot have been measured (negative, not finite, decades) is left out.
+    pub fn observe(&mut self, features: [f64; N], seconds: f64, size: f64) {
+        if !is_measured(seconds) {
+            return;
+        }
+        let weight = 1.0 / (size * size);
+        for (i, left) in features.iter().enumerate() {
+            self.targets[i] = self.decay * self.targets[i] + weight * left * seconds;
+            for (j, right) in features.iter().enumerate() {
+                self.products[i][j] = self.decay * self.products[i][j] + weight * left * right;
+            }
+        }
+        self.square = self.decay * self.square + weight * seconds * seconds;
+        self.coefficients = Some(self.solve());
+    }
+
+    /// As before the first observation.
+    pub fn forget(&mut self) {
+        *self = Self::new(self.decay);
+    }
+
+    /// Seconds to expect; none before the first observation.
+    pub fn predict(&self, features: [f64; N]) -> Option<f64> {
+        let coefficients = self.coefficients.as_ref()?;
+        let terms = coefficients.iter().zip(&features);
+        Some(terms.fold(0.0, |sum, (c, f)| sum + c * f))
+    }
+
+    fn solve(&self) -> [f64; N] {
+        let (mut best, mut best_error) = ([0.0; N], self.square);
+        for size in 1..=N {
+            // Of up to three features, rising numbers name subsets of a size in their order.
+            for subset in (1u32..1 << N).filter(|subset| subset.count_ones() as usize == size) {
+                let Some(solution) = self.solve_for(subset) else {
+                    continue;
+                };
+                if solution.iter().any(|&c| c < 0.0) {
+                    continue;
+                }
+                let explained = solution.iter().zip(&self.targets);
+                let error = self.square - explained.fold(0.0, |sum, (c, t)| sum + c * t);
+                // Others, or more of them, have to explain something.
+                if error < best_error - EXPLAINS * self.square {
+                    (best, best_error) = (solution, error);
+                }
+            }
+        }
+        best
+    }
+
+    /// The coefficients of some features, the others' being zero; none where the observations do
+    /// not tell them apart.
+    fn solve_for(&self, subset: u32) -> Option<[f64; N]> {
+        let mut chosen = [0; N];
+        let mut count = 0;
+        for feature in (0..N).filter(|feature| subset & (1 << feature) != 0) {
+            chosen[count] = feature;
+            count += 1;
+        }
+        let chosen = &chosen[..count];
+        // Scaled to ones on the diagonal, so that one ridge suits tokens and bytes alike.
+        let scale: [f64; N] = std::array::from_fn(|i| self.products[i][i].sqrt());
+        if chosen.iter().any(|&i| scale[i] <= 0.0) {
+            return None;
+        }
+        let mut rows = [([0.0; N], 0.0); N];
+        for (row, &i) in chosen.iter().enumerate() {
+            for (column, &j) in chosen.iter().enumerate() {
+                let ridge = if i == j { RIDGE } else { 0.0 };
+                rows[row].0[column] = self.products[i][j] / (scale[i] * scale[j]) + ridge;
+            }
+            rows[row].1 = self.targets[i] / scale[i];
+        }
+        eliminate(&mut rows[..count])?;
+        let mut solution = [0.0; N];
+        for (row, &i) in chosen.iter().enumerate() {
+            solution[i] = rows[row].1 / rows[row].0[row] / scale[i];
+        }
+        Some(solution)
+    }
+}
+
+/// Brings a small system, its matrix and its right side, into diagonal form; none where it is
+/// singular.
+fn eliminate<const N: usize>(rows: &mut [([f64; N], f64)]) -> Option<()> {
+    for i in 0..rows.len() {
+        let mut pivot = i;
+        for row in i + 1..rows.len() {
+            if rows[row].0[i].abs() > rows[pivot].0[i].abs() {
+                pivot = row;
+            }
+        }
+        rows.swap(i, pivot);
+        let (matrix, right) = rows[i];
+        if matrix[i].abs() < SINGULAR {
+            return None;
+        }
+        for (_, row) in rows.iter_mut().enumerate().filter(|(row, _)| *row != i) {
+            let factor = row.0[i] / matrix[i];
+            for (value, above) in row.0.iter_mut().zip(&matrix) {
+                *value -= factor * above;
+            }
+            row.1 -= factor * right;
+        }
+    }
+    Some(())
+}

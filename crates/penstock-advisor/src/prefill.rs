@@ -1,0 +1,80 @@
+//! What it takes to compute prompts.
+
+use crate::fit::{Fit, is_measured};
+
+/// Weight of a step's time, compared to that of the one after it: the last ten or so decide.
+const STEP_DECAY: f64 = 0.9;
+
+/// Tokens; of shorter steps the time counts as it is, of longer ones what it is for each token.
+const SHORT_STEP: f64 = 64.0;
+
+/// Tokens; of shorter steps the time varies with much else.
+const LONG_STEP: u64 = 256;
+
+/// A long step so many times faster than expected shows that what was known does not hold any
+/// more: an engine's first steps set up what later ones use.
+const WARMED_UP: f64 = 2.0;
+
+/// How long the engine takes to compute tokens of prompts, under the load that it has.
+///
+/// A step takes so long at all, so long for each token, and so long for each pair of a token and
+/// one that it attends to. What it computes for other requests is in the first of these.
+#[derive(Clone, Debug)]
+pub struct Prefill {
+    tokens_per_step: u64,
+    fit: Fit<3>,
+}
+
+impl Prefill {
+    /// Of an engine whose steps compute up to `tokens_per_step` tokens.
+    pub fn new(tokens_per_step: u64) -> Self {
+        Self {
+            tokens_per_step: tokens_per_step.max(1),
+            fit: Fit::new(STEP_DECAY),
+        }
+    }
+
+    /// A step computed `tokens` tokens of prompts, which attended to `pairs` tokens in sum.
+    pub fn observe(&mut self, tokens: u64, pairs: u64, seconds: f64) {
+        if !is_measured(seconds) {
+            return;
+        }
+        let features = features(tokens, pairs, 1);
+        let expected = self.fit.predict(features);
+        if tokens >= LONG_STEP && expected.is_some_and(|expected| seconds < expected / WARMED_UP) {
+            self.fit.forget();
+        }
+        let size = features[0] + SHORT_STEP;
+        self.fit.observe(features, seconds, size);
+    }
+
+    /// Tokens of the first step that computes so many.
+    pub fn step_tokens(&self, tokens: u64) -> u64 {
+        tokens.min(self.tokens_per_step)
+    }
+
+    /// Time to compute a prompt's tokens from `first` to `end`; none if nothing is known yet.
+    pub fn seconds(&self, first: u64, end: u64) -> Option<f64> {
+        let tokens = end.saturating_sub(first);
+        let steps = tokens.div_ceil(self.tokens_per_step);
+        self.fit
+            .predict(features(tokens, attended(first, end), steps))
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts, to estimate times with")]
+fn features(tokens: u64, pairs: u64, steps: u64) -> [f64; 3] {
+    [tokens as f64, pairs as f64, steps as f64]
+}
+
+/// Tokens that the tokens from `first` to `end` attend to, each all before it and itself.
+///
+/// ```
+/// assert_eq!(penstock_advisor::attended(0, 3), 6);
+/// assert_eq!(penstock_advisor::attended(5, 9), 6 + 7 + 8 + 9);
+/// ```
+pub fn attended(first: u64, end: u64) -> u64 {
+    let up_to = |count: u64| u128::from(count) * (u128::from(count) + 1) / 2;
+    let pairs = up_to(end).saturating_sub(up_to(first));
+    u64::try_from(pairs).unwrap_or(u64::MAX)
+}

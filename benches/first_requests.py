@@ -25,7 +25,7 @@ from penstock.demo.engine import Engine
 from penstock.demo.model import BEGIN, CONTEXT_TOKENS, VOCABULARY, model_folder
 from penstock.demo.processes import Interruption, Processes, free_port
 from penstock.demo.replay import BLOCK_TOKENS, REST_SECONDS
-from penstock.vllm.settings import POOL_VARIABLE
+from penstock.vllm.names import POOL_VARIABLE
 
 ROWS = ("penstock", "vllm")
 

@@ -42,6 +42,26 @@ class TestMain:
         assert caught.value.code == 0
         assert penstock.__version__ in capsys.readouterr().out
 
+    def test_without_what_vllm_brings_only_what_needs_it_fails(self, tmp_path: Path) -> None:
+        for name in ("openai", "prometheus_client", "psutil", "pydantic", "torch", "vllm"):
+            (tmp_path / f"{name}.py").write_text(
+                f"raise ModuleNotFoundError({name!r}, name={name!r})"
+            )
+        environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+
+        def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+            program = Path(sys.executable).with_name("penstock")
+            return subprocess.run(
+                [program, *arguments], capture_output=True, text=True, env=environment
+            )
+
+        assert run("doctor", f"file://{tmp_path}/pool?size=64MiB").returncode == 0
+        assert run("plan", "--help").returncode == 0
+        serve = run("serve", "model", "--pool", "file:///tmp/pool", "--dry-run")
+        assert serve.returncode == 1
+        assert serve.stderr.startswith("penstock: `penstock serve` needs pydantic, which vLLM")
+        assert serve.stderr.count("\n") == 1
+
     @pytest.mark.parametrize(
         "arguments",
         [

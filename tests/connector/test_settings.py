@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
@@ -21,6 +22,74 @@ def test_a_file_of_keys_is_named() -> None:
 def test_an_empty_name_does_not_turn_encryption_off() -> None:
     with pytest.raises(ConfigError, match="encryption_key_file is empty"):
         Settings.parse(POOL | {"penstock.encryption_key_file": ""})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("host_bytes", "4GiB", 4 << 30),
+        ("host_bytes", 1 << 30, 1 << 30),
+        ("get_lanes", "3", 3),
+        ("load_timeout", "0.2", 0.2),
+        ("drain_timeout", 5, 5.0),
+        ("host_tier", "False", False),
+        ("salt", 7, "7"),
+        ("kv_layout", "BLHNC", "BLHNC"),
+        ("pool_geometry", "4x2", "4x2"),
+    ],
+)
+def test_values_are_read_as_json_or_a_command_line_has_them(
+    name: str, value: object, expected: object
+) -> None:
+    found = getattr(Settings.parse(POOL | {f"penstock.{name}": value}), name)
+    assert (found, type(found)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("colour", "red", "unknown setting 'penstock.colour' of the connector; known: penstock.po"),
+        ("host_bytes", "much", "penstock.host_bytes: "),
+        ("host_bytes", 0, "penstock.host_bytes must be positive, got 0"),
+        ("get_lanes", -1, "penstock.get_lanes must be positive, got -1"),
+        ("get_lanes", 1.5, "penstock.get_lanes: should be a valid integer, got a number with a"),
+        ("load_timeout", "soon", "penstock.load_timeout: should be a valid number"),
+        ("load_timeout", "inf", "penstock.load_timeout: should be a finite number"),
+        ("host_tier", "maybe", "penstock.host_tier: true or false, not 'maybe'"),
+        ("kv_layout", "XYZ", "penstock.kv_layout: one of auto, "),
+        ("load_policy", "sometimes", "penstock.load_policy: one of auto, always, never; not 'som"),
+        ("pool_geometry", "3", "penstock.pool_geometry: pool geometry '3'"),
+        ("encryption_key_file", "", "penstock.encryption_key_file is empty: name a file"),
+    ],
+)
+def test_a_bad_value_is_refused_in_a_line_that_names_its_key(
+    name: str, value: object, said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Settings.parse(POOL | {f"penstock.{name}": value})
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_wrong_is_said_all_at_once_without_the_pools_password() -> None:
+    url = "valkey://me:hunter2@cache.example"
+    with pytest.raises(ConfigError) as caught:
+        Settings.parse({"penstock.pool": [url], "penstock.get_lanes": 0, "penstock.colour": url})
+    said = str(caught.value)
+    assert "penstock.pool: should be a valid string; penstock.get_lanes must be positive" in said
+    assert "hunter2" not in said
+
+
+def test_a_pool_is_needed_and_may_be_named_by_the_environment() -> None:
+    with pytest.raises(ConfigError, match=r"no pool: set penstock\.pool"):
+        Settings.parse({}, {})
+    assert Settings.parse({"theirs": 1}, {"PENSTOCK_POOL": "memory:"}).pool == "memory:"
+
+
+def test_settings_do_not_change() -> None:
+    settings = Settings.parse(POOL)
+    with pytest.raises(FrozenInstanceError):
+        settings.get_lanes = 3  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ import pytest
 from penstock._native import parse_size
 from penstock.cli.main import make_parser
 from penstock.plan import wish
-from penstock.vllm.settings import PREFIX, Settings
+from penstock.vllm.names import PREFIX
+from penstock.vllm.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 

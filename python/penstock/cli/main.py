@@ -56,6 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, WRONG_USAGE)
     except PenstockError as error:
         return _fail(error, FAILED)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("penstock"):
+            raise
+        return _fail(
+            f"`penstock {args.command}` needs {error.name}, which vLLM brings: run it beside vLLM, "
+            "or install penstock[vllm]",
+            FAILED,
+        )
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -65,6 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _fail(error: PenstockError, status: int) -> int:
+def _fail(error: PenstockError | str, status: int) -> int:
     print(f"penstock: {error}", file=sys.stderr)
     return status

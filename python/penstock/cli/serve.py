@@ -25,7 +25,7 @@ from penstock.plan.wish import PROPORTIONAL, TOKENS
 from penstock.programs import cache_folder, vllm_program
 from penstock.vllm.advisor import AUTO as AUTO_LOADS
 from penstock.vllm.advisor import POLICIES
-from penstock.vllm.settings import POOL_VARIABLE, PREFIX, Settings
+from penstock.vllm.names import POOL_VARIABLE, PREFIX
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -79,6 +79,9 @@ def compose(
         ConfigError: the pool's URL or a key is wrong, or an option is at odds with Penstock.
         StoreError: the pool's directory cannot be used, or the keys cannot be read.
     """
+    # Asks for what vLLM brings, which other commands do without.
+    from penstock.vllm.settings import Settings
+
     # Opening connects to nothing yet: a server that is down must not keep vLLM from starting.
     store = Store.open(pool)
     if not store.capabilities()["shared"]:

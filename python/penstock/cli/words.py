@@ -13,7 +13,7 @@ from rich.console import Console
 
 from penstock._native import parse_size
 from penstock.errors import ConfigError
-from penstock.vllm.settings import POOL_VARIABLE
+from penstock.vllm.names import POOL_VARIABLE
 
 _PAGE_WIDTH = 160
 

@@ -29,7 +29,7 @@ from penstock.demo.processes import (
 from penstock.demo.replay import BLOCK_TOKENS, replay, warm_up
 from penstock.demo.workload import Workload
 from penstock.programs import cache_folder, installed_program, vllm_program
-from penstock.vllm.settings import POOL_VARIABLE
+from penstock.vllm.names import POOL_VARIABLE
 
 _KV_BYTES = 1 << 30
 _HOST_BYTES = 256 << 20

@@ -15,7 +15,8 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.layout.negotiate import AUTO, Decision, SpecFacts, negotiate
 from penstock.vllm import compat
-from penstock.vllm.settings import PREFIX, Settings
+from penstock.vllm.names import PREFIX
+from penstock.vllm.settings import Settings
 
 logger = logging.getLogger("vllm.penstock")
 

@@ -5,68 +5,94 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+)
+from pydantic.dataclasses import dataclass
 
 from penstock._native import parse_size
 from penstock.errors import ConfigError
 from penstock.layout.geometry import RANK, parse_geometry
 from penstock.layout.negotiate import AUTO, LAYOUTS
-from penstock.vllm.advisor import AUTO as AUTO_LOADS
-from penstock.vllm.advisor import POLICIES
+from penstock.vllm import advisor
+from penstock.vllm.names import POOL_VARIABLE, PREFIX
 
 logger = logging.getLogger("vllm.penstock")
 
-PREFIX = "penstock."
-"""Every setting is a key ``penstock.<name>`` of vLLM's ``kv_connector_extra_config``."""
 
-POOL_VARIABLE = "PENSTOCK_POOL"
-"""Environment variable that names the pool when the settings do not: a URL with a password
-stays out of command lines this way."""
+def _one_of(*names: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if value not in names:
+            raise ValueError(f"one of {', '.join(names)}; not {value!r}")
+        return value
+
+    return AfterValidator(check)
 
 
-@dataclass(frozen=True)
+def _read_size(value: Any) -> Any:
+    return parse_size(value) if isinstance(value, str) else value
+
+
+def _check_geometry(value: str) -> str:
+    # Zero is a multiple of everything: only the text is checked here, no model is known.
+    parse_geometry(value, layers=0, heads=0)
+    return value
+
+
+_Count = Annotated[int, BeforeValidator(_read_size), Field(gt=0)]
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", coerce_numbers_to_str=True))
 class Settings:
     """What can be set, with the defaults."""
 
     pool: str
-    host_bytes: int = 0
+    host_bytes: _Count = 0
     """Host memory for blocks on their way and for those that stay there, the host tier; for all
     ranks of the engine together. 0, which cannot be asked for: as much as two of the engine's steps
     may store, and 1 GiB at least."""
     host_tier: bool = True
     """Whether blocks stay in host memory until the room is needed."""
-    load_policy: str = AUTO_LOADS
+    load_policy: Annotated[str, _one_of(*advisor.POLICIES)] = advisor.AUTO
     """Whether to load what can be loaded: `auto`, where it is expected to be faster than
     recomputing; `always`; or `never`."""
-    lookup_timeout: float = 0.25
+    lookup_timeout: _Seconds = 0.25
     """Seconds after which a look-up counts as a miss."""
-    load_timeout: float = 0.5
+    load_timeout: _Seconds = 0.5
     """Seconds a load may take at least; `load_floor` adds to it by size."""
-    load_floor: int = 64 << 20
+    load_floor: _Count = 64 << 20
     """Bytes per second below which a load is given up."""
-    drain_timeout: float = 5.0
+    drain_timeout: _Seconds = 5.0
     """Seconds that shutdown waits for stores to reach the pool."""
-    get_lanes: int = 2
+    get_lanes: _Count = 2
     """Native threads that get values from the pool, per rank."""
-    put_lanes: int = 1
+    put_lanes: _Count = 1
     """Native threads that put values into the pool, per rank, at low priority."""
-    copy_lanes: int = 1
+    copy_lanes: _Count = 1
     """Native threads that copy between KV memory and host memory, per rank."""
-    pool_geometry: str = RANK
+    pool_geometry: Annotated[str, AfterValidator(_check_geometry)] = RANK
     """What one object holds: `rank`, all that a rank has of a block; `portable`, pieces that
     engines of other pipeline and tensor-parallel degrees find too; or layers x heads, like 4x2."""
-    kv_layout: str = AUTO
+    kv_layout: Annotated[str, _one_of(AUTO, *LAYOUTS)] = AUTO
     """Layout of the engine's KV cache: `auto` for all layers of a block side by side where spec
     and attention backend allow it, or a layout's name, refused where it cannot be had."""
     salt: str = ""
     """Goes into the namespace: engines with another salt share nothing with this one."""
     model_id: str = ""
     """Stands for the weights in the namespace where they cannot be read from files."""
-    encryption_key_file: str = ""
+    encryption_key_file: Annotated[str, StringConstraints(min_length=1)] = ""
     """File of the keys that values are encrypted with; without it the environment variable
-    PENSTOCK_ENCRYPTION_KEYS may hold them. Without either, values are not encrypted."""
+    PENSTOCK_ENCRYPTION_KEYS may hold them. Without either, values are not encrypted. A name that
+    is there and empty is refused: a variable that nobody filled in must not turn encryption off."""
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
@@ -75,30 +101,9 @@ class Settings:
         Raises:
             ConfigError: an unknown ``penstock.`` key, a bad value, or no pool.
         """
-        kinds = {f.name: f.type for f in fields(cls)}
-        values: dict[str, Any] = {}
-        for key, value in extra.items():
-            if not key.startswith(PREFIX):
-                continue
-            name = key[len(PREFIX) :]
-            if name not in kinds:
-                known = ", ".join(PREFIX + n for n in kinds)
-                raise ConfigError(f"unknown setting {key!r} of the connector; known: {known}")
-            values[name] = _convert(key, value, str(kinds[name]))
-        if values.get("kv_layout", AUTO) not in (AUTO, *LAYOUTS):
-            raise ConfigError(
-                f"{PREFIX}kv_layout: {AUTO}, or one of {', '.join(LAYOUTS)}; not "
-                f"{values['kv_layout']!r}"
-            )
-        if values.get("load_policy", AUTO_LOADS) not in POLICIES:
-            raise ConfigError(
-                f"{PREFIX}load_policy: {', '.join(POLICIES)}; not {values['load_policy']!r}"
-            )
-        # Zero is a multiple of everything: only the text is checked here, no model is known.
-        parse_geometry(values.get("pool_geometry", RANK), layers=0, heads=0)
-        if values.get("encryption_key_file") == "":
-            # A variable that nobody filled in must not turn encryption off.
-            raise ConfigError(f"{PREFIX}encryption_key_file is empty: name a file, or leave it out")
+        values = {
+            key[len(PREFIX) :]: value for key, value in extra.items() if key.startswith(PREFIX)
+        }
         if not values.get("pool"):
             values["pool"] = environ.get(POOL_VARIABLE, "")
         if not values["pool"]:
@@ -106,13 +111,16 @@ class Settings:
                 f"no pool: set {PREFIX}pool in kv_connector_extra_config, or {POOL_VARIABLE}, "
                 "to a URL such as file:///var/cache/penstock or valkey://host:6379"
             )
-        return cls(**values)
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise ConfigError("; ".join(map(_sentence, error.errors()))) from None
 
     def policy_for(self, params: Mapping[str, Any] | None) -> str:
         """Load policy of a request with these ``kv_transfer_params``, where it may name its own as
         ``penstock.load_policy``. One that there is not is said in the log, and counts as none."""
         wanted = (params or {}).get(PREFIX + "load_policy", self.load_policy)
-        if wanted in POLICIES:
+        if wanted in advisor.POLICIES:
             return str(wanted)
         _warn_of_policy(repr(wanted)[:40])
         return self.load_policy
@@ -129,29 +137,26 @@ def _warn_of_policy(wanted: str) -> None:
         "Penstock: a request's %sload_policy is %s; %s are known, the engine's counts",
         PREFIX,
         wanted,
-        ", ".join(POLICIES),
+        ", ".join(advisor.POLICIES),
     )
 
 
-_BOOLS = {"true": True, "false": False}
-
-
-def _convert(key: str, value: Any, kind: str) -> Any:
-    try:
-        if kind == "str":
-            return str(value)
-        if kind == "bool":
-            return _BOOLS[str(value).lower()]
-        if kind == "float":
-            number = float(value)
-        elif isinstance(value, str):
-            number = parse_size(value)
-        else:
-            number = int(value)
-    except KeyError:
-        raise ConfigError(f"{key}: true or false, not {value!r}") from None
-    except ValueError as error:
-        raise ConfigError(f"{key}: {error}") from error
-    if number <= 0:
-        raise ConfigError(f"{key} must be positive, got {value!r}")
-    return number
+def _sentence(problem: Any) -> str:
+    """One of pydantic's findings in a line."""
+    name = problem["loc"][0]
+    key, value = PREFIX + name, problem["input"]
+    match problem["type"]:
+        case "unexpected_keyword_argument":
+            known = ", ".join(PREFIX + each for each in Settings.__dataclass_fields__)
+            return f"unknown setting {key!r} of the connector; known: {known}"
+        case "value_error":
+            return f"{key}: {problem['ctx']['error']}"
+        case "string_too_short":
+            return f"{key} is empty: name a file, or leave it out"
+        case "bool_parsing" | "bool_type":
+            return f"{key}: true or false, not {value!r}"
+        case "greater_than":
+            return f"{key} must be positive, got {value!r}"
+    # A pool's URL may hold a password.
+    shown = "" if name == "pool" else f", not {value!r}"
+    return f"{key}: {problem['msg'].removeprefix('Input ')}{shown}"

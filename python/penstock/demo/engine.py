@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import http.client
-import json
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+import openai
+from openai.types import Completion
+from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.demo.processes import Server, ServerFailed
 
@@ -58,6 +61,17 @@ class Engine:
         self.name = name
         self._server = server
         self._port = port
+        self._client = openai.OpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1",
+            api_key="none",
+            timeout=_ANSWER_SECONDS,
+            # A request that is sent again unseen would be measured as one.
+            max_retries=0,
+            # No connection waits between requests, to be closed under the next.
+            default_headers={"Connection": "close"},
+            # The loopback interface is not behind the environment's proxy.
+            http_client=openai.DefaultHttpxClient(trust_env=False),
+        )
 
     def is_ready(self) -> bool:
         """Whether it answers requests.
@@ -77,36 +91,32 @@ class Engine:
         Raises:
             ServerFailed: the server refused, broke off or ended.
         """
-        body = json.dumps(
-            {
-                "prompt": list(prompt),
-                "max_tokens": max_tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-                "return_token_ids": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        )
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_ANSWER_SECONDS)
+        begin = time.perf_counter()
         try:
-            connection.connect()
-            begin = time.perf_counter()
-            connection.request(
-                "POST", "/v1/completions", body, {"Content-Type": "application/json"}
+            chunks = self._client.completions.create(
+                # Whichever the server has.
+                model="",
+                prompt=None,
+                max_tokens=max_tokens,
+                temperature=0,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_body={
+                    # As an argument it would be looked at token by token: 40 ms for 4,000.
+                    "prompt": list(prompt),
+                    "ignore_eos": True,
+                    "return_token_ids": True,
+                },
             )
-            response = connection.getresponse()
-            if response.status != 200:
-                problem = response.read(2000).decode(errors="replace")
-                raise ServerFailed(f"{self.name} answered {response.status}: {problem}")
-            answer = _read_stream(response, begin)
-        except (OSError, http.client.HTTPException) as error:
+            answer = _read(chunks, begin)
+        except openai.APIStatusError as error:
+            raise ServerFailed(f"{self.name} answered {error.status_code}: {error.body}") from error
+        except Exception as error:
+            # Some versions of the client let errors of what they are built on through.
             self._server.check(float("inf"))
             raise ServerFailed(
                 f"{self.name} broke off: {error!r}{self._server.log_tail()}"
             ) from error
-        finally:
-            connection.close()
         if len(answer.tokens) != max_tokens:
             raise ServerFailed(
                 f"{self.name} sent {len(answer.tokens)} tokens in place of {max_tokens}"
@@ -115,15 +125,13 @@ class Engine:
 
     def counters(self) -> Counters:
         """Penstock's counters since the server's start; zeros without Penstock."""
-        sums: dict[str, float] = {}
-        for line in self._get("/metrics")[1].splitlines():
-            if line.startswith("vllm:penstock_"):
-                series, _, value = line.rpartition(" ")
-                name = series.partition("{")[0].removeprefix("vllm:penstock_")
-                sums[name] = sums.get(name, 0.0) + float(value)
+        sums: defaultdict[str, float] = defaultdict(float)
+        for metric in text_string_to_metric_families(self._get("/metrics")[1]):
+            for sample in metric.samples:
+                sums[sample.name] += sample.value
 
         def total(name: str) -> int:
-            return int(sums.get(f"{name}_total", 0))
+            return int(sums[f"vllm:penstock_{name}_total"])
 
         return Counters(
             total("loaded_tokens"),
@@ -142,23 +150,18 @@ class Engine:
             connection.close()
 
 
-def _read_stream(response: http.client.HTTPResponse, begin: float) -> Answer:
+def _read(chunks: Iterable[Completion], begin: float) -> Answer:
     tokens: list[int] = []
     first = last = begin
     cached = 0
-    for line in response:
-        if not line.startswith(b"data: {"):
-            continue
+    for chunk in chunks:
         arrived = time.perf_counter()
-        event: dict[str, Any] = json.loads(line[len(b"data: ") :])
-        if "error" in event:
-            raise http.client.HTTPException(str(event["error"]))
-        for choice in event.get("choices") or ():
-            new = choice.get("token_ids") or ()
+        for choice in chunk.choices:
+            # vLLM's own field; a chunk may have none.
+            new = getattr(choice, "token_ids", None) or ()
             if new:
                 first, last = (first if tokens else arrived), arrived
                 tokens += new
-        usage = event.get("usage") or {}
-        details = usage.get("prompt_tokens_details") or {}
-        cached = details.get("cached_tokens") or cached
+        if chunk.usage and (details := chunk.usage.prompt_tokens_details):
+            cached = details.cached_tokens or cached
     return Answer(tuple(tokens), first - begin, last - begin, cached)

@@ -1,26 +1,18 @@
-"""The bytes of a model's weights, layer by layer, from the headers of its safetensors files.
-
-A file begins with the length of its header (8 bytes, little endian) and the header, JSON that gives
-each tensor's place in the file: no tensor is read.
-"""
+"""The bytes of a model's weights, layer by layer, from the headers of its safetensors files."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-import struct
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.plan.model import Model
+from penstock.safetensors import Tensor, read_header
 
 INDEX = "model.safetensors.index.json"
-_MAX_HEADER = 100 << 20
-"""What the format's own library allows."""
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 _ENCODERS = ("vision", "visual", "audio", "image", "encoder", "multi_modal", "mm_proj")
 _FLOATS = {"F64", "F32", "F16", "BF16"}
@@ -48,7 +40,8 @@ def weigh(model: Model, folder: Path) -> Model:
     layers = [0] * len(model.layers)
     embedding = head = front = 0
     for file in files:
-        for name, nbytes in _tensors(file, model.element_bytes):
+        for name, tensor in read_header(file).tensors.items():
+            nbytes = _loaded_bytes(tensor, model.element_bytes)
             if any(mark in name for mark in _ENCODERS):
                 front += nbytes
             elif found := _LAYER.search(name):
@@ -104,21 +97,9 @@ def _read_index(path: Path) -> tuple[int, set[str]]:
     return total, names
 
 
-def _tensors(path: Path, element_bytes: int) -> Iterator[tuple[str, int]]:
-    """Names of a file's tensors, and the bytes that they will take: floating-point ones are loaded
-    in the type that the model computes in, quantized ones as they are."""
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > _MAX_HEADER:
-                raise ValueError(f"a header of {length:,} bytes")
-            header: dict[str, Any] = json.loads(file.read(length))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                start, end = tensor["data_offsets"]
-                nbytes = end - start
-                if tensor["dtype"] in _FLOATS:
-                    nbytes = math.prod(tensor["shape"]) * element_bytes
-                yield name, nbytes
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise ConfigError(f"{path}: not a safetensors file: {error!r}") from None
+def _loaded_bytes(tensor: Tensor, element_bytes: int) -> int:
+    """What it will take: floating-point tensors are loaded in the type that the model computes in,
+    quantized ones as they are."""
+    if tensor.dtype in _FLOATS:
+        return math.prod(tensor.shape) * element_bytes
+    return tensor.end - tensor.begin

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError
+from penstock.safetensors import read_header
 
 SAMPLE_BYTES = 4096
 """Bytes read at the start, the middle and the end of every tensor."""
@@ -61,7 +61,7 @@ def weights_digest(folder: Path) -> str | None:
         digest.update(f"{path.name}:{size};".encode())
         with path.open("rb", buffering=0) as file:
             if path.suffix == ".safetensors":
-                places = _tensor_places(path, file.fileno(), size, digest)
+                places = _tensor_places(path, digest)
             else:
                 places = iter(size * i // _FILE_SAMPLES for i in range(_FILE_SAMPLES))
             for place in places:
@@ -69,23 +69,18 @@ def weights_digest(folder: Path) -> str | None:
     return digest.hexdigest()
 
 
-def _tensor_places(path: Path, fd: int, size: int, digest: Any) -> Iterator[int]:
-    """Offsets to sample in a safetensors file; its header goes into the digest whole."""
-    try:
-        (length,) = struct.unpack("<Q", os.pread(fd, 8, 0))
-        if length > size - 8:
-            raise ValueError(f"a header of {length} bytes in a file of {size}")
-        header = os.pread(fd, length, 8)
-        tensors = {k: v for k, v in json.loads(header).items() if k != "__metadata__"}
-        extents = sorted(tuple(t["data_offsets"]) for t in tensors.values())
-    except (struct.error, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is not a safetensors file: {error}") from error
-    digest.update(json.dumps(tensors, sort_keys=True).encode())
-    base = 8 + length
-    for start, end in extents:
-        middle = (start + end) // 2
-        for place in (start, middle, max(start, end - SAMPLE_BYTES)):
-            yield base + place
+def _tensor_places(path: Path, digest: Any) -> Iterator[int]:
+    """Offsets to sample in a safetensors file; what its header says of each tensor goes into the
+    digest."""
+    header = read_header(path)
+    said = {
+        name: {"data_offsets": [each.begin, each.end], "dtype": each.dtype, "shape": each.shape}
+        for name, each in header.tensors.items()
+    }
+    digest.update(json.dumps(said, sort_keys=True).encode())
+    for begin, end in sorted((each.begin, each.end) for each in header.tensors.values()):
+        for place in (begin, (begin + end) // 2, max(begin, end - SAMPLE_BYTES)):
+            yield header.data + place
 
 
 def weights_identity(vllm_config: Any, model_id: str) -> str:

@@ -8,6 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.v1.core.sched.output import (
+    KVConnectorBlockState,
+    NewRequestData,
+    SchedulerOutput,
+)
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
 from penstock.errors import ConfigError
@@ -32,6 +37,26 @@ def test_beside_a_gpu_threads_stay_on_the_cores_that_the_worker_was_bound_to(
         inside = os.sched_getaffinity(0)
     assert inside == (os.sched_getaffinity(os.getppid()) if on_cpu else one_core)
     assert os.sched_getaffinity(0) == one_core
+
+
+def test_a_step_names_every_request_in_it_once() -> None:
+    output = SchedulerOutput.make_empty()
+    cached = output.scheduled_cached_reqs
+    cached.req_ids, cached.num_computed_tokens = ["old"], [100]
+    cached.new_block_ids = [([7],)]
+    new = NewRequestData("new", [1] * 9, [], None, None, ([8, 9],), 16, None)
+    output.scheduled_new_reqs.append(new)
+    output.num_scheduled_tokens = {"new": 9, "old": 1}
+    output.preempted_req_ids = {"gone"}
+    tables = {"old": ([1, 7],), "new": ([8, 9],)}
+    output.kv_connector_block_state = KVConnectorBlockState(set(tables), tables.__getitem__, {})
+    step = compat.step(output)
+    assert (step.requests, step.computed) == (["old", "new"], [100, 16])
+    assert step.tokens == {"new": 9, "old": 1}
+    assert list(step.preempted) == ["gone"]
+    assert step.tables("old") == ([1, 7],)
+    assert sorted(step.new_blocks()) == [7, 8, 9]
+    assert not step.is_empty
 
 
 def caches(*dtypes: torch.dtype) -> KVCacheConfig:

@@ -81,9 +81,9 @@ BASE = "distributed/kv_transfer/kv_connector/v1/base.py"
     [
         (
             "v1/core/kv_cache_utils.py",
-            "def resolve_block_hashes(",
-            "def resolve_hashes(",
-            "vllm.v1.core.kv_cache_utils.resolve_block_hashes is not there",
+            "def get_max_concurrency_for_kv_cache_config(",
+            "def get_max_concurrency(",
+            "vllm.v1.core.kv_cache_utils.get_max_concurrency_for_kv_cache_config is not there",
         ),
         (
             "distributed/utils.py",

@@ -459,6 +459,12 @@ class Trace:
         prefill_speed: float,
         host_speed: tuple[float, float],
         pool_speed: tuple[float, float],
+        load_policy: str,
+        tokens_per_step: int,
+        get_lanes: int,
+        lookup_timeout: float,
+        load_timeout: float,
+        load_floor: float,
         windows: int = 1,
         progress: Callable[[int], object] | None = None,
     ) -> _Replay: ...

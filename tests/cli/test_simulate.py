@@ -36,6 +36,24 @@ def test_json_tells_of_private_caches_a_pool_and_both(trace, capsys):
     assert found["trace"]["requests"] == 100
 
 
+def test_engines_load_as_they_are_told_and_from_a_slow_pool_hardly_at_all(trace, capsys):
+    options = ["--bytes-per-token", "1MiB", "--pool-bytes", "1TiB", "--no-sizes", "--json"]
+
+    def outcome(*more):
+        assert main(["simulate", trace, *options, "--nodes", "1", *more]) == 0
+        return json.loads(capsys.readouterr().out)["outcomes"]["shared pool"]
+
+    # 512 MiB a block, which takes 51 ms to compute.
+    slow, fast = ("--pool-bandwidth", "2GiB"), ("--pool-bandwidth", "100GiB")
+    assert outcome(*slow)["hit_ratio"] < 0.05
+    assert outcome(*fast)["hit_ratio"] > 0.5
+    assert outcome(*slow, "--load-policy", "always")["hit_ratio"] > 0.5
+    never = outcome(*fast, "--load-policy", "never")
+    assert never["hit_ratio"] == 0
+    assert outcome(*slow)["ttft"]["p90"] <= 1.03 * never["ttft"]["p90"]
+    assert outcome(*fast)["ttft"]["p50"] < 0.5 * never["ttft"]["p50"]
+
+
 def test_a_table_for_people_and_a_picture(trace, capsys, tmp_path):
     picture = tmp_path / "plots.svg"
     options = ["--bytes-per-token", "1KiB", "--pool-bytes", "8MiB", "--plot", str(picture)]

@@ -2,13 +2,16 @@
 
 import json
 import os
-from dataclasses import replace
+import statistics
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.sim import POLICIES, Fleet, Tier, Trace, replay, size_pool
+from penstock.sim import POLICIES, Engine, Fleet, Tier, Trace, replay, size_pool
+from penstock.vllm.settings import Settings
+from tests.connector.pretended import TOKENS, PretendedEngine
 
 BLOCK = 512
 FAST = 1e15
@@ -110,6 +113,8 @@ def test_enough_is_the_smallest_pool_that_finds_as_much(trace):
 def test_what_makes_no_sense_is_refused(trace, tmp_path):
     with pytest.raises(ConfigError, match="none of lru, lru-by-block, clock, s3fifo, prefix"):
         trace.hits("fifo", 10)
+    with pytest.raises(ConfigError, match="none of auto, always, never"):
+        replay(trace, replace(fleet(pool=9), engine=Engine(load_policy="perhaps")))
     with pytest.raises(ConfigError, match="none of random, sticky, prefix-aware"):
         replay(trace, replace(fleet(pool=9), routing="nearest"))
     with pytest.raises(ConfigError, match=r"missing\.jsonl"):
@@ -117,6 +122,50 @@ def test_what_makes_no_sense_is_refused(trace, tmp_path):
     (tmp_path / "odd.jsonl").write_text('{"hash_ids": [1]}\n')
     with pytest.raises(ConfigError, match=r"odd\.jsonl, line 1: .*timestamp"):
         Trace.read(tmp_path / "odd.jsonl")
+
+
+def test_engines_are_set_as_the_connector_is():
+    simulated, settings = asdict(Engine()), asdict(Settings(pool="memory://"))
+    common = simulated.keys() & settings.keys()
+    assert simulated.keys() - common == {"tokens_per_step"}
+    assert {name: simulated[name] for name in common} == {name: settings[name] for name in common}
+
+
+@pytest.mark.parametrize("load_seconds", [0.2, 0.5, 1.0, 1.5, 1.9, 2.5, 6.0, 20.0])
+def test_nodes_decide_as_an_engine_over_the_same_network(load_seconds, tmp_path):
+    """The pretended engine, which the tests of the advisor are about, takes the same times."""
+    blocks, count = 12, 120
+    pretended = PretendedEngine(blocks=blocks, noise=0.0, lanes=1)
+    size = pretended.block_bytes
+    pretended.bytes_per_second = blocks * size / load_seconds
+    asked = [pretended.ask() for _ in range(count)]
+
+    # Three prompts that are computed, then one of them again and again.
+    prompts = [[number * 100 + block for block in range(blocks)] for number in range(3)]
+    lines = [
+        {
+            "timestamp": number * 4000,
+            "input_length": blocks * TOKENS + 30,
+            "output_length": 1,
+            "hash_ids": ids,
+        }
+        for number, ids in enumerate(prompts + [prompts[0]] * count)
+    ]
+    path = tmp_path / "made.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    node = Fleet(
+        nodes=1,
+        host=Tier(0, "prefix", FAST, 0.0),
+        pool=Tier(1 << 40, "lru", pretended.bytes_per_second, 0.0),
+        bytes_per_token=size // TOKENS,
+        prefill_speed=1 / pretended.seconds_per_token,
+        engine=Engine(tokens_per_step=2048, get_lanes=1),
+    )
+    found = replay(Trace.read(path, block_tokens=TOKENS), node)
+    for share, expected in zip(
+        (0.1, 0.5, 0.9), statistics.quantiles(asked, n=10)[::4], strict=True
+    ):
+        assert found.ttft[share] == pytest.approx(expected, rel=0.02), share
 
 
 TRACES = Path(os.environ.get("PENSTOCK_TRACES", Path(__file__).parents[3] / "shared" / "traces"))

@@ -18,7 +18,7 @@ const CLEARLY: f64 = 0.5;
 const HOPELESS: f64 = 8.0;
 
 /// Where a load of a run of tokens may end, and what is to be moved up to there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Reach {
     /// The token before which it ends.
     pub end: u64,

@@ -144,7 +144,7 @@ impl Advisor {
         policy: &str,
         may_check: bool,
     ) -> PyResult<Choice> {
-        let policy = load_policy(py, policy)?;
+        let policy = policy_named(py, policy)?;
         let reaches: Vec<_> = reaches.into_iter().map(|reach| reach.0).collect();
         let choice = self.0.advise(first, &reaches, prompt, policy, may_check);
         Ok(Choice(choice))
@@ -160,7 +160,7 @@ impl Advisor {
         latency: Option<f64>,
         policy: &str,
     ) -> PyResult<bool> {
-        let policy = load_policy(py, policy)?;
+        let policy = policy_named(py, policy)?;
         Ok(self
             .0
             .awaits_lookup(first, &reach.0, prompt, latency, policy))
@@ -193,7 +193,7 @@ impl Advisor {
 }
 
 /// The load policy of this name.
-pub(crate) fn load_policy(py: Python<'_>, name: &str) -> PyResult<LoadPolicy> {
+pub(crate) fn policy_named(py: Python<'_>, name: &str) -> PyResult<LoadPolicy> {
     LoadPolicy::named(name).ok_or_else(|| {
         let known = LoadPolicy::ALL.map(LoadPolicy::name).join(", ");
         config_error(py, format!("the load policy '{name}' is none of {known}"))

@@ -2,10 +2,13 @@
 
 use std::path::PathBuf;
 
-use penstock_sim::{Fleet, Outcome, PolicyKind, ReadOptions, Routing, Speed, Sums, bounds};
+use penstock_sim::{
+    EngineSettings, Fleet, Outcome, PolicyKind, ReadOptions, Routing, Speed, Sums, bounds,
+};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::advisor::policy_named;
 use crate::errors::exception;
 
 /// A trace of requests.
@@ -104,7 +107,8 @@ impl Trace {
     }
 
     #[pyo3(signature = (*, nodes, host_bytes, pool_bytes, bytes_per_token, policy, pool_policy,
-        routing, prefill_speed, host_speed, pool_speed, windows=1, progress=None))]
+        routing, prefill_speed, host_speed, pool_speed, load_policy, tokens_per_step, get_lanes,
+        lookup_timeout, load_timeout, load_floor, windows=1, progress=None))]
     #[expect(clippy::too_many_arguments, reason = "named in Python")]
     fn replay<'py>(
         &self,
@@ -119,6 +123,12 @@ impl Trace {
         prefill_speed: f64,
         host_speed: (f64, f64),
         pool_speed: (f64, f64),
+        load_policy: &str,
+        tokens_per_step: u64,
+        get_lanes: u64,
+        lookup_timeout: f64,
+        load_timeout: f64,
+        load_floor: f64,
         windows: u32,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
@@ -133,6 +143,14 @@ impl Trace {
             pool_policy: pool_policy.parse::<PolicyKind>().map_err(wrong)?,
             routing: routing.parse::<Routing>().map_err(wrong)?,
             prefill_speed,
+            engine: EngineSettings {
+                load_policy: policy_named(py, load_policy)?,
+                tokens_per_step,
+                get_lanes,
+                lookup_timeout,
+                load_timeout,
+                load_floor,
+            },
             host: speed(host_speed),
             pool: speed(pool_speed),
             windows,

@@ -1,12 +1,14 @@
 //! Replays traces of requests over nodes, tiers and routers, with the policies that stores use.
 //!
 //! A hit is a block found in a row from the first of its prompt: behind a block that is missing,
-//! nothing helps an engine. Time is estimated, request by request, from the speeds given; there
-//! is no queue in it.
+//! nothing helps an engine. What is loaded, each node's advisor decides (`penstock-advisor`), by
+//! what steps and loads took before; what they take is estimated from the speeds given. A node
+//! serves one request after the other, and what one waits for the others is not counted.
 
 pub mod bounds;
 mod cache;
 mod error;
+mod node;
 mod reader;
 mod replay;
 mod route;
@@ -14,6 +16,7 @@ mod trace;
 
 pub use cache::PolicyKind;
 pub use error::{Error, Result};
+pub use node::EngineSettings;
 pub use reader::{ReadOptions, Reading, parse, read};
 pub use replay::{Fleet, Outcome, Speed, Sums, hits};
 pub use route::Routing;

@@ -2,6 +2,7 @@
 
 use crate::cache::{Cache, PolicyKind};
 use crate::error::{Error, Result};
+use crate::node::{EngineSettings, Machine, Node, Prompt};
 use crate::route::{Router, Routing};
 use crate::trace::{Request, Trace};
 
@@ -33,6 +34,8 @@ pub struct Fleet {
     pub routing: Routing,
     /// Tokens that a node computes a second, before the first token of an answer.
     pub prefill_speed: f64,
+    /// Of each node's engine.
+    pub engine: EngineSettings,
     /// Of a node's own cache.
     pub host: Speed,
     /// Of the pool.
@@ -50,13 +53,13 @@ pub struct Sums {
     pub input_tokens: u64,
     /// Blocks of prompts.
     pub blocks: u64,
-    /// Blocks found in the node's own cache, in a row from the first.
+    /// Blocks loaded from the node's own cache, in a row from the first.
     pub host_blocks: u64,
-    /// Blocks found in the pool, in a row after those.
+    /// Blocks loaded from the pool, in a row after those.
     pub pool_blocks: u64,
     /// Tokens of prompts that nodes computed.
     pub computed_tokens: u64,
-    /// Bytes that nodes read from the pool.
+    /// Bytes that nodes read from the pool, to load them or to measure it.
     pub read_bytes: u64,
     /// Bytes that nodes wrote to the pool.
     pub written_bytes: u64,
@@ -82,8 +85,8 @@ pub struct Outcome {
     pub total: Sums,
     /// Over parts of its duration, all of the same length.
     pub windows: Vec<Sums>,
-    /// Seconds to the first token by request, sorted: what is loaded and then what is computed,
-    /// without any queue.
+    /// Seconds to the first token by request, sorted: the look-up, if it is waited for, what is
+    /// loaded, or waited for in vain, and what is computed. Without any queue.
     pub ttft: Vec<f32>,
     /// Requests of the node that had the most.
     pub busiest_node: u64,
@@ -102,19 +105,34 @@ impl Fleet {
             ("prefill speed", self.prefill_speed),
             ("host bandwidth", self.host.bandwidth),
             ("pool bandwidth", self.pool.bandwidth),
+            ("load floor", self.engine.load_floor),
         ];
         for (name, speed) in speeds {
             if !(speed.is_finite() && speed > 0.0) {
                 return Err(Error::Config(format!("a {name} of {speed} is none")));
             }
         }
-        for latency in [self.host.latency, self.pool.latency] {
-            if !(latency.is_finite() && latency >= 0.0) {
-                return Err(Error::Config(format!("a latency of {latency} is none")));
+        let times = [
+            ("latency", self.host.latency),
+            ("latency", self.pool.latency),
+            ("look-up timeout", self.engine.lookup_timeout),
+            ("load timeout", self.engine.load_timeout),
+        ];
+        for (name, seconds) in times {
+            if !(seconds.is_finite() && seconds >= 0.0) {
+                return Err(Error::Config(format!("a {name} of {seconds} s is none")));
             }
         }
-        if self.nodes == 0 || self.windows == 0 || self.bytes_per_token == 0 {
-            let what = "nodes, windows and bytes per token must be at least 1";
+        let counts = [
+            u64::from(self.nodes),
+            u64::from(self.windows),
+            self.bytes_per_token,
+            self.engine.tokens_per_step,
+            self.engine.get_lanes,
+        ];
+        if counts.contains(&0) {
+            let what =
+                "nodes, windows, bytes per token, tokens per step and lanes must be at least 1";
             return Err(Error::Config(what.into()));
         }
         let block = self.block_bytes(trace);
@@ -161,6 +179,7 @@ struct Replay<'a> {
     trace: &'a Trace,
     block_bytes: u64,
     router: Router,
+    nodes: Vec<Node>,
     hosts: Vec<Cache>,
     pool: Option<Cache>,
     by_node: Vec<u64>,
@@ -171,6 +190,13 @@ struct Replay<'a> {
 impl<'a> Replay<'a> {
     fn new(fleet: &'a Fleet, trace: &'a Trace) -> Self {
         let block_bytes = fleet.block_bytes(trace);
+        let machine = Machine {
+            block_bytes,
+            block_tokens: u64::from(trace.block_tokens),
+            prefill_speed: fleet.prefill_speed,
+            host: fleet.host,
+            pool: (fleet.pool_bytes > 0).then_some(fleet.pool),
+        };
         let hosts = if fleet.host_bytes > 0 { fleet.nodes } else { 0 };
         let host = || Cache::new(fleet.policy, fleet.host_bytes / block_bytes);
         let pool = || Cache::new(fleet.pool_policy, fleet.pool_bytes / block_bytes);
@@ -179,6 +205,9 @@ impl<'a> Replay<'a> {
             trace,
             block_bytes,
             router: Router::new(fleet.routing, fleet.nodes, trace.unique_blocks()),
+            nodes: (0..fleet.nodes)
+                .map(|_| Node::new(machine, fleet.engine))
+                .collect(),
             hosts: (0..hosts).map(|_| host()).collect(),
             pool: (fleet.pool_bytes > 0).then(pool),
             by_node: vec![0; fleet.nodes as usize],
@@ -200,30 +229,14 @@ impl<'a> Replay<'a> {
 
         let host = self.hosts.get(node).map_or(0, |cache| cache.find(blocks));
         let pool = self.pool.as_ref().map(|cache| cache.find(blocks));
-        let reach = pool.unwrap_or(0).max(host);
-        // The engine computes a prompt's last token itself, whatever is found.
-        let most = u64::from(request.input_tokens.saturating_sub(1));
-        let tokens = |blocks: usize| (blocks as u64 * u64::from(self.trace.block_tokens)).min(most);
-        let prefill = |tokens: u64| tokens as f64 / fleet.prefill_speed;
-        let load = |speed: Speed, blocks: usize| {
-            speed.latency + (blocks as u64 * self.block_bytes) as f64 / speed.bandwidth
+        let prompt = Prompt {
+            tokens: u64::from(request.input_tokens),
+            blocks: blocks.len() as u64,
+            in_host: host as u64,
+            in_pool: pool.unwrap_or(0) as u64,
         };
-        // Loaded only if that is faster than computing it; what comes after would be no prefix.
-        let mut seconds = 0.0;
-        let (mut from_host, mut from_pool) = (0, 0);
-        if host > 0 && load(fleet.host, host) < prefill(tokens(host)) {
-            from_host = host;
-            seconds += load(fleet.host, host);
-        }
-        let rest = reach - from_host;
-        if reach > host && load(fleet.pool, rest) < prefill(tokens(reach) - tokens(from_host)) {
-            from_pool = rest;
-            seconds += load(fleet.pool, rest);
-        }
-        let input = u64::from(request.input_tokens);
-        let computed = input - tokens(from_host + from_pool);
-        seconds += prefill(computed);
-        self.ttft.push(seconds as f32);
+        let served = self.nodes[node].serve(request.at as f64 / 1e6, &prompt);
+        self.ttft.push(served.seconds as f32);
 
         let mut written = 0;
         if let Some(cache) = self.hosts.get_mut(node) {
@@ -236,12 +249,12 @@ impl<'a> Replay<'a> {
         let window = u128::from(request.at) * u128::from(fleet.windows) / duration;
         self.windows[window as usize].add(&Sums {
             requests: 1,
-            input_tokens: input,
-            blocks: blocks.len() as u64,
-            host_blocks: from_host as u64,
-            pool_blocks: from_pool as u64,
-            computed_tokens: computed,
-            read_bytes: from_pool as u64 * self.block_bytes,
+            input_tokens: prompt.tokens,
+            blocks: prompt.blocks,
+            host_blocks: served.host_blocks,
+            pool_blocks: served.pool_blocks,
+            computed_tokens: served.computed_tokens,
+            read_bytes: served.read_blocks * self.block_bytes,
             written_bytes: written * self.block_bytes,
         });
     }

@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use penstock_sim::{Fleet, PolicyKind, ReadOptions, Routing, Speed, Trace, bounds, hits, parse};
+use penstock_advisor::LoadPolicy;
+use penstock_sim::{
+    EngineSettings, Fleet, PolicyKind, ReadOptions, Routing, Speed, Trace, bounds, hits, parse,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -153,6 +156,14 @@ fn fleet(nodes: u32, host: u64, pool: u64) -> Fleet {
         pool_policy: PolicyKind::Lru,
         routing: Routing::Random,
         prefill_speed: 1000.0,
+        engine: EngineSettings {
+            load_policy: LoadPolicy::Auto,
+            tokens_per_step: 8192,
+            get_lanes: 2,
+            lookup_timeout: 0.25,
+            load_timeout: 0.5,
+            load_floor: 64.0 * 1024.0 * 1024.0,
+        },
         host: fast,
         pool: fast,
         windows: 4,

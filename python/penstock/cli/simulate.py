@@ -18,9 +18,20 @@ from penstock._native import Trace
 from penstock.cli import words
 from penstock.plan import config
 from penstock.plan.kv import KvSizes, Serving
-from penstock.sim import POLICIES, ROUTINGS, Fleet, Outcome, Sizes, Tier, replay, size_pool
+from penstock.sim import (
+    POLICIES,
+    ROUTINGS,
+    Engine,
+    Fleet,
+    Outcome,
+    Sizes,
+    Tier,
+    replay,
+    size_pool,
+)
 from penstock.sim.plot import Panel, draw
 from penstock.sim.sizes import SHARES
+from penstock.vllm.advisor import POLICIES as LOAD_POLICIES
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -35,11 +46,11 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "simulate",
         help="replay a trace: what caches and a pool would have found, and how large to make them",
         description="Replays a trace of requests over nodes with caches of their own, over a pool "
-        "that they share, and over both, through the policies that Penstock evicts with. Shows "
-        "hits, traffic and estimated times to first token, beside what no policy can beat, and "
-        "how large a pool the trace asks for. Reads Mooncake's traces, coding sessions of "
-        "kv-cache-tester, agent traces of LMCache, and vLLM's KV events, as JSON lines, gzipped "
-        "or not. Needs neither a GPU nor vLLM.",
+        "that they share, and over both, through the policies that Penstock evicts with, and the "
+        "rule by which its engines load or recompute. Shows hits, traffic and estimated times to "
+        "first token, beside what no policy can beat, and how large a pool the trace asks for. "
+        "Reads Mooncake's traces, coding sessions of kv-cache-tester, agent traces of LMCache, and "
+        "vLLM's KV events, as JSON lines, gzipped or not. Needs neither a GPU nor vLLM.",
         allow_abbrev=False,
     )
     parser.add_argument("trace", metavar="TRACE", type=Path)
@@ -85,6 +96,13 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         type=words.count_argument,
         default=10_000,
         help="tokens that a node computes a second (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--load-policy",
+        choices=LOAD_POLICIES,
+        default=Engine.load_policy,
+        help="whether engines load what can be loaded (default: %(default)s, where that is "
+        "expected to be faster than recomputing)",
     )
     for tier, bandwidth, latency in (("host", "20GiB", 0.0001), ("pool", "2GiB", 0.001)):
         parser.add_argument(
@@ -163,6 +181,7 @@ def run(args: argparse.Namespace) -> int:
             prefill_speed=args.prefill_speed,
             routing=args.routing,
             windows=args.windows,
+            engine=Engine(load_policy=args.load_policy),
         )
         outcomes = {
             name: replay(trace, each, bar.begin(name, trace.requests))
@@ -262,7 +281,7 @@ def _print(
                 words.milliseconds(outcome.ttft[0.99]),
             )
         console.print(table)
-        console.print("TTFT: what is loaded and then computed, without any queue\n")
+        console.print("TTFT: look-up, load, then what is left to compute, without any queue\n")
     for name, ratio in bounds.items():
         console.print(f"bound, {name}: {ratio:.1%}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from penstock._native import Trace
 
@@ -28,6 +28,26 @@ class Tier:
 
 
 @dataclass(frozen=True)
+class Engine:
+    """What each node's engine is set to, as far as loads depend on it: as vLLM and the connector
+    are set if nothing is said."""
+
+    load_policy: str = "auto"
+    """Whether to load what can be loaded: `auto`, where it is expected to be faster than
+    recomputing, by what this node's steps and loads took; `always`; or `never`."""
+    tokens_per_step: int = 8192
+    """Of prompts, at most; vLLM's `max_num_batched_tokens` for servers on large GPUs."""
+    get_lanes: int = 2
+    """Blocks of a load that are fetched at a time."""
+    lookup_timeout: float = 0.25
+    """Seconds after which a look-up counts as a miss."""
+    load_timeout: float = 0.5
+    """Seconds a load may take at least; `load_floor` adds to it by size."""
+    load_floor: float = 64 << 20
+    """Bytes per second below which a load is given up."""
+
+
+@dataclass(frozen=True)
 class Fleet:
     """Nodes, each with a cache of its own, and a pool that they share."""
 
@@ -41,11 +61,12 @@ class Fleet:
     routing: str = "random"
     windows: int = 1
     """Parts of the trace's duration that are counted one by one."""
+    engine: Engine = Engine()
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over requests. Blocks are found in a row from the first of a prompt, or not at all."""
+    """Sums over requests. Blocks are loaded in a row from the first of a prompt, or not at all."""
 
     requests: int
     input_tokens: int
@@ -56,7 +77,7 @@ class Sums:
     """Blocks loaded from the pool, behind those."""
     computed_tokens: int
     read_bytes: int
-    """Bytes that all nodes read from the pool."""
+    """Bytes that all nodes read from the pool, to load them or to measure it."""
     written_bytes: int
     """Bytes that all nodes wrote to the pool."""
 
@@ -73,8 +94,8 @@ class Outcome:
     total: Sums
     windows: Sequence[Sums]
     ttft: Mapping[float, float]
-    """Seconds to the first token that this share of requests does not exceed. What is loaded and
-    what is computed, one after the other; there is no queue in it."""
+    """Seconds to the first token that this share of requests does not exceed: the look-up, if it is
+    waited for, what is loaded, or waited for in vain, and what is computed. No queue is in it."""
     busiest_node: int
     """Requests of the node that had the most."""
     host_blocks_held: int
@@ -82,7 +103,8 @@ class Outcome:
 
 
 def replay(trace: Trace, fleet: Fleet, progress: Callable[[int], None] | None = None) -> Outcome:
-    """Replays a trace over a fleet; `progress` is told how many requests are done.
+    """Replays a trace over a fleet, each node of which loads or recomputes by the rule that engines
+    follow; `progress` is told how many requests are done.
 
     Raises:
         ConfigError: the fleet makes no sense.
@@ -98,6 +120,7 @@ def replay(trace: Trace, fleet: Fleet, progress: Callable[[int], None] | None = 
         prefill_speed=fleet.prefill_speed,
         host_speed=(fleet.host.bandwidth, fleet.host.latency),
         pool_speed=(fleet.pool.bandwidth, fleet.pool.latency),
+        **asdict(fleet.engine),
         windows=fleet.windows,
         progress=progress,
     )

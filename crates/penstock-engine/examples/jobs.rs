@@ -12,12 +12,15 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_engine::{Engine, EngineConfig, Event, Fence, Object, Outcome, Region};
+use penstock_engine::{
+    Block, Device, Engine, EngineConfig, Event, Fence, KvGroup, Outcome, Region,
+};
 use penstock_layout::{Descriptor, KvLayout, Span};
 use penstock_store::{Key, Keyring, Namespace, OpenOptions, open};
 
 const LAYERS: u16 = 16;
 const TOKENS: u64 = 128;
+const NAMESPACE: Namespace = Namespace([0xbe; 16]);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
@@ -45,33 +48,33 @@ fn main() -> Result<(), Box<dyn Error>> {
         #[allow(unsafe_code)]
         let region =
             unsafe { Region::new(memory.as_mut_ptr().expose_provenance(), memory.len() as u64) };
-        engine.register(0, penstock_engine::Device::Host, descriptor, vec![region])?;
+        engine.register(0, KvGroup::new(Device::Host, descriptor, vec![region]))?;
+        engine.name(0, NAMESPACE)?;
         let (mut stores, mut releases, mut loads) = (f64::MAX, f64::MAX, f64::MAX);
         let (mut store_cpu, mut load_cpu) = (0.0, 0.0);
         for round in 0..rounds {
-            let objects: Vec<Object> = (0..blocks)
+            let all: Vec<Block> = (0..blocks)
                 .map(|block| {
                     let mut chunk = [layout as u8; 32];
                     chunk[..8].copy_from_slice(&block.to_le_bytes());
                     chunk[8..16].copy_from_slice(&round.to_le_bytes());
-                    let key = Key {
-                        namespace: Namespace([0xbe; 16]),
-                        chunk,
-                        span: share,
-                    };
-                    Object {
+                    Block {
                         group: 0,
-                        key,
+                        block,
+                        chunk,
                         parent: None,
-                        blocks: vec![block],
-                        context: Arc::default(),
                     }
                 })
                 .collect();
-            let keys: Vec<Key> = objects.iter().map(|object| object.key).collect();
+            let key = |block: &Block| Key {
+                namespace: NAMESPACE,
+                chunk: block.chunk,
+                span: share,
+            };
+            let keys: Vec<Key> = all.iter().map(key).collect();
             let cpu = cpu_seconds()?;
             let start = Instant::now();
-            engine.submit_store(1, objects.clone(), Fence::NONE)?;
+            engine.submit_store(1, &all, Arc::default(), Fence::NONE)?;
             let (over, released) = finish(&engine, start)?;
             (stores, releases) = (stores.min(over), releases.min(released));
             store_cpu += cpu_seconds()? - cpu;
@@ -79,7 +82,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             let start = Instant::now();
             engine.submit_load(
                 1,
-                objects,
+                &all,
+                Arc::default(),
                 start + Duration::from_secs(60),
                 true,
                 Fence::NONE,
@@ -124,7 +128,7 @@ fn finish(engine: &Engine, start: Instant) -> Result<(f64, f64), Box<dyn Error>>
         let now = start.elapsed().as_secs_f64();
         for completion in completions.drain(..) {
             let good = |o: &Outcome| matches!(o, Outcome::Stored(_) | Outcome::Loaded(_));
-            if !completion.event.outcomes().iter().all(good) {
+            if !completion.event.blocks().iter().all(good) {
                 return Err(format!("{:?}", completion.event).into());
             }
             if completion.event == Event::Released {

@@ -1,13 +1,77 @@
-//! The completion queue, and the table of jobs that have not been completed to their owner yet.
+//! Completions, and the queue in which they wait for the jobs' owner.
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::load::LoadJob;
-use crate::store::StoreJob;
+use crate::outcome::{Outcome, Outcomes};
 use crate::sync::{Condvar, Mutex};
-use crate::{Completion, EngineError, Event, Outcome};
+
+/// What happened to a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The source blocks of a store job are not read any more: they may be freed. Precedes
+    /// [`Event::Stored`].
+    Released,
+    /// A load job is over. None of its blocks is written any more.
+    Loaded(Outcomes),
+    /// A prefetch is over: what it brought is in the host tier, and stays until it is released.
+    Prefetched(Outcomes),
+    /// A store job is over.
+    Stored(Outcomes),
+}
+
+impl Event {
+    /// Whether nothing further will be reported of the job, and its id may be used again.
+    pub fn is_last(&self) -> bool {
+        !matches!(self, Self::Released)
+    }
+
+    /// What became of the blocks; nothing yet with [`Event::Released`].
+    pub fn outcomes(&self) -> Option<&Outcomes> {
+        match self {
+            Self::Released => None,
+            Self::Loaded(outcomes) | Self::Prefetched(outcomes) | Self::Stored(outcomes) => {
+                Some(outcomes)
+            }
+        }
+    }
+
+    /// What became of each block, in the order submitted; none with [`Event::Released`].
+    pub fn blocks(&self) -> &[Outcome] {
+        self.outcomes().map_or(&[], |outcomes| &outcomes.blocks)
+    }
+
+    /// Places of a store's blocks that are not in the pool now, or of a load's or prefetch's that did
+    /// not come and that somebody misses: not those that were cancelled.
+    pub fn missing(&self) -> Vec<usize> {
+        match self {
+            Self::Released => Vec::new(),
+            Self::Stored(outcomes) => outcomes.failed(),
+            Self::Loaded(outcomes) | Self::Prefetched(outcomes) => outcomes.missed(),
+        }
+    }
+
+    /// Places of the blocks that are not in the store, or not whole, whatever a look-up found.
+    pub fn lost(&self) -> Vec<usize> {
+        self.outcomes().map_or_else(Vec::new, Outcomes::lost)
+    }
+
+    /// Places of the blocks that are encrypted with a key that this engine does not have.
+    pub fn foreign(&self) -> Vec<usize> {
+        self.outcomes().map_or_else(Vec::new, Outcomes::foreign)
+    }
+}
+
+/// One entry of the completion queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The id that the job was submitted with.
+    pub job: u64,
+    /// What happened.
+    pub event: Event,
+    /// Time until then from the job's submission, or from when its fence was passed, if that was
+    /// later; none if it was not. Whenever it is polled.
+    pub took: Duration,
+}
 
 /// Completions that nobody has polled yet, in the order in which things happened.
 ///
@@ -43,147 +107,8 @@ impl Completions {
     }
 }
 
-#[derive(Clone)]
-pub(crate) enum Job {
-    Load(Arc<LoadJob>),
-    Store(Arc<StoreJob>),
-}
-
-impl Job {
-    fn objects(&self) -> usize {
-        match self {
-            Self::Load(job) => job.len(),
-            Self::Store(job) => job.len(),
-        }
-    }
-}
-
-/// Jobs from their submission until their last completion is polled. Its lock is a leaf.
-pub(crate) struct Table {
-    jobs: Mutex<Jobs>,
-    max_objects: usize,
-}
-
-struct Listed {
-    job: Job,
-    /// Its place in `Jobs::deadlines`, if it has one.
-    deadline: Option<Instant>,
-}
-
-#[derive(Default)]
-struct Jobs {
-    by_id: HashMap<u64, Listed>,
-    /// Load jobs by the deadline that they had when it was last looked at; it may be later by now.
-    deadlines: BTreeSet<(Instant, u64)>,
-    objects: usize,
-}
-
-impl Table {
-    pub(crate) fn new(max_objects: usize) -> Self {
-        Self {
-            jobs: Mutex::default(),
-            max_objects,
-        }
-    }
-
-    pub(crate) fn insert(&self, id: u64, job: Job) -> Result<(), EngineError> {
-        let mut jobs = self.jobs.lock();
-        if jobs.by_id.contains_key(&id) {
-            return Err(EngineError::DuplicateJob(id));
-        }
-        // An empty job takes a place too.
-        let outstanding = jobs.objects + job.objects().max(1);
-        if outstanding > self.max_objects {
-            return Err(EngineError::Busy {
-                outstanding,
-                bound: self.max_objects,
-            });
-        }
-        jobs.objects = outstanding;
-        let deadline = match &job {
-            Job::Load(load) => Some(load.deadline()),
-            Job::Store(_) => None,
-        };
-        jobs.deadlines
-            .extend(deadline.map(|deadline| (deadline, id)));
-        jobs.by_id.insert(id, Listed { job, deadline });
-        Ok(())
-    }
-
-    pub(crate) fn get(&self, id: u64) -> Option<Job> {
-        let jobs = self.jobs.lock();
-        jobs.by_id.get(&id).map(|listed| listed.job.clone())
-    }
-
-    pub(crate) fn remove(&self, id: u64) -> Option<Job> {
-        let mut jobs = self.jobs.lock();
-        let Listed { job, deadline } = jobs.by_id.remove(&id)?;
-        jobs.objects -= job.objects().max(1);
-        if let Some(deadline) = deadline {
-            jobs.deadlines.remove(&(deadline, id));
-        }
-        Some(job)
-    }
-
-    /// Gives up every load job whose deadline is past; returns whether there was one, and the
-    /// next deadline.
-    ///
-    /// Nobody can see a job's state but by polling, so it is enough to do this then, and no
-    /// timer is needed.
-    pub(crate) fn expire(&self, now: Instant) -> (bool, Option<Instant>) {
-        let mut is_over = false;
-        loop {
-            let (load, id) = {
-                let mut jobs = self.jobs.lock();
-                let (deadline, id) = match jobs.deadlines.first() {
-                    Some(&first) if first.0 <= now => first,
-                    later => return (is_over, later.map(|&(deadline, _)| deadline)),
-                };
-                jobs.deadlines.remove(&(deadline, id));
-                match jobs.by_id.get_mut(&id) {
-                    Some(Listed {
-                        job: Job::Load(load),
-                        deadline,
-                    }) => {
-                        *deadline = None;
-                        (Arc::clone(load), id)
-                    }
-                    _ => continue,
-                }
-            };
-            let deadline = load.deadline();
-            if deadline <= now {
-                load.abandon(Outcome::TimedOut);
-                is_over = true;
-                continue;
-            }
-            let mut jobs = self.jobs.lock();
-            if let Some(listed) = jobs.by_id.get_mut(&id) {
-                listed.deadline = Some(deadline);
-                jobs.deadlines.insert((deadline, id));
-            }
-        }
-    }
-
-    /// Every load job there is.
-    pub(crate) fn loads(&self) -> Vec<Arc<LoadJob>> {
-        let jobs = self.jobs.lock();
-        let load = |job: &Job| match job {
-            Job::Load(job) => Some(Arc::clone(job)),
-            Job::Store(_) => None,
-        };
-        jobs.by_id
-            .values()
-            .map(|listed| &listed.job)
-            .filter_map(load)
-            .collect()
-    }
-}
-
 #[cfg(all(test, loom))]
 mod loom_models {
-    use std::time::Duration;
-
     use loom::sync::Arc;
     use loom::thread;
 

@@ -1,19 +1,15 @@
 //! Copies on the calling thread, without jobs: for measurements, and for those who bring their own
 //! transport.
 
-use std::sync::Arc;
-
 use penstock_layout::{Descriptor, Span};
-use penstock_store::{Key, Namespace};
 
 use crate::copy::cuda::CudaExecutor;
-use crate::job::Transfer;
 use crate::region::{NotCopied, Registration};
-use crate::{Calibration, CudaError, Device, EngineError, Object, Region};
+use crate::{Calibration, CudaError, Device, EngineError, Region};
 
 /// Blocks in registered memory, copied to and from one contiguous piece in canonical order.
 pub struct DirectCopy {
-    registration: Arc<Registration>,
+    registration: Registration,
 }
 
 impl DirectCopy {
@@ -29,9 +25,7 @@ impl DirectCopy {
             // Copies go on without it, by the figures of other devices.
             let _ = Self::calibration(ordinal);
         }
-        Ok(Self {
-            registration: Arc::new(registration),
-        })
+        Ok(Self { registration })
     }
 
     /// What copies of a CUDA device take, measured unless an engine or another of these has it in
@@ -49,15 +43,12 @@ impl DirectCopy {
         payload: &mut [u8],
         sum: bool,
     ) -> Result<usize, EngineError> {
-        let transfer = self.transfer(blocks, span, payload.len())?;
-        let payload = &mut payload[..transfer.bytes];
-        match self
-            .registration
-            .gather(&transfer, payload, sum, &mut Vec::new())
-        {
-            Ok(_) => Ok(transfer.bytes),
-            Err(why) => Err(refused(why)),
-        }
+        let bytes = self.bytes(blocks, &span, payload.len())?;
+        let (pages, payload) = (blocks.iter().copied(), &mut payload[..bytes]);
+        self.registration
+            .gather(pages, &span, payload, sum, &mut Vec::new())
+            .map_err(refused)?;
+        Ok(bytes)
     }
 
     /// Copies the beginning of `payload` into a span of blocks, one after the other; returns the
@@ -68,32 +59,23 @@ impl DirectCopy {
         span: Span,
         payload: &[u8],
     ) -> Result<usize, EngineError> {
-        let transfer = self.transfer(blocks, span, payload.len())?;
-        let payload = &payload[..transfer.bytes];
-        match self
-            .registration
-            .scatter(&transfer, payload, &mut Vec::new())
-        {
-            Ok(()) => Ok(transfer.bytes),
-            Err(why) => Err(refused(why)),
-        }
+        let bytes = self.bytes(blocks, &span, payload.len())?;
+        let (pages, payload) = (blocks.iter().copied(), &payload[..bytes]);
+        self.registration
+            .scatter(pages, &span, payload, &mut Vec::new())
+            .map_err(refused)?;
+        Ok(bytes)
     }
 
-    fn transfer(&self, blocks: &[u64], span: Span, room: usize) -> Result<Transfer, EngineError> {
-        // Copies are asked for as jobs ask for them; nothing is stored under this key.
-        let key = Key {
-            namespace: Namespace([0; 16]),
-            chunk: [0; 32],
-            span,
-        };
-        let object = Object {
-            group: 0,
-            key,
-            parent: None,
-            blocks: blocks.to_vec(),
-            context: Arc::default(),
-        };
-        self.registration.transfer(object, room)
+    fn bytes(&self, blocks: &[u64], span: &Span, room: usize) -> Result<usize, EngineError> {
+        if blocks.is_empty() {
+            return Err(EngineError::NoBlocks);
+        }
+        for &block in blocks {
+            self.registration.check_page(block)?;
+        }
+        self.registration
+            .payload_bytes(span, blocks.len() as u64, room)
     }
 }
 

@@ -1,31 +1,31 @@
 //! The engine: what its owner calls.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
-use penstock_layout::Descriptor;
-use penstock_store::{Key, Store};
+use penstock_store::{Namespace, Store};
 
 use crate::arena::Arena;
-use crate::completion::{Completions, Job, Table};
+use crate::completion::Completions;
 use crate::config::end_of;
 use crate::copy::cuda::CudaExecutor;
 use crate::fence::{self, Watch};
-use crate::job::Transfer;
+use crate::group::{Group, Work};
+use crate::held::HeldBlocks;
+use crate::job::Plan;
 use crate::kept::Value;
 use crate::lane::{self, Floor};
 use crate::load::{Aim, LoadJob, Wish};
-use crate::region::Registration;
 use crate::signal::Signals;
 use crate::store::{Gauge, StoreJob};
+use crate::table::{Job, Table};
 use crate::{
-    Completion, Counters, Deadline, Device, Direction, EngineConfig, EngineError, EngineStats,
-    Fault, Fence, Object, Outcome, Region,
+    Block, Completion, Counters, Deadline, Device, Direction, EngineConfig, EngineError,
+    EngineStats, Fault, Fence, HostChange, KvGroup, Outcome,
 };
 
 /// Name of the thread that waits for fences.
@@ -48,21 +48,21 @@ const WATCH: &str = "penstock-fence";
 /// use std::time::{Duration, Instant};
 ///
 /// use penstock_engine::{
-///     Completion, Device, Engine, EngineConfig, Event, Fence, Object, Outcome, Region,
+///     Block, Completion, Device, Engine, EngineConfig, Event, Fence, KvGroup, Outcome, Region,
 /// };
 /// use penstock_layout::{Descriptor, KvLayout, Span};
-/// use penstock_store::{Key, MemoryStore, Namespace};
+/// use penstock_store::{MemoryStore, Namespace};
 ///
-/// const BLOCK: usize = 2 * 16 * 256;
-/// let share = Span::new(0..2, 0..1)?;
-/// let mut memory = vec![0_u8; 2 * BLOCK];
-/// memory[..BLOCK].fill(7);
+/// const BYTES: usize = 2 * 16 * 256;
+/// let mut memory = vec![0_u8; 2 * BYTES];
+/// memory[..BYTES].fill(7);
 ///
-/// let engine = Engine::new(Arc::new(MemoryStore::new(1 << 20)), EngineConfig::new(BLOCK, 4))?;
-/// let descriptor = Descriptor::packed(KvLayout::BLHNC, share, 2, 16, 256)?;
+/// let engine = Engine::new(Arc::new(MemoryStore::new(1 << 20)), EngineConfig::new(BYTES, 4))?;
+/// let descriptor = Descriptor::packed(KvLayout::BLHNC, Span::new(0..2, 0..1)?, 2, 16, 256)?;
 /// // SAFETY: the memory outlives the engine, and is not touched while a job runs.
-/// let region = unsafe { Region::new(memory.as_mut_ptr().expose_provenance(), 2 * BLOCK as u64) };
-/// engine.register(0, Device::Host, descriptor, vec![region])?;
+/// let region = unsafe { Region::new(memory.as_mut_ptr().expose_provenance(), 2 * BYTES as u64) };
+/// engine.register(0, KvGroup::new(Device::Host, descriptor, vec![region]))?;
+/// engine.name(0, Namespace([1; 16]))?;
 ///
 /// let last_event = || {
 ///     let mut completions: Vec<Completion> = Vec::new();
@@ -72,22 +72,16 @@ const WATCH: &str = "penstock-fence";
 ///     }
 ///     completions.pop().unwrap().event
 /// };
-/// let object = |block| Object {
-///     group: 0,
-///     key: Key::new(Namespace([1; 16]), b"which tokens", share).unwrap(),
-///     parent: None,
-///     blocks: vec![block],
-///     context: Arc::default(),
-/// };
-/// engine.submit_store(1, vec![object(0)], Fence::NONE)?;
-/// assert_eq!(last_event(), Event::Stored { objects: vec![Outcome::Stored(BLOCK as u64)] });
+/// let block = |block| Block { group: 0, block, chunk: [5; 32], parent: None };
+/// engine.submit_store(1, &[block(0)], Arc::default(), Fence::NONE)?;
+/// assert_eq!(last_event().blocks(), [Outcome::Stored(BYTES as u64)]);
 ///
 /// let soon = Instant::now() + Duration::from_secs(10);
-/// engine.submit_load(2, vec![object(1)], soon, true, Fence::NONE)?;
+/// engine.submit_load(2, &[block(1)], Arc::default(), soon, true, Fence::NONE)?;
 /// // The arena still had it: the host tier.
-/// assert_eq!(last_event(), Event::Loaded { objects: vec![Outcome::Kept(BLOCK as u64)] });
+/// assert_eq!(last_event().blocks(), [Outcome::Kept(BYTES as u64)]);
 /// drop(engine);
-/// assert!(memory[BLOCK..].iter().all(|&byte| byte == 7));
+/// assert!(memory[BYTES..].iter().all(|&byte| byte == 7));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Engine {
@@ -95,8 +89,8 @@ pub struct Engine {
     table: Table,
     completions: Arc<Completions>,
     stores_in_flight: Arc<Gauge>,
-    /// By group.
-    registrations: RwLock<BTreeMap<u16, Arc<Registration>>>,
+    groups: RwLock<BTreeMap<u16, Group>>,
+    held: Mutex<HeldBlocks>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -130,42 +124,67 @@ impl Engine {
             table,
             completions: Arc::default(),
             stores_in_flight: Arc::default(),
-            registrations: RwLock::default(),
+            groups: RwLock::default(),
+            held: Mutex::default(),
             threads: Mutex::new(threads),
         })
     }
 
-    /// Names the memory that a group's objects lie in: one region for each of the descriptor's.
-    /// Groups may lie over each other, as long as no block is in use by two of them at a time.
+    /// Takes in a group of layers: its memory, and how its blocks are stored. Groups may lie over each
+    /// other, as long as no block is in use by two of them at a time.
     ///
     /// With the first, the arena's pages begin to come into being, in the background. For a CUDA
     /// device they are pinned, and its copies are measured.
-    pub fn register(
-        &self,
-        group: u16,
-        device: Device,
-        descriptor: Descriptor,
-        regions: Vec<Region>,
-    ) -> Result<(), EngineError> {
-        let new = Registration::new(descriptor, regions, device.executor()?)?;
-        let mut registrations = self.registrations.write();
+    pub fn register(&self, group: u16, held: KvGroup) -> Result<(), EngineError> {
+        let device = held.device;
+        let new = Group::new(group, held, self.floor.config.slot_bytes)?;
+        let mut groups = self.groups.write();
+        self.check_new(&groups, group)?;
+        let is_first = groups.values().all(|group| group.registration().is_none());
+        if is_first || device != Device::Host {
+            self.prepare(device)?;
+        }
+        if device != Device::Host {
+            self.watch()?;
+        }
+        groups.insert(group, new);
+        Ok(())
+    }
+
+    /// Takes in a group of which this engine holds nothing: jobs may have blocks of it, which count as
+    /// there already.
+    pub fn register_elsewhere(&self, group: u16) -> Result<(), EngineError> {
+        let mut groups = self.groups.write();
+        self.check_new(&groups, group)?;
+        groups.insert(group, Group::elsewhere(group));
+        Ok(())
+    }
+
+    fn check_new(&self, groups: &BTreeMap<u16, Group>, group: u16) -> Result<(), EngineError> {
         if self.floor.queues.is_closed() {
             return Err(EngineError::Closed);
         }
-        let is_first = registrations.is_empty();
-        match registrations.entry(group) {
-            Entry::Occupied(_) => Err(EngineError::AlreadyRegistered { group }),
-            Entry::Vacant(entry) => {
-                if is_first || device != Device::Host {
-                    self.prepare(device)?;
-                }
-                if device != Device::Host {
-                    self.watch()?;
-                }
-                entry.insert(Arc::new(new));
-                Ok(())
+        if groups.contains_key(&group) {
+            return Err(EngineError::AlreadyRegistered { group });
+        }
+        Ok(())
+    }
+
+    /// Says under which namespace a group's objects are stored, once; again the same is no error.
+    /// Jobs of a group without one are refused.
+    pub fn name(&self, group: u16, namespace: Namespace) -> Result<(), EngineError> {
+        let groups = self.groups.read();
+        let known = groups
+            .get(&group)
+            .ok_or(EngineError::NotRegistered { group })?;
+        let others = groups.values().filter(|other| other.number() != group);
+        for other in others {
+            if other.namespace() == Some(namespace) {
+                let other = other.number();
+                return Err(EngineError::NamespaceTaken { group, other });
             }
         }
+        known.name(namespace)
     }
 
     /// Starts the thread that waits for fences, unless it runs.
@@ -203,13 +222,13 @@ impl Engine {
     /// for the store), and forgets the registered memory. Once it has returned the memory is not
     /// touched any more.
     pub fn unregister(&self) {
-        let registrations = std::mem::take(&mut *self.registrations.write());
+        let groups = std::mem::take(&mut *self.groups.write());
         self.floor.queues.drop_gathers(Outcome::Dropped, |_| true);
         for job in self.table.loads() {
             job.abandon(Outcome::Cancelled);
         }
         self.floor.queues.prune_loads();
-        for registration in registrations.values() {
+        for registration in groups.values().filter_map(Group::registration) {
             registration.close();
         }
     }
@@ -227,53 +246,61 @@ impl Engine {
         unsafe { self.floor.watch.raise(device, stream) }
     }
 
-    /// Stores objects. Their blocks must not change until [`Event::Released`](crate::Event), but
-    /// may before `after` is passed. Only then are they read, and only from then on does the time count
-    /// that they may wait for a slot.
+    /// Stores blocks. They must not change until [`Event::Released`](crate::Event), but may before
+    /// `after` is passed. Only then are they read, and only from then on does the time count that they
+    /// may wait for a slot. `tenant` goes into their encryption beside the keys; who loads them gives
+    /// the same; without keys it has no effect.
+    ///
+    /// With more outstanding than the setting `max_outstanding_objects`, the job is dropped: its
+    /// outcomes say so.
     pub fn submit_store(
         &self,
         job: u64,
-        objects: Vec<Object>,
+        blocks: &[Block],
+        tenant: Arc<[u8]>,
         after: Fence,
     ) -> Result<(), EngineError> {
-        let transfers = self.transfers(objects)?;
-        let store = StoreJob::new(
-            job,
-            transfers,
-            after,
-            Arc::clone(&self.completions),
-            Arc::clone(&self.floor.counters),
-            Arc::clone(&self.stores_in_flight),
-        );
-        self.table.insert(job, Job::Store(Arc::clone(&store)))?;
-        self.floor.queues.kept().want(store.objects());
-        self.floor
-            .counters
-            .store_jobs
-            .fetch_add(1, Ordering::Relaxed);
-        self.floor.queues.push_gathers(store.tickets());
+        let store = self.store_job(job, blocks, &tenant, after)?;
+        if self.table.insert(job, Job::Store(Arc::clone(&store)))? {
+            self.floor.queues.kept().want(store.objects());
+            self.floor.queues.push_gathers(store.tickets());
+        } else {
+            store.drop_all();
+        }
+        let counters = &self.floor.counters;
+        counters.store_jobs.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Loads objects into their blocks by `deadline`, an instant or a [`Deadline`]. The blocks must be left alone until
+    /// Completes a store at once, as dropped: one that must not be done.
+    pub fn decline_store(&self, job: u64, blocks: &[Block]) -> Result<(), EngineError> {
+        let store = self.store_job(job, blocks, &Arc::default(), Fence::NONE)?;
+        self.table.insert(job, Job::Over)?;
+        store.drop_all();
+        Ok(())
+    }
+
+    /// Loads blocks by `deadline`, an instant or a [`Deadline`]. They must be left alone until
     /// [`Event::Loaded`](crate::Event).
     ///
     /// Nothing is fetched or written before `after` is passed, and the deadline is later by as long as
-    /// that takes; if it takes longer than the setting `fence_wait`, the job is given up. With `prefix`, an object is only wanted if all before it are loaded: after one that is
-    /// not, the rest is skipped.
+    /// that takes; if it takes longer than the setting `fence_wait`, the job is given up. With `prefix`,
+    /// an object is only wanted if all before it are loaded: after one that is not, the rest is skipped.
+    /// `tenant`, and too many outstanding, as for a store.
     pub fn submit_load(
         &self,
         job: u64,
-        objects: Vec<Object>,
+        blocks: &[Block],
+        tenant: Arc<[u8]>,
         deadline: impl Into<Deadline>,
         prefix: bool,
         after: Fence,
     ) -> Result<(), EngineError> {
-        let objects = self.transfers(objects)?;
-        let held = self.floor.queues.kept().find(&objects);
+        let plan = self.plan(blocks, Work::Load, &tenant)?;
+        let held = self.floor.queues.kept().find(&plan.objects);
         let wish = Wish {
             aim: Aim::Blocks,
-            objects,
+            plan,
             deadline: deadline.into(),
             prefix,
             fence: after,
@@ -285,25 +312,44 @@ impl Engine {
         Ok(())
     }
 
-    /// Gets objects into the host tier by `deadline`, where they stay until [`release`](Self::release):
-    /// a load finds them there. It goes behind all loads, is no claim to room (objects that find none
-    /// are dropped), and ends with [`Event::Prefetched`](crate::Event). Of the objects' blocks only the
-    /// number matters.
+    /// Completes a load at once, as dropped: one that must not be done.
+    pub fn decline_load(&self, job: u64, blocks: &[Block]) -> Result<(), EngineError> {
+        let plan = self.plan(blocks, Work::Load, &Arc::default())?;
+        let held = plan.objects.iter().map(|_| None).collect();
+        let wish = Wish {
+            aim: Aim::Blocks,
+            plan,
+            deadline: Instant::now().into(),
+            prefix: false,
+            fence: Fence::NONE,
+            fence_wait: Duration::ZERO,
+        };
+        let load = self.load_job(job, wish, held);
+        self.table.insert(job, Job::Over)?;
+        load.abandon(Outcome::Dropped);
+        Ok(())
+    }
+
+    /// Gets blocks' objects into the host tier by `deadline`, where they stay until
+    /// [`release`](Self::release): a load finds them there. It goes behind all loads, is no claim to room
+    /// (objects that find none are dropped), and ends with [`Event::Prefetched`](crate::Event). The blocks'
+    /// ids mean nothing.
     pub fn submit_prefetch(
         &self,
         job: u64,
-        objects: Vec<Object>,
+        blocks: &[Block],
+        tenant: Arc<[u8]>,
         deadline: Instant,
     ) -> Result<(), EngineError> {
-        let objects = self.transfers(objects)?;
+        let plan = self.plan(blocks, Work::Prefetch, &tenant)?;
         if self.table.get(job).is_some() {
             return Err(EngineError::DuplicateJob(job));
         }
         let kept = self.floor.queues.kept();
-        let held = kept.open(job, &objects);
+        let held = kept.open(job, &plan.objects);
         let wish = Wish {
             aim: Aim::HostTier,
-            objects,
+            plan,
             deadline: deadline.into(),
             prefix: true,
             fence: Fence::NONE,
@@ -325,10 +371,51 @@ impl Engine {
         self.floor.queues.kept().release(job);
     }
 
-    /// Which keys came into the host tier (true) and went since the last call; at first, all that
-    /// are there. Nothing is remembered before the first call.
-    pub fn take_host_changes(&self) -> Vec<(Key, bool)> {
-        self.floor.queues.kept().take_changes()
+    /// Which blocks came into the host tier, with every object that this engine keeps of them, and
+    /// which are not whole there any more, since the last call; at first, all that are there. Nothing
+    /// is remembered before the first call.
+    pub fn take_host_changes(&self) -> Vec<HostChange> {
+        let groups = self.groups.read();
+        let by_namespace: HashMap<Namespace, &Group> = groups
+            .values()
+            .filter_map(|group| Some((group.namespace()?, group)))
+            .collect();
+        let mut held = self.held.lock();
+        let changes = self.floor.queues.kept().take_changes().into_iter();
+        changes
+            .filter_map(|(key, came)| {
+                let group = by_namespace.get(&key.namespace)?;
+                held.note(group.number(), key.chunk, came, group.objects())
+            })
+            .collect()
+    }
+
+    fn store_job(
+        &self,
+        job: u64,
+        blocks: &[Block],
+        tenant: &Arc<[u8]>,
+        after: Fence,
+    ) -> Result<Arc<StoreJob>, EngineError> {
+        let plan = self.plan(blocks, Work::Store, tenant)?;
+        Ok(StoreJob::new(
+            job,
+            plan,
+            after,
+            Arc::clone(&self.completions),
+            Arc::clone(&self.floor.counters),
+            Arc::clone(&self.stores_in_flight),
+        ))
+    }
+
+    fn load_job(&self, job: u64, wish: Wish, held: Vec<Option<Value>>) -> Arc<LoadJob> {
+        LoadJob::new(
+            job,
+            wish,
+            held,
+            Arc::clone(&self.completions),
+            Arc::clone(&self.floor.counters),
+        )
     }
 
     fn submit_wish(
@@ -338,14 +425,11 @@ impl Engine {
         held: Vec<Option<Value>>,
     ) -> Result<(), EngineError> {
         let aim = wish.aim;
-        let load = LoadJob::new(
-            job,
-            wish,
-            held,
-            Arc::clone(&self.completions),
-            Arc::clone(&self.floor.counters),
-        );
-        self.table.insert(job, Job::Load(Arc::clone(&load)))?;
+        let load = self.load_job(job, wish, held);
+        if !self.table.insert(job, Job::Load(Arc::clone(&load)))? {
+            load.abandon(Outcome::Dropped);
+            return Ok(());
+        }
         if aim == Aim::Blocks {
             self.floor.queues.kept().want(load.objects());
         }
@@ -354,22 +438,21 @@ impl Engine {
         Ok(())
     }
 
-    fn transfers(&self, objects: Vec<Object>) -> Result<Vec<Transfer>, EngineError> {
+    /// The objects of a job's blocks.
+    fn plan(&self, blocks: &[Block], work: Work, tenant: &Arc<[u8]>) -> Result<Plan, EngineError> {
         if self.floor.queues.is_closed() {
             return Err(EngineError::Closed);
         }
-        let registrations = self.registrations.read();
-        objects
-            .into_iter()
-            .map(|object| {
-                registrations
-                    .get(&object.group)
-                    .ok_or(EngineError::NotRegistered {
-                        group: object.group,
-                    })?
-                    .transfer(object, self.floor.config.slot_bytes)
-            })
-            .collect()
+        let groups = self.groups.read();
+        let mut plan = Plan::default();
+        plan.parts.reserve(blocks.len());
+        for block in blocks {
+            let group = block.group;
+            let known = groups.get(&group);
+            let known = known.ok_or(EngineError::NotRegistered { group })?;
+            known.plan(block, work, tenant, &mut plan)?;
+        }
+        Ok(plan)
     }
 
     /// Appends what happened since the last poll. Does not wait.
@@ -382,22 +465,19 @@ impl Engine {
             .filter(|completion| completion.event.is_last())
         {
             if let Some(job) = self.table.remove(completion.job) {
-                self.forgo(&job, completion.event.outcomes());
+                self.forgo(&job);
             }
         }
     }
 
     /// What a job did not bring, the host tier does not wait for.
-    fn forgo(&self, job: &Job, outcomes: &[Outcome]) {
-        let objects = match job {
-            Job::Load(load) if load.aim() == Aim::Blocks => load.objects(),
-            Job::Load(_) => return,
-            Job::Store(store) => store.objects(),
-        };
-        let failed = objects.iter().zip(outcomes);
-        let failed = failed.filter(|(_, outcome)| !outcome.is_success());
+    fn forgo(&self, job: &Job) {
         let kept = self.floor.queues.kept();
-        kept.forgo(failed.map(|(object, _)| object));
+        match job {
+            Job::Load(load) if load.aim() == Aim::Blocks => kept.forgo(load.failed()),
+            Job::Store(store) => kept.forgo(store.failed()),
+            Job::Load(_) | Job::Over => {}
+        }
     }
 
     /// Waits until there is something to poll (true), or the time is over.
@@ -434,7 +514,7 @@ impl Engine {
             .drop_gathers(Outcome::Dropped, |job| jobs.contains(&job));
         jobs.iter().all(|&job| match self.table.get(job) {
             Some(Job::Store(job)) => job.wait_released(end),
-            Some(Job::Load(_)) | None => true,
+            Some(Job::Load(_) | Job::Over) | None => true,
         })
     }
 
@@ -451,7 +531,7 @@ impl Engine {
                     .queues
                     .drop_stores(Outcome::Cancelled, |id| id == job);
             }
-            None => {}
+            Some(Job::Over) | None => {}
         }
     }
 

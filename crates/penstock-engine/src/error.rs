@@ -35,6 +35,26 @@ pub enum EngineError {
         /// The group.
         group: u16,
     },
+    /// A group has no namespace, so that nothing of it can be called by a key.
+    #[error("group {group} has no namespace: name it before its first job")]
+    Unnamed {
+        /// The group.
+        group: u16,
+    },
+    /// A group has another namespace already.
+    #[error("group {group} has another namespace already")]
+    AlreadyNamed {
+        /// The group.
+        group: u16,
+    },
+    /// Another group has the namespace, so that their objects could not be told apart.
+    #[error("the namespace of group {group} is that of group {other} already")]
+    NamespaceTaken {
+        /// The group.
+        group: u16,
+        /// The one that has it.
+        other: u16,
+    },
     /// A region is smaller than the layout says.
     #[error("region {region} has {given} bytes, but the layout takes it to have {expected}")]
     RegionTooSmall {
@@ -73,16 +93,16 @@ pub enum EngineError {
     /// The device cannot be used.
     #[error(transparent)]
     Device(#[from] CudaError),
-    /// An object without blocks.
-    #[error("an object needs at least one block")]
+    /// A copy of no blocks.
+    #[error("a copy needs at least one block")]
     NoBlocks,
     /// The job id is in use until the job's last completion has been polled.
     #[error("job {0} is still outstanding")]
     DuplicateJob(u64),
-    /// Too many objects whose completions nobody has polled.
-    #[error("{outstanding} objects are outstanding, {bound} are allowed: poll completions first")]
+    /// Too many look-ups whose answers nobody has polled.
+    #[error("{outstanding} look-ups are outstanding, {bound} are allowed: poll answers first")]
     Busy {
-        /// Objects outstanding, those of the refused job included.
+        /// Look-ups outstanding, the refused one included.
         outstanding: usize,
         /// The bound.
         bound: usize,

@@ -1,39 +1,14 @@
-//! Jobs as their owner sees them: objects in, completions out.
+//! What jobs are made of: objects, with their memory, and the time that they have.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_store::value::Rejection;
-use penstock_store::{CHUNK_BYTES, ErrorKind, Key};
+use penstock_store::Key;
 
 use crate::config::LONGEST;
+use crate::outcome::Part;
 use crate::region::Registration;
-
-/// One object of a job: a value in the store and the blocks that it holds, in order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Object {
-    /// The group of layers whose memory the blocks lie in.
-    pub group: u16,
-    /// The object's name.
-    pub key: Key,
-    /// The chunk before its own in the prompt, none for a prompt's first, or if it is not known: the
-    /// host tier, and stores that can, keep beginnings longer than what follows them.
-    pub parent: Option<Parent>,
-    /// The blocks of registered memory that the object's payload consists of.
-    pub blocks: Vec<u64>,
-    /// What goes into the object's encryption beside the keys, the same whenever it is stored or
-    /// loaded; empty for nothing. Without keys it has no effect.
-    pub context: Arc<[u8]>,
-}
-
-/// What comes before an object in its prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parent {
-    /// The chunk that ends where the object's own begins.
-    pub chunk: [u8; CHUNK_BYTES],
-    /// Tokens of the prompt until there.
-    pub tokens: u64,
-}
 
 /// When a load is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,145 +48,26 @@ impl From<Instant> for Deadline {
     }
 }
 
-/// What became of one object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The store took the value; payload bytes.
-    Stored(u64),
-    /// The store had the value already.
-    AlreadyPresent,
-    /// Not stored: no room in the arena or in the queue, the store is failing, or the engine is
-    /// draining.
-    Dropped,
-    /// Verified and written into its blocks; payload bytes.
-    Loaded(u64),
-    /// Written into its blocks from the host tier; payload bytes.
-    Kept(u64),
-    /// The store does not have it.
-    Miss,
-    /// The store's value did not verify. Its blocks were not touched.
-    Rejected(Rejection),
-    /// The job's deadline passed first. Its blocks were not touched.
-    TimedOut,
-    /// The job was cancelled, or the engine shut down, first.
-    Cancelled,
-    /// Not fetched, because an earlier object of a prefix job was not loaded.
-    Skipped,
-    /// The store failed.
-    Failed(ErrorKind),
-}
-
-impl Outcome {
-    /// Stable lower-case name.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Stored(_) => "stored",
-            Self::AlreadyPresent => "already_present",
-            Self::Dropped => "dropped",
-            Self::Loaded(_) => "loaded",
-            Self::Kept(_) => "kept",
-            Self::Miss => "miss",
-            Self::Rejected(_) => "rejected",
-            Self::TimedOut => "timed_out",
-            Self::Cancelled => "cancelled",
-            Self::Skipped => "skipped",
-            Self::Failed(_) => "failed",
-        }
-    }
-
-    /// Payload bytes moved.
-    pub fn bytes(&self) -> u64 {
-        match self {
-            Self::Stored(bytes) | Self::Loaded(bytes) | Self::Kept(bytes) => *bytes,
-            _ => 0,
-        }
-    }
-
-    /// Whether what was asked for is so.
-    pub(crate) fn is_success(&self) -> bool {
-        self.is_there() || matches!(self, Self::Stored(_) | Self::AlreadyPresent)
-    }
-
-    /// Whether the object of a load is where it was wanted.
-    pub(crate) fn is_there(&self) -> bool {
-        matches!(self, Self::Loaded(_) | Self::Kept(_))
-    }
-}
-
-/// What happened to a job.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// The source blocks of a store job are not read any more: they may be freed. Precedes
-    /// [`Event::Stored`].
-    Released,
-    /// A load job is over. None of its blocks is written any more.
-    Loaded {
-        /// One outcome for each object, in the order submitted.
-        objects: Vec<Outcome>,
-    },
-    /// A prefetch is over: what it brought is in the host tier, and stays until it is released.
-    Prefetched {
-        /// One outcome for each object, in the order submitted.
-        objects: Vec<Outcome>,
-    },
-    /// A store job is over.
-    Stored {
-        /// One outcome for each object, in the order submitted.
-        objects: Vec<Outcome>,
-    },
-}
-
-impl Event {
-    /// Stable lower-case name.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Released => "released",
-            Self::Loaded { .. } => "loaded",
-            Self::Prefetched { .. } => "prefetched",
-            Self::Stored { .. } => "stored",
-        }
-    }
-
-    /// Whether nothing further will be reported of the job, and its id may be used again.
-    pub fn is_last(&self) -> bool {
-        !matches!(self, Self::Released)
-    }
-
-    /// The outcomes reported, none for [`Event::Released`].
-    pub fn outcomes(&self) -> &[Outcome] {
-        match self {
-            Self::Released => &[],
-            Self::Loaded { objects } | Self::Prefetched { objects } | Self::Stored { objects } => {
-                objects
-            }
-        }
-    }
-}
-
-/// One entry of the completion queue.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Completion {
-    /// The id that the job was submitted with.
-    pub job: u64,
-    /// What happened.
-    pub event: Event,
-    /// Time until then from the job's submission, or from when its fence was passed, if that was
-    /// later; none if it was not. Whenever it is polled.
-    pub took: Duration,
-}
-
-/// An object whose size has been checked against the layout and the slots.
+/// An object: a value in the store, and the pages of memory that it is gathered from or scattered to.
 pub(crate) struct Transfer {
-    /// The memory that it was checked against.
+    /// The memory, of which it has been checked that the pages are there.
     pub(crate) registration: Arc<Registration>,
     pub(crate) key: Key,
     /// The same of the chunk before.
     pub(crate) parent: Option<Key>,
     /// Tokens before it in its prompt, 0 if not known.
     pub(crate) position: u64,
-    pub(crate) blocks: Vec<u64>,
-    /// See [`Object::context`].
+    /// Those of its block; of a prefetch they mean nothing.
+    pub(crate) pages: Range<u64>,
+    /// The tenant's part of the encryption.
     pub(crate) context: Arc<[u8]>,
     /// Payload bytes.
     pub(crate) bytes: usize,
+}
+
+/// A job's objects, and the blocks that they make up.
+#[derive(Default)]
+pub(crate) struct Plan {
+    pub(crate) objects: Vec<Transfer>,
+    pub(crate) parts: Vec<Part>,
 }

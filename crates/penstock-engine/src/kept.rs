@@ -90,11 +90,11 @@ impl Kept {
     }
 
     /// These objects of a job that is over did not come: no room is kept for them.
-    pub(crate) fn forgo<'a>(&self, objects: impl Iterator<Item = &'a Transfer>) {
+    pub(crate) fn forgo(&self, keys: Vec<Key>) {
         let mut state = self.state.lock();
-        for object in objects {
-            if !state.entries.contains_key(&object.key) {
-                state.policy.remove(&object.key);
+        for key in keys {
+            if !state.entries.contains_key(&key) {
+                state.policy.remove(&key);
             }
         }
     }

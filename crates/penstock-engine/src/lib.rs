@@ -6,6 +6,7 @@
 //! blocks. A [`Lookup`] asks a store which chunks it has. Both answer by polling.
 
 mod arena;
+mod block;
 mod completion;
 mod config;
 mod copy;
@@ -13,6 +14,8 @@ mod direct;
 mod engine;
 mod error;
 mod fence;
+mod group;
+mod held;
 mod job;
 mod kept;
 mod lane;
@@ -20,13 +23,17 @@ mod load;
 mod lookup;
 #[cfg(all(test, loom))]
 mod loom_models;
+mod outcome;
 mod queue;
 mod region;
 mod signal;
 mod stats;
 mod store;
 mod sync;
+mod table;
 
+pub use block::{Block, Chunk, NotBlocks, Parent};
+pub use completion::{Completion, Event};
 pub use config::EngineConfig;
 pub use copy::Device;
 pub use copy::cuda::{Calibration, CudaError, Direction, Timing};
@@ -34,8 +41,11 @@ pub use direct::DirectCopy;
 pub use engine::Engine;
 pub use error::{EngineError, Fault};
 pub use fence::Fence;
-pub use job::{Completion, Deadline, Event, Object, Outcome, Parent};
+pub use group::{KvGroup, Replica};
+pub use held::{HostChange, NotHostChanges};
+pub use job::Deadline;
 pub use lookup::{Answer, Lookup, LookupConfig};
+pub use outcome::{Outcome, Outcomes, Tally};
 pub use region::Region;
 pub use stats::EngineStats;
 

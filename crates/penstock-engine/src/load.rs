@@ -10,15 +10,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_store::ErrorKind;
+use penstock_store::{ErrorKind, Key};
 
-use crate::completion::Completions;
+use crate::completion::{Completions, Event};
 use crate::fence::{Fence, Passage};
-use crate::job::Transfer;
+use crate::job::{Plan, Transfer};
 use crate::kept::Value;
+use crate::outcome::{Outcome, Outcomes, Part};
 use crate::region::Registration;
 use crate::sync::Mutex;
-use crate::{Counters, Deadline, Event, Outcome};
+use crate::{Counters, Deadline};
 
 /// Where the objects of a job go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,8 @@ pub(crate) struct LoadJob {
     id: u64,
     aim: Aim,
     objects: Vec<Transfer>,
+    /// The blocks that they make up.
+    parts: Vec<Part>,
     since: Instant,
     /// Nothing is fetched before it is passed: what a load takes is then the pool's doing alone.
     fence: Fence,
@@ -78,7 +81,7 @@ impl LoadJob {
     ) -> Arc<Self> {
         let Wish {
             aim,
-            objects,
+            plan: Plan { objects, parts },
             deadline,
             prefix,
             fence,
@@ -98,6 +101,7 @@ impl LoadJob {
             id,
             aim,
             objects,
+            parts,
             since: Instant::now(),
             fence,
             fence_wait,
@@ -130,6 +134,16 @@ impl LoadJob {
 
     pub(crate) fn objects(&self) -> &[Transfer] {
         &self.objects
+    }
+
+    /// What a job that is over did not bring.
+    pub(crate) fn failed(&self) -> Vec<Key> {
+        let state = self.state.lock();
+        let failed = self.objects.iter().zip(&state.progress);
+        failed
+            .filter(|(_, progress)| !matches!(progress, Progress::Done(o) if o.is_there()))
+            .map(|(object, _)| object.key)
+            .collect()
     }
 
     /// Whether something can be fetched, and since when.
@@ -276,7 +290,7 @@ impl LoadJob {
     fn report(&self, state: &mut State) {
         if state.unfinished == 0 && !state.reported {
             state.reported = true;
-            let objects = state
+            let objects: Vec<Outcome> = state
                 .progress
                 .iter()
                 .map(|progress| match progress {
@@ -284,9 +298,10 @@ impl LoadJob {
                     _ => unreachable!("no object is unfinished"),
                 })
                 .collect();
+            let outcomes = Outcomes::of_load(&self.parts, &objects);
             let event = match self.aim {
-                Aim::Blocks => Event::Loaded { objects },
-                Aim::HostTier => Event::Prefetched { objects },
+                Aim::Blocks => Event::Loaded(outcomes),
+                Aim::HostTier => Event::Prefetched(outcomes),
             };
             let began = match self.passage() {
                 Passage::Passed(at) => at,
@@ -300,7 +315,7 @@ impl LoadJob {
 /// What a load job is to do.
 pub(crate) struct Wish {
     pub(crate) aim: Aim,
-    pub(crate) objects: Vec<Transfer>,
+    pub(crate) plan: Plan,
     pub(crate) deadline: Deadline,
     /// Whether an object is useless without those before it.
     pub(crate) prefix: bool,

@@ -55,7 +55,7 @@ fn transfer(number: u8) -> Transfer {
         },
         parent: None,
         position: 0,
-        blocks: vec![0],
+        pages: 0..1,
         context: Arc::default(),
         bytes: BYTES,
     }

@@ -4,13 +4,11 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 use penstock_layout::{Descriptor, Segment, SegmentError, Span};
-use penstock_store::Key;
 use penstock_store::value::Checksum;
 
 use crate::EngineError;
 use crate::copy::Executor;
 use crate::copy::cuda::CudaError;
-use crate::job::{Object, Parent, Transfer};
 
 /// Memory of the serving engine, where its KV lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,69 +105,56 @@ impl Registration {
         *self.open.write() = false;
     }
 
-    /// Checks an object: afterwards its segments exist and its payload fits a slot.
-    pub(crate) fn transfer(
-        self: &Arc<Self>,
-        Object {
-            key,
-            parent,
-            blocks,
-            context,
-            ..
-        }: Object,
-        slot_bytes: usize,
-    ) -> Result<Transfer, EngineError> {
-        if blocks.is_empty() {
-            return Err(EngineError::NoBlocks);
-        }
-        self.check(&blocks, &key.span)?;
-        let bytes = self
-            .descriptor
-            .block_bytes(&key.span)
-            .saturating_mul(blocks.len() as u64);
-        if bytes == 0 {
-            return Err(EngineError::NoLayers { span: key.span });
-        }
-        if bytes > slot_bytes as u64 {
-            return Err(EngineError::ObjectTooLarge { bytes, slot_bytes });
-        }
-        Ok(Transfer {
-            registration: Arc::clone(self),
-            key,
-            parent: parent.map(|Parent { chunk, .. }| Key { chunk, ..key }),
-            position: parent.map_or(0, |parent| parent.tokens),
-            blocks,
-            context,
-            bytes: bytes as usize,
-        })
-    }
-
-    fn check(&self, blocks: &[u64], span: &Span) -> Result<(), SegmentError> {
-        let (share, count) = (self.descriptor.share(), self.descriptor.blocks());
+    /// Payload bytes of so many pages of a span, checked against the memory and the room for them.
+    pub(crate) fn payload_bytes(
+        &self,
+        span: &Span,
+        pages: u64,
+        room: usize,
+    ) -> Result<usize, EngineError> {
+        let share = self.descriptor.share();
         if !share.contains(span) {
-            return Err(SegmentError::SpanOutsideShare { span: *span, share });
+            return Err(SegmentError::SpanOutsideShare { span: *span, share }.into());
         }
-        match blocks.iter().find(|&&block| block >= count) {
-            Some(&block) => Err(SegmentError::BlockOutOfRange {
-                block,
-                blocks: count,
-            }),
-            None => Ok(()),
+        let bytes = self.descriptor.block_bytes(span).saturating_mul(pages);
+        if bytes == 0 {
+            return Err(EngineError::NoLayers { span: *span });
+        }
+        if bytes > room as u64 {
+            return Err(EngineError::ObjectTooLarge {
+                bytes,
+                slot_bytes: room,
+            });
+        }
+        Ok(bytes as usize)
+    }
+
+    /// Whether the memory has this page.
+    pub(crate) fn check_page(&self, page: u64) -> Result<(), SegmentError> {
+        let blocks = self.descriptor.blocks();
+        if page < blocks {
+            Ok(())
+        } else {
+            Err(SegmentError::BlockOutOfRange {
+                block: page,
+                blocks,
+            })
         }
     }
 
-    /// Copies the blocks of a transfer, which `transfer` has made, into `payload`, which is as
-    /// long as its bytes; returns the payload's checksum (of nothing, without `sum`). `segments` is
+    /// Copies a span of pages, which have been checked, into `payload`, which is as long as they
+    /// are; returns the payload's checksum (of nothing, without `sum`). `segments` is
     /// scratch space.
     #[allow(unsafe_code)]
     pub(crate) fn gather(
         &self,
-        transfer: &Transfer,
+        pages: impl IntoIterator<Item = u64>,
+        span: &Span,
         payload: &mut [u8],
         sum: bool,
         segments: &mut Vec<Segment>,
     ) -> Result<Checksum, NotCopied> {
-        self.segments(transfer, payload.len(), segments);
+        self.segments(pages, span, payload.len(), segments);
         let open = self.open.read();
         if !*open {
             return Err(NotCopied::Closed);
@@ -184,15 +169,16 @@ impl Registration {
         Ok(checksum)
     }
 
-    /// Copies a verified `payload` into the blocks of a transfer. `segments` is scratch space.
+    /// Copies a verified `payload` into a span of pages, which have been checked. `segments` is scratch space.
     #[allow(unsafe_code)]
     pub(crate) fn scatter(
         &self,
-        transfer: &Transfer,
+        pages: impl IntoIterator<Item = u64>,
+        span: &Span,
         payload: &[u8],
         segments: &mut Vec<Segment>,
     ) -> Result<(), NotCopied> {
-        self.segments(transfer, payload.len(), segments);
+        self.segments(pages, span, payload.len(), segments);
         let open = self.open.read();
         if !*open {
             return Err(NotCopied::Closed);
@@ -202,15 +188,21 @@ impl Registration {
         Ok(())
     }
 
-    /// The segments of a transfer.
+    /// The segments of a span of pages.
     ///
     /// Panics unless each lies inside its region and they have `bytes` in all. A descriptor only
     /// gives such segments; this keeps a fault in one from becoming a stray write.
-    fn segments(&self, transfer: &Transfer, bytes: usize, out: &mut Vec<Segment>) {
+    fn segments(
+        &self,
+        pages: impl IntoIterator<Item = u64>,
+        span: &Span,
+        bytes: usize,
+        out: &mut Vec<Segment>,
+    ) {
         out.clear();
-        for &block in &transfer.blocks {
+        for page in pages {
             self.descriptor
-                .segments(block, &transfer.key.span, out)
+                .segments(page, span, out)
                 .expect("checked when the job was submitted");
         }
         let mut sum = 0;

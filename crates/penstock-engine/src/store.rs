@@ -7,18 +7,21 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use penstock_store::ErrorKind;
+use penstock_store::{ErrorKind, Key};
 
-use crate::completion::Completions;
+use crate::Counters;
+use crate::completion::{Completions, Event};
 use crate::fence::{Fence, Passage};
-use crate::job::Transfer;
+use crate::job::{Plan, Transfer};
+use crate::outcome::{Outcome, Outcomes, Part};
 use crate::region::Registration;
 use crate::sync::{Condvar, Mutex};
-use crate::{Counters, Event, Outcome};
 
 pub(crate) struct StoreJob {
     id: u64,
     objects: Vec<Transfer>,
+    /// The blocks that they make up.
+    parts: Vec<Part>,
     since: Instant,
     /// No block is read before it is passed.
     fence: Fence,
@@ -39,12 +42,13 @@ struct State {
 impl StoreJob {
     pub(crate) fn new(
         id: u64,
-        objects: Vec<Transfer>,
+        plan: Plan,
         fence: Fence,
         completions: Arc<Completions>,
         counters: Arc<Counters>,
         in_flight: Arc<Gauge>,
     ) -> Arc<Self> {
+        let Plan { objects, parts } = plan;
         let count = objects.len();
         let state = State {
             outcomes: vec![None; count],
@@ -54,6 +58,7 @@ impl StoreJob {
         Arc::new(Self {
             id,
             objects,
+            parts,
             since: Instant::now(),
             fence,
             state: Mutex::new(state),
@@ -75,9 +80,7 @@ impl StoreJob {
     /// A ticket for each object; to be called once. Reports the job if there is none.
     pub(crate) fn tickets(self: &Arc<Self>) -> Vec<StoreTicket> {
         if self.objects.is_empty() {
-            let stored = Event::Stored {
-                objects: Vec::new(),
-            };
+            let stored = Event::Stored(Outcomes::of_store(&self.parts, &[]));
             self.completions
                 .push(self.id, Event::Released, self.began());
             self.completions.push(self.id, stored, self.began());
@@ -90,6 +93,23 @@ impl StoreJob {
                 read: false,
                 finished: false,
             })
+            .collect()
+    }
+
+    /// Ends the job, which nobody has begun, with nothing stored.
+    pub(crate) fn drop_all(self: &Arc<Self>) {
+        for ticket in self.tickets() {
+            ticket.resolve(Outcome::Dropped);
+        }
+    }
+
+    /// What a job that is over did not store.
+    pub(crate) fn failed(&self) -> Vec<Key> {
+        let state = self.state.lock();
+        let failed = self.objects.iter().zip(&state.outcomes);
+        failed
+            .filter(|(_, outcome)| !outcome.is_some_and(|outcome| outcome.is_success()))
+            .map(|(object, _)| object.key)
             .collect()
     }
 
@@ -177,9 +197,9 @@ impl StoreTicket {
             state.outcomes[self.index] = Some(outcome);
             state.unfinished -= 1;
             if state.unfinished == 0 {
-                let objects = state.outcomes.iter().copied().flatten().collect();
-                job.completions
-                    .push(job.id, Event::Stored { objects }, job.began());
+                let objects: Vec<Outcome> = state.outcomes.iter().copied().flatten().collect();
+                let stored = Event::Stored(Outcomes::of_store(&job.parts, &objects));
+                job.completions.push(job.id, stored, job.began());
             }
         }
         job.in_flight.sub(1);

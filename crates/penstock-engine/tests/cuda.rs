@@ -2,7 +2,7 @@
 
 mod support;
 
-use penstock_engine::{CudaError, Device, DirectCopy, EngineError};
+use penstock_engine::{CudaError, Device, DirectCopy, EngineError, KvGroup};
 use penstock_layout::KvLayout;
 
 use support::{Kv, Probe, config, unregistered};
@@ -23,7 +23,10 @@ fn registered(device: i32) -> Result<u64, CudaError> {
     let kv = Kv::new(KvLayout::LBHNC);
     let engine = unregistered(&Probe::new(), config(4));
     let device = Device::Cuda(device);
-    match engine.register(0, device, kv.descriptor.clone(), vec![kv.region()]) {
+    match engine.register(
+        0,
+        KvGroup::new(device, kv.descriptor.clone(), vec![kv.region()]),
+    ) {
         Ok(()) => Ok(engine.stats().gather_copy_engine_from),
         Err(EngineError::Device(error)) => {
             assert_eq!(engine.stats().gather_copy_engine_from, 0);

@@ -4,7 +4,7 @@ mod support;
 
 use std::sync::Arc;
 
-use penstock_engine::{Engine, EngineConfig, Fence, Object, Outcome};
+use penstock_engine::{Block, Engine, EngineConfig, Fence, Outcome};
 use penstock_layout::KvLayout;
 use penstock_store::Keyring;
 use penstock_store::value::{Checksum, ENCRYPTED_HEADER_BYTES, Rejection, seal};
@@ -25,17 +25,12 @@ fn with(keys: Option<Arc<Keyring>>, slots: usize) -> EngineConfig {
     config
 }
 
-fn of_tenant(mut object: Object, tenant: &str) -> Object {
-    object.context = Arc::from(tenant.as_bytes());
-    object
-}
-
-fn store(rig: &Rig, objects: Vec<Object>) -> Vec<Outcome> {
+fn store(rig: &Rig, objects: Vec<Block>) -> Vec<Outcome> {
     rig.submit_store(1, objects, Fence::NONE).unwrap();
     outcomes(rig, 1)
 }
 
-fn load(rig: &Rig, objects: Vec<Object>) -> Vec<Outcome> {
+fn load(rig: &Rig, objects: Vec<Block>) -> Vec<Outcome> {
     rig.submit_load(2, objects, soon(), false, Fence::NONE)
         .unwrap();
     outcomes(rig, 2)
@@ -61,7 +56,7 @@ fn what_one_engine_stores_encrypted_another_loads() {
         config
     };
     let writer = engine(&probe, exact(ring(&[A])), &source);
-    let objects = || (0..BLOCKS).map(|n| object(n, &[n])).collect::<Vec<_>>();
+    let objects = || (0..BLOCKS).map(|n| block_of(n, n)).collect::<Vec<_>>();
     for n in 0..BLOCKS {
         source.fill(n, n);
     }
@@ -90,7 +85,7 @@ fn values_of_others_are_misses_that_stay() {
     let (probe, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     kv.fill(1, 1);
     let writer = engine(&probe, with(ring(&[A]), 4), &kv);
-    assert_eq!(store(&writer, vec![object(1, &[1])]), [STORED]);
+    assert_eq!(store(&writer, vec![block_of(1, 1)]), [STORED]);
     let (value, before) = (probe.value(&key(1)), kv.all());
     for (keys, reason) in [
         (None, Rejection::Encrypted),
@@ -98,11 +93,11 @@ fn values_of_others_are_misses_that_stay() {
     ] {
         let reader = engine(&probe, with(keys, 4), &kv);
         let rejected = [Outcome::Rejected(reason)];
-        assert_eq!(load(&reader, vec![object(1, &[2])]), rejected);
+        assert_eq!(load(&reader, vec![block_of(1, 2)]), rejected);
         assert_eq!(reader.stats().rejected[reason.name()], 1);
         // It cannot replace the value either: of another length or not, it is there.
         assert_eq!(
-            store(&reader, vec![object(1, &[2])]),
+            store(&reader, vec![block_of(1, 2)]),
             [Outcome::AlreadyPresent]
         );
         assert!(kv.all() == before, "memory was written");
@@ -111,7 +106,7 @@ fn values_of_others_are_misses_that_stay() {
     assert_eq!(probe.value(&key(1)), value);
     let removals = |call: &Call| matches!(call, Call::Remove(_));
     assert!(!probe.calls().iter().any(removals));
-    assert_eq!(load(&writer, vec![object(1, &[3])]), [LOADED]);
+    assert_eq!(load(&writer, vec![block_of(1, 3)]), [LOADED]);
     assert_eq!(kv.read(3, share()), pattern(1));
 }
 
@@ -123,13 +118,13 @@ fn values_that_are_not_encrypted_are_never_loaded_and_make_room() {
     let engine = engine(&probe, with(ring(&[A]), 4), &kv);
     let before = kv.all();
     assert_eq!(
-        load(&engine, vec![object(5, &[1])]),
+        load(&engine, vec![block_of(5, 1)]),
         [Outcome::Rejected(Rejection::Unencrypted)]
     );
     assert!(kv.all() == before, "memory was written");
     eventually("the value is removed", || !probe.has(&key(5)));
-    assert_eq!(store(&engine, vec![object(5, &[0])]), [STORED]);
-    assert_eq!(load(&engine, vec![object(5, &[1])]), [LOADED]);
+    assert_eq!(store(&engine, vec![block_of(5, 0)]), [STORED]);
+    assert_eq!(load(&engine, vec![block_of(5, 1)]), [LOADED]);
     assert_eq!(kv.read(1, share()), pattern(5));
 }
 
@@ -138,7 +133,7 @@ fn tampered_values_are_rejected_removed_and_written_nowhere() {
     let (probe, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     kv.fill(0, 1);
     let engine = engine(&probe, with(ring(&[A]), 4), &kv);
-    let objects = vec![object(1, &[0]), object(2, &[0])];
+    let objects = vec![block_of(1, 0), block_of(2, 0)];
     assert_eq!(store(&engine, objects), [STORED; 2]);
     let (good, other) = (probe.value(&key(1)), probe.value(&key(2)));
     let flipped = |at: usize| {
@@ -165,10 +160,10 @@ fn tampered_values_are_rejected_removed_and_written_nowhere() {
     ] {
         // The slot has held the good value.
         probe.plant(&key(1), &good);
-        assert_eq!(load(&engine, vec![object(1, &[9])]), [LOADED]);
+        assert_eq!(load(&engine, vec![block_of(1, 9)]), [LOADED]);
         probe.plant(&key(1), &bad);
         let before = kv.all();
-        let outcomes = load(&engine, vec![object(1, &[1])]);
+        let outcomes = load(&engine, vec![block_of(1, 1)]);
         let [Outcome::Rejected(why)] = outcomes[..] else {
             panic!("{reason}: {outcomes:?}")
         };
@@ -183,16 +178,18 @@ fn a_tenants_objects_open_for_that_tenant_alone() {
     let (probe, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     kv.fill(0, 1);
     let engine = engine(&probe, with(ring(&[A]), 4), &kv);
-    let objects = vec![of_tenant(object(1, &[0]), "one"), object(2, &[0])];
-    assert_eq!(store(&engine, objects), [STORED; 2]);
+    let load = |tenant, n| {
+        engine.load_for(tenant, 2, vec![block_of(n, 1)]);
+        outcomes(&engine, 2)
+    };
+    engine.store_for("one", 1, vec![block_of(1, 0)]);
+    assert_eq!(outcomes(&engine, 1), [STORED]);
+    assert_eq!(store(&engine, vec![block_of(2, 0)]), [STORED]);
     let (one, none) = (probe.value(&key(1)), probe.value(&key(2)));
-    assert_eq!(
-        load(&engine, vec![of_tenant(object(1, &[1]), "one")]),
-        [LOADED]
-    );
+    assert_eq!(load("one", 1), [LOADED]);
     for (n, tenant, value) in [(1, "", &one), (1, "two", &one), (2, "one", &none)] {
         assert_eq!(
-            load(&engine, vec![of_tenant(object(n, &[1]), tenant)]),
+            load(tenant, n),
             [Outcome::Rejected(Rejection::Authentication)],
             "{n} {tenant:?}"
         );
@@ -206,9 +203,9 @@ fn what_is_there_already_is_not_encrypted_for_nothing() {
     let (probe, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     kv.fill(0, 1);
     let engine = engine(&probe, with(ring(&[A]), 8), &kv);
-    assert_eq!(store(&engine, vec![object(1, &[0])]), [STORED]);
+    assert_eq!(store(&engine, vec![block_of(1, 0)]), [STORED]);
     let value = probe.value(&key(1));
-    let mixed = vec![object(1, &[0]), object(3, &[0]), object(1, &[0])];
+    let mixed = vec![block_of(1, 0), block_of(3, 0), block_of(1, 0)];
     assert_eq!(
         store(&engine, mixed),
         [Outcome::AlreadyPresent, STORED, Outcome::AlreadyPresent]

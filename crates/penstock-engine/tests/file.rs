@@ -5,7 +5,7 @@ mod support;
 
 use std::path::{Path, PathBuf};
 
-use penstock_engine::{Engine, Fence, Object, Outcome, Parent};
+use penstock_engine::{Block, Engine, Fence, Outcome, Parent};
 use penstock_layout::KvLayout;
 use penstock_store::OpenOptions;
 use support::*;
@@ -15,18 +15,12 @@ fn engine_on(directory: &Path, kv: &Kv) -> Rig {
     let store = penstock_store::open(&url, &OpenOptions::default()).unwrap();
     let engine = Engine::new(store, config(8)).unwrap();
     let rig = Rig::from(engine);
-    rig.register(
-        0,
-        penstock_engine::Device::Host,
-        kv.descriptor.clone(),
-        vec![kv.region()],
-    )
-    .unwrap();
+    rig.register_kv(kv);
     rig
 }
 
-fn objects() -> Vec<Object> {
-    (0..BLOCKS).map(|n| object(n, &[n])).collect()
+fn objects() -> Vec<Block> {
+    (0..BLOCKS).map(|n| block_of(n, n)).collect()
 }
 
 #[test]
@@ -66,7 +60,7 @@ fn blocks_survive_the_engine_and_damage_on_disk_is_rejected() {
         reader
             .submit_load(
                 1,
-                vec![object(block, &[BLOCKS - 1 - block])],
+                vec![block_of(block, BLOCKS - 1 - block)],
                 soon(),
                 true,
                 Fence::NONE,
@@ -91,12 +85,12 @@ fn blocks_survive_the_engine_and_damage_on_disk_is_rejected() {
 fn the_place_in_a_prompt_is_in_the_time_of_use() {
     let directory = tempfile::tempdir().unwrap();
     let rig = engine_on(directory.path(), &Kv::new(KvLayout::LBNHC));
-    let after = |tokens| Object {
+    let after = |tokens| Block {
         parent: Some(Parent {
             chunk: key(9).chunk,
             tokens,
         }),
-        ..object(0, &[0])
+        ..block_of(0, 0)
     };
     rig.submit_store(1, vec![after(1_000_000)], Fence::NONE)
         .unwrap();
@@ -111,7 +105,7 @@ fn the_place_in_a_prompt_is_in_the_time_of_use() {
     };
     load(2, after(1_000_000));
     assert_eq!(age().unwrap().as_secs() / 100, 4);
-    load(3, object(0, &[0]));
+    load(3, block_of(0, 0));
     assert!(age().unwrap().as_secs() < 100);
 }
 

@@ -3,10 +3,9 @@
 mod support;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_engine::{Deadline, EngineConfig, Fence, Object, Outcome};
+use penstock_engine::{Block, Chunk, Deadline, EngineConfig, Fence, HostChange, Outcome};
 use penstock_evict::{Lru, Policy, Prefix};
 use penstock_layout::KvLayout;
 use penstock_store::ErrorKind;
@@ -23,28 +22,29 @@ fn keeping(slots: usize) -> EngineConfig {
 
 fn store_block(rig: &Rig, kv: &Kv, job: u64, block: u64, n: u64) -> Outcome {
     kv.fill(block, n);
-    rig.submit_store(job, vec![object(n, &[block])], Fence::NONE)
+    rig.submit_store(job, vec![block_of(n, block)], Fence::NONE)
         .unwrap();
     outcomes(rig, job)[0]
 }
 
 fn load_block(rig: &Rig, job: u64, block: u64, n: u64) -> Outcome {
-    rig.submit_load(job, vec![object(n, &[block])], soon(), true, Fence::NONE)
+    rig.submit_load(job, vec![block_of(n, block)], soon(), true, Fence::NONE)
         .unwrap();
     outcomes(rig, job)[0]
 }
 
 fn prefetch(rig: &Rig, job: u64, names: &[u64]) -> Vec<Outcome> {
-    let objects = names.iter().map(|&n| object(n, &[0])).collect();
+    let objects = names.iter().map(|&n| block_of(n, 0)).collect();
     rig.submit_prefetch(job, objects, soon()).unwrap();
     outcomes(rig, job)
 }
 
 /// What the changes reported so far add up to.
-fn index(rig: &Rig, known: &mut HashMap<penstock_store::Key, bool>) -> Vec<u64> {
-    known.extend(rig.take_host_changes());
+fn index(rig: &Rig, known: &mut HashMap<Chunk, bool>) -> Vec<u64> {
+    let changes = rig.take_host_changes().into_iter();
+    known.extend(changes.map(|change| (change.chunk, change.came)));
     let mut held: Vec<u64> = (0..100)
-        .filter(|&n| known.get(&key(n)) == Some(&true))
+        .filter(|&n| known.get(&key(n).chunk) == Some(&true))
         .collect();
     held.sort_unstable();
     held
@@ -108,7 +108,7 @@ fn room_comes_from_what_was_used_longest_ago() {
     store_block(&rig, &kv, 11, 4, 4);
     assert_eq!(index(&rig, &mut known), [0, 2, 3, 4]);
     // Of a prompt the end goes first.
-    let prompt = [2, 3, 4, 0].map(|n| object(n, &[10 + n]));
+    let prompt = [2, 3, 4, 0].map(|n| block_of(n, 10 + n));
     rig.submit_load(12, prompt.to_vec(), soon(), true, Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&rig, 12), [Outcome::Kept(BYTES); 4]);
@@ -207,14 +207,22 @@ fn what_came_and_went_unseen_is_no_change() {
     let rig = engine(&store, keeping(2), &kv);
     assert_eq!(rig.take_host_changes(), []);
     store_block(&rig, &kv, 1, 0, 1);
-    assert_eq!(rig.take_host_changes(), [(key(1), true)]);
+    let change = |n, came| HostChange {
+        group: 0,
+        chunk: key(n).chunk,
+        came,
+    };
+    assert_eq!(rig.take_host_changes(), [change(1, true)]);
     // With two slots 2 has to go for 4, and 1 for 3.
     for n in 2..=4 {
         store_block(&rig, &kv, n, 0, n);
     }
     let mut changes = rig.take_host_changes();
-    changes.sort_unstable_by_key(|(key, _)| key.to_bytes());
-    assert_eq!(changes, [(key(1), false), (key(3), true), (key(4), true)]);
+    changes.sort_unstable_by_key(|change| change.chunk);
+    assert_eq!(
+        changes,
+        [change(1, false), change(3, true), change(4, true)]
+    );
 }
 
 #[test]
@@ -230,7 +238,7 @@ fn a_load_takes_what_is_kept_and_fetches_the_rest() {
     for n in [1, 4] {
         load_block(&rig, n, 20, n);
     }
-    let objects: Vec<Object> = (0..6).map(|n| object(n, &[10 + n])).collect();
+    let objects: Vec<Block> = (0..6).map(|n| block_of(n, 10 + n)).collect();
     rig.submit_load(10, objects, soon(), true, Fence::NONE)
         .unwrap();
     let expected: Vec<_> = (0..6)
@@ -259,7 +267,7 @@ fn a_load_that_keeps_pace_is_not_given_up() {
         load_block(&rig, n, 20, n);
     }
     let submit = |job, names: &[u64]| {
-        let objects = names.iter().map(|&n| object(n, &[10 + n])).collect();
+        let objects = names.iter().map(|&n| block_of(n, 10 + n)).collect();
         let soon = Instant::now() + Duration::from_millis(30);
         let deadline = Deadline::paced(soon, Duration::from_secs(60));
         rig.submit_load(job, objects, deadline, true, Fence::NONE)
@@ -326,7 +334,7 @@ fn a_prefetch_without_room_is_dropped_and_loads_are_served() {
     let rig = engine(&store, keeping(4), &kv);
     // However many lanes there are: what one of them is fetching has its room already.
     store.hold_gets(true);
-    let objects = (0..4).map(|n| object(n, &[0])).collect();
+    let objects = (0..4).map(|n| block_of(n, 0)).collect();
     rig.submit_prefetch(1, objects, soon()).unwrap();
     eventually("half are dropped", || rig.stats().dropped_objects == 2);
     store.hold_gets(false);
@@ -371,7 +379,7 @@ fn a_prefetch_that_is_released_early_ends_and_pins_nothing() {
     }
     let rig = engine(&store, keeping(4), &kv);
     store.hold_gets(true);
-    rig.submit_prefetch(1, vec![object(0, &[0])], soon())
+    rig.submit_prefetch(1, vec![block_of(0, 0)], soon())
         .unwrap();
     rig.release(1);
     assert_eq!(outcomes(&rig, 1), [Outcome::Cancelled]);
@@ -388,7 +396,7 @@ fn a_prefetch_that_is_late_is_over() {
     let rig = engine(&store, keeping(4), &kv);
     store.hold_gets(true);
     let deadline = Instant::now() + Duration::from_millis(20);
-    rig.submit_prefetch(1, vec![object(0, &[0])], deadline)
+    rig.submit_prefetch(1, vec![block_of(0, 0)], deadline)
         .unwrap();
     assert_eq!(outcomes(&rig, 1), [Outcome::TimedOut]);
     store.hold_gets(false);
@@ -412,22 +420,15 @@ fn what_does_not_verify_is_not_kept() {
 }
 
 #[test]
-fn another_context_is_another_value() {
+fn of_another_tenant_is_another_value() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     let rig = engine(&store, keeping(4), &kv);
-    let of = |context: &[u8]| Object {
-        context: Arc::from(context),
-        ..object(0, &[0])
-    };
     kv.fill(0, 0);
-    rig.submit_store(1, vec![of(b"tenant")], Fence::NONE)
-        .unwrap();
+    rig.store_for("tenant", 1, vec![block_of(0, 0)]);
     outcomes(&rig, 1);
-    rig.submit_load(2, vec![of(b"other")], soon(), true, Fence::NONE)
-        .unwrap();
-    // Without keys the context means nothing to the store.
+    rig.load_for("other", 2, vec![block_of(0, 0)]);
+    // Without keys the tenant means nothing to the store.
     assert_eq!(outcomes(&rig, 2), [Outcome::Loaded(BYTES)]);
-    rig.submit_load(3, vec![of(b"tenant")], soon(), true, Fence::NONE)
-        .unwrap();
+    rig.load_for("tenant", 3, vec![block_of(0, 0)]);
     assert_eq!(outcomes(&rig, 3), [Outcome::Kept(BYTES)]);
 }

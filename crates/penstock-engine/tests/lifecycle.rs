@@ -38,19 +38,19 @@ fn shutdown_answers_all_jobs_and_ends_all_threads() {
     store.hold_puts(true);
     store.hold_gets(true);
     engine
-        .submit_store(1, (0..10).map(|n| object(n, &[n])).collect(), Fence::NONE)
+        .submit_store(1, (0..10).map(|n| block_of(n, n)).collect(), Fence::NONE)
         .unwrap();
     engine
         .submit_load(
             2,
-            (10..20).map(|n| object(n, &[n])).collect(),
+            (10..20).map(|n| block_of(n, n)).collect(),
             soon(),
             true,
             Fence::NONE,
         )
         .unwrap();
     engine
-        .submit_load(3, vec![object(20, &[20])], soon(), true, Fence::NONE)
+        .submit_load(3, vec![block_of(20, 20)], soon(), true, Fence::NONE)
         .unwrap();
     store.until(|call| matches!(call, Call::Get(_)));
     store.hold_gets(false);
@@ -69,9 +69,9 @@ fn shutdown_answers_all_jobs_and_ends_all_threads() {
             );
         }
     }
-    let refused = engine.submit_load(4, vec![object(1, &[1])], soon(), true, Fence::NONE);
+    let refused = engine.submit_load(4, vec![block_of(1, 1)], soon(), true, Fence::NONE);
     assert!(matches!(refused, Err(EngineError::Closed)));
-    let refused = engine.submit_store(4, vec![object(1, &[1])], Fence::NONE);
+    let refused = engine.submit_store(4, vec![block_of(1, 1)], Fence::NONE);
     assert!(matches!(refused, Err(EngineError::Closed)));
     assert_eq!(engine.stats().slots_in_use, 0);
 }
@@ -83,7 +83,7 @@ fn shutdown_is_bounded_by_the_caller_and_then_by_the_operation() {
     let engine = engine(&store, config, &kv);
     store.hold_gets(true);
     engine
-        .submit_load(2, vec![object(1, &[1])], soon(), true, Fence::NONE)
+        .submit_load(2, vec![block_of(1, 1)], soon(), true, Fence::NONE)
         .unwrap();
     store.until(|call| matches!(call, Call::Get(_)));
     let start = Instant::now();
@@ -102,10 +102,10 @@ fn dropping_an_engine_ends_its_threads() {
     for round in 0..20 {
         let engine = engine(&store, config(4), &kv);
         engine
-            .submit_store(1, vec![object(round, &[1])], Fence::NONE)
+            .submit_store(1, vec![block_of(round, 1)], Fence::NONE)
             .unwrap();
         engine
-            .submit_load(2, vec![object(round, &[2])], soon(), false, Fence::NONE)
+            .submit_load(2, vec![block_of(round, 2)], soon(), false, Fence::NONE)
             .unwrap();
         let lookup = Lookup::new(store.clone() as Arc<dyn Store>, LookupConfig::default()).unwrap();
         lookup
@@ -163,37 +163,30 @@ fn unregistered_memory_is_left_alone() {
     config.store_slots = 1;
     let engine = engine(&store, config, &kv);
     engine
-        .submit_store(1, vec![object(1, &[1])], Fence::NONE)
+        .submit_store(1, vec![block_of(1, 1)], Fence::NONE)
         .unwrap();
     outcomes(&engine, 1);
     let before = kv.all();
     store.hold_gets(true);
     store.hold_puts(true);
     engine
-        .submit_load(2, vec![object(1, &[2])], soon(), true, Fence::NONE)
+        .submit_load(2, vec![block_of(1, 2)], soon(), true, Fence::NONE)
         .unwrap();
     store.until(|call| matches!(call, Call::Get(_)));
     engine
-        .submit_store(3, vec![object(3, &[3]), object(4, &[4])], Fence::NONE)
+        .submit_store(3, vec![block_of(3, 3), block_of(4, 4)], Fence::NONE)
         .unwrap();
     store.until(|call| *call == Call::Put(vec![key(3)]));
     engine.unregister();
     engine.unregister();
     assert_eq!(outcomes(&engine, 2), [Outcome::Cancelled]);
     assert!(matches!(
-        engine.submit_load(9, vec![object(1, &[2])], soon(), true, Fence::NONE),
+        engine.submit_load(9, vec![block_of(1, 2)], soon(), true, Fence::NONE),
         Err(EngineError::NotRegistered { group: 0 })
     ));
     // What was gathered before is put; nothing else of the old memory is.
     let other = Kv::new(KvLayout::BLHNC);
-    engine
-        .register(
-            0,
-            penstock_engine::Device::Host,
-            other.descriptor.clone(),
-            vec![other.region()],
-        )
-        .unwrap();
+    engine.register_kv(&other);
     store.hold_gets(false);
     store.hold_puts(false);
     assert_eq!(
@@ -202,7 +195,7 @@ fn unregistered_memory_is_left_alone() {
     );
     assert!(kv.all() == before);
     engine
-        .submit_load(9, vec![object(1, &[2])], soon(), true, Fence::NONE)
+        .submit_load(9, vec![block_of(1, 2)], soon(), true, Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 9), [Outcome::Loaded(BLOCK_BYTES as u64)]);
 }

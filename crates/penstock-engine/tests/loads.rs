@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_engine::{Fence, Outcome};
+use penstock_engine::{Fence, KvGroup, Outcome};
 use penstock_layout::{KvLayout, Span};
 use penstock_store::layers::Tiered;
 use penstock_store::value::{Checksum, Rejection, seal};
@@ -36,11 +36,19 @@ fn every_layout_reads_what_every_layout_wrote() {
         for block in 0..BLOCKS {
             source.fill(block, block);
         }
-        let writer = engine(&store, config(32), &source);
-        // Chunks of two blocks that are not neighbours.
-        let chunks: Vec<_> = (0..BLOCKS / 2)
-            .map(|c| object(c, &[c, BLOCKS - 1 - c]))
-            .collect();
+        // Blocks of two pages.
+        let engine = |slots, kv: &Kv| {
+            let engine = unregistered(&store, config(slots));
+            let in_pairs = KvGroup {
+                pages_per_block: 2,
+                ..kv.group()
+            };
+            engine.register(0, in_pairs).unwrap();
+            engine.name(0, NAMESPACE).unwrap();
+            engine
+        };
+        let writer = engine(32, &source);
+        let chunks: Vec<_> = (0..BLOCKS / 2).map(|c| block_of(c, c)).collect();
         writer.submit_store(1, chunks.clone(), Fence::NONE).unwrap();
         assert!(
             outcomes(&writer, 1)
@@ -49,7 +57,7 @@ fn every_layout_reads_what_every_layout_wrote() {
         );
         for to in KvLayout::ALL {
             let target = Kv::new(to);
-            let reader = engine(&store, config(5), &target);
+            let reader = engine(5, &target);
             reader
                 .submit_load(7, chunks.clone(), soon(), true, Fence::NONE)
                 .unwrap();
@@ -74,35 +82,35 @@ fn parts_written_by_several_ranks_are_read_by_one() {
     let store = Probe::new();
     let source = Kv::new(KvLayout::LBNHC);
     source.fill(3, 3);
-    let writer = engine(&store, config(8), &source);
     let parts: Vec<Span> = [(0..2, 0..1), (0..2, 1..2), (2..3, 0..1), (2..3, 1..2)]
         .map(|(layers, heads)| Span::new(layers, heads).unwrap())
         .to_vec();
-    let objects = |block: u64| -> Vec<penstock_engine::Object> {
-        let part = |&span| penstock_engine::Object {
-            group: 0,
-            key: key_of(3, span),
-            parent: None,
-            blocks: vec![block],
-            context: Default::default(),
+    let of = |kv: &Kv, spans: &[Span]| {
+        let engine = unregistered(&store, config(8));
+        let group = KvGroup {
+            spans: spans.to_vec(),
+            ..kv.group()
         };
-        parts.iter().map(part).collect()
+        engine.register(0, group).unwrap();
+        engine.name(0, NAMESPACE).unwrap();
+        engine
     };
-    writer.submit_store(1, objects(3), Fence::NONE).unwrap();
-    outcomes(&writer, 1);
+    for part in &parts {
+        let writer = of(&source, &[*part]);
+        writer
+            .submit_store(1, vec![block_of(3, 3)], Fence::NONE)
+            .unwrap();
+        outcomes(&writer, 1);
+    }
     let target = Kv::new(KvLayout::BHLNC);
     target.fill(5, 50);
-    let reader = engine(&store, config(8), &target);
-    let mut some = objects(5);
-    some.remove(1);
+    let reader = of(&target, &[parts[0], parts[2], parts[3]]);
     reader
-        .submit_load(1, some, soon(), false, Fence::NONE)
+        .submit_load(1, vec![block_of(3, 5)], soon(), false, Fence::NONE)
         .unwrap();
-    assert!(
-        outcomes(&reader, 1)
-            .iter()
-            .all(|o| matches!(o, Outcome::Loaded(_)))
-    );
+    let bytes = BLOCK_BYTES as u64 * 2 / 3;
+    assert_eq!(outcomes(&reader, 1), [Outcome::Loaded(bytes)]);
+    assert_eq!(reader.stats().loaded_objects, 3);
     for (i, span) in parts.iter().enumerate() {
         let expected = if i == 1 {
             Kv::new(KvLayout::LBHNC)
@@ -154,13 +162,13 @@ fn what_does_not_verify_is_rejected_removed_and_written_nowhere() {
         // The slot has held the good value: what a short one leaves of it must not count.
         store.plant(&key, &good);
         engine
-            .submit_load(0, vec![object(1, &[9])], soon(), false, Fence::NONE)
+            .submit_load(0, vec![block_of(1, 9)], soon(), false, Fence::NONE)
             .unwrap();
         assert_eq!(outcomes(&engine, 0), [LOADED]);
         kv.write(9, share(), &vec![0; BLOCK_BYTES]);
         store.plant(&key, &bad);
         engine
-            .submit_load(1, vec![object(1, &[1])], soon(), false, Fence::NONE)
+            .submit_load(1, vec![block_of(1, 1)], soon(), false, Fence::NONE)
             .unwrap();
         let outcomes = outcomes(&engine, 1);
         let [Outcome::Rejected(why)] = outcomes[..] else {
@@ -193,7 +201,7 @@ fn a_damaged_copy_in_a_near_tier_does_not_cost_the_far_one() {
     near.plant(&key(2), &value(&key(2), &pattern(2))[..100]);
     near.plant(&key(4), &damaged(4, 100));
     far.plant(&key(4), &damaged(4, 64));
-    let objects = (1..=4).map(|n| object(n, &[n])).collect();
+    let objects = (1..=4).map(|n| block_of(n, n)).collect();
     engine
         .submit_load(1, objects, soon(), false, Fence::NONE)
         .unwrap();
@@ -217,7 +225,7 @@ fn a_length_rejection_tells_both_lengths() {
     store.plant(&key(1), &[0; 4 * BLOCK_BYTES]);
     let engine = engine(&store, config(2), &kv);
     engine
-        .submit_load(1, vec![object(1, &[1])], soon(), false, Fence::NONE)
+        .submit_load(1, vec![block_of(1, 1)], soon(), false, Fence::NONE)
         .unwrap();
     let expected = BLOCK_BYTES as u64;
     let found = 4 * expected - 64;
@@ -232,7 +240,7 @@ fn a_miss_ends_a_prefix_job_but_not_another() {
     config.get_lanes = 1;
     config.batch = 1;
     let engine = engine(&store, config, &kv);
-    let wanted = || [0, 1, 99, 3, 4].map(|n| object(n, &[n % 10])).to_vec();
+    let wanted = || [0, 1, 99, 3, 4].map(|n| block_of(n, n % 10)).to_vec();
     engine
         .submit_load(1, wanted(), soon(), true, Fence::NONE)
         .unwrap();
@@ -259,7 +267,7 @@ fn a_deadline_ends_a_job_while_the_store_still_holds_it_up() {
     engine
         .submit_load(
             1,
-            (0..4).map(|n| object(n, &[n])).collect(),
+            (0..4).map(|n| block_of(n, n)).collect(),
             deadline,
             false,
             Fence::NONE,
@@ -278,7 +286,7 @@ fn a_deadline_that_is_past_loads_nothing() {
     let (store, kv) = (stocked(0..1), Kv::new(KvLayout::LBHNC));
     let engine = engine(&store, config(2), &kv);
     engine
-        .submit_load(1, vec![object(0, &[0])], Instant::now(), false, Fence::NONE)
+        .submit_load(1, vec![block_of(0, 0)], Instant::now(), false, Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::TimedOut]);
 }
@@ -291,12 +299,12 @@ fn a_job_that_waits_behind_a_stuck_one_still_ends_by_its_deadline() {
     let engine = engine(&store, config, &kv);
     store.hold_gets(true);
     engine
-        .submit_load(1, vec![object(0, &[0])], soon(), true, Fence::NONE)
+        .submit_load(1, vec![block_of(0, 0)], soon(), true, Fence::NONE)
         .unwrap();
     store.until(|call| matches!(call, Call::Get(_)));
     let deadline = Instant::now() + Duration::from_millis(30);
     engine
-        .submit_load(2, vec![object(1, &[1])], deadline, true, Fence::NONE)
+        .submit_load(2, vec![block_of(1, 1)], deadline, true, Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 2), [Outcome::TimedOut]);
     store.hold_gets(false);
@@ -312,7 +320,7 @@ fn a_cancelled_load_is_over_at_once_and_writes_nothing_later() {
     engine
         .submit_load(
             1,
-            (0..4).map(|n| object(n, &[n])).collect(),
+            (0..4).map(|n| block_of(n, n)).collect(),
             soon(),
             true,
             Fence::NONE,
@@ -322,11 +330,11 @@ fn a_cancelled_load_is_over_at_once_and_writes_nothing_later() {
     engine.cancel(1);
     let mut seen = Vec::new();
     engine.poll(&mut seen);
-    assert_eq!(seen[0].event.outcomes(), [Outcome::Cancelled; 4]);
+    assert_eq!(seen[0].event.blocks(), [Outcome::Cancelled; 4]);
     // The id is free again, though lanes still work for the old job.
     store.hold_gets(false);
     engine
-        .submit_load(1, vec![object(2, &[7])], soon(), true, Fence::NONE)
+        .submit_load(1, vec![block_of(2, 7)], soon(), true, Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [LOADED]);
     eventually("slots return", || engine.stats().slots_in_use == 0);
@@ -351,13 +359,13 @@ fn stuck_puts_do_not_hold_up_loads() {
             .count()
     };
     engine
-        .submit_store(1, (10..20).map(|n| object(n, &[n])).collect(), Fence::NONE)
+        .submit_store(1, (10..20).map(|n| block_of(n, n)).collect(), Fence::NONE)
         .unwrap();
     eventually("two lanes put", || puts() == 2);
     engine
         .submit_load(
             2,
-            (0..4).map(|n| object(n, &[n])).collect(),
+            (0..4).map(|n| block_of(n, n)).collect(),
             soon(),
             true,
             Fence::NONE,
@@ -380,7 +388,7 @@ fn a_load_spreads_over_the_lanes_front_first() {
     engine
         .submit_load(
             1,
-            (0..12).map(|n| object(n, &[n])).collect(),
+            (0..12).map(|n| block_of(n, n)).collect(),
             soon(),
             true,
             Fence::NONE,
@@ -418,7 +426,7 @@ fn batches_are_bounded_in_bytes() {
     engine
         .submit_load(
             1,
-            (0..6).map(|n| object(n, &[n])).collect(),
+            (0..6).map(|n| block_of(n, n)).collect(),
             soon(),
             true,
             Fence::NONE,
@@ -446,24 +454,24 @@ fn a_failing_store_fails_loads_by_kind() {
     ] {
         store.fail(Some(kind));
         engine
-            .submit_load(1, vec![object(0, &[0])], soon(), true, Fence::NONE)
+            .submit_load(1, vec![block_of(0, 0)], soon(), true, Fence::NONE)
             .unwrap();
         assert_eq!(outcomes(&engine, 1), [expected]);
     }
     store.fail(None);
     store.panic_on(key(1));
     engine
-        .submit_load(1, vec![object(1, &[0])], soon(), true, Fence::NONE)
+        .submit_load(1, vec![block_of(1, 0)], soon(), true, Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Protocol)]);
     store.deaf(true);
     engine
-        .submit_load(1, vec![object(0, &[0])], soon(), true, Fence::NONE)
+        .submit_load(1, vec![block_of(0, 0)], soon(), true, Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Protocol)]);
     store.deaf(false);
     engine
-        .submit_load(1, vec![object(0, &[0])], soon(), true, Fence::NONE)
+        .submit_load(1, vec![block_of(0, 0)], soon(), true, Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [LOADED]);
     eventually("slots return", || engine.stats().slots_in_use == 0);

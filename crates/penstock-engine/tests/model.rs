@@ -6,9 +6,9 @@ mod support;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use penstock_engine::{Event, Fence, Object, Outcome};
+use penstock_engine::{Chunk, Event, Fence, HostChange, Outcome, Outcomes};
 use penstock_layout::KvLayout;
-use penstock_store::{ErrorKind, Key};
+use penstock_store::ErrorKind;
 use proptest::prelude::*;
 use support::*;
 
@@ -126,7 +126,9 @@ impl Oracle {
                 }
                 other => panic!("released: {other:?}"),
             },
-            Event::Stored { objects } => {
+            Event::Stored(Outcomes {
+                blocks: objects, ..
+            }) => {
                 let Some(Pending::Store { blocks, released }) = self.pending.remove(&job) else {
                     panic!("not a store: {job}")
                 };
@@ -146,7 +148,9 @@ impl Oracle {
                     }
                 }
             }
-            Event::Loaded { objects } => {
+            Event::Loaded(Outcomes {
+                blocks: objects, ..
+            }) => {
                 let Some(Pending::Load { from, prefix }) = self.pending.remove(&job) else {
                     panic!("not a load: {job}")
                 };
@@ -174,7 +178,9 @@ impl Oracle {
                     self.check(kv, target);
                 }
             }
-            Event::Prefetched { objects } => {
+            Event::Prefetched(Outcomes {
+                blocks: objects, ..
+            }) => {
                 let Some(Pending::Prefetch { objects: expected }) = self.pending.remove(&job)
                 else {
                     panic!("not a prefetch: {job}")
@@ -219,14 +225,7 @@ fn run(layout: KvLayout, keep: bool, steps: &[Step]) -> [u64; 3] {
     config.get_timeout = Duration::from_millis(20);
     config.max_pending_objects = 16;
     let engine = unregistered(&store, config);
-    engine
-        .register(
-            0,
-            penstock_engine::Device::Host,
-            kv.descriptor.clone(),
-            vec![kv.region()],
-        )
-        .unwrap();
+    engine.register_kv(&kv);
     let mut oracle = Oracle {
         holds: HashMap::new(),
         pending: HashMap::new(),
@@ -237,15 +236,15 @@ fn run(layout: KvLayout, keep: bool, steps: &[Step]) -> [u64; 3] {
         stored: 0,
     };
     let mut seen = Vec::new();
-    let mut kept: HashSet<Key> = HashSet::new();
+    let mut kept: HashSet<Chunk> = HashSet::new();
     let mut follow = || {
-        for (key, came) in engine.take_host_changes() {
+        for HostChange { chunk, came, .. } in engine.take_host_changes() {
             let is_news = if came {
-                kept.insert(key)
+                kept.insert(chunk)
             } else {
-                kept.remove(&key)
+                kept.remove(&chunk)
             };
-            assert!(is_news, "{key:?} came, or went, twice");
+            assert!(is_news, "{chunk:?} came, or went, twice");
         }
         kept.len() as u64
     };
@@ -265,13 +264,7 @@ fn run(layout: KvLayout, keep: bool, steps: &[Step]) -> [u64; 3] {
                     oracle.next_content += 1;
                     kv.fill(block, content);
                     oracle.holds.insert(block, content);
-                    objects.push(Object {
-                        group: 0,
-                        key: key(content),
-                        parent: None,
-                        blocks: vec![block],
-                        context: Default::default(),
-                    });
+                    objects.push(block_of(content, block));
                 }
                 oracle.next_job += 1;
                 engine
@@ -296,7 +289,7 @@ fn run(layout: KvLayout, keep: bool, steps: &[Step]) -> [u64; 3] {
                     .zip(&mut targets)
                     .collect();
                 drop(targets);
-                let objects = from.iter().map(|&(n, b)| object(n, &[b])).collect();
+                let objects = from.iter().map(|&(n, b)| block_of(n, b)).collect();
                 let deadline = Instant::now() + Duration::from_millis(*deadline_ms);
                 oracle.next_job += 1;
                 engine
@@ -312,7 +305,7 @@ fn run(layout: KvLayout, keep: bool, steps: &[Step]) -> [u64; 3] {
             }
             Step::Prefetch { picks, deadline_ms } => {
                 let submitted = oracle.next_content;
-                let objects: Vec<_> = picks.iter().map(|n| object(n % submitted, &[0])).collect();
+                let objects: Vec<_> = picks.iter().map(|n| block_of(n % submitted, 0)).collect();
                 let deadline = Instant::now() + Duration::from_millis(*deadline_ms);
                 oracle.next_job += 1;
                 let pending = Pending::Prefetch {

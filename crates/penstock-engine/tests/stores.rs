@@ -4,26 +4,38 @@ mod support;
 
 use std::time::Duration;
 
-use penstock_engine::{EngineConfig, EngineError, Event, Fence, Outcome};
+use penstock_engine::{
+    Block, EngineConfig, EngineError, Event, Fence, KvGroup, Outcome, Outcomes, Replica, Tally,
+};
 use penstock_layout::{KvLayout, Span};
-use penstock_store::ErrorKind;
 use penstock_store::value::verify_value;
+use penstock_store::{ErrorKind, Namespace};
 use support::*;
 
 #[test]
 fn a_stored_value_is_the_blocks_in_order_behind_a_header() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBNHC));
     kv.fill(4, 1);
-    kv.fill(2, 2);
-    let engine = engine(&store, config(4), &kv);
+    kv.fill(5, 2);
+    let engine = unregistered(&store, config(4));
+    let in_pairs = KvGroup {
+        pages_per_block: 2,
+        ..kv.group()
+    };
+    engine.register(0, in_pairs).unwrap();
+    engine.name(0, NAMESPACE).unwrap();
     engine
-        .submit_store(1, vec![object(9, &[4, 2])], Fence::NONE)
+        .submit_store(1, vec![block_of(9, 2)], Fence::NONE)
         .unwrap();
-    let objects = vec![Outcome::Stored(2 * BLOCK_BYTES as u64)];
-    assert_eq!(
-        events(&engine, 1),
-        [Event::Released, Event::Stored { objects }]
-    );
+    let stored_bytes = 2 * BLOCK_BYTES as u64;
+    let stored = Outcomes {
+        blocks: vec![Outcome::Stored(stored_bytes)],
+        tally: Tally {
+            stored_bytes,
+            ..Tally::default()
+        },
+    };
+    assert_eq!(events(&engine, 1), [Event::Released, Event::Stored(stored)]);
 
     let value = store.value(&key(9));
     verify_value(&value, &key(9), 2 * BLOCK_BYTES as u64).unwrap();
@@ -36,11 +48,11 @@ fn a_value_that_is_there_is_kept() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::BLHNC));
     let engine = engine(&store, config(4), &kv);
     engine
-        .submit_store(1, vec![object(1, &[0])], Fence::NONE)
+        .submit_store(1, vec![block_of(1, 0)], Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::Stored(BLOCK_BYTES as u64)]);
     engine
-        .submit_store(1, vec![object(1, &[0]), object(2, &[1])], Fence::NONE)
+        .submit_store(1, vec![block_of(1, 0), block_of(2, 1)], Fence::NONE)
         .unwrap();
     assert_eq!(
         outcomes(&engine, 1),
@@ -55,7 +67,7 @@ fn what_is_put_is_what_the_blocks_held_when_the_job_was_released() {
     let engine = engine(&store, config(4), &kv);
     store.hold_puts(true);
     engine
-        .submit_store(1, vec![object(1, &[0])], Fence::NONE)
+        .submit_store(1, vec![block_of(1, 0)], Fence::NONE)
         .unwrap();
     released(&engine, 1);
     kv.fill(0, 6);
@@ -69,7 +81,7 @@ fn under_pressure_stores_are_dropped_and_the_arena_keeps_room_for_loads() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     let engine = engine(&store, config(4), &kv);
     engine
-        .submit_store(0, vec![object(0, &[0])], Fence::NONE)
+        .submit_store(0, vec![block_of(0, 0)], Fence::NONE)
         .unwrap();
     outcomes(&engine, 0);
 
@@ -78,7 +90,7 @@ fn under_pressure_stores_are_dropped_and_the_arena_keeps_room_for_loads() {
     engine
         .submit_store(
             1,
-            blocks.clone().map(|b| object(b, &[b])).collect(),
+            blocks.clone().map(|b| block_of(b, b)).collect(),
             Fence::NONE,
         )
         .unwrap();
@@ -86,7 +98,7 @@ fn under_pressure_stores_are_dropped_and_the_arena_keeps_room_for_loads() {
     released(&engine, 1);
     assert_eq!(engine.stats().slots_in_use, 3);
     engine
-        .submit_load(2, vec![object(0, &[23])], soon(), true, Fence::NONE)
+        .submit_load(2, vec![block_of(0, 23)], soon(), true, Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 2), [Outcome::Loaded(BLOCK_BYTES as u64)]);
     store.hold_puts(false);
@@ -111,11 +123,11 @@ fn the_queue_is_bounded_in_objects_and_in_bytes() {
         store.hold_puts(true);
         // One is on its way into the store and holds the slot.
         engine
-            .submit_store(0, vec![object(0, &[0])], Fence::NONE)
+            .submit_store(0, vec![block_of(0, 0)], Fence::NONE)
             .unwrap();
         released(&engine, 0);
         engine
-            .submit_store(1, (1..9).map(|b| object(b, &[b])).collect(), Fence::NONE)
+            .submit_store(1, (1..9).map(|b| block_of(b, b)).collect(), Fence::NONE)
             .unwrap();
         store.hold_puts(false);
         let stored = Outcome::Stored(BLOCK_BYTES as u64);
@@ -147,7 +159,7 @@ fn a_failing_store_costs_its_jobs_and_then_nothing_until_it_is_tried_again() {
     let engine = engine(&store, config, &kv);
     store.fail(Some(ErrorKind::Unreachable));
     engine
-        .submit_store(1, vec![object(1, &[1])], Fence::NONE)
+        .submit_store(1, vec![block_of(1, 1)], Fence::NONE)
         .unwrap();
     assert_eq!(
         outcomes(&engine, 1),
@@ -155,7 +167,7 @@ fn a_failing_store_costs_its_jobs_and_then_nothing_until_it_is_tried_again() {
     );
     assert_eq!(engine.stats().failed["unreachable"], 1);
     engine
-        .submit_store(2, vec![object(2, &[2])], Fence::NONE)
+        .submit_store(2, vec![block_of(2, 2)], Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 2), [Outcome::Dropped]);
     assert_eq!(store.calls().len(), 1);
@@ -165,7 +177,7 @@ fn a_failing_store_costs_its_jobs_and_then_nothing_until_it_is_tried_again() {
     eventually("stores are tried again", || {
         job += 1;
         engine
-            .submit_store(job, vec![object(3, &[3])], Fence::NONE)
+            .submit_store(job, vec![block_of(3, 3)], Fence::NONE)
             .unwrap();
         outcomes(&engine, job) == [Outcome::Stored(BLOCK_BYTES as u64)]
     });
@@ -177,12 +189,12 @@ fn a_value_too_large_for_the_store_does_not_stop_others() {
     let engine = engine(&store, config(4), &kv);
     store.fail_puts(Some(ErrorKind::Config));
     engine
-        .submit_store(1, vec![object(1, &[1])], Fence::NONE)
+        .submit_store(1, vec![block_of(1, 1)], Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Config)]);
     store.fail_puts(None);
     engine
-        .submit_store(2, vec![object(1, &[1])], Fence::NONE)
+        .submit_store(2, vec![block_of(1, 1)], Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 2), [Outcome::Stored(BLOCK_BYTES as u64)]);
 }
@@ -195,14 +207,14 @@ fn waiting_for_release_drops_what_is_queued_and_nothing_is_read_afterwards() {
     let engine = engine(&store, config, &kv);
     store.hold_puts(true);
     engine
-        .submit_store(1, vec![object(0, &[0])], Fence::NONE)
+        .submit_store(1, vec![block_of(0, 0)], Fence::NONE)
         .unwrap();
     released(&engine, 1);
     engine
-        .submit_store(2, vec![object(1, &[1])], Fence::NONE)
+        .submit_store(2, vec![block_of(1, 1)], Fence::NONE)
         .unwrap();
     engine
-        .submit_store(3, vec![object(2, &[2]), object(3, &[3])], Fence::NONE)
+        .submit_store(3, vec![block_of(2, 2), block_of(3, 3)], Fence::NONE)
         .unwrap();
     assert!(engine.wait_released(&[3, 77], Duration::ZERO));
     assert_eq!(outcomes(&engine, 3), [Outcome::Dropped; 2]);
@@ -222,7 +234,7 @@ fn cancelling_a_store_ends_what_is_not_being_put() {
     let engine = engine(&store, config, &kv);
     store.hold_puts(true);
     engine
-        .submit_store(1, (0..3).map(|b| object(b, &[b])).collect(), Fence::NONE)
+        .submit_store(1, (0..3).map(|b| block_of(b, b)).collect(), Fence::NONE)
         .unwrap();
     released(&engine, 1);
     store.until(|call| matches!(call, Call::Put(_)));
@@ -245,7 +257,7 @@ fn draining_lets_stores_finish_and_refuses_new_ones() {
     engine
         .submit_store(
             1,
-            (0..BLOCKS).map(|b| object(b, &[b])).collect(),
+            (0..BLOCKS).map(|b| block_of(b, b)).collect(),
             Fence::NONE,
         )
         .unwrap();
@@ -258,7 +270,7 @@ fn draining_lets_stores_finish_and_refuses_new_ones() {
 
     store.hold_puts(true);
     engine
-        .submit_store(2, vec![object(100, &[0])], Fence::NONE)
+        .submit_store(2, vec![block_of(100, 0)], Fence::NONE)
         .unwrap();
     std::thread::scope(|scope| {
         let draining = scope.spawn(|| engine.drain(LONG));
@@ -267,7 +279,7 @@ fn draining_lets_stores_finish_and_refuses_new_ones() {
         eventually("a store is refused", || {
             job += 1;
             engine
-                .submit_store(job, vec![object(1, &[1])], Fence::NONE)
+                .submit_store(job, vec![block_of(1, 1)], Fence::NONE)
                 .unwrap();
             engine.stats().dropped_objects > before
         });
@@ -286,7 +298,7 @@ fn draining_against_a_stuck_store_gives_up_in_time() {
     let engine = engine(&store, config, &kv);
     store.hold_puts(true);
     engine
-        .submit_store(1, (0..3).map(|b| object(b, &[b])).collect(), Fence::NONE)
+        .submit_store(1, (0..3).map(|b| block_of(b, b)).collect(), Fence::NONE)
         .unwrap();
     released(&engine, 1);
     store.until(|call| matches!(call, Call::Put(_)));
@@ -309,19 +321,19 @@ fn a_store_that_breaks_its_contract_fails_its_objects_only() {
     let engine = engine(&store, config, &kv);
     store.panic_on(key(1));
     engine
-        .submit_store(1, vec![object(1, &[1])], Fence::NONE)
+        .submit_store(1, vec![block_of(1, 1)], Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Protocol)]);
     eventually("the panic is counted", || engine.stats().panics == 1);
     store.deaf(true);
     engine
-        .submit_store(2, vec![object(2, &[1])], Fence::NONE)
+        .submit_store(2, vec![block_of(2, 1)], Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 2), [Outcome::Failed(ErrorKind::Protocol)]);
     store.deaf(false);
     for job in 3..40 {
         engine
-            .submit_store(job, vec![object(job, &[1])], Fence::NONE)
+            .submit_store(job, vec![block_of(job, 1)], Fence::NONE)
             .unwrap();
         assert_eq!(
             outcomes(&engine, job),
@@ -335,61 +347,67 @@ fn what_cannot_be_is_refused_at_once() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     let engine = unregistered(&store, config(2));
     assert!(matches!(
-        engine.submit_store(1, vec![object(1, &[0])], Fence::NONE),
+        engine.submit_store(1, vec![block_of(1, 0)], Fence::NONE),
         Err(EngineError::NotRegistered { group: 0 })
     ));
     assert!(matches!(
-        engine.register(
-            0,
-            penstock_engine::Device::Host,
-            kv.descriptor.clone(),
-            vec![]
-        ),
+        engine.name(0, NAMESPACE),
+        Err(EngineError::NotRegistered { group: 0 })
+    ));
+    let with = |change: fn(&mut KvGroup)| {
+        let mut group = kv.group();
+        change(&mut group);
+        engine.register(0, group)
+    };
+    assert!(matches!(
+        with(|group| group.regions.clear()),
         Err(EngineError::RegionCount {
             expected: 1,
             given: 0
         })
     ));
-    engine
-        .register(
-            0,
-            penstock_engine::Device::Host,
-            kv.descriptor.clone(),
-            vec![kv.region()],
-        )
-        .unwrap();
     assert!(matches!(
-        engine.register(
-            0,
-            penstock_engine::Device::Host,
-            kv.descriptor.clone(),
-            vec![kv.region()]
-        ),
+        with(|group| group.spans = vec![Span::new(0..LAYERS + 1, 0..HEADS).unwrap()]),
+        Err(EngineError::NotInLayout(_))
+    ));
+    assert!(matches!(
+        with(|group| group.pages_per_block = 3),
+        Err(EngineError::ObjectTooLarge { .. })
+    ));
+    for change in [
+        |group: &mut KvGroup| group.pages_per_block = 0,
+        |group: &mut KvGroup| group.spans.clear(),
+        |group: &mut KvGroup| group.replica = Replica { index: 2, count: 2 },
+    ] {
+        assert!(matches!(with(change), Err(EngineError::Config(_))));
+    }
+    engine.register(0, kv.group()).unwrap();
+    assert!(matches!(
+        engine.submit_store(1, vec![block_of(1, 0)], Fence::NONE),
+        Err(EngineError::Unnamed { group: 0 })
+    ));
+    engine.name(0, NAMESPACE).unwrap();
+    engine.name(0, NAMESPACE).unwrap();
+    assert!(matches!(
+        engine.name(0, Namespace([9; 16])),
+        Err(EngineError::AlreadyNamed { group: 0 })
+    ));
+    engine.register(1, kv.group()).unwrap();
+    assert!(matches!(
+        engine.name(1, NAMESPACE),
+        Err(EngineError::NamespaceTaken { group: 1, other: 0 })
+    ));
+    assert!(matches!(
+        engine.register(0, kv.group()),
         Err(EngineError::AlreadyRegistered { group: 0 })
     ));
     assert!(matches!(
-        engine.submit_store(1, vec![object(1, &[BLOCKS])], Fence::NONE),
-        Err(EngineError::NotInLayout(_))
-    ));
-    let beyond = Span::new(0..LAYERS + 1, 0..HEADS).unwrap();
-    let foreign = penstock_engine::Object {
-        group: 0,
-        key: key_of(1, beyond),
-        parent: None,
-        blocks: vec![0],
-        context: Default::default(),
-    };
-    assert!(matches!(
-        engine.submit_store(1, vec![foreign], Fence::NONE),
+        engine.submit_store(1, vec![block_of(1, BLOCKS)], Fence::NONE),
         Err(EngineError::NotInLayout(_))
     ));
     assert!(matches!(
-        engine.submit_store(1, vec![object(1, &[])], Fence::NONE),
-        Err(EngineError::NoBlocks)
-    ));
-    assert!(matches!(
-        engine.submit_store(1, vec![object(1, &[0, 1, 2])], Fence::NONE),
-        Err(EngineError::ObjectTooLarge { .. })
+        engine.submit_store(1, vec![block_of(1, u64::MAX)], Fence::NONE),
+        Err(EngineError::NotInLayout(_))
     ));
     engine.submit_store(1, vec![], Fence::NONE).unwrap();
     assert!(matches!(
@@ -404,26 +422,124 @@ fn what_cannot_be_is_refused_at_once() {
 }
 
 #[test]
-fn an_owner_who_never_polls_is_stopped() {
+fn more_than_may_be_outstanding_is_dropped_and_said() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     let mut config = config(2);
     config.max_outstanding_objects = 3;
     let engine = engine(&store, config, &kv);
     engine
-        .submit_store(1, vec![object(1, &[0]), object(2, &[1])], Fence::NONE)
+        .submit_store(1, vec![block_of(1, 0), block_of(2, 1)], Fence::NONE)
         .unwrap();
     engine
         .submit_load(2, vec![], soon(), false, Fence::NONE)
         .unwrap();
+    engine
+        .submit_store(3, vec![block_of(3, 2)], Fence::NONE)
+        .unwrap();
+    engine
+        .submit_load(4, vec![block_of(3, 2)], soon(), true, Fence::NONE)
+        .unwrap();
+    engine
+        .submit_prefetch(5, vec![block_of(3, 2); 2], soon())
+        .unwrap();
     assert!(matches!(
-        engine.submit_store(3, vec![object(3, &[2])], Fence::NONE),
-        Err(EngineError::Busy {
-            outstanding: 4,
-            bound: 3
-        })
+        engine.submit_store(3, vec![block_of(3, 2)], Fence::NONE),
+        Err(EngineError::DuplicateJob(3))
     ));
+    let [Event::Released, Event::Stored(stored)] = &events(&engine, 3)[..] else {
+        panic!("not stored")
+    };
+    assert_eq!(stored.blocks, [Outcome::Dropped]);
+    assert_eq!(stored.tally.dropped_objects, 1);
+    let [Event::Loaded(loaded)] = &events(&engine, 4)[..] else {
+        panic!("not loaded")
+    };
+    assert_eq!(loaded.blocks, [Outcome::Dropped]);
+    assert_eq!(loaded.tally.missing_bytes, BLOCK_BYTES as u64);
+    assert_eq!(outcomes(&engine, 5), [Outcome::Dropped; 2]);
     outcomes(&engine, 1);
     engine
-        .submit_store(3, vec![object(3, &[2])], Fence::NONE)
+        .submit_store(3, vec![block_of(3, 2)], Fence::NONE)
         .unwrap();
+    assert_eq!(outcomes(&engine, 3), [Outcome::Stored(BLOCK_BYTES as u64)]);
+}
+
+#[test]
+fn a_job_that_must_not_be_done_is_over_at_once() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let engine = engine(&store, config(2), &kv);
+    let blocks = [block_of(1, 0), block_of(2, 1)];
+    engine.decline_store(1, &blocks).unwrap();
+    engine.decline_load(2, &blocks).unwrap();
+    assert_eq!(outcomes(&engine, 1), [Outcome::Dropped; 2]);
+    let [Event::Loaded(loaded)] = &events(&engine, 2)[..] else {
+        panic!("not loaded")
+    };
+    assert_eq!(loaded.blocks, [Outcome::Dropped; 2]);
+    assert_eq!(loaded.tally.missing_bytes, 2 * BLOCK_BYTES as u64);
+    assert_eq!(store.calls(), []);
+}
+
+#[test]
+fn of_blocks_that_several_hold_each_is_stored_by_one() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let engines = [0, 1, 2].map(|index| {
+        let engine = unregistered(&store, config(8));
+        let group = KvGroup {
+            replica: Replica { index, count: 3 },
+            ..kv.group()
+        };
+        engine.register(0, group).unwrap();
+        engine.name(0, NAMESPACE).unwrap();
+        engine
+    });
+    for n in 0..6 {
+        kv.fill(n, n);
+    }
+    let blocks: Vec<_> = (0..6).map(|n| block_of(n, n)).collect();
+    let mut stored = [0; 6];
+    for engine in &engines {
+        engine.submit_store(1, blocks.clone(), Fence::NONE).unwrap();
+        let outcomes = outcomes(engine, 1);
+        for (count, outcome) in stored.iter_mut().zip(&outcomes) {
+            match outcome {
+                Outcome::Stored(_) => *count += 1,
+                other => assert_eq!(*other, Outcome::AlreadyPresent),
+            }
+        }
+        assert_eq!(engine.stats().stored_objects, 2);
+    }
+    assert_eq!(stored, [1; 6]);
+    let target: Vec<_> = (0..6).map(|n| block_of(n, n + 10)).collect();
+    engines[1]
+        .submit_load(2, target, soon(), true, Fence::NONE)
+        .unwrap();
+    let loaded = Outcome::Loaded(BLOCK_BYTES as u64);
+    assert_eq!(outcomes(&engines[1], 2), [loaded; 6]);
+    assert!((0..6).all(|n| kv.read(n + 10, share()) == pattern(n)));
+}
+
+#[test]
+fn blocks_of_a_group_that_lies_elsewhere_are_there_already() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let engine = engine(&store, config(4), &kv);
+    engine.register_elsewhere(1).unwrap();
+    engine.name(1, Namespace([4; 16])).unwrap();
+    let elsewhere = Block {
+        group: 1,
+        ..block_of(1, 1 << 40)
+    };
+    let stored = Outcome::Stored(BLOCK_BYTES as u64);
+    engine
+        .submit_store(1, vec![elsewhere, block_of(1, 0)], Fence::NONE)
+        .unwrap();
+    assert_eq!(outcomes(&engine, 1), [Outcome::AlreadyPresent, stored]);
+    engine
+        .submit_store(1, vec![elsewhere], Fence::NONE)
+        .unwrap();
+    assert_eq!(outcomes(&engine, 1), [Outcome::AlreadyPresent]);
+    engine
+        .submit_load(1, vec![elsewhere], soon(), true, Fence::NONE)
+        .unwrap();
+    assert_eq!(outcomes(&engine, 1), [Outcome::Kept(0)]);
 }

@@ -33,9 +33,13 @@ fn gather(floor: &Floor, ticket: StoreTicket, mut slot: Slot<Empty>, segments: &
     let bytes = transfer.bytes;
     // What is encrypted is authenticated, later; a checksum would tell of the plaintext.
     let sum = floor.config.keys.is_none();
-    let checksum = ticket
-        .registration()
-        .gather(transfer, slot.payload_mut(bytes), sum, segments);
+    let checksum = ticket.registration().gather(
+        transfer.pages.clone(),
+        &transfer.key.span,
+        slot.payload_mut(bytes),
+        sum,
+        segments,
+    );
     add_time(&floor.counters.gather_nanos, start);
     match checksum {
         Ok(checksum) => {

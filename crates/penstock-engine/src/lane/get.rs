@@ -127,9 +127,13 @@ fn scatter(
     segments: &mut Vec<Segment>,
 ) -> std::result::Result<(), Outcome> {
     let start = Instant::now();
-    let scattered = ticket
-        .registration()
-        .scatter(ticket.transfer(), value.payload(), segments);
+    let transfer = ticket.transfer();
+    let scattered = ticket.registration().scatter(
+        transfer.pages.clone(),
+        &transfer.key.span,
+        value.payload(),
+        segments,
+    );
     add_time(&floor.counters.scatter_nanos, start);
     scattered.map_err(|why| match why {
         NotCopied::Closed => Outcome::Cancelled,

@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use penstock_engine::{Completion, Engine, EngineConfig, Event, Object, Outcome, Parent, Region};
+use penstock_engine::{
+    Block, Completion, Deadline, Device, Engine, EngineConfig, EngineError, Event, Fence, KvGroup,
+    Outcome, Parent, Region,
+};
 use penstock_layout::{Axis, Descriptor, Interior, KvLayout, Span};
 use penstock_store::{
     Capabilities, Error, ErrorKind, GetRequest, Key, Listed, MemoryStore, Namespace, PutRequest,
@@ -35,33 +38,35 @@ pub fn key_of(n: u64, span: Span) -> Key {
     let mut chunk = [7; 32];
     chunk[..8].copy_from_slice(&n.to_le_bytes());
     Key {
-        namespace: Namespace([3; 16]),
+        namespace: NAMESPACE,
         chunk,
         span,
     }
 }
 
-pub fn object(n: u64, blocks: &[u64]) -> Object {
-    Object {
+pub const NAMESPACE: Namespace = Namespace([3; 16]);
+
+/// A block that holds what the key of this number names.
+pub fn block_of(n: u64, block: u64) -> Block {
+    Block {
         group: 0,
-        key: key(n),
+        block,
+        chunk: key(n).chunk,
         parent: None,
-        blocks: blocks.to_vec(),
-        context: Default::default(),
     }
 }
 
-/// Objects of blocks that follow one another in a prompt, each in its own target.
-pub fn chain(names: &[u64], parent: Option<u64>) -> Vec<Object> {
+/// Blocks that follow one another in a prompt, each in its own target.
+pub fn chain(names: &[u64], parent: Option<u64>) -> Vec<Block> {
     let mut before = parent;
-    let number = |(&n, block): (&u64, u64)| {
+    let number = |(&n, target): (&u64, u64)| {
         let parent = before.replace(n).map(|n| Parent {
             chunk: key(n).chunk,
             tokens: 0,
         });
-        Object {
+        Block {
             parent,
-            ..object(n, &[block % BLOCKS])
+            ..block_of(n, target % BLOCKS)
         }
     };
     names.iter().zip(0..).map(number).collect()
@@ -119,6 +124,11 @@ impl Kv {
         // SAFETY: tests drop engines before the memory they registered, and keep off the
         // blocks of jobs under way.
         unsafe { Region::new(self.memory.expose_provenance(), self.len as u64) }
+    }
+
+    /// All of it, a block in one object.
+    pub fn group(&self) -> KvGroup {
+        KvGroup::new(Device::Host, self.descriptor.clone(), vec![self.region()])
     }
 
     /// Where an element lies, from the layout's name alone.
@@ -206,15 +216,67 @@ impl std::ops::Deref for Rig {
     }
 }
 
+/// As the engine's own, of no tenant.
+impl Rig {
+    pub fn submit_store(
+        &self,
+        job: u64,
+        blocks: Vec<Block>,
+        after: Fence,
+    ) -> std::result::Result<(), EngineError> {
+        self.engine
+            .submit_store(job, &blocks, Arc::default(), after)
+    }
+
+    pub fn submit_load(
+        &self,
+        job: u64,
+        blocks: Vec<Block>,
+        deadline: impl Into<Deadline>,
+        prefix: bool,
+        after: Fence,
+    ) -> std::result::Result<(), EngineError> {
+        let tenant = Arc::default();
+        self.engine
+            .submit_load(job, &blocks, tenant, deadline, prefix, after)
+    }
+
+    pub fn submit_prefetch(
+        &self,
+        job: u64,
+        blocks: Vec<Block>,
+        deadline: Instant,
+    ) -> std::result::Result<(), EngineError> {
+        self.engine
+            .submit_prefetch(job, &blocks, Arc::default(), deadline)
+    }
+
+    /// A store for a tenant.
+    pub fn store_for(&self, tenant: &str, job: u64, blocks: Vec<Block>) {
+        let tenant = Arc::from(tenant.as_bytes());
+        self.engine
+            .submit_store(job, &blocks, tenant, Fence::NONE)
+            .unwrap();
+    }
+
+    /// A load for a tenant.
+    pub fn load_for(&self, tenant: &str, job: u64, blocks: Vec<Block>) {
+        let tenant = Arc::from(tenant.as_bytes());
+        self.engine
+            .submit_load(job, &blocks, tenant, soon(), true, Fence::NONE)
+            .unwrap();
+    }
+
+    /// Registers memory as the only group, a block in one object.
+    pub fn register_kv(&self, kv: &Kv) {
+        self.register(0, kv.group()).unwrap();
+        self.name(0, NAMESPACE).unwrap();
+    }
+}
+
 pub fn engine(store: &Arc<impl Store + 'static>, config: EngineConfig, kv: &Kv) -> Rig {
     let rig = unregistered(store, config);
-    rig.register(
-        0,
-        penstock_engine::Device::Host,
-        kv.descriptor.clone(),
-        vec![kv.region()],
-    )
-    .unwrap();
+    rig.register_kv(kv);
     rig
 }
 
@@ -261,7 +323,7 @@ pub fn events(rig: &Rig, job: u64) -> Vec<Event> {
 
 /// The outcomes of a job.
 pub fn outcomes(rig: &Rig, job: u64) -> Vec<Outcome> {
-    events(rig, job).last().unwrap().outcomes().to_vec()
+    events(rig, job).last().unwrap().blocks().to_vec()
 }
 
 /// Waits until `job` is released.

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_layout::KvLayout;
-use penstock_store::{ErrorKind, Key, MemoryStore, Namespace, Store};
+use penstock_store::{ErrorKind, MemoryStore, Namespace, Store};
 
 use super::super::CudaExecutor;
 use super::machine::Machine;
 use super::{Cache, Sizes, pattern};
 use crate::{
-    Completion, CudaError, Device, Engine, EngineConfig, EngineError, Event, Fence, Object, Outcome,
+    Block, Completion, CudaError, Device, Engine, EngineConfig, EngineError, Event, Fence, KvGroup,
+    Outcome,
 };
 
 pub(super) const LONG: Duration = Duration::from_secs(60);
@@ -39,26 +40,24 @@ fn engine(cache: &Cache) -> Engine {
 
 pub(super) fn register(engine: &Engine, cache: &Cache) -> Result<(), EngineError> {
     let device = Device::Cuda(cache.machine.ordinal);
-    engine.register(0, device, cache.descriptor.clone(), vec![cache.region])
+    let group = KvGroup::new(device, cache.descriptor.clone(), vec![cache.region]);
+    engine.register(0, group)?;
+    engine.name(0, Namespace([1; 16]))
 }
 
-pub(super) fn objects(cache: &Cache, blocks: &[u64]) -> Vec<Object> {
-    let object = |&block: &u64| {
+/// Blocks whose content is named by their number.
+pub(super) fn numbered(blocks: &[u64]) -> Vec<Block> {
+    let block = |&block: &u64| {
         let mut chunk = [0; 32];
         chunk[0] = block as u8;
-        Object {
+        Block {
             group: 0,
-            key: Key {
-                namespace: Namespace([1; 16]),
-                chunk,
-                span: cache.whole(),
-            },
+            block,
+            chunk,
             parent: None,
-            blocks: vec![block],
-            context: Arc::default(),
         }
     };
-    blocks.iter().map(object).collect()
+    blocks.iter().map(block).collect()
 }
 
 /// The last completion of each job; those of others that come meanwhile are lost.
@@ -81,7 +80,7 @@ pub(super) fn completions<const N: usize>(engine: &Engine, jobs: [u64; N]) -> [C
 
 pub(super) fn outcomes(engine: &Engine, job: u64) -> Vec<Outcome> {
     let [last] = completions(engine, [job]);
-    last.event.outcomes().to_vec()
+    last.event.blocks().to_vec()
 }
 
 pub(super) fn eventually(what: &str, holds: impl Fn() -> bool) {
@@ -106,12 +105,12 @@ fn what_was_stored_is_loaded_while_the_arena_is_pinned_and_after() {
             cache.memory.fill(round);
             let before = cache.memory.read();
             // Not the last round's values.
-            let mut objects = objects(&cache, &blocks);
-            for object in &mut objects {
-                object.key.chunk[1] = round as u8;
+            let mut wanted = numbered(&blocks);
+            for block in &mut wanted {
+                block.chunk[1] = round as u8;
             }
             engine
-                .submit_store(job, objects.clone(), Fence::NONE)
+                .submit_store(job, &wanted, Arc::default(), Fence::NONE)
                 .unwrap();
             let stored = outcomes(&engine, job);
             assert!(
@@ -122,7 +121,14 @@ fn what_was_stored_is_loaded_while_the_arena_is_pinned_and_after() {
             cache.memory.write(0, &noise);
             let deadline = Instant::now() + LONG;
             engine
-                .submit_load(job + 1, objects, deadline, true, Fence::NONE)
+                .submit_load(
+                    job + 1,
+                    &wanted,
+                    Arc::default(),
+                    deadline,
+                    true,
+                    Fence::NONE,
+                )
                 .unwrap();
             let loaded = outcomes(&engine, job + 1);
             assert!(
@@ -158,7 +164,10 @@ fn groups_on_one_device_share_what_was_measured() {
     register(&engine, &one).unwrap();
     let device = Device::Cuda(machine.ordinal);
     engine
-        .register(1, device, other.descriptor.clone(), vec![other.region])
+        .register(
+            1,
+            KvGroup::new(device, other.descriptor.clone(), vec![other.region]),
+        )
         .unwrap();
     eventually("measured", || engine.stats().scatter_copy_engine_from > 0);
     assert!(engine.shutdown(LONG));
@@ -178,7 +187,7 @@ fn without_pinned_memory_or_a_measurement_jobs_go_on() {
         register(&engine, &cache).unwrap();
         eventually("it has failed", || machine.state.lock().failed);
         engine
-            .submit_store(1, objects(&cache, &[1, 2]), Fence::NONE)
+            .submit_store(1, &numbered(&[1, 2]), Arc::default(), Fence::NONE)
             .unwrap();
         let stored = outcomes(&engine, 1);
         assert!(
@@ -251,21 +260,23 @@ fn a_copy_that_fails_fails_its_object() {
         for call in calls {
             for (block, is_load) in [(1, false), (1, true)] {
                 job += 1;
-                let wanted = objects(&cache, &[block]);
+                let wanted = numbered(&[block]);
                 if is_load {
                     engine
-                        .submit_store(job, wanted.clone(), Fence::NONE)
+                        .submit_store(job, &wanted, Arc::default(), Fence::NONE)
                         .unwrap();
                     outcomes(&engine, job);
                     job += 1;
                     machine.fail(call, 0);
                     let deadline = Instant::now() + LONG;
                     engine
-                        .submit_load(job, wanted, deadline, true, Fence::NONE)
+                        .submit_load(job, &wanted, Arc::default(), deadline, true, Fence::NONE)
                         .unwrap();
                 } else {
                     machine.fail(call, 0);
-                    engine.submit_store(job, wanted, Fence::NONE).unwrap();
+                    engine
+                        .submit_store(job, &wanted, Arc::default(), Fence::NONE)
+                        .unwrap();
                 }
                 let told = outcomes(&engine, job);
                 assert!(machine.stop_failing(), "{call}");
@@ -277,7 +288,14 @@ fn a_copy_that_fails_fails_its_object() {
         job += 1;
         let deadline = Instant::now() + LONG;
         engine
-            .submit_load(job, objects(&cache, &[1]), deadline, true, Fence::NONE)
+            .submit_load(
+                job,
+                &numbered(&[1]),
+                Arc::default(),
+                deadline,
+                true,
+                Fence::NONE,
+            )
             .unwrap();
         assert!(matches!(outcomes(&engine, job)[..], [Outcome::Loaded(_)]));
         assert!(engine.shutdown(LONG));
@@ -296,7 +314,7 @@ fn blocks_are_released_only_when_they_have_been_read() {
     let before = cache.memory.read();
     let blocks: Vec<u64> = (0..6).collect();
     engine
-        .submit_store(1, objects(&cache, &blocks), Fence::NONE)
+        .submit_store(1, &numbered(&blocks), Arc::default(), Fence::NONE)
         .unwrap();
     let mut polled = Vec::new();
     let end = Instant::now() + LONG;
@@ -317,7 +335,14 @@ fn blocks_are_released_only_when_they_have_been_read() {
     }
     let deadline = Instant::now() + LONG;
     engine
-        .submit_load(2, objects(&cache, &blocks), deadline, true, Fence::NONE)
+        .submit_load(
+            2,
+            &numbered(&blocks),
+            Arc::default(),
+            deadline,
+            true,
+            Fence::NONE,
+        )
         .unwrap();
     let loaded = outcomes(&engine, 2);
     assert!(

@@ -9,7 +9,7 @@ use penstock_layout::KvLayout;
 use penstock_store::{ErrorKind, MemoryStore, Store};
 
 use super::super::CudaExecutor;
-use super::jobs::{LONG, completions, eventually, objects, outcomes, register};
+use super::jobs::{LONG, completions, eventually, numbered, outcomes, register};
 use super::machine::{Machine, Stream, Thing, handle_of};
 use super::{Cache, Sizes, pattern};
 use crate::{Device, Engine, EngineConfig, Event, Fence, Outcome};
@@ -107,13 +107,17 @@ impl Rig {
     }
 
     fn store(&self, job: u64, blocks: &[u64], after: Fence) {
-        let objects = objects(&self.cache, blocks);
-        self.engine.submit_store(job, objects, after).unwrap();
+        let submitted = self
+            .engine
+            .submit_store(job, &numbered(blocks), Arc::default(), after);
+        submitted.unwrap();
     }
 
     fn load(&self, job: u64, blocks: &[u64], within: Duration, after: Fence) {
-        let (objects, deadline) = (objects(&self.cache, blocks), Instant::now() + within);
-        let submitted = self.engine.submit_load(job, objects, deadline, true, after);
+        let (blocks, deadline) = (numbered(blocks), Instant::now() + within);
+        let submitted =
+            self.engine
+                .submit_load(job, &blocks, Arc::default(), deadline, true, after);
         submitted.unwrap();
     }
 
@@ -183,7 +187,7 @@ fn the_time_of_a_load_begins_when_its_fence_is_passed() {
     rig.model.end();
     let [done] = completions(&rig.engine, [2]);
     assert_eq!(
-        done.event.outcomes(),
+        done.event.blocks(),
         [Outcome::Loaded(rig.bytes()); 2],
         "two deadlines later"
     );
@@ -233,8 +237,8 @@ fn a_fence_that_is_never_passed_costs_its_jobs_and_a_shutdown_no_more_than_its_t
     rig.store(1, &[1], rig.fence());
     rig.load(2, &[2], LONG, rig.fence());
     let [stored, loaded] = completions(&rig.engine, [1, 2]);
-    assert_eq!(stored.event.outcomes(), [Outcome::Dropped]);
-    assert_eq!(loaded.event.outcomes(), [Outcome::TimedOut]);
+    assert_eq!(stored.event.blocks(), [Outcome::Dropped]);
+    assert_eq!(loaded.event.blocks(), [Outcome::TimedOut]);
     assert!(rig.cache.memory.read() == before);
     assert!(!rig.engine.shutdown(Duration::from_millis(50)));
     rig.model.end();
@@ -251,7 +255,7 @@ fn a_fence_that_cannot_be_waited_for_fails_its_jobs() {
     rig.load(2, &[2], LONG, fence);
     rig.model.end();
     for done in completions(&rig.engine, [1, 2]) {
-        assert_eq!(done.event.outcomes(), [Outcome::Failed(ErrorKind::Io)]);
+        assert_eq!(done.event.blocks(), [Outcome::Failed(ErrorKind::Io)]);
     }
     assert!(rig.machine.stop_failing());
     // The next one is in order.

@@ -1,0 +1,222 @@
+//! Groups: the layers whose blocks a serving engine counts together, and which objects this engine
+//! makes of a block of them.
+
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use penstock_layout::{Descriptor, Span};
+use penstock_store::{Key, Namespace};
+
+use crate::copy::Device;
+use crate::job::{Plan, Transfer};
+use crate::outcome::Part;
+use crate::region::{Region, Registration};
+use crate::{Block, Chunk, EngineError, Parent};
+
+/// What of a group of layers lies in this engine's memory, and where.
+#[derive(Clone, Debug)]
+pub struct KvGroup {
+    /// Where the memory is.
+    pub device: Device,
+    /// How it is laid out.
+    pub descriptor: Descriptor,
+    /// The memory: one region for each of the descriptor's.
+    pub regions: Vec<Region>,
+    /// The objects that a block is stored as: parts of the descriptor's share.
+    pub spans: Vec<Span>,
+    /// The serving engine's block is so many of the descriptor's, its pages, which follow one another.
+    pub pages_per_block: u64,
+    /// Who stores which blocks.
+    pub replica: Replica,
+}
+
+impl KvGroup {
+    /// A page a block, in one object; nobody else holds the same.
+    pub fn new(device: Device, descriptor: Descriptor, regions: Vec<Region>) -> Self {
+        Self {
+            spans: vec![descriptor.share()],
+            device,
+            descriptor,
+            regions,
+            pages_per_block: 1,
+            replica: Replica::default(),
+        }
+    }
+}
+
+/// One of `count` engines that hold the same, of which each stores its part of the blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replica {
+    /// Below `count`.
+    pub index: u8,
+    /// At least one.
+    pub count: u8,
+}
+
+impl Default for Replica {
+    fn default() -> Self {
+        Self { index: 0, count: 1 }
+    }
+}
+
+impl Replica {
+    /// Whether it is this one that stores a block. Hashes are even in every byte, and shorter ones
+    /// are padded at the end.
+    fn stores(self, chunk: &Chunk) -> bool {
+        chunk[0] % self.count == self.index
+    }
+}
+
+/// What a job does with blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    Store,
+    Load,
+    Prefetch,
+}
+
+/// A group as registered.
+pub(crate) struct Group {
+    number: u16,
+    /// None where this engine holds nothing of it.
+    held: Option<Held>,
+    namespace: OnceLock<Namespace>,
+}
+
+struct Held {
+    registration: Arc<Registration>,
+    /// The objects that make up a block, and their payload bytes.
+    objects: Vec<(Span, usize)>,
+    pages_per_block: u64,
+    replica: Replica,
+}
+
+impl Group {
+    /// Checks that objects of it have their layers and fit slots of `slot_bytes`.
+    pub(crate) fn new(number: u16, group: KvGroup, slot_bytes: usize) -> Result<Self, EngineError> {
+        let Replica { index, count } = group.replica;
+        if index >= count {
+            return Err(EngineError::Config(
+                "a replica's index must be less than the number of replicas",
+            ));
+        }
+        if group.pages_per_block == 0 || group.spans.is_empty() {
+            return Err(EngineError::Config(
+                "a block of a group needs at least one page and one object",
+            ));
+        }
+        let executor = group.device.executor()?;
+        let registration = Registration::new(group.descriptor, group.regions, executor)?;
+        let objects = group
+            .spans
+            .iter()
+            .map(|span| {
+                let bytes = registration.payload_bytes(span, group.pages_per_block, slot_bytes)?;
+                Ok((*span, bytes))
+            })
+            .collect::<Result<_, EngineError>>()?;
+        let held = Held {
+            registration: Arc::new(registration),
+            objects,
+            pages_per_block: group.pages_per_block,
+            replica: group.replica,
+        };
+        Ok(Self {
+            number,
+            held: Some(held),
+            namespace: OnceLock::new(),
+        })
+    }
+
+    /// One of which this engine holds nothing.
+    pub(crate) fn elsewhere(number: u16) -> Self {
+        Self {
+            number,
+            held: None,
+            namespace: OnceLock::new(),
+        }
+    }
+
+    /// Gives it its name, unless it has another.
+    pub(crate) fn name(&self, namespace: Namespace) -> Result<(), EngineError> {
+        if *self.namespace.get_or_init(|| namespace) == namespace {
+            Ok(())
+        } else {
+            Err(EngineError::AlreadyNamed { group: self.number })
+        }
+    }
+
+    /// Its name, if it has one.
+    pub(crate) fn namespace(&self) -> Option<Namespace> {
+        self.namespace.get().copied()
+    }
+
+    pub(crate) fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// Objects that make up a block.
+    pub(crate) fn objects(&self) -> usize {
+        self.held.as_ref().map_or(0, |held| held.objects.len())
+    }
+
+    pub(crate) fn registration(&self) -> Option<&Arc<Registration>> {
+        self.held.as_ref().map(|held| &held.registration)
+    }
+
+    /// Adds to a job what it is to do with a block.
+    pub(crate) fn plan(
+        &self,
+        block: &Block,
+        work: Work,
+        tenant: &Arc<[u8]>,
+        plan: &mut Plan,
+    ) -> Result<(), EngineError> {
+        let Some(&namespace) = self.namespace.get() else {
+            return Err(EngineError::Unnamed { group: self.number });
+        };
+        let mut bytes = 0;
+        if let Some(held) = &self.held {
+            bytes = held.objects.iter().map(|(_, bytes)| *bytes as u64).sum();
+            let pages = held.pages(block.block, work)?;
+            if work != Work::Store || held.replica.stores(&block.chunk) {
+                plan.objects
+                    .extend(held.objects.iter().map(|&(span, bytes)| {
+                        let key = |chunk| Key {
+                            namespace,
+                            chunk,
+                            span,
+                        };
+                        Transfer {
+                            registration: Arc::clone(&held.registration),
+                            key: key(block.chunk),
+                            parent: block.parent.map(|Parent { chunk, .. }| key(chunk)),
+                            position: block.parent.map_or(0, |parent| parent.tokens),
+                            pages: pages.clone(),
+                            context: Arc::clone(tenant),
+                            bytes,
+                        }
+                    }));
+            }
+        }
+        plan.parts.push(Part {
+            end: plan.objects.len(),
+            bytes,
+        });
+        Ok(())
+    }
+}
+
+impl Held {
+    /// The pages of a block, which exist unless the work is to prefetch.
+    fn pages(&self, block: u64, work: Work) -> Result<Range<u64>, EngineError> {
+        let count = self.pages_per_block;
+        if work == Work::Prefetch {
+            return Ok(0..count);
+        }
+        let start = block.saturating_mul(count);
+        let end = start.saturating_add(count);
+        self.registration.check_page(end - 1)?;
+        Ok(start..end)
+    }
+}

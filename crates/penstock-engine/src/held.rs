@@ -1,0 +1,153 @@
+//! Which blocks host memory has: those of which it has every object that this engine keeps of them.
+
+use std::collections::HashMap;
+
+use penstock_store::CHUNK_BYTES;
+
+use crate::Chunk;
+
+/// A block that came into host memory, whole, or is not whole there any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostChange {
+    /// The group of layers, as registered.
+    pub group: u16,
+    /// What the block holds.
+    pub chunk: Chunk,
+    /// Whether it came; it went if not.
+    pub came: bool,
+}
+
+/// Bytes that are no encoding of host changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not an encoding of changes in host memory: {0} bytes")]
+pub struct NotHostChanges(usize);
+
+/// Bytes of a change: group, whether it came, chunk.
+const CHANGE_BYTES: usize = 2 + 1 + CHUNK_BYTES;
+
+impl HostChange {
+    /// Bytes from which [`decode`](Self::decode) makes the same changes. Of two such, one behind the
+    /// other, it makes those of both.
+    pub fn encode(changes: &[Self]) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(changes.len() * CHANGE_BYTES);
+        for change in changes {
+            bytes.extend_from_slice(&change.group.to_le_bytes());
+            bytes.push(change.came.into());
+            bytes.extend_from_slice(&change.chunk);
+        }
+        bytes
+    }
+
+    /// The changes that were encoded, in order.
+    pub fn decode(bytes: &[u8]) -> Result<Vec<Self>, NotHostChanges> {
+        let (changes, rest) = bytes.as_chunks::<CHANGE_BYTES>();
+        let changes: Option<Vec<Self>> = changes.iter().map(Self::decode_one).collect();
+        changes
+            .filter(|_| rest.is_empty())
+            .ok_or(NotHostChanges(bytes.len()))
+    }
+
+    fn decode_one(bytes: &[u8; CHANGE_BYTES]) -> Option<Self> {
+        let (group, rest) = bytes.split_first_chunk()?;
+        let (&came, chunk) = rest.split_first()?;
+        Some(Self {
+            group: u16::from_le_bytes(*group),
+            chunk: chunk.try_into().ok()?,
+            came: match came {
+                0 => false,
+                1 => true,
+                _ => return None,
+            },
+        })
+    }
+}
+
+/// Counts each block's objects in host memory, where there is any.
+#[derive(Default)]
+pub(crate) struct HeldBlocks {
+    objects: HashMap<(u16, Chunk), usize>,
+}
+
+impl HeldBlocks {
+    /// An object of a block came or went, which has so many: what that means for the block.
+    pub(crate) fn note(
+        &mut self,
+        group: u16,
+        chunk: Chunk,
+        came: bool,
+        whole: usize,
+    ) -> Option<HostChange> {
+        let place = (group, chunk);
+        let before = self.objects.get(&place).copied().unwrap_or(0);
+        let after = if came {
+            before + 1
+        } else {
+            before.saturating_sub(1)
+        };
+        if after == 0 {
+            self.objects.remove(&place);
+        } else {
+            self.objects.insert(place, after);
+        }
+        ((before == whole) != (after == whole)).then_some(HostChange { group, chunk, came })
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn change() -> impl Strategy<Value = HostChange> {
+        (any::<u16>(), any::<u8>(), any::<bool>()).prop_map(|(group, n, came)| HostChange {
+            group,
+            chunk: [n; CHUNK_BYTES],
+            came,
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn two_encodings_in_a_row_are_the_encoding_of_both(
+            first in prop::collection::vec(change(), 0..9),
+            second in prop::collection::vec(change(), 0..9),
+        ) {
+            let both = [&first[..], &second].concat();
+            let bytes = [HostChange::encode(&first), HostChange::encode(&second)].concat();
+            prop_assert_eq!(&bytes, &HostChange::encode(&both));
+            prop_assert_eq!(HostChange::decode(&bytes), Ok(both));
+        }
+
+        #[test]
+        fn any_bytes_are_changes_or_an_error(bytes in prop::collection::vec(0..3_u8, 0..120)) {
+            if let Ok(changes) = HostChange::decode(&bytes) {
+                prop_assert_eq!(HostChange::encode(&changes), bytes);
+            }
+        }
+
+        #[test]
+        fn a_block_is_there_while_all_its_objects_are(
+            whole in 1..5_usize, picks in prop::collection::vec((0..3_u8, 0..5_usize), 0..200)
+        ) {
+            let mut held = HeldBlocks::default();
+            let mut objects = std::collections::HashSet::new();
+            let mut there = std::collections::HashSet::new();
+            for (block, object) in picks {
+                let object = (block, object % whole);
+                let came = objects.insert(object) || !objects.remove(&object);
+                if let Some(change) = held.note(7, [block; CHUNK_BYTES], came, whole) {
+                    prop_assert_eq!((change.group, change.came), (7, came));
+                    let is_news = if came {
+                        there.insert(block)
+                    } else {
+                        there.remove(&block)
+                    };
+                    prop_assert!(is_news);
+                }
+                let all = |block: &u8| objects.iter().filter(|(b, _)| b == block).count() == whole;
+                prop_assert!((0..3).all(|block| there.contains(&block) == all(&block)));
+            }
+        }
+    }
+}

@@ -3,7 +3,7 @@
 from builtins import list as _list
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
-from typing import Any, TypeAlias, TypedDict, final
+from typing import Any, ClassVar, TypeAlias, TypedDict, final
 
 from typing_extensions import Self, disjoint_base
 
@@ -11,21 +11,28 @@ from penstock.errors import PenstockError
 
 __all__ = [
     "Advisor",
+    "Blocks",
     "Buffer",
+    "Catalogue",
     "Choice",
+    "Completion",
     "Descriptor",
     "EncryptionKeys",
     "Engine",
+    "Event",
     "Fence",
     "Lookup",
+    "Outcome",
     "Reach",
     "Store",
     "Trace",
     "attended",
     "check_ranks",
     "cuda_calibration",
+    "host_changes",
     "objects",
     "parse_size",
+    "slot_stride",
 ]
 
 _Span: TypeAlias = tuple[int, int, int, int]
@@ -243,6 +250,77 @@ class EncryptionKeys:
     @property
     def fingerprints(self) -> _list[tuple[str, str]]: ...
 
+_Parent: TypeAlias = tuple[bytes, int]
+
+@final
+class Blocks:
+    def __new__(cls, blocks: Sequence[tuple[int, int, bytes, _Parent | None]]) -> Blocks: ...
+    @classmethod
+    def decode(cls, encoded: bytes) -> Blocks: ...
+    def encode(self) -> bytes: ...
+    @property
+    def block_ids(self) -> list[int]: ...
+    def __len__(self) -> int: ...
+    def __eq__(self, value: object, /) -> bool: ...
+
+def host_changes(encoded: bytes) -> list[tuple[int, bytes, bool]]: ...
+@final
+class Event:
+    RELEASED: ClassVar[Event]
+    STORED: ClassVar[Event]
+    LOADED: ClassVar[Event]
+    PREFETCHED: ClassVar[Event]
+
+@final
+class Outcome:
+    STORED: ClassVar[Outcome]
+    ALREADY_PRESENT: ClassVar[Outcome]
+    LOADED: ClassVar[Outcome]
+    KEPT: ClassVar[Outcome]
+    DROPPED: ClassVar[Outcome]
+    MISS: ClassVar[Outcome]
+    REJECTED: ClassVar[Outcome]
+    FOREIGN: ClassVar[Outcome]
+    TIMED_OUT: ClassVar[Outcome]
+    CANCELLED: ClassVar[Outcome]
+    SKIPPED: ClassVar[Outcome]
+    FAILED: ClassVar[Outcome]
+
+@final
+class Completion:
+    @property
+    def job(self) -> int: ...
+    @property
+    def event(self) -> Event: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def outcomes(self) -> list[Outcome]: ...
+    @property
+    def missing(self) -> list[int]: ...
+    @property
+    def lost(self) -> list[int]: ...
+    @property
+    def foreign(self) -> list[int]: ...
+    @property
+    def loaded_bytes(self) -> int: ...
+    @property
+    def kept_bytes(self) -> int: ...
+    @property
+    def stored_bytes(self) -> int: ...
+    @property
+    def dropped_objects(self) -> int: ...
+    @property
+    def failed_objects(self) -> int: ...
+    @property
+    def rejected_objects(self) -> int: ...
+    @property
+    def foreign_objects(self) -> int: ...
+    @property
+    def missing_bytes(self) -> int: ...
+
+def slot_stride(slot_bytes: int) -> int: ...
+
 @final
 class Engine:
     def __new__(
@@ -258,43 +336,41 @@ class Engine:
         step_objects: int = 0,
     ) -> Engine: ...
     def register(
-        self, descriptor: Descriptor, group: int = 0, *, cuda_device: int | None = None
+        self,
+        descriptor: Descriptor,
+        group: int = 0,
+        *,
+        spans: Sequence[_Span] | None = None,
+        pages_per_block: int = 1,
+        replica: tuple[int, int] = (0, 1),
+        cuda_device: int | None = None,
     ) -> None: ...
+    def register_elsewhere(self, group: int) -> None: ...
+    def name_group(self, group: int, namespace: bytes) -> None: ...
     def unregister(self) -> None: ...
     def raise_fence(self, stream: int, *, cuda_device: int) -> Fence: ...
     def submit_store(
-        self,
-        job: int,
-        objects: Sequence[tuple[int, bytes, Sequence[int]]],
-        *,
-        parents: Sequence[tuple[bytes, int]] | None = None,
-        after: Fence | None = None,
-        context: bytes | None = None,
+        self, job: int, blocks: Blocks, *, tenant: bytes | None = None, after: Fence | None = None
     ) -> None: ...
     def submit_load(
         self,
         job: int,
-        objects: Sequence[tuple[int, bytes, Sequence[int]]],
+        blocks: Blocks,
         timeout: float,
-        prefix: bool = False,
         *,
-        parents: Sequence[tuple[bytes, int]] | None = None,
+        prefix: bool = False,
         pace: float = 0.0,
+        tenant: bytes | None = None,
         after: Fence | None = None,
-        context: bytes | None = None,
     ) -> None: ...
     def submit_prefetch(
-        self,
-        job: int,
-        objects: Sequence[tuple[int, bytes, Sequence[int]]],
-        timeout: float,
-        *,
-        parents: Sequence[tuple[bytes, int]] | None = None,
-        context: bytes | None = None,
+        self, job: int, blocks: Blocks, timeout: float, *, tenant: bytes | None = None
     ) -> None: ...
+    def decline_store(self, job: int, blocks: Blocks) -> None: ...
+    def decline_load(self, job: int, blocks: Blocks) -> None: ...
     def release(self, job: int) -> None: ...
-    def take_host_changes(self) -> list[tuple[bytes, bool]]: ...
-    def poll(self) -> list[tuple[int, str, list[tuple[str, int]], float]]: ...
+    def take_host_changes(self) -> bytes: ...
+    def poll(self) -> list[Completion]: ...
     def wait(self, timeout: float) -> bool: ...
     def wait_released(self, jobs: Sequence[int], timeout: float) -> bool: ...
     def cancel(self, job: int) -> None: ...

@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.layout.geometry import Geometry
-from penstock.vllm.host import PAGE_BYTES, Slots, host_blocks, stage_slots
+from penstock.vllm.host import Slots, host_blocks, stage_slots
+
+PAGE_BYTES = 4096
+"""Slots begin on pages."""
 
 WHOLE = Geometry(None, None, None)
 

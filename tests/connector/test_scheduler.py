@@ -97,9 +97,9 @@ def test_what_a_load_did_not_bring_is_not_asked_for_again() -> None:
     [part] = engine.parts
     engine.end(part, missing=[2, 3, 4])
     assert engine.match(request, 8) == 0
-    stats = engine.half.take_stats()
-    assert stats is not None
-    assert stats.data["loaded_tokens"] == 8
+    counts = engine.half.take_counts()
+    assert counts is not None
+    assert counts["loaded_tokens"] == 8
     # They are computed, and stored anew: nobody has them any more.
     request.num_computed_tokens = 8
     [store] = computed(engine, request)
@@ -182,8 +182,8 @@ class Schedule:
     def play(self, moves: int) -> None:
         for _ in range(moves):
             move = self.chance.choice(
-                [self.arrive, self.put, self.admit, self.admit, self.compute, self.compute]
-                + [self.preempt, self.abort, self.end_some, self.end_some]
+                [self.arrive, self.put, self.preempt, self.abort]
+                + 2 * [self.admit, self.compute, self.end_some]
             )
             move()
         while self.waiting or self.running or self.loading:
@@ -200,7 +200,8 @@ class Schedule:
         self.check_stored()
 
     def check_stored(self) -> None:
-        """Every block of a request that was computed to its end is in the pool, or its store failed."""
+        """Of a request that was computed to its end every block is in the pool, or its store
+        failed."""
         for request in self.whole:
             for position, group in enumerate(self.engine.groups):
                 full = request.num_computed_tokens // group.block_size
@@ -313,9 +314,7 @@ class Schedule:
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(engines(), st.integers(0, 1 << 32), st.integers(5, 60))
-def test_random_schedules_leave_nothing_behind(
-    engine: PlainEngine, seed: int, moves: int
-) -> None:
+def test_random_schedules_leave_nothing_behind(engine: PlainEngine, seed: int, moves: int) -> None:
     # Drawn beforehand: when look-ups are answered is nobody's to draw.
     schedule = Schedule(engine, random.Random(seed))
     schedule.play(moves)

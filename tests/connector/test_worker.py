@@ -1,26 +1,24 @@
-"""The worker half's part of a step: what waits for which fence, and what it tells of its engine."""
+"""The worker half beside its engine: what waits for which fence, faults, room for a step."""
 
 from __future__ import annotations
 
 import socket
-import struct
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from penstock._native import Descriptor, Engine, Store
+from penstock._native import Blocks, Descriptor, Engine, Event, Store
 from penstock.layout.geometry import Geometry
-from penstock.vllm import compat
+from penstock.vllm.counters import Counters
 from penstock.vllm.groups import Group, Groups
 from penstock.vllm.host import default_host_bytes, host_blocks, stage_slots, step_blocks
 from penstock.vllm.messages import BlockJob, StepOrders
 from penstock.vllm.settings import Settings
-from penstock.vllm.stats import PenstockStats
-from penstock.vllm.worker import WorkerHalf, _Part, report_faults
+from penstock.vllm.worker import Services, WorkerFacts, WorkerHalf
+from penstock.vllm.worker.jobs import Jobs
 
 NAMESPACE = bytes(16)
 
@@ -30,6 +28,9 @@ class Recorder:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+
+    def name_group(self, group: int, namespace: bytes) -> None:
+        pass
 
     def raise_fence(self, stream: int, *, cuda_device: int) -> str:
         name = f"fence {sum(call[0] == 'fence' for call in self.calls)}"
@@ -47,29 +48,37 @@ class Recorder:
         self.calls.append(("store", job, after))
 
 
+def jobs_of(engine: Any, counters: Counters) -> Jobs:
+    return Jobs(engine, counters, whole_loads=False, agrees=lambda adapter: True)
+
+
 def job(number: int) -> BlockJob:
     return BlockJob(
         job=number,
         request_id=str(number),
-        groups=(0,),
-        block_ids=(number,),
-        hashes=(bytes(32),),
-        parents=((b"", 0),),
+        blocks=Blocks([(0, number, bytes(32), None)]),
         timeout=1.0,
     )
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> tuple[WorkerHalf, Recorder]:
-    group = Group(0, "full_attention", 16, None, "", ())
-    monkeypatch.setattr(compat, "transfer_groups", lambda *_: Groups([group]))
-    monkeypatch.setattr(compat, "continues_prefixes", lambda _: True)
-    monkeypatch.setattr(compat, "current_stream", lambda device: 70 + device)
-    without_adapters = SimpleNamespace(lora_config=None)
-    half = WorkerHalf(Settings("memory:"), without_adapters, None)
-    recorder = Recorder()
+def worker() -> tuple[WorkerHalf, Recorder]:
+    facts = WorkerFacts(
+        groups=Groups([Group(0, "full_attention", 16, None, "", ())]),
+        num_blocks=1,
+        layers=1,
+        heads=1,
+        stages=[(0, 1)],
+        tensor_ranks=1,
+        own_heads=(0, 1),
+        replica=(0, 1),
+        tokens_per_step=16,
+        requests_per_step=1,
+    )
+    services = Services(current_stream=lambda device: 70 + device)
+    half, recorder = WorkerHalf(Settings("memory:"), facts, services), Recorder()
     half._engine, half._cuda_device = recorder, 3  # type: ignore[assignment]
-    half._parts = [_Part(1, (b"",))]
+    half._jobs = jobs_of(recorder, Counters())
     return half, recorder
 
 
@@ -130,15 +139,19 @@ def test_what_failed_in_the_background_is_said_once_and_counted(
             taken, self.faults = self.faults, []
             return taken
 
-    engine, stats = Failing(), PenstockStats()
+        def poll(self) -> list[object]:
+            return []
+
+    counters = Counters()
+    jobs = jobs_of(Failing(), counters)
     with caplog.at_level("WARNING", "vllm.penstock"):
         for _ in range(3):
-            report_faults(engine, stats)  # type: ignore[arg-type]
+            jobs.poll()
     assert caplog.messages == [
         "Penstock: 4096 bytes of host memory could not be pinned",
         "Penstock: not measured",
     ]
-    assert stats.data == {"unpinned_bytes": 4096}
+    assert counters.take() == {"unpinned_bytes": 4096}
 
 
 LAYERS, HEADS, BLOCK_TOKENS = 32, 8, 16
@@ -166,11 +179,11 @@ def test_a_step_of_a_large_gpu_drops_no_store_by_default(tokens: int, tmp_path: 
         store = Store.open(f"redis://127.0.0.1:{silent.getsockname()[1]}")
         engine = Engine(store, slot_bytes=64, slots=slots, step_objects=blocks)
         engine.register(descriptor)
-        tail = struct.pack("<4H", 0, 1, 0, 1)
-        objects = [(0, NAMESPACE + i.to_bytes(32, "big") + tail, [i]) for i in range(blocks)]
-        engine.submit_store(1, objects)
+        engine.name_group(0, NAMESPACE)
+        hashes = [i.to_bytes(32, "big") for i in range(blocks)]
+        engine.submit_store(1, Blocks([(0, i, name, None) for i, name in enumerate(hashes)]))
         deadline = time.monotonic() + 20
-        while not any(event == "released" for _, event, *_ in engine.poll()):
+        while not any(done.event == Event.RELEASED for done in engine.poll()):
             assert time.monotonic() < deadline
             engine.wait(1)
         assert engine.stats()["dropped_objects"] == 0

@@ -189,7 +189,7 @@ def takes(command: str, target: str | None) -> bool:
 @cache
 def counters() -> set[str]:
     """Read from the text: importing the module would import vLLM."""
-    tree = ast.parse((ROOT / "python/penstock/vllm/stats.py").read_text())
+    tree = ast.parse((ROOT / "python/penstock/vllm/counters.py").read_text())
     (found,) = (
         ast.literal_eval(node.value)
         for node in tree.body

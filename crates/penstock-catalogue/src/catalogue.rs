@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 
+use penstock_engine::{Chunk, HostChange};
+
 use crate::CatalogueError;
 use crate::error::Result;
 use crate::groups::Groups;
-use crate::index::{Chunk, Index, Name};
+use crate::index::{Index, Name};
 use crate::jobs::Job;
 use crate::request::Request;
 
@@ -173,11 +175,12 @@ impl Catalogue {
         Ok(())
     }
 
-    /// A rank's host memory has a block of the group at this position now, or has it no more.
+    /// A rank's host memory has a block now, or has it no more.
     ///
     /// # Errors
     /// There is no such group.
-    pub fn change_host(&mut self, group: u16, chunk: Chunk, came: bool) -> Result<()> {
+    pub fn change_host(&mut self, change: &HostChange) -> Result<()> {
+        let &HostChange { group, chunk, came } = change;
         if usize::from(group) >= self.groups.count() {
             return Err(CatalogueError::Config("a change in no known group"));
         }

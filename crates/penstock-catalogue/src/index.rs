@@ -8,11 +8,9 @@
 //! nothing but the hash.
 
 use hashbrown::HashTable;
+use penstock_engine::Chunk;
 
 use crate::remembered::Remembered;
-
-/// Identity of what a block holds: the chained hash of its last token block, zero-padded.
-pub type Chunk = [u8; 32];
 
 /// What tells the content of a block from all others of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,20 +3,7 @@
 use crate::CatalogueError;
 use crate::catalogue::Catalogue;
 use crate::error::Result;
-use crate::index::{Chunk, Number};
-
-/// A block of a job: what it holds, and where the engine has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Block {
-    /// Position of its group.
-    pub group: u16,
-    /// The engine's block; 0 in a prefetch, which has none.
-    pub block: u64,
-    /// What it holds.
-    pub chunk: Chunk,
-    /// The one before it in the request, and the tokens until there; none for the first.
-    pub parent: Option<(Chunk, u64)>,
-}
+use crate::index::Number;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {

@@ -20,8 +20,6 @@ mod stores;
 pub use catalogue::{Catalogue, Holding};
 pub use error::CatalogueError;
 pub use groups::{Group, Groups};
-pub use index::Chunk;
-pub use jobs::Block;
 pub use loads::Moved;
 pub use lookups::{Query, State as LookupState};
 pub use steps::{Scheduled, Step};

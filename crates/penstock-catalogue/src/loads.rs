@@ -1,11 +1,12 @@
 //! Loads and prefetches: how far a request can be loaded, and from where.
 
 use penstock_advisor::Reach;
+use penstock_engine::{Block, Parent};
 
 use crate::catalogue::Catalogue;
 use crate::error::Result;
 use crate::index::{Number, State};
-use crate::jobs::{Block, Kind};
+use crate::jobs::Kind;
 use crate::request::{Lookup, Request};
 use crate::CatalogueError;
 
@@ -220,7 +221,10 @@ impl Catalogue {
             group: group as u16,
             block,
             chunk: chunk(index),
-            parent: index.checked_sub(1).map(|before| (chunk(before), tokens)),
+            parent: index.checked_sub(1).map(|before| Parent {
+                chunk: chunk(before),
+                tokens,
+            }),
         }
     }
 

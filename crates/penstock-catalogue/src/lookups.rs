@@ -1,8 +1,10 @@
 //! Look-ups: what the pool is asked, and what its answers tell.
 
+use penstock_engine::Chunk;
+
 use crate::catalogue::{Catalogue, found_mut};
 use crate::error::Result;
-use crate::index::{Chunk, Number};
+use crate::index::Number;
 use crate::request::Lookup;
 
 /// A question to the pool: which of these blocks it has.

@@ -1,9 +1,11 @@
 //! Stores: which of the blocks that a step fills are new.
 
+use penstock_engine::Block;
+
 use crate::catalogue::{Catalogue, found_mut};
 use crate::error::Result;
 use crate::index::Number;
-use crate::jobs::{Block, Kind};
+use crate::jobs::Kind;
 
 impl Catalogue {
     /// Begins the store of every block that is full after `tokens` tokens, was not considered before, and

@@ -1,8 +1,9 @@
 //! Requests, look-ups, loads and stores against one catalogue.
 
 use penstock_advisor::Reach;
+use penstock_engine::{Chunk, HostChange, Parent};
 use penstock_catalogue::{
-    Catalogue, CatalogueError, Chunk, Group, Groups, Holding, LookupState, Scheduled,
+    Catalogue, CatalogueError, Group, Groups, Holding, LookupState, Scheduled,
 };
 
 const TOKENS: u64 = 16;
@@ -10,6 +11,14 @@ const BYTES: u64 = 1000;
 
 fn chunk(n: u8) -> Chunk {
     [n; 32]
+}
+
+fn change(n: u8, came: bool) -> HostChange {
+    HostChange {
+        group: 0,
+        chunk: chunk(n),
+        came,
+    }
 }
 
 fn chunks(numbers: std::ops::Range<u8>) -> Vec<Chunk> {
@@ -54,11 +63,11 @@ fn a_block_is_held_when_every_rank_has_it() {
     looked_up(&mut catalogue, "a", &[true, true, true, false]);
     assert_eq!(ends(&catalogue, "a"), [(3, 0, 3 * BYTES)]);
     catalogue.begin_load("a", 1, 0, 3 * TOKENS, |_, i| Some(i as u64)).unwrap();
-    catalogue.change_host(0, chunk(1), true).unwrap();
+    catalogue.change_host(&change(1, true)).unwrap();
     assert_eq!(ends(&catalogue, "a"), [(3, 0, 3 * BYTES)]);
-    catalogue.change_host(0, chunk(1), true).unwrap();
+    catalogue.change_host(&change(1, true)).unwrap();
     assert_eq!(ends(&catalogue, "a"), [(1, BYTES, 0), (3, BYTES, 2 * BYTES)]);
-    catalogue.change_host(0, chunk(1), false).unwrap();
+    catalogue.change_host(&change(1, false)).unwrap();
     assert_eq!(ends(&catalogue, "a"), [(3, 0, 3 * BYTES)]);
 }
 
@@ -160,7 +169,7 @@ fn prefetches_share_no_block_and_keep_theirs_until_they_are_released() {
     assert_eq!(catalogue.begin_prefetch("b", 2, 0, 32, 9, false), Ok(None));
     let (others, _) = catalogue.begin_prefetch("b", 2, 0, 64, 9, false).unwrap().unwrap();
     assert_eq!(others[0].chunk, chunk(3));
-    assert_eq!(others[0].parent, Some((chunk(2), 32)));
+    assert_eq!(others[0].parent, Some(Parent { chunk: chunk(2), tokens: 32 }));
     assert_eq!(catalogue.prefetched(), 4);
     catalogue.release(1).unwrap();
     assert_eq!(catalogue.prefetched(), 2);
@@ -171,7 +180,7 @@ fn prefetches_share_no_block_and_keep_theirs_until_they_are_released() {
     catalogue.end(2).unwrap();
     assert_eq!(catalogue.prefetched(), 0);
     // Only what host memory lacks, for a probe.
-    catalogue.change_host(0, chunk(1), true).unwrap();
+    catalogue.change_host(&change(1, true)).unwrap();
     let (lacking, _) = catalogue.begin_prefetch("b", 3, 0, 64, 2, true).unwrap().unwrap();
     let lacking: Vec<Chunk> = lacking.iter().map(|block| block.chunk).collect();
     assert_eq!(lacking, [chunk(2), chunk(3)]);

@@ -27,6 +27,14 @@ const PAGE: usize = 4096;
 /// it is encrypted.
 const LARGEST_HEADER_BYTES: usize = ENCRYPTED_HEADER_BYTES;
 
+/// Host memory that a slot takes whose payload has up to `slot_bytes`.
+pub fn slot_stride(slot_bytes: usize) -> usize {
+    let pages = slot_bytes
+        .saturating_add(LARGEST_HEADER_BYTES)
+        .div_ceil(PAGE);
+    pages.saturating_mul(PAGE)
+}
+
 /// What a slot is wanted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
@@ -86,7 +94,7 @@ impl Arena {
         signals: Arc<Signals>,
         counters: Arc<Counters>,
     ) -> Result<Self, EngineError> {
-        let stride = (LARGEST_HEADER_BYTES + config.slot_bytes).next_multiple_of(PAGE);
+        let stride = slot_stride(config.slot_bytes);
         let bytes = stride
             .checked_mul(config.slots)
             .ok_or(EngineError::Config("slots times slot_bytes overflows"))?;

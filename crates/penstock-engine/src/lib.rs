@@ -32,6 +32,7 @@ mod store;
 mod sync;
 mod table;
 
+pub use arena::slot_stride;
 pub use block::{Block, Chunk, NotBlocks, Parent};
 pub use completion::{Completion, Event};
 pub use config::EngineConfig;

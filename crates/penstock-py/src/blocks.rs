@@ -1,39 +1,113 @@
-//! Blocks for Python: opaque there, named and packed here.
+//! Blocks for Python: as jobs carry them, and as bytes between processes.
 
-use penstock_engine::Parent;
+use penstock_engine::{Block, Chunk, HostChange, Parent};
+use penstock_store::CHUNK_BYTES;
 use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyType};
 
-/// TEMPORARY: replaced by the engine's own.
+use crate::errors::config_error;
+
+/// Blocks of a prompt, in its order: of each its group, its id in the serving engine, the hash that
+/// names its content, and what comes before it.
+#[pyclass(frozen, eq, module = "penstock._native")]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Block {
-    pub(crate) group: u16,
-    pub(crate) block: u64,
-    pub(crate) chunk: [u8; 32],
-    pub(crate) parent: Option<Parent>,
-}
-
-/// TEMPORARY
-#[pyclass(frozen, module = "penstock._native")]
 pub(crate) struct Blocks {
     pub(crate) blocks: Vec<Block>,
 }
 
+/// A group, a block id, a hash, and the hash before it with the tokens until there, if any.
+type BlockTuple<'py> = (
+    u16,
+    u64,
+    Bound<'py, PyBytes>,
+    Option<(Bound<'py, PyBytes>, u64)>,
+);
+
 #[pymethods]
 impl Blocks {
-    fn __len__(&self) -> usize {
-        self.blocks.len()
+    /// Of tuples `(group, block id, hash, parent)`, where `parent` is `(hash, tokens)` of what comes
+    /// before the block, or None for a prompt's first. Hashes have 32 bytes at most.
+    #[new]
+    fn new(py: Python<'_>, blocks: Vec<BlockTuple<'_>>) -> PyResult<Self> {
+        let block = |(group, block, hash, parent): BlockTuple<'_>| {
+            let parent = parent.map(|(hash, tokens)| {
+                let chunk = padded(py, hash.as_bytes())?;
+                Ok::<_, PyErr>(Parent { chunk, tokens })
+            });
+            Ok(Block {
+                group,
+                block,
+                chunk: padded(py, hash.as_bytes())?,
+                parent: parent.transpose()?,
+            })
+        };
+        let blocks = blocks.into_iter().map(block).collect::<PyResult<_>>()?;
+        Ok(Self { blocks })
     }
 
+    /// The blocks that `encode` gave bytes of.
+    #[classmethod]
+    fn decode(cls: &Bound<'_, PyType>, encoded: &[u8]) -> PyResult<Self> {
+        Block::decode(encoded)
+            .map(|blocks| Self { blocks })
+            .map_err(|error| config_error(cls.py(), error.to_string()))
+    }
+
+    /// Bytes from which `decode` makes the same blocks.
+    fn encode<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &Block::encode(&self.blocks))
+    }
+
+    fn __reduce__<'py>(
+        slf: &Bound<'py, Self>,
+    ) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
+        let decode = slf.get_type().getattr("decode")?;
+        Ok((decode, (slf.get().encode(slf.py()),)))
+    }
+
+    /// Each block's id in the serving engine.
     #[getter]
     fn block_ids(&self) -> Vec<u64> {
         self.blocks.iter().map(|block| block.block).collect()
     }
 
-    #[getter]
-    fn chunks<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, pyo3::types::PyBytes>> {
-        self.blocks
-            .iter()
-            .map(|block| pyo3::types::PyBytes::new(py, &block.chunk))
-            .collect()
+    fn __len__(&self) -> usize {
+        self.blocks.len()
     }
+
+    fn __repr__(&self) -> String {
+        format!("Blocks({} of them)", self.blocks.len())
+    }
+}
+
+/// What came into host memory, and what went, from the bytes that engines tell it in: a group, the
+/// hash of a block, zero-padded, and whether it came. Bytes of several may be one behind the other.
+#[pyfunction]
+pub(crate) fn host_changes(
+    py: Python<'_>,
+    encoded: &[u8],
+) -> PyResult<Vec<(u16, Py<PyBytes>, bool)>> {
+    let changes =
+        HostChange::decode(encoded).map_err(|error| config_error(py, error.to_string()))?;
+    let tuple = |change: &HostChange| {
+        let chunk = PyBytes::new(py, &change.chunk).unbind();
+        (change.group, chunk, change.came)
+    };
+    Ok(changes.iter().map(tuple).collect())
+}
+
+/// A block's hash, zero-padded.
+pub(crate) fn padded(py: Python<'_>, hash: &[u8]) -> PyResult<Chunk> {
+    let mut padded = [0; CHUNK_BYTES];
+    match padded.get_mut(..hash.len()) {
+        Some(start) => start.copy_from_slice(hash),
+        None => {
+            let message = format!(
+                "a chunk has {CHUNK_BYTES} bytes at most, not {}",
+                hash.len()
+            );
+            return Err(config_error(py, message));
+        }
+    }
+    Ok(padded)
 }

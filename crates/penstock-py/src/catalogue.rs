@@ -4,14 +4,14 @@ use penstock_catalogue::{
     Catalogue as Native, CatalogueError, Group, Groups, Holding, LookupState, Moved,
     Scheduled,
 };
-use penstock_engine::Parent;
+use penstock_engine::HostChange;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PySequence, PyString};
 
 use crate::advisor::Reach;
-use crate::blocks::{Block, Blocks};
-use crate::engine::{Lookup, engine_error, padded};
+use crate::blocks::{Blocks, padded};
+use crate::engine::{Lookup, engine_error};
 use crate::errors::config_error;
 use crate::layout::{SpanTuple, span};
 use crate::store::{namespace, seconds};
@@ -21,18 +21,6 @@ fn catalogue_error(py: Python<'_>, error: &CatalogueError) -> PyErr {
         CatalogueError::Config(_) => config_error(py, error.to_string()),
         // The scheduler half's own mistake, not a user's.
         _ => PyRuntimeError::new_err(error.to_string()),
-    }
-}
-
-fn blocks(blocks: Vec<penstock_catalogue::Block>) -> Blocks {
-    let convert = |block: penstock_catalogue::Block| Block {
-        group: block.group,
-        block: block.block,
-        chunk: block.chunk,
-        parent: block.parent.map(|(chunk, tokens)| Parent { chunk, tokens }),
-    };
-    Blocks {
-        blocks: blocks.into_iter().map(convert).collect(),
     }
 }
 
@@ -299,7 +287,7 @@ impl Catalogue {
     ) -> PyResult<(Blocks, MovedTuple)> {
         self.native
             .begin_load(request, job, first, end, reader(&tables))
-            .map(|(loaded, moved)| (blocks(loaded), moved_tuple(&moved)))
+            .map(|(loaded, moved)| (Blocks { blocks: loaded }, moved_tuple(&moved)))
             .map_err(|error| catalogue_error(py, &error))
     }
 
@@ -321,7 +309,7 @@ impl Catalogue {
             .native
             .begin_prefetch(request, job, first, end, most, lacking)
             .map_err(|error| catalogue_error(py, &error))?;
-        Ok(begun.map(|(fetched, moved)| (blocks(fetched), moved_tuple(&moved))))
+        Ok(begun.map(|(fetched, moved)| (Blocks { blocks: fetched }, moved_tuple(&moved))))
     }
 
     /// A load or a prefetch is over.
@@ -379,7 +367,7 @@ impl Catalogue {
     ) -> PyResult<Option<Blocks>> {
         self.native
             .begin_store(request, job, tokens, null, reader(&tables))
-            .map(|stored| stored.map(blocks))
+            .map(|stored| stored.map(|blocks| Blocks { blocks }))
             .map_err(|error| catalogue_error(py, &error))
     }
 
@@ -447,11 +435,11 @@ impl Catalogue {
 
     /// Blocks that came into the host memory of ranks, or went, as their engines have packed them.
     fn change_host(&mut self, py: Python<'_>, changes: &[u8]) -> PyResult<()> {
-        for record in changes.chunks_exact(35) {
-            let group = u16::from_le_bytes([record[0], record[1]]);
-            let chunk = padded(py, &record[3..])?;
+        let changes =
+            HostChange::decode(changes).map_err(|error| config_error(py, error.to_string()))?;
+        for change in &changes {
             self.native
-                .change_host(group, chunk, record[2] == 1)
+                .change_host(change)
                 .map_err(|error| catalogue_error(py, &error))?;
         }
         Ok(())

@@ -1,21 +1,22 @@
-//! The engine and the look-up for Python: plain integers, bytes and tuples in and out.
+//! The engine and the look-up for Python.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_engine::{
-    Completion, Deadline, Device, Engine as Native, EngineConfig, EngineError, EngineStats, Fault,
-    Fence as NativeFence, Lookup as NativeLookup, LookupConfig, Object, Outcome, Parent,
+    Deadline, Device, Engine as Native, EngineConfig, EngineError, EngineStats, Fault,
+    Fence as NativeFence, HostChange, KvGroup, Lookup as NativeLookup, LookupConfig, Replica,
 };
-use penstock_store::{CHUNK_BYTES, Key};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyBytesMethods};
 
-use crate::errors::{config_error, exception};
+use crate::blocks::{Blocks, padded};
+use crate::completion::Completion;
+use crate::errors::exception;
 use crate::layout::{Descriptor, SpanTuple, span};
-use crate::store::{Store, key, namespace, seconds};
+use crate::store::{Store, namespace, seconds};
 
 pub(crate) fn engine_error(py: Python<'_>, error: &EngineError) -> PyErr {
     let class = match error {
@@ -30,66 +31,10 @@ pub(crate) fn engine_error(py: Python<'_>, error: &EngineError) -> PyErr {
     exception(py, class, (error.to_string(),))
 }
 
-/// `loaded`, `miss`, `rejected:payload_checksum`, `failed:unreachable`, …
-fn outcome_name(outcome: &Outcome) -> String {
-    match outcome {
-        Outcome::Rejected(reason) => format!("{}:{}", outcome.name(), reason.name()),
-        Outcome::Failed(kind) => format!("{}:{}", outcome.name(), kind.name()),
-        _ => outcome.name().to_owned(),
-    }
-}
-
 /// Where memory lies, from the ordinal of a CUDA device or none.
 pub(crate) fn device(cuda_device: Option<i32>) -> Device {
     cuda_device.map_or(Device::Host, Device::Cuda)
 }
-
-/// An object: its group, its key, its blocks.
-type ObjectTuple<'py> = (u16, Bound<'py, PyBytes>, Vec<u64>);
-
-/// For each object, the chunk before its own in the prompt, and the tokens until there; empty and 0
-/// for a prompt's first.
-type Parents<'py> = Option<Vec<(Bound<'py, PyBytes>, u64)>>;
-
-fn objects(
-    py: Python<'_>,
-    objects: Vec<ObjectTuple<'_>>,
-    parents: Parents<'_>,
-    context: Option<&[u8]>,
-) -> PyResult<Vec<Object>> {
-    let context = Arc::from(context.unwrap_or_default());
-    let parents = parents.unwrap_or_default();
-    if !parents.is_empty() && parents.len() != objects.len() {
-        let message = format!("{} parents of {} objects", parents.len(), objects.len());
-        return Err(config_error(py, message));
-    }
-    let mut parents = parents.iter();
-    objects
-        .into_iter()
-        .map(|(group, bytes, blocks)| {
-            let parent = parents
-                .next()
-                .filter(|(chunk, _)| !chunk.as_bytes().is_empty());
-            let parent = parent.map(|(chunk, tokens)| {
-                Ok::<_, PyErr>(Parent {
-                    chunk: padded(py, chunk.as_bytes())?,
-                    tokens: *tokens,
-                })
-            });
-            Ok(Object {
-                group,
-                key: key(py, bytes.as_bytes())?,
-                parent: parent.transpose()?,
-                blocks,
-                context: Arc::clone(&context),
-            })
-        })
-        .collect()
-}
-
-/// A completion: job, event, for each object what became of it and its bytes, and the seconds since
-/// the job was submitted, or since its fence was passed.
-type CompletionTuple = (u64, &'static str, Vec<(String, u64)>, f64);
 
 /// A point in what a CUDA device computes, which jobs wait for: passed once it has computed all that
 /// a stream had been given when it was raised.
@@ -147,26 +92,55 @@ impl Engine {
             .map_err(|error| engine_error(py, &error))
     }
 
-    /// Names the memory that a group's objects lie in. The tensors that the descriptor was
-    /// detected from must stay alive until `unregister` or `shutdown` has returned. Groups may lie
-    /// over each other, as long as no block is in use by two of them at a time.
-    /// `cuda_device` is the ordinal of the device that they are on; without it, in host memory.
-    #[pyo3(signature = (descriptor, group = 0, *, cuda_device = None))]
+    /// Takes in a group of layers. The tensors that the descriptor was detected from must stay alive
+    /// until `unregister` or `shutdown` has returned. Groups may lie over each other, as long as no
+    /// block is in use by two of them at a time.
+    ///
+    /// A block is stored as an object for each of `spans`; without, as one of all that the descriptor
+    /// describes. The serving engine's block is so many pages of the descriptor's. With `replica`, an
+    /// index and a count, that many engines hold the same, and each stores its part of the blocks.
+    /// `cuda_device` is the ordinal of the device that the tensors are on; without it, they are in host
+    /// memory.
+    #[pyo3(signature = (
+        descriptor, group = 0, *, spans = None, pages_per_block = 1, replica = (0, 1),
+        cuda_device = None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn register(
         &self,
         py: Python<'_>,
         descriptor: &Descriptor,
         group: u16,
+        spans: Option<Vec<SpanTuple>>,
+        pages_per_block: u64,
+        replica: (u8, u8),
         cuda_device: Option<i32>,
     ) -> PyResult<()> {
         let regions = descriptor.engine_regions(py)?;
+        let mut held = KvGroup::new(device(cuda_device), descriptor.inner().clone(), regions);
+        if let Some(spans) = spans {
+            let spans = spans.into_iter().map(|tuple| span(py, tuple));
+            held.spans = spans.collect::<PyResult<_>>()?;
+        }
+        held.pages_per_block = pages_per_block;
+        let (index, count) = replica;
+        held.replica = Replica { index, count };
         self.native
-            .register(
-                group,
-                device(cuda_device),
-                descriptor.inner().clone(),
-                regions,
-            )
+            .register(group, held)
+            .map_err(|error| engine_error(py, &error))
+    }
+
+    /// Takes in a group of which this engine holds nothing: blocks of it are there already.
+    fn register_elsewhere(&self, py: Python<'_>, group: u16) -> PyResult<()> {
+        self.native
+            .register_elsewhere(group)
+            .map_err(|error| engine_error(py, &error))
+    }
+
+    /// Says under which namespace, 16 bytes, a group's objects are stored: once, before its first job.
+    fn name_group(&self, py: Python<'_>, group: u16, namespace: &[u8]) -> PyResult<()> {
+        self.native
+            .name(group, self::namespace(py, namespace)?)
             .map_err(|error| engine_error(py, &error))
     }
 
@@ -187,74 +161,80 @@ impl Engine {
             .map_err(|error| engine_error(py, &error))
     }
 
-    /// Stores objects, each a group, a key of 56 bytes and its blocks. The blocks must not change until
-    /// the job's event `released`; nothing is read before the fence `after` is passed. `context` goes into the encryption of all of
-    /// them beside the keys; whoever loads them gives the same. `parents` are the chunks before the
-    /// objects' in their prompts and the tokens until there, empty and 0 for a prompt's first: with them,
-    /// host memory, and stores that can, keep beginnings longer than what follows.
-    #[pyo3(signature = (job, objects, *, parents = None, after = None, context = None))]
+    /// Stores blocks. They must not change until the job's event `RELEASED`; nothing is read before
+    /// the fence `after` is passed. `tenant` goes into their encryption beside the keys; whoever loads
+    /// them gives the same. With too many jobs outstanding, all of them are dropped.
+    #[pyo3(signature = (job, blocks, *, tenant = None, after = None))]
     fn submit_store(
         &self,
         py: Python<'_>,
         job: u64,
-        objects: Vec<ObjectTuple<'_>>,
-        parents: Parents<'_>,
+        blocks: &Bound<'_, Blocks>,
+        tenant: Option<&[u8]>,
         after: Option<&Bound<'_, Fence>>,
-        context: Option<&[u8]>,
     ) -> PyResult<()> {
-        let objects = self::objects(py, objects, parents, context)?;
         self.native
-            .submit_store(job, objects, behind(after))
+            .submit_store(job, &blocks.get().blocks, shared(tenant), behind(after))
             .map_err(|error| engine_error(py, &error))
     }
 
-    /// Loads objects into their blocks, which must be left alone until the job's event `loaded`.
-    /// Nothing is fetched or written before `after` is passed; it, `parents` and `context` are as for a
-    /// store. `timeout` seconds after that what is left is given up, and later by that part of `pace`
-    /// seconds which is the part of its bytes that has come. With `prefix`, whatever follows an object that was not
+    /// Loads blocks, which must be left alone until the job's event `LOADED`. Nothing is fetched or
+    /// written before `after` is passed; it, `tenant` and too many jobs are as for a store. `timeout`
+    /// seconds after that what is left is given up, and later by that part of `pace` seconds which is
+    /// the part of its bytes that has come. With `prefix`, whatever follows an object that was not
     /// loaded is skipped.
     #[pyo3(signature = (
-        job, objects, timeout, prefix = false, *, parents = None, pace = 0.0, after = None,
-        context = None
+        job, blocks, timeout, *, prefix = false, pace = 0.0, tenant = None, after = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn submit_load(
         &self,
         py: Python<'_>,
         job: u64,
-        objects: Vec<ObjectTuple<'_>>,
+        blocks: &Bound<'_, Blocks>,
         timeout: f64,
         prefix: bool,
-        parents: Parents<'_>,
         pace: f64,
+        tenant: Option<&[u8]>,
         after: Option<&Bound<'_, Fence>>,
-        context: Option<&[u8]>,
     ) -> PyResult<()> {
-        let objects = self::objects(py, objects, parents, context)?;
         let at = Instant::now() + seconds(py, timeout)?;
         let deadline = Deadline::paced(at, bound(py, pace)?);
+        let (blocks, after) = (&blocks.get().blocks, behind(after));
         self.native
-            .submit_load(job, objects, deadline, prefix, behind(after))
+            .submit_load(job, blocks, shared(tenant), deadline, prefix, after)
             .map_err(|error| engine_error(py, &error))
     }
 
-    /// Gets objects into host memory, where they stay until the job is released: a load finds them
-    /// there. It goes behind all loads; what finds no room is dropped. Of the objects' blocks only
-    /// the number matters. After `timeout` seconds what is left is given up.
-    #[pyo3(signature = (job, objects, timeout, *, parents = None, context = None))]
+    /// Gets blocks into host memory, where they stay until the job is released: a load finds them
+    /// there. It goes behind all loads; what finds no room is dropped. The blocks' ids mean nothing.
+    /// After `timeout` seconds what is left is given up.
+    #[pyo3(signature = (job, blocks, timeout, *, tenant = None))]
     fn submit_prefetch(
         &self,
         py: Python<'_>,
         job: u64,
-        objects: Vec<ObjectTuple<'_>>,
+        blocks: &Bound<'_, Blocks>,
         timeout: f64,
-        parents: Parents<'_>,
-        context: Option<&[u8]>,
+        tenant: Option<&[u8]>,
     ) -> PyResult<()> {
-        let objects = self::objects(py, objects, parents, context)?;
         let deadline = Instant::now() + seconds(py, timeout)?;
         self.native
-            .submit_prefetch(job, objects, deadline)
+            .submit_prefetch(job, &blocks.get().blocks, shared(tenant), deadline)
+            .map_err(|error| engine_error(py, &error))
+    }
+
+    /// Completes a store at once, as dropped: one that must not be done.
+    fn decline_store(&self, py: Python<'_>, job: u64, blocks: &Bound<'_, Blocks>) -> PyResult<()> {
+        self.native
+            .decline_store(job, &blocks.get().blocks)
+            .map_err(|error| engine_error(py, &error))
+    }
+
+    /// Completes a load at once, as dropped: one that must not be done.
+    fn decline_load(&self, py: Python<'_>, job: u64, blocks: &Bound<'_, Blocks>) -> PyResult<()> {
+        self.native
+            .decline_load(job, &blocks.get().blocks)
             .map_err(|error| engine_error(py, &error))
     }
 
@@ -264,31 +244,18 @@ impl Engine {
         self.native.release(job);
     }
 
-    /// Which keys came into host memory (True) and went since the last call; at first, all that are
-    /// there. Nothing is remembered before the first call.
-    fn take_host_changes(&self, py: Python<'_>) -> Vec<(Py<PyBytes>, bool)> {
-        let changes = self.native.take_host_changes();
-        let bytes = |key: &Key| PyBytes::new(py, &key.to_bytes()).unbind();
-        changes
-            .iter()
-            .map(|(key, came)| (bytes(key), *came))
-            .collect()
+    /// Which blocks came into host memory, with all that this engine keeps of them, and which are not
+    /// whole there any more, since the last call; at first, all that are there. Nothing is remembered
+    /// before the first call. As bytes for `host_changes`, or for a catalogue; empty for none.
+    fn take_host_changes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &HostChange::encode(&self.native.take_host_changes()))
     }
 
-    /// What happened since the last call, in order: `(job, event, [(outcome, bytes)], seconds)`,
-    /// where event is `released`, `stored`, `loaded` or `prefetched`, and the seconds are those since
-    /// the job was submitted, or since its fence was passed. Does not wait.
-    fn poll(&self) -> Vec<CompletionTuple> {
+    /// What happened since the last call, in order. Does not wait.
+    fn poll(&self) -> Vec<Completion> {
         let mut completions = Vec::new();
         self.native.poll(&mut completions);
-        completions
-            .iter()
-            .map(|Completion { job, event, took }| {
-                let outcomes = event.outcomes().iter();
-                let outcomes = outcomes.map(|o| (outcome_name(o), o.bytes())).collect();
-                (*job, event.name(), outcomes, took.as_secs_f64())
-            })
-            .collect()
+        completions.into_iter().map(Completion::from).collect()
     }
 
     /// Waits until there is something to poll; False if the time is over first.
@@ -367,20 +334,15 @@ impl Drop for Lookup {
 /// Longer than any operation of a lane.
 const LAST_WAIT: Duration = Duration::from_secs(60);
 
-/// A chunk's identity, zero-padded.
-pub(crate) fn padded(py: Python<'_>, chunk: &[u8]) -> PyResult<[u8; CHUNK_BYTES]> {
-    let mut padded = [0; CHUNK_BYTES];
-    match padded.get_mut(..chunk.len()) {
-        Some(start) => start.copy_from_slice(chunk),
-        None => {
-            let message = format!(
-                "a chunk has {CHUNK_BYTES} bytes at most, not {}",
-                chunk.len()
-            );
-            return Err(config_error(py, message));
-        }
-    }
-    Ok(padded)
+/// What a tenant gives; nothing without.
+fn shared(tenant: Option<&[u8]>) -> Arc<[u8]> {
+    tenant.map_or_else(Arc::default, Arc::from)
+}
+
+/// Host memory that a slot of an engine takes whose payload has up to `slot_bytes`.
+#[pyfunction]
+pub(crate) fn slot_stride(slot_bytes: usize) -> usize {
+    penstock_engine::slot_stride(slot_bytes)
 }
 
 /// A time to wait; zero only looks.

@@ -5,6 +5,7 @@ mod advisor;
 mod blocks;
 mod buffer;
 mod catalogue;
+mod completion;
 mod cuda;
 mod dlpack;
 mod engine;
@@ -22,15 +23,17 @@ mod _native {
     #[pymodule_export]
     use crate::advisor::{Advisor, Choice, Reach, attended};
     #[pymodule_export]
-    use crate::blocks::Blocks;
+    use crate::blocks::{Blocks, host_changes};
     #[pymodule_export]
     use crate::buffer::Buffer;
     #[pymodule_export]
     use crate::catalogue::Catalogue;
     #[pymodule_export]
+    use crate::completion::{Completion, Event, Outcome};
+    #[pymodule_export]
     use crate::cuda::cuda_calibration;
     #[pymodule_export]
-    use crate::engine::{Engine, Fence, Lookup};
+    use crate::engine::{Engine, Fence, Lookup, slot_stride};
     #[pymodule_export]
     use crate::keys::EncryptionKeys;
     #[pymodule_export]

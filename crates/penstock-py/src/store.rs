@@ -230,7 +230,7 @@ fn unanswered() -> penstock_store::Error {
     penstock_store::Error::new(kind, "the store left a request without an outcome")
 }
 
-pub(crate) fn key(py: Python<'_>, bytes: &[u8]) -> PyResult<Key> {
+fn key(py: Python<'_>, bytes: &[u8]) -> PyResult<Key> {
     let fixed: &[u8; KEY_BYTES] = bytes.try_into().map_err(|_| {
         config_error(
             py,

@@ -6,20 +6,17 @@ import hashlib
 import mmap
 import multiprocessing
 import os
-import struct
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from penstock._native import Buffer, Engine, Store
+from penstock._native import Blocks, Buffer, Engine, Event, Outcome, Store
 from penstock.cli.bench_copy import Shape, describe
 from penstock.errors import StoreError
 from penstock.pool.namespace import namespace_digest
 
-_NAMESPACE = namespace_digest({"kind": "penstock bench mover"})
 _SHAPE = Shape(layers=16, heads=8, tokens=16, content_bytes=512, blocks=64)
 """Blocks of 1 MiB."""
-_SPAN = struct.pack("<4H", 0, _SHAPE.layers, 0, _SHAPE.heads)
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
@@ -30,6 +27,29 @@ def seconds_queued() -> float:
     except OSError:
         # A kernel that does not keep it.
         return 0.0
+
+
+class _Half:
+    """Every other block, in a namespace of its own."""
+
+    def __init__(self, group: int, salt: str) -> None:
+        self.group = group
+        self.namespace = namespace_digest(
+            {"kind": "penstock bench mover", "run": salt, "half": group}
+        )
+        self.blocks = Blocks(
+            [
+                (group, block, hashlib.sha256(bytes([block])).digest(), None)
+                for block in range(group, _SHAPE.blocks, 2)
+            ]
+        )
+        self._keys: list[bytes] = []
+
+    def clear(self, store: Store, timeout: float) -> None:
+        """Removes what is stored of it."""
+        if not self._keys:
+            self._keys = [key for key, _ in store.list(self.namespace, timeout=timeout)]
+        store.remove(self._keys, timeout=timeout)
 
 
 class Mover:
@@ -51,17 +71,14 @@ class Mover:
             get_lanes=1,
         )
         address = Buffer(self._memory, writable=True).address
-        self._engine.register(describe(_SHAPE, "BLHNC", address))
         # Of this run only.
-        salt = os.urandom(8)
-        keys = [
-            _NAMESPACE + hashlib.sha256(salt + bytes([block]) + _SPAN).digest() + _SPAN
-            for block in range(_SHAPE.blocks)
-        ]
-        objects = [(0, key, [block]) for block, key in enumerate(keys)]
-        self._halves = [(objects[half::2], keys[half::2]) for half in range(2)]
+        salt = os.urandom(8).hex()
+        self._halves = [_Half(half, salt) for half in range(2)]
+        for half in self._halves:
+            self._engine.register(describe(_SHAPE, "BLHNC", address), half.group)
+            self._engine.name_group(half.group, half.namespace)
         self._jobs = 0
-        self._under_way: dict[int, tuple[str, int]] = {}
+        self._under_way: dict[int, tuple[Event, int]] = {}
         """By job: the event that ends it, and the half that it moves."""
         self._going = False
         self._moved = 0
@@ -77,7 +94,7 @@ class Mover:
         """Begins to move."""
         self._going, self._moved, self._began = True, 0, time.perf_counter()
         for half in range(2):
-            self._submit("stored", half)
+            self._submit(Event.STORED, half)
 
     def step(self) -> float:
         """Sees to what has ended: the next job of its half begins. Does not wait for a block.
@@ -87,23 +104,24 @@ class Mover:
             StoreError: a block was not stored, or not loaded.
         """
         clearing = 0.0
-        for job, event, outcomes, _ in self._engine.poll():
-            wanted, half = self._under_way[job]
-            if event != wanted:
+        for done in self._engine.poll():
+            wanted, half = self._under_way[done.job]
+            if done.event != wanted:
                 continue
-            del self._under_way[job]
-            failed = {name for name, _ in outcomes} - {wanted}
+            del self._under_way[done.job]
+            good = Outcome.STORED if wanted == Event.STORED else Outcome.LOADED
+            failed = {str(outcome) for outcome in done.outcomes if outcome != good}
             if failed:
-                raise StoreError(f"blocks were not {wanted}: {', '.join(sorted(failed))}")
-            self._moved += sum(nbytes for _, nbytes in outcomes)
-            if wanted == "stored":
-                self._submit("loaded", half)
+                raise StoreError(f"blocks were not {good}: {', '.join(sorted(failed))}")
+            self._moved += done.stored_bytes + done.loaded_bytes
+            if wanted == Event.STORED:
+                self._submit(Event.LOADED, half)
             else:
                 start, queued = time.perf_counter(), seconds_queued()
-                self._store.remove(self._halves[half][1], timeout=self._timeout)
+                self._halves[half].clear(self._store, self._timeout)
                 clearing += time.perf_counter() - start - (seconds_queued() - queued)
                 if self._going:
-                    self._submit("stored", half)
+                    self._submit(Event.STORED, half)
         return clearing
 
     def wait(self) -> None:
@@ -127,14 +145,14 @@ class Mover:
             self.step()
         return self._moved / (time.perf_counter() - self._began)
 
-    def _submit(self, wanted: str, half: int) -> None:
+    def _submit(self, wanted: Event, half: int) -> None:
         self._jobs += 1
         self._under_way[self._jobs] = (wanted, half)
-        objects, _ = self._halves[half]
-        if wanted == "stored":
-            self._engine.submit_store(self._jobs, objects)
+        blocks = self._halves[half].blocks
+        if wanted == Event.STORED:
+            self._engine.submit_store(self._jobs, blocks)
         else:
-            self._engine.submit_load(self._jobs, objects, self._timeout)
+            self._engine.submit_load(self._jobs, blocks, self._timeout)
 
 
 class OtherProcess:

@@ -26,6 +26,7 @@ from penstock.vllm.scheduler import SchedulerHalf, scheduler_half
 from penstock.vllm.settings import Settings
 from penstock.vllm.stats import PenstockPromMetrics, PenstockStats
 from penstock.vllm.worker import WorkerHalf
+from penstock.vllm.worker_facts import kv_memory, services, worker_facts
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +75,8 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = scheduler_half(settings, vllm_config, kv_cache_config)
         else:
-            self._worker = WorkerHalf(settings, vllm_config, kv_cache_config)
+            self._facts = worker_facts(vllm_config, kv_cache_config)
+            self._worker = WorkerHalf(settings, self._facts, services(vllm_config))
 
     @property
     def scheduler(self) -> SchedulerHalf:
@@ -108,7 +110,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Called once, with every layer's view of the KV cache."""
-        self.worker.register(kv_caches)
+        self.worker.register(kv_memory(self._facts.groups, kv_caches))
 
     def get_handshake_metadata(self) -> Share | None:
         """What this rank holds, for the scheduler half to check against the others."""
@@ -222,7 +224,8 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_kv_connector_stats(self) -> PenstockStats | None:
         """Counters since the last call."""
         half = self._scheduler if self._scheduler is not None else self.worker
-        return half.take_stats()
+        counts = half.take_counts()
+        return None if counts is None else PenstockStats(data=counts)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> PenstockStats:

@@ -7,20 +7,15 @@ as much as its part of a block takes, so that all of them hold the same number o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock._native import slot_stride
 from penstock.errors import ConfigError
 from penstock.layout import objects
 from penstock.layout.geometry import Geometry
 from penstock.plan.split import proportional
-
-HEADER_BYTES = 128
-"""Room for a value's header, encrypted or not, in front of the payload in every slot."""
-
-PAGE_BYTES = 4096
-"""Slots begin on pages of host memory."""
 
 LEAST_BYTES = 1 << 30
 """Of host memory by default, however little a step stores."""
@@ -40,8 +35,7 @@ class Slots:
     @property
     def bytes_per_block(self) -> int:
         """Host memory that a block takes."""
-        slot = self.payload_bytes + HEADER_BYTES
-        return self.per_block * (-(-slot // PAGE_BYTES) * PAGE_BYTES)
+        return self.per_block * slot_stride(self.payload_bytes)
 
 
 def stage_slots(
@@ -114,55 +108,3 @@ def host_blocks(host_bytes: int, ranks: Sequence[Slots]) -> int:
             "(penstock.host_bytes)"
         )
     return proportional(need, host_bytes).blocks
-
-
-class HeldParts:
-    """On a rank: which blocks its host memory has, by which of their objects it has."""
-
-    def __init__(self, objects: Sequence[int]) -> None:
-        """`objects` is how many make up a block, by group."""
-        self._objects = objects
-        self._present: dict[bytes, int] = {}
-
-    def update(self, group: int, block: bytes, came: bool) -> int:
-        """An object of a block of a group came or went; 1 if the block is now whole, -1 if it was
-        until now, else 0."""
-        whole, before = self._objects[group], self._present.get(block, 0)
-        after = before + (1 if came else -1)
-        if after > 0:
-            self._present[block] = after
-        else:
-            self._present.pop(block, None)
-        return (after == whole) - (before == whole)
-
-
-class HostIndex:
-    """In the scheduler half: which blocks the host memory of all ranks has, as they last said.
-
-    It may be wrong by what happened since: a rank asked for a block that it gave up meanwhile gets
-    it from the pool.
-    """
-
-    def __init__(self) -> None:
-        self._ranks: dict[bytes, int] = {}
-        self._needed: Sequence[int] = ()
-        self.version = 0
-        """Another one whenever something changed."""
-
-    def expect(self, ranks: Sequence[int]) -> None:
-        """How many ranks have a part of a block, by group."""
-        self._needed = ranks
-
-    def update(self, changes: Mapping[bytes, int]) -> None:
-        """By how much the number of ranks that have a block changed."""
-        self.version += bool(changes)
-        for block, change in changes.items():
-            ranks = self._ranks.get(block, 0) + change
-            if ranks:
-                self._ranks[block] = ranks
-            else:
-                self._ranks.pop(block, None)
-
-    def has(self, group: int, block: bytes) -> bool:
-        """Whether a load would find the block of this group there."""
-        return self._ranks.get(block, 0) == self._needed[group]

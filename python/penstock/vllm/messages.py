@@ -19,7 +19,11 @@ arrives meanwhile, or whose own load ends before another's, waits so long at mos
 
 @dataclass(frozen=True)
 class BlockJob:
-    """Blocks of one request to load or to store. ``job`` is unique in the life of the scheduler."""
+    """Blocks of one request to load, to prefetch or to store.
+
+    ``job`` is unique in the life of the scheduler. The blocks' groups are positions among those
+    that are transferred; of a prefetch the block ids mean nothing.
+    """
 
     job: int
     request_id: str
@@ -70,17 +74,19 @@ class WorkerReport:
     stored: dict[int, int] = field(default_factory=dict)
     """Store job → number of ranks that are done with it."""
     unstored: dict[int, set[int]] = field(default_factory=dict)
-    """Store job → positions of blocks that some rank did not bring into the pool."""
+    """Store job → places of the blocks that some rank did not bring into the pool."""
     lost: dict[int, set[int]] = field(default_factory=dict)
-    """Load or prefetch → positions of blocks that are not in the pool, or not whole, though a
+    """Load or prefetch → places of the blocks that are not in the pool, or not whole, though a
     look-up found them."""
     foreign: dict[int, set[int]] = field(default_factory=dict)
-    """Load or prefetch → positions of blocks that are in the pool, encrypted with a key that this
+    """Load or prefetch → places of the blocks that are in the pool, encrypted with a key that this
     engine does not have."""
     unloaded: dict[int, set[int]] = field(default_factory=dict)
-    """Load → positions of blocks that did not come, for whatever reason."""
+    """Load → places of the blocks that it did not get, for whatever reason; all of them where a
+    load counts as a whole."""
     held: bytes = b""
-    """Blocks that came into the host memory of ranks, or went; packed by the engine."""
+    """What came into ranks' host memory, and what went, block by block, each once for every rank:
+    packed by the native engine, for the native catalogue."""
     prefetched: dict[int, int] = field(default_factory=dict)
     """Prefetch → ranks that are done with it."""
     seconds: dict[int, float] = field(default_factory=dict)
@@ -102,14 +108,14 @@ class WorkerReport:
         ):
             for job, amount in more.items():
                 sums[job] = sums.get(job, 0) + amount
-        for found, others in (
+        for places, others in (
             (self.unstored, other.unstored),
             (self.lost, other.lost),
             (self.foreign, other.foreign),
             (self.unloaded, other.unloaded),
         ):
-            for job, positions in others.items():
-                found.setdefault(job, set()).update(positions)
+            for job, found in others.items():
+                places.setdefault(job, set()).update(found)
         for job, seconds in other.seconds.items():
             self.seconds[job] = max(self.seconds.get(job, 0.0), seconds)
         self.steps |= other.steps

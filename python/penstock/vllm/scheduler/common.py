@@ -9,11 +9,11 @@ from penstock._native import Catalogue, Store
 from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.advisor import Advisor
 from penstock.vllm.agreement import Agreement
+from penstock.vllm.counters import Counters
 from penstock.vllm.facts import AdapterOf, EngineFacts
 from penstock.vllm.scheduler.orders import Orders
 from penstock.vllm.scheduler.requests import Tracked
 from penstock.vllm.settings import Settings
-from penstock.vllm.stats import PenstockStats
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Common:
     adapters: NamedAdapters
     adapter_of: AdapterOf
     orders: Orders = field(default_factory=Orders)
-    stats: PenstockStats = field(default_factory=PenstockStats)
+    counters: Counters = field(default_factory=Counters)
 
     def is_shared(self, request: Any) -> bool:
         """Whether it is known what the request is computed with, and was the same all along."""

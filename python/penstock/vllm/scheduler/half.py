@@ -26,7 +26,6 @@ from penstock.vllm.scheduler.requests import Phase, Tracked
 from penstock.vllm.scheduler.storing import Storing
 from penstock.vllm.scheduler.transfers import Transfers
 from penstock.vllm.settings import Settings
-from penstock.vllm.stats import PenstockStats
 
 
 class SchedulerHalf:
@@ -223,9 +222,9 @@ class SchedulerHalf:
         """Forgets which blocks are in the pool; look-ups will tell again."""
         self._catalogue.forget_pool()
 
-    def take_stats(self) -> PenstockStats | None:
+    def take_counts(self) -> dict[str, int] | None:
         """Counters since the last call."""
-        return self._common.stats.take()
+        return self._common.counters.take()
 
     def shutdown(self) -> None:
         """Ends the look-up threads; unanswered look-ups are dropped."""

@@ -157,9 +157,9 @@ class Loading:
         tracked.phase = Phase.WAITING
         tracked.is_failed = bool(unloaded)
         if not unloaded:
-            self._common.stats.count("loaded_tokens", tracked.offer.end - tracked.offer.first)
+            self._common.counters.count("loaded_tokens", tracked.offer.end - tracked.offer.first)
         elif len(self._common.facts.groups) == 1:
             loaded = len(job.blocks) - len(unloaded)
-            self._common.stats.count(
+            self._common.counters.count(
                 "loaded_tokens", loaded * self._common.facts.groups[0].block_size
             )

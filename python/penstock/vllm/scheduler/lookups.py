@@ -18,7 +18,7 @@ class Lookups:
 
     def start(self, tracked: Tracked) -> None:
         """Asks for all blocks of the request; more look-ups than may wait are not started."""
-        agreement, stats = self._common.agreement, self._common.stats
+        agreement, counters = self._common.agreement, self._common.counters
         asked = self._common.catalogue.ask(
             tracked.id,
             self._lookup,
@@ -28,15 +28,15 @@ class Lookups:
         )
         if asked == 0:
             return
-        stats.count("lookups")
-        stats.count("lookup_blocks", asked or 0)
-        stats.count("lookup_failures", asked is None)
+        counters.count("lookups")
+        counters.count("lookup_blocks", asked or 0)
+        counters.count("lookup_failures", asked is None)
 
     def take_answers(self) -> None:
         """Takes in what has been answered."""
         found, failed, latency = self._common.catalogue.take_answers(self._lookup)
-        self._common.stats.count("lookup_hit_blocks", found)
-        self._common.stats.count("lookup_failures", failed)
+        self._common.counters.count("lookup_hit_blocks", found)
+        self._common.counters.count("lookup_failures", failed)
         if latency is not None:
             self.latency = latency
 

@@ -77,7 +77,7 @@ class Prefetching:
         if choice is None or self._catalogue.lacking(tracked.id, first, choice.end) is None:
             return
         tracked.prefetch = self._begin(tracked, first, choice.end, self._room())
-        self._common.stats.count("prefetches", tracked.prefetch is not None)
+        self._common.counters.count("prefetches", tracked.prefetch is not None)
 
     def _cached_tokens(self, tracked: Tracked) -> int:
         """Tokens at the prompt's beginning that the engine has in its own cache, about: a beginning

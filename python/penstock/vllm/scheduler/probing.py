@@ -27,7 +27,7 @@ class Probing:
     def note_unawaited(self, tracked: Tracked, first: int) -> None:
         """The request is computed from the token `first`, though its look-up is under way."""
         if tracked.unawaited_from is None:
-            self._common.stats.count("lookups_not_awaited")
+            self._common.counters.count("lookups_not_awaited")
         tracked.unawaited_from = first
         self._unawaited[tracked.id] = tracked, self._common.last(tracked)
 
@@ -54,7 +54,7 @@ class Probing:
         if tracked.is_declined or end <= first:
             return
         tracked.is_declined = True
-        self._common.stats.count("declined_tokens", end - first)
+        self._common.counters.count("declined_tokens", end - first)
         group = self._catalogue.lacking(tracked.id, first, end)
         if group is None or tracked.policy != AUTO:
             return
@@ -67,4 +67,4 @@ class Probing:
             (agreement.block_bytes[group], agreement.block_objects[group]),
         )
         if wanted and self._prefetching.probe(tracked, first, end, wanted):
-            self._common.stats.count("probes")
+            self._common.counters.count("probes")

@@ -74,6 +74,6 @@ class Storing:
             return
         del self._under_way[number]
         stored = self._catalogue.end_store(number, sorted(store.unstored))
-        self._common.stats.count("stored_blocks", stored)
+        self._common.counters.count("stored_blocks", stored)
         if stored:
             self._common.agreement.publish(self._common.store)

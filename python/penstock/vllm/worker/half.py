@@ -1,0 +1,160 @@
+"""Turns the scheduler half's orders into engine jobs and reports them, callback by callback.
+
+No call waits for I/O while there is anything to compute. `begin_step` waits for copies in progress
+(memory speed) when vLLM is about to overwrite their source, and while the engine has nothing to do
+before a load ends, `poll` sleeps for some milliseconds at most.
+"""
+
+from __future__ import annotations
+
+import time
+
+from penstock._native import Engine, Fence
+from penstock.vllm.counters import Counters
+from penstock.vllm.messages import IDLE_SECONDS, RankShare, StepOrders, WorkerReport
+from penstock.vllm.settings import Settings
+from penstock.vllm.worker.facts import KvMemory, Services, WorkerFacts
+from penstock.vllm.worker.jobs import Jobs
+from penstock.vllm.worker.registration import register
+
+_FLUSH_TIMEOUT = 10.0
+
+
+class WorkerHalf:
+    """One rank's half of the connector."""
+
+    def __init__(self, settings: Settings, facts: WorkerFacts, services: Services) -> None:
+        self._settings = settings
+        self._facts = facts
+        self._services = services
+        self._counters = Counters()
+        self._engine: Engine | None = None
+        self._jobs: Jobs | None = None
+        self._share: RankShare | None = None
+        self._cuda_device: int | None = None
+        """Where the KV cache is; None for host memory."""
+        self._before_step: Fence | None = None
+        """Behind all that was computed before this step."""
+        self._idle_until = 0.0
+        """When the engine wants an answer, though no load has ended; long ago as a rule."""
+
+    def register(self, memory: KvMemory) -> None:
+        """Takes in the KV cache and starts the native engine on it.
+
+        Raises:
+            Unavailable: the CUDA driver cannot be used.
+            LayoutError: the memory's layout cannot be proven.
+            ConfigError: it is not what vLLM configured.
+        """
+        registered = register(self._settings, self._facts, memory, self._services)
+        self._engine, self._share = registered.engine, registered.share
+        self._cuda_device = memory.cuda_device
+        self._jobs = Jobs(
+            registered.engine,
+            self._counters,
+            whole_loads=len(self._facts.groups) > 1 or not self._facts.continues_prefixes,
+            agrees=self._services.agrees,
+        )
+
+    @property
+    def share(self) -> RankShare | None:
+        """What this rank holds; None before the KV cache is registered."""
+        return self._share
+
+    def begin_step(self, orders: StepOrders) -> None:
+        """Called before anything of the step is computed. Returns when none of the jobs to flush
+        reads its blocks any more.
+
+        What was told to the device until now may read the blocks that the step's loads are for,
+        since they were others' before; of what it is told later nothing touches them, as vLLM does
+        not zero blocks that will be loaded (`get_loaded_kv_cache_group_ids`).
+        """
+        engine, jobs = self._running()
+        if orders.loads:
+            self._before_step = self._raise_fence()
+        stores = jobs.stores_among(orders.flush)
+        if stores and not engine.wait_released(stores, _FLUSH_TIMEOUT):
+            raise RuntimeError(
+                f"stores of preempted requests still read their blocks after {_FLUSH_TIMEOUT} s"
+            )
+
+    def start_loads(self, orders: StepOrders) -> None:
+        """Submits the step's loads, prefetches and cancellations."""
+        _, jobs = self._running()
+        jobs.name_groups(orders.namespaces)
+        self._idle_until = orders.idle_until
+        if orders.step:
+            jobs.report.steps.add(orders.step)
+        after, self._before_step = self._before_step, None
+        if orders.loads and after is None:
+            # Nobody announced the step: no earlier point is known.
+            after = self._raise_fence()
+        for job in orders.loads:
+            jobs.load(job, after)
+        for number in orders.cancel_loads:
+            jobs.cancel_load(number)
+        for job in orders.prefetches:
+            jobs.prefetch(job)
+        for number in orders.release:
+            jobs.release(number)
+
+    def start_stores(self, orders: StepOrders) -> None:
+        """Submits the step's stores; their blocks are complete now, or will be when the device has
+        computed what it was told to."""
+        _, jobs = self._running()
+        jobs.name_groups(orders.namespaces)
+        after = self._raise_fence() if orders.stores else None
+        for job in orders.stores:
+            jobs.store(job, after)
+        jobs.finish(orders.finished)
+
+    def _raise_fence(self) -> Fence | None:
+        """A fence behind all that the device has been told to compute; host memory needs none."""
+        if self._cuda_device is None:
+            return None
+        engine, _ = self._running()
+        stream = self._services.current_stream(self._cuda_device)
+        return engine.raise_fence(stream, cuda_device=self._cuda_device)
+
+    def poll(self) -> tuple[set[str], set[str]]:
+        """Takes in what the engine finished.
+
+        Returns:
+            Requests whose blocks may be freed, and requests whose load ended.
+        """
+        engine, jobs = self._running()
+        if self._idle_until and jobs.is_loading:
+            left = self._idle_until - time.monotonic()
+            # The scheduler's clock is another on another machine.
+            engine.wait(min(max(left, 0.0), IDLE_SECONDS))
+        jobs.poll()
+        self._services.rest(self._idle_until > 0)
+        return jobs.take_free(), jobs.take_loaded()
+
+    def take_failed_blocks(self) -> set[int]:
+        """Blocks that loads did not fill, since the last call."""
+        return set() if self._jobs is None else self._jobs.take_failed_blocks()
+
+    def take_failed_requests(self) -> set[str]:
+        """Requests of which nothing counts as loaded, since the last call."""
+        return set() if self._jobs is None else self._jobs.take_failed_requests()
+
+    def take_report(self) -> WorkerReport | None:
+        """What the scheduler half should know, since the last call."""
+        return None if self._jobs is None else self._jobs.take_report()
+
+    def take_counts(self) -> dict[str, int] | None:
+        """Counters' increments since the last call; None if there are none."""
+        return self._counters.take()
+
+    def shutdown(self) -> None:
+        """Lets stores reach the pool for a bounded time, then ends all native threads."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.drain(self._settings.drain_timeout)
+            engine.shutdown(self._settings.drain_timeout)
+
+    def _running(self) -> tuple[Engine, Jobs]:
+        if self._engine is None or self._jobs is None:
+            raise RuntimeError("this rank has no KV cache registered with Penstock")
+        return self._engine, self._jobs

@@ -1,0 +1,222 @@
+"""A rank's jobs: handed to its engine, and what became of them, for vLLM and the scheduler half."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from penstock._native import Completion, Engine, Event, Fence
+from penstock.vllm.adapters import Adapter
+from penstock.vllm.counters import Counters
+from penstock.vllm.messages import BlockJob, WorkerReport
+
+logger = logging.getLogger("vllm.penstock")
+
+
+class Jobs:
+    """Those of one engine that are not over, and what there is to tell of those that are."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        counters: Counters,
+        *,
+        whole_loads: bool,
+        agrees: Callable[[Adapter], bool],
+    ) -> None:
+        """With `whole_loads` a load that misses a block is of no use: vLLM knows no part of it
+        then. `agrees` tells whether this rank computes with an adapter as requests name it."""
+        self._engine = engine
+        self._counters = counters
+        self._whole_loads = whole_loads
+        self._agrees = agrees
+        self._loads: dict[int, BlockJob] = {}
+        self._stores: dict[int, BlockJob] = {}
+        self._unread: dict[str, set[int]] = {}
+        """By request: its stores that have not read all their blocks."""
+        self._finished: set[str] = set()
+        self._loaded: set[str] = set()
+        self._failed_blocks: set[int] = set()
+        self._failed_requests: set[str] = set()
+        self._is_named = False
+        self._has_warned = False
+        """Whether the log says already that there are values that cannot be decrypted."""
+        self.report = WorkerReport()
+        self._on_event = {
+            Event.RELEASED: self._on_released,
+            Event.STORED: self._on_stored,
+            Event.LOADED: self._on_loaded,
+            Event.PREFETCHED: self._on_prefetched,
+        }
+
+    # --- orders ---------------------------------------------------------------------------
+
+    def name_groups(self, namespaces: Sequence[bytes]) -> None:
+        """Takes in the groups' namespaces, which are known with the first job."""
+        if namespaces and not self._is_named:
+            for group, namespace in enumerate(namespaces):
+                self._engine.name_group(group, namespace)
+            self._is_named = True
+
+    def load(self, job: BlockJob, after: Fence | None) -> None:
+        """Loads blocks into vLLM's, once `after` is passed."""
+        self._loads[job.job] = job
+        self._counters.count("loads")
+        if not self._is_agreed(job):
+            self._engine.decline_load(job.job, job.blocks)
+            return
+        # Whatever follows a missing block is of no use: of a group that attends to all tokens it
+        # cannot be computed on from, of several groups it is all or nothing.
+        self._engine.submit_load(
+            job.job,
+            job.blocks,
+            job.timeout,
+            prefix=True,
+            pace=job.pace,
+            tenant=job.tenant,
+            after=after,
+        )
+
+    def cancel_load(self, number: int) -> None:
+        """Nobody wants this load any more; it is over as soon as nothing writes."""
+        if number in self._loads:
+            self._engine.cancel(number)
+
+    def prefetch(self, job: BlockJob) -> None:
+        """Gets blocks into host memory."""
+        self._engine.submit_prefetch(job.job, job.blocks, job.timeout, tenant=job.tenant)
+
+    def release(self, number: int) -> None:
+        """Nobody waits any more for what this prefetch brings."""
+        self._engine.release(number)
+
+    def store(self, job: BlockJob, after: Fence | None) -> None:
+        """Stores vLLM's blocks, once `after` is passed."""
+        self._stores[job.job] = job
+        self._unread.setdefault(job.request_id, set()).add(job.job)
+        if self._is_agreed(job):
+            self._engine.submit_store(job.job, job.blocks, tenant=job.tenant, after=after)
+        else:
+            self._engine.decline_store(job.job, job.blocks)
+
+    def finish(self, requests: Iterable[str]) -> None:
+        """Requests that are over, whose blocks may be freed once no store reads them."""
+        self._finished.update(requests)
+
+    def _is_agreed(self, job: BlockJob) -> bool:
+        """Whether the job's blocks are named by what this rank computes with."""
+        return job.adapter is None or self._agrees(job.adapter)
+
+    # --- what is under way ----------------------------------------------------------------
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a load is not over."""
+        return bool(self._loads)
+
+    def stores_among(self, numbers: Iterable[int]) -> list[int]:
+        """Those of these jobs that are stores under way."""
+        return [number for number in numbers if number in self._stores]
+
+    # --- what became of them --------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Takes in what the engine finished."""
+        for completion in self._engine.poll():
+            self._on_event[completion.event](completion)
+        if self._is_named:
+            self.report.held += self._engine.take_host_changes()
+        for fault, unpinned_bytes in self._engine.take_faults():
+            logger.warning("Penstock: %s", fault)
+            self._counters.count("unpinned_bytes", unpinned_bytes)
+
+    def take_free(self) -> set[str]:
+        """Finished requests whose blocks may be freed, each once."""
+        free = {request for request in self._finished if request not in self._unread}
+        self._finished -= free
+        return free
+
+    def take_loaded(self) -> set[str]:
+        """Requests whose load ended, since the last call."""
+        loaded, self._loaded = self._loaded, set()
+        return loaded
+
+    def take_failed_blocks(self) -> set[int]:
+        """Blocks that loads did not fill, since the last call."""
+        failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
+
+    def take_failed_requests(self) -> set[str]:
+        """Requests of which nothing counts as loaded, since the last call."""
+        failed, self._failed_requests = self._failed_requests, set()
+        return failed
+
+    def take_report(self) -> WorkerReport | None:
+        """What the scheduler half should know, since the last call."""
+        if self.report.is_empty():
+            return None
+        report, self.report = self.report, WorkerReport()
+        return report
+
+    def _on_released(self, done: Completion) -> None:
+        self.report.released[done.job] = 1
+        request_id = self._stores[done.job].request_id
+        unread = self._unread[request_id]
+        unread.discard(done.job)
+        if not unread:
+            del self._unread[request_id]
+
+    def _on_stored(self, done: Completion) -> None:
+        del self._stores[done.job]
+        self.report.stored[done.job] = 1
+        if unstored := done.missing:
+            self.report.unstored[done.job] = set(unstored)
+        self._counters.count("stored_bytes", done.stored_bytes)
+        self._counters.count("stores_dropped", done.dropped_objects)
+        self._counters.count("stores_failed", done.failed_objects)
+
+    def _on_prefetched(self, done: Completion) -> None:
+        self.report.prefetched[done.job] = 1
+        self._counters.count("prefetched_bytes", done.loaded_bytes)
+        self._on_fetched(done)
+
+    def _on_loaded(self, done: Completion) -> None:
+        job = self._loads.pop(done.job)
+        self._loaded.add(job.request_id)
+        self._counters.count("loaded_bytes", done.loaded_bytes)
+        self._counters.count("kept_bytes", done.kept_bytes)
+        self._on_fetched(done)
+        missing = done.missing
+        if not missing:
+            return
+        if self._whole_loads:
+            self._failed_requests.add(job.request_id)
+            missing = list(range(len(job.blocks)))
+        else:
+            block_ids = job.blocks.block_ids
+            self._failed_blocks.update(block_ids[place] for place in missing)
+        self._counters.count("load_failed_blocks", len(missing))
+        self.report.unloaded[done.job] = set(missing)
+
+    def _on_fetched(self, done: Completion) -> None:
+        """Takes in how long it took, and why blocks did not come."""
+        self.report.seconds[done.job] = done.seconds
+        if done.missing_bytes:
+            self.report.missing_bytes[done.job] = done.missing_bytes
+        if lost := done.lost:
+            self.report.lost[done.job] = set(lost)
+        if foreign := done.foreign:
+            self.report.foreign[done.job] = set(foreign)
+            self._warn_of_foreign()
+        self._counters.count("rejected_objects", done.rejected_objects)
+        self._counters.count("foreign_objects", done.foreign_objects)
+
+    def _warn_of_foreign(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "Penstock: values in the pool are encrypted with a key that this engine does not "
+                "have; they are recomputed. Give all engines of the pool the same keys in "
+                "penstock.encryption_key_file or PENSTOCK_ENCRYPTION_KEYS (said once; counted as "
+                "foreign_objects)"
+            )

@@ -1,0 +1,241 @@
+"""What a rank holds: its layouts, its objects, its host memory, and the engine on them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock._native import Descriptor, EncryptionKeys, Engine, Store
+from penstock.errors import ConfigError
+from penstock.layout import objects as object_spans
+from penstock.layout.geometry import Geometry, limit_objects, parse_geometry
+from penstock.vllm.groups import Group
+from penstock.vllm.host import (
+    default_host_bytes,
+    host_blocks,
+    machine_bytes,
+    stage_slots,
+    step_blocks,
+)
+from penstock.vllm.messages import GroupShare, RankShare, Span
+from penstock.vllm.settings import Settings
+from penstock.vllm.worker.facts import KvMemory, Services, WorkerFacts
+
+logger = logging.getLogger("vllm.penstock")
+
+_LEAST_SLOTS = 4
+
+_NO_POOL = "memory://?size=1MiB"
+"""Of a rank that holds nothing: nothing ever gets there."""
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A rank's engine, and what it is told of the rank."""
+
+    engine: Engine
+    share: RankShare
+
+
+def register(
+    settings: Settings, facts: WorkerFacts, memory: KvMemory, services: Services
+) -> Registered:
+    """Detects the layout of the registered memory and starts the native engine on it.
+
+    A rank without attention layers gets an engine too, by which its part of every job is done at
+    once.
+
+    Raises:
+        Unavailable: the CUDA driver cannot be used.
+        LayoutError: the memory's layout cannot be proven.
+        ConfigError: it is not what vLLM configured.
+    """
+    layers = [layer for views in memory.views for layer, *_ in views]
+    if not layers:
+        return _register_nothing(facts)
+    stage = (min(layers), max(layers) + 1)
+    span: Span = (*stage, *facts.own_heads)
+    descriptors = {
+        position: Descriptor.detect(views, head_start=facts.own_heads[0], stage=stage)
+        for position, views in enumerate(memory.views)
+        if views
+    }
+    layer_bytes = _layer_bytes(facts, descriptors)
+    geometry = _geometry(settings, facts, layer_bytes)
+    if geometry.interior is not None:
+        descriptors = {
+            position: descriptor.with_interior(geometry.interior)
+            for position, descriptor in descriptors.items()
+        }
+    spans = object_spans(span, layers_per_object=geometry.layers, heads_per_object=geometry.heads)
+    held = {
+        position: _Held.of(facts, facts.groups[position], descriptor, spans)
+        for position, descriptor in descriptors.items()
+    }
+    blocks, slots = _host_slots(settings, facts, stage, layer_bytes, geometry)
+    with services.engine_cores():
+        engine = Engine(
+            _open_store(settings),
+            slot_bytes=max(group.largest_object for group in held.values()),
+            slots=slots,
+            keep=settings.host_tier,
+            copy_lanes=settings.copy_lanes,
+            get_lanes=settings.get_lanes,
+            put_lanes=settings.put_lanes,
+            step_objects=_step_objects(facts, held),
+        )
+    for position in range(len(facts.groups)):
+        if (group := held.get(position)) is None:
+            engine.register_elsewhere(position)
+            continue
+        engine.register(
+            group.descriptor,
+            position,
+            spans=group.spans,
+            pages_per_block=group.pages,
+            replica=facts.replica,
+            cuda_device=memory.cuda_device,
+        )
+    shares = tuple(
+        held[position].share(span) if position in held else None
+        for position in range(len(facts.groups))
+    )
+    share = RankShare(span, facts.num_blocks, shares, blocks, slots, geometry.layers)
+    return Registered(engine, share)
+
+
+def _register_nothing(facts: WorkerFacts) -> Registered:
+    engine = Engine(Store.open(_NO_POOL), slot_bytes=1, slots=2, keep=False)
+    for position in range(len(facts.groups)):
+        engine.register_elsewhere(position)
+    share = RankShare(None, facts.num_blocks, (None,) * len(facts.groups), 0, 0)
+    return Registered(engine, share)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """This rank's part of a group."""
+
+    descriptor: Descriptor
+    pages: int
+    """vLLM's block is so many of the attention backend's."""
+    spans: Sequence[Span]
+    """The objects that make up a block."""
+
+    @classmethod
+    def of(
+        cls, facts: WorkerFacts, group: Group, descriptor: Descriptor, spans: Sequence[Span]
+    ) -> _Held:
+        heads = facts.own_heads
+        pages, rest = divmod(descriptor.blocks, facts.num_blocks)
+        if rest or descriptor.tokens * pages != group.block_size or descriptor.share[2:] != heads:
+            raise ConfigError(
+                f"vLLM registered {descriptor.blocks} pages of {descriptor.tokens} tokens with "
+                f"heads {descriptor.share[2:]} for group {group.index} ({group.kind}), but "
+                f"configured {facts.num_blocks} blocks of {group.block_size} tokens with heads "
+                f"{heads}"
+            )
+        own = [span for span in spans if descriptor.block_bytes(span)]
+        _log_group(group, descriptor, pages, len(own))
+        return cls(descriptor, pages, own)
+
+    @property
+    def largest_object(self) -> int:
+        return max(self.descriptor.block_bytes(span) for span in self.spans) * self.pages
+
+    def share(self, span: Span) -> GroupShare:
+        return GroupShare(
+            layers=tuple(self.descriptor.layers),
+            block_bytes=self.descriptor.block_bytes(span) * self.pages,
+            page_tokens=self.descriptor.tokens,
+            interior=self.descriptor.interior,
+            content_bytes=self.descriptor.content_bytes,
+        )
+
+
+def _open_store(settings: Settings) -> Store:
+    store = Store.open(settings.pool, client_name="penstock-worker").guarded()
+    keys = EncryptionKeys.load(settings.encryption_key_file or None)
+    if keys is None:
+        return store
+    (first, fingerprint), *others = keys.fingerprints
+    logger.info(
+        "Penstock: values are encrypted with key %s (fingerprint %s); %d others decrypt",
+        first,
+        fingerprint,
+        len(others),
+    )
+    return store.encrypted(keys)
+
+
+def _layer_bytes(facts: WorkerFacts, descriptors: Mapping[int, Descriptor]) -> int:
+    """One layer's part of a block on this rank, in the group where it is largest."""
+    largest = 0
+    for position, descriptor in descriptors.items():
+        pages = facts.groups[position].block_size // descriptor.tokens
+        whole = descriptor.block_bytes(descriptor.share) * pages
+        largest = max(largest, whole // len(descriptor.layers))
+    return largest
+
+
+def _geometry(settings: Settings, facts: WorkerFacts, layer_bytes: int) -> Geometry:
+    geometry = parse_geometry(settings.pool_geometry, facts.layers, facts.heads)
+    if geometry.layers is not None:
+        return geometry
+    return limit_objects(geometry, layer_bytes, facts.stages)
+
+
+def _host_slots(
+    settings: Settings,
+    facts: WorkerFacts,
+    stage: tuple[int, int],
+    layer_bytes: int,
+    geometry: Geometry,
+) -> tuple[int, int]:
+    """Blocks that the engine's host memory holds, and this rank's slots for them."""
+    heads = facts.own_heads
+    ranks = [stage_slots(part, heads, layer_bytes, geometry) for part in facts.stages]
+    ranks *= facts.tensor_ranks
+    step_bytes = _step_blocks(facts) * sum(rank.bytes_per_block for rank in ranks)
+    host_bytes = settings.host_bytes or default_host_bytes(step_bytes, machine_bytes())
+    if host_bytes < 2 * step_bytes:
+        logger.warning(
+            "Penstock: what a step of %d tokens stores takes %s bytes; with less than twice "
+            "that of host memory (penstock.host_bytes is %s) stores are dropped while the pool "
+            "is slower than the model",
+            facts.tokens_per_step,
+            f"{step_bytes:,}",
+            f"{host_bytes:,}",
+        )
+    blocks = host_blocks(host_bytes, ranks)
+    own = stage_slots(stage, heads, layer_bytes, geometry)
+    return blocks, max(_LEAST_SLOTS, blocks * own.per_block)
+
+
+def _step_blocks(facts: WorkerFacts) -> int:
+    return step_blocks(facts.tokens_per_step, [group.block_size for group in facts.groups])
+
+
+def _step_objects(facts: WorkerFacts, held: Mapping[int, _Held]) -> int:
+    """Most objects that this rank stores of a step: each request in it may fill one block more
+    than its tokens do."""
+    requests = facts.requests_per_step * len(facts.groups)
+    per_block = max(len(group.spans) for group in held.values())
+    return (_step_blocks(facts) + requests) * per_block
+
+
+def _log_group(group: Group, descriptor: Descriptor, pages: int, objects: int) -> None:
+    logger.info(
+        "Penstock: group %d (%s): layout %s (contiguous: %s), layers %s, heads %d-%d, %d bytes a "
+        "block in %d objects, %d pieces of memory",
+        group.index,
+        group.kind,
+        descriptor.layout or "unnamed",
+        descriptor.contiguity,
+        ",".join(map(str, descriptor.layers)),
+        *descriptor.share[2:],
+        descriptor.block_bytes(descriptor.share) * pages,
+        objects,
+        len(descriptor.segments(0, descriptor.share)),
+    )

@@ -1,0 +1,76 @@
+"""What the worker half is told of vLLM: facts of its configuration, and services of its process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.vllm import compat
+from penstock.vllm.adapters import LoadedAdapters
+from penstock.vllm.groups import Groups
+from penstock.vllm.worker import KvMemory, Services, View, WorkerFacts
+
+
+def worker_facts(vllm_config: Any, kv_cache_config: Any) -> WorkerFacts:
+    """What vLLM's configuration says, for the rank of this process.
+
+    Raises:
+        ConfigError: it has something that is not supported; the message says what, and what to do.
+    """
+    layers, heads = compat.model_extent(vllm_config)
+    rank = compat.tp_rank()
+    return WorkerFacts(
+        groups=compat.transfer_groups(vllm_config, kv_cache_config),
+        num_blocks=kv_cache_config.num_blocks,
+        layers=layers,
+        heads=heads,
+        stages=compat.stages(vllm_config),
+        tensor_ranks=vllm_config.parallel_config.tensor_parallel_size,
+        own_heads=compat.kv_head_range(vllm_config, rank),
+        replica=compat.kv_replica(vllm_config, rank),
+        tokens_per_step=compat.tokens_per_step(vllm_config),
+        requests_per_step=compat.requests_per_step(vllm_config),
+        continues_prefixes=compat.continues_prefixes(vllm_config),
+    )
+
+
+def services(vllm_config: Any) -> Services:
+    """What vLLM does for the worker half in this process."""
+    adapters = LoadedAdapters()
+    if vllm_config.lora_config is not None:
+        compat.watch_adapters(vllm_config, adapters)
+    return Services(
+        current_stream=compat.current_stream,
+        engine_cores=compat.operators_cores,
+        rest=compat.rest,
+        agrees=adapters.agrees,
+    )
+
+
+def kv_memory(groups: Groups, kv_caches: Mapping[str, Any]) -> KvMemory:
+    """The tensors that vLLM registered, as numbers.
+
+    Raises:
+        ConfigError: they are on a device without a copy executor.
+    """
+    own = [name for group in groups for name in group.layer_names if name in kv_caches]
+    return KvMemory(
+        views=[
+            [_view(name, kv_caches[name]) for name in group.layer_names if name in kv_caches]
+            for group in groups
+        ],
+        cuda_device=compat.cuda_device({kv_caches[name].device for name in own}),
+    )
+
+
+def _view(name: str, tensor: Any) -> View:
+    memory = tensor.untyped_storage()
+    return (
+        compat.layer_index(name),
+        tensor.data_ptr(),
+        tuple(tensor.shape),
+        tuple(tensor.stride()),
+        tensor.element_size(),
+        memory.data_ptr(),
+        memory.nbytes(),
+    )

@@ -220,7 +220,7 @@ impl Arena {
     }
 }
 
-/// What became of the wish for a slot.
+/// What became of the spec for a slot.
 pub(crate) enum Lent {
     Slot(Slot<Empty>),
     /// Stores hold as many as they may.

@@ -4,7 +4,7 @@
 use penstock_layout::{Descriptor, Span};
 
 use crate::copy::cuda::CudaExecutor;
-use crate::region::{NotCopied, Registration};
+use crate::registration::{NotCopied, Registration};
 use crate::{Calibration, CudaError, Device, EngineError, Region};
 
 /// Blocks in registered memory, copied to and from one contiguous piece in canonical order.

@@ -13,15 +13,16 @@ use crate::arena::Arena;
 use crate::completion::Completions;
 use crate::config::end_of;
 use crate::copy::cuda::CudaExecutor;
-use crate::fence::{self, Watch};
+use crate::fence::Watch;
+use crate::gauge::Gauge;
 use crate::group::{Group, Work};
 use crate::held::HeldBlocks;
+use crate::host_tier::Value;
 use crate::job::Plan;
-use crate::kept::Value;
-use crate::lane::{self, Floor};
-use crate::load::{Aim, LoadJob, Wish};
+use crate::lane::{self, Inner};
+use crate::load_job::{Aim, LoadJob, LoadSpec};
 use crate::signal::Signals;
-use crate::store::{Gauge, StoreJob};
+use crate::store_job::StoreJob;
 use crate::table::{Job, Table};
 use crate::{
     Block, Completion, Counters, Deadline, Device, Direction, EngineConfig, EngineError,
@@ -85,7 +86,7 @@ const WATCH: &str = "penstock-fence";
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Engine {
-    floor: Arc<Floor>,
+    inner: Arc<Inner>,
     table: Table,
     completions: Arc<Completions>,
     stores_in_flight: Arc<Gauge>,
@@ -108,7 +109,7 @@ impl Engine {
         let queues = crate::queue::Queues::new(config.clone(), arena, Arc::clone(&signals));
         let table = Table::new(config.max_outstanding_objects);
         let running = Gauge::default();
-        let floor = Arc::new(Floor {
+        let inner = Arc::new(Inner {
             config,
             store,
             queues,
@@ -118,9 +119,9 @@ impl Engine {
             counters,
             running,
         });
-        let threads = lane::start(&floor)?;
+        let threads = lane::start(&inner)?;
         Ok(Self {
-            floor,
+            inner,
             table,
             completions: Arc::default(),
             stores_in_flight: Arc::default(),
@@ -137,7 +138,7 @@ impl Engine {
     /// device they are pinned, and its copies are measured.
     pub fn register(&self, group: u16, held: KvGroup) -> Result<(), EngineError> {
         let device = held.device;
-        let new = Group::new(group, held, self.floor.config.slot_bytes)?;
+        let new = Group::new(group, held, self.inner.config.slot_bytes)?;
         let mut groups = self.groups.write();
         self.check_new(&groups, group)?;
         let is_first = groups.values().all(|group| group.registration().is_none());
@@ -161,7 +162,7 @@ impl Engine {
     }
 
     fn check_new(&self, groups: &BTreeMap<u16, Group>, group: u16) -> Result<(), EngineError> {
-        if self.floor.queues.is_closed() {
+        if self.inner.queues.is_closed() {
             return Err(EngineError::Closed);
         }
         if groups.contains_key(&group) {
@@ -192,8 +193,12 @@ impl Engine {
         let mut threads = self.threads.lock();
         let is_watch = |thread: &JoinHandle<()>| thread.thread().name() == Some(WATCH);
         if !threads.iter().any(is_watch) {
-            let floor = Arc::clone(&self.floor);
-            let thread = lane::spawn(WATCH.to_owned(), fence::watch, floor);
+            let inner = Arc::clone(&self.inner);
+            let thread = lane::spawn(
+                WATCH.to_owned(),
+                |inner| inner.watch.run(&inner.signals),
+                inner,
+            );
             threads.push(thread.map_err(EngineError::Thread)?);
         }
         Ok(())
@@ -203,15 +208,15 @@ impl Engine {
     /// the device's copies are measured. Copies go on meanwhile, and if it fails: only slower, as
     /// [`take_faults`](Self::take_faults) says.
     fn prepare(&self, device: Device) -> Result<(), EngineError> {
-        let floor = Arc::clone(&self.floor);
+        let inner = Arc::clone(&self.inner);
         let thread = Builder::new()
             .name("penstock-prep".to_owned())
             .spawn(move || match device {
                 Device::Host => {
                     lane::give_way();
-                    floor.queues.arena().populate(|| floor.queues.is_closed());
+                    inner.queues.arena().populate(|| inner.queues.is_closed());
                 }
-                Device::Cuda(ordinal) => prepare_cuda(&floor, ordinal),
+                Device::Cuda(ordinal) => prepare_cuda(&inner, ordinal),
             })
             .map_err(EngineError::Thread)?;
         self.threads.lock().push(thread);
@@ -223,11 +228,11 @@ impl Engine {
     /// touched any more.
     pub fn unregister(&self) {
         let groups = std::mem::take(&mut *self.groups.write());
-        self.floor.queues.drop_gathers(Outcome::Dropped, |_| true);
+        self.inner.queues.drop_gathers(Outcome::Dropped, |_| true);
         for job in self.table.loads() {
             job.abandon(Outcome::Cancelled);
         }
-        self.floor.queues.prune_loads();
+        self.inner.queues.prune_loads();
         for registration in groups.values().filter_map(Group::registration) {
             registration.close();
         }
@@ -243,7 +248,7 @@ impl Engine {
     #[allow(unsafe_code)]
     pub unsafe fn raise_fence(&self, device: Device, stream: u64) -> Result<Fence, EngineError> {
         // SAFETY: the caller's promise.
-        unsafe { self.floor.watch.raise(device, stream) }
+        unsafe { self.inner.watch.raise(device, stream) }
     }
 
     /// Stores blocks. They must not change until [`Event::Released`](crate::Event), but may before
@@ -262,12 +267,12 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let store = self.store_job(job, blocks, &tenant, after)?;
         if self.table.insert(job, Job::Store(Arc::clone(&store)))? {
-            self.floor.queues.kept().want(store.objects());
-            self.floor.queues.push_gathers(store.tickets());
+            self.inner.queues.host_tier().want(store.objects());
+            self.inner.queues.push_gathers(store.tickets());
         } else {
             store.drop_all();
         }
-        let counters = &self.floor.counters;
+        let counters = &self.inner.counters;
         counters.store_jobs.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -297,17 +302,17 @@ impl Engine {
         after: Fence,
     ) -> Result<(), EngineError> {
         let plan = self.plan(blocks, Work::Load, &tenant)?;
-        let held = self.floor.queues.kept().find(&plan.objects);
-        let wish = Wish {
+        let held = self.inner.queues.host_tier().find(&plan.objects);
+        let spec = LoadSpec {
             aim: Aim::Blocks,
             plan,
             deadline: deadline.into(),
             prefix,
             fence: after,
-            fence_wait: self.floor.config.fence_wait,
+            fence_wait: self.inner.config.fence_wait,
         };
-        self.submit_wish(job, wish, held)?;
-        let counters = &self.floor.counters;
+        self.start_load(job, spec, held)?;
+        let counters = &self.inner.counters;
         counters.load_jobs.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -316,7 +321,7 @@ impl Engine {
     pub fn decline_load(&self, job: u64, blocks: &[Block]) -> Result<(), EngineError> {
         let plan = self.plan(blocks, Work::Load, &Arc::default())?;
         let held = plan.objects.iter().map(|_| None).collect();
-        let wish = Wish {
+        let spec = LoadSpec {
             aim: Aim::Blocks,
             plan,
             deadline: Instant::now().into(),
@@ -324,7 +329,7 @@ impl Engine {
             fence: Fence::NONE,
             fence_wait: Duration::ZERO,
         };
-        let load = self.load_job(job, wish, held);
+        let load = self.load_job(job, spec, held);
         self.table.insert(job, Job::Over)?;
         load.abandon(Outcome::Dropped);
         Ok(())
@@ -345,18 +350,18 @@ impl Engine {
         if self.table.get(job).is_some() {
             return Err(EngineError::DuplicateJob(job));
         }
-        let kept = self.floor.queues.kept();
-        let held = kept.open(job, &plan.objects);
-        let wish = Wish {
+        let host_tier = self.inner.queues.host_tier();
+        let held = host_tier.open(job, &plan.objects);
+        let spec = LoadSpec {
             aim: Aim::HostTier,
             plan,
             deadline: deadline.into(),
             prefix: true,
             fence: Fence::NONE,
-            fence_wait: self.floor.config.fence_wait,
+            fence_wait: self.inner.config.fence_wait,
         };
-        self.submit_wish(job, wish, held)
-            .inspect_err(|_| kept.release(job))
+        self.start_load(job, spec, held)
+            .inspect_err(|_| host_tier.release(job))
     }
 
     /// Nobody waits any more for what a prefetch brings, or has brought: it may be given up. To be
@@ -366,9 +371,9 @@ impl Engine {
             && prefetch.aim() == Aim::HostTier
         {
             prefetch.abandon(Outcome::Cancelled);
-            self.floor.queues.prune_loads();
+            self.inner.queues.prune_loads();
         }
-        self.floor.queues.kept().release(job);
+        self.inner.queues.host_tier().release(job);
     }
 
     /// Which blocks came into the host tier, with every object that this engine keeps of them, and
@@ -381,7 +386,7 @@ impl Engine {
             .filter_map(|group| Some((group.namespace()?, group)))
             .collect();
         let mut held = self.held.lock();
-        let changes = self.floor.queues.kept().take_changes().into_iter();
+        let changes = self.inner.queues.host_tier().take_changes().into_iter();
         changes
             .filter_map(|(key, came)| {
                 let group = by_namespace.get(&key.namespace)?;
@@ -403,44 +408,44 @@ impl Engine {
             plan,
             after,
             Arc::clone(&self.completions),
-            Arc::clone(&self.floor.counters),
+            Arc::clone(&self.inner.counters),
             Arc::clone(&self.stores_in_flight),
         ))
     }
 
-    fn load_job(&self, job: u64, wish: Wish, held: Vec<Option<Value>>) -> Arc<LoadJob> {
+    fn load_job(&self, job: u64, spec: LoadSpec, held: Vec<Option<Value>>) -> Arc<LoadJob> {
         LoadJob::new(
             job,
-            wish,
+            spec,
             held,
             Arc::clone(&self.completions),
-            Arc::clone(&self.floor.counters),
+            Arc::clone(&self.inner.counters),
         )
     }
 
-    fn submit_wish(
+    fn start_load(
         &self,
         job: u64,
-        wish: Wish,
+        spec: LoadSpec,
         held: Vec<Option<Value>>,
     ) -> Result<(), EngineError> {
-        let aim = wish.aim;
-        let load = self.load_job(job, wish, held);
+        let aim = spec.aim;
+        let load = self.load_job(job, spec, held);
         if !self.table.insert(job, Job::Load(Arc::clone(&load)))? {
             load.abandon(Outcome::Dropped);
             return Ok(());
         }
         if aim == Aim::Blocks {
-            self.floor.queues.kept().want(load.objects());
+            self.inner.queues.host_tier().want(load.objects());
         }
         load.report_if_done();
-        self.floor.queues.push_load(load, aim);
+        self.inner.queues.push_load(load, aim);
         Ok(())
     }
 
     /// The objects of a job's blocks.
     fn plan(&self, blocks: &[Block], work: Work, tenant: &Arc<[u8]>) -> Result<Plan, EngineError> {
-        if self.floor.queues.is_closed() {
+        if self.inner.queues.is_closed() {
             return Err(EngineError::Closed);
         }
         let groups = self.groups.read();
@@ -472,10 +477,10 @@ impl Engine {
 
     /// What a job did not bring, the host tier does not wait for.
     fn forgo(&self, job: &Job) {
-        let kept = self.floor.queues.kept();
+        let host_tier = self.inner.queues.host_tier();
         match job {
-            Job::Load(load) if load.aim() == Aim::Blocks => kept.forgo(load.failed()),
-            Job::Store(store) => kept.forgo(store.failed()),
+            Job::Load(load) if load.aim() == Aim::Blocks => host_tier.forgo(load.failed()),
+            Job::Store(store) => host_tier.forgo(store.failed()),
             Job::Load(_) | Job::Over => {}
         }
     }
@@ -500,7 +505,7 @@ impl Engine {
     fn expire(&self) -> Option<Instant> {
         let (expired, next) = self.table.expire(Instant::now());
         if expired {
-            self.floor.queues.prune_loads();
+            self.inner.queues.prune_loads();
         }
         next
     }
@@ -509,7 +514,7 @@ impl Engine {
     /// is being read (true), or the time is over. Ids of other jobs, or of none, are ignored.
     pub fn wait_released(&self, jobs: &[u64], timeout: Duration) -> bool {
         let end = end_of(timeout);
-        self.floor
+        self.inner
             .queues
             .drop_gathers(Outcome::Dropped, |job| jobs.contains(&job));
         jobs.iter().all(|&job| match self.table.get(job) {
@@ -524,10 +529,10 @@ impl Engine {
         match self.table.get(job) {
             Some(Job::Load(load)) => {
                 load.abandon(Outcome::Cancelled);
-                self.floor.queues.prune_loads();
+                self.inner.queues.prune_loads();
             }
             Some(Job::Store(_)) => {
-                self.floor
+                self.inner
                     .queues
                     .drop_stores(Outcome::Cancelled, |id| id == job);
             }
@@ -538,10 +543,10 @@ impl Engine {
     /// Waits until every object of every store job has an outcome (true). When the time is over,
     /// drops those that no lane is working on (false). Stores submitted meanwhile are dropped.
     pub fn drain(&self, timeout: Duration) -> bool {
-        let _refusing = self.floor.queues.refuse_stores();
+        let _refusing = self.inner.queues.refuse_stores();
         let drained = self.stores_in_flight.wait_zero(end_of(timeout));
         if !drained {
-            self.floor.queues.drop_stores(Outcome::Dropped, |_| true);
+            self.inner.queues.drop_stores(Outcome::Dropped, |_| true);
         }
         drained
     }
@@ -552,10 +557,10 @@ impl Engine {
     /// given up can still be polled. May be called again.
     pub fn shutdown(&self, timeout: Duration) -> bool {
         let end = end_of(timeout);
-        self.floor.queues.close();
-        self.floor.watch.close();
+        self.inner.queues.close();
+        self.inner.watch.close();
         self.unregister();
-        if !self.floor.running.wait_zero(end) {
+        if !self.inner.running.wait_zero(end) {
             return false;
         }
         for thread in self.threads.lock().drain(..) {
@@ -567,22 +572,22 @@ impl Engine {
 
     /// Counters since the engine was made.
     pub fn stats(&self) -> EngineStats {
-        self.floor.counters.snapshot()
+        self.inner.counters.snapshot()
     }
 
     /// What failed in the background since the last call. Jobs go on all the same, slower.
     pub fn take_faults(&self) -> Vec<Fault> {
-        std::mem::take(&mut *self.floor.faults.lock())
+        std::mem::take(&mut *self.inner.faults.lock())
     }
 
     /// The settings that the engine was made with.
     pub fn config(&self) -> &EngineConfig {
-        &self.floor.config
+        &self.inner.config
     }
 }
 
-fn prepare_cuda(floor: &Floor, ordinal: i32) {
-    let (queues, counters) = (&floor.queues, &floor.counters);
+fn prepare_cuda(inner: &Inner, ordinal: i32) {
+    let (queues, counters) = (&inner.queues, &inner.counters);
     let executor = CudaExecutor::of(ordinal);
     match executor
         .as_deref()
@@ -596,14 +601,14 @@ fn prepare_cuda(floor: &Floor, ordinal: i32) {
             note(&counters.gather_copy_engine_from, &found.gather);
             note(&counters.scatter_copy_engine_from, &found.scatter);
         }
-        Err(error) => floor
+        Err(error) => inner
             .faults
             .lock()
             .push(Fault::Unmeasured { ordinal, error }),
     }
     if let Err(error) = queues.arena().pin(ordinal, || queues.is_closed()) {
         let bytes = counters.unpinned_bytes.load(Ordering::Relaxed);
-        floor.faults.lock().push(Fault::Unpinned {
+        inner.faults.lock().push(Fault::Unpinned {
             ordinal,
             bytes,
             error,
@@ -614,10 +619,10 @@ fn prepare_cuda(floor: &Floor, ordinal: i32) {
 impl Drop for Engine {
     fn drop(&mut self) {
         let operation = self
-            .floor
+            .inner
             .config
             .put_timeout
-            .max(self.floor.config.get_timeout);
+            .max(self.inner.config.get_timeout);
         self.shutdown(operation + Duration::from_secs(2));
     }
 }

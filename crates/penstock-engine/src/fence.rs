@@ -9,8 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::copy::cuda::{CudaError, CudaExecutor, Point};
-use crate::lane::Floor;
-use crate::signal::Signal;
+use crate::signal::{Signal, Signals};
 use crate::sync::Mutex;
 use crate::{Device, EngineError};
 
@@ -111,6 +110,27 @@ impl Watch {
         Ok(fence)
     }
 
+    /// Waits for one fence after the other, and wakes the lanes whose jobs may go on.
+    pub(crate) fn run(&self, signals: &Signals) {
+        loop {
+            let seen = self.raised.generation();
+            match self.next() {
+                Next::Fence(mark, point) => {
+                    let waited: Result<(), CudaError> = point.wait();
+                    mark.set(match waited {
+                        Ok(()) => Passage::Passed(Instant::now()),
+                        Err(_) => Passage::Lost,
+                    });
+                    self.give_back(point);
+                    signals.copy.notify_all();
+                    signals.get.notify_all();
+                }
+                Next::Wait => self.raised.wait(seen, None),
+                Next::Close => return,
+            }
+        }
+    }
+
     fn next(&self) -> Next {
         let mut state = self.state.lock();
         if state.closed {
@@ -137,25 +157,4 @@ enum Next {
     Fence(Arc<Mark>, Point),
     Wait,
     Close,
-}
-
-/// Waits for one fence after the other, and wakes the lanes whose jobs may go on.
-pub(crate) fn watch(floor: &Floor) {
-    loop {
-        let seen = floor.watch.raised.generation();
-        match floor.watch.next() {
-            Next::Fence(mark, point) => {
-                let waited: Result<(), CudaError> = point.wait();
-                mark.set(match waited {
-                    Ok(()) => Passage::Passed(Instant::now()),
-                    Err(_) => Passage::Lost,
-                });
-                floor.watch.give_back(point);
-                floor.signals.copy.notify_all();
-                floor.signals.get.notify_all();
-            }
-            Next::Wait => floor.watch.raised.wait(seen, None),
-            Next::Close => return,
-        }
-    }
 }

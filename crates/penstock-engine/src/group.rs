@@ -10,7 +10,8 @@ use penstock_store::{Key, Namespace};
 use crate::copy::Device;
 use crate::job::{Plan, Transfer};
 use crate::outcome::Part;
-use crate::region::{Region, Registration};
+use crate::region::Region;
+use crate::registration::Registration;
 use crate::{Block, Chunk, EngineError, Parent};
 
 /// What of a group of layers lies in this engine's memory, and where.

@@ -8,7 +8,7 @@ use penstock_store::Key;
 
 use crate::config::LONGEST;
 use crate::outcome::Part;
-use crate::region::Registration;
+use crate::registration::Registration;
 
 /// When a load is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

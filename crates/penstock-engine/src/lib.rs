@@ -14,21 +14,23 @@ mod direct;
 mod engine;
 mod error;
 mod fence;
+mod gauge;
 mod group;
 mod held;
+mod host_tier;
 mod job;
-mod kept;
 mod lane;
-mod load;
+mod load_job;
 mod lookup;
 #[cfg(all(test, loom))]
 mod loom_models;
 mod outcome;
 mod queue;
 mod region;
+mod registration;
 mod signal;
 mod stats;
-mod store;
+mod store_job;
 mod sync;
 mod table;
 

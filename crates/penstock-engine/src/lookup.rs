@@ -12,7 +12,7 @@ use penstock_store::{CHUNK_BYTES, ErrorKind, Key, Namespace, Store};
 
 use crate::EngineError;
 use crate::config::end_of;
-use crate::store::Gauge;
+use crate::gauge::Gauge;
 
 /// Bounds of a [`Lookup`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,11 +52,11 @@ type Answered = (Answer, Duration);
 /// Every look-up is answered by its deadline, whatever the store does. Dropping it ends the
 /// threads, once the calls they are in have returned.
 pub struct Lookup {
-    desk: Arc<Desk>,
+    inner: Arc<Inner>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-struct Desk {
+struct Inner {
     store: Arc<dyn Store>,
     config: LookupConfig,
     state: Mutex<State>,
@@ -132,7 +132,7 @@ impl Lookup {
             return Err(EngineError::Config("threads must be between 1 and 64"));
         }
         let threads = config.threads;
-        let desk = Arc::new(Desk {
+        let inner = Arc::new(Inner {
             store,
             config,
             state: Mutex::default(),
@@ -141,19 +141,19 @@ impl Lookup {
             running: Gauge::default(),
         });
         let lookup = Self {
-            desk,
+            inner,
             threads: Mutex::default(),
         };
         for i in 0..threads {
-            let desk = Arc::clone(&lookup.desk);
-            desk.running.add(1);
+            let inner = Arc::clone(&lookup.inner);
+            inner.running.add(1);
             // A failed spawn drops the closure, and the guard with it.
-            let running = Running(Arc::clone(&desk));
+            let running = Running(Arc::clone(&inner));
             let thread = Builder::new()
                 .name(format!("penstock-look-{i}"))
                 .spawn(move || {
                     let _running = running;
-                    desk.serve();
+                    inner.serve();
                 })
                 .map_err(EngineError::Thread)?;
             lookup.threads.lock().push(thread);
@@ -186,7 +186,7 @@ impl Lookup {
                 })
             })
             .collect();
-        let mut state = self.desk.state.lock();
+        let mut state = self.inner.state.lock();
         if state.closed {
             return Err(EngineError::Closed);
         }
@@ -195,19 +195,19 @@ impl Lookup {
         }
         let (outstanding, bound) = (
             state.open.len() + state.answers.len() + 1,
-            self.desk.config.max_outstanding,
+            self.inner.config.max_outstanding,
         );
         if outstanding > bound {
             return Err(EngineError::Busy { outstanding, bound });
         }
-        if chunks.is_empty() || state.queue.len() >= self.desk.config.max_queued {
+        if chunks.is_empty() || state.queue.len() >= self.inner.config.max_queued {
             let answer = if chunks.is_empty() {
                 Ok(vec![])
             } else {
                 Err(ErrorKind::Unavailable)
             };
             state.answers.insert(id, (answer, Duration::ZERO));
-            self.desk.answered.notify_all();
+            self.inner.answered.notify_all();
             return Ok(());
         }
         state.tickets += 1;
@@ -228,13 +228,13 @@ impl Lookup {
             spans: spans.len(),
         });
         drop(state);
-        self.desk.queued.notify_one();
+        self.inner.queued.notify_one();
         Ok(())
     }
 
     /// Takes all answers there are, each with the time that it took. Does not wait.
     pub fn poll(&self) -> Vec<(u64, Answer, Duration)> {
-        let mut state = self.desk.state.lock();
+        let mut state = self.inner.state.lock();
         state.expire(Instant::now());
         let answers = state.answers.drain();
         answers
@@ -244,7 +244,7 @@ impl Lookup {
 
     /// Takes the answer of one look-up, if it is there. Does not wait.
     pub fn take(&self, id: u64) -> Option<Answer> {
-        let mut state = self.desk.state.lock();
+        let mut state = self.inner.state.lock();
         state.expire(Instant::now());
         state.answers.remove(&id).map(|(answer, _)| answer)
     }
@@ -252,7 +252,7 @@ impl Lookup {
     /// Waits until there is an answer to take (true), or the time is over.
     pub fn wait(&self, timeout: Duration) -> bool {
         let end = end_of(timeout);
-        let mut state = self.desk.state.lock();
+        let mut state = self.inner.state.lock();
         loop {
             let now = Instant::now();
             state.expire(now);
@@ -264,13 +264,13 @@ impl Lookup {
             }
             let next = state.open.values().map(|open| open.deadline).min();
             let until = next.map_or(end, |next| next.min(end));
-            let _ = self.desk.answered.wait_until(&mut state, until);
+            let _ = self.inner.answered.wait_until(&mut state, until);
         }
     }
 
     /// Forgets a look-up, answered or not.
     pub fn cancel(&self, id: u64) {
-        let mut state = self.desk.state.lock();
+        let mut state = self.inner.state.lock();
         state.open.remove(&id);
         state.answers.remove(&id);
         state.queue.retain(|request| request.id != id);
@@ -282,7 +282,7 @@ impl Lookup {
     pub fn shutdown(&self, timeout: Duration) -> bool {
         let end = end_of(timeout);
         {
-            let mut state = self.desk.state.lock();
+            let mut state = self.inner.state.lock();
             state.closed = true;
             state.queue.clear();
             let open: Vec<u64> = state.open.keys().copied().collect();
@@ -290,9 +290,9 @@ impl Lookup {
                 state.close(id, Err(ErrorKind::Unavailable));
             }
         }
-        self.desk.queued.notify_all();
-        self.desk.answered.notify_all();
-        if !self.desk.running.wait_zero(end) {
+        self.inner.queued.notify_all();
+        self.inner.answered.notify_all();
+        if !self.inner.running.wait_zero(end) {
             return false;
         }
         for thread in self.threads.lock().drain(..) {
@@ -309,7 +309,7 @@ impl Drop for Lookup {
     }
 }
 
-struct Running(Arc<Desk>);
+struct Running(Arc<Inner>);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -317,7 +317,7 @@ impl Drop for Running {
     }
 }
 
-impl Desk {
+impl Inner {
     fn serve(&self) {
         while let Some(batch) = self.next() {
             let keys: Vec<Key> = batch

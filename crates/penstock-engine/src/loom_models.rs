@@ -18,9 +18,9 @@ use crate::completion::Completions;
 use crate::fence::{Fence, Mark, Passage};
 use crate::job::Transfer;
 use crate::queue::{CopyWork, Put, PutWork, Queues};
-use crate::region::Registration;
+use crate::registration::Registration;
 use crate::signal::Signals;
-use crate::store::StoreJob;
+use crate::store_job::StoreJob;
 use crate::sync::Shared;
 use crate::{Device, EngineConfig, Event, Outcome, Region};
 
@@ -152,9 +152,9 @@ impl House {
     fn keep(&self, slot: Slot<Empty>, number: u8) {
         let transfer = transfer(number);
         let slot = self.fill(slot, &transfer);
-        let kept = self.queues.kept();
-        kept.want(std::slice::from_ref(&transfer));
-        kept.keep(&transfer, slot, None);
+        let host_tier = self.queues.host_tier();
+        host_tier.want(std::slice::from_ref(&transfer));
+        host_tier.keep(&transfer, slot, None);
     }
 }
 
@@ -183,11 +183,17 @@ fn a_value_that_is_read_keeps_its_slot_when_it_is_given_up() {
             let house = Shared::clone(&house);
             move || house.use_one(Purpose::Load)
         });
-        for value in house.queues.kept().find(&[transfer(1)]).iter().flatten() {
+        for value in house
+            .queues
+            .host_tier()
+            .find(&[transfer(1)])
+            .iter()
+            .flatten()
+        {
             house.read(value);
         }
         taker.join().unwrap();
-        assert!(house.queues.kept().find(&[transfer(1)])[0].is_none());
+        assert!(house.queues.host_tier().find(&[transfer(1)])[0].is_none());
     });
 }
 
@@ -205,15 +211,15 @@ fn a_pinned_value_is_not_given_up_before_it_is_released() {
                 slots.iter_mut().for_each(|slot| house.write(slot));
             }
         });
-        let kept = house.queues.kept();
-        let is_pinned = kept.open(7, &[transfer(1)])[0].is_some();
+        let host_tier = house.queues.host_tier();
+        let is_pinned = host_tier.open(7, &[transfer(1)])[0].is_some();
         if is_pinned {
-            assert_eq!(kept.room(), 0);
-            let value = kept.find(&[transfer(1)])[0].take();
+            assert_eq!(host_tier.room(), 0);
+            let value = host_tier.find(&[transfer(1)])[0].take();
             house.read(&value.expect("it is pinned"));
         }
-        kept.release(7);
-        assert_eq!(kept.room(), 1);
+        host_tier.release(7);
+        assert_eq!(host_tier.room(), 1);
         taker.join().unwrap();
     });
 }
@@ -241,9 +247,12 @@ fn a_value_kept_while_the_host_tier_closes_gives_its_slot_back() {
             let house = Shared::clone(&house);
             move || house.keep(slot, 1)
         });
-        house.queues.kept().close();
+        house.queues.host_tier().close();
         lane.join().unwrap();
-        assert!(!house.queues.kept().evict(), "nothing is kept any more");
+        assert!(
+            !house.queues.host_tier().evict(),
+            "nothing is kept any more"
+        );
         assert!(house.queues.lease(Purpose::Load).is_some());
     });
 }

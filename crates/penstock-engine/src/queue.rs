@@ -10,10 +10,10 @@ use crate::Outcome;
 use crate::arena::{Arena, Empty, Gathered, Lent, Purpose, Slot};
 use crate::config::EngineConfig;
 use crate::fence::Passage;
-use crate::kept::Kept;
-use crate::load::{Aim, HeldTicket, LoadJob, LoadTicket};
+use crate::host_tier::HostTier;
+use crate::load_job::{Aim, HeldTicket, LoadJob, LoadTicket};
 use crate::signal::Signals;
-use crate::store::StoreTicket;
+use crate::store_job::StoreTicket;
 use crate::sync::Mutex;
 
 /// The queues of one engine. Their lock is taken before that of a job, never after.
@@ -21,7 +21,7 @@ pub(crate) struct Queues {
     state: Mutex<State>,
     config: EngineConfig,
     arena: Arc<Arena>,
-    kept: Kept,
+    host_tier: HostTier,
     signals: Arc<Signals>,
 }
 
@@ -81,15 +81,15 @@ pub(crate) enum PutWork {
 
 impl Queues {
     pub(crate) fn new(config: EngineConfig, arena: Arc<Arena>, signals: Arc<Signals>) -> Self {
-        let kept = Kept::new(config.slots, config.slot_bytes, config.prefetch_slots);
+        let host_tier = HostTier::new(config.slots, config.slot_bytes, config.prefetch_slots);
         if !config.keep {
-            kept.close();
+            host_tier.close();
         }
         Self {
             state: Mutex::default(),
             config,
             arena,
-            kept,
+            host_tier,
             signals,
         }
     }
@@ -139,7 +139,7 @@ impl Queues {
         match refused {
             Some(Put { ticket, slot }) => {
                 let slot = slot.into_verified(ticket.transfer());
-                self.kept.keep(ticket.transfer(), slot, None);
+                self.host_tier.keep(ticket.transfer(), slot, None);
                 ticket.resolve(Outcome::Dropped);
             }
             None => self.signals.put.notify_one(),
@@ -168,7 +168,7 @@ impl Queues {
             match self.arena.lease(purpose) {
                 Lent::Slot(slot) => return Some(slot),
                 Lent::NoShare => return None,
-                Lent::NoneFree if self.kept.evict() => {}
+                Lent::NoneFree if self.host_tier.evict() => {}
                 Lent::NoneFree => return None,
             }
         }
@@ -266,7 +266,7 @@ impl Queues {
             // What others are filling is to be pinned too. Asked before what is pinned already: what
             // passes from one to the other meanwhile counts twice, not never.
             let filling = self.arena.prefetching();
-            let room = self.kept.room().saturating_sub(filling);
+            let room = self.host_tier.room().saturating_sub(filling);
             let share = queued.min(self.config.batch).min(room);
             let slots: Vec<_> = (0..share)
                 .map_while(|_| self.lease(Purpose::Prefetch))
@@ -349,7 +349,7 @@ impl Queues {
         for job in loads {
             job.abandon(Outcome::Cancelled);
         }
-        self.kept.close();
+        self.host_tier.close();
         self.drop_stores(Outcome::Dropped, |_| true);
         self.signals.notify_all();
     }
@@ -358,8 +358,8 @@ impl Queues {
         &self.arena
     }
 
-    pub(crate) fn kept(&self) -> &Kept {
-        &self.kept
+    pub(crate) fn host_tier(&self) -> &HostTier {
+        &self.host_tier
     }
 
     pub(crate) fn is_closed(&self) -> bool {

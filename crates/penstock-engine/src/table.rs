@@ -4,8 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::load::LoadJob;
-use crate::store::StoreJob;
+use crate::load_job::LoadJob;
+use crate::store_job::StoreJob;
 use crate::sync::Mutex;
 use crate::{EngineError, Outcome};
 

@@ -11,7 +11,7 @@ use penstock_layout::Segment;
 use penstock_store::value::Checksum;
 
 use self::cuda::{CudaError, CudaExecutor};
-use crate::Region;
+use crate::region::Region;
 
 /// Where registered memory lies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

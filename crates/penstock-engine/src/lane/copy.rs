@@ -5,34 +5,34 @@ use std::time::Instant;
 use penstock_layout::Segment;
 use penstock_store::ErrorKind;
 
-use super::Floor;
+use super::Inner;
 use crate::Outcome;
 use crate::arena::{Empty, Slot};
 use crate::queue::{CopyWork, Put};
-use crate::region::NotCopied;
+use crate::registration::NotCopied;
 use crate::stats::add_time;
-use crate::store::StoreTicket;
+use crate::store_job::StoreTicket;
 
-pub(super) fn run(floor: &Floor) {
+pub(super) fn run(inner: &Inner) {
     let mut segments = Vec::new();
     loop {
-        let seen = floor.signals.copy.generation();
-        match floor.queues.next_copy() {
+        let seen = inner.signals.copy.generation();
+        match inner.queues.next_copy() {
             CopyWork::Gather(ticket, slot) => {
-                floor.contain(|| gather(floor, ticket, slot, &mut segments));
+                inner.contain(|| gather(inner, ticket, slot, &mut segments));
             }
-            CopyWork::Wait(until) => floor.signals.copy.wait(seen, until),
+            CopyWork::Wait(until) => inner.signals.copy.wait(seen, until),
             CopyWork::Close => return,
         }
     }
 }
 
-fn gather(floor: &Floor, ticket: StoreTicket, mut slot: Slot<Empty>, segments: &mut Vec<Segment>) {
+fn gather(inner: &Inner, ticket: StoreTicket, mut slot: Slot<Empty>, segments: &mut Vec<Segment>) {
     let start = Instant::now();
     let transfer = ticket.transfer();
     let bytes = transfer.bytes;
     // What is encrypted is authenticated, later; a checksum would tell of the plaintext.
-    let sum = floor.config.keys.is_none();
+    let sum = inner.config.keys.is_none();
     let checksum = ticket.registration().gather(
         transfer.pages.clone(),
         &transfer.key.span,
@@ -40,11 +40,11 @@ fn gather(floor: &Floor, ticket: StoreTicket, mut slot: Slot<Empty>, segments: &
         sum,
         segments,
     );
-    add_time(&floor.counters.gather_nanos, start);
+    add_time(&inner.counters.gather_nanos, start);
     match checksum {
         Ok(checksum) => {
             let slot = slot.gathered(bytes, checksum);
-            floor.queues.push_put(Put { ticket, slot });
+            inner.queues.push_put(Put { ticket, slot });
         }
         Err(NotCopied::Closed) => ticket.resolve(Outcome::Dropped),
         Err(NotCopied::Device(_)) => ticket.resolve(Outcome::Failed(ErrorKind::Io)),

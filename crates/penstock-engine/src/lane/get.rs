@@ -10,43 +10,43 @@ use penstock_store::layers::{Look, look_again};
 use penstock_store::value::Rejection;
 use penstock_store::{ErrorKind, GetOutcome, GetRequest, Result};
 
-use super::Floor;
+use super::Inner;
 use crate::Outcome;
 use crate::arena::{Empty, Slot, Verified};
+use crate::host_tier::Value;
 use crate::job::Transfer;
-use crate::kept::Value;
-use crate::load::LoadTicket;
+use crate::load_job::LoadTicket;
 use crate::queue::LoadWork;
-use crate::region::NotCopied;
+use crate::registration::NotCopied;
 use crate::stats::add_time;
 
 /// Time given to the removal of values that did not verify.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(1);
 
-pub(super) fn run(floor: &Floor) {
+pub(super) fn run(inner: &Inner) {
     let mut segments = Vec::new();
     loop {
-        let seen = floor.signals.get.generation();
-        match floor.queues.next_load() {
-            LoadWork::Load(batch) => floor.contain(|| load(floor, batch, &mut segments)),
-            LoadWork::Scatter(batch) => floor.contain(|| {
+        let seen = inner.signals.get.generation();
+        match inner.queues.next_load() {
+            LoadWork::Load(batch) => inner.contain(|| load(inner, batch, &mut segments)),
+            LoadWork::Scatter(batch) => inner.contain(|| {
                 for (ticket, value) in batch {
-                    scatter_held(floor, ticket, value, &mut segments);
+                    scatter_held(inner, ticket, value, &mut segments);
                 }
             }),
-            LoadWork::Wait => floor.signals.get.wait(seen, None),
+            LoadWork::Wait => inner.signals.get.wait(seen, None),
             LoadWork::Close => return,
         }
     }
 }
 
-fn load(floor: &Floor, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec<Segment>) {
+fn load(inner: &Inner, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec<Segment>) {
     let (tickets, mut slots): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
     let start = Instant::now();
     // What comes from the others may give the job more time meanwhile.
     let limit = tickets.iter().map(LoadTicket::limit).min().unwrap_or(start);
     // An encrypted value has another.
-    let wants_checksum = floor.config.keys.is_none();
+    let wants_checksum = inner.config.keys.is_none();
     let answers: Vec<(Option<Result<GetOutcome>>, Option<u64>)> = {
         let mut slices: Vec<[IoSliceMut<'_>; 1]> = tickets
             .iter()
@@ -62,24 +62,24 @@ fn load(floor: &Floor, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec
                 ..GetRequest::new(ticket.transfer().key, into)
             })
             .collect();
-        floor
+        inner
             .store
-            .get_many(&mut requests, limit.min(start + floor.config.get_timeout));
+            .get_many(&mut requests, limit.min(start + inner.config.get_timeout));
         requests
             .into_iter()
             .map(|request| (request.outcome, request.checksum))
             .collect()
     };
-    add_time(&floor.counters.get_nanos, start);
-    floor.counters.get_calls.fetch_add(1, Ordering::Relaxed);
+    add_time(&inner.counters.get_nanos, start);
+    inner.counters.get_calls.fetch_add(1, Ordering::Relaxed);
 
     let mut rejected = Vec::new();
     for ((ticket, slot), (outcome, checksum)) in tickets.into_iter().zip(slots).zip(answers) {
         let outcome = match outcome {
             Some(Ok(GetOutcome::Hit(_))) if !ticket.is_wanted() => continue,
             Some(Ok(GetOutcome::Hit(bytes))) => {
-                match verify(floor, slot, ticket.transfer(), bytes, checksum) {
-                    Ok(slot) => match deliver(floor, &ticket, slot, segments) {
+                match verify(inner, slot, ticket.transfer(), bytes, checksum) {
+                    Ok(slot) => match deliver(inner, &ticket, slot, segments) {
                         Some(outcome) => outcome,
                         None => continue,
                     },
@@ -90,7 +90,7 @@ fn load(floor: &Floor, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec
                 }
             }
             Some(Ok(GetOutcome::TooLarge(found))) => {
-                let rejection = too_large(floor, &ticket, found);
+                let rejection = too_large(inner, &ticket, found);
                 rejected.push((ticket, slot, rejection));
                 continue;
             }
@@ -103,14 +103,14 @@ fn load(floor: &Floor, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec
     }
     // Those that were whole do not wait for this.
     for (ticket, slot, rejection) in rejected {
-        reject(floor, ticket, slot, rejection, segments);
+        reject(inner, ticket, slot, rejection, segments);
     }
 }
 
 /// Writes what the host tier has into its blocks.
-fn scatter_held(floor: &Floor, ticket: LoadTicket, value: Value, segments: &mut Vec<Segment>) {
+fn scatter_held(inner: &Inner, ticket: LoadTicket, value: Value, segments: &mut Vec<Segment>) {
     if ticket.begin_scatter() {
-        let outcome = match scatter(floor, &ticket, &value, segments) {
+        let outcome = match scatter(inner, &ticket, &value, segments) {
             Ok(()) => Outcome::Kept(ticket.transfer().bytes as u64),
             Err(outcome) => outcome,
         };
@@ -121,7 +121,7 @@ fn scatter_held(floor: &Floor, ticket: LoadTicket, value: Value, segments: &mut 
 }
 
 fn scatter(
-    floor: &Floor,
+    inner: &Inner,
     ticket: &LoadTicket,
     value: &Slot<Verified>,
     segments: &mut Vec<Segment>,
@@ -134,22 +134,22 @@ fn scatter(
         value.payload(),
         segments,
     );
-    add_time(&floor.counters.scatter_nanos, start);
+    add_time(&inner.counters.scatter_nanos, start);
     scattered.map_err(|why| match why {
         NotCopied::Closed => Outcome::Cancelled,
         NotCopied::Device(_) => Outcome::Failed(ErrorKind::Io),
     })
 }
 
-fn too_large(floor: &Floor, ticket: &LoadTicket, found: u64) -> Rejection {
+fn too_large(inner: &Inner, ticket: &LoadTicket, found: u64) -> Rejection {
     Rejection::Length {
         expected: ticket.transfer().bytes as u64,
-        found: found.saturating_sub(floor.config.header_bytes() as u64),
+        found: found.saturating_sub(inner.config.header_bytes() as u64),
     }
 }
 
 fn verify(
-    floor: &Floor,
+    inner: &Inner,
     slot: Slot<Empty>,
     transfer: &Transfer,
     value_bytes: u64,
@@ -157,14 +157,14 @@ fn verify(
 ) -> std::result::Result<Slot<Verified>, (Rejection, Slot<Empty>)> {
     let start = Instant::now();
     let verified = slot.verify(transfer, value_bytes, checksum);
-    add_time(&floor.counters.verify_nanos, start);
+    add_time(&inner.counters.verify_nanos, start);
     verified
 }
 
 /// Writes a value into its blocks, unless it is for a prefetch, and keeps it; none if nobody wants it
 /// any more.
 fn deliver(
-    floor: &Floor,
+    inner: &Inner,
     ticket: &LoadTicket,
     slot: Slot<Verified>,
     segments: &mut Vec<Segment>,
@@ -174,30 +174,33 @@ fn deliver(
     }
     let prefetch = ticket.prefetch();
     if prefetch.is_none()
-        && let Err(outcome) = scatter(floor, ticket, &slot, segments)
+        && let Err(outcome) = scatter(inner, ticket, &slot, segments)
     {
         return Some(outcome);
     }
-    floor.queues.kept().keep(ticket.transfer(), slot, prefetch);
+    inner
+        .queues
+        .host_tier()
+        .keep(ticket.transfer(), slot, prefetch);
     Some(Outcome::Loaded(ticket.transfer().bytes as u64))
 }
 
 /// Removes damaged copies of a value that did not verify, so that they are put anew, and loads a
 /// whole one if another tier has it.
 fn reject(
-    floor: &Floor,
+    inner: &Inner,
     ticket: LoadTicket,
     slot: Slot<Empty>,
     rejection: Rejection,
     segments: &mut Vec<Segment>,
 ) {
-    let (store, transfer) = (&*floor.store, ticket.transfer());
+    let (store, transfer) = (&*inner.store, ticket.transfer());
     if rejection.is_foreign() && store.tiers().is_empty() {
         return ticket.resolve(Outcome::Rejected(rejection));
     }
     let get_deadline = ticket
         .limit()
-        .min(Instant::now() + floor.config.get_timeout);
+        .min(Instant::now() + inner.config.get_timeout);
     let remove_deadline = get_deadline.max(Instant::now() + REMOVE_TIMEOUT);
     let mut empty = Some(slot);
     let whole = look_again(store, &transfer.key, remove_deadline, |tier| {
@@ -206,7 +209,7 @@ fn reject(
         };
         let into = &mut [IoSliceMut::new(slot.value_mut(transfer.bytes))];
         let (look, slot) = match tier.get(&transfer.key, into, get_deadline) {
-            Ok(GetOutcome::Hit(bytes)) => match verify(floor, slot, transfer, bytes, None) {
+            Ok(GetOutcome::Hit(bytes)) => match verify(inner, slot, transfer, bytes, None) {
                 Ok(slot) => return Look::Whole(slot),
                 Err((rejection, slot)) if rejection.is_foreign() => (Look::Nothing, slot),
                 Err((_, slot)) => (Look::Damaged, slot),
@@ -220,9 +223,9 @@ fn reject(
     let Some(slot) = whole else {
         return ticket.resolve(Outcome::Rejected(rejection));
     };
-    if let Some(outcome) = deliver(floor, &ticket, slot, segments) {
+    if let Some(outcome) = deliver(inner, &ticket, slot, segments) {
         if matches!(outcome, Outcome::Loaded(_)) {
-            floor
+            inner
                 .counters
                 .mended_objects
                 .fetch_add(1, Ordering::Relaxed);

@@ -14,13 +14,13 @@ use penstock_store::Store;
 
 use crate::config::EngineConfig;
 use crate::fence::Watch;
+use crate::gauge::Gauge;
 use crate::queue::Queues;
 use crate::signal::Signals;
-use crate::store::Gauge;
 use crate::{Counters, EngineError, Fault};
 
-/// What lanes work with.
-pub(crate) struct Floor {
+/// What the engine and its lanes share.
+pub(crate) struct Inner {
     pub(crate) config: EngineConfig,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) queues: Queues,
@@ -44,17 +44,17 @@ pub(crate) fn give_way() {
 }
 
 /// Starts every lane. If one cannot be started, those that were end.
-pub(crate) fn start(floor: &Arc<Floor>) -> Result<Vec<JoinHandle<()>>, EngineError> {
+pub(crate) fn start(inner: &Arc<Inner>) -> Result<Vec<JoinHandle<()>>, EngineError> {
     let copy =
-        (0..floor.config.copy_lanes).map(|i| (format!("penstock-copy-{i}"), copy::run as Lane));
-    let get = (0..floor.config.get_lanes).map(|i| (format!("penstock-get-{i}"), get::run as Lane));
-    let put = (0..floor.config.put_lanes).map(|i| (format!("penstock-put-{i}"), put::run as Lane));
+        (0..inner.config.copy_lanes).map(|i| (format!("penstock-copy-{i}"), copy::run as Lane));
+    let get = (0..inner.config.get_lanes).map(|i| (format!("penstock-get-{i}"), get::run as Lane));
+    let put = (0..inner.config.put_lanes).map(|i| (format!("penstock-put-{i}"), put::run as Lane));
     let mut threads = Vec::new();
     for (name, lane) in copy.chain(get).chain(put) {
-        match spawn(name, lane, Arc::clone(floor)) {
+        match spawn(name, lane, Arc::clone(inner)) {
             Ok(thread) => threads.push(thread),
             Err(error) => {
-                floor.queues.close();
+                inner.queues.close();
                 for thread in threads {
                     let _ = thread.join();
                 }
@@ -65,22 +65,22 @@ pub(crate) fn start(floor: &Arc<Floor>) -> Result<Vec<JoinHandle<()>>, EngineErr
     Ok(threads)
 }
 
-pub(crate) type Lane = fn(&Floor);
+pub(crate) type Lane = fn(&Inner);
 
 /// Starts a thread that is waited for when the engine ends.
 pub(crate) fn spawn(
     name: String,
     lane: Lane,
-    floor: Arc<Floor>,
+    inner: Arc<Inner>,
 ) -> std::io::Result<JoinHandle<()>> {
-    floor.running.add(1);
-    let running = Running(floor);
+    inner.running.add(1);
+    let running = Running(inner);
     // A failed spawn drops the closure, and `running` with it.
     Builder::new().name(name).spawn(move || lane(&running.0))
 }
 
 /// Counts a lane while it lives.
-struct Running(Arc<Floor>);
+struct Running(Arc<Inner>);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -88,7 +88,7 @@ impl Drop for Running {
     }
 }
 
-impl Floor {
+impl Inner {
     /// Runs one piece of work. Should it panic (a store broke its contract), the objects it was
     /// working on fail as their tickets are dropped, and the lane lives on.
     fn contain(&self, work: impl FnOnce()) {

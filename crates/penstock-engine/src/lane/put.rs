@@ -8,31 +8,31 @@ use std::time::Instant;
 
 use penstock_store::{ErrorKind, Key, PutOutcome, PutRequest};
 
-use super::Floor;
+use super::Inner;
 use crate::Outcome;
 use crate::arena::{Gathered, Sealed, Slot, Verified};
 use crate::job::Transfer;
 use crate::queue::{Put, PutWork};
 use crate::stats::add_time;
-use crate::store::StoreTicket;
+use crate::store_job::StoreTicket;
 
-pub(super) fn run(floor: &Floor) {
+pub(super) fn run(inner: &Inner) {
     // Stores can wait, and are dropped when they wait too long; what the request after them
     // computes cannot.
     super::give_way();
     loop {
-        let seen = floor.signals.put.generation();
-        match floor.queues.next_put() {
-            PutWork::Put(batch) => floor.contain(|| put(floor, batch)),
-            PutWork::Wait => floor.signals.put.wait(seen, None),
+        let seen = inner.signals.put.generation();
+        match inner.queues.next_put() {
+            PutWork::Put(batch) => inner.contain(|| put(inner, batch)),
+            PutWork::Wait => inner.signals.put.wait(seen, None),
             PutWork::Close => return,
         }
     }
 }
 
-fn put(floor: &Floor, batch: Vec<Put>) {
+fn put(inner: &Inner, batch: Vec<Put>) {
     let start = Instant::now();
-    let deadline = start + floor.config.put_timeout;
+    let deadline = start + inner.config.put_timeout;
     let (tickets, slots): (Vec<_>, Vec<_>) = batch
         .into_iter()
         .map(|Put { ticket, slot }| (ticket, slot))
@@ -40,19 +40,19 @@ fn put(floor: &Floor, batch: Vec<Put>) {
     let keys: Vec<Key> = tickets.iter().map(|ticket| ticket.transfer().key).collect();
     // Another node may have stored the same chunk meanwhile: asking costs a round trip, sending
     // it again the whole value.
-    let present = floor.store.contains(&keys, deadline);
-    add_time(&floor.counters.put_nanos, start);
+    let present = inner.store.contains(&keys, deadline);
+    add_time(&inner.counters.put_nanos, start);
     let is_there = present.is_ok();
     let outcomes: Vec<Outcome> = match present {
         Ok(present) => {
             let start = Instant::now();
             let ready = seal_absent(&tickets, slots, &present);
-            add_time(&floor.counters.seal_nanos, start);
-            let outcomes = put_sealed(floor, &tickets, &ready, deadline);
+            add_time(&inner.counters.seal_nanos, start);
+            let outcomes = put_sealed(inner, &tickets, &ready, deadline);
             for (ticket, ready) in tickets.iter().zip(ready) {
                 match ready {
-                    Ready::Present(slot) => keep(floor, ticket, Some(slot)),
-                    Ready::Sealed(slot) => keep(floor, ticket, slot.into_verified()),
+                    Ready::Present(slot) => keep(inner, ticket, Some(slot)),
+                    Ready::Sealed(slot) => keep(inner, ticket, slot.into_verified()),
                     Ready::Failed(_) => {}
                 }
             }
@@ -60,17 +60,17 @@ fn put(floor: &Floor, batch: Vec<Put>) {
         }
         Err(error) => {
             for (ticket, slot) in tickets.iter().zip(slots) {
-                keep(floor, ticket, Some(slot.into_verified(ticket.transfer())));
+                keep(inner, ticket, Some(slot.into_verified(ticket.transfer())));
             }
             vec![Outcome::Failed(error.kind()); tickets.len()]
         }
     };
-    floor.counters.put_calls.fetch_add(1, Ordering::Relaxed);
+    inner.counters.put_calls.fetch_add(1, Ordering::Relaxed);
 
     // A value that the store will never accept says nothing of the next one.
     let failed =
         |outcome: &Outcome| matches!(outcome, Outcome::Failed(kind) if *kind != ErrorKind::Config);
-    floor
+    inner
         .queues
         .store_takes_puts(is_there && !outcomes.iter().all(failed));
     for (ticket, outcome) in tickets.into_iter().zip(outcomes) {
@@ -79,9 +79,9 @@ fn put(floor: &Floor, batch: Vec<Put>) {
 }
 
 /// Leaves a value to the host tier, whatever the store said of it.
-fn keep(floor: &Floor, ticket: &StoreTicket, slot: Option<Slot<Verified>>) {
+fn keep(inner: &Inner, ticket: &StoreTicket, slot: Option<Slot<Verified>>) {
     if let Some(slot) = slot {
-        floor.queues.kept().keep(ticket.transfer(), slot, None);
+        inner.queues.host_tier().keep(ticket.transfer(), slot, None);
     }
 }
 
@@ -115,7 +115,7 @@ fn seal_absent(
 }
 
 fn put_sealed(
-    floor: &Floor,
+    inner: &Inner,
     tickets: &[StoreTicket],
     ready: &[Ready],
     deadline: Instant,
@@ -137,9 +137,9 @@ fn put_sealed(
         })
         .collect();
     if !requests.is_empty() {
-        floor.store.put_many(&mut requests, deadline);
+        inner.store.put_many(&mut requests, deadline);
     }
-    add_time(&floor.counters.put_nanos, start);
+    add_time(&inner.counters.put_nanos, start);
     let mut answers = requests.into_iter().map(|request| request.outcome);
     tickets
         .iter()

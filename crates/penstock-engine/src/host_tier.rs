@@ -30,7 +30,7 @@ const MOST_NAMES: usize = 64;
 pub(crate) type Value = Shared<Slot<Verified>>;
 
 /// The values, and who wants them to stay.
-pub(crate) struct Kept {
+pub(crate) struct HostTier {
     state: Mutex<State>,
     /// Most values that the policy may hold.
     capacity: u64,
@@ -65,7 +65,7 @@ fn name(object: &Transfer) -> Name {
     (object.key, object.parent)
 }
 
-impl Kept {
+impl HostTier {
     /// For `slots` values of up to `slot_bytes`, of which prefetches pin `bound` at most.
     pub(crate) fn new(slots: usize, slot_bytes: usize, bound: usize) -> Self {
         let names = slot_bytes / POLICY_SHARE / NAME_BYTES;

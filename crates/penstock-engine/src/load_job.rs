@@ -14,10 +14,10 @@ use penstock_store::{ErrorKind, Key};
 
 use crate::completion::{Completions, Event};
 use crate::fence::{Fence, Passage};
+use crate::host_tier::Value;
 use crate::job::{Plan, Transfer};
-use crate::kept::Value;
 use crate::outcome::{Outcome, Outcomes, Part};
-use crate::region::Registration;
+use crate::registration::Registration;
 use crate::sync::Mutex;
 use crate::{Counters, Deadline};
 
@@ -74,19 +74,19 @@ impl LoadJob {
     /// `held` are the objects' values that the host tier has.
     pub(crate) fn new(
         id: u64,
-        wish: Wish,
+        spec: LoadSpec,
         held: Vec<Option<Value>>,
         completions: Arc<Completions>,
         counters: Arc<Counters>,
     ) -> Arc<Self> {
-        let Wish {
+        let LoadSpec {
             aim,
             plan: Plan { objects, parts },
             deadline,
             prefix,
             fence,
             fence_wait,
-        } = wish;
+        } = spec;
         let state = State {
             progress: vec![Progress::Queued; objects.len()],
             held,
@@ -313,7 +313,7 @@ impl LoadJob {
 }
 
 /// What a load job is to do.
-pub(crate) struct Wish {
+pub(crate) struct LoadSpec {
     pub(crate) aim: Aim,
     pub(crate) plan: Plan,
     pub(crate) deadline: Deadline,

@@ -12,9 +12,10 @@ use penstock_store::{ErrorKind, Key};
 use crate::Counters;
 use crate::completion::{Completions, Event};
 use crate::fence::{Fence, Passage};
+use crate::gauge::Gauge;
 use crate::job::{Plan, Transfer};
 use crate::outcome::{Outcome, Outcomes, Part};
-use crate::region::Registration;
+use crate::registration::Registration;
 use crate::sync::{Condvar, Mutex};
 
 pub(crate) struct StoreJob {
@@ -209,37 +210,5 @@ impl StoreTicket {
 impl Drop for StoreTicket {
     fn drop(&mut self) {
         self.settle(Outcome::Failed(ErrorKind::Protocol));
-    }
-}
-
-/// A number that can be waited on to become zero. Its lock is a leaf.
-#[derive(Default)]
-pub(crate) struct Gauge {
-    count: Mutex<usize>,
-    zero: Condvar,
-}
-
-impl Gauge {
-    pub(crate) fn add(&self, n: usize) {
-        *self.count.lock() += n;
-    }
-
-    pub(crate) fn sub(&self, n: usize) {
-        let mut count = self.count.lock();
-        *count -= n;
-        if *count == 0 {
-            self.zero.notify_all();
-        }
-    }
-
-    /// Waits until it is zero (true), or until `until`.
-    pub(crate) fn wait_zero(&self, until: Instant) -> bool {
-        let mut count = self.count.lock();
-        while *count > 0 {
-            if self.zero.wait_until(&mut count, until).timed_out() {
-                return *count == 0;
-            }
-        }
-        true
     }
 }

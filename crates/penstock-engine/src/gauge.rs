@@ -1,0 +1,37 @@
+//! Gauges: how much of something is under way, for those who wait until nothing is.
+
+use std::time::Instant;
+
+use crate::sync::{Condvar, Mutex};
+
+/// A number that can be waited on to become zero. Its lock is a leaf.
+#[derive(Default)]
+pub(crate) struct Gauge {
+    count: Mutex<usize>,
+    zero: Condvar,
+}
+
+impl Gauge {
+    pub(crate) fn add(&self, n: usize) {
+        *self.count.lock() += n;
+    }
+
+    pub(crate) fn sub(&self, n: usize) {
+        let mut count = self.count.lock();
+        *count -= n;
+        if *count == 0 {
+            self.zero.notify_all();
+        }
+    }
+
+    /// Waits until it is zero (true), or until `until`.
+    pub(crate) fn wait_zero(&self, until: Instant) -> bool {
+        let mut count = self.count.lock();
+        while *count > 0 {
+            if self.zero.wait_until(&mut count, until).timed_out() {
+                return *count == 0;
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,182 @@
+//! Registrations: layouts laid over regions, and the copies to and from them.
+
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use penstock_layout::{Descriptor, Segment, SegmentError, Span};
+use penstock_store::value::Checksum;
+
+use crate::EngineError;
+use crate::copy::Executor;
+use crate::copy::cuda::CudaError;
+use crate::region::Region;
+
+/// Why blocks were not copied, or not all of them.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotCopied {
+    /// The registration is closed: nothing was touched.
+    #[error("the memory is not registered any more")]
+    Closed,
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] CudaError),
+}
+
+/// A layout laid over regions. Jobs hold the registration that they were submitted under.
+pub(crate) struct Registration {
+    descriptor: Descriptor,
+    regions: Vec<Region>,
+    executor: Arc<dyn Executor>,
+    /// Whether the regions may still be touched. Copies hold it for reading while they run, so
+    /// closing waits for them.
+    open: RwLock<bool>,
+}
+
+impl Registration {
+    pub(crate) fn new(
+        descriptor: Descriptor,
+        regions: Vec<Region>,
+        executor: Arc<dyn Executor>,
+    ) -> Result<Self, EngineError> {
+        let expected = descriptor.region_lens();
+        if expected.len() != regions.len() {
+            return Err(EngineError::RegionCount {
+                expected: expected.len(),
+                given: regions.len(),
+            });
+        }
+        for (region, (&expected, given)) in expected.iter().zip(&regions).enumerate() {
+            if given.len() < expected {
+                return Err(EngineError::RegionTooSmall {
+                    region,
+                    expected,
+                    given: given.len(),
+                });
+            }
+        }
+        Ok(Self {
+            descriptor,
+            regions,
+            executor,
+            open: RwLock::new(true),
+        })
+    }
+
+    /// Waits for the copies under way; none starts afterwards.
+    pub(crate) fn close(&self) {
+        *self.open.write() = false;
+    }
+
+    /// Payload bytes of so many pages of a span, checked against the memory and the room for them.
+    pub(crate) fn payload_bytes(
+        &self,
+        span: &Span,
+        pages: u64,
+        room: usize,
+    ) -> Result<usize, EngineError> {
+        let share = self.descriptor.share();
+        if !share.contains(span) {
+            return Err(SegmentError::SpanOutsideShare { span: *span, share }.into());
+        }
+        let bytes = self.descriptor.block_bytes(span).saturating_mul(pages);
+        if bytes == 0 {
+            return Err(EngineError::NoLayers { span: *span });
+        }
+        if bytes > room as u64 {
+            return Err(EngineError::ObjectTooLarge {
+                bytes,
+                slot_bytes: room,
+            });
+        }
+        Ok(bytes as usize)
+    }
+
+    /// Whether the memory has this page.
+    pub(crate) fn check_page(&self, page: u64) -> Result<(), SegmentError> {
+        let blocks = self.descriptor.blocks();
+        if page < blocks {
+            Ok(())
+        } else {
+            Err(SegmentError::BlockOutOfRange {
+                block: page,
+                blocks,
+            })
+        }
+    }
+
+    /// Copies a span of pages, which have been checked, into `payload`, which is as long as they
+    /// are; returns the payload's checksum (of nothing, without `sum`). `segments` is
+    /// scratch space.
+    #[allow(unsafe_code)]
+    pub(crate) fn gather(
+        &self,
+        pages: impl IntoIterator<Item = u64>,
+        span: &Span,
+        payload: &mut [u8],
+        sum: bool,
+        segments: &mut Vec<Segment>,
+    ) -> Result<Checksum, NotCopied> {
+        self.segments(pages, span, payload.len(), segments);
+        let open = self.open.read();
+        if !*open {
+            return Err(NotCopied::Closed);
+        }
+        let mut checksum = Checksum::new();
+        let into = sum.then_some(&mut checksum);
+        // SAFETY: `segments` has checked every segment against its region and their sum against
+        // the payload. While the registration is open, the regions are mapped and the blocks of
+        // a store job are not written: whoever made them has promised it. The payload is arena
+        // memory, or the caller's own, which no region overlaps.
+        unsafe { self.executor.gather(&self.regions, segments, payload, into) }?;
+        Ok(checksum)
+    }
+
+    /// Copies a verified `payload` into a span of pages, which have been checked. `segments` is scratch space.
+    #[allow(unsafe_code)]
+    pub(crate) fn scatter(
+        &self,
+        pages: impl IntoIterator<Item = u64>,
+        span: &Span,
+        payload: &[u8],
+        segments: &mut Vec<Segment>,
+    ) -> Result<(), NotCopied> {
+        self.segments(pages, span, payload.len(), segments);
+        let open = self.open.read();
+        if !*open {
+            return Err(NotCopied::Closed);
+        }
+        // SAFETY: as in `gather`; the blocks of a load job are touched by nobody else.
+        unsafe { self.executor.scatter(payload, &self.regions, segments) }?;
+        Ok(())
+    }
+
+    /// The segments of a span of pages.
+    ///
+    /// Panics unless each lies inside its region and they have `bytes` in all. A descriptor only
+    /// gives such segments; this keeps a fault in one from becoming a stray write.
+    fn segments(
+        &self,
+        pages: impl IntoIterator<Item = u64>,
+        span: &Span,
+        bytes: usize,
+        out: &mut Vec<Segment>,
+    ) {
+        out.clear();
+        for page in pages {
+            self.descriptor
+                .segments(page, span, out)
+                .expect("checked when the job was submitted");
+        }
+        let mut sum = 0;
+        for segment in &*out {
+            let region = &self.regions[segment.region as usize];
+            let end = segment
+                .offset
+                .checked_add(segment.len)
+                .expect("a segment within 64 bits");
+            assert!(end <= region.len(), "a segment inside its region");
+            sum += segment.len;
+        }
+        assert_eq!(sum, bytes as u64, "segments as long as the payload");
+    }
+}

@@ -76,6 +76,15 @@ struct Arrival {
     blocks: u64,
 }
 
+/// What became of a load.
+#[derive(Clone, Copy, Debug, Default)]
+struct Loaded {
+    blocks: u64,
+    /// Whether less was loaded than could have been.
+    is_declined: bool,
+}
+
+/// A measurement under way.
 #[derive(Clone, Copy, Debug)]
 struct Probe {
     number: u64,
@@ -151,10 +160,12 @@ impl Node {
     /// A load of the blocks between these two, in number, as it may be advised.
     fn reach(&self, prompt: &Prompt, from: u64, to: u64) -> Reach {
         let host = prompt.in_host.clamp(from, to);
+        // A prompt may be larger than any tier.
+        let bytes = |blocks: u64| blocks.saturating_mul(self.machine.block_bytes);
         Reach {
             end: self.end(prompt, to),
-            host_bytes: (host - from) * self.machine.block_bytes,
-            pool_bytes: (to - host) * self.machine.block_bytes,
+            host_bytes: bytes(host - from),
+            pool_bytes: bytes(to - host),
         }
     }
 
@@ -366,12 +377,4 @@ impl Node {
         });
         there
     }
-}
-
-/// What became of a load.
-#[derive(Clone, Copy, Debug, Default)]
-struct Loaded {
-    blocks: u64,
-    /// Whether less was loaded than could have been.
-    is_declined: bool,
 }

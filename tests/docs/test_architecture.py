@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python/penstock"
 COMMON = ""
@@ -43,6 +45,53 @@ def test_what_crates_depend_on_lies_beneath_them() -> None:
         manifest = (ROOT / "crates" / name / "Cargo.toml").read_text()
         known = set(re.findall(r"^(penstock-\w+)", manifest, re.MULTILINE))
         assert known <= set(crates[number + 1 :]), name
+
+
+@pytest.mark.parametrize("crate", sorted(path.name for path in (ROOT / "crates").iterdir()))
+def test_modules_of_a_crate_know_each_other_in_one_direction(crate: str) -> None:
+    arrows = module_arrows(ROOT / "crates" / crate / "src")
+    assert any(arrows.values())
+    in_circles = sorted(name for name in arrows if name in reached(name, arrows))
+    assert in_circles == []
+
+
+def module_arrows(source: Path) -> dict[str, set[str]]:
+    """Which modules each module of a crate, with its submodules, names outside its tests."""
+    face = (source / "lib.rs").read_text()
+    exported = re.findall(r"use (?:crate::)?(\w+)::(?:\w+::)*(\w+|\{[^}]*\});", face)
+    home = {name: module for module, names in exported for name in re.findall(r"\w+", names)}
+    arrows: dict[str, set[str]] = {}
+    for path in source.rglob("*.rs"):
+        inside = path.relative_to(source).with_suffix("").parts
+        if inside == ("lib",) or "tests" in inside or "loom_models" in inside or "fuzz" in inside:
+            continue
+        own = re.split(r"^#\[cfg\((?:all\()?test", path.read_text(), flags=re.M)[0]
+        code = re.sub(r"^\s*//.*", "", own, flags=re.M)
+        listed = [n for names in re.findall(r"use crate::\{([^;]*)\};", code) for n in heads(names)]
+        names = {*listed, *re.findall(r"crate::(\w+)", code)}
+        arrows.setdefault(inside[0], set()).update(home.get(name, name) for name in names)
+    return {module: (named & arrows.keys()) - {module} for module, named in arrows.items()}
+
+
+def heads(names: str) -> list[str]:
+    """The first part of each name in a list that may hold lists.
+
+    >>> heads("a::B, c::{d, e}, F")
+    ['a', 'c', 'F']
+    """
+    while "{" in names:
+        names = re.sub(r"\{[^{}]*\}", "", names)
+    return re.findall(r"(?:^|,)\s*(\w+)", names)
+
+
+def reached(start: str, arrows: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    left = [start]
+    while left:
+        new = arrows[left.pop()] - found
+        found |= new
+        left += new
+    return found
 
 
 def room_of(path: Path) -> str:

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use penstock_layout::Span;
-use penstock_store::{CHUNK_BYTES, ErrorKind, Key, Namespace, Store};
+use penstock_store::{ErrorKind, Key, Namespace, Store};
 
-use crate::EngineError;
 use crate::config::end_of;
 use crate::gauge::Gauge;
+use crate::{Chunk, EngineError};
 
 /// Bounds of a [`Lookup`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +45,18 @@ pub type Answer = Result<Vec<bool>, ErrorKind>;
 
 /// An answer, and the time from when it was asked for.
 type Answered = (Answer, Duration);
+
+/// The keys of chunks, chunk by chunk, each with all spans.
+fn keys(namespace: Namespace, chunks: &[Chunk], spans: &[Span]) -> Vec<Key> {
+    let of = |chunk: Chunk| {
+        spans.iter().map(move |&span| Key {
+            namespace,
+            chunk,
+            span,
+        })
+    };
+    chunks.iter().flat_map(|&chunk| of(chunk)).collect()
+}
 
 /// Asks a store which chunks it has, on threads of its own.
 ///
@@ -168,7 +180,7 @@ impl Lookup {
         &self,
         id: u64,
         namespace: Namespace,
-        chunks: &[[u8; CHUNK_BYTES]],
+        chunks: &[Chunk],
         spans: &[Span],
         timeout: Duration,
     ) -> Result<(), EngineError> {
@@ -176,16 +188,7 @@ impl Lookup {
             return Err(EngineError::Config("a look-up needs at least one span"));
         }
         let deadline = end_of(timeout);
-        let keys = chunks
-            .iter()
-            .flat_map(|&chunk| {
-                spans.iter().map(move |&span| Key {
-                    namespace,
-                    chunk,
-                    span,
-                })
-            })
-            .collect();
+        let keys = keys(namespace, chunks, spans);
         let mut state = self.inner.state.lock();
         if state.closed {
             return Err(EngineError::Closed);
@@ -200,26 +203,26 @@ impl Lookup {
         if outstanding > bound {
             return Err(EngineError::Busy { outstanding, bound });
         }
-        if chunks.is_empty() || state.queue.len() >= self.inner.config.max_queued {
-            let answer = if chunks.is_empty() {
-                Ok(vec![])
-            } else {
-                Err(ErrorKind::Unavailable)
-            };
+        let at_once = if chunks.is_empty() {
+            Some(Ok(vec![]))
+        } else {
+            let is_full = state.queue.len() >= self.inner.config.max_queued;
+            is_full.then_some(Err(ErrorKind::Unavailable))
+        };
+        if let Some(answer) = at_once {
             state.answers.insert(id, (answer, Duration::ZERO));
             self.inner.answered.notify_all();
             return Ok(());
         }
         state.tickets += 1;
         let ticket = state.tickets;
-        state.open.insert(
-            id,
-            Open {
-                ticket,
-                asked: Instant::now(),
-                deadline,
-            },
-        );
+        let asked = Instant::now();
+        let open = Open {
+            ticket,
+            asked,
+            deadline,
+        };
+        state.open.insert(id, open);
         state.queue.push_back(Request {
             id,
             ticket,

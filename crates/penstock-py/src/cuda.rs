@@ -1,9 +1,14 @@
-//! What copies of a CUDA device take, for Python.
+//! CUDA devices, for Python: which one, and what its copies take.
 
-use penstock_engine::{CudaError, DirectCopy, Direction};
+use penstock_engine::{CudaError, Device, DirectCopy, Direction};
 use pyo3::prelude::*;
 
 use crate::errors::exception;
+
+/// Where memory lies, from the ordinal of a CUDA device or none.
+pub(crate) fn device(cuda_device: Option<i32>) -> Device {
+    cuda_device.map_or(Device::Host, Device::Cuda)
+}
 
 /// Bytes of a piece from which the copy engines are used; by size of a piece, seconds of both ways.
 type DirectionTuple = (usize, Vec<(usize, f64, f64)>);

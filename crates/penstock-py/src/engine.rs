@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_engine::{
-    Deadline, Device, Engine as Native, EngineConfig, EngineError, EngineStats, Fault,
-    Fence as NativeFence, HostChange, KvGroup, Lookup as NativeLookup, LookupConfig, Replica,
+    Deadline, Device, Engine as Native, EngineConfig, EngineStats, Fault, Fence as NativeFence,
+    HostChange, KvGroup, Lookup as NativeLookup, LookupConfig, Replica,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -14,27 +14,10 @@ use pyo3::types::{PyBytes, PyBytesMethods};
 
 use crate::blocks::{Blocks, padded};
 use crate::completion::Completion;
-use crate::errors::exception;
+use crate::cuda::device;
+use crate::errors::engine_error;
 use crate::layout::{Descriptor, SpanTuple, span};
 use crate::store::{Store, namespace, seconds};
-
-pub(crate) fn engine_error(py: Python<'_>, error: &EngineError) -> PyErr {
-    let class = match error {
-        EngineError::NotInLayout(_)
-        | EngineError::RegionCount { .. }
-        | EngineError::RegionTooSmall { .. } => "LayoutError",
-        EngineError::Busy { .. } => "Full",
-        EngineError::Closed => "Closed",
-        EngineError::Device(_) => "Unavailable",
-        _ => "ConfigError",
-    };
-    exception(py, class, (error.to_string(),))
-}
-
-/// Where memory lies, from the ordinal of a CUDA device or none.
-pub(crate) fn device(cuda_device: Option<i32>) -> Device {
-    cuda_device.map_or(Device::Host, Device::Cuda)
-}
 
 /// A point in what a CUDA device computes, which jobs wait for: passed once it has computed all that
 /// a stream had been given when it was raised.

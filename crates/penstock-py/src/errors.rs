@@ -1,6 +1,7 @@
 //! The one way out of Rust: releases the GIL, waits, and turns errors into
 //! `penstock.errors`.
 
+use penstock_engine::EngineError;
 use penstock_store::ErrorKind;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -32,6 +33,20 @@ pub(crate) fn store_error(py: Python<'_>, error: &penstock_store::Error) -> PyEr
         ErrorKind::Protocol => "ProtocolError",
         ErrorKind::Io => "IoError",
         _ => "StoreError",
+    };
+    exception(py, class, (error.to_string(),))
+}
+
+/// The exception for what an engine refuses.
+pub(crate) fn engine_error(py: Python<'_>, error: &EngineError) -> PyErr {
+    let class = match error {
+        EngineError::NotInLayout(_)
+        | EngineError::RegionCount { .. }
+        | EngineError::RegionTooSmall { .. } => "LayoutError",
+        EngineError::Busy { .. } => "Full",
+        EngineError::Closed => "Closed",
+        EngineError::Device(_) => "Unavailable",
+        _ => "ConfigError",
     };
     exception(py, class, (error.to_string(),))
 }

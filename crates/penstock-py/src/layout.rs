@@ -11,8 +11,8 @@ use penstock_layout::{
 use pyo3::prelude::*;
 
 use crate::buffer::Pinned;
-use crate::engine::{device, engine_error};
-use crate::errors::{config_error, layout_error};
+use crate::cuda::device;
+use crate::errors::{config_error, engine_error, layout_error};
 
 pub(crate) type SpanTuple = (u16, u16, u16, u16);
 type TurnTuple = (u32, u32);

@@ -1,7 +1,6 @@
 //! From a URL to a store.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use url::Url;
 
@@ -9,33 +8,12 @@ use crate::file::FileStore;
 use crate::layers::{Breaker, BreakerSettings, Tiered};
 use crate::memory::MemoryStore;
 use crate::shm::ShmStore;
-use crate::{Error, ErrorKind, Result, Store, parse_size, resp};
+use crate::{Error, ErrorKind, OpenOptions, Result, Store, parse_size, resp};
 
 const ACCEPTED: &str = "memory://?size=1GiB, shm://NAME?size=1GiB, file:///absolute/path?size=10GiB, \
      valkey://[user[:password]@]host[:port][/db] (or redis://; valkeys:// and rediss:// with TLS; \
      valkey+sentinel://host[,host]/master, valkey+cluster://host[,host]), unix:///path.sock[?db=N]; \
      or several of them, the nearest first, with spaces between";
-
-/// How to open a store, beside what its URL says.
-#[derive(Clone, Debug)]
-pub struct OpenOptions {
-    /// How a server's operator sees our connections.
-    pub client_name: String,
-    /// Longest that making a connection may take.
-    pub connect_timeout: Duration,
-    /// Most connections held to one server.
-    pub pool_connections: usize,
-}
-
-impl Default for OpenOptions {
-    fn default() -> Self {
-        Self {
-            client_name: "penstock".to_owned(),
-            connect_timeout: Duration::from_secs(1),
-            pool_connections: 8,
-        }
-    }
-}
 
 /// Opens the store that a URL names, or several, the nearest first, with white space between them, as
 /// one ([`Tiered`]).

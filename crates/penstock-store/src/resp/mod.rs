@@ -7,7 +7,7 @@
 //!
 //! From the address to the bytes: `address` reads the URL, `sentinel` finds the master and `cluster`
 //! the node that serves a key, `socket`, `tls` and `connection` reach the server, `pool` keeps
-//! connections, `command` and `parser` speak the protocol, `lane` moves values over one connection and
+//! connections, `command` and `parser` speak the protocol, `pipeline` moves values over one connection and
 //! `transfer` over several.
 
 mod address;
@@ -18,9 +18,9 @@ mod facts;
 mod failure;
 #[cfg(test)]
 pub(crate) mod fuzz;
-mod lane;
 mod listing;
 mod parser;
+mod pipeline;
 mod pool;
 mod sentinel;
 mod socket;

@@ -1,4 +1,4 @@
-//! Transfers: a batch of puts or gets, moved over one or more lanes by the calling thread.
+//! Transfers: a batch of puts or gets, moved over one or more pipelines by the calling thread.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Instant;
@@ -7,24 +7,24 @@ use rustix::event::PollFlags;
 
 use super::command;
 use super::failure::Failure;
-use super::lane::{Answer, Batch, Lane, Queue, Window};
+use super::pipeline::{Answer, Batch, Pipeline, Queue, Window};
 use super::pool::ConnectionPool;
 use super::socket::wait;
 use crate::value::payload_checksum;
 use crate::{GetOutcome, GetRequest, Key, PutOutcome, PutRequest, slices};
 
-/// Most lanes to one server: while the server's thread waits for the room in one connection, it
+/// Most pipelines to one server: while the server's thread waits for the room in one connection, it
 /// can serve another.
 const MOST_LANES: usize = 2;
-/// Bytes of a share that are worth one more lane.
+/// Bytes of a share that are worth one more pipeline.
 const LANE_WORTH: u64 = 512 << 10;
-/// Bytes of values in flight over all lanes to one server. Much more halves the throughput, since
+/// Bytes of values in flight over all pipelines to one server. Much more halves the throughput, since
 /// what the server sends then leaves its caches before it is received.
 const BYTES_IN_FLIGHT: u64 = 1 << 20;
-/// Requests in flight over all lanes to one server, whatever their size: when the server finishes one, it must
+/// Requests in flight over all pipelines to one server, whatever their size: when the server finishes one, it must
 /// have the next at hand.
 const LEAST_IN_FLIGHT: usize = 2;
-/// Most requests of one lane in flight.
+/// Most requests of one pipeline in flight.
 const MOST_IN_FLIGHT: usize = 64;
 
 /// Makes the caller's error of a failure, with the key it happened to.
@@ -145,7 +145,7 @@ pub(super) fn run<B: Batch>(shares: Vec<Share<'_>>, batch: &mut B, deadline: Ins
         let mut moved = false;
         flows.retain_mut(|flow| {
             moved |= flow.step(batch, deadline);
-            !flow.lanes.is_empty()
+            !flow.pipelines.is_empty()
         });
         let waited = if !moved {
             wait_for_any(&mut flows, deadline)
@@ -162,13 +162,13 @@ pub(super) fn run<B: Batch>(shares: Vec<Share<'_>>, batch: &mut B, deadline: Ins
     }
 }
 
-/// A share on the move over one or more lanes.
+/// A share on the move over one or more pipelines.
 struct Flow<'p> {
     pool: &'p ConnectionPool,
     queue: Queue,
-    lanes: Vec<Lane<'p>>,
+    pipelines: Vec<Pipeline<'p>>,
     window: Window,
-    /// Each lane may turn out stale once; its replacement is new as a rule.
+    /// Each pipeline may turn out stale once; its replacement is new as a rule.
     replacements: usize,
 }
 
@@ -185,88 +185,88 @@ impl<'p> Flow<'p> {
             .min(queue.len());
         let mut flow = Self {
             pool,
-            lanes: Vec::new(),
+            pipelines: Vec::new(),
             window: Window {
                 least: LEAST_IN_FLIGHT.div_ceil(wanted),
                 bytes: BYTES_IN_FLIGHT / wanted as u64,
-                // An even share, so that the first lane does not take all of a small batch.
+                // An even share, so that the first pipeline does not take all of a small batch.
                 most: queue.len().div_ceil(wanted).min(MOST_IN_FLIGHT),
             },
             queue,
             replacements: 0,
         };
         match pool.lend(deadline) {
-            Ok(connection) => flow.lanes.push(Lane::new(connection, flow.window)),
+            Ok(connection) => flow.pipelines.push(Pipeline::new(connection, flow.window)),
             Err(failure) => {
                 flow.fail_queued(&failure, batch);
                 return None;
             }
         }
-        while flow.lanes.len() < wanted {
+        while flow.pipelines.len() < wanted {
             match pool.lend_another(deadline) {
-                Some(connection) => flow.lanes.push(Lane::new(connection, flow.window)),
+                Some(connection) => flow.pipelines.push(Pipeline::new(connection, flow.window)),
                 None => break,
             }
         }
-        flow.replacements = flow.lanes.len();
+        flow.replacements = flow.pipelines.len();
         Some(flow)
     }
 
-    /// Steps every lane, and ends those that are done or broke; returns whether anything moved.
+    /// Steps every pipeline, and ends those that are done or broke; returns whether anything moved.
     fn step<B: Batch>(&mut self, batch: &mut B, deadline: Instant) -> bool {
         let mut moved = false;
         let mut at = 0;
-        while at < self.lanes.len() {
-            match self.lanes[at].step(batch, &mut self.queue) {
+        while at < self.pipelines.len() {
+            match self.pipelines[at].step(batch, &mut self.queue) {
                 Ok(stepped) => {
                     moved |= stepped;
                     at += 1;
                 }
                 Err(failure) => {
-                    let lane = self.lanes.swap_remove(at);
-                    self.replace(lane, &failure, batch, deadline);
+                    let pipeline = self.pipelines.swap_remove(at);
+                    self.replace(pipeline, &failure, batch, deadline);
                     moved = true;
                 }
             }
         }
         if self.queue.is_empty() {
-            let (done, busy): (Vec<_>, Vec<_>) = std::mem::take(&mut self.lanes)
+            let (done, busy): (Vec<_>, Vec<_>) = std::mem::take(&mut self.pipelines)
                 .into_iter()
-                .partition(Lane::is_idle);
-            done.into_iter().for_each(Lane::finish);
-            self.lanes = busy;
+                .partition(Pipeline::is_idle);
+            done.into_iter().for_each(Pipeline::finish);
+            self.pipelines = busy;
         }
         moved
     }
 
-    /// Ends a lane that broke; another takes its place if it was stale. Without any lane left,
+    /// Ends a pipeline that broke; another takes its place if it was stale. Without any pipeline left,
     /// what is queued fails.
     fn replace<B: Batch>(
         &mut self,
-        lane: Lane<'p>,
+        pipeline: Pipeline<'p>,
         failure: &Failure,
         batch: &mut B,
         deadline: Instant,
     ) {
-        let stale = lane.fail(failure, batch, &mut self.queue, self.replacements > 0);
+        let stale = pipeline.fail(failure, batch, &mut self.queue, self.replacements > 0);
         let mut failure = failure.clone();
         if stale {
             self.replacements -= 1;
             match self.pool.lend_fresh(deadline) {
-                Ok(connection) => self.lanes.push(Lane::new(connection, self.window)),
+                Ok(connection) => self.pipelines.push(Pipeline::new(connection, self.window)),
                 Err(refused) => failure = refused,
             }
         } else {
             self.pool.broke(&failure);
         }
-        if self.lanes.is_empty() {
+        if self.pipelines.is_empty() {
             self.fail_queued(&failure, batch);
         }
     }
 
     fn give_up<B: Batch>(mut self, failure: &Failure, batch: &mut B) {
-        for lane in std::mem::take(&mut self.lanes) {
-            lane.fail(failure, batch, &mut self.queue, false);
+        for pipeline in std::mem::take(&mut self.pipelines) {
+            pipeline.fail(failure, batch, &mut self.queue, false);
         }
         self.pool.broke(failure);
         self.fail_queued(failure, batch);
@@ -280,14 +280,14 @@ impl<'p> Flow<'p> {
 }
 
 fn wait_for_any(flows: &mut [Flow<'_>], deadline: Instant) -> Result<(), Failure> {
-    let lanes = || flows.iter().flat_map(|flow| &flow.lanes);
-    let mut polled: Vec<_> = lanes().map(Lane::polled).collect();
+    let pipelines = || flows.iter().flat_map(|flow| &flow.pipelines);
+    let mut polled: Vec<_> = pipelines().map(Pipeline::polled).collect();
     wait(&mut polled, deadline, "waiting for the server")?;
     let events: Vec<PollFlags> = polled.iter().map(|socket| socket.revents()).collect();
     flows
         .iter_mut()
-        .flat_map(|flow| &mut flow.lanes)
+        .flat_map(|flow| &mut flow.pipelines)
         .zip(events)
-        .for_each(|(lane, events)| lane.woken(events));
+        .for_each(|(pipeline, events)| pipeline.woken(events));
     Ok(())
 }

@@ -75,16 +75,7 @@ def register(
     }
     blocks, slots = _host_slots(settings, facts, stage, layer_bytes, geometry)
     with services.engine_cores():
-        engine = Engine(
-            _open_store(settings),
-            slot_bytes=max(group.largest_object for group in held.values()),
-            slots=slots,
-            keep=settings.host_tier,
-            copy_lanes=settings.copy_lanes,
-            get_lanes=settings.get_lanes,
-            put_lanes=settings.put_lanes,
-            step_objects=_step_objects(facts, held),
-        )
+        engine = _start_engine(settings, facts, held, slots)
     for position in range(len(facts.groups)):
         if (group := held.get(position)) is None:
             engine.register_elsewhere(position)
@@ -152,6 +143,21 @@ class _Held:
             interior=self.descriptor.interior,
             content_bytes=self.descriptor.content_bytes,
         )
+
+
+def _start_engine(
+    settings: Settings, facts: WorkerFacts, held: Mapping[int, _Held], slots: int
+) -> Engine:
+    return Engine(
+        _open_store(settings),
+        slot_bytes=max(group.largest_object for group in held.values()),
+        slots=slots,
+        keep=settings.host_tier,
+        copy_lanes=settings.copy_lanes,
+        get_lanes=settings.get_lanes,
+        put_lanes=settings.put_lanes,
+        step_objects=_step_objects(facts, held),
+    )
 
 
 def _open_store(settings: Settings) -> Store:

@@ -21,7 +21,7 @@ use topology::{Map, Node, Topology};
 
 use super::address::{Address, Endpoint, Place};
 use super::failure::{Failure, Redirect};
-use super::lane::Batch;
+use super::pipeline::Batch;
 use super::tls::Tls;
 use super::transfer::{self, Gets, Puts, Share};
 use super::{CAPABILITIES, facts, listing};

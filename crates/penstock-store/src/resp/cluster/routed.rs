@@ -3,7 +3,7 @@
 use std::io::{IoSlice, IoSliceMut};
 
 use super::super::failure::{Failure, Redirect};
-use super::super::lane::{Answer, Batch};
+use super::super::pipeline::{Answer, Batch};
 use crate::layers::circuit::Verdict;
 
 /// A batch whose requests may be redirected: those have no outcome yet.

@@ -1,7 +1,7 @@
-//! Lanes: one connection's share of a batch of values on the move.
+//! Pipelines: one connection's share of a batch of values on the move.
 //!
-//! Values go straight between the caller's slices and the socket. A lane sends requests ahead of
-//! the replies, within a window, and never waits: [`Lane::step`] does what can be done now.
+//! Values go straight between the caller's slices and the socket. A pipeline sends requests ahead of
+//! the replies, within a window, and never waits: [`Pipeline::step`] does what can be done now.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -24,7 +24,7 @@ const WORTH_WAKING: u64 = RECEIVE_BYTES;
 /// Text of requests gathered for one system call, in bytes.
 const GATHERED_TEXT: usize = 8 << 10;
 
-/// A request's reply, as far as the lane understands it.
+/// A request's reply, as far as the pipeline understands it.
 #[derive(Debug)]
 pub(super) enum Answer {
     /// The server has taken the value.
@@ -57,10 +57,10 @@ pub(super) trait Batch {
     fn finish(&mut self, index: usize, outcome: Result<Answer, Failure>);
 }
 
-/// Requests that no lane has begun, the next one first.
+/// Requests that no pipeline has begun, the next one first.
 pub(super) type Queue = VecDeque<usize>;
 
-/// How much a lane may have in flight.
+/// How much a pipeline may have in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Window {
     /// Requests, whatever their size.
@@ -80,7 +80,7 @@ struct Outgoing {
     sent: u64,
 }
 
-/// Where in the reply to the oldest request in flight the lane is.
+/// Where in the reply to the oldest request in flight the pipeline is.
 #[derive(Clone, Copy, Debug)]
 enum Incoming {
     /// Of the reply to what precedes the request, if anything does.
@@ -108,7 +108,7 @@ enum Fit {
 
 /// One connection and what is in flight on it.
 #[derive(Debug)]
-pub(super) struct Lane<'p> {
+pub(super) struct Pipeline<'p> {
     connection: Lent<'p>,
     window: Window,
     outgoing: Outgoing,
@@ -121,7 +121,7 @@ pub(super) struct Lane<'p> {
     may_receive: bool,
 }
 
-impl<'p> Lane<'p> {
+impl<'p> Pipeline<'p> {
     pub(super) fn new(mut connection: Lent<'p>, window: Window) -> Self {
         connection.settled = false;
         Self {
@@ -152,7 +152,7 @@ impl<'p> Lane<'p> {
         self.in_flight.is_empty()
     }
 
-    /// What the lane waits for.
+    /// What the pipeline waits for.
     pub(super) fn polled(&self) -> PollFd<'_> {
         let sending = if self.outgoing.bytes > 0 || self.connection.socket.is_flushing() {
             PollFlags::OUT
@@ -168,18 +168,18 @@ impl<'p> Lane<'p> {
             .polled(PollFlags::IN | sending, least)
     }
 
-    /// Tells the lane what a poll of [`Self::polled`] returned.
+    /// Tells the pipeline what a poll of [`Self::polled`] returned.
     pub(super) fn woken(&mut self, events: PollFlags) {
         self.may_send |= events.intersects(PollFlags::OUT | PollFlags::ERR | PollFlags::HUP);
         self.may_receive |= events.intersects(PollFlags::IN | PollFlags::ERR | PollFlags::HUP);
     }
 
-    /// Ends the lane; its connection is kept if nothing is in flight.
+    /// Ends the pipeline; its connection is kept if nothing is in flight.
     pub(super) fn finish(mut self) {
         self.connection.settled = self.in_flight.is_empty();
     }
 
-    /// Ends the lane after a failure. Either all that was in flight goes back into the queue,
+    /// Ends the pipeline after a failure. Either all that was in flight goes back into the queue,
     /// which is reported by true, or it fails.
     pub(super) fn fail<B: Batch>(
         self,

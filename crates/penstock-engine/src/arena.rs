@@ -3,16 +3,17 @@
 //! A slot holds one object's value: its header, then the payload. What may be done with it
 //! follows from its type: an [`Empty`] slot is filled, by a gather and then sealed, or by a
 //! store and then verified; only a [`Sealed`] one is put, only a [`Verified`] one is scattered, or
-//! kept for later. Sealing encrypts and verifying decrypts, in place, if there are keys. Whatever
-//! the state, dropping the slot gives it back.
+//! kept for later. The layer for sealed values does both, and encrypts and decrypts in place if there
+//! are keys. Whatever the state, dropping the slot gives it back.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use memmap2::{MmapMut, MmapRaw};
-use penstock_store::value::{self, Checksum, ENCRYPTED_HEADER_BYTES, Rejection};
-use penstock_store::{ErrorKind, Keyring};
+use penstock_store::ErrorKind;
+use penstock_store::sealed::{self, LARGEST_HEADER_BYTES, SealedInPlace, SealedStore, SealedValue};
+use penstock_store::value::Checksum;
 
 use crate::config::EngineConfig;
 use crate::copy::cuda::{CudaError, Pins};
@@ -22,10 +23,6 @@ use crate::sync::Mutex;
 use crate::{Counters, EngineError};
 
 const PAGE: usize = 4096;
-
-/// Slots have room for either header, keys or not: only of a value that arrived can it be told that
-/// it is encrypted.
-const LARGEST_HEADER_BYTES: usize = ENCRYPTED_HEADER_BYTES;
 
 /// Host memory that a slot takes whose payload has up to `slot_bytes`.
 pub fn slot_stride(slot_bytes: usize) -> usize {
@@ -61,7 +58,6 @@ pub(crate) struct Arena {
     stride: usize,
     slot_bytes: usize,
     header_bytes: usize,
-    keys: Option<Arc<Keyring>>,
     store_slots: usize,
     free: Mutex<Free>,
     signals: Arc<Signals>,
@@ -112,8 +108,7 @@ impl Arena {
             memory: memory.into(),
             stride,
             slot_bytes: config.slot_bytes,
-            header_bytes: config.header_bytes(),
-            keys: config.keys.clone(),
+            header_bytes: sealed::header_bytes(config.keys.as_deref()),
             store_slots: config.store_slots,
             free: Mutex::new(Free {
                 slots: (0..config.slots).rev().collect(),
@@ -306,7 +301,7 @@ pub(crate) struct Gathered {
 
 /// A slot that holds a whole value, ready to be put.
 pub(crate) struct Sealed {
-    value_bytes: usize,
+    value: SealedInPlace,
     /// What the payload still is, unless it was encrypted.
     plain: Option<Verified>,
 }
@@ -357,76 +352,40 @@ impl Slot<Empty> {
         }
     }
 
-    /// Checks the value of `value_bytes` that a store left here: that it is the transfer's, whole.
-    /// The store may have worked out its payload's checksum. If not, the slot comes back, whose content
-    /// then means nothing.
-    pub(crate) fn verify(
-        mut self,
-        transfer: &Transfer,
-        value_bytes: u64,
-        checksum: Option<u64>,
-    ) -> Result<Slot<Verified>, (Rejection, Self)> {
-        match self.check(transfer, value_bytes, checksum) {
-            Ok(()) => Ok(Slot {
-                lease: self.lease,
-                state: Verified::of(transfer),
-            }),
-            Err(rejection) => Err((rejection, self)),
-        }
-    }
-
-    fn check(
-        &mut self,
-        transfer: &Transfer,
-        value_bytes: u64,
-        checksum: Option<u64>,
-    ) -> Result<(), Rejection> {
-        // Bytes past the value's end are another's: they must not be looked at.
-        let room = LARGEST_HEADER_BYTES + transfer.bytes;
-        let arrived = usize::try_from(value_bytes).unwrap_or(room).min(room);
-        let expected = transfer.bytes as u64;
-        match self.lease.arena.keys.clone() {
-            Some(keys) => {
-                let value = self.lease.bytes_mut(0..arrived);
-                keys.open_value(value, &transfer.key, &transfer.context, expected)?;
-                Ok(())
-            }
-            None => {
-                let value = self.lease.bytes(0..arrived);
-                value::verify_summed(value, &transfer.key, expected, checksum)
-            }
+    /// The slot holds the transfer's payload, as the layer for sealed values has found out.
+    pub(crate) fn verified(self, transfer: &Transfer, word: sealed::Verified) -> Slot<Verified> {
+        assert_eq!(
+            word.bytes(),
+            transfer.bytes as u64,
+            "of the length asked for"
+        );
+        Slot {
+            lease: self.lease,
+            state: Verified::of(transfer),
         }
     }
 }
 
 impl Slot<Gathered> {
     /// Makes a value of the payload, which is the transfer's.
-    pub(crate) fn seal(mut self, transfer: &Transfer) -> Result<Slot<Sealed>, ErrorKind> {
+    pub(crate) fn seal(
+        mut self,
+        store: &SealedStore,
+        transfer: &Transfer,
+    ) -> Result<Slot<Sealed>, ErrorKind> {
         let Gathered {
             payload_bytes,
             checksum,
         } = self.state;
-        let header_bytes = self.lease.arena.header_bytes;
-        let value_bytes = header_bytes + payload_bytes;
-        let keys = self.lease.arena.keys.clone();
-        let plain = keys.is_none().then(|| Verified::of(transfer));
+        let value_bytes = self.lease.arena.header_bytes + payload_bytes;
         let value = self.lease.bytes_mut(0..value_bytes);
-        let (header, payload) = value.split_at_mut(header_bytes);
-        match keys {
-            Some(keys) => {
-                let sealed = keys
-                    .seal(&transfer.key, &transfer.context, payload)
-                    .map_err(|error| error.kind())?;
-                header.copy_from_slice(&sealed);
-            }
-            None => {
-                let sealed = value::seal(&transfer.key, payload_bytes as u64, checksum.finish());
-                header.copy_from_slice(&sealed);
-            }
-        }
+        let value = store
+            .seal_in_place(&transfer.key, &transfer.context, value, checksum.finish())
+            .map_err(|error| error.kind())?;
+        let plain = (!value.is_encrypted()).then(|| Verified::of(transfer));
         Ok(Slot {
             lease: self.lease,
-            state: Sealed { value_bytes, plain },
+            state: Sealed { value, plain },
         })
     }
 
@@ -440,8 +399,10 @@ impl Slot<Gathered> {
 }
 
 impl Slot<Sealed> {
-    pub(crate) fn value(&self) -> &[u8] {
-        self.lease.bytes(0..self.state.value_bytes)
+    /// The value, of a payload that so many tokens are before.
+    pub(crate) fn value(&self, position: u64) -> SealedValue<'_> {
+        let value = &self.state.value;
+        value.value(self.lease.bytes(0..value.bytes()), position)
     }
 
     /// The payload, unless it was encrypted in place.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_store::value::{ENCRYPTED_HEADER_BYTES, HEADER_BYTES};
 use penstock_store::{Keyring, MAX_ENCRYPTED_PAYLOAD};
 
 use crate::EngineError;
@@ -111,15 +110,6 @@ impl EngineConfig {
             .max(held.saturating_mul(self.slot_bytes));
         self.max_outstanding_objects = self.max_outstanding_objects.max(held.saturating_mul(4));
         self
-    }
-
-    /// Bytes in front of a payload in its value.
-    pub(crate) fn header_bytes(&self) -> usize {
-        if self.keys.is_some() {
-            ENCRYPTED_HEADER_BYTES
-        } else {
-            HEADER_BYTES
-        }
     }
 
     pub(crate) fn check(&self) -> Result<(), EngineError> {

@@ -7,7 +7,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
-use penstock_store::{Namespace, Store};
+use penstock_store::{Namespace, SealedStore, Store};
 
 use crate::arena::Arena;
 use crate::completion::Completions;
@@ -110,8 +110,8 @@ impl Engine {
         let table = Table::new(config.max_outstanding_objects);
         let running = Gauge::default();
         let inner = Arc::new(Inner {
+            store: SealedStore::new(store, config.keys.clone()),
             config,
-            store,
             queues,
             signals,
             watch: Watch::default(),

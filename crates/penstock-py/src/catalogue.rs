@@ -11,8 +11,8 @@ use pyo3::types::{PyBytes, PyDict, PyList, PySequence, PyString};
 
 use crate::advisor::Reach;
 use crate::blocks::{Blocks, padded};
-use crate::engine::{Lookup, engine_error};
-use crate::errors::config_error;
+use crate::engine::Lookup;
+use crate::errors::{config_error, engine_error};
 use crate::layout::{SpanTuple, span};
 use crate::store::{namespace, seconds};
 

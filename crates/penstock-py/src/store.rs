@@ -1,233 +1,65 @@
 //! Stores for Python: keys and buffers in, sealed values on the wire, verified values out.
 
 use std::collections::BTreeMap;
-use std::io::IoSlice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use penstock_store::layers::{Breaker, BreakerSettings, Look, look_again};
-use penstock_store::value::Rejection;
-use penstock_store::{
-    GetOutcome, GetRequest, KEY_BYTES, Key, Keyring, Namespace, OpenOptions, PutOutcome, PutRequest,
-};
+use penstock_store::layers::{Breaker, BreakerSettings};
+use penstock_store::sealed::Got;
+use penstock_store::{KEY_BYTES, Key, Keyring, Namespace, OpenOptions, PutOutcome, SealedStore};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::buffer::{Part, check_apart, parts};
+use crate::buffer::{check_apart, parts};
 use crate::errors::{config_error, exception, store_error, without_gil};
 use crate::keys::EncryptionKeys;
-use crate::sealed::{Arrival, Sealed, Verdict};
+use crate::sealed::{self, Value};
 
 /// Longest timeout, a day: anything longer is as good as this.
 const LONGEST_SECONDS: f64 = 86_400.0;
-/// Payload bytes handed at once to a store that does not pipeline.
-const PIECE_BYTES: usize = 1 << 20;
 
 /// A handle on a store. Every operation returns by its timeout, in seconds, and runs without the
 /// GIL; any thread may use it.
 #[pyclass(frozen, module = "penstock._native")]
 pub(crate) struct Store {
-    inner: Arc<dyn penstock_store::Store>,
-    keys: Option<Arc<Keyring>>,
-    rejected: AtomicU64,
+    inner: SealedStore,
 }
 
 impl Store {
     /// The store itself, to share with native threads.
     pub(crate) fn shared(&self) -> Arc<dyn penstock_store::Store> {
-        Arc::clone(&self.inner)
+        Arc::clone(self.inner.store())
     }
 
     /// The keys that values are encrypted with.
     pub(crate) fn keys(&self) -> Option<Arc<Keyring>> {
-        self.keys.clone()
+        self.inner.keys().cloned()
     }
 
     fn with(inner: Arc<dyn penstock_store::Store>, keys: Option<Arc<Keyring>>) -> Self {
         Self {
-            inner,
-            keys,
-            rejected: AtomicU64::new(0),
-        }
-    }
-
-    /// A batch in the pieces that are handed to the store at once, so that it is sealed or verified
-    /// in the processor's caches. All of it, where cutting it up would cost more than that saves.
-    fn pieces<'b>(
-        &self,
-        batch: &'b [(Key, Vec<Part>)],
-    ) -> impl Iterator<Item = &'b [(Key, Vec<Part>)]> {
-        let most = match self.inner.capabilities().pipelined {
-            true => usize::MAX,
-            false => PIECE_BYTES,
-        };
-        let mut rest = batch;
-        std::iter::from_fn(move || {
-            let mut bytes = 0_usize;
-            let fits = |(_, buffers): &&(Key, Vec<Part>)| {
-                let own: usize = buffers.iter().map(|part| part.pinned().bytes().len()).sum();
-                bytes = bytes.saturating_add(own);
-                bytes <= most
-            };
-            let count = rest.iter().take_while(fits).count().max(1);
-            let (piece, later) = rest.split_at_checked(count)?;
-            rest = later;
-            Some(piece)
-        })
-    }
-
-    fn get_verified(&self, batch: &[(Key, Vec<Part>)], deadline: Instant) -> Vec<Got> {
-        self.pieces(batch)
-            .flat_map(|piece| self.get_piece(piece, deadline))
-            .collect()
-    }
-
-    fn get_piece(&self, batch: &[(Key, Vec<Part>)], deadline: Instant) -> Vec<Got> {
-        let keys = self.keys.as_deref();
-        let mut arrivals: Vec<Arrival<'_>> = batch
-            .iter()
-            .map(|(key, into)| Arrival::new(key, into, keys))
-            .collect();
-        let outcomes: Vec<_> = {
-            let mut slices: Vec<_> = arrivals.iter_mut().map(Arrival::slices).collect();
-            let mut requests: Vec<GetRequest<'_, '_>> = batch
-                .iter()
-                .zip(&mut slices)
-                .map(|((key, _), into)| GetRequest {
-                    wants_checksum: keys.is_none(),
-                    ..GetRequest::new(*key, into)
-                })
-                .collect();
-            self.inner.get_many(&mut requests, deadline);
-            requests
-                .into_iter()
-                .map(|request| (request.outcome, request.checksum))
-                .collect()
-        };
-        outcomes
-            .into_iter()
-            .zip(&mut arrivals)
-            .map(|((outcome, checksum), arrival)| match outcome {
-                Some(Ok(GetOutcome::Hit(bytes))) => match arrival.verify(bytes, checksum) {
-                    Verdict::Payload(payload) => Got::Hit(payload),
-                    Verdict::TooLarge(payload) => Got::TooLarge(payload),
-                    Verdict::Rejected(rejection) => self.reject(arrival, rejection, deadline),
-                },
-                Some(Ok(GetOutcome::Miss)) => Got::Miss,
-                Some(Ok(GetOutcome::TooLarge(bytes))) => Got::TooLarge(arrival.payload_of(bytes)),
-                Some(Err(error)) => Got::Failed(error),
-                None => Got::Failed(unanswered()),
-            })
-            .collect()
-    }
-
-    /// Removes damaged copies of a value that did not verify, and gets a whole one if another
-    /// tier has it.
-    fn reject(&self, arrival: &mut Arrival<'_>, rejection: Rejection, deadline: Instant) -> Got {
-        self.rejected.fetch_add(1, Ordering::Relaxed);
-        if rejection.is_foreign() && self.inner.tiers().is_empty() {
-            return Got::Rejected(rejection);
-        }
-        let key = arrival.key();
-        let whole = look_again(&*self.inner, key, deadline, |tier| {
-            let got = tier.get(key, &mut arrival.slices(), deadline);
-            match got {
-                Ok(GetOutcome::Hit(bytes)) => match arrival.verify(bytes, None) {
-                    Verdict::Payload(payload) => Look::Whole(Got::Hit(payload)),
-                    Verdict::TooLarge(payload) => Look::Whole(Got::TooLarge(payload)),
-                    Verdict::Rejected(rejection) if rejection.is_foreign() => Look::Nothing,
-                    Verdict::Rejected(_) => Look::Damaged,
-                },
-                Ok(GetOutcome::TooLarge(bytes)) => {
-                    Look::Whole(Got::TooLarge(arrival.payload_of(bytes)))
-                }
-                Ok(GetOutcome::Miss) | Err(_) => Look::Nothing,
-            }
-        });
-        whole.unwrap_or(Got::Rejected(rejection))
-    }
-
-    fn put_sealed(
-        &self,
-        batch: &[(Key, Vec<Part>)],
-        deadline: Instant,
-    ) -> Vec<penstock_store::Result<PutOutcome>> {
-        self.pieces(batch)
-            .flat_map(|piece| self.put_piece(piece, deadline))
-            .collect()
-    }
-
-    fn put_piece(
-        &self,
-        batch: &[(Key, Vec<Part>)],
-        deadline: Instant,
-    ) -> Vec<penstock_store::Result<PutOutcome>> {
-        let keys = self.keys.as_deref();
-        let sealed: Vec<_> = batch
-            .iter()
-            .map(|(key, value)| Sealed::of(key, value, keys))
-            .collect();
-        let slices: Vec<(Key, Vec<IoSlice<'_>>)> = batch
-            .iter()
-            .zip(&sealed)
-            .filter_map(|((key, value), sealed)| Some((*key, sealed.as_ref().ok()?.slices(value))))
-            .collect();
-        let mut requests: Vec<PutRequest<'_>> = slices
-            .iter()
-            .map(|(key, value)| PutRequest::new(*key, value))
-            .collect();
-        self.inner.put_many(&mut requests, deadline);
-        let outcomes: Vec<_> = requests
-            .into_iter()
-            .map(|request| request.outcome.unwrap_or_else(|| Err(unanswered())))
-            .collect();
-        drop(slices);
-        let mut outcomes = outcomes.into_iter();
-        sealed
-            .into_iter()
-            .map(|sealed| sealed.and_then(|_| outcomes.next().unwrap_or_else(|| Err(unanswered()))))
-            .collect()
-    }
-}
-
-/// What became of a get, verification included.
-enum Got {
-    Hit(u64),
-    Miss,
-    TooLarge(u64),
-    Rejected(Rejection),
-    Failed(penstock_store::Error),
-}
-
-impl Got {
-    /// Bytes of the payload, or None for a miss.
-    fn into_result(self, py: Python<'_>, key: &Key) -> PyResult<Option<u64>> {
-        match self {
-            Got::Hit(bytes) => Ok(Some(bytes)),
-            Got::Miss => Ok(None),
-            Got::TooLarge(bytes) => {
-                let message = format!("the value has {bytes} bytes, more than its destination");
-                Err(exception(py, "TooSmall", (message, bytes)))
-            }
-            Got::Rejected(rejection) => Err(exception(
-                py,
-                "Rejected",
-                (
-                    format!("{rejection} ({key})"),
-                    rejection.name(),
-                    rejection.is_foreign(),
-                ),
-            )),
-            Got::Failed(error) => Err(store_error(py, &error)),
+            inner: SealedStore::new(inner, keys),
         }
     }
 }
 
-fn unanswered() -> penstock_store::Error {
-    let kind = penstock_store::ErrorKind::Protocol;
-    penstock_store::Error::new(kind, "the store left a request without an outcome")
+/// Bytes of the payload, or None for a miss.
+fn payload_bytes(py: Python<'_>, key: &Key, got: Got) -> PyResult<Option<u64>> {
+    match got {
+        Got::Payload(verified) => Ok(Some(verified.bytes())),
+        Got::Miss => Ok(None),
+        Got::TooLarge(bytes) => {
+            let message = format!("the value has {bytes} bytes, more than its destination");
+            Err(exception(py, "TooSmall", (message, bytes)))
+        }
+        Got::Rejected(rejection) => {
+            let message = format!("{rejection} ({key})");
+            let arguments = (message, rejection.name(), rejection.is_foreign());
+            Err(exception(py, "Rejected", arguments))
+        }
+        Got::Failed(error) => Err(store_error(py, &error)),
+    }
 }
 
 fn key(py: Python<'_>, bytes: &[u8]) -> PyResult<Key> {
@@ -251,11 +83,21 @@ fn batch(
     py: Python<'_>,
     items: Vec<(Bound<'_, PyBytes>, Bound<'_, PyAny>)>,
     writable: bool,
-) -> PyResult<Vec<(Key, Vec<Part>)>> {
+) -> PyResult<Vec<Value>> {
     items
         .into_iter()
-        .map(|(bytes, buffers)| Ok((key(py, bytes.as_bytes())?, parts(&buffers, writable)?)))
+        .map(|(key, buffers)| value(py, key.as_bytes(), &buffers, writable))
         .collect()
+}
+
+fn value(
+    py: Python<'_>,
+    key: &[u8],
+    buffers: &Bound<'_, PyAny>,
+    writable: bool,
+) -> PyResult<Value> {
+    let (key, parts) = (self::key(py, key)?, parts(buffers, writable)?);
+    Ok(Value { key, parts })
 }
 
 pub(crate) fn seconds(py: Python<'_>, timeout: f64) -> PyResult<Duration> {
@@ -363,13 +205,9 @@ impl Store {
         value: &Bound<'_, PyAny>,
         timeout: f64,
     ) -> PyResult<bool> {
-        let batch = [(self::key(py, key)?, parts(value, false)?)];
+        let value = self::value(py, key, value, false)?;
         let deadline = deadline(py, timeout)?;
-        let outcome = without_gil(py, || {
-            self.put_sealed(&batch, deadline)
-                .pop()
-                .unwrap_or_else(|| Err(unanswered()))
-        })?;
+        let outcome = without_gil(py, || sealed::put(&self.inner, &value, deadline))?;
         Ok(outcome == PutOutcome::Stored)
     }
 
@@ -382,7 +220,7 @@ impl Store {
         timeout: f64,
     ) -> PyResult<Vec<Py<PyAny>>> {
         let (batch, deadline) = (batch(py, items, false)?, deadline(py, timeout)?);
-        without_gil(py, || Ok(self.put_sealed(&batch, deadline)))?
+        without_gil(py, || Ok(sealed::put_many(&self.inner, &batch, deadline)))?
             .into_iter()
             .map(|outcome| match outcome {
                 Ok(outcome) => (outcome == PutOutcome::Stored).into_py_any(py),
@@ -402,13 +240,11 @@ impl Store {
         into: &Bound<'_, PyAny>,
         timeout: f64,
     ) -> PyResult<Option<u64>> {
-        let key = self::key(py, key)?;
-        let batch = [(key, parts(into, true)?)];
-        check_apart(py, batch[0].1.iter())?;
+        let into = value(py, key, into, true)?;
+        check_apart(py, into.parts.iter())?;
         let deadline = deadline(py, timeout)?;
-        let got = without_gil(py, || Ok(self.get_verified(&batch, deadline).pop()))?;
-        got.unwrap_or_else(|| Got::Failed(unanswered()))
-            .into_result(py, &key)
+        let got = without_gil(py, || Ok(sealed::get(&self.inner, &into, deadline)))?;
+        payload_bytes(py, &into.key, got)
     }
 
     /// Fetches several values; for each, what `get` would return, or the exception it would
@@ -421,12 +257,12 @@ impl Store {
         timeout: f64,
     ) -> PyResult<Vec<Py<PyAny>>> {
         let batch = batch(py, items, true)?;
-        check_apart(py, batch.iter().flat_map(|(_, parts)| parts))?;
+        check_apart(py, batch.iter().flat_map(|into| &into.parts))?;
         let deadline = deadline(py, timeout)?;
-        without_gil(py, || Ok(self.get_verified(&batch, deadline)))?
+        without_gil(py, || Ok(sealed::get_many(&self.inner, &batch, deadline)))?
             .into_iter()
             .zip(&batch)
-            .map(|(got, (key, _))| match got.into_result(py, key) {
+            .map(|(got, into)| match payload_bytes(py, &into.key, got) {
                 Ok(bytes) => bytes.into_py_any(py),
                 Err(error) => Ok(error.into_value(py).into_any()),
             })
@@ -501,7 +337,7 @@ impl Store {
             ("lookup_hits", stats.lookup_hits),
             ("gets", stats.gets),
             ("misses", stats.misses),
-            ("rejected", self.rejected.load(Ordering::Relaxed)),
+            ("rejected", self.inner.rejected()),
             ("puts", stats.puts),
             ("puts_present", stats.puts_present),
             ("bytes_read", stats.bytes_read),

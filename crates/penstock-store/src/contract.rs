@@ -143,7 +143,7 @@ pub struct StoreStats {
 ///
 /// Implementations are shared by threads; any method may be called from any number of them at
 /// once. Every method returns by its deadline plus scheduling noise, whatever the other side
-/// does. Values are opaque bytes here: sealing and verification are in [`crate::value`].
+/// does. Values are opaque bytes here: [`crate::SealedStore`] seals and verifies them.
 ///
 /// A put is atomic: no get ever sees a part of it, even if the process dies in the middle. A get
 /// that returns [`GetOutcome::Hit`] delivered one whole value that some put stored, as long as
@@ -188,10 +188,10 @@ pub trait Store: Send + Sync {
     /// Counters since this handle was opened.
     fn stats(&self) -> StoreStats;
 
-    /// The stores that this one is made of, the nearest first, if it is made of several: whoever
-    /// got a value from it that does not verify looks at each of them
-    /// ([`crate::layers::look_again`]).
-    fn tiers(&self) -> &[Arc<dyn Store>] {
+    /// The stores that this one is made of, the nearest first, if it is made of several: of a value
+    /// that does not verify, each is looked at ([`crate::SealedStore::mend`]).
+    #[doc(hidden)]
+    fn tiers(&self, _: Internal) -> &[Arc<dyn Store>] {
         &[]
     }
 
@@ -212,7 +212,11 @@ pub trait Store: Send + Sync {
     }
 }
 
-fn unanswered() -> Error {
+/// What only this crate has: a method that takes it can neither be called nor written elsewhere.
+pub struct Internal(pub(crate) ());
+
+/// A store broke its contract.
+pub(crate) fn unanswered() -> Error {
     Error::new(
         crate::ErrorKind::Protocol,
         "the store left a request without an outcome",

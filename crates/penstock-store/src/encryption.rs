@@ -1,6 +1,6 @@
 //! Encryption of values: AES-256-GCM, a key of its own for each.
 //!
-//! From the keyring's key, the value's random salt and the transfer's context, HKDF-Expand (SHA-256)
+//! From the keyring's key, the value's random salt and its context, HKDF-Expand (SHA-256)
 //! makes the AES key and the nonce of one value. So there is no bound on the number of values that a
 //! key of the keyring may encrypt: two would have to draw the same 256 bits. (With one AES key
 //! for all values and random nonces of 96 bits it would be 2^32, which a fleet that stores small
@@ -8,6 +8,8 @@
 //!
 //! Authenticated with the payload are the object's key and all of the header but its checksums,
 //! which follow from the rest, and the tag itself. The form is in [`crate::value`].
+
+use std::io::IoSliceMut;
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, KeyType, Prk};
@@ -18,7 +20,7 @@ use crate::keyring::{FINGERPRINT_BYTES, Keyring, SECRET_BYTES, Secret};
 use crate::value::{
     self, Checksum, ENCRYPTED_HEADER_BYTES, HEADER_BYTES, PAYLOAD_CHECKSUM_AT, Rejection,
 };
-use crate::{Error, ErrorKind, KEY_BYTES, Key, Result};
+use crate::{Error, ErrorKind, KEY_BYTES, Key, Result, slices};
 
 const FINGERPRINT_AT: usize = HEADER_BYTES;
 const SALT_AT: usize = FINGERPRINT_AT + FINGERPRINT_BYTES;
@@ -89,7 +91,7 @@ impl Keyring {
 
     /// Checks the beginning of an encrypted value, as much as arrived of its header, against what
     /// the reader asked for.
-    pub fn check(
+    fn check(
         &self,
         beginning: &[u8],
         key: &Key,
@@ -131,26 +133,39 @@ impl Keyring {
         context: &[u8],
         expected_payload_len: u64,
     ) -> std::result::Result<(), Rejection> {
-        let found = value.len() as u64;
-        let expected = (ENCRYPTED_HEADER_BYTES as u64).saturating_add(expected_payload_len);
-        let (header, payload) = value.split_at_mut(usize::min(ENCRYPTED_HEADER_BYTES, value.len()));
-        let opener = self.check(header, key, context, expected_payload_len)?;
-        if found < expected {
-            return Err(Rejection::Truncated { expected, found });
+        let bytes = value.len() as u64;
+        let slices = &mut [IoSliceMut::new(value)];
+        self.open_slices(slices, bytes, key, context, expected_payload_len)
+    }
+
+    /// As [`open_value`](Self::open_value), of a value of so many bytes that lies in the slices from
+    /// their start, its header in the first. A payload in several is decrypted in a copy.
+    pub(crate) fn open_slices(
+        &self,
+        slices: &mut [IoSliceMut<'_>],
+        value_bytes: u64,
+        key: &Key,
+        context: &[u8],
+        expected_payload_len: u64,
+    ) -> std::result::Result<(), Rejection> {
+        let beginning = value::beginning(slices, value_bytes);
+        let opener = self.check(beginning, key, context, expected_payload_len)?;
+        value::check_length(ENCRYPTED_HEADER_BYTES, value_bytes, expected_payload_len)?;
+        let payload = ENCRYPTED_HEADER_BYTES..value_bytes as usize;
+        if let Some((slice, range)) = slices::one_piece(slices, payload.clone()) {
+            return opener.open(&mut slices[slice][range]);
         }
-        if found > expected {
-            return Err(Rejection::Length {
-                expected: expected_payload_len,
-                found: payload.len() as u64,
-            });
-        }
-        opener.open(payload)
+        let into = &mut slices::remaining_mut(slices, payload.start);
+        let mut copy = slices::first_bytes(into, payload.len());
+        opener.open(&mut copy)?;
+        slices::scatter(&copy, into);
+        Ok(())
     }
 }
 
 /// What opens the payload of a value whose header has been checked.
 #[must_use = "the payload is ciphertext until it is opened"]
-pub struct Opener {
+struct Opener {
     aead: LessSafeKey,
     nonce: Nonce,
     associated_data: [u8; ASSOCIATED_BYTES],
@@ -159,7 +174,7 @@ pub struct Opener {
 
 impl Opener {
     /// Decrypts the payload where it lies; it means nothing if this fails.
-    pub fn open(self, payload: &mut [u8]) -> std::result::Result<(), Rejection> {
+    fn open(self, payload: &mut [u8]) -> std::result::Result<(), Rejection> {
         let associated_data = Aad::from(self.associated_data);
         self.aead
             .open_in_place_separate_tag(self.nonce, associated_data, self.tag, payload, 0..)

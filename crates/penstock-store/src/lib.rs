@@ -1,4 +1,5 @@
-//! Stores: the contract, the form of values, and the places where objects live.
+//! Stores: the contract, the form of values, the places where objects live, and the layer that seals
+//! and verifies what they hold.
 
 mod contract;
 mod counters;
@@ -16,6 +17,7 @@ mod open;
 mod options;
 mod recency;
 mod resp;
+pub mod sealed;
 mod shm;
 mod size;
 mod slices;
@@ -24,7 +26,7 @@ pub mod value;
 pub use contract::{
     Capabilities, GetOutcome, GetRequest, Listed, PutOutcome, PutRequest, Store, StoreStats,
 };
-pub use encryption::{MAX_ENCRYPTED_PAYLOAD, Opener};
+pub use encryption::MAX_ENCRYPTED_PAYLOAD;
 pub use error::{Error, ErrorKind, Result};
 pub use file::FileStore;
 pub use key::{CHUNK_BYTES, KEY_BYTES, KEY_PREFIX, Key, NAMESPACE_BYTES, Namespace, NotAKey};
@@ -32,5 +34,6 @@ pub use keyring::{KEYS_VARIABLE, Keyring};
 pub use memory::MemoryStore;
 pub use open::open;
 pub use options::OpenOptions;
+pub use sealed::SealedStore;
 pub use shm::ShmStore;
 pub use size::parse_size;

@@ -1,6 +1,7 @@
 //! Values scattered over slices.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::ops::{Deref, Range};
 
 /// Bytes of all slices together.
 pub(crate) fn len_of(slices: &[IoSlice<'_>]) -> u64 {
@@ -19,6 +20,16 @@ pub(crate) fn gather(slices: &[IoSlice<'_>]) -> Vec<u8> {
         .iter()
         .for_each(|slice| value.extend_from_slice(slice));
     value
+}
+
+/// The first `len` bytes of the slices in one piece.
+pub(crate) fn first_bytes(slices: &[IoSliceMut<'_>], len: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(len);
+    for slice in slices {
+        let left = len - bytes.len();
+        bytes.extend_from_slice(&slice[..left.min(slice.len())]);
+    }
+    bytes
 }
 
 /// Copies a value, which fits, into the slices from their start.
@@ -51,4 +62,21 @@ pub(crate) fn remaining_mut<'a>(
         (skip < slice.len()).then(|| IoSliceMut::new(&mut slice[skip..]))
     });
     rest.collect()
+}
+
+/// Which slice the bytes of this range of all of them lie in, and where there, if it is one.
+pub(crate) fn one_piece(
+    slices: &[impl Deref<Target = [u8]>],
+    range: Range<usize>,
+) -> Option<(usize, Range<usize>)> {
+    let mut start = range.start;
+    let len = range.end.checked_sub(range.start)?;
+    for (index, slice) in slices.iter().enumerate() {
+        if start < slice.len() {
+            let end = start + len;
+            return (end <= slice.len()).then_some((index, start..end));
+        }
+        start -= slice.len();
+    }
+    None
 }

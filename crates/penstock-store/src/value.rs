@@ -25,11 +25,13 @@
 //! `docs/benchmarks.md`. It catches damage and mix-ups, not an adversary who can write to the
 //! store; the tag catches that one too.
 
+use std::cmp::Ordering;
 use std::hash::Hasher;
-use std::io::IoSliceMut;
+use std::ops::Deref;
 
 use twox_hash::{XxHash3_64, XxHash3_128};
 
+use crate::slices::one_piece;
 use crate::{Key, NAMESPACE_BYTES};
 
 /// Bytes of the header in front of a payload that is not encrypted.
@@ -278,10 +280,14 @@ fn check(
 
 /// The checksum of the payload of a value of so many bytes that is not encrypted, which lies in the
 /// slices from their start: of nothing, if there are no more bytes than a header has.
-pub fn payload_checksum(slices: &[IoSliceMut<'_>], value_bytes: u64) -> u64 {
+pub fn payload_checksum(slices: &[impl Deref<Target = [u8]>], value_bytes: u64) -> u64 {
+    let value_bytes = usize::try_from(value_bytes).unwrap_or(usize::MAX);
+    if let Some((slice, range)) = one_piece(slices, HEADER_BYTES..value_bytes) {
+        return Checksum::of(&slices[slice][range]);
+    }
     let mut checksum = Checksum::new();
     let mut skip = HEADER_BYTES;
-    let mut left = usize::try_from(value_bytes).unwrap_or(usize::MAX);
+    let mut left = value_bytes;
     for slice in slices {
         let here = &slice[..left.min(slice.len())];
         left -= here.len();
@@ -294,32 +300,56 @@ pub fn payload_checksum(slices: &[IoSliceMut<'_>], value_bytes: u64) -> u64 {
 
 /// Checks a whole value, header and payload in one piece, and nothing after them.
 pub fn verify_value(value: &[u8], key: &Key, expected_payload_len: u64) -> Result<(), Rejection> {
-    verify_summed(value, key, expected_payload_len, None)
+    let value_bytes = value.len() as u64;
+    verify_slices(&[value], value_bytes, key, expected_payload_len, None)
 }
 
-/// As [`verify_value`], of a value whose [`payload_checksum`] may be known.
-pub fn verify_summed(
-    value: &[u8],
+/// As [`verify_value`], of a value of so many bytes that lies in the slices from their start, its
+/// header in the first, and whose [`payload_checksum`] may be known.
+pub(crate) fn verify_slices(
+    slices: &[impl Deref<Target = [u8]>],
+    value_bytes: u64,
     key: &Key,
     expected_payload_len: u64,
     known: Option<u64>,
 ) -> Result<(), Rejection> {
-    let found = value.len() as u64;
-    let expected = (HEADER_BYTES as u64).saturating_add(expected_payload_len);
-    let (header, payload) = value
-        .split_first_chunk::<HEADER_BYTES>()
-        .ok_or(Rejection::Truncated { expected, found })?;
+    let truncated = Rejection::Truncated {
+        expected: (HEADER_BYTES as u64).saturating_add(expected_payload_len),
+        found: value_bytes,
+    };
+    // Bytes past the value's end are another's: they must not be looked at.
+    let header = beginning(slices, value_bytes)
+        .first_chunk()
+        .ok_or(truncated)?;
     let checksum = verify(header, key, expected_payload_len)?;
-    if found < expected {
-        return Err(Rejection::Truncated { expected, found });
-    }
-    if found > expected {
-        return Err(Rejection::Length {
+    check_length(HEADER_BYTES, value_bytes, expected_payload_len)?;
+    checksum.check(known.unwrap_or_else(|| payload_checksum(slices, value_bytes)))
+}
+
+/// As much as there is in the first slice of a value of so many bytes.
+pub(crate) fn beginning(slices: &[impl Deref<Target = [u8]>], value_bytes: u64) -> &[u8] {
+    let first = slices.first().map_or(&[][..], |first| first);
+    &first[..usize::try_from(value_bytes).map_or(first.len(), |bytes| bytes.min(first.len()))]
+}
+
+/// Checks that a value has the bytes that its header and its payload have together.
+pub(crate) fn check_length(
+    header_bytes: usize,
+    value_bytes: u64,
+    expected_payload_len: u64,
+) -> Result<(), Rejection> {
+    let expected = (header_bytes as u64).saturating_add(expected_payload_len);
+    match value_bytes.cmp(&expected) {
+        Ordering::Less => Err(Rejection::Truncated {
+            expected,
+            found: value_bytes,
+        }),
+        Ordering::Equal => Ok(()),
+        Ordering::Greater => Err(Rejection::Length {
             expected: expected_payload_len,
-            found: payload.len() as u64,
-        });
+            found: value_bytes - header_bytes as u64,
+        }),
     }
-    checksum.check(known.unwrap_or_else(|| Checksum::of(payload)))
 }
 
 fn key_digest(key: &Key) -> [u8; 16] {

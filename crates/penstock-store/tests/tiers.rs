@@ -6,18 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use behaviour::{bytes, fresh_namespace, get, key, put, soon};
-use penstock_store::layers::{Breaker, BreakerSettings, Look, Tiered, look_again};
+use penstock_store::layers::Tiered;
 use penstock_store::{
     ErrorKind, GetOutcome, Key, MemoryStore, OpenOptions, PutOutcome, Store, open,
 };
 
 fn memory() -> Arc<dyn Store> {
     Arc::new(MemoryStore::new(256 << 20))
-}
-
-/// One that is told apart by its size.
-fn memory_of(mebibytes: u64) -> Arc<dyn Store> {
-    Arc::new(MemoryStore::new(mebibytes << 20))
 }
 
 /// Two tiers, and both by themselves.
@@ -152,60 +147,6 @@ fn a_dead_tier_is_passed_over() {
     );
     assert!(tiers.contains(&[key], soon()).is_err());
     assert!(tiers.list(None, &mut |_| (), soon()).is_err());
-}
-
-#[test]
-fn of_a_value_only_damaged_copies_are_removed() {
-    let look = |tier: &dyn Store, key: &Key| match get(tier, key).as_deref() {
-        Some(b"whole") => Look::Whole(tier.url()),
-        Some(_) => Look::Damaged,
-        None => Look::Nothing,
-    };
-    for (copies, found, left) in [
-        ([&b"whole"[..], b"whole"], Some(0), [true, true]),
-        ([b"bad", b"whole"], Some(1), [false, true]),
-        ([b"bad", b"worse"], None, [false, false]),
-        // The far one is not asked for.
-        ([b"whole", b"bad"], Some(0), [true, true]),
-    ] {
-        let stores = [memory_of(1), memory_of(2)];
-        let key = key(fresh_namespace(), 0);
-        for (store, copy) in stores.iter().zip(copies) {
-            put(&**store, &key, copy).unwrap();
-        }
-        // As they are made: a breaker around each, and one around all.
-        let guarded = |store: Arc<dyn Store>| -> Arc<dyn Store> {
-            Arc::new(Breaker::new(store, BreakerSettings::default()))
-        };
-        let tiers = guarded(Arc::new(Tiered::new(
-            stores.iter().cloned().map(guarded).collect(),
-        )));
-        let whole = look_again(&*tiers, &key, soon(), |tier| look(tier, &key));
-        assert_eq!(whole, found.map(|tier: usize| stores[tier].url()));
-        assert_eq!([has(&*stores[0], &key), has(&*stores[1], &key)], left);
-    }
-
-    let (alone, key) = (memory(), key(fresh_namespace(), 0));
-    put(&*alone, &key, b"bad").unwrap();
-    let whole = look_again(&*alone, &key, soon(), |_| -> Look<()> { unreachable!() });
-    assert_eq!(whole, None);
-    assert!(!has(&*alone, &key));
-}
-
-#[test]
-fn a_dead_tier_does_not_keep_the_whole_copy_from_being_found() {
-    let far = memory();
-    let tiers = Tiered::new(vec![broken(), Arc::clone(&far)]);
-    let key = key(fresh_namespace(), 0);
-    put(&*far, &key, b"whole").unwrap();
-    let whole = look_again(&tiers, &key, soon(), |tier| {
-        let mut into = [0; 5];
-        match tier.get(&key, &mut [std::io::IoSliceMut::new(&mut into)], soon()) {
-            Ok(GetOutcome::Hit(5)) => Look::Whole(into),
-            _ => Look::Nothing,
-        }
-    });
-    assert_eq!(whole, Some(*b"whole"));
 }
 
 #[test]

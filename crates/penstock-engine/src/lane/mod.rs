@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
 
 use parking_lot::Mutex;
-use penstock_store::Store;
+use penstock_store::SealedStore;
 
 use crate::config::EngineConfig;
 use crate::fence::Watch;
@@ -22,7 +22,7 @@ use crate::{Counters, EngineError, Fault};
 /// What the engine and its lanes share.
 pub(crate) struct Inner {
     pub(crate) config: EngineConfig,
-    pub(crate) store: Arc<dyn Store>,
+    pub(crate) store: SealedStore,
     pub(crate) queues: Queues,
     pub(crate) signals: Arc<Signals>,
     pub(crate) watch: Watch,

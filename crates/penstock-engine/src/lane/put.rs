@@ -2,16 +2,15 @@
 //! wants the processor. Encryption is theirs, not the copy lanes': it keeps no block from being
 //! released, and nothing is encrypted that the store has already.
 
-use std::io::IoSlice;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use penstock_store::{ErrorKind, Key, PutOutcome, PutRequest};
+use penstock_store::sealed::SealedValue;
+use penstock_store::{ErrorKind, Key, PutOutcome, SealedStore};
 
 use super::Inner;
 use crate::Outcome;
 use crate::arena::{Gathered, Sealed, Slot, Verified};
-use crate::job::Transfer;
 use crate::queue::{Put, PutWork};
 use crate::stats::add_time;
 use crate::store_job::StoreTicket;
@@ -46,7 +45,7 @@ fn put(inner: &Inner, batch: Vec<Put>) {
     let outcomes: Vec<Outcome> = match present {
         Ok(present) => {
             let start = Instant::now();
-            let ready = seal_absent(&tickets, slots, &present);
+            let ready = seal_absent(&inner.store, &tickets, slots, &present);
             add_time(&inner.counters.seal_nanos, start);
             let outcomes = put_sealed(inner, &tickets, &ready, deadline);
             for (ticket, ready) in tickets.iter().zip(ready) {
@@ -95,6 +94,7 @@ enum Ready {
 
 /// Makes values of what the store does not have.
 fn seal_absent(
+    store: &SealedStore,
     tickets: &[StoreTicket],
     slots: Vec<Slot<Gathered>>,
     present: &[bool],
@@ -108,7 +108,7 @@ fn seal_absent(
             if *present {
                 return Ready::Present(slot.into_verified(transfer));
             }
-            slot.seal(transfer)
+            slot.seal(store, transfer)
                 .map_or_else(Ready::Failed, Ready::Sealed)
         })
         .collect()
@@ -121,33 +121,23 @@ fn put_sealed(
     deadline: Instant,
 ) -> Vec<Outcome> {
     let start = Instant::now();
-    let values: Vec<(&Transfer, [IoSlice<'_>; 1])> = tickets
+    let values: Vec<SealedValue<'_>> = tickets
         .iter()
         .zip(ready)
         .filter_map(|(ticket, ready)| match ready {
-            Ready::Sealed(slot) => Some((ticket.transfer(), [IoSlice::new(slot.value())])),
+            Ready::Sealed(slot) => Some(slot.value(ticket.transfer().position)),
             Ready::Present(_) | Ready::Failed(_) => None,
         })
         .collect();
-    let mut requests: Vec<PutRequest<'_>> = values
-        .iter()
-        .map(|(transfer, value)| PutRequest {
-            position: transfer.position,
-            ..PutRequest::new(transfer.key, value)
-        })
-        .collect();
-    if !requests.is_empty() {
-        inner.store.put_many(&mut requests, deadline);
-    }
+    let mut answers = inner.store.put_many(&values, deadline).into_iter();
     add_time(&inner.counters.put_nanos, start);
-    let mut answers = requests.into_iter().map(|request| request.outcome);
     tickets
         .iter()
         .zip(ready)
         .map(|(ticket, ready)| match ready {
             Ready::Present(_) => Outcome::AlreadyPresent,
             Ready::Failed(kind) => Outcome::Failed(*kind),
-            Ready::Sealed(_) => match answers.next().flatten() {
+            Ready::Sealed(_) => match answers.next() {
                 Some(Ok(PutOutcome::Stored)) => Outcome::Stored(ticket.transfer().bytes as u64),
                 Some(Ok(PutOutcome::AlreadyPresent)) => Outcome::AlreadyPresent,
                 Some(Err(error)) => Outcome::Failed(error.kind()),

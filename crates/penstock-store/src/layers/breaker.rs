@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::circuit::{BreakerCounters, BreakerSettings, Circuit, Pass, Verdict};
+use crate::contract::Internal;
 use crate::{
     Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, PutRequest, Result, Store,
     StoreStats,
@@ -124,8 +125,8 @@ impl Store for Breaker {
         self.call(deadline, || self.inner.describe(deadline))
     }
 
-    fn tiers(&self) -> &[Arc<dyn Store>] {
-        self.inner.tiers()
+    fn tiers(&self, internal: Internal) -> &[Arc<dyn Store>] {
+        self.inner.tiers(internal)
     }
 
     fn stats(&self) -> StoreStats {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use crate::contract::Internal;
 use crate::{
     Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutRequest,
     Result, Store, StoreStats,
@@ -230,8 +231,8 @@ impl Store for Faulty {
         self.call(deadline, || self.inner.describe(deadline))
     }
 
-    fn tiers(&self) -> &[Arc<dyn Store>] {
-        self.inner.tiers()
+    fn tiers(&self, internal: Internal) -> &[Arc<dyn Store>] {
+        self.inner.tiers(internal)
     }
 
     fn stats(&self) -> StoreStats {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::promoter::Promoter;
+use crate::contract::Internal;
 use crate::counters::Counters;
 use crate::{
     Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
@@ -16,7 +17,7 @@ use crate::{
 /// from the first that has it, and is put into those before it by a thread of its own.
 ///
 /// Which copy of a value is damaged is for the reader to find out, and to remove, tier by tier
-/// ([`super::look_again`]).
+/// ([`crate::SealedStore::mend`]).
 ///
 /// A tier that fails is passed over: an operation fails only if it does in every tier. Each should
 /// be behind a [`super::Breaker`] of its own, so that one that is gone costs nothing.
@@ -277,7 +278,7 @@ impl Store for Tiered {
             .inspect_err(|_| self.counters.failed())
     }
 
-    fn tiers(&self) -> &[Arc<dyn Store>] {
+    fn tiers(&self, _: Internal) -> &[Arc<dyn Store>] {
         &self.tiers
     }
 

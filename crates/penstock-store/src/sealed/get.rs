@@ -1,0 +1,258 @@
+//! Gets: fetched, verified, mended.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use super::{LARGEST_HEADER_BYTES, Memory, SealedStore};
+use crate::contract::{Internal, unanswered};
+use crate::slices::room_of;
+use crate::value::{self, Rejection};
+use crate::{Error, GetOutcome, GetRequest, Key, Result, Store};
+
+/// One value that is wanted, and the memory in which it arrives.
+pub struct Wanted<'a> {
+    /// The object's name.
+    pub key: Key,
+    /// What went into the value's encryption beside the keys; empty for nothing.
+    pub context: &'a [u8],
+    /// As of a [`GetRequest`].
+    pub position: u64,
+    /// Bytes that the payload must have; none if any number will do for which there is room.
+    pub payload_bytes: Option<u64>,
+    /// In all [`LARGEST_HEADER_BYTES`] more than there is room for payload; the first slice has room
+    /// for the header.
+    pub memory: Memory<'a>,
+}
+
+/// Whoever wants a value, and owns the memory in which it arrives.
+pub trait Destination {
+    /// What is wanted: the same at each call. Headers have so many bytes.
+    fn wanted(&mut self, header_bytes: usize) -> Wanted<'_>;
+}
+
+/// A value as the store gave it, or its answer that it gave none. Nobody has judged it yet.
+#[must_use = "nothing is known of a value before it is verified"]
+pub struct Arrival<D> {
+    destination: D,
+    outcome: Result<GetOutcome>,
+    checksum: Option<u64>,
+}
+
+impl<D> Arrival<D> {
+    /// What was asked for: whoever does not want it any more need not verify it.
+    pub fn destination(&self) -> &D {
+        &self.destination
+    }
+}
+
+/// A value that did not verify.
+#[must_use = "a damaged value stays in the store until it is mended"]
+pub struct Rejected<D> {
+    destination: D,
+    rejection: Rejection,
+}
+
+impl<D> Rejected<D> {
+    /// Where it arrived.
+    pub fn destination(&self) -> &D {
+        &self.destination
+    }
+
+    /// Why it was not accepted.
+    pub fn rejection(&self) -> Rejection {
+        self.rejection
+    }
+}
+
+/// The word that a destination holds the payload of a value which arrived whole, under its own key,
+/// and matched its checksum or its authentication. Only a [`SealedStore`] gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verified {
+    bytes: u64,
+    mended: bool,
+}
+
+impl Verified {
+    /// Bytes of the payload, which lies behind the header.
+    pub fn bytes(self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether it came from another tier than the nearest that had one.
+    pub fn is_mended(self) -> bool {
+        self.mended
+    }
+}
+
+/// What became of a get, verification included. But for [`Got::Payload`], what the destination holds
+/// means nothing.
+#[derive(Debug)]
+pub enum Got {
+    /// The payload is there.
+    Payload(Verified),
+    /// The store has no such value.
+    Miss,
+    /// The payload, of so many bytes, is larger than the room for it.
+    TooLarge(u64),
+    /// The value did not verify, and no tier had one that does.
+    Rejected(Rejection),
+    /// The store failed.
+    Failed(Error),
+}
+
+impl SealedStore {
+    /// Gets a batch from the store, as it lies there. The answers are in the batch's order.
+    pub fn fetch<D: Destination>(&self, mut batch: Vec<D>, deadline: Instant) -> Vec<Arrival<D>> {
+        let header_bytes = self.header_bytes();
+        let answers: Vec<_> = {
+            let mut wanted: Vec<Wanted<'_>> = batch
+                .iter_mut()
+                .map(|destination| destination.wanted(header_bytes))
+                .collect();
+            let mut requests: Vec<GetRequest<'_, '_>> = wanted
+                .iter_mut()
+                .map(|wanted| GetRequest {
+                    position: wanted.position,
+                    // An encrypted value has another.
+                    wants_checksum: self.keys.is_none(),
+                    ..GetRequest::new(wanted.key, &mut wanted.memory)
+                })
+                .collect();
+            self.store.get_many(&mut requests, deadline);
+            requests
+                .into_iter()
+                .map(|request| (request.outcome, request.checksum))
+                .collect()
+        };
+        batch
+            .into_iter()
+            .zip(answers)
+            .map(|(destination, (outcome, checksum))| Arrival {
+                destination,
+                outcome: outcome.unwrap_or_else(|| Err(unanswered())),
+                checksum,
+            })
+            .collect()
+    }
+
+    /// Verifies a value, and decrypts it where it lies. Whole ones should be used before what was
+    /// rejected is mended, which takes further round trips.
+    pub fn verify<D: Destination>(
+        &self,
+        arrival: Arrival<D>,
+    ) -> std::result::Result<(D, Got), Rejected<D>> {
+        let Arrival {
+            mut destination,
+            outcome,
+            checksum,
+        } = arrival;
+        match self.judge(&mut destination, outcome, checksum) {
+            Got::Rejected(rejection) => {
+                self.rejected.fetch_add(1, Ordering::Relaxed);
+                Err(Rejected {
+                    destination,
+                    rejection,
+                })
+            }
+            got => Ok((destination, got)),
+        }
+    }
+
+    /// Removes the damaged copies of a value that did not verify, so that it is put anew, and gets a
+    /// whole one if another tier has it. Copies that may be good for readers with other keys stay.
+    ///
+    /// A store without tiers had only the one copy: it is removed unseen. What cannot be removed by
+    /// `remove_by` stays, to be found damaged again.
+    pub fn mend<D: Destination>(
+        &self,
+        rejected: Rejected<D>,
+        get_by: Instant,
+        remove_by: Instant,
+    ) -> (D, Got) {
+        let Rejected {
+            mut destination,
+            rejection,
+        } = rejected;
+        let key = destination.wanted(self.header_bytes()).key;
+        let remove = |store: &dyn Store| {
+            // Best effort, as said.
+            let _ = store.remove(&[key], remove_by);
+        };
+        let tiers = self.store.tiers(Internal(()));
+        if tiers.is_empty() && !rejection.is_foreign() {
+            remove(&*self.store);
+        }
+        for tier in tiers {
+            let outcome = {
+                let mut wanted = destination.wanted(self.header_bytes());
+                tier.get(&key, &mut wanted.memory, get_by)
+            };
+            match self.judge(&mut destination, outcome, None) {
+                Got::Payload(Verified { bytes, .. }) => {
+                    self.mended.fetch_add(1, Ordering::Relaxed);
+                    let mended = true;
+                    return (destination, Got::Payload(Verified { bytes, mended }));
+                }
+                too_large @ Got::TooLarge(_) => return (destination, too_large),
+                Got::Rejected(why) if !why.is_foreign() => remove(&**tier),
+                Got::Rejected(_) | Got::Miss | Got::Failed(_) => {}
+            }
+        }
+        (destination, Got::Rejected(rejection))
+    }
+
+    /// What a store's answer amounts to. It may have worked out the payload's checksum.
+    fn judge(
+        &self,
+        destination: &mut impl Destination,
+        outcome: Result<GetOutcome>,
+        checksum: Option<u64>,
+    ) -> Got {
+        let wanted = destination.wanted(self.header_bytes());
+        match outcome {
+            Ok(GetOutcome::Hit(bytes)) => self
+                .check(wanted, bytes, checksum)
+                .unwrap_or_else(Got::Rejected),
+            Ok(GetOutcome::TooLarge(bytes)) => {
+                let found = bytes.saturating_sub(self.header_bytes() as u64);
+                match wanted.payload_bytes {
+                    Some(expected) => Got::Rejected(Rejection::Length { expected, found }),
+                    None => Got::TooLarge(found),
+                }
+            }
+            Ok(GetOutcome::Miss) => Got::Miss,
+            Err(error) => Got::Failed(error),
+        }
+    }
+
+    fn check(
+        &self,
+        wanted: Wanted<'_>,
+        value_bytes: u64,
+        checksum: Option<u64>,
+    ) -> std::result::Result<Got, Rejection> {
+        let Wanted {
+            key,
+            context,
+            payload_bytes,
+            mut memory,
+            ..
+        } = wanted;
+        let room = room_of(&memory);
+        // A store that counts more than there is room for has broken its contract.
+        let arrived = value_bytes.min(room);
+        let bytes =
+            payload_bytes.unwrap_or_else(|| arrived.saturating_sub(self.header_bytes() as u64));
+        match &self.keys {
+            Some(keys) => keys.open_slices(&mut memory, arrived, &key, context, bytes)?,
+            None => value::verify_slices(&memory, arrived, &key, bytes, checksum)?,
+        }
+        if bytes > room.saturating_sub(LARGEST_HEADER_BYTES as u64) {
+            return Ok(Got::TooLarge(bytes));
+        }
+        Ok(Got::Payload(Verified {
+            bytes,
+            mended: false,
+        }))
+    }
+}

@@ -1,0 +1,158 @@
+//! Puts: sealed, then sent.
+
+use std::io::IoSlice;
+use std::time::Instant;
+
+use smallvec::SmallVec;
+
+use super::SealedStore;
+use crate::contract::unanswered;
+use crate::value::{self, Checksum, ENCRYPTED_HEADER_BYTES, HEADER_BYTES};
+use crate::{Key, PutOutcome, PutRequest, Result};
+
+/// A value that was made where its payload lay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SealedInPlace {
+    key: Key,
+    bytes: usize,
+    is_encrypted: bool,
+}
+
+/// What makes a value of a payload that stays as it is.
+pub struct Seal {
+    key: Key,
+    form: Form,
+}
+
+enum Form {
+    /// The header of the payload.
+    Plain([u8; HEADER_BYTES]),
+    /// The header, and the payload encrypted.
+    Encrypted([u8; ENCRYPTED_HEADER_BYTES], Vec<u8>),
+}
+
+/// A whole value, ready to be put.
+pub struct SealedValue<'a> {
+    key: Key,
+    position: u64,
+    slices: SmallVec<[IoSlice<'a>; 3]>,
+}
+
+impl SealedInPlace {
+    /// The value, of the memory that begins with it; `position` is as of a [`PutRequest`].
+    pub fn value<'a>(&self, memory: &'a [u8], position: u64) -> SealedValue<'a> {
+        SealedValue {
+            key: self.key,
+            position,
+            slices: std::iter::once(IoSlice::new(&memory[..self.bytes])).collect(),
+        }
+    }
+
+    /// Bytes of the value, header included.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether the memory holds ciphertext in place of the payload now.
+    pub fn is_encrypted(&self) -> bool {
+        self.is_encrypted
+    }
+}
+
+impl Seal {
+    /// The value, of the payload that was sealed; `position` is as of a [`PutRequest`].
+    pub fn value<'a>(
+        &'a self,
+        payload: impl Iterator<Item = &'a [u8]>,
+        position: u64,
+    ) -> SealedValue<'a> {
+        let slices = match &self.form {
+            Form::Plain(header) => std::iter::once(header.as_slice())
+                .chain(payload)
+                .map(IoSlice::new)
+                .collect(),
+            Form::Encrypted(header, payload) => [header.as_slice(), payload]
+                .into_iter()
+                .map(IoSlice::new)
+                .collect(),
+        };
+        SealedValue {
+            key: self.key,
+            position,
+            slices,
+        }
+    }
+}
+
+impl SealedStore {
+    /// Makes a value of a payload that lies behind room for the header, encrypted where it lies if
+    /// there are keys. `checksum` is the payload's; with keys it is not looked at.
+    ///
+    /// Fails as [`Keyring::seal`](crate::Keyring::seal) does.
+    pub fn seal_in_place(
+        &self,
+        key: &Key,
+        context: &[u8],
+        value: &mut [u8],
+        checksum: u64,
+    ) -> Result<SealedInPlace> {
+        let (header, payload) = value.split_at_mut(self.header_bytes());
+        match &self.keys {
+            Some(keys) => header.copy_from_slice(&keys.seal(key, context, payload)?),
+            None => header.copy_from_slice(&value::seal(key, payload.len() as u64, checksum)),
+        }
+        Ok(SealedInPlace {
+            key: *key,
+            bytes: value.len(),
+            is_encrypted: self.keys.is_some(),
+        })
+    }
+
+    /// Makes a value of a payload that lies in pieces, which are not written to: what is encrypted is a
+    /// copy.
+    ///
+    /// Fails as [`Keyring::seal`](crate::Keyring::seal) does.
+    pub fn seal<'a>(
+        &self,
+        key: &Key,
+        context: &[u8],
+        payload: impl Iterator<Item = &'a [u8]> + Clone,
+    ) -> Result<Seal> {
+        let bytes = payload.clone().map(<[u8]>::len).sum();
+        let form = match &self.keys {
+            Some(keys) => {
+                let mut copy = Vec::with_capacity(bytes);
+                payload.for_each(|piece| copy.extend_from_slice(piece));
+                Form::Encrypted(keys.seal(key, context, &mut copy)?, copy)
+            }
+            None => {
+                let mut checksum = Checksum::new();
+                payload.for_each(|piece| checksum.update(piece));
+                Form::Plain(value::seal(key, bytes as u64, checksum.finish()))
+            }
+        };
+        Ok(Seal { key: *key, form })
+    }
+
+    /// Puts a batch, pipelined where the store can. The outcomes are in the batch's order.
+    pub fn put_many(
+        &self,
+        batch: &[SealedValue<'_>],
+        deadline: Instant,
+    ) -> Vec<Result<PutOutcome>> {
+        let mut requests: Vec<PutRequest<'_>> = batch
+            .iter()
+            .map(|value| PutRequest {
+                position: value.position,
+                ..PutRequest::new(value.key, &value.slices)
+            })
+            .collect();
+        if !requests.is_empty() {
+            self.store.put_many(&mut requests, deadline);
+        }
+        requests
+            .into_iter()
+            .map(|request| request.outcome.unwrap_or_else(|| Err(unanswered())))
+            .collect()
+    }
+}

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::outcome::{Outcome, Outcomes};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, wait_until};
 
 /// What happened to a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,7 +99,7 @@ impl Completions {
     pub(crate) fn wait(&self, until: Instant) -> bool {
         let mut queue = self.queue.lock();
         while queue.is_empty() {
-            if self.pushed.wait_until(&mut queue, until).timed_out() {
+            if wait_until(&self.pushed, &mut queue, until) {
                 return !queue.is_empty();
             }
         }

@@ -7,7 +7,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
-use penstock_store::{Namespace, SealedStore, Store};
+use penstock_store::{Namespace, SealedStore, Store, interrupt};
 
 use crate::arena::Arena;
 use crate::completion::Completions;
@@ -496,7 +496,7 @@ impl Engine {
             {
                 return true;
             }
-            if Instant::now() >= end {
+            if Instant::now() >= end || interrupt::is_interrupted() {
                 return false;
             }
         }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, wait_until};
 
 /// A number that can be waited on to become zero. Its lock is a leaf.
 #[derive(Default)]
@@ -28,7 +28,7 @@ impl Gauge {
     pub(crate) fn wait_zero(&self, until: Instant) -> bool {
         let mut count = self.count.lock();
         while *count > 0 {
-            if self.zero.wait_until(&mut count, until).timed_out() {
+            if wait_until(&self.zero, &mut count, until) {
                 return *count == 0;
             }
         }

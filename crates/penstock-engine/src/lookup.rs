@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use penstock_layout::Span;
-use penstock_store::{ErrorKind, Key, Namespace, Store};
+use penstock_store::{ErrorKind, Key, Namespace, Store, interrupt};
 
 use crate::config::end_of;
 use crate::gauge::Gauge;
@@ -267,7 +267,11 @@ impl Lookup {
             }
             let next = state.open.values().map(|open| open.deadline).min();
             let until = next.map_or(end, |next| next.min(end));
-            let _ = self.inner.answered.wait_until(&mut state, until);
+            if interrupt::wait_until(&self.inner.answered, &mut state, until)
+                && MutexGuard::unlocked(&mut state, interrupt::is_interrupted)
+            {
+                return false;
+            }
         }
     }
 

@@ -16,7 +16,7 @@ use crate::gauge::Gauge;
 use crate::job::{Plan, Transfer};
 use crate::outcome::{Outcome, Outcomes, Part};
 use crate::registration::Registration;
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, wait_until};
 
 pub(crate) struct StoreJob {
     id: u64,
@@ -131,7 +131,7 @@ impl StoreJob {
     pub(crate) fn wait_released(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
         while state.unread > 0 {
-            if self.released.wait_until(&mut state, until).timed_out() {
+            if wait_until(&self.released, &mut state, until) {
                 return state.unread == 0;
             }
         }

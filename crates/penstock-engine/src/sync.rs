@@ -2,6 +2,9 @@
 
 #[cfg(not(loom))]
 pub(crate) use parking_lot::{Condvar, Mutex};
+/// For the waits of those who call the engine; its own threads are not interrupted.
+#[cfg(not(loom))]
+pub(crate) use penstock_store::interrupt::wait_until;
 /// An `Arc` whose last drop does something that other threads see.
 #[cfg(not(loom))]
 pub(crate) use std::sync::Arc as Shared;
@@ -9,7 +12,7 @@ pub(crate) use std::sync::Arc as Shared;
 #[cfg(loom)]
 pub(crate) use loom::sync::Arc as Shared;
 #[cfg(loom)]
-pub(crate) use model::{Condvar, Mutex};
+pub(crate) use model::{Condvar, Mutex, wait_until};
 
 /// The model checker's locks under the names and signatures of `parking_lot`.
 #[cfg(loom)]
@@ -57,6 +60,15 @@ mod model {
         pub(crate) fn timed_out(&self) -> bool {
             false
         }
+    }
+
+    /// Nobody interrupts in a model.
+    pub(crate) fn wait_until<T>(
+        condvar: &Condvar,
+        guard: &mut MutexGuard<'_, T>,
+        until: Instant,
+    ) -> bool {
+        condvar.wait_until(guard, until).timed_out()
     }
 
     impl Condvar {

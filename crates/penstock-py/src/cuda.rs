@@ -3,7 +3,7 @@
 use penstock_engine::{CudaError, Device, DirectCopy, Direction};
 use pyo3::prelude::*;
 
-use crate::errors::exception;
+use crate::errors::raised;
 
 /// Where memory lies, from the ordinal of a CUDA device or none.
 pub(crate) fn device(cuda_device: Option<i32>) -> Device {
@@ -30,7 +30,7 @@ pub(crate) fn cuda_calibration(
 ) -> PyResult<(usize, DirectionTuple, DirectionTuple)> {
     let found = py
         .detach(|| DirectCopy::calibration(cuda_device))
-        .map_err(|error: CudaError| exception(py, "Unavailable", (error.to_string(),)))?;
+        .map_err(|error: CudaError| raised::Unavailable::new_err((error.to_string(),)))?;
     Ok((
         found.copy_bytes,
         direction(&found.gather),

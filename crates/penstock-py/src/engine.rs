@@ -15,7 +15,7 @@ use pyo3::types::{PyBytes, PyBytesMethods};
 use crate::blocks::{Blocks, padded};
 use crate::completion::Completion;
 use crate::cuda::device;
-use crate::errors::engine_error;
+use crate::errors::{engine_error, interruptibly};
 use crate::layout::{Descriptor, SpanTuple, span};
 use crate::store::{Store, namespace, seconds};
 
@@ -244,14 +244,14 @@ impl Engine {
     /// Waits until there is something to poll; False if the time is over first.
     fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let timeout = bound(py, timeout)?;
-        Ok(py.detach(|| self.native.wait(timeout)))
+        interruptibly(py, || self.native.wait(timeout))
     }
 
     /// Waits until no block of these store jobs is being read, dropping what was not read yet;
     /// False if the time is over first.
     fn wait_released(&self, py: Python<'_>, jobs: Vec<u64>, timeout: f64) -> PyResult<bool> {
         let timeout = bound(py, timeout)?;
-        Ok(py.detach(|| self.native.wait_released(&jobs, timeout)))
+        interruptibly(py, || self.native.wait_released(&jobs, timeout))
     }
 
     /// Gives up what can be given up of a job; it completes all the same.
@@ -263,14 +263,14 @@ impl Engine {
     /// False.
     fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let timeout = bound(py, timeout)?;
-        Ok(py.detach(|| self.native.drain(timeout)))
+        interruptibly(py, || self.native.drain(timeout))
     }
 
     /// Gives up all jobs and ends the threads; False if one is still inside the store when the
     /// time is over. Registered memory is not touched afterwards in any case.
     fn shutdown(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let timeout = bound(py, timeout)?;
-        Ok(py.detach(|| self.native.shutdown(timeout)))
+        interruptibly(py, || self.native.shutdown(timeout))
     }
 
     /// What failed in the background since the last call, while jobs go on, slower: in words, and
@@ -410,7 +410,7 @@ impl Lookup {
     /// Waits until there is an answer to poll; False if the time is over first.
     fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let timeout = bound(py, timeout)?;
-        Ok(py.detach(|| self.native.wait(timeout)))
+        interruptibly(py, || self.native.wait(timeout))
     }
 
     /// Forgets a look-up, answered or not.
@@ -422,6 +422,6 @@ impl Lookup {
     #[pyo3(signature = (timeout = 5.0))]
     fn shutdown(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let timeout = bound(py, timeout)?;
-        Ok(py.detach(|| self.native.shutdown(timeout)))
+        interruptibly(py, || self.native.shutdown(timeout))
     }
 }

@@ -1,78 +1,110 @@
-//! The one way out of Rust: releases the GIL, waits, and turns errors into
+//! The one way out of Rust: releases the GIL, waits, lets Ctrl-C through, and turns errors into
 //! `penstock.errors`.
 
-use penstock_engine::EngineError;
-use penstock_store::ErrorKind;
-use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
-use pyo3::types::PyModule;
+use std::cell::RefCell;
+use std::fmt::Display;
 
-/// Runs blocking work without the GIL and maps its error.
+use penstock_engine::EngineError;
+
+use penstock_store::{ErrorKind, interrupt};
+use pyo3::prelude::*;
+
+/// The exceptions of `penstock.errors`.
+pub(crate) mod raised {
+    use pyo3::import_exception;
+
+    import_exception!(penstock.errors, Closed);
+    import_exception!(penstock.errors, ConfigError);
+    import_exception!(penstock.errors, Denied);
+    import_exception!(penstock.errors, Full);
+    import_exception!(penstock.errors, IoError);
+    import_exception!(penstock.errors, LayoutError);
+    import_exception!(penstock.errors, ProtocolError);
+    import_exception!(penstock.errors, Rejected);
+    import_exception!(penstock.errors, StoreError);
+    import_exception!(penstock.errors, TimedOut);
+    import_exception!(penstock.errors, TooSmall);
+    import_exception!(penstock.errors, Unavailable);
+    import_exception!(penstock.errors, Unreachable);
+}
+
+thread_local! {
+    /// What a signal's handler raised while this thread was waiting.
+    static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+}
+
+/// Runs blocking work without the GIL. While it waits, signals are handled; if a handler raises, as
+/// Ctrl-C's does, the work ends as if its deadline had come, and that exception is the result.
 ///
-/// Signals that arrived meanwhile are handled before the result is given, so Ctrl-C takes
-/// effect at the latest when the work's deadline passes.
+/// Work that was interrupted has returned: nothing goes on behind it with what it borrowed.
+pub(crate) fn interruptibly<T, F>(py: Python<'_>, work: F) -> PyResult<T>
+where
+    F: FnOnce() -> T + Send,
+    T: Send,
+{
+    let result = py.detach(|| interrupt::interruptible(has_raised, work));
+    match RAISED.take() {
+        Some(error) => Err(error),
+        None => py.check_signals().map(|()| result),
+    }
+}
+
+/// Handles signals that have arrived; on Python's main thread only, as Python itself.
+fn has_raised() -> bool {
+    let handled = Python::try_attach(|py| py.check_signals());
+    // No interpreter, nobody who would handle a signal.
+    let Some(Err(error)) = handled else {
+        return false;
+    };
+    RAISED.set(Some(error));
+    true
+}
+
+/// Runs a store's blocking work as [`interruptibly`] does, and maps its error.
 pub(crate) fn without_gil<T, F>(py: Python<'_>, work: F) -> PyResult<T>
 where
     F: FnOnce() -> penstock_store::Result<T> + Send,
     T: Send,
 {
-    let result = py.detach(work);
-    py.check_signals()?;
-    result.map_err(|error| store_error(py, &error))
+    interruptibly(py, work)?.map_err(|error| store_error(py, &error))
 }
 
 /// The exception for a store's error.
-pub(crate) fn store_error(py: Python<'_>, error: &penstock_store::Error) -> PyErr {
-    let class = match error.kind() {
-        ErrorKind::Config => "ConfigError",
-        ErrorKind::Unreachable => "Unreachable",
-        ErrorKind::TimedOut => "TimedOut",
-        ErrorKind::Denied => "Denied",
-        ErrorKind::Full => "Full",
-        ErrorKind::Unavailable => "Unavailable",
-        ErrorKind::Protocol => "ProtocolError",
-        ErrorKind::Io => "IoError",
-        _ => "StoreError",
-    };
-    exception(py, class, (error.to_string(),))
+pub(crate) fn store_error(_: Python<'_>, error: &penstock_store::Error) -> PyErr {
+    let message = (error.to_string(),);
+    match error.kind() {
+        ErrorKind::Config => raised::ConfigError::new_err(message),
+        ErrorKind::Unreachable => raised::Unreachable::new_err(message),
+        ErrorKind::TimedOut => raised::TimedOut::new_err(message),
+        ErrorKind::Denied => raised::Denied::new_err(message),
+        ErrorKind::Full => raised::Full::new_err(message),
+        ErrorKind::Unavailable => raised::Unavailable::new_err(message),
+        ErrorKind::Protocol => raised::ProtocolError::new_err(message),
+        ErrorKind::Io => raised::IoError::new_err(message),
+        _ => raised::StoreError::new_err(message),
+    }
 }
 
 /// The exception for what an engine refuses.
-pub(crate) fn engine_error(py: Python<'_>, error: &EngineError) -> PyErr {
-    let class = match error {
+pub(crate) fn engine_error(_: Python<'_>, error: &EngineError) -> PyErr {
+    let message = (error.to_string(),);
+    match error {
         EngineError::NotInLayout(_)
         | EngineError::RegionCount { .. }
-        | EngineError::RegionTooSmall { .. } => "LayoutError",
-        EngineError::Busy { .. } => "Full",
-        EngineError::Closed => "Closed",
-        EngineError::Device(_) => "Unavailable",
-        _ => "ConfigError",
-    };
-    exception(py, class, (error.to_string(),))
+        | EngineError::RegionTooSmall { .. } => raised::LayoutError::new_err(message),
+        EngineError::Busy { .. } => raised::Full::new_err(message),
+        EngineError::Closed => raised::Closed::new_err(message),
+        EngineError::Device(_) => raised::Unavailable::new_err(message),
+        _ => raised::ConfigError::new_err(message),
+    }
 }
 
 /// A wrong argument.
-pub(crate) fn config_error(py: Python<'_>, message: impl Into<String>) -> PyErr {
-    exception(py, "ConfigError", (message.into(),))
+pub(crate) fn config_error(_: Python<'_>, message: impl Display) -> PyErr {
+    raised::ConfigError::new_err((message.to_string(),))
 }
 
 /// Sizes or strides that are no layout.
-pub(crate) fn layout_error(py: Python<'_>, error: impl std::fmt::Display) -> PyErr {
-    exception(py, "LayoutError", (error.to_string(),))
-}
-
-/// An instance of `penstock.errors.<class>`.
-pub(crate) fn exception<'py, A>(py: Python<'py>, class: &str, args: A) -> PyErr
-where
-    A: pyo3::call::PyCallArgs<'py>,
-{
-    static ERRORS: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
-    let made = ERRORS
-        .get_or_try_init(py, || py.import("penstock.errors").map(Bound::unbind))
-        .and_then(|module| module.bind(py).getattr(class))
-        .and_then(|class| class.call1(args));
-    match made {
-        Ok(instance) => PyErr::from_value(instance),
-        Err(error) => error,
-    }
+pub(crate) fn layout_error(_: Python<'_>, error: impl Display) -> PyErr {
+    raised::LayoutError::new_err((error.to_string(),))
 }

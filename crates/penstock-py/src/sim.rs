@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::advisor::policy_named;
-use crate::errors::exception;
+use crate::errors::config_error;
 
 /// A trace of requests.
 #[pyclass(frozen, module = "penstock._native")]
@@ -19,7 +19,7 @@ pub(crate) struct Trace {
 }
 
 fn sim_error(py: Python<'_>, error: &penstock_sim::Error) -> PyErr {
-    exception(py, "ConfigError", (error.to_string(),))
+    config_error(py, error)
 }
 
 /// The time to first token below which each of these shares of requests stays.

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::buffer::{check_apart, parts};
-use crate::errors::{config_error, exception, store_error, without_gil};
+use crate::errors::{config_error, raised, store_error, without_gil};
 use crate::keys::EncryptionKeys;
 use crate::sealed::{self, Value};
 
@@ -51,12 +51,12 @@ fn payload_bytes(py: Python<'_>, key: &Key, got: Got) -> PyResult<Option<u64>> {
         Got::Miss => Ok(None),
         Got::TooLarge(bytes) => {
             let message = format!("the value has {bytes} bytes, more than its destination");
-            Err(exception(py, "TooSmall", (message, bytes)))
+            Err(raised::TooSmall::new_err((message, bytes)))
         }
         Got::Rejected(rejection) => {
             let message = format!("{rejection} ({key})");
             let arguments = (message, rejection.name(), rejection.is_foreign());
-            Err(exception(py, "Rejected", arguments))
+            Err(raised::Rejected::new_err(arguments))
         }
         Got::Failed(error) => Err(store_error(py, &error)),
     }

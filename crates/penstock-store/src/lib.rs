@@ -9,6 +9,7 @@ mod error;
 mod file;
 #[cfg(test)]
 mod fuzz;
+pub mod interrupt;
 mod key;
 mod keyring;
 pub mod layers;

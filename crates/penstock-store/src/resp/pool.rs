@@ -11,7 +11,7 @@ use super::failure::Failure;
 use super::sentinel::Way;
 use super::socket::Resolver;
 use super::tls::Tls;
-use crate::{ErrorKind, OpenOptions};
+use crate::{ErrorKind, OpenOptions, interrupt};
 
 #[derive(Debug)]
 pub(super) struct ConnectionPool {
@@ -76,7 +76,7 @@ impl ConnectionPool {
                 drop(state);
                 return self.open(deadline);
             }
-            if self.returned.wait_until(&mut state, deadline).timed_out() {
+            if interrupt::wait_until(&self.returned, &mut state, deadline) {
                 return Err(Failure::timed_out("others used all connections"));
             }
         }

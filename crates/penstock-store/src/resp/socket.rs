@@ -21,7 +21,7 @@ use rustix::net::{
 use super::address::Endpoint;
 use super::failure::Failure;
 use super::tls::{Tls, TlsStream};
-use crate::ErrorKind;
+use crate::{ErrorKind, interrupt};
 
 /// How long to wait before trying again to enter a unix socket's full backlog.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(2);
@@ -163,7 +163,10 @@ impl Socket {
             match rustix::net::connect(&fd, &address) {
                 Ok(()) => return Ok(fd),
                 // A full backlog, which cannot be polled for.
-                Err(Errno::AGAIN | Errno::INTR) if Instant::now() + BACKLOG_PAUSE < deadline => {
+                Err(Errno::AGAIN | Errno::INTR)
+                    if Instant::now() + BACKLOG_PAUSE < deadline
+                        && !interrupt::is_interrupted() =>
+                {
                     thread::sleep(BACKLOG_PAUSE);
                 }
                 Err(Errno::AGAIN | Errno::INTR) => return Err(Failure::timed_out("connecting")),
@@ -267,19 +270,24 @@ pub(super) fn wait(
     deadline: Instant,
     doing: &str,
 ) -> Result<(), Failure> {
+    let mut is_due = false;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(Failure::timed_out(doing));
         }
+        if is_due && interrupt::is_interrupted() {
+            return Err(Failure::timed_out(doing));
+        }
+        let look = interrupt::next_look(deadline).saturating_duration_since(Instant::now());
         // A far deadline may not fit; waking up early is harmless.
-        let left = left.min(Duration::from_secs(3600));
+        let left = look.min(Duration::from_secs(3600));
         let timeout = Timespec {
             tv_sec: left.as_secs() as i64,
             tv_nsec: i64::from(left.subsec_nanos()),
         };
         match poll(sockets, Some(&timeout)) {
-            Ok(0) | Err(Errno::INTR) => {}
+            Ok(0) | Err(Errno::INTR) => is_due = true,
             Ok(_) => return Ok(()),
             Err(cause) => return Err(Failure::system("polling", cause)),
         }
@@ -331,12 +339,7 @@ impl Resolver {
             match answers.get(&name) {
                 Some(Some(_)) => return answers.remove(&name).flatten().expect("just seen"),
                 Some(None) => {
-                    if self
-                        .shared
-                        .arrived
-                        .wait_until(&mut answers, deadline)
-                        .timed_out()
-                    {
+                    if interrupt::wait_until(&self.shared.arrived, &mut answers, deadline) {
                         return Err(Failure::timed_out("looking up the host's name"));
                     }
                 }

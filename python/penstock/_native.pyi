@@ -264,6 +264,7 @@ class Blocks:
     def __eq__(self, value: object, /) -> bool: ...
 
 def host_changes(encoded: bytes) -> list[tuple[int, bytes, bool]]: ...
+
 @final
 class Event:
     RELEASED: ClassVar[Event]
@@ -342,7 +343,7 @@ class Engine:
         *,
         spans: Sequence[_Span] | None = None,
         pages_per_block: int = 1,
-        replica: tuple[int, int] = (0, 1),
+        replica: tuple[int, int] = ...,
         cuda_device: int | None = None,
     ) -> None: ...
     def register_elsewhere(self, group: int) -> None: ...

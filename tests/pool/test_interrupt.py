@@ -18,7 +18,8 @@ import pytest
 import penstock
 from penstock._native import Engine, Lookup, Store
 from penstock.errors import TimedOut
-from tests.engine.test_engine import BLOCK_BYTES, NAMESPACE, SPAN, Kv, chunk, key
+from penstock.pool.namespace import object_key
+from tests.engine.test_engine import BLOCK_BYTES, NAMESPACE, SPAN, Kv, blocks, chunk, register
 from tests.servers import Server
 
 LONG = 30.0
@@ -124,7 +125,7 @@ def test_a_wait_for_a_connection_that_another_thread_uses_is_interrupted(
     redis_server: Server,
 ) -> None:
     store = Store.open(redis_server.tcp_url, connections=1)
-    store.put(key(1), b"value", timeout=LONG)
+    store.put(object_key(NAMESPACE, chunk(1)), b"value", timeout=LONG)
     redis_server.freeze()
     with ThreadPoolExecutor(1) as others:
         first = others.submit(get, store)
@@ -137,7 +138,7 @@ def test_a_wait_for_a_connection_that_another_thread_uses_is_interrupted(
 
 
 def get(store: Store) -> int | None:
-    return store.get(key(1), bytearray(8), timeout=LONG)
+    return store.get(object_key(NAMESPACE, chunk(1)), bytearray(8), timeout=LONG)
 
 
 def test_a_handler_that_does_not_raise_changes_nothing(redis_server: Server) -> None:
@@ -182,12 +183,12 @@ def test_waits_for_look_ups_are_interrupted() -> None:
 
 def test_waits_for_the_engine_are_interrupted(redis_server: Server) -> None:
     store = Store.open(redis_server.tcp_url)
-    store.put(key(1), b"value", timeout=LONG)
+    store.put(object_key(NAMESPACE, chunk(1)), b"value", timeout=LONG)
     engine = Engine(store, slot_bytes=BLOCK_BYTES, slots=8, keep=False)
-    engine.register(Kv().descriptor)
+    register(engine, Kv())
     assert_stops(lambda: engine.wait(LONG))
     redis_server.freeze()
-    engine.submit_store(1, [(0, key(2), [1])])
+    engine.submit_store(1, blocks((2, 1)))
     assert engine.wait(LONG)
     assert_stops(lambda: engine.drain(LONG))
     assert_stops(lambda: engine.shutdown(LONG))

@@ -46,18 +46,6 @@ pub type Answer = Result<Vec<bool>, ErrorKind>;
 /// An answer, and the time from when it was asked for.
 type Answered = (Answer, Duration);
 
-/// The keys of chunks, chunk by chunk, each with all spans.
-fn keys(namespace: Namespace, chunks: &[Chunk], spans: &[Span]) -> Vec<Key> {
-    let of = |chunk: Chunk| {
-        spans.iter().map(move |&span| Key {
-            namespace,
-            chunk,
-            span,
-        })
-    };
-    chunks.iter().flat_map(|&chunk| of(chunk)).collect()
-}
-
 /// Asks a store which chunks it has, on threads of its own.
 ///
 /// Ids are the caller's; one may be used again once its answer was taken or it was cancelled.
@@ -99,9 +87,29 @@ struct Request {
     id: u64,
     ticket: u64,
     deadline: Instant,
-    /// Chunk by chunk, each with all spans.
-    keys: Vec<Key>,
-    spans: usize,
+    namespace: Namespace,
+    chunks: Vec<Chunk>,
+    spans: Vec<Span>,
+}
+
+impl Request {
+    /// How many keys it asks for.
+    fn len(&self) -> usize {
+        self.chunks.len() * self.spans.len()
+    }
+
+    /// Chunk by chunk, each with all spans. Made by the thread that asks for them: for a long prompt
+    /// that is half a megabyte.
+    fn keys(&self) -> impl Iterator<Item = Key> {
+        let namespace = self.namespace;
+        self.chunks.iter().flat_map(move |&chunk| {
+            self.spans.iter().map(move |&span| Key {
+                namespace,
+                chunk,
+                span,
+            })
+        })
+    }
 }
 
 impl State {
@@ -180,7 +188,7 @@ impl Lookup {
         &self,
         id: u64,
         namespace: Namespace,
-        chunks: &[Chunk],
+        chunks: Vec<Chunk>,
         spans: &[Span],
         timeout: Duration,
     ) -> Result<(), EngineError> {
@@ -188,7 +196,6 @@ impl Lookup {
             return Err(EngineError::Config("a look-up needs at least one span"));
         }
         let deadline = end_of(timeout);
-        let keys = keys(namespace, chunks, spans);
         let mut state = self.inner.state.lock();
         if state.closed {
             return Err(EngineError::Closed);
@@ -227,8 +234,9 @@ impl Lookup {
             id,
             ticket,
             deadline,
-            keys,
-            spans: spans.len(),
+            namespace,
+            chunks,
+            spans: spans.to_vec(),
         });
         drop(state);
         self.inner.queued.notify_one();
@@ -327,11 +335,7 @@ impl Drop for Running {
 impl Inner {
     fn serve(&self) {
         while let Some(batch) = self.next() {
-            let keys: Vec<Key> = batch
-                .iter()
-                .flat_map(|request| &request.keys)
-                .copied()
-                .collect();
+            let keys: Vec<Key> = batch.iter().flat_map(Request::keys).collect();
             let Some(earliest) = batch.iter().map(|request| request.deadline).min() else {
                 continue;
             };
@@ -355,7 +359,7 @@ impl Inner {
             let mut batch: Vec<Request> = Vec::new();
             let mut keys = 0;
             while let Some(next) = state.queue.front() {
-                keys += next.keys.len();
+                keys += next.len();
                 if !batch.is_empty() && keys > self.config.max_keys {
                     break;
                 }
@@ -375,10 +379,10 @@ impl Inner {
             Ok(found) => {
                 let mut found = found.as_slice();
                 for request in &batch {
-                    let (own, rest) = found.split_at(request.keys.len());
+                    let (own, rest) = found.split_at(request.len());
                     found = rest;
                     let chunks = own
-                        .chunks(request.spans)
+                        .chunks(request.spans.len())
                         .map(|spans| spans.iter().all(|&has| has));
                     state.answer(request, Ok(chunks.collect()));
                 }

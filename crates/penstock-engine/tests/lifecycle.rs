@@ -109,7 +109,7 @@ fn dropping_an_engine_ends_its_threads() {
             .unwrap();
         let lookup = Lookup::new(store.clone() as Arc<dyn Store>, LookupConfig::default()).unwrap();
         lookup
-            .submit(1, key(1).namespace, &[key(1).chunk], &[share()], LONG)
+            .submit(1, key(1).namespace, vec![key(1).chunk], &[share()], LONG)
             .unwrap();
     }
     no_thread_is_left();

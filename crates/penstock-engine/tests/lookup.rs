@@ -52,21 +52,21 @@ fn a_chunk_is_there_if_all_its_spans_are() {
     store.plant(&key_of(3, halves[1]), b"x");
     let lookup = lookup(&store, LookupConfig::default());
     lookup
-        .submit(5, NAMESPACE, &chunks(&[1, 2, 3, 4]), &halves, LONG)
+        .submit(5, NAMESPACE, chunks(&[1, 2, 3, 4]), &halves, LONG)
         .unwrap();
     assert!(lookup.wait(LONG));
     let polled = untimed(lookup.poll());
     assert_eq!(polled, [(5, Ok(vec![true, false, true, false]))]);
     assert_eq!(lookup.poll(), []);
     lookup
-        .submit(5, NAMESPACE, &chunks(&[2, 3]), &halves[..1], LONG)
+        .submit(5, NAMESPACE, chunks(&[2, 3]), &halves[..1], LONG)
         .unwrap();
     assert_eq!(answer(&lookup, 5), Ok(vec![true, true]));
     lookup
-        .submit(5, Namespace([4; 16]), &chunks(&[2]), &halves[..1], LONG)
+        .submit(5, Namespace([4; 16]), chunks(&[2]), &halves[..1], LONG)
         .unwrap();
     assert_eq!(answer(&lookup, 5), Ok(vec![false]));
-    lookup.submit(5, NAMESPACE, &[], &halves, LONG).unwrap();
+    lookup.submit(5, NAMESPACE, vec![], &halves, LONG).unwrap();
     assert_eq!(answer(&lookup, 5), Ok(vec![]));
 }
 
@@ -83,16 +83,16 @@ fn lookups_that_wait_go_together_within_the_bound() {
     );
     store.hold_contains(true);
     lookup
-        .submit(0, NAMESPACE, &chunks(&[1]), &[share()], LONG)
+        .submit(0, NAMESPACE, chunks(&[1]), &[share()], LONG)
         .unwrap();
     store.until(|call| *call == Call::Contains(1));
     for id in 1..5 {
         lookup
-            .submit(id, NAMESPACE, &chunks(&[id, 1, 50]), &[share()], LONG)
+            .submit(id, NAMESPACE, chunks(&[id, 1, 50]), &[share()], LONG)
             .unwrap();
     }
     lookup
-        .submit(5, NAMESPACE, &chunks(&[1; 9]), &[share()], LONG)
+        .submit(5, NAMESPACE, chunks(&[1; 9]), &[share()], LONG)
         .unwrap();
     store.hold_contains(false);
     for id in 1..5 {
@@ -114,7 +114,7 @@ fn a_deadline_is_kept_and_does_not_cost_those_with_more_time() {
         .submit(
             0,
             NAMESPACE,
-            &chunks(&[1]),
+            chunks(&[1]),
             &[share()],
             Duration::from_secs(2),
         )
@@ -124,7 +124,7 @@ fn a_deadline_is_kept_and_does_not_cost_those_with_more_time() {
         .submit(
             1,
             NAMESPACE,
-            &chunks(&[1]),
+            chunks(&[1]),
             &[share()],
             Duration::from_millis(20),
         )
@@ -133,13 +133,13 @@ fn a_deadline_is_kept_and_does_not_cost_those_with_more_time() {
         .submit(
             2,
             NAMESPACE,
-            &chunks(&[1, 9]),
+            chunks(&[1, 9]),
             &[share()],
             Duration::from_millis(2500),
         )
         .unwrap();
     lookup
-        .submit(3, NAMESPACE, &chunks(&[1, 8, 1]), &[share()], LONG)
+        .submit(3, NAMESPACE, chunks(&[1, 8, 1]), &[share()], LONG)
         .unwrap();
     assert!(lookup.wait(LONG));
     let answers = lookup.poll();
@@ -160,17 +160,17 @@ fn failures_are_answers() {
     let lookup = lookup(&store, one_thread());
     store.fail(Some(ErrorKind::Unreachable));
     lookup
-        .submit(1, NAMESPACE, &chunks(&[1]), &[share()], LONG)
+        .submit(1, NAMESPACE, chunks(&[1]), &[share()], LONG)
         .unwrap();
     assert_eq!(answer(&lookup, 1), Err(ErrorKind::Unreachable));
     store.fail(None);
     store.panic_on(key(2));
     lookup
-        .submit(1, NAMESPACE, &chunks(&[2]), &[share()], LONG)
+        .submit(1, NAMESPACE, chunks(&[2]), &[share()], LONG)
         .unwrap();
     assert_eq!(answer(&lookup, 1), Err(ErrorKind::Protocol));
     lookup
-        .submit(1, NAMESPACE, &chunks(&[1]), &[share()], LONG)
+        .submit(1, NAMESPACE, chunks(&[1]), &[share()], LONG)
         .unwrap();
     assert_eq!(answer(&lookup, 1), Ok(vec![false]));
 }
@@ -186,16 +186,16 @@ fn the_queue_is_bounded_and_so_are_answers_that_nobody_takes() {
     let lookup = lookup(&store, config);
     store.hold_contains(true);
     lookup
-        .submit(0, NAMESPACE, &chunks(&[1]), &[share()], LONG)
+        .submit(0, NAMESPACE, chunks(&[1]), &[share()], LONG)
         .unwrap();
     store.until(|call| *call == Call::Contains(1));
     for id in 1..5 {
         lookup
-            .submit(id, NAMESPACE, &chunks(&[1]), &[share()], LONG)
+            .submit(id, NAMESPACE, chunks(&[1]), &[share()], LONG)
             .unwrap();
     }
     assert!(matches!(
-        lookup.submit(5, NAMESPACE, &chunks(&[1]), &[share()], LONG),
+        lookup.submit(5, NAMESPACE, chunks(&[1]), &[share()], LONG),
         Err(EngineError::Busy {
             outstanding: 6,
             bound: 5
@@ -210,7 +210,7 @@ fn the_queue_is_bounded_and_so_are_answers_that_nobody_takes() {
         assert_eq!(answer(&lookup, id), Ok(vec![false]));
     }
     assert!(matches!(
-        lookup.submit(5, NAMESPACE, &chunks(&[1]), &[], LONG),
+        lookup.submit(5, NAMESPACE, chunks(&[1]), &[], LONG),
         Err(EngineError::Config(_))
     ));
 }
@@ -222,20 +222,20 @@ fn a_cancelled_lookup_is_never_answered_not_even_under_a_new_one_of_its_id() {
     let lookup = lookup(&store, one_thread());
     store.hold_contains(true);
     lookup
-        .submit(0, NAMESPACE, &chunks(&[1]), &[share()], LONG)
+        .submit(0, NAMESPACE, chunks(&[1]), &[share()], LONG)
         .unwrap();
     lookup
-        .submit(1, NAMESPACE, &chunks(&[1]), &[share()], LONG)
+        .submit(1, NAMESPACE, chunks(&[1]), &[share()], LONG)
         .unwrap();
     store.until(|call| matches!(call, Call::Contains(_)));
     assert!(matches!(
-        lookup.submit(0, NAMESPACE, &chunks(&[1]), &[share()], LONG),
+        lookup.submit(0, NAMESPACE, chunks(&[1]), &[share()], LONG),
         Err(EngineError::DuplicateJob(0))
     ));
     lookup.cancel(0);
     lookup.cancel(1);
     lookup
-        .submit(0, NAMESPACE, &chunks(&[2, 1]), &[share()], LONG)
+        .submit(0, NAMESPACE, chunks(&[2, 1]), &[share()], LONG)
         .unwrap();
     store.hold_contains(false);
     assert_eq!(answer(&lookup, 0), Ok(vec![false, true]));
@@ -249,17 +249,17 @@ fn shutting_down_answers_what_is_open() {
     store.hold_contains(true);
     let timeout = Duration::from_secs(3);
     lookup
-        .submit(0, NAMESPACE, &chunks(&[1]), &[share()], timeout)
+        .submit(0, NAMESPACE, chunks(&[1]), &[share()], timeout)
         .unwrap();
     store.until(|call| matches!(call, Call::Contains(_)));
     lookup
-        .submit(1, NAMESPACE, &chunks(&[1]), &[share()], timeout)
+        .submit(1, NAMESPACE, chunks(&[1]), &[share()], timeout)
         .unwrap();
     assert!(!lookup.shutdown(Duration::ZERO));
     assert!(lookup.shutdown(LONG));
     for id in [0, 1] {
         assert_eq!(lookup.take(id), Some(Err(ErrorKind::Unavailable)));
     }
-    let refused = lookup.submit(2, NAMESPACE, &chunks(&[1]), &[share()], LONG);
+    let refused = lookup.submit(2, NAMESPACE, chunks(&[1]), &[share()], LONG);
     assert!(matches!(refused, Err(EngineError::Closed)));
 }

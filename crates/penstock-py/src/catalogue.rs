@@ -4,7 +4,7 @@ use penstock_catalogue::{
     Catalogue as Native, CatalogueError, Group, Groups, Holding, LookupState, Moved,
     Scheduled,
 };
-use penstock_engine::HostChange;
+use penstock_engine::{EngineError, HostChange};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PySequence, PyString};
@@ -67,7 +67,7 @@ impl Catalogue {
     /// Groups are given as tokens of a block and of the window (None for all). `hash_tokens` is what a
     /// block hash adds to its chain. Of blocks in the pool that no request names, `remembered` are.
     #[new]
-    #[pyo3(signature = (groups, hash_tokens, *, remembered = 1 << 18))]
+    #[pyo3(signature = (groups, hash_tokens, *, remembered = 262_144))]
     fn new(
         py: Python<'_>,
         groups: Vec<(u64, Option<u64>)>,
@@ -164,21 +164,18 @@ impl Catalogue {
             .native
             .ask(request)
             .map_err(|error| catalogue_error(py, &error))?;
+        let numbers: Vec<u64> = queries.iter().map(|query| query.number).collect();
         let mut asked = 0;
-        for query in &queries {
+        for query in queries {
             let namespace = namespace(py, &namespaces[query.group])?;
             let spans = spans[query.group].iter().map(|&tuple| span(py, tuple));
             let spans = spans.collect::<PyResult<Vec<_>>>()?;
-            let submitted =
-                lookup
-                    .native()
-                    .submit(query.number, namespace, &query.chunks, &spans, timeout);
-            match submitted {
-                Ok(()) => asked += query.chunks.len(),
-                Err(penstock_engine::EngineError::Busy { .. }) => {
-                    queries
-                        .iter()
-                        .for_each(|query| lookup.native().cancel(query.number));
+            asked += query.chunks.len();
+            let native = lookup.native();
+            match native.submit(query.number, namespace, query.chunks, &spans, timeout) {
+                Ok(()) => {}
+                Err(EngineError::Busy { .. }) => {
+                    numbers.iter().for_each(|&number| native.cancel(number));
                     self.do_without(py, request)?;
                     return Ok(None);
                 }

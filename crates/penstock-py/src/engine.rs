@@ -387,7 +387,7 @@ impl Lookup {
             .map(|chunk| padded(py, chunk.as_bytes()))
             .collect::<PyResult<Vec<_>>>()?;
         self.native
-            .submit(id, namespace, &chunks, &spans, timeout)
+            .submit(id, namespace, chunks, &spans, timeout)
             .map_err(|error| engine_error(py, &error))
     }
 

@@ -1,5 +1,7 @@
 //! The engine: what its owner calls.
 
+mod submit;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,18 +17,15 @@ use crate::config::end_of;
 use crate::copy::cuda::CudaExecutor;
 use crate::fence::Watch;
 use crate::gauge::Gauge;
-use crate::group::{Group, Work};
+use crate::group::Group;
 use crate::held::HeldBlocks;
-use crate::host_tier::Value;
-use crate::job::Plan;
 use crate::lane::{self, Inner};
-use crate::load_job::{Aim, LoadJob, LoadSpec};
+use crate::load_job::Aim;
 use crate::signal::Signals;
-use crate::store_job::StoreJob;
 use crate::table::{Job, Table};
 use crate::{
-    Block, Completion, Counters, Deadline, Device, Direction, EngineConfig, EngineError,
-    EngineStats, Fault, Fence, HostChange, KvGroup, Outcome,
+    Completion, Counters, Device, Direction, EngineConfig, EngineError, EngineStats, Fault, Fence,
+    HostChange, KvGroup, Outcome,
 };
 
 /// Name of the thread that waits for fences.
@@ -251,119 +250,6 @@ impl Engine {
         unsafe { self.inner.watch.raise(device, stream) }
     }
 
-    /// Stores blocks. They must not change until [`Event::Released`](crate::Event), but may before
-    /// `after` is passed. Only then are they read, and only from then on does the time count that they
-    /// may wait for a slot. `tenant` goes into their encryption beside the keys; who loads them gives
-    /// the same; without keys it has no effect.
-    ///
-    /// With more outstanding than the setting `max_outstanding_objects`, the job is dropped: its
-    /// outcomes say so.
-    pub fn submit_store(
-        &self,
-        job: u64,
-        blocks: &[Block],
-        tenant: Arc<[u8]>,
-        after: Fence,
-    ) -> Result<(), EngineError> {
-        let store = self.store_job(job, blocks, &tenant, after)?;
-        if self.table.insert(job, Job::Store(Arc::clone(&store)))? {
-            self.inner.queues.host_tier().want(store.objects());
-            self.inner.queues.push_gathers(store.tickets());
-        } else {
-            store.drop_all();
-        }
-        let counters = &self.inner.counters;
-        counters.store_jobs.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Completes a store at once, as dropped: one that must not be done.
-    pub fn decline_store(&self, job: u64, blocks: &[Block]) -> Result<(), EngineError> {
-        let store = self.store_job(job, blocks, &Arc::default(), Fence::NONE)?;
-        self.table.insert(job, Job::Over)?;
-        store.drop_all();
-        Ok(())
-    }
-
-    /// Loads blocks by `deadline`, an instant or a [`Deadline`]. They must be left alone until
-    /// [`Event::Loaded`](crate::Event).
-    ///
-    /// Nothing is fetched or written before `after` is passed, and the deadline is later by as long as
-    /// that takes; if it takes longer than the setting `fence_wait`, the job is given up. With `prefix`,
-    /// an object is only wanted if all before it are loaded: after one that is not, the rest is skipped.
-    /// `tenant`, and too many outstanding, as for a store.
-    pub fn submit_load(
-        &self,
-        job: u64,
-        blocks: &[Block],
-        tenant: Arc<[u8]>,
-        deadline: impl Into<Deadline>,
-        prefix: bool,
-        after: Fence,
-    ) -> Result<(), EngineError> {
-        let plan = self.plan(blocks, Work::Load, &tenant)?;
-        let held = self.inner.queues.host_tier().find(&plan.objects);
-        let spec = LoadSpec {
-            aim: Aim::Blocks,
-            plan,
-            deadline: deadline.into(),
-            prefix,
-            fence: after,
-            fence_wait: self.inner.config.fence_wait,
-        };
-        self.start_load(job, spec, held)?;
-        let counters = &self.inner.counters;
-        counters.load_jobs.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Completes a load at once, as dropped: one that must not be done.
-    pub fn decline_load(&self, job: u64, blocks: &[Block]) -> Result<(), EngineError> {
-        let plan = self.plan(blocks, Work::Load, &Arc::default())?;
-        let held = plan.objects.iter().map(|_| None).collect();
-        let spec = LoadSpec {
-            aim: Aim::Blocks,
-            plan,
-            deadline: Instant::now().into(),
-            prefix: false,
-            fence: Fence::NONE,
-            fence_wait: Duration::ZERO,
-        };
-        let load = self.load_job(job, spec, held);
-        self.table.insert(job, Job::Over)?;
-        load.abandon(Outcome::Dropped);
-        Ok(())
-    }
-
-    /// Gets blocks' objects into the host tier by `deadline`, where they stay until
-    /// [`release`](Self::release): a load finds them there. It goes behind all loads, is no claim to room
-    /// (objects that find none are dropped), and ends with [`Event::Prefetched`](crate::Event). The blocks'
-    /// ids mean nothing.
-    pub fn submit_prefetch(
-        &self,
-        job: u64,
-        blocks: &[Block],
-        tenant: Arc<[u8]>,
-        deadline: Instant,
-    ) -> Result<(), EngineError> {
-        let plan = self.plan(blocks, Work::Prefetch, &tenant)?;
-        if self.table.get(job).is_some() {
-            return Err(EngineError::DuplicateJob(job));
-        }
-        let host_tier = self.inner.queues.host_tier();
-        let held = host_tier.open(job, &plan.objects);
-        let spec = LoadSpec {
-            aim: Aim::HostTier,
-            plan,
-            deadline: deadline.into(),
-            prefix: true,
-            fence: Fence::NONE,
-            fence_wait: self.inner.config.fence_wait,
-        };
-        self.start_load(job, spec, held)
-            .inspect_err(|_| host_tier.release(job))
-    }
-
     /// Nobody waits any more for what a prefetch brings, or has brought: it may be given up. To be
     /// called once for each prefetch, before or after its end.
     pub fn release(&self, job: u64) {
@@ -393,71 +279,6 @@ impl Engine {
                 held.note(group.number(), key.chunk, came, group.objects())
             })
             .collect()
-    }
-
-    fn store_job(
-        &self,
-        job: u64,
-        blocks: &[Block],
-        tenant: &Arc<[u8]>,
-        after: Fence,
-    ) -> Result<Arc<StoreJob>, EngineError> {
-        let plan = self.plan(blocks, Work::Store, tenant)?;
-        Ok(StoreJob::new(
-            job,
-            plan,
-            after,
-            Arc::clone(&self.completions),
-            Arc::clone(&self.inner.counters),
-            Arc::clone(&self.stores_in_flight),
-        ))
-    }
-
-    fn load_job(&self, job: u64, spec: LoadSpec, held: Vec<Option<Value>>) -> Arc<LoadJob> {
-        LoadJob::new(
-            job,
-            spec,
-            held,
-            Arc::clone(&self.completions),
-            Arc::clone(&self.inner.counters),
-        )
-    }
-
-    fn start_load(
-        &self,
-        job: u64,
-        spec: LoadSpec,
-        held: Vec<Option<Value>>,
-    ) -> Result<(), EngineError> {
-        let aim = spec.aim;
-        let load = self.load_job(job, spec, held);
-        if !self.table.insert(job, Job::Load(Arc::clone(&load)))? {
-            load.abandon(Outcome::Dropped);
-            return Ok(());
-        }
-        if aim == Aim::Blocks {
-            self.inner.queues.host_tier().want(load.objects());
-        }
-        load.report_if_done();
-        self.inner.queues.push_load(load, aim);
-        Ok(())
-    }
-
-    /// The objects of a job's blocks.
-    fn plan(&self, blocks: &[Block], work: Work, tenant: &Arc<[u8]>) -> Result<Plan, EngineError> {
-        if self.inner.queues.is_closed() {
-            return Err(EngineError::Closed);
-        }
-        let groups = self.groups.read();
-        let mut plan = Plan::default();
-        plan.parts.reserve(blocks.len());
-        for block in blocks {
-            let group = block.group;
-            let known = groups.get(&group);
-            let known = known.ok_or(EngineError::NotRegistered { group })?;
-            known.plan(block, work, tenant, &mut plan)?;
-        }
-        Ok(plan)
     }
 
     /// Appends what happened since the last poll. Does not wait.

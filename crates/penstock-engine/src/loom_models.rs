@@ -16,7 +16,8 @@ use penstock_store::{Key, Namespace};
 use crate::arena::{Arena, Empty, Purpose, Slot, Verified};
 use crate::completion::Completions;
 use crate::fence::{Fence, Mark, Passage};
-use crate::job::Transfer;
+use crate::job::{Plan, Transfer};
+use crate::outcome::Part;
 use crate::queue::{CopyWork, Put, PutWork, Queues};
 use crate::registration::Registration;
 use crate::signal::Signals;
@@ -59,6 +60,19 @@ fn transfer(number: u8) -> Transfer {
         context: Arc::default(),
         bytes: BYTES,
     }
+}
+
+/// Job 1, which stores block 1, in one object.
+fn store_one(completions: &Arc<Completions>, fence: Fence) -> Arc<StoreJob> {
+    let plan = Plan {
+        objects: vec![transfer(1)],
+        parts: vec![Part {
+            end: 1,
+            bytes: BYTES as u64,
+        }],
+    };
+    let completions = Arc::clone(completions);
+    StoreJob::new(1, plan, fence, completions, Arc::default(), Arc::default())
 }
 
 /// A slot's bytes, as the model checker watches them.
@@ -262,14 +276,7 @@ fn an_object_is_gathered_once_there_is_a_slot_or_cancelled_and_has_one_outcome()
     check_three(|| {
         let house = House::new(2, 0);
         let completions = Arc::new(Completions::default());
-        let job = StoreJob::new(
-            1,
-            vec![transfer(1)],
-            Fence::NONE,
-            Arc::clone(&completions),
-            Arc::default(),
-            Arc::default(),
-        );
+        let job = store_one(&completions, Fence::NONE);
         // Stores may hold one slot of the two.
         let other = house.lend(Purpose::Store);
         let lane = thread::spawn({
@@ -312,11 +319,11 @@ fn an_object_is_gathered_once_there_is_a_slot_or_cancelled_and_has_one_outcome()
         canceller.join().unwrap();
         completions.drain(&mut heard);
         let events: Vec<_> = heard.into_iter().map(|heard| heard.event).collect();
-        let [Event::Released, Event::Stored { objects }] = &events[..] else {
+        let [Event::Released, Event::Stored(outcomes)] = &events[..] else {
             panic!("{events:?}");
         };
         let expected = [Outcome::Stored(BYTES as u64), Outcome::Cancelled];
-        assert!(expected.contains(&objects[0]), "{objects:?}");
+        assert!(expected.contains(&outcomes.blocks[0]), "{outcomes:?}");
     });
 }
 
@@ -326,14 +333,7 @@ fn what_waits_for_a_fence_is_gathered_once_it_is_passed() {
         let house = House::new(2, 0);
         let completions = Arc::new(Completions::default());
         let (mark, fence) = Mark::new();
-        let job = StoreJob::new(
-            1,
-            vec![transfer(1)],
-            fence,
-            Arc::clone(&completions),
-            Arc::default(),
-            Arc::default(),
-        );
+        let job = store_one(&completions, fence);
         house.queues.push_gathers(job.tickets());
         let watch = thread::spawn({
             let house = Shared::clone(&house);

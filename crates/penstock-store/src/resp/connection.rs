@@ -11,7 +11,9 @@ use super::address::{Address, PASSWORD_VARIABLE};
 use super::command::Commands;
 use super::failure::Failure;
 use super::parser::{MAX_LINE, Reply, ReplyReader};
-use super::socket::{Resolver, Socket, wait};
+use super::readiness::wait;
+use super::resolver::Resolver;
+use super::socket::Socket;
 use super::tls::Tls;
 use crate::ErrorKind;
 
@@ -179,67 +181,83 @@ impl Connection {
         name: &str,
         deadline: Instant,
     ) -> Result<(), Failure> {
-        #[derive(Clone, Copy)]
-        enum Step {
-            Authenticate,
-            Select,
-            ReadOnly,
-            Name,
-        }
-        let mut steps = Vec::new();
-        let mut commands = Commands::default();
-        let password = address.password.as_ref().map(|secret| secret.reveal());
-        match (&address.user, password) {
-            (user, password) if address.is_resp3 => {
-                steps.push(Step::Authenticate);
-                let user = user.as_deref().unwrap_or("default");
-                match password {
-                    None if address.user.is_none() => commands.push(&["HELLO", "3"]),
-                    _ => {
-                        commands.push(&["HELLO", "3", "AUTH", user, password.unwrap_or_default()]);
-                    }
-                }
-            }
-            (None, None) => {}
-            (None, Some(password)) => {
-                steps.push(Step::Authenticate);
-                commands.push(&["AUTH", password]);
-            }
-            // A user may be one that needs no password.
-            (Some(user), password) => {
-                steps.push(Step::Authenticate);
-                commands.push(&["AUTH", user, password.unwrap_or_default()]);
-            }
-        }
-        if address.database != 0 {
-            steps.push(Step::Select);
-            commands.push(&["SELECT", &address.database.to_string()]);
-        }
-        if address.is_replica {
-            steps.push(Step::ReadOnly);
-            commands.push(&["READONLY"]);
-        }
-        steps.push(Step::Name);
-        commands.push(&["CLIENT", "SETNAME", name]);
+        let (steps, commands) = greeting(address, name);
+        self.call(&commands, deadline, |i, reply| {
+            steps[i].heed(reply, address)
+        })
+    }
+}
 
-        self.call(&commands, deadline, |i, reply| match (steps[i], reply) {
+/// What a greeting consists of.
+#[derive(Clone, Copy)]
+enum Step {
+    Authenticate,
+    Select,
+    ReadOnly,
+    Name,
+}
+
+/// All that is said to a server before it is asked for anything, in one go.
+fn greeting(address: &Address, name: &str) -> (Vec<Step>, Commands) {
+    let mut steps = Vec::new();
+    let mut commands = Commands::default();
+    if authenticate(address, &mut commands) {
+        steps.push(Step::Authenticate);
+    }
+    if address.database != 0 {
+        steps.push(Step::Select);
+        commands.push(&["SELECT", &address.database.to_string()]);
+    }
+    if address.is_replica {
+        steps.push(Step::ReadOnly);
+        commands.push(&["READONLY"]);
+    }
+    steps.push(Step::Name);
+    commands.push(&["CLIENT", "SETNAME", name]);
+    (steps, commands)
+}
+
+/// Says who we are, and which protocol we speak; returns whether there is anything to say.
+fn authenticate(address: &Address, commands: &mut Commands) -> bool {
+    let password = address.password.as_ref().map(|secret| secret.reveal());
+    match (&address.user, password) {
+        (None, None) if address.is_resp3 => commands.push(&["HELLO", "3"]),
+        (user, password) if address.is_resp3 => {
+            let user = user.as_deref().unwrap_or("default");
+            commands.push(&["HELLO", "3", "AUTH", user, password.unwrap_or_default()]);
+        }
+        (None, None) => return false,
+        (None, Some(password)) => commands.push(&["AUTH", password]),
+        // A user may be one that needs no password.
+        (Some(user), password) => commands.push(&["AUTH", user, password.unwrap_or_default()]),
+    }
+    true
+}
+
+impl Step {
+    /// What the server's reply to this step means.
+    fn heed(self, reply: Reply, address: &Address) -> Result<(), Failure> {
+        match (self, reply) {
             (_, Reply::Status(_)) => Ok(()),
-            (Step::Authenticate, Reply::Array(_)) if address.is_resp3 => Ok(()),
-            (Step::Authenticate, Reply::Error(line))
+            (Self::Authenticate, Reply::Array(_)) if address.is_resp3 => Ok(()),
+            (Self::Authenticate, Reply::Error(line))
                 if line.starts_with(b"NOPROTO") || line.starts_with(b"ERR unknown command") =>
             {
                 let message = "the server does not speak RESP3: leave protocol=3 out of the URL";
                 Err(Failure::new(ErrorKind::Config, message))
             }
-            (Step::Authenticate, Reply::Error(line)) => {
+            (Self::Authenticate, Reply::Error(line)) => {
                 let refused = Failure::refused(&line);
                 match refused.kind {
                     ErrorKind::Unavailable => Err(refused),
                     // In our own words: a server's could repeat what it was sent.
-                    _ => Err(refused.reworded(ErrorKind::Denied, denial(password.is_some()))),
+                    _ => {
+                        let has_password = address.password.is_some();
+                        Err(refused.reworded(ErrorKind::Denied, denial(has_password)))
+                    }
                 }
             }
-            (Step::Select, Reply::Error(line)) => {
+            (Self::Select, Reply::Error(line)) => {
                 let refused = Failure::refused(&line);
                 match refused.kind {
                     ErrorKind::Protocol => {
@@ -249,10 +267,10 @@ impl Connection {
                     _ => Err(refused),
                 }
             }
-            (Step::ReadOnly, Reply::Error(line)) => Err(Failure::refused(&line)),
+            (Self::ReadOnly, Reply::Error(line)) => Err(Failure::refused(&line)),
             // The name is only a help to whoever looks at the server; its reply also tells
             // whether we may be here at all.
-            (Step::Name, Reply::Error(line)) => match (&line, Failure::refused(&line)) {
+            (Self::Name, Reply::Error(line)) => match (&line, Failure::refused(&line)) {
                 (line, _) if line.starts_with(b"NOPERM") || line.starts_with(b"LOADING") => Ok(()),
                 (_, refused) if refused.kind == ErrorKind::Protocol => Ok(()),
                 (_, refused) => Err(refused),
@@ -260,7 +278,7 @@ impl Connection {
             _ => Err(Failure::protocol(
                 "the server answered the greeting with nonsense",
             )),
-        })
+        }
     }
 }
 

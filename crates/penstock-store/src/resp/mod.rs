@@ -22,6 +22,8 @@ mod listing;
 mod parser;
 mod pipeline;
 mod pool;
+mod readiness;
+mod resolver;
 mod sentinel;
 mod socket;
 mod tls;

@@ -8,7 +8,7 @@ use std::io::{IoSlice, IoSliceMut};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::connection::{Came, Connection, receive};
+use super::connection::{Came, Connection, Received, receive};
 use super::failure::Failure;
 use super::parser::{Head, MAX_STRING, Violation, head};
 use super::pool::Lent;
@@ -314,95 +314,23 @@ impl<'p> Pipeline<'p> {
                 ))
             };
         };
-        let violates = |violation: Violation| Failure::protocol(violation.to_string());
-        let answer = match self.incoming {
-            Incoming::Prelude if !batch.has_prelude(index) => {
-                self.incoming = Incoming::Head;
-                return Ok(true);
-            }
-            Incoming::Prelude => {
-                let Some((head, length)) = head(received.bytes()).map_err(violates)? else {
-                    return Ok(false);
-                };
-                // If it is refused, the request's own reply says what that led to.
-                if !matches!(head, Head::Status(_) | Head::Error(_)) {
-                    return Err(Failure::protocol("the server sent a reply of another kind"));
-                }
-                received.consume(length);
-                self.incoming = Incoming::Head;
-                return Ok(true);
-            }
-            Incoming::Head => {
-                let Some((head, length)) = head(received.bytes()).map_err(violates)? else {
-                    return Ok(false);
-                };
-                let answer = match (head, batch.capacity(index)) {
-                    (Head::Status(b"OK"), None) => Ok(Answer::Taken),
-                    (Head::Nil, Some(_)) => Ok(Answer::Nothing),
-                    (Head::Error(line), _) => Err(Failure::refused(line)),
-                    (Head::String(bytes), Some(capacity)) => {
-                        received.consume(length);
-                        self.incoming = if bytes <= capacity {
-                            Incoming::Value { at: 0, bytes }
-                        } else {
-                            Incoming::Discard { left: bytes, bytes }
-                        };
-                        return Ok(true);
-                    }
-                    _ => return Err(Failure::protocol("the server sent a reply of another kind")),
-                };
-                received.consume(length);
-                answer
-            }
+        let next = match self.incoming {
+            Incoming::Prelude if !batch.has_prelude(index) => Next::Goes(Incoming::Head),
+            Incoming::Prelude => prelude(received)?,
+            Incoming::Head => answer_head(received, batch.capacity(index))?,
             Incoming::Value { at, bytes } if at < bytes => {
-                let here = received.bytes();
-                if here.is_empty() {
-                    return Ok(false);
-                }
-                let take = (bytes - at).min(here.len() as u64);
-                let mut taken = 0;
-                for slice in &mut batch.destination(index, at, take) {
-                    let bytes = slice.len();
-                    slice.copy_from_slice(&here[taken..taken + bytes]);
-                    taken += bytes;
-                }
-                received.consume(taken);
-                self.incoming = Incoming::Value {
-                    at: at + taken as u64,
-                    bytes,
-                };
-                return Ok(true);
+                take_value(received, batch, index, at, bytes)
             }
-            Incoming::Value { bytes, .. } => {
-                self.incoming = Incoming::End(bytes, Fit::Fits);
-                return Ok(true);
-            }
-            Incoming::Discard { left: 0, bytes } => {
-                self.incoming = Incoming::End(bytes, Fit::TooLarge);
-                return Ok(true);
-            }
-            Incoming::Discard { left, bytes } => {
-                let take = left.min(received.bytes().len() as u64);
-                received.consume(take as usize);
-                self.incoming = Incoming::Discard {
-                    left: left - take,
-                    bytes,
-                };
-                return Ok(take > 0);
-            }
-            Incoming::End(bytes, fit) => {
-                match received.bytes() {
-                    [b'\r', b'\n', ..] => received.consume(2),
-                    [] | [b'\r'] => return Ok(false),
-                    _ => return Err(Failure::protocol("a value does not end in CR LF")),
-                }
-                match fit {
-                    Fit::Fits => Ok(Answer::Value(bytes)),
-                    Fit::TooLarge => Ok(Answer::TooLarge(bytes)),
-                }
-            }
+            Incoming::Value { bytes, .. } => Next::Goes(Incoming::End(bytes, Fit::Fits)),
+            Incoming::Discard { left: 0, bytes } => Next::Goes(Incoming::End(bytes, Fit::TooLarge)),
+            Incoming::Discard { left, bytes } => discard(received, left, bytes),
+            Incoming::End(bytes, fit) => end(received, bytes, fit)?,
         };
-        self.answered(batch, index, answer)?;
+        match next {
+            Next::TooFew => return Ok(false),
+            Next::Goes(incoming) => self.incoming = incoming,
+            Next::Answered(answer) => self.answered(batch, index, answer)?,
+        }
         Ok(true)
     }
 
@@ -430,6 +358,102 @@ impl<'p> Pipeline<'p> {
         batch.finish(index, answer);
         Ok(())
     }
+}
+
+/// What becomes of the oldest request in flight.
+enum Next {
+    /// More bytes must come first.
+    TooFew,
+    /// Its reply goes on.
+    Goes(Incoming),
+    /// Its reply has been read whole.
+    Answered(Result<Answer, Failure>),
+}
+
+/// Reads the beginning of a reply; none if not all of it has come.
+fn read_head(received: &Received) -> Result<Option<(Head<'_>, usize)>, Failure> {
+    head(received.bytes()).map_err(|violation: Violation| Failure::protocol(violation.to_string()))
+}
+
+fn of_another_kind() -> Failure {
+    Failure::protocol("the server sent a reply of another kind")
+}
+
+fn prelude(received: &mut Received) -> Result<Next, Failure> {
+    let Some((head, length)) = read_head(received)? else {
+        return Ok(Next::TooFew);
+    };
+    // If it is refused, the request's own reply says what that led to.
+    if !matches!(head, Head::Status(_) | Head::Error(_)) {
+        return Err(of_another_kind());
+    }
+    received.consume(length);
+    Ok(Next::Goes(Incoming::Head))
+}
+
+/// `capacity` is that of the destination, if the reply may be a value.
+fn answer_head(received: &mut Received, capacity: Option<u64>) -> Result<Next, Failure> {
+    let Some((head, length)) = read_head(received)? else {
+        return Ok(Next::TooFew);
+    };
+    let next = match (head, capacity) {
+        (Head::Status(b"OK"), None) => Next::Answered(Ok(Answer::Taken)),
+        (Head::Nil, Some(_)) => Next::Answered(Ok(Answer::Nothing)),
+        (Head::Error(line), _) => Next::Answered(Err(Failure::refused(line))),
+        (Head::String(bytes), Some(capacity)) if bytes <= capacity => {
+            Next::Goes(Incoming::Value { at: 0, bytes })
+        }
+        (Head::String(bytes), Some(_)) => Next::Goes(Incoming::Discard { left: bytes, bytes }),
+        _ => return Err(of_another_kind()),
+    };
+    received.consume(length);
+    Ok(next)
+}
+
+/// Copies what has come of a value to its destination.
+fn take_value<B: Batch>(
+    received: &mut Received,
+    batch: &mut B,
+    index: usize,
+    at: u64,
+    bytes: u64,
+) -> Next {
+    let here = received.bytes();
+    if here.is_empty() {
+        return Next::TooFew;
+    }
+    let take = (bytes - at).min(here.len() as u64);
+    let mut taken = 0;
+    for slice in &mut batch.destination(index, at, take) {
+        let len = slice.len();
+        slice.copy_from_slice(&here[taken..taken + len]);
+        taken += len;
+    }
+    received.consume(taken);
+    let at = at + taken as u64;
+    Next::Goes(Incoming::Value { at, bytes })
+}
+
+fn discard(received: &mut Received, left: u64, bytes: u64) -> Next {
+    let take = left.min(received.bytes().len() as u64);
+    if take == 0 {
+        return Next::TooFew;
+    }
+    received.consume(take as usize);
+    let left = left - take;
+    Next::Goes(Incoming::Discard { left, bytes })
+}
+
+fn end(received: &mut Received, bytes: u64, fit: Fit) -> Result<Next, Failure> {
+    match received.bytes() {
+        [b'\r', b'\n', ..] => received.consume(2),
+        [] | [b'\r'] => return Ok(Next::TooFew),
+        _ => return Err(Failure::protocol("a value does not end in CR LF")),
+    }
+    Ok(Next::Answered(Ok(match fit {
+        Fit::Fits => Answer::Value(bytes),
+        Fit::TooLarge => Answer::TooLarge(bytes),
+    })))
 }
 
 /// Receives into what is missing of a value, and into the connection's buffer if the rest of the

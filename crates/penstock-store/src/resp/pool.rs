@@ -8,8 +8,8 @@ use parking_lot::{Condvar, Mutex};
 use super::address::Address;
 use super::connection::Connection;
 use super::failure::Failure;
+use super::resolver::Resolver;
 use super::sentinel::Way;
-use super::socket::Resolver;
 use super::tls::Tls;
 use crate::{ErrorKind, OpenOptions, interrupt};
 

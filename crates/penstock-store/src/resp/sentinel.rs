@@ -12,7 +12,7 @@ use super::command::Commands;
 use super::connection::Connection;
 use super::failure::Failure;
 use super::parser::Reply;
-use super::socket::Resolver;
+use super::resolver::Resolver;
 use super::tls::Tls;
 use crate::ErrorKind;
 

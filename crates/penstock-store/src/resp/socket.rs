@@ -1,17 +1,14 @@
 //! Sockets: connecting, sending and receiving, none of which ever waits beyond a deadline.
 
 use std::cell::Cell;
-use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketAddrUnix, SocketFlags,
@@ -20,6 +17,8 @@ use rustix::net::{
 
 use super::address::Endpoint;
 use super::failure::Failure;
+use super::readiness::wait;
+use super::resolver::Resolver;
 use super::tls::{Tls, TlsStream};
 use crate::{ErrorKind, interrupt};
 
@@ -261,106 +260,5 @@ fn now_or_later<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<Option<
             Err(Errno::INTR) => {}
             Err(cause) => return Err(cause),
         }
-    }
-}
-
-/// Waits until one of the sockets is ready, or the deadline has passed.
-pub(super) fn wait(
-    sockets: &mut [PollFd<'_>],
-    deadline: Instant,
-    doing: &str,
-) -> Result<(), Failure> {
-    let mut is_due = false;
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(Failure::timed_out(doing));
-        }
-        if is_due && interrupt::is_interrupted() {
-            return Err(Failure::timed_out(doing));
-        }
-        let look = interrupt::next_look(deadline).saturating_duration_since(Instant::now());
-        // A far deadline may not fit; waking up early is harmless.
-        let left = look.min(Duration::from_secs(3600));
-        let timeout = Timespec {
-            tv_sec: left.as_secs() as i64,
-            tv_nsec: i64::from(left.subsec_nanos()),
-        };
-        match poll(sockets, Some(&timeout)) {
-            Ok(0) | Err(Errno::INTR) => is_due = true,
-            Ok(_) => return Ok(()),
-            Err(cause) => return Err(Failure::system("polling", cause)),
-        }
-    }
-}
-
-/// Looks up host names without making the caller wait beyond its deadline.
-///
-/// The system's look-up knows no deadline, so it runs on a thread of its own, at most one for a
-/// host and port at a time: callers that gave up leave it running, later ones wait for the same.
-#[derive(Debug, Default)]
-pub(super) struct Resolver {
-    shared: Arc<Lookups>,
-}
-
-#[derive(Debug, Default)]
-struct Lookups {
-    /// What is being looked up (`None`), and what was found and nobody fetched yet.
-    answers: Mutex<HashMap<(String, u16), Option<Answer>>>,
-    arrived: Condvar,
-}
-
-type Answer = Result<Vec<SocketAddr>, Failure>;
-
-impl Resolver {
-    fn resolve(&self, host: &str, port: u16, deadline: Instant) -> Answer {
-        if let Ok(ip) = host.parse::<IpAddr>() {
-            return Ok(vec![SocketAddr::new(ip, port)]);
-        }
-        let name = (host.to_owned(), port);
-        let mut answers = self.shared.answers.lock();
-        if !answers.contains_key(&name) {
-            let (shared, name) = (Arc::clone(&self.shared), name.clone());
-            let started = thread::Builder::new().name("penstock-dns".into()).spawn({
-                let name = name.clone();
-                move || {
-                    let answer = look_up(&name);
-                    shared.answers.lock().insert(name, Some(answer));
-                    shared.arrived.notify_all();
-                }
-            });
-            if started.is_err() {
-                let message = "no thread to look up the host's name on";
-                return Err(Failure::new(ErrorKind::Io, message));
-            }
-            answers.insert(name, None);
-        }
-        loop {
-            match answers.get(&name) {
-                Some(Some(_)) => return answers.remove(&name).flatten().expect("just seen"),
-                Some(None) => {
-                    if interrupt::wait_until(&self.shared.arrived, &mut answers, deadline) {
-                        return Err(Failure::timed_out("looking up the host's name"));
-                    }
-                }
-                // Another caller fetched the answer that both waited for.
-                None => {
-                    drop(answers);
-                    return self.resolve(host, port, deadline);
-                }
-            }
-        }
-    }
-}
-
-fn look_up(name: &(String, u16)) -> Answer {
-    let (host, port) = name;
-    match (host.as_str(), *port).to_socket_addrs() {
-        Ok(addresses) => Ok(addresses.collect()),
-        // The system's text says no more than this.
-        Err(_) => Err(Failure::new(
-            ErrorKind::Unreachable,
-            format!("the host's name {host:?} could not be looked up"),
-        )),
     }
 }

@@ -18,7 +18,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
 use super::address::TlsFiles;
 use super::failure::Failure;
-use super::socket::wait;
+use super::readiness::wait;
 use crate::{Error, ErrorKind, Result};
 
 /// Bytes taken from the caller before they are on the wire: a few records.

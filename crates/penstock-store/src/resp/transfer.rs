@@ -9,7 +9,7 @@ use super::command;
 use super::failure::Failure;
 use super::pipeline::{Answer, Batch, Pipeline, Queue, Window};
 use super::pool::ConnectionPool;
-use super::socket::wait;
+use super::readiness::wait;
 use crate::value::payload_checksum;
 use crate::{GetOutcome, GetRequest, Key, PutOutcome, PutRequest, slices};
 

@@ -8,7 +8,7 @@ use super::super::connection::{Exchange, Progress};
 use super::super::failure::Failure;
 use super::super::parser::Reply;
 use super::super::pool::Lent;
-use super::super::socket::wait;
+use super::super::readiness::wait;
 use super::topology::Node;
 use crate::Key;
 use crate::layers::circuit::{Pass, Verdict};
@@ -68,99 +68,128 @@ struct Talk<'p> {
     may_retry: bool,
 }
 
+/// The parts under way, and by part what came of it so far.
+struct Talks<'p> {
+    parts: &'p [Part<'p>],
+    under_way: Vec<Talk<'p>>,
+    heard: Vec<Vec<Answer>>,
+    failures: Vec<Option<Failure>>,
+}
+
 /// Asks all parts at once; returns an answer for each request, and by part what it tells of its node.
 pub(super) fn ask_all(parts: &[Part<'_>], deadline: Instant) -> (Vec<Answer>, Vec<Verdict>) {
-    let mut answers: Vec<Answer> = Vec::new();
-    let mut verdicts = vec![Verdict::Answered; parts.len()];
-    let mut talks: Vec<Talk<'_>> = Vec::new();
-    let mut heard: Vec<Vec<Answer>> = parts.iter().map(|_| Vec::new()).collect();
-    let mut failures: Vec<Option<Failure>> = vec![None; parts.len()];
-    for (number, part) in parts.iter().enumerate() {
-        // A node that takes long to connect to must leave time for the others' answers.
-        let left = deadline.saturating_duration_since(Instant::now());
-        let limit = Instant::now() + if parts.len() > 1 { left / 2 } else { left };
-        match part.node.pool.lend(limit) {
-            Ok(connection) => talks.push(Talk {
-                part: number,
-                connection,
-                exchange: Exchange::new(&part.commands),
-                may_retry: true,
-            }),
-            Err(failure) => failures[number] = Some(failure),
+    let mut talks = Talks::begin(parts, deadline);
+    while !talks.under_way.is_empty() {
+        let moved = talks.step_each(deadline);
+        if let Err(failure) = talks.rest(moved, deadline) {
+            for talk in talks.under_way.drain(..) {
+                talks.failures[talk.part] = Some(failure.clone());
+            }
         }
     }
-    while !talks.is_empty() {
+    talks.conclude()
+}
+
+impl<'p> Talks<'p> {
+    fn begin(parts: &'p [Part<'p>], deadline: Instant) -> Self {
+        let mut talks = Self {
+            parts,
+            under_way: Vec::new(),
+            heard: parts.iter().map(|_| Vec::new()).collect(),
+            failures: vec![None; parts.len()],
+        };
+        for (number, part) in parts.iter().enumerate() {
+            // A node that takes long to connect to must leave time for the others' answers.
+            let left = deadline.saturating_duration_since(Instant::now());
+            let limit = Instant::now() + if parts.len() > 1 { left / 2 } else { left };
+            talks.open(number, part.node.pool.lend(limit), true);
+        }
+        talks
+    }
+
+    fn open(&mut self, part: usize, lent: Result<Lent<'p>, Failure>, may_retry: bool) {
+        match lent {
+            Ok(connection) => self.under_way.push(Talk {
+                part,
+                connection,
+                exchange: Exchange::new(&self.parts[part].commands),
+                may_retry,
+            }),
+            Err(failure) => self.failures[part] = Some(failure),
+        }
+    }
+
+    /// Moves each part on as far as it goes now; returns whether any moved.
+    fn step_each(&mut self, deadline: Instant) -> bool {
         let mut moved = false;
         let mut at = 0;
-        while at < talks.len() {
-            let talk = &mut talks[at];
-            let (part, heard) = (&parts[talk.part], &mut heard[talk.part]);
+        while at < self.under_way.len() {
+            let talk = &mut self.under_way[at];
+            let (part, heard) = (&self.parts[talk.part], &mut self.heard[talk.part]);
             let stepped = talk.exchange.step(&mut talk.connection, &mut |i, reply| {
                 if let Some(index) = part.answers[i] {
                     heard.push((index, number(reply)));
                 }
                 Ok(())
             });
+            moved |= !matches!(stepped, Ok(Progress::Waiting));
             match stepped {
-                Ok(Progress::Waiting) => at += 1,
-                Ok(Progress::Moved) => {
-                    moved = true;
-                    at += 1;
-                }
-                Ok(Progress::Done) => {
-                    moved = true;
-                    talks.swap_remove(at);
-                }
+                Ok(Progress::Waiting | Progress::Moved) => at += 1,
+                Ok(Progress::Done) => drop(self.under_way.swap_remove(at)),
                 Err(failure) => {
-                    moved = true;
-                    let talk = talks.swap_remove(at);
-                    let pool = &part.node.pool;
-                    let stale = talk.may_retry && talk.connection.was_stale(&failure);
-                    drop(talk.connection);
-                    let renewed = if stale {
-                        pool.lend_fresh(deadline)
-                    } else {
-                        pool.broke(&failure);
-                        Err(failure)
-                    };
-                    match renewed {
-                        Ok(connection) => talks.push(Talk {
-                            part: talk.part,
-                            connection,
-                            exchange: Exchange::new(&part.commands),
-                            may_retry: false,
-                        }),
-                        Err(failure) => failures[talk.part] = Some(failure),
-                    }
+                    let talk = self.under_way.swap_remove(at);
+                    self.broke(talk, failure, deadline);
                 }
             }
         }
-        let waited = if !moved {
-            let mut polled: Vec<_> = talks
-                .iter()
-                .map(|talk| talk.exchange.polled(&talk.connection))
-                .collect();
-            wait(&mut polled, deadline, "waiting for the nodes' replies")
-        } else if Instant::now() >= deadline {
-            Err(Failure::timed_out("reading the nodes' replies"))
+        moved
+    }
+
+    /// Begins a part anew if its connection had been closed while it lay idle.
+    fn broke(&mut self, talk: Talk<'p>, failure: Failure, deadline: Instant) {
+        let pool = &self.parts[talk.part].node.pool;
+        let stale = talk.may_retry && talk.connection.was_stale(&failure);
+        drop(talk.connection);
+        let renewed = if stale {
+            pool.lend_fresh(deadline)
         } else {
-            Ok(())
+            pool.broke(&failure);
+            Err(failure)
         };
-        if let Err(failure) = waited {
-            for talk in talks.drain(..) {
-                failures[talk.part] = Some(failure.clone());
+        self.open(talk.part, renewed, false);
+    }
+
+    /// Waits until a part can be moved on, unless one just moved.
+    fn rest(&self, moved: bool, deadline: Instant) -> Result<(), Failure> {
+        if moved {
+            return match Instant::now() >= deadline {
+                true => Err(Failure::timed_out("reading the nodes' replies")),
+                false => Ok(()),
+            };
+        }
+        let mut polled: Vec<_> = self
+            .under_way
+            .iter()
+            .map(|talk| talk.exchange.polled(&talk.connection))
+            .collect();
+        wait(&mut polled, deadline, "waiting for the nodes' replies")
+    }
+
+    /// What has not been answered has failed as its part has.
+    fn conclude(self) -> (Vec<Answer>, Vec<Verdict>) {
+        let mut answers: Vec<Answer> = Vec::new();
+        let mut verdicts = vec![Verdict::Answered; self.parts.len()];
+        let came = self.heard.into_iter().zip(self.failures);
+        for ((part, verdict), (heard, failure)) in self.parts.iter().zip(&mut verdicts).zip(came) {
+            let missing = part.answers.iter().flatten().skip(heard.len());
+            if let Some(failure) = failure {
+                *verdict = Verdict::of_failure(failure.kind);
+                answers.extend(missing.map(|&index| (index, Err(failure.clone()))));
             }
+            answers.extend(heard);
         }
+        (answers, verdicts)
     }
-    for (number, part) in parts.iter().enumerate() {
-        let missing = part.answers.iter().flatten().skip(heard[number].len());
-        if let Some(failure) = &failures[number] {
-            verdicts[number] = Verdict::of_failure(failure.kind);
-            answers.extend(missing.map(|&index| (index, Err(failure.clone()))));
-        }
-        answers.append(&mut heard[number]);
-    }
-    (answers, verdicts)
 }
 
 fn number(reply: Reply) -> Result<u64, Failure> {

@@ -256,68 +256,11 @@ impl Descriptor {
     /// are refused too. Layers may interleave in any way that shares no byte; that check is
     /// exact, and takes time in the square of the number of layers in a region.
     pub fn new(placement: Placement) -> Result<Self, DescriptorError> {
-        let p = &placement;
-        for (what, size) in [
-            ("blocks", p.blocks),
-            ("tokens", p.tokens),
-            ("content bytes", p.content_bytes),
-        ] {
-            if size == 0 {
-                return Err(DescriptorError::Zero { what });
-            }
-        }
-        // Keeps `block_bytes` within 64 bits for any span: there are under 2^16 layers and
-        // under 2^16 heads.
-        if p.tokens
-            .checked_mul(p.content_bytes)
-            .is_none_or(|bytes| bytes > 1 << 32)
-        {
-            return Err(DescriptorError::PageTooLarge {
-                tokens: p.tokens,
-                content_bytes: p.content_bytes,
-            });
-        }
-        let mut unseen = p.share.layers();
-        if let Some(&layer) = p.absent.iter().find(|layer| !unseen.any(|l| l == **layer)) {
-            return Err(DescriptorError::NotAbsent {
-                layer,
-                share: p.share,
-            });
-        }
-        let present = p.present(&p.share).len();
-        if present == 0 {
-            return Err(DescriptorError::Zero { what: "layers" });
-        }
-        if p.layers.len() != present {
-            return Err(DescriptorError::LayerCount {
-                share: present,
-                bases: p.layers.len(),
-            });
-        }
-        let (axes, extent) = nested_axes(p)?;
-        for (layer, base) in p.present_layers().zip(&p.layers) {
-            let Some(&region_len) = p.region_lens.get(base.region as usize) else {
-                return Err(DescriptorError::UnknownRegion {
-                    layer,
-                    region: base.region,
-                    regions: p.region_lens.len(),
-                });
-            };
-            if base
-                .offset
-                .checked_add(extent)
-                .is_none_or(|end| end > region_len)
-            {
-                return Err(DescriptorError::OutOfRegion {
-                    layer,
-                    region: base.region,
-                    offset: base.offset,
-                    extent,
-                    region_len,
-                });
-            }
-        }
-        check_layers_apart(p, &axes, extent)?;
+        check_sizes(&placement)?;
+        check_count(&placement)?;
+        let (axes, extent) = nested_axes(&placement)?;
+        check_inside(&placement, extent)?;
+        check_layers_apart(&placement, &axes, extent)?;
         Ok(Self { placement })
     }
 
@@ -537,6 +480,80 @@ fn push(out: &mut Vec<Segment>, next: Segment) {
         }
         _ => out.push(next),
     }
+}
+
+/// Checks that there is something of everything, and not more than can be counted.
+fn check_sizes(p: &Placement) -> Result<(), DescriptorError> {
+    for (what, size) in [
+        ("blocks", p.blocks),
+        ("tokens", p.tokens),
+        ("content bytes", p.content_bytes),
+    ] {
+        if size == 0 {
+            return Err(DescriptorError::Zero { what });
+        }
+    }
+    // Keeps `block_bytes` within 64 bits for any span: there are under 2^16 layers and
+    // under 2^16 heads.
+    if p.tokens
+        .checked_mul(p.content_bytes)
+        .is_none_or(|bytes| bytes > 1 << 32)
+    {
+        return Err(DescriptorError::PageTooLarge {
+            tokens: p.tokens,
+            content_bytes: p.content_bytes,
+        });
+    }
+    Ok(())
+}
+
+/// Checks that the layers with memory are as many as the share has.
+fn check_count(p: &Placement) -> Result<(), DescriptorError> {
+    let mut unseen = p.share.layers();
+    if let Some(&layer) = p.absent.iter().find(|layer| !unseen.any(|l| l == **layer)) {
+        return Err(DescriptorError::NotAbsent {
+            layer,
+            share: p.share,
+        });
+    }
+    let present = p.present(&p.share).len();
+    if present == 0 {
+        return Err(DescriptorError::Zero { what: "layers" });
+    }
+    if p.layers.len() != present {
+        return Err(DescriptorError::LayerCount {
+            share: present,
+            bases: p.layers.len(),
+        });
+    }
+    Ok(())
+}
+
+/// Checks that each layer, of so many bytes, lies inside its region.
+fn check_inside(p: &Placement, extent: u64) -> Result<(), DescriptorError> {
+    for (layer, base) in p.present_layers().zip(&p.layers) {
+        let Some(&region_len) = p.region_lens.get(base.region as usize) else {
+            return Err(DescriptorError::UnknownRegion {
+                layer,
+                region: base.region,
+                regions: p.region_lens.len(),
+            });
+        };
+        if base
+            .offset
+            .checked_add(extent)
+            .is_none_or(|end| end > region_len)
+        {
+            return Err(DescriptorError::OutOfRegion {
+                layer,
+                region: base.region,
+                offset: base.offset,
+                extent,
+                region_len,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// A layer's axes with more than one element, outermost first, checked to nest; and the

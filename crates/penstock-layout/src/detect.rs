@@ -234,29 +234,14 @@ pub fn detect(
 ) -> Result<Detected, DetectionError> {
     let mut views = views.to_vec();
     views.sort_by_key(|view| view.layer);
-    let (Some(first), Some(last)) = (views.first(), views.last()) else {
+    let Some(first) = views.first() else {
         return Err(DetectionError::NoLayers);
     };
     check_layers(&views, stage.as_ref())?;
     check_alike(&views)?;
     let [block_stride, head_stride, token_stride] = byte_strides(first)?;
     let [blocks, heads, tokens, content] = first.shape;
-    let too_many = || DetectionError::TooMany {
-        first_layer: first.layer,
-        last_layer: last.layer,
-        first_head,
-        heads,
-    };
-    let layers = match stage {
-        Some(stage) => stage,
-        None => first.layer..last.layer.checked_add(1).ok_or_else(too_many)?,
-    };
-    let has_tensor = |layer: &u16| views.binary_search_by_key(layer, |v| v.layer).is_ok();
-    let absent = layers.clone().filter(|l| !has_tensor(l)).collect();
-    let head_end = u16::try_from(heads)
-        .ok()
-        .and_then(|heads| first_head.checked_add(heads))
-        .ok_or_else(too_many)?;
+    let (share, absent) = share(&views, first_head, stage)?;
 
     let regions = storages(&views)?;
     let bases = views
@@ -269,7 +254,7 @@ pub fn detect(
         Interior::Hnc
     };
     let placement = Placement {
-        share: Span::new(layers, first_head..head_end)?,
+        share,
         absent,
         blocks,
         tokens,
@@ -289,6 +274,35 @@ pub fn detect(
         regions,
         layout,
     })
+}
+
+/// The part of the model that the tensors, which are in order, are of, and its layers without one.
+fn share(
+    views: &[TensorView],
+    first_head: u16,
+    stage: Option<Range<u16>>,
+) -> Result<(Span, Vec<u16>), DetectionError> {
+    let (Some(first), Some(last)) = (views.first(), views.last()) else {
+        return Err(DetectionError::NoLayers);
+    };
+    let heads = first.shape[1];
+    let too_many = || DetectionError::TooMany {
+        first_layer: first.layer,
+        last_layer: last.layer,
+        first_head,
+        heads,
+    };
+    let layers = match stage {
+        Some(stage) => stage,
+        None => first.layer..last.layer.checked_add(1).ok_or_else(too_many)?,
+    };
+    let has_tensor = |layer: &u16| views.binary_search_by_key(layer, |v| v.layer).is_ok();
+    let absent = layers.clone().filter(|l| !has_tensor(l)).collect();
+    let head_end = u16::try_from(heads)
+        .ok()
+        .and_then(|heads| first_head.checked_add(heads))
+        .ok_or_else(too_many)?;
+    Ok((Span::new(layers, first_head..head_end)?, absent))
 }
 
 fn check_layers(views: &[TensorView], stage: Option<&Range<u16>>) -> Result<(), DetectionError> {

@@ -24,6 +24,14 @@ const PAGES_A_LOOK: u64 = 1024;
 /// Values at most, evenly chosen, whose times of use tell the horizon.
 const SAMPLE: usize = 1 << 11;
 
+/// The pages taken for a claim so far.
+#[derive(Default)]
+struct Chain {
+    first: Option<u64>,
+    /// If there is a first.
+    last: u64,
+}
+
 /// What becomes of a page that the hand meets.
 enum Met {
     Taken,
@@ -55,45 +63,17 @@ impl Segment {
         let used = self.header(USED_WORD).load(Relaxed).cast_signed().max(0) as u64;
         let free = pages.saturating_sub(used);
         let mut sweep = Sweep::new(pages, free, count);
-        let (mut first, mut last) = (None, 0);
+        let mut chain = Chain::default();
         let mut since_look = 0;
         while claim.pages < count {
             let stretch = count - claim.pages;
             let start = self.header(HAND_WORD).fetch_add(stretch, Relaxed);
-            let before = claim.pages;
-            let horizon = self.header(HORIZON_WORD).load(Relaxed);
-            // Whose page was met last, and its first page, if it stays: so do the others.
-            let mut staying = None;
-            for page in (0..stretch).map(|n| start.wrapping_add(n) % pages) {
-                let holder = Belonging::of(self.belonging(page));
-                if staying.is_some_and(|(of, first)| of == holder && page != first) {
-                    continue;
-                }
-                match self.take_page(page, holder, mine, sweep.round(), horizon, evicted) {
-                    Met::Taken => {
-                        match first {
-                            None => first = Some(page),
-                            Some(_) => self.link(last).store(page, Relaxed),
-                        }
-                        last = page;
-                        claim.pages += 1;
-                    }
-                    Met::Staying { first } => staying = Some((holder, first)),
-                    Met::Lost => {}
-                }
-            }
-            self.header(USED_WORD)
-                .fetch_add(claim.pages - before, Relaxed);
-            let hand = start.wrapping_add(stretch);
-            // Below zero where another process was further on when it drew the horizon.
-            let passed = hand.wrapping_sub(self.header(DRAWN_WORD).load(Relaxed));
-            let passed = passed.cast_signed().max(0) as u64;
-            if claim.pages < count
-                && let Some(room) = sweep.wants_horizon(passed)
-            {
-                // Others may find the same at the same time, and draw it too: that is about the same.
-                self.draw_horizon(room);
-                self.header(DRAWN_WORD).store(hand, Relaxed);
+            let met = (0..stretch).map(|n| start.wrapping_add(n) % pages);
+            let taken = self.pass_over(met, mine, sweep.round(), &mut chain, evicted);
+            claim.pages += taken;
+            self.header(USED_WORD).fetch_add(taken, Relaxed);
+            if claim.pages < count {
+                self.redraw_horizon(start.wrapping_add(stretch), &sweep);
             }
             since_look += stretch;
             if since_look >= PAGES_A_LOOK {
@@ -112,7 +92,53 @@ impl Segment {
                 }
             }
         }
-        Ok(first.unwrap_or(0))
+        Ok(chain.first.unwrap_or(0))
+    }
+
+    /// Takes what can be taken of the pages that the hand met, and chains it; returns how many.
+    fn pass_over(
+        &self,
+        met: impl Iterator<Item = u64>,
+        mine: Belonging,
+        round: Round,
+        chain: &mut Chain,
+        evicted: &mut u64,
+    ) -> u64 {
+        let horizon = self.header(HORIZON_WORD).load(Relaxed);
+        let mut taken = 0;
+        // Whose page was met last, and its first page, if it stays: so do the others.
+        let mut staying = None;
+        for page in met {
+            let holder = Belonging::of(self.belonging(page));
+            if staying.is_some_and(|(of, first)| of == holder && page != first) {
+                continue;
+            }
+            match self.take_page(page, holder, mine, round, horizon, evicted) {
+                Met::Taken => {
+                    match chain.first {
+                        None => chain.first = Some(page),
+                        Some(_) => self.link(chain.last).store(page, Relaxed),
+                    }
+                    chain.last = page;
+                    taken += 1;
+                }
+                Met::Staying { first } => staying = Some((holder, first)),
+                Met::Lost => {}
+            }
+        }
+        taken
+    }
+
+    /// Draws the horizon anew if the hand, which is here, has passed enough pages since.
+    fn redraw_horizon(&self, hand: u64, sweep: &Sweep) {
+        // Below zero where another process was further on when it drew the horizon.
+        let passed = hand.wrapping_sub(self.header(DRAWN_WORD).load(Relaxed));
+        let passed = passed.cast_signed().max(0) as u64;
+        if let Some(room) = sweep.wants_horizon(passed) {
+            // Others may find the same at the same time, and draw it too: that is about the same.
+            self.draw_horizon(room);
+            self.header(DRAWN_WORD).store(hand, Relaxed);
+        }
     }
 
     /// Draws the horizon anew, so that values go which have so many pages together, or nearly.

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.agreement import Agreement, ModelFacts
-from penstock.vllm.facts import Arrival, EngineFacts, Step
 from penstock.vllm.groups import Group
 from penstock.vllm.messages import BlockJob, GroupShare, RankShare, StepOrders, WorkerReport
 from penstock.vllm.scheduler import SchedulerHalf
+from penstock.vllm.scheduler.facts import Arrival, EngineFacts, Step
 from penstock.vllm.settings import Settings
 
 HASH_TOKENS = 4

@@ -16,7 +16,7 @@ from vllm.v1.core.sched.output import (
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
 from penstock.errors import ConfigError
-from penstock.vllm import compat
+from penstock.vllm import compat, scheduler_facts
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_step_names_every_request_in_it_once() -> None:
     output.preempted_req_ids = {"gone"}
     tables = {"old": ([1, 7],), "new": ([8, 9],)}
     output.kv_connector_block_state = KVConnectorBlockState(set(tables), tables.__getitem__, {})
-    step = compat.step(output)
+    step = scheduler_facts.step(output)
     assert (step.requests, step.computed) == (["old", "new"], [100, 16])
     assert step.tokens == {"new": 9, "old": 1}
     assert list(step.preempted) == ["gone"]

@@ -143,18 +143,10 @@ impl Catalogue {
         request.hashes += hashes.len();
         for (group, blocks) in request.blocks.iter_mut().enumerate() {
             let step = self.groups.hashes_per_block(group);
-            let new = request.hashes / step - blocks.len();
-            self.index.reserve(new);
-            blocks.reserve(new);
             // A block is named by the last hash within it.
             let last = (blocks.len() + 1) * step - 1 - known;
-            for chunk in hashes.iter().skip(last).step_by(step) {
-                let name = Name {
-                    group: group as u16,
-                    chunk: *chunk,
-                };
-                blocks.push(self.index.refer(blocks.last().copied(), name));
-            }
+            let chunks = hashes.iter().skip(last).step_by(step).copied();
+            self.index.refer(group as u16, chunks, blocks);
         }
         Ok(())
     }

@@ -134,7 +134,7 @@ impl Index {
     }
 
     /// Room for so many more.
-    pub(crate) fn reserve(&mut self, more: usize) {
+    fn reserve(&mut self, more: usize) {
         let new = more.saturating_sub(self.free.len());
         self.names.reserve(new);
         self.states.reserve(new);
@@ -154,34 +154,56 @@ impl Index {
         &self.names[number as usize]
     }
 
-    /// The number of a block, which is named once more. `before` is the block before it in the prompt, if
-    /// it is not the first.
-    pub(crate) fn refer(&mut self, before: Option<Number>, name: Name) -> Number {
-        let number = match before {
-            Some(before) => self.follower(before, name),
-            None => self.listed(name),
-        };
-        self.refer_again(number);
-        number
+    /// The numbers of blocks that follow one another in a prompt, each of which is named once more, behind
+    /// those that it has already.
+    ///
+    /// Whatever follows a block that is new here is taken for new too. What else may be known of it, from
+    /// a prompt whose beginning was forgotten, is found when a job names it ([`list`](Self::list)); until
+    /// then it is of no use, since nothing can be loaded before what comes before it.
+    pub(crate) fn refer(
+        &mut self,
+        group: u16,
+        chunks: impl ExactSizeIterator<Item = Chunk>,
+        numbers: &mut Vec<Number>,
+    ) {
+        self.reserve(chunks.len());
+        numbers.reserve(chunks.len());
+        let mut is_new = false;
+        for chunk in chunks {
+            let name = Name { group, chunk };
+            let known = match numbers.last() {
+                Some(_) if is_new => None,
+                Some(&before) => self.follower(before, &name),
+                None => self.find(&name),
+            };
+            is_new = known.is_none();
+            let number = known.unwrap_or_else(|| self.follow(numbers.last().copied(), name));
+            self.refer_again(number);
+            numbers.push(number);
+        }
     }
 
-    fn follower(&mut self, before: Number, name: Name) -> Number {
+    /// What follows a block, if it is known.
+    fn follower(&mut self, before: Number, name: &Name) -> Option<Number> {
         let next = self.next(before);
         if let Some(next) = next
-            && self.names[next as usize] == name
+            && self.names[next as usize] == *name
         {
-            return next;
+            return Some(next);
         }
-        if let Some(number) = self.find(&name) {
-            if next.is_none() && self.neighbours[number as usize].before == NONE {
-                self.link(before, number);
-            }
-            return number;
+        let number = self.find(name)?;
+        if next.is_none() && self.neighbours[number as usize].before == NONE {
+            self.link(before, number);
         }
+        Some(number)
+    }
+
+    /// A new block, behind the one before it.
+    fn follow(&mut self, before: Option<Number>, name: Name) -> Number {
         let number = self.make(name);
-        match next {
-            Some(_) => self.list(number),
-            None => self.link(before, number),
+        match before {
+            Some(before) if self.next(before).is_none() => self.link(before, number),
+            _ => self.list(number),
         }
         number
     }
@@ -372,18 +394,25 @@ mod tests {
         Name { group: 0, chunk }
     }
 
+    /// Names one block, behind another.
+    fn refer(index: &mut Index, before: Option<Number>, name: Name) -> Number {
+        let mut numbers = Vec::from_iter(before);
+        index.refer(name.group, [name.chunk].into_iter(), &mut numbers);
+        *numbers.last().unwrap()
+    }
+
     #[test]
     fn what_nothing_names_and_nobody_has_is_forgotten() {
         let mut index = Index::new(8);
-        let number = index.refer(None, name(1));
-        assert_eq!(index.refer(None, name(1)), number);
-        assert_ne!(index.refer(None, name(2)), number);
+        let number = refer(&mut index, None, name(1));
+        assert_eq!(refer(&mut index, None, name(1)), number);
+        assert_ne!(refer(&mut index, None, name(2)), number);
         index.release(number);
         assert_eq!(index.len(), 2);
         index.release(number);
         assert_eq!(index.len(), 1);
         // Its number is used again, and knows nothing of what it was.
-        assert_eq!(index.refer(None, name(3)), number);
+        assert_eq!(refer(&mut index, None, name(3)), number);
         assert!(!index.state(number).is_in_pool());
     }
 
@@ -391,13 +420,13 @@ mod tests {
     fn what_the_pool_has_is_remembered_within_a_bound() {
         let mut index = Index::new(2);
         for n in 0..3 {
-            let number = index.refer(None, name(n));
+            let number = refer(&mut index, None, name(n));
             index.set_in_pool(number, true);
             index.release(number);
         }
         assert_eq!(index.len(), 2);
         let known = |index: &mut Index, n| {
-            let number = index.refer(None, name(n));
+            let number = refer(index, None, name(n));
             let is_known = index.state(number).is_in_pool();
             index.release(number);
             is_known
@@ -414,7 +443,7 @@ mod tests {
         let mut index = Index::new(1);
         index.change_ranks(name(1), 1);
         index.change_ranks(name(1), 1);
-        let number = index.refer(None, name(1));
+        let number = refer(&mut index, None, name(1));
         assert!(index.state(number).is_held_by(2));
         index.release(number);
         index.forget_pool();
@@ -431,31 +460,31 @@ mod tests {
     #[test]
     fn a_block_is_found_through_the_one_before_it_and_alone_once_that_is_gone() {
         let mut index = Index::new(4);
-        let first = index.refer(None, name(1));
-        let second = index.refer(Some(first), name(2));
-        let other = index.refer(Some(first), name(3));
-        assert_eq!(index.refer(Some(first), name(2)), second);
-        assert_eq!(index.refer(Some(first), name(3)), other);
+        let first = refer(&mut index, None, name(1));
+        let second = refer(&mut index, Some(first), name(2));
+        let other = refer(&mut index, Some(first), name(3));
+        assert_eq!(refer(&mut index, Some(first), name(2)), second);
+        assert_eq!(refer(&mut index, Some(first), name(3)), other);
         assert_eq!(index.find(&name(2)), None);
         assert_eq!(index.find(&name(3)), Some(other));
         index.release(first);
         assert_eq!(index.find(&name(2)), Some(second));
         // Its number is another's now: what it was before is before it no more.
-        assert_eq!(index.refer(None, name(4)), first);
-        let fifth = index.refer(Some(first), name(5));
+        assert_eq!(refer(&mut index, None, name(4)), first);
+        let fifth = refer(&mut index, Some(first), name(5));
         assert_ne!(fifth, second);
-        assert_eq!(index.refer(Some(first), name(5)), fifth);
+        assert_eq!(refer(&mut index, Some(first), name(5)), fifth);
         // The first one again, and the second found behind it.
-        let first = index.refer(None, name(1));
-        assert_eq!(index.refer(Some(first), name(2)), second);
+        let first = refer(&mut index, None, name(1));
+        assert_eq!(refer(&mut index, Some(first), name(2)), second);
         assert_eq!(index.next(first), Some(second));
     }
 
     #[test]
     fn a_late_report_of_a_forgotten_block_makes_no_second_one_that_lasts() {
         let mut index = Index::new(4);
-        let first = index.refer(None, name(1));
-        let second = index.refer(Some(first), name(2));
+        let first = refer(&mut index, None, name(1));
+        let second = refer(&mut index, Some(first), name(2));
         index.change_ranks(name(2), 1);
         assert_eq!(index.len(), 3);
         index.list(second);
@@ -484,10 +513,13 @@ mod tests {
                 let (mut names, mut numbers) = (Vec::new(), Vec::new());
                 for step in path {
                     code = code * 4 + step;
-                    let number = index.refer(numbers.last().copied(), name(code));
-                    index.set_in_pool(number, in_pool);
                     names.push(code);
-                    numbers.push(number);
+                }
+                let chunks: Vec<Chunk> = names.iter().map(|&code| name(code).chunk).collect();
+                index.refer(0, chunks.into_iter(), &mut numbers);
+                for &number in &numbers {
+                    index.set_in_pool(number, in_pool);
+                    index.list(number);
                 }
                 live.push((names, numbers));
                 let mut known = std::collections::HashMap::new();

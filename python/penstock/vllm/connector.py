@@ -22,7 +22,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from penstock.errors import ConfigError
 from penstock.vllm import compat, layouts
 from penstock.vllm.messages import RankShare, StepOrders, WorkerReport
-from penstock.vllm.scheduler import SchedulerHalf, scheduler_half
+from penstock.vllm.scheduler import SchedulerHalf
+from penstock.vllm.scheduler_facts import arrival, scheduler_half, step
 from penstock.vllm.settings import Settings
 from penstock.vllm.stats import PenstockPromMetrics, PenstockStats
 from penstock.vllm.worker import WorkerHalf
@@ -171,7 +172,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def on_new_request(self, request: Any) -> None:
         """Starts the look-up of the request's blocks."""
-        self.scheduler.on_new_request(compat.arrival(request))
+        self.scheduler.on_new_request(arrival(request))
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
@@ -189,7 +190,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def build_connector_meta(self, scheduler_output: Any) -> Orders:
         """The orders that go to the workers with this step."""
-        orders = self.scheduler.build_orders(compat.step(scheduler_output))
+        orders = self.scheduler.build_orders(step(scheduler_output))
         compat.rest(orders.idle_until > 0)
         return Orders(orders)
 

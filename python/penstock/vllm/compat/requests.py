@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from penstock.vllm.compat.versions import installed
-from penstock.vllm.facts import Arrival, Step
 
 NULL_BLOCK = 0
 """The block that stands in a block table for one that is not needed any more."""
@@ -47,29 +46,24 @@ def tenant(request: Any) -> bytes:
     return (salt or "").encode(errors="surrogatepass")
 
 
-def arrival(request: Any) -> Arrival:
-    """A new request, in plain values."""
-    return Arrival(request, request.kv_transfer_params, tenant(request))
-
-
-def step(scheduler_output: Any) -> Step:
-    """What is computed next, in plain values."""
+def scheduled(scheduler_output: Any) -> tuple[list[str], list[int]]:
+    """The requests of this step, and of each the tokens computed before."""
     new, cached = scheduler_output.scheduled_new_reqs, scheduler_output.scheduled_cached_reqs
     requests, computed = cached.req_ids, cached.num_computed_tokens
     if new:
         requests = [*requests, *(request.req_id for request in new)]
         computed = [*computed, *(request.num_computed_tokens for request in new)]
-    return Step(
-        requests=requests,
-        computed=computed,
-        tokens=scheduler_output.num_scheduled_tokens,
-        preempted=scheduler_output.preempted_req_ids or (),
-        tables=scheduler_output.kv_connector_block_state.resolve_block_ids,
-        new_blocks=functools.partial(_newly_allocated, scheduler_output),
-    )
+    return requests, computed
 
 
-def _newly_allocated(scheduler_output: Any) -> Iterator[int]:
+def block_tables(scheduler_output: Any) -> Callable[[str], Sequence[Sequence[int]]]:
+    """Request id → its present block ids by vLLM's groups, for requests scheduled in this step."""
+    resolve: Callable[[str], Sequence[Sequence[int]]]
+    resolve = scheduler_output.kv_connector_block_state.resolve_block_ids
+    return resolve
+
+
+def newly_allocated(scheduler_output: Any) -> Iterator[int]:
     """The blocks that requests scheduled in this step were given with it."""
     for request in scheduler_output.scheduled_new_reqs:
         for blocks in request.block_ids:

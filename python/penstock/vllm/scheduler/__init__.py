@@ -1,6 +1,6 @@
-"""The scheduler half: decides which blocks to look up, to load and to store."""
+"""The scheduler half: decides which blocks to look up, to load and to store. It imports no vLLM."""
 
-from penstock.vllm.scheduler.assemble import scheduler_half
+from penstock.vllm.scheduler.facts import Arrival, EngineFacts, Step
 from penstock.vllm.scheduler.half import SchedulerHalf
 
-__all__ = ["SchedulerHalf", "scheduler_half"]
+__all__ = ["Arrival", "EngineFacts", "SchedulerHalf", "Step"]

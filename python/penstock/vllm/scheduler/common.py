@@ -10,7 +10,7 @@ from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.advisor import Advisor
 from penstock.vllm.agreement import Agreement
 from penstock.vllm.counters import Counters
-from penstock.vllm.facts import AdapterOf, EngineFacts
+from penstock.vllm.scheduler.facts import AdapterOf, EngineFacts
 from penstock.vllm.scheduler.orders import Orders
 from penstock.vllm.scheduler.requests import Tracked
 from penstock.vllm.settings import Settings

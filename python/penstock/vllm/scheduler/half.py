@@ -15,9 +15,9 @@ from penstock._native import Catalogue, Store, attended
 from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.advisor import Advisor
 from penstock.vllm.agreement import Agreement
-from penstock.vllm.facts import AdapterOf, Arrival, BlockTables, EngineFacts, Step
 from penstock.vllm.messages import IDLE_SECONDS, RankShare, StepOrders, WorkerReport
 from penstock.vllm.scheduler.common import Common
+from penstock.vllm.scheduler.facts import AdapterOf, Arrival, BlockTables, EngineFacts, Step
 from penstock.vllm.scheduler.loading import Loading
 from penstock.vllm.scheduler.lookups import Lookups
 from penstock.vllm.scheduler.prefetching import IsCached, Prefetching

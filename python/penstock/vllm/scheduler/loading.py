@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock._native import Choice, Reach
-from penstock.vllm.facts import BlockTables
 from penstock.vllm.scheduler.common import Common
+from penstock.vllm.scheduler.facts import BlockTables
 from penstock.vllm.scheduler.lookups import Lookups
 from penstock.vllm.scheduler.prefetching import Prefetching
 from penstock.vllm.scheduler.probing import Probing

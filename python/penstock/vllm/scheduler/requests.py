@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from penstock._native import Choice, Reach
-from penstock.vllm.facts import EngineRequest
 from penstock.vllm.messages import BlockJob
+from penstock.vllm.scheduler.facts import EngineRequest
 
 
 class Phase(Enum):

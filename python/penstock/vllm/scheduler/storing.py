@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from penstock.vllm.facts import BlockTables
 from penstock.vllm.scheduler.common import Common
+from penstock.vllm.scheduler.facts import BlockTables
 from penstock.vllm.scheduler.requests import Tracked
 from penstock.vllm.scheduler.transfers import Transfers
 

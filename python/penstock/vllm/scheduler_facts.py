@@ -1,14 +1,14 @@
-"""Makes the scheduler half of vLLM's configuration."""
+"""What the scheduler half is told of vLLM: its configuration, its requests and its steps."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from penstock.vllm import compat
 from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.agreement import Agreement, model_facts
-from penstock.vllm.facts import EngineFacts
-from penstock.vllm.scheduler.half import SchedulerHalf
+from penstock.vllm.scheduler import Arrival, EngineFacts, SchedulerHalf, Step
 from penstock.vllm.settings import Settings
 
 
@@ -33,3 +33,21 @@ def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -
     )
     agreement = Agreement(settings, model_facts(settings, vllm_config), groups, compat.none_hash)
     return SchedulerHalf(settings, facts, agreement, adapters, compat.adapter)
+
+
+def arrival(request: Any) -> Arrival:
+    """A new request."""
+    return Arrival(request, request.kv_transfer_params, compat.tenant(request))
+
+
+def step(scheduler_output: Any) -> Step:
+    """What is computed next."""
+    requests, computed = compat.scheduled(scheduler_output)
+    return Step(
+        requests=requests,
+        computed=computed,
+        tokens=scheduler_output.num_scheduled_tokens,
+        preempted=scheduler_output.preempted_req_ids or (),
+        tables=compat.block_tables(scheduler_output),
+        new_blocks=functools.partial(compat.newly_allocated, scheduler_output),
+    )

@@ -30,7 +30,7 @@ impl Value {
 }
 
 pub(crate) fn get(store: &SealedStore, into: &Value, deadline: Instant) -> Got {
-    let mut got = get_piece(store, slice::from_ref(into), deadline);
+    let mut got = get_piece(store, slice::from_ref(into), deadline).into_iter();
     got.next().expect("an answer for each")
 }
 
@@ -40,14 +40,20 @@ pub(crate) fn get_many(store: &SealedStore, batch: &[Value], deadline: Instant) 
         .collect()
 }
 
-fn get_piece(store: &SealedStore, batch: &[Value], deadline: Instant) -> impl Iterator<Item = Got> {
-    let arrivals = store.fetch(batch.iter().map(Arrival::new).collect(), deadline);
-    arrivals.into_iter().map(move |arrival| {
-        let (_, got) = store
-            .verify(arrival)
-            .unwrap_or_else(|rejected| store.mend(rejected, deadline, deadline));
-        got
-    })
+fn get_piece(store: &SealedStore, batch: &[Value], deadline: Instant) -> Vec<Got> {
+    let mut headers = vec![HeaderRoom::new(); batch.len()];
+    let wanted = batch.iter().zip(&mut headers);
+    let wanted = wanted.map(|(into, header)| Arrival { into, header });
+    store
+        .fetch(wanted.collect(), deadline)
+        .into_iter()
+        .map(|arrival| {
+            let (_, got) = store
+                .verify(arrival)
+                .unwrap_or_else(|rejected| store.mend(rejected, deadline, deadline));
+            got
+        })
+        .collect()
 }
 
 pub(crate) fn put(store: &SealedStore, value: &Value, deadline: Instant) -> Result<PutOutcome> {
@@ -107,16 +113,7 @@ fn pieces<'b>(store: &SealedStore, batch: &'b [Value]) -> impl Iterator<Item = &
 /// Where a value arrives: its header here, its payload in the caller's buffers.
 struct Arrival<'a> {
     into: &'a Value,
-    header: HeaderRoom,
-}
-
-impl<'a> Arrival<'a> {
-    fn new(into: &'a Value) -> Self {
-        Self {
-            into,
-            header: HeaderRoom::new(),
-        }
-    }
+    header: &'a mut HeaderRoom,
 }
 
 impl Destination for Arrival<'_> {
@@ -128,7 +125,7 @@ impl Destination for Arrival<'_> {
             IoSliceMut::new(unsafe { part.pinned().bytes_mut() })
         });
         Wanted {
-            key: self.into.key,
+            key: &self.into.key,
             context: &[],
             position: 0,
             payload_bytes: None,

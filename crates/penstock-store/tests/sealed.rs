@@ -70,7 +70,7 @@ impl Slot {
 impl Destination for Slot {
     fn wanted(&mut self, _header_bytes: usize) -> Wanted<'_> {
         Wanted {
-            key: self.key,
+            key: &self.key,
             context: self.context,
             position: 0,
             payload_bytes: Some(self.bytes as u64),
@@ -106,7 +106,7 @@ impl Destination for Buffers {
     fn wanted(&mut self, header_bytes: usize) -> Wanted<'_> {
         let buffers = self.buffers.iter_mut();
         Wanted {
-            key: self.key,
+            key: &self.key,
             context: b"tenant",
             position: 0,
             payload_bytes: None,

@@ -49,7 +49,7 @@ impl Destination for Fetching {
     fn wanted(&mut self, _header_bytes: usize) -> Wanted<'_> {
         let transfer = self.ticket.transfer();
         Wanted {
-            key: transfer.key,
+            key: &transfer.key,
             context: &transfer.context,
             position: transfer.position,
             payload_bytes: Some(transfer.bytes as u64),

@@ -12,7 +12,7 @@ use crate::{Error, GetOutcome, GetRequest, Key, Result, Store};
 /// One value that is wanted, and the memory in which it arrives.
 pub struct Wanted<'a> {
     /// The object's name.
-    pub key: Key,
+    pub key: &'a Key,
     /// What went into the value's encryption beside the keys; empty for nothing.
     pub context: &'a [u8],
     /// As of a [`GetRequest`].
@@ -24,7 +24,8 @@ pub struct Wanted<'a> {
     pub memory: Memory<'a>,
 }
 
-/// Whoever wants a value, and owns the memory in which it arrives.
+/// Whoever wants a value, and has the memory in which it arrives. It goes from hand to hand with its
+/// value: a small one is faster.
 pub trait Destination {
     /// What is wanted: the same at each call. Headers have so many bytes.
     fn wanted(&mut self, header_bytes: usize) -> Wanted<'_>;
@@ -115,7 +116,7 @@ impl SealedStore {
                     position: wanted.position,
                     // An encrypted value has another.
                     wants_checksum: self.keys.is_none(),
-                    ..GetRequest::new(wanted.key, &mut wanted.memory)
+                    ..GetRequest::new(*wanted.key, &mut wanted.memory)
                 })
                 .collect();
             self.store.get_many(&mut requests, deadline);
@@ -173,7 +174,7 @@ impl SealedStore {
             mut destination,
             rejection,
         } = rejected;
-        let key = destination.wanted(self.header_bytes()).key;
+        let key = *destination.wanted(self.header_bytes()).key;
         let remove = |store: &dyn Store| {
             // Best effort, as said.
             let _ = store.remove(&[key], remove_by);
@@ -244,8 +245,8 @@ impl SealedStore {
         let bytes =
             payload_bytes.unwrap_or_else(|| arrived.saturating_sub(self.header_bytes() as u64));
         match &self.keys {
-            Some(keys) => keys.open_slices(&mut memory, arrived, &key, context, bytes)?,
-            None => value::verify_slices(&memory, arrived, &key, bytes, checksum)?,
+            Some(keys) => keys.open_slices(&mut memory, arrived, key, context, bytes)?,
+            None => value::verify_slices(&memory, arrived, key, bytes, checksum)?,
         }
         if bytes > room.saturating_sub(LARGEST_HEADER_BYTES as u64) {
             return Ok(Got::TooLarge(bytes));

@@ -132,6 +132,7 @@ impl SealedStore {
 }
 
 /// Room for a value's header, apart from its payload's destination.
+#[derive(Clone)]
 pub struct HeaderRoom([u8; LARGEST_HEADER_BYTES]);
 
 impl HeaderRoom {

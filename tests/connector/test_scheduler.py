@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -156,6 +161,46 @@ def test_presence_can_be_forgotten() -> None:
     engine.half.forget_presence()
     assert engine.match(again) == 0
     assert len(computed(engine, request)[0].blocks) == 5
+
+
+def native_calls(work: Callable[[], object]) -> list[str]:
+    """The native functions that Python calls meanwhile."""
+    calls: list[str] = []
+
+    def note(frame: FrameType, event: str, called: Any) -> None:
+        owner = type(getattr(called, "__self__", None))
+        if event == "c_call" and owner.__module__ == "penstock._native":
+            calls.append(called.__name__)
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_an_answer_to_the_engine_takes_few_native_calls_however_long_the_prompt() -> None:
+    engine = PlainEngine([FULL])
+    prompt = list(range(4_000))
+    engine.put_prompt(prompt)
+    request = engine.ask("r", prompt)
+    assert engine.match(request) == 3_996
+    assert len(native_calls(lambda: engine.match(request))) <= 6
+    decoding = [engine.ask(f"d{number}", PROMPT) for number in range(20)]
+    for each in decoding:
+        engine.match(each)
+    engine.step({each.request_id: each.num_tokens for each in decoding})
+    tokens = {each.request_id: 1 for each in decoding}
+    # None of them fills a block.
+    assert len(native_calls(lambda: engine.step(tokens))) <= 6
+
+
+def test_the_halves_import_no_vllm() -> None:
+    names = "penstock.vllm.scheduler", "penstock.vllm.worker"
+    program = f"import sys, {', '.join(names)}; print('vllm' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert run.stdout == b"False\n"
 
 
 @st.composite

@@ -8,7 +8,7 @@ use crate::CatalogueError;
 use crate::error::Result;
 use crate::groups::Groups;
 use crate::index::{Index, Name};
-use crate::jobs::Job;
+use crate::job::Job;
 use crate::request::Request;
 
 /// What the ranks hold of a group's block.

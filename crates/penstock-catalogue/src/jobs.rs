@@ -4,22 +4,7 @@ use crate::CatalogueError;
 use crate::catalogue::Catalogue;
 use crate::error::Result;
 use crate::index::Number;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Load,
-    Prefetch,
-    Store,
-}
-
-pub(crate) struct Job {
-    pub(crate) kind: Kind,
-    pub(crate) numbers: Vec<Number>,
-    /// Of a store: blocks that the engine may give away while it reads them.
-    pub(crate) reads: Vec<u64>,
-    /// Of a prefetch: whether nobody waits for it any more.
-    is_released: bool,
-}
+use crate::job::{Job, Kind};
 
 impl Catalogue {
     /// Takes in a job of blocks of one request, given by group and index.

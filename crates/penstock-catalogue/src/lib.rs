@@ -9,6 +9,7 @@ mod catalogue;
 mod error;
 mod groups;
 mod index;
+mod job;
 mod jobs;
 mod loads;
 mod lookups;

@@ -6,7 +6,7 @@ use penstock_engine::{Block, Parent};
 use crate::catalogue::Catalogue;
 use crate::error::Result;
 use crate::index::{Number, State};
-use crate::jobs::Kind;
+use crate::job::Kind;
 use crate::request::{Lookup, Request};
 use crate::CatalogueError;
 

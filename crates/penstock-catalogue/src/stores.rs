@@ -5,7 +5,7 @@ use penstock_engine::Block;
 use crate::catalogue::{Catalogue, found_mut};
 use crate::error::Result;
 use crate::index::Number;
-use crate::jobs::Kind;
+use crate::job::Kind;
 
 impl Catalogue {
     /// Begins the store of every block that is full after `tokens` tokens, was not considered before, and

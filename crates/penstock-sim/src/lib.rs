@@ -16,8 +16,8 @@ mod trace;
 
 pub use cache::PolicyKind;
 pub use error::{Error, Result};
-pub use node::EngineSettings;
+pub use node::{EngineSettings, Speed};
 pub use reader::{ReadOptions, Reading, parse, read};
-pub use replay::{Fleet, Outcome, Speed, Sums, hits};
+pub use replay::{Fleet, Outcome, Sums, hits};
 pub use route::Routing;
 pub use trace::{Request, Trace};

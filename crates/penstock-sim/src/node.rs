@@ -5,7 +5,14 @@
 
 use penstock_advisor::{Advisor, Choice, LoadPolicy, Reach, Transfer, attended};
 
-use crate::replay::Speed;
+/// How fast a tier gives what it holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Speed {
+    /// Bytes a second, to one node.
+    pub bandwidth: f64,
+    /// Seconds before the first byte.
+    pub latency: f64,
+}
 
 /// What an engine is set to, as far as loads depend on it. Times are in seconds.
 #[derive(Clone, Copy, Debug)]

@@ -2,18 +2,9 @@
 
 use crate::cache::{Cache, PolicyKind};
 use crate::error::{Error, Result};
-use crate::node::{EngineSettings, Machine, Node, Prompt};
+use crate::node::{EngineSettings, Machine, Node, Prompt, Speed};
 use crate::route::{Router, Routing};
 use crate::trace::{Request, Trace};
-
-/// How fast a tier gives what it holds.
-#[derive(Clone, Copy, Debug)]
-pub struct Speed {
-    /// Bytes a second, to one node.
-    pub bandwidth: f64,
-    /// Seconds before the first byte.
-    pub latency: f64,
-}
 
 /// What is simulated. Sizes are in bytes, times in seconds.
 #[derive(Clone, Copy, Debug)]

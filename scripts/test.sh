@@ -17,6 +17,7 @@ of_each_version=(
     'tests/e2e/test_sharing.py::test_second_process_loads[file]'
     tests/e2e/test_requests.py::test_preemption_under_a_tiny_kv_cache
     tests/e2e/test_hybrid.py::test_only_the_last_window_is_loaded
+    tests/e2e/test_hybrid.py::test_a_damaged_block_of_either_group_is_recomputed
     tests/e2e/test_adapters.py::test_an_adapter_trained_again_under_its_path_never_hits
     tests/e2e/test_pipeline_memory.py::test_a_proportional_split_holds_the_sum
 )
@@ -98,7 +99,7 @@ all() {
     stage 'end-to-end tests with model runner V2' 1200 scripts/model-runner-v2.sh "$VIRTUAL_ENV" \
         python -m pytest -q tests/e2e/test_model_runner_v2.py --timeout 600
     local version
-    for version in 0.30.0 0.31.0; do
+    for version in 0.29.0 0.30.0 0.31.0; do
         stage "end-to-end tests with vLLM $version" 900 scripts/vllm-version.sh "$VIRTUAL_ENV" \
             "$version" python -m pytest -q "${of_each_version[@]}" --timeout 600
     done

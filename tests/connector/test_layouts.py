@@ -4,6 +4,7 @@ its objects hold that order, and engines of either kind are to share them."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,22 @@ def test_the_same_order_with_the_plugin_and_without(
         # Where the plugin has nothing to add, it is the same layout altogether.
         if backend.get_name() != "CPU_ATTN":
             assert ours == theirs, backend.get_name()
+
+
+def test_blocks_of_several_lengths_lie_where_vllm_makes_them_equal(
+    config: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = config("windows")
+    monkeypatch.setattr(compat, "is_cpu", lambda: False)
+    full, window = compat.expected_specs(engine)
+    short = replace(window, block_size=window.block_size // 4)
+    assert layouts.negotiate(layouts.spec_facts([full, window]), "auto", BOTH).layout == "BLHNC"
+    decision = layouts.negotiate(layouts.spec_facts([full, short]), "auto", BOTH)
+    assert decision.layout == "LBHNC"
+    assert f"blocks of {short.block_size} and {full.block_size} tokens" in decision.reason
+
+
+BOTH = ("LBHNC", "BLHNC")
 
 
 def test_a_layout_that_is_asked_for_is_asked_of_vllm_too(

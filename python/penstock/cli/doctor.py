@@ -151,7 +151,7 @@ def _check_vllm(args: argparse.Namespace) -> int:
         where = f"in {args.vllm}" if args.vllm else "installed"
         raise ConfigError(f"there is no vLLM {where}: name a folder that has its package `vllm`")
     version = contract.Sources(package).version or "unknown"
-    wrong = contract.violations(package, versions.differences(version).USES)
+    wrong = versions.violations(package, version)
     is_tested = ".".join(version.split(".")[:2]) in versions.SUPPORTED
     if args.json:
         words.print_json({"version": version, "is_tested": is_tested, "violations": wrong})

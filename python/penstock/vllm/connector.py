@@ -14,7 +14,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
-    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
@@ -31,6 +30,7 @@ from penstock.vllm.worker_facts import kv_memory, services, worker_facts
 
 if TYPE_CHECKING:
     import torch
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
 
 class Orders(KVConnectorMetadata):  # type: ignore[misc]
@@ -43,12 +43,15 @@ class Orders(KVConnectorMetadata):  # type: ignore[misc]
 class Report(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """Envelope for worker halves' reports."""
 
-    def __init__(self, report: WorkerReport) -> None:
+    def __init__(self, report: WorkerReport, failed_requests: set[str]) -> None:
         self.report = report
+        self.failed_requests = failed_requests
+        """Of which nothing counts as loaded, where vLLM does not ask for them."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> Report:
         """Merges another rank's report into this one."""
         self.report.merge(other.report)
+        self.failed_requests |= other.failed_requests
         return self
 
 
@@ -74,6 +77,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         if role == KVConnectorRole.SCHEDULER:
+            compat.adapt_scheduler()
             self._scheduler = scheduler_half(settings, vllm_config, kv_cache_config)
         else:
             self._facts = worker_facts(vllm_config, kv_cache_config)
@@ -144,9 +148,16 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return orders
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Requests whose blocks may be freed, whose load ended, and of which nothing came."""
+        """Requests whose blocks may be freed, whose load ended, and of which nothing came. Asked
+        since vLLM 0.30."""
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+
         free, loaded = self.worker.poll()
         return KVConnectorTransferResults(free, loaded, self.worker.take_failed_requests())
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
+        """The same for vLLM 0.29, without those of which nothing came."""
+        return self.worker.poll()
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks that must be recomputed."""
@@ -154,8 +165,10 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def build_connector_worker_meta(self) -> Report | None:
         """What became of jobs, for the scheduler half."""
-        report = self.worker.take_report()
-        return None if report is None else Report(report)
+        report, failed = self.worker.take_report(), self.worker.take_failed_requests()
+        if report is None and not failed:
+            return None
+        return Report(report or WorkerReport(), failed)
 
     # --- scheduler ------------------------------------------------------------------------
 

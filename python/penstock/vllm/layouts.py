@@ -151,15 +151,24 @@ def wanted_layout(vllm_config: Any) -> str:
 def spec_facts(specs: Iterable[Any]) -> SpecFacts:
     """What matters of the specs of all layers."""
     found = list(specs)
-    viewed = [spec for spec in found if spec.has_layer_views]
+    viewed = [spec for spec in found if compat.has_layer_views(spec)]
     kinds = tuple(sorted({compat.spec_kind(spec) for spec in found}))
+    lengths = sorted({spec.block_size for spec in found})
+    if "mla_attention" in kinds and compat.is_cpu():
+        layer_compact_because = _CPU_MLA_VIEW
+    elif len(lengths) > 1:
+        # Else it groups layers whose specs differ, of which the connector knows none.
+        layer_compact_because = (
+            f"the model has blocks of {' and '.join(map(str, lengths))} tokens, which vLLM makes "
+            "equal in layouts that keep each layer in one piece"
+        )
+    else:
+        layer_compact_because = ""
     return SpecFacts(
         kinds=kinds,
         page_shapes=len({(s.num_heads, s.num_states, s.page_size_bytes) for s in viewed}),
         has_layer_views=len(viewed) == len(found),
-        layer_compact_because=(
-            _CPU_MLA_VIEW if "mla_attention" in kinds and compat.is_cpu() else ""
-        ),
+        layer_compact_because=layer_compact_because,
     )
 
 

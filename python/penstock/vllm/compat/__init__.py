@@ -38,6 +38,7 @@ from penstock.vllm.compat.specs import (
     check_block_hashing,
     continues_prefixes,
     expected_specs,
+    has_layer_views,
     spec_kind,
     transfer_groups,
 )
@@ -49,13 +50,14 @@ from penstock.vllm.compat.topology import (
     stages,
     tp_rank,
 )
-from penstock.vllm.compat.versions import SUPPORTED, check_version
+from penstock.vllm.compat.versions import SUPPORTED, adapt_scheduler, check_version
 from penstock.vllm.compat.waiting import rest
 
 __all__ = [
     "CONNECTOR",
     "NULL_BLOCK",
     "SUPPORTED",
+    "adapt_scheduler",
     "adapter",
     "attention_backends",
     "block_bytes",
@@ -69,6 +71,7 @@ __all__ = [
     "engine_config",
     "expected_specs",
     "forced_layout",
+    "has_layer_views",
     "has_penstock",
     "hash_block_size",
     "is_cpu",

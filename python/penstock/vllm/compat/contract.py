@@ -34,7 +34,6 @@ USES = (
     Use(_BASE, "KVConnectorHandshakeMetadata"),
     Use(_BASE, "KVConnectorMetadata"),
     Use(_BASE, "KVConnectorRole"),
-    Use(_BASE, "KVConnectorTransferResults"),
     Use(_BASE, "KVConnectorWorkerMetadata"),
     Use(_BASE, "SupportsHMA"),
     Use(f"{_KV_CONNECTOR}.v1.metrics", "KVConnectorPromMetrics"),
@@ -49,7 +48,6 @@ USES = (
         for name in (
             "num_blocks",
             "kv_cache_groups",
-            "prefix_cacheable_group_ids",
             "needs_kv_cache_zeroing",
         )
     ),
@@ -223,14 +221,17 @@ def _absolute(module: str, statement: ast.ImportFrom, is_package: bool) -> str:
     return ".".join([*parts, *([statement.module] if statement.module else [])])
 
 
-def violations(package: Path, more: tuple[Use, ...]) -> list[str]:
+def violations(
+    package: Path, more: tuple[Use, ...] = (), unasked: tuple[str, ...] = ()
+) -> list[str]:
     """What of the vLLM in this package folder is not as Penstock needs it, in words.
 
     Args:
         more: what is used of this version, beside :data:`USES`.
+        unasked: methods of the connector that this version does not call.
     """
     sources = Sources(package)
-    return [*_of_uses(sources, (*USES, *more)), *_of_connector(sources)]
+    return [*_of_uses(sources, (*USES, *more)), *_of_connector(sources, unasked)]
 
 
 def _of_uses(sources: Sources, uses: Iterable[Use]) -> Iterator[str]:
@@ -270,7 +271,7 @@ def _mismatch(function: _Function, given: tuple[str, ...], *, exactly: bool) -> 
     return None
 
 
-def _of_connector(sources: Sources) -> Iterator[str]:
+def _of_connector(sources: Sources, unasked: tuple[str, ...]) -> Iterator[str]:
     """The base class against the connector: what vLLM calls, and what it must find."""
     ours = _methods(_class(ast.parse(_OURS.read_text()).body, "PenstockConnector"))
     theirs: dict[str, _Function] = {}
@@ -282,7 +283,7 @@ def _of_connector(sources: Sources) -> Iterator[str]:
         if name in _OWN:
             continue
         if name not in theirs:
-            if name in _NEWER:
+            if name in (*_NEWER, *unasked):
                 continue
             yield f"{_BASE} has no {name}: vLLM does not call it"
         elif _names(method) != _names(theirs[name]):

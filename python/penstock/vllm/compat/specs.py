@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 from penstock.vllm.compat.devices import is_cpu
+from penstock.vllm.compat.versions import installed
 from penstock.vllm.groups import Group, Groups
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
     if not kv_cache_config.kv_cache_groups:
         raise ConfigError("the model keeps no KV cache, so there is nothing to pool")
     groups = []
-    for index in kv_cache_config.prefix_cacheable_group_ids:
+    for index in installed().prefix_cacheable_groups(kv_cache_config):
         group = kv_cache_config.kv_cache_groups[index]
         _check_group(group)
         spec = group.kv_cache_spec
@@ -136,6 +137,11 @@ def spec_kind(spec: Any) -> str:
     from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
     return str(get_kv_cache_spec_kind(spec).value)
+
+
+def has_layer_views(spec: Any) -> bool:
+    """Whether vLLM makes a view of the KV cache for each layer with this spec."""
+    return installed().has_layer_views(spec)
 
 
 def expected_specs(vllm_config: Any) -> list[Any]:

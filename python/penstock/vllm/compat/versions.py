@@ -8,18 +8,19 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 from packaging.version import InvalidVersion, Version
 
 from penstock.errors import ConfigError
-from penstock.vllm.compat import contract, vllm_0_30, vllm_0_32, vllm_0_33
+from penstock.vllm.compat import contract, vllm_0_29, vllm_0_30, vllm_0_32, vllm_0_33
 from penstock.vllm.compat.planning import Planning
 from penstock.vllm.compat.uses import Use
 
 logger = logging.getLogger("vllm.penstock")
 
-SUPPORTED = ("0.30", "0.31", "0.32")
+SUPPORTED = ("0.29", "0.30", "0.31", "0.32")
 """Minor versions of vLLM that the end-to-end tests run against."""
 
 
@@ -27,13 +28,25 @@ class Differences(Protocol):
     """What a version's file has."""
 
     USES: tuple[Use, ...]
+    UNASKED: tuple[str, ...]
+    """Methods of the connector that this version does not call."""
     PLANNING: Planning
 
     def hash_block_size(self, vllm_config: Any, kv_cache_config: Any) -> int | None:
         """Tokens of the blocks that hashes are made of; None for those of the only group."""
 
+    def prefix_cacheable_groups(self, kv_cache_config: Any) -> tuple[int, ...]:
+        """Numbers of the KV-cache groups that vLLM finds by prefix."""
+
+    def has_layer_views(self, spec: Any) -> bool:
+        """Whether vLLM makes a view of the KV cache for each layer of this kind."""
+
+    def adapt_scheduler(self) -> None:
+        """Has vLLM's scheduler, in this process, do what it does itself in other versions."""
+
 
 _FILES: dict[str, Differences] = {
+    "0.29": cast("Differences", vllm_0_29),
     "0.30": cast("Differences", vllm_0_30),
     "0.32": cast("Differences", vllm_0_32),
     "0.33": cast("Differences", vllm_0_33),
@@ -62,6 +75,12 @@ def installed() -> Differences:
     return differences(vllm.__version__)
 
 
+def adapt_scheduler() -> None:
+    """Has vLLM's scheduler, in this process, do what the connector needs of it and this version
+    does not do itself."""
+    installed().adapt_scheduler()
+
+
 def check_version() -> None:
     """Refuses a vLLM that Penstock does not know; of a newer one that has all that is needed it
     only says so.
@@ -86,8 +105,14 @@ def check_version() -> None:
     logger.warning("Penstock: %s, which has all that Penstock uses, but was not tried", known)
 
 
+def violations(package: Path, version: str) -> list[str]:
+    """What of the vLLM in this package folder, of this version, is not as Penstock needs it."""
+    file = differences(version)
+    return contract.violations(package, file.USES, file.UNASKED)
+
+
 @functools.cache
 def _violations(version: str) -> tuple[str, ...]:
     package = contract.installed_package()
     assert package is not None
-    return tuple(contract.violations(package, differences(version).USES))
+    return tuple(violations(package, version))

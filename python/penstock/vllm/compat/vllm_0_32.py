@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.vllm.compat import vllm_0_30
 from penstock.vllm.compat.planning import Planning
 from penstock.vllm.compat.uses import Use
 
@@ -13,7 +14,15 @@ PLANNING = Planning(
     configs_take=("vllm_config", "kv_cache_specs", "available_memory"),
 )
 
-USES = (*PLANNING.uses, Use("vllm.v1.kv_cache_interface", "KVCacheConfig.hash_block_size"))
+HASH_BLOCK_SIZE = Use("vllm.v1.kv_cache_interface", "KVCacheConfig.hash_block_size")
+
+USES = (*PLANNING.uses, *vllm_0_30.SINCE, HASH_BLOCK_SIZE)
+
+UNASKED = vllm_0_30.UNASKED
+
+prefix_cacheable_groups = vllm_0_30.prefix_cacheable_groups
+has_layer_views = vllm_0_30.has_layer_views
+adapt_scheduler = vllm_0_30.adapt_scheduler
 
 
 def hash_block_size(vllm_config: Any, kv_cache_config: Any) -> int | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.vllm.compat import vllm_0_32
+from penstock.vllm.compat import vllm_0_30, vllm_0_32
 from penstock.vllm.compat.planning import Planning
-from penstock.vllm.compat.uses import Use
 
 PLANNING = Planning(
     "vllm.v1.core.kv_cache_planning",
@@ -12,6 +11,11 @@ PLANNING = Planning(
     configs_take=(*vllm_0_32.PLANNING.configs_take, "global_kv_cache_groups"),
 )
 
-USES = (*PLANNING.uses, Use("vllm.v1.kv_cache_interface", "KVCacheConfig.hash_block_size"))
+USES = (*PLANNING.uses, *vllm_0_30.SINCE, vllm_0_32.HASH_BLOCK_SIZE)
+
+UNASKED = vllm_0_30.UNASKED
 
 hash_block_size = vllm_0_32.hash_block_size
+prefix_cacheable_groups = vllm_0_30.prefix_cacheable_groups
+has_layer_views = vllm_0_30.has_layer_views
+adapt_scheduler = vllm_0_30.adapt_scheduler

@@ -65,6 +65,8 @@ lint() {
     stage 'ruff format' 120 ruff format --check .
     stage 'mypy' 300 mypy
     stage 'native module against its stubs' 300 python -m mypy.stubtest penstock._native
+    stage 'who knows whom: rooms, crates, modules' 120 \
+        python -m pytest -q tests/docs/test_architecture.py --timeout 60
     stage 'cargo fmt' 120 cargo fmt --all --check
     stage 'cargo clippy' 900 cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
 }

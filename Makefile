@@ -7,6 +7,7 @@
 #   make test                                         everything CI runs
 #   make soak [SOAK_SECONDS=300] [SEED=N]             random faults for so long, every byte checked
 #   make lint                                         linters and type checkers only
+#   make deny                                         licences and origins of the crates that are built in
 #   make venv                                         only the environment, with Penstock built into it
 #   make lock                                         pins the newest versions of requirements/*.in
 
@@ -28,7 +29,7 @@ UV_INSTALL := $(UV) pip install --quiet --python $(BIN)/python --no-deps --compi
 export VIRTUAL_ENV := $(abspath $(VENV))
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help demo check unit e2e test soak lint venv lock clean
+.PHONY: help demo check unit e2e test soak lint deny venv lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -60,6 +61,16 @@ soak: venv
 
 lint: venv
 	scripts/test.sh lint
+
+# Advisories are left out: their list comes from GitHub, which not every machine reaches.
+deny: $(DONE)/deny
+	$(BIN)/cargo-deny check licenses bans sources
+
+$(DONE)/deny:
+	@echo "cargo-deny: built from crates.io; takes some minutes"
+	@cargo install --quiet --locked --root $(VENV) --target-dir target/cargo-deny \
+	    --no-default-features cargo-deny@0.20.2
+	@mkdir -p $(DONE) && touch $@
 
 venv: $(DONE)/penstock
 

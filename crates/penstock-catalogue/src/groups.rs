@@ -107,18 +107,16 @@ impl Groups {
     /// A run ends at `limit` at the latest; both are multiples of the alignment. Layers that attend to
     /// all tokens need every block of the run, the others those of the window at its end. The result is
     /// `first` if nothing can be loaded.
-    pub(crate) fn reach(
-        &self,
-        first: u64,
-        limit: u64,
-        has: impl Fn(usize, usize) -> bool,
-    ) -> u64 {
+    pub(crate) fn reach(&self, first: u64, limit: u64, has: impl Fn(usize, usize) -> bool) -> u64 {
         let mut end = limit.max(first);
         for (position, group) in self.groups.iter().enumerate() {
             if group.window.is_none() {
                 let blocks = group.needed(first, end);
                 let missing = blocks.clone().find(|&block| !has(position, block));
-                end = self.down(first, missing.unwrap_or(blocks.end) as u64 * group.block_tokens);
+                end = self.down(
+                    first,
+                    missing.unwrap_or(blocks.end) as u64 * group.block_tokens,
+                );
             }
         }
         // A window that lacks a block lacks it for every end at which the block is in it.

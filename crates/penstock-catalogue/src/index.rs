@@ -317,9 +317,7 @@ impl Index {
         }
         if self.states[number as usize].flags & LISTED != 0 {
             let name = self.names[number as usize];
-            let found = self
-                .table
-                .find_entry(hash(&name), |&other| other == number);
+            let found = self.table.find_entry(hash(&name), |&other| other == number);
             if let Ok(entry) = found {
                 entry.remove();
             }

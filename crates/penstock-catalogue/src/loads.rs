@@ -3,12 +3,12 @@
 use penstock_advisor::Reach;
 use penstock_engine::{Block, Parent};
 
+use crate::CatalogueError;
 use crate::catalogue::Catalogue;
 use crate::error::Result;
 use crate::index::{Number, State};
 use crate::job::Kind;
 use crate::request::{Lookup, Request};
-use crate::CatalogueError;
 
 /// What a job moves, over all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -205,7 +205,8 @@ impl Catalogue {
         if needed.is_empty() {
             return Ok(None);
         }
-        let block = |&(group, index, _): &(usize, usize, Number)| self.block(request, group, index, 0);
+        let block =
+            |&(group, index, _): &(usize, usize, Number)| self.block(request, group, index, 0);
         let blocks = needed.iter().map(block).collect();
         let moved = self.moved(needed.iter().map(|&(group, _, number)| (group, number)));
         let numbers = needed.iter().map(|&(_, _, number)| number).collect();

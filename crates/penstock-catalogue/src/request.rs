@@ -22,9 +22,14 @@ pub(crate) struct Request {
 pub(crate) enum Lookup {
     None,
     /// So many groups' answers are still to come; whether one of the others failed.
-    Asked { left: usize, has_failed: bool },
+    Asked {
+        left: usize,
+        has_failed: bool,
+    },
     /// Whether the pool was heard.
-    Answered { is_heard: bool },
+    Answered {
+        is_heard: bool,
+    },
 }
 
 impl Request {

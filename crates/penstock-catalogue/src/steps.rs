@@ -31,7 +31,15 @@ impl Catalogue {
     /// look-up is under way no block counts as filled yet: the pool may have it, so a later step decides.
     pub fn step<'a>(&mut self, scheduled: impl Iterator<Item = Scheduled<'a>>) -> Step {
         let mut step = Step::default();
-        for (place, Scheduled { id, computed, tokens }) in scheduled.enumerate() {
+        for (
+            place,
+            Scheduled {
+                id,
+                computed,
+                tokens,
+            },
+        ) in scheduled.enumerate()
+        {
             let Some(request) = self.requests.get_mut(id) else {
                 continue;
             };

@@ -1,10 +1,10 @@
 //! Requests, look-ups, loads and stores against one catalogue.
 
 use penstock_advisor::Reach;
-use penstock_engine::{Chunk, HostChange, Parent};
 use penstock_catalogue::{
     Catalogue, CatalogueError, Group, Groups, Holding, LookupState, Scheduled,
 };
+use penstock_engine::{Chunk, HostChange, Parent};
 
 const TOKENS: u64 = 16;
 const BYTES: u64 = 1000;
@@ -38,7 +38,9 @@ fn catalogue(windows: &[Option<u64>], ranks: u32) -> Catalogue {
         bytes: BYTES,
         objects: 1,
     };
-    catalogue.set_holdings(vec![holding; windows.len()]).unwrap();
+    catalogue
+        .set_holdings(vec![holding; windows.len()])
+        .unwrap();
     catalogue
 }
 
@@ -62,11 +64,16 @@ fn a_block_is_held_when_every_rank_has_it() {
     let mut catalogue = catalogue(&[None], 2);
     looked_up(&mut catalogue, "a", &[true, true, true, false]);
     assert_eq!(ends(&catalogue, "a"), [(3, 0, 3 * BYTES)]);
-    catalogue.begin_load("a", 1, 0, 3 * TOKENS, |_, i| Some(i as u64)).unwrap();
+    catalogue
+        .begin_load("a", 1, 0, 3 * TOKENS, |_, i| Some(i as u64))
+        .unwrap();
     catalogue.change_host(&change(1, true)).unwrap();
     assert_eq!(ends(&catalogue, "a"), [(3, 0, 3 * BYTES)]);
     catalogue.change_host(&change(1, true)).unwrap();
-    assert_eq!(ends(&catalogue, "a"), [(1, BYTES, 0), (3, BYTES, 2 * BYTES)]);
+    assert_eq!(
+        ends(&catalogue, "a"),
+        [(1, BYTES, 0), (3, BYTES, 2 * BYTES)]
+    );
     catalogue.change_host(&change(1, false)).unwrap();
     assert_eq!(ends(&catalogue, "a"), [(3, 0, 3 * BYTES)]);
 }
@@ -75,12 +82,17 @@ fn a_block_is_held_when_every_rank_has_it() {
 fn what_a_job_did_not_find_is_not_there_and_what_cannot_be_decrypted_is_not_loaded() {
     let mut catalogue = catalogue(&[None], 1);
     looked_up(&mut catalogue, "a", &[true; 4]);
-    catalogue.begin_load("a", 1, 0, 4 * TOKENS, |_, i| Some(i as u64)).unwrap();
+    catalogue
+        .begin_load("a", 1, 0, 4 * TOKENS, |_, i| Some(i as u64))
+        .unwrap();
     catalogue.lose(1, &[3]).unwrap();
     assert_eq!(ends(&catalogue, "a"), [(3, 0, 3 * BYTES)]);
     catalogue.set_foreign(1, &[1]).unwrap();
     assert_eq!(ends(&catalogue, "a"), [(1, 0, BYTES)]);
-    let beyond = CatalogueError::NoPosition { job: 1, position: 4 };
+    let beyond = CatalogueError::NoPosition {
+        job: 1,
+        position: 4,
+    };
     assert_eq!(catalogue.lose(1, &[4]), Err(beyond));
     catalogue.end(1).unwrap();
     assert_eq!(catalogue.lose(1, &[0]), Err(CatalogueError::UnknownJob(1)));
@@ -106,7 +118,10 @@ fn a_look_up_is_over_once_all_its_groups_have_answered() {
     assert_eq!(catalogue.lookup("a"), Ok(LookupState::Asked));
     // What the pool has does not count before that.
     assert_eq!(ends(&catalogue, "a"), []);
-    assert_eq!(catalogue.answer(queries[1].number, Some(&[false, false, true, true])), 2);
+    assert_eq!(
+        catalogue.answer(queries[1].number, Some(&[false, false, true, true])),
+        2
+    );
     assert_eq!(catalogue.lookup("a"), Ok(LookupState::Over));
     assert_eq!(ends(&catalogue, "a"), [(4, 0, 6 * BYTES)]);
     // Nobody waits for it twice.
@@ -155,7 +170,10 @@ fn a_preempted_request_is_looked_up_and_stored_anew() {
     // Computing goes on, and fills nothing.
     let decoding = step(&mut catalogue, 65, 1);
     assert_eq!((decoding.started, decoding.prompts), (vec![], vec![]));
-    catalogue.begin_store("a", 1, 65, 0, |_, i| Some(i as u64 + 1)).unwrap().unwrap();
+    catalogue
+        .begin_store("a", 1, 65, 0, |_, i| Some(i as u64 + 1))
+        .unwrap()
+        .unwrap();
     assert_eq!(step(&mut catalogue, 66, 1).filled, []);
 }
 
@@ -164,12 +182,24 @@ fn prefetches_share_no_block_and_keep_theirs_until_they_are_released() {
     let mut catalogue = catalogue(&[None], 1);
     looked_up(&mut catalogue, "a", &[true; 4]);
     looked_up(&mut catalogue, "b", &[true; 4]);
-    let (blocks, moved) = catalogue.begin_prefetch("a", 1, 0, 64, 2, false).unwrap().unwrap();
+    let (blocks, moved) = catalogue
+        .begin_prefetch("a", 1, 0, 64, 2, false)
+        .unwrap()
+        .unwrap();
     assert_eq!((blocks.len(), moved.pool_bytes), (2, 2 * BYTES));
     assert_eq!(catalogue.begin_prefetch("b", 2, 0, 32, 9, false), Ok(None));
-    let (others, _) = catalogue.begin_prefetch("b", 2, 0, 64, 9, false).unwrap().unwrap();
+    let (others, _) = catalogue
+        .begin_prefetch("b", 2, 0, 64, 9, false)
+        .unwrap()
+        .unwrap();
     assert_eq!(others[0].chunk, chunk(3));
-    assert_eq!(others[0].parent, Some(Parent { chunk: chunk(2), tokens: 32 }));
+    assert_eq!(
+        others[0].parent,
+        Some(Parent {
+            chunk: chunk(2),
+            tokens: 32
+        })
+    );
     assert_eq!(catalogue.prefetched(), 4);
     catalogue.release(1).unwrap();
     assert_eq!(catalogue.prefetched(), 2);
@@ -181,7 +211,10 @@ fn prefetches_share_no_block_and_keep_theirs_until_they_are_released() {
     assert_eq!(catalogue.prefetched(), 0);
     // Only what host memory lacks, for a probe.
     catalogue.change_host(&change(1, true)).unwrap();
-    let (lacking, _) = catalogue.begin_prefetch("b", 3, 0, 64, 2, true).unwrap().unwrap();
+    let (lacking, _) = catalogue
+        .begin_prefetch("b", 3, 0, 64, 2, true)
+        .unwrap()
+        .unwrap();
     let lacking: Vec<Chunk> = lacking.iter().map(|block| block.chunk).collect();
     assert_eq!(lacking, [chunk(2), chunk(3)]);
 }
@@ -196,8 +229,14 @@ fn blocks_that_left_a_window_are_not_stored_and_those_that_may_leave_have_reader
         (1, 0 | 1) => Some(null),
         _ => Some((group * 10 + index) as u64 + 1),
     };
-    let blocks = catalogue.begin_store("a", 7, 64, null, table).unwrap().unwrap();
-    let own: Vec<(u16, u64)> = blocks.iter().map(|block| (block.group, block.block)).collect();
+    let blocks = catalogue
+        .begin_store("a", 7, 64, null, table)
+        .unwrap()
+        .unwrap();
+    let own: Vec<(u16, u64)> = blocks
+        .iter()
+        .map(|block| (block.group, block.block))
+        .collect();
     assert_eq!(own, [(0, 1), (0, 2), (0, 3), (0, 4), (1, 13), (1, 14)]);
     assert_eq!(catalogue.readers([2, 13, 14].into_iter()), [7]);
     catalogue.on_read(7);
@@ -205,7 +244,10 @@ fn blocks_that_left_a_window_are_not_stored_and_those_that_may_leave_have_reader
     assert_eq!(catalogue.end_store(7, &[0, 5]), Ok(4));
     // Two did not get there: whoever fills them next stores them.
     catalogue.pause("a").unwrap();
-    let again = catalogue.begin_store("a", 8, 64, null, table).unwrap().unwrap();
+    let again = catalogue
+        .begin_store("a", 8, 64, null, table)
+        .unwrap()
+        .unwrap();
     assert_eq!(again.len(), 2);
 }
 
@@ -213,7 +255,9 @@ fn blocks_that_left_a_window_are_not_stored_and_those_that_may_leave_have_reader
 fn nothing_is_left_of_what_nobody_names() {
     let mut catalogue = catalogue(&[None], 1);
     looked_up(&mut catalogue, "a", &[true, true, false, false]);
-    catalogue.begin_load("a", 1, 0, 32, |_, i| Some(i as u64)).unwrap();
+    catalogue
+        .begin_load("a", 1, 0, 32, |_, i| Some(i as u64))
+        .unwrap();
     catalogue.remove("a").unwrap();
     assert_eq!(catalogue.loads(), 1);
     catalogue.end(1).unwrap();

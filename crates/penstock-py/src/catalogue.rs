@@ -1,8 +1,7 @@
 //! The catalogue for Python: hashes, block tables and steps in, numbers and blocks out.
 
 use penstock_catalogue::{
-    Catalogue as Native, CatalogueError, Group, Groups, Holding, LookupState, Moved,
-    Scheduled,
+    Catalogue as Native, CatalogueError, Group, Groups, Holding, LookupState, Moved, Scheduled,
 };
 use penstock_engine::{EngineError, HostChange};
 use pyo3::exceptions::PyRuntimeError;
@@ -119,7 +118,12 @@ impl Catalogue {
 
     /// Takes in the request's block hashes: the list has all of them, those which are known at its
     /// beginning.
-    fn extend(&mut self, py: Python<'_>, request: &str, hashes: &Bound<'_, PyList>) -> PyResult<()> {
+    fn extend(
+        &mut self,
+        py: Python<'_>,
+        request: &str,
+        hashes: &Bound<'_, PyList>,
+    ) -> PyResult<()> {
         let known = self
             .native
             .hashes(request)
@@ -238,13 +242,7 @@ impl Catalogue {
     }
 
     /// What a load of the tokens from `first` to `limit` would move, if the pool had all of it.
-    fn whole(
-        &self,
-        py: Python<'_>,
-        request: &str,
-        first: u64,
-        limit: u64,
-    ) -> PyResult<Reach> {
+    fn whole(&self, py: Python<'_>, request: &str, first: u64, limit: u64) -> PyResult<Reach> {
         self.native
             .whole(request, first, limit)
             .map(Reach)

@@ -171,6 +171,9 @@ fn deliver(
     {
         return Some(outcome);
     }
-    inner.queues.host_tier().keep(ticket.transfer(), slot, prefetch);
+    inner
+        .queues
+        .host_tier()
+        .keep(ticket.transfer(), slot, prefetch);
     Some(Outcome::Loaded(ticket.transfer().bytes as u64))
 }

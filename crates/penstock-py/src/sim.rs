@@ -25,6 +25,34 @@ fn sim_error(py: Python<'_>, error: &penstock_sim::Error) -> PyErr {
 /// The time to first token below which each of these shares of requests stays.
 const PERCENTILES: [f64; 5] = [0.1, 0.5, 0.9, 0.99, 1.0];
 
+impl Trace {
+    /// Replays without the GIL, but to tell of the progress; what telling raises ends it.
+    fn run(
+        &self,
+        py: Python<'_>,
+        fleet: &Fleet,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<penstock_sim::Outcome> {
+        let mut raised = None;
+        let outcome = py.detach(|| {
+            fleet.replay(&self.trace, |done| {
+                let told = Python::attach(|py| {
+                    py.check_signals()?;
+                    let tell = progress.as_ref().map(|tell| tell.call1(py, (done,)));
+                    tell.transpose().map(drop)
+                });
+                raised = told.err();
+                raised.is_none()
+            })
+        });
+        if let Some(error) = raised {
+            return Err(error);
+        }
+        let outcome = outcome.map_err(|error| sim_error(py, &error))?;
+        Ok(outcome.expect("a replay that nobody stopped"))
+    }
+}
+
 #[pymethods]
 impl Trace {
     #[staticmethod]
@@ -155,23 +183,7 @@ impl Trace {
             pool: speed(pool_speed),
             windows,
         };
-        let mut raised = None;
-        let outcome = py.detach(|| {
-            fleet.replay(&self.trace, |done| {
-                let told = Python::attach(|py| {
-                    py.check_signals()?;
-                    let tell = progress.as_ref().map(|tell| tell.call1(py, (done,)));
-                    tell.transpose().map(drop)
-                });
-                raised = told.err();
-                raised.is_none()
-            })
-        });
-        if let Some(error) = raised {
-            return Err(error);
-        }
-        let outcome = outcome.map_err(|error| sim_error(py, &error))?;
-        let outcome = outcome.expect("a replay that nobody stopped");
+        let outcome = self.run(py, &fleet, progress)?;
         document(py, &outcome)
     }
 }

@@ -52,6 +52,16 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="number of ranks: vLLM's partition, or the best one with --device-memory",
     )
     parser.add_argument("--tp", metavar="N", type=words.count_argument, default=1)
+    _add_memory(parser)
+    _add_serving(parser)
+    parser.add_argument(
+        "--plot", metavar="FILE", type=Path, help="write the plan as an SVG picture"
+    )
+    parser.add_argument("--json", action="store_true", help="write JSON")
+
+
+def _add_memory(parser: argparse.ArgumentParser) -> None:
+    """What there is to split, and the devices that it is on."""
     amount = parser.add_mutually_exclusive_group()
     amount.add_argument(
         "--kv-cache-memory-bytes",
@@ -97,6 +107,10 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="--kv-cache-memory-bytes is the total that is split in proportion, and the commands "
         "shown ask for that; not for vLLM's own split",
     )
+
+
+def _add_serving(parser: argparse.ArgumentParser) -> None:
+    """What vLLM is told, as far as blocks and their number depend on it."""
     parser.add_argument(
         "--max-model-len",
         metavar="N",
@@ -123,10 +137,6 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--kv-dtype", choices=tuple(_KV_BYTES), default="auto", help="(default: the model's)"
     )
-    parser.add_argument(
-        "--plot", metavar="FILE", type=Path, help="write the plan as an SVG picture"
-    )
-    parser.add_argument("--json", action="store_true", help="write JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -90,27 +90,18 @@ def compose(
     # Every worker reads them, minutes later: what is wrong with them is better said now.
     EncryptionKeys.load(encryption_key_file)
 
-    extra: dict[str, Any] = {}
-    environment = {}
     # A command line is open to every user of the machine (ps), an environment is not.
-    if _has_secret(pool):
-        environment[POOL_VARIABLE] = pool
-    else:
-        extra[PREFIX + "pool"] = pool
-    if host_bytes is not None:
-        extra[PREFIX + "host_bytes"] = host_bytes
-    if kv_layout != AUTO:
-        extra[PREFIX + "kv_layout"] = kv_layout
-    if pool_geometry != RANK:
-        extra[PREFIX + "pool_geometry"] = pool_geometry
-    if load_policy != AUTO_LOADS:
-        extra[PREFIX + "load_policy"] = load_policy
-    if encryption_key_file is not None:
-        extra[PREFIX + "encryption_key_file"] = str(Path(encryption_key_file).absolute())
-    for name, value in (settings or {}).items():
-        if name in _OPTIONS:
-            raise ConfigError(f"{name} has an option of its own: --{name.replace('_', '-')}")
-        extra[PREFIX + name] = value
+    environment = {POOL_VARIABLE: pool} if _has_secret(pool) else {}
+    key_file = encryption_key_file and str(Path(encryption_key_file).absolute())
+    chosen = {
+        "pool": (None if environment else pool, None),
+        "host_bytes": (host_bytes, None),
+        "kv_layout": (kv_layout, AUTO),
+        "pool_geometry": (pool_geometry, RANK),
+        "load_policy": (load_policy, AUTO_LOADS),
+        "encryption_key_file": (key_file, None),
+    }
+    extra = _extra_config(chosen, settings or {})
     Settings.parse(extra, environment)
     transfer = {
         "kv_connector": "PenstockConnector",
@@ -119,19 +110,35 @@ def compose(
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": extra,
     }
-    additional: dict[str, Any] = {}
-    if proportional:
-        additional[PROPORTIONAL] = True
-    if kv_tokens is not None:
-        additional[TOKENS] = kv_tokens
-    if proportional and kv_tokens is None:
-        _check_proportional(options)
+    additional = _additional_config(options, proportional=proportional, kv_tokens=kv_tokens)
     arguments = ["vllm", "serve", model, *_with_additional(options, additional)]
     if not any(name.endswith("enable-prompt-tokens-details") for name, _ in _named(options)):
         arguments.append("--enable-prompt-tokens-details")
     arguments += ["--kv-transfer-config", json.dumps(transfer, separators=(",", ":"))]
     masked = "".join(f"{name}={shlex.quote(store.url)} " for name in environment)
     return Launch(tuple(arguments), environment, masked + shlex.join(arguments))
+
+
+def _extra_config(
+    chosen: Mapping[str, tuple[Any, Any]], settings: Mapping[str, str]
+) -> dict[str, Any]:
+    """The connector's settings: those chosen that are not the default beside them, and others."""
+    extra = {PREFIX + name: value for name, (value, default) in chosen.items() if value != default}
+    for name, value in settings.items():
+        if name in _OPTIONS:
+            raise ConfigError(f"{name} has an option of its own: --{name.replace('_', '-')}")
+        extra[PREFIX + name] = value
+    return extra
+
+
+def _additional_config(
+    options: Sequence[str], *, proportional: bool, kv_tokens: int | None
+) -> dict[str, Any]:
+    """What the plugin is told of how KV memory is split."""
+    if proportional and kv_tokens is None:
+        _check_proportional(options)
+    asked = {PROPORTIONAL: proportional or None, TOKENS: kv_tokens}
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def _has_secret(pool: str) -> bool:
@@ -236,6 +243,24 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="host memory, all ranks together, for blocks on their way and for those that stay in "
         "it until the room is needed (default: as much as two steps may store, 1 GiB at least)",
     )
+    words.add_key_file(parser)
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        dest="settings",
+        help="another setting of the connector, as --set load_timeout=0.2; may be repeated",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="only print the command, do not run it"
+    )
+    _add_kv_cache(parser)
+    parser.set_defaults(passes_options=True)
+
+
+def _add_kv_cache(parser: argparse.ArgumentParser) -> None:
+    """How KV lies in memory and in the pool, how much there is, and when it is loaded."""
     parser.add_argument(
         "--kv-layout",
         metavar="LAYOUT",
@@ -272,19 +297,6 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         type=words.count_argument,
         help="keep KV for N tokens: exactly the memory that they need on every rank",
     )
-    words.add_key_file(parser)
-    parser.add_argument(
-        "--set",
-        metavar="NAME=VALUE",
-        action="append",
-        default=[],
-        dest="settings",
-        help="another setting of the connector, as --set load_timeout=0.2; may be repeated",
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="only print the command, do not run it"
-    )
-    parser.set_defaults(passes_options=True)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -64,6 +64,18 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     kv.add_argument(
         "--model", metavar="CONFIG", type=Path, help="or the model: its folder, or a config.json"
     )
+    _add_fleet(parser)
+    _add_speeds(parser)
+    _add_reading(parser)
+    parser.add_argument(
+        "--no-sizes", action="store_true", help="do not try pools of other sizes: much faster"
+    )
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="write the plots as one SVG")
+    parser.add_argument("--json", action="store_true", help="write JSON")
+
+
+def _add_fleet(parser: argparse.ArgumentParser) -> None:
+    """Nodes, what they and the pool hold, and by which rules."""
     parser.add_argument("--nodes", metavar="N", type=words.count_argument, default=4)
     parser.add_argument(
         "--host-bytes",
@@ -90,6 +102,17 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "with allkeys-lru between lru and lru-by-block)",
     )
     parser.add_argument("--routing", choices=ROUTINGS, default="random")
+    parser.add_argument(
+        "--server-bytes",
+        metavar="SIZE",
+        type=words.size_argument,
+        default="64GiB",
+        help="what one server of the pool holds (default: %(default)s)",
+    )
+
+
+def _add_speeds(parser: argparse.ArgumentParser) -> None:
+    """How fast nodes compute and read, and whether they load."""
     parser.add_argument(
         "--prefill-speed",
         metavar="N",
@@ -119,22 +142,16 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
             default=latency,
             help="before the first of them (default: %(default)s)",
         )
-    parser.add_argument(
-        "--server-bytes",
-        metavar="SIZE",
-        type=words.size_argument,
-        default="64GiB",
-        help="what one server of the pool holds (default: %(default)s)",
-    )
+
+
+def _add_reading(parser: argparse.ArgumentParser) -> None:
+    """How the trace is read and counted."""
     parser.add_argument(
         "--windows",
         metavar="N",
         type=words.count_argument,
         default=60,
         help="parts of the trace's time that are counted one by one (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--no-sizes", action="store_true", help="do not try pools of other sizes: much faster"
     )
     parser.add_argument(
         "--block-tokens",
@@ -158,8 +175,6 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="between the starts of sessions in traces whose sessions all start at 0 "
         "(default: %(default)s)",
     )
-    parser.add_argument("--plot", metavar="FILE", type=Path, help="write the plots as one SVG")
-    parser.add_argument("--json", action="store_true", help="write JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -129,18 +129,7 @@ def trace(path: Path) -> Workload:
     Raises:
         ConfigError: the file cannot be read, or is of another form.
     """
-    sessions: dict[str, list[tuple[int, str, str]]] = {}
-    for number, record in _records(path):
-        try:
-            entry = (int(record["timestamp"]), str(record["input"]), str(record["output"]))
-            sessions.setdefault(str(record["session_id"]), []).append(entry)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{path}, line {number}: not a request of a trace: {error!r}"
-            ) from None
-    if not sessions:
-        raise ConfigError(f"{path} holds no requests")
-
+    sessions = _sessions(path)
     chosen: list[tuple[int, Step]] = []
     total = shortened = 0
     for conversation, session in enumerate(sessions.values()):
@@ -184,6 +173,22 @@ def trace(path: Path) -> Workload:
         cuts.append(f"pauses between requests are cut to {_TRACE_PAUSE:g} s")
     cuts.append(f"answers have at most {_ANSWER_TOKENS} tokens")
     return Workload(f"requests of {path.name}", steps, tuple(cuts))
+
+
+def _sessions(path: Path) -> dict[str, list[tuple[int, str, str]]]:
+    """By session: time, prompt and answer of its requests, as the file has them."""
+    sessions: dict[str, list[tuple[int, str, str]]] = {}
+    for number, record in _records(path):
+        try:
+            entry = (int(record["timestamp"]), str(record["input"]), str(record["output"]))
+            sessions.setdefault(str(record["session_id"]), []).append(entry)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{path}, line {number}: not a request of a trace: {error!r}"
+            ) from None
+    if not sessions:
+        raise ConfigError(f"{path} holds no requests")
+    return sessions
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

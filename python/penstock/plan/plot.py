@@ -63,14 +63,7 @@ def _columns(plans: Mapping[str, Plan]) -> str:
     step = byte_step(highest)
     most = -(-highest // step) * step
     floor = _TOP + _HEIGHT
-    marks = []
-    for nbytes in range(0, most + step, step):
-        y = floor - nbytes / most * _HEIGHT
-        marks.append(
-            f'<path class="line" d="M{_LEFT} {y:.0f}H{_WIDTH - _RIGHT}"/>'
-            f'<text class="soft" x="{_LEFT - 8}" y="{y + 4:.0f}" text-anchor="end">'
-            f"{size(nbytes)}</text>"
-        )
+    marks = _scale(most, step)
     x = _LEFT + slot / 2
     for name, plan, outcome in groups:
         middle = x + slot * len(plan.partition) / 2
@@ -111,6 +104,19 @@ def _columns(plans: Mapping[str, Plan]) -> str:
                 f"{outcome.tokens:,} tokens</text>"
             )
     return "".join(marks)
+
+
+def _scale(most: int, step: int) -> list[str]:
+    """Lines across the columns, with the bytes that they stand for."""
+    marks = []
+    for nbytes in range(0, most + step, step):
+        y = _TOP + _HEIGHT - nbytes / most * _HEIGHT
+        marks.append(
+            f'<path class="line" d="M{_LEFT} {y:.0f}H{_WIDTH - _RIGHT}"/>'
+            f'<text class="soft" x="{_LEFT - 8}" y="{y + 4:.0f}" text-anchor="end">'
+            f"{size(nbytes)}</text>"
+        )
+    return marks
 
 
 def _frontier(frontier: Sequence[Partition], top: float) -> str:

@@ -163,6 +163,31 @@ def test_presence_can_be_forgotten() -> None:
     assert len(computed(engine, request)[0].blocks) == 5
 
 
+def test_what_was_not_waited_for_is_declined_only_if_it_is_computed() -> None:
+    engine = PlainEngine([FULL], policy="auto")
+    first = engine.ask("first", PROMPT)
+    assert engine.match(first) == 0
+    computed(engine, first)
+    engine.put_prompt(PROMPT)
+    late = engine.ask("late", PROMPT)
+    probing, tracked = engine.half._probing, engine.half._requests["late"]
+    probing.note_unawaited(tracked, 0)
+    # It waits for its turn meanwhile: nothing is declined, and the answer counts.
+    engine.step({})
+    assert tracked.unawaited_from == 0
+    assert engine.match(late) == 20
+    assert tracked.unawaited_from is None
+    engine.ask("other", PROMPT)
+    tracked = engine.half._requests["other"]
+    probing.note_unawaited(tracked, 0)
+    engine.step({"other": 21})
+    while not tracked.is_declined:
+        engine.step({})
+    counts = engine.half.take_counts()
+    assert counts is not None
+    assert counts["declined_tokens"] == 20
+
+
 def native_calls(work: Callable[[], object]) -> list[str]:
     """The native functions that Python calls meanwhile."""
     calls: list[str] = []

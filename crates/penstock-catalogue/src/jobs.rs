@@ -90,10 +90,11 @@ impl Catalogue {
             .ok_or(CatalogueError::UnknownJob(job))
     }
 
-    /// Blocks that a job did not find in the pool, or not whole, by their positions in it.
+    /// Blocks that a job did not find in the pool, or not whole, by their positions in it. Of a job that is
+    /// over nothing is learnt any more.
     ///
     /// # Errors
-    /// There is no such job, or no such position.
+    /// The job has no block at such a position.
     pub fn lose(&mut self, job: u64, positions: &[usize]) -> Result<()> {
         for number in self.numbers_at(job, positions)? {
             self.index.set_lost(number);
@@ -101,10 +102,11 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Blocks that are in the pool and cannot be decrypted here, by their positions in a job.
+    /// Blocks that are in the pool and cannot be decrypted here, by their positions in a job. As of
+    /// [`lose`](Self::lose).
     ///
     /// # Errors
-    /// There is no such job, or no such position.
+    /// The job has no block at such a position.
     pub fn set_foreign(&mut self, job: u64, positions: &[usize]) -> Result<()> {
         for number in self.numbers_at(job, positions)? {
             self.index.set_foreign(number);
@@ -113,11 +115,9 @@ impl Catalogue {
     }
 
     fn numbers_at(&self, job: u64, positions: &[usize]) -> Result<Vec<Number>> {
-        let numbers = &self
-            .jobs
-            .get(&job)
-            .ok_or(CatalogueError::UnknownJob(job))?
-            .numbers;
+        let Some(Job { numbers, .. }) = self.jobs.get(&job) else {
+            return Ok(Vec::new());
+        };
         positions
             .iter()
             .map(|&position| {

@@ -141,12 +141,12 @@ class SchedulerHalf:
         self._prefetching.order_for_waiting(
             lambda tracked: not self._lookups.is_under_way(tracked), self._loading.advise
         )
-        self._probing.decline_unawaited()
         started, filled, prompts = self._catalogue.step(step.requests, step.computed, step.tokens)
         for place in started:
             tracked = self._requests[step.requests[place]]
             tracked.phase = Phase.RUNNING
             self._prefetching.forget(tracked)
+        self._probing.decline_unawaited()
         for place, computed in filled:
             request_id = step.requests[place]
             self._storing.store_filled(

@@ -71,6 +71,8 @@ class Loading:
             if self._awaits(tracked, first):
                 return None
             self._probing.note_unawaited(tracked, first)
+        else:
+            self._probing.forget(tracked)
         choice = self.advise(tracked, first)
         if choice is None:
             return 0

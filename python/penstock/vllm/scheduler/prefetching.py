@@ -89,10 +89,8 @@ class Prefetching:
         return end // self._catalogue.alignment * self._catalogue.alignment
 
     def _cached_blocks(self, tracked: Tracked, group: Group) -> int:
-        hashes, each = (
-            tracked.request.block_hashes,
-            group.block_size // self._common.facts.hash_tokens,
-        )
+        hashes = tracked.request.block_hashes
+        each = group.block_size // self._common.facts.hash_tokens
         low, high = 0, len(hashes) // each
         while low < high:
             middle = (low + high) // 2

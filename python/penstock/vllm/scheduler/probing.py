@@ -9,7 +9,7 @@ from penstock.vllm.advisor import AUTO
 from penstock.vllm.scheduler.common import Common
 from penstock.vllm.scheduler.lookups import Lookups
 from penstock.vllm.scheduler.prefetching import Prefetching
-from penstock.vllm.scheduler.requests import Tracked
+from penstock.vllm.scheduler.requests import Phase, Tracked
 
 
 class Probing:
@@ -32,11 +32,13 @@ class Probing:
         self._unawaited[tracked.id] = tracked, self._common.last(tracked)
 
     def decline_unawaited(self) -> None:
-        """Once answers have come for which requests did not wait, it is known what was declined."""
+        """Once the answer has come for which a request did not wait, before it was computed, it is
+        known what was declined."""
         over = [
             request_id
             for request_id, (tracked, _) in self._unawaited.items()
-            if not self._lookups.is_under_way(tracked)
+            if tracked.phase in (Phase.RUNNING, Phase.ENDED)
+            and not self._lookups.is_under_way(tracked)
         ]
         for request_id in over:
             tracked, last = self._unawaited.pop(request_id)
@@ -45,8 +47,9 @@ class Probing:
                 self.decline(tracked, first, reaches[-1].end)
 
     def forget(self, tracked: Tracked) -> None:
-        """The request is gone, or begins anew."""
-        self._unawaited.pop(tracked.id, None)
+        """The request is gone, begins anew, or has its answer in time after all."""
+        if self._unawaited.pop(tracked.id, None) is not None:
+            tracked.unawaited_from = None
 
     def decline(self, tracked: Tracked, first: int, end: int) -> None:
         """Tokens are computed that could be loaded: once a request, they are counted, and some of

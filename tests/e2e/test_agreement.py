@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.vllm.agreement import Agreement
-from penstock.vllm.groups import Group, Groups
+from penstock.vllm.agreement import Agreement, model_facts
+from penstock.vllm.groups import Group
 from penstock.vllm.messages import GroupShare, RankShare
 from penstock.vllm.settings import Settings
 
@@ -37,7 +37,8 @@ def agreement(llama: Path) -> Agreement:
     config = EngineArgs(
         model=str(llama), skip_tokenizer_init=True, dtype="float32", pipeline_parallel_size=2
     ).create_engine_config()
-    return Agreement(Settings(pool="memory://"), config, Groups([_GROUP]))
+    settings = Settings(pool="memory://")
+    return Agreement(settings, model_facts(settings, config), (_GROUP,), lambda: b"")
 
 
 def test_uneven_stages_agree(agreement: Agreement) -> None:

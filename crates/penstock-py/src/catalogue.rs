@@ -11,16 +11,17 @@ use pyo3::types::{PyBytes, PyDict, PyList, PySequence, PyString};
 use crate::advisor::Reach;
 use crate::blocks::{Blocks, padded};
 use crate::engine::Lookup;
-use crate::errors::{config_error, engine_error};
+use crate::errors::{config_error, engine_error, raised};
 use crate::layout::{SpanTuple, span};
 use crate::store::{namespace, seconds};
 
-fn catalogue_error(py: Python<'_>, error: &CatalogueError) -> PyErr {
-    match error {
-        CatalogueError::Config(_) => config_error(py, error.to_string()),
+/// The result, or the exception for what went wrong.
+fn raising<T>(result: Result<T, CatalogueError>) -> PyResult<T> {
+    result.map_err(|error| match error {
+        CatalogueError::Config(what) => raised::ConfigError::new_err((what,)),
         // The scheduler half's own mistake, not a user's.
         _ => PyRuntimeError::new_err(error.to_string()),
-    }
+    })
 }
 
 /// Bytes from host memory, bytes from the pool, objects on one rank.
@@ -67,35 +68,29 @@ impl Catalogue {
     /// block hash adds to its chain. Of blocks in the pool that no request names, `remembered` are.
     #[new]
     #[pyo3(signature = (groups, hash_tokens, *, remembered = 262_144))]
-    fn new(
-        py: Python<'_>,
-        groups: Vec<(u64, Option<u64>)>,
-        hash_tokens: u64,
-        remembered: usize,
-    ) -> PyResult<Self> {
+    fn new(groups: Vec<(u64, Option<u64>)>, hash_tokens: u64, remembered: usize) -> PyResult<Self> {
         let group = |(block_tokens, window)| Group {
             block_tokens,
             window,
         };
         let groups = Groups::new(groups.into_iter().map(group).collect(), hash_tokens);
-        groups
-            .map(|groups| Self {
-                native: Native::new(groups, remembered),
-            })
-            .map_err(|error| catalogue_error(py, &error))
+        Ok(Self {
+            native: Native::new(raising(groups)?, remembered),
+        })
     }
 
     /// By group: ranks that hold a part of its blocks, a block's bytes on all of them, and its objects on
     /// one of them.
-    fn set_holdings(&mut self, py: Python<'_>, holdings: Vec<(u32, u64, u64)>) -> PyResult<()> {
+    fn set_holdings(&mut self, holdings: Vec<(u32, u64, u64)>) -> PyResult<()> {
         let holding = |(ranks, bytes, objects)| Holding {
             ranks,
             bytes,
             objects,
         };
-        self.native
-            .set_holdings(holdings.into_iter().map(holding).collect())
-            .map_err(|error| catalogue_error(py, &error))
+        raising(
+            self.native
+                .set_holdings(holdings.into_iter().map(holding).collect()),
+        )
     }
 
     /// Tokens of the shortest run that is whole blocks in every group.
@@ -110,10 +105,8 @@ impl Catalogue {
     }
 
     /// A request has come.
-    fn add(&mut self, py: Python<'_>, request: &str, prompt_tokens: u64) -> PyResult<()> {
-        self.native
-            .add(request, prompt_tokens)
-            .map_err(|error| catalogue_error(py, &error))
+    fn add(&mut self, request: &str, prompt_tokens: u64) -> PyResult<()> {
+        raising(self.native.add(request, prompt_tokens))
     }
 
     /// Takes in the request's block hashes: the list has all of them, those which are known at its
@@ -124,10 +117,7 @@ impl Catalogue {
         request: &str,
         hashes: &Bound<'_, PyList>,
     ) -> PyResult<()> {
-        let known = self
-            .native
-            .hashes(request)
-            .map_err(|error| catalogue_error(py, &error))?;
+        let known = raising(self.native.hashes(request))?;
         let joined = joined(py, hashes, known)?;
         let (whole, rest) = joined.as_bytes().as_chunks();
         let extended = if rest.is_empty() && whole.len() == hashes.len().saturating_sub(known) {
@@ -139,14 +129,12 @@ impl Catalogue {
             let padded = padded.collect::<PyResult<Vec<_>>>()?;
             self.native.extend(request, &padded)
         };
-        extended.map_err(|error| catalogue_error(py, &error))
+        raising(extended)
     }
 
     /// The request is gone; jobs of its blocks go on.
-    fn remove(&mut self, py: Python<'_>, request: &str) -> PyResult<()> {
-        self.native
-            .remove(request)
-            .map_err(|error| catalogue_error(py, &error))
+    fn remove(&mut self, request: &str) -> PyResult<()> {
+        raising(self.native.remove(request))
     }
 
     // --- look-ups -------------------------------------------------------------------------
@@ -164,10 +152,7 @@ impl Catalogue {
         timeout: f64,
     ) -> PyResult<Option<usize>> {
         let timeout = seconds(py, timeout)?;
-        let queries = self
-            .native
-            .ask(request)
-            .map_err(|error| catalogue_error(py, &error))?;
+        let queries = raising(self.native.ask(request))?;
         let numbers: Vec<u64> = queries.iter().map(|query| query.number).collect();
         let mut asked = 0;
         for query in queries {
@@ -180,7 +165,7 @@ impl Catalogue {
                 Ok(()) => {}
                 Err(EngineError::Busy { .. }) => {
                     numbers.iter().for_each(|&number| native.cancel(number));
-                    self.do_without(py, request)?;
+                    self.do_without(request)?;
                     return Ok(None);
                 }
                 Err(error) => return Err(engine_error(py, &error)),
@@ -202,10 +187,8 @@ impl Catalogue {
     }
 
     /// The request is on as if the pool had nothing of it.
-    fn do_without(&mut self, py: Python<'_>, request: &str) -> PyResult<()> {
-        self.native
-            .do_without(request)
-            .map_err(|error| catalogue_error(py, &error))
+    fn do_without(&mut self, request: &str) -> PyResult<()> {
+        raising(self.native.do_without(request))
     }
 
     /// Nobody waits for the request's look-up any more.
@@ -216,83 +199,59 @@ impl Catalogue {
     }
 
     /// Whether the request's look-up is under way (True) or over (False); None if there was none.
-    fn is_asked(&self, py: Python<'_>, request: &str) -> PyResult<Option<bool>> {
-        match self.native.lookup(request) {
-            Ok(LookupState::None) => Ok(None),
-            Ok(state) => Ok(Some(state == LookupState::Asked)),
-            Err(error) => Err(catalogue_error(py, &error)),
-        }
+    fn is_asked(&self, request: &str) -> PyResult<Option<bool>> {
+        Ok(match raising(self.native.lookup(request))? {
+            LookupState::None => None,
+            state => Some(state == LookupState::Asked),
+        })
     }
 
     // --- loads ----------------------------------------------------------------------------
 
     /// Where loads of the request's tokens from `first` may end, up to `limit`, the nearest first, each
     /// with its bytes in host memory and in the pool.
-    fn reaches(
-        &self,
-        py: Python<'_>,
-        request: &str,
-        first: u64,
-        limit: u64,
-    ) -> PyResult<Vec<Reach>> {
-        let reaches = self.native.reaches(request, first, limit);
-        reaches
-            .map(|reaches| reaches.into_iter().map(Reach).collect())
-            .map_err(|error| catalogue_error(py, &error))
+    fn reaches(&self, request: &str, first: u64, limit: u64) -> PyResult<Vec<Reach>> {
+        let reaches = raising(self.native.reaches(request, first, limit))?;
+        Ok(reaches.into_iter().map(Reach).collect())
     }
 
     /// What a load of the tokens from `first` to `limit` would move, if the pool had all of it.
-    fn whole(&self, py: Python<'_>, request: &str, first: u64, limit: u64) -> PyResult<Reach> {
-        self.native
-            .whole(request, first, limit)
-            .map(Reach)
-            .map_err(|error| catalogue_error(py, &error))
+    fn whole(&self, request: &str, first: u64, limit: u64) -> PyResult<Reach> {
+        raising(self.native.whole(request, first, limit)).map(Reach)
     }
 
     /// The group of the first block of such a load that host memory lacks; None if it lacks nothing.
-    fn lacking(
-        &self,
-        py: Python<'_>,
-        request: &str,
-        first: u64,
-        end: u64,
-    ) -> PyResult<Option<usize>> {
-        self.native
-            .lacking(request, first, end)
-            .map_err(|error| catalogue_error(py, &error))
+    fn lacking(&self, request: &str, first: u64, end: u64) -> PyResult<Option<usize>> {
+        raising(self.native.lacking(request, first, end))
     }
 
     /// Whether a load under way brings the first block that this one would.
-    fn is_loading(&self, py: Python<'_>, request: &str, first: u64, end: u64) -> PyResult<bool> {
-        self.native
-            .is_loading(request, first, end)
-            .map_err(|error| catalogue_error(py, &error))
+    fn is_loading(&self, request: &str, first: u64, end: u64) -> PyResult<bool> {
+        raising(self.native.is_loading(request, first, end))
     }
 
     /// Begins a load of the request's tokens from `first` to `end`; `tables` are its block tables, by
     /// group.
     fn begin_load(
         &mut self,
-        py: Python<'_>,
         request: &str,
         job: u64,
         first: u64,
         end: u64,
         tables: Vec<Bound<'_, PySequence>>,
     ) -> PyResult<(Blocks, MovedTuple)> {
-        self.native
-            .begin_load(request, job, first, end, reader(&tables))
-            .map(|(loaded, moved)| (Blocks { blocks: loaded }, moved_tuple(&moved)))
-            .map_err(|error| catalogue_error(py, &error))
+        raising(
+            self.native
+                .begin_load(request, job, first, end, reader(&tables)),
+        )
+        .map(|(blocks, moved)| (Blocks { blocks }, moved_tuple(&moved)))
     }
 
     /// Begins a prefetch of the first `most` blocks of such a load, or of those that host memory lacks, but
     /// for what another prefetch keeps; None if nothing is left.
     #[pyo3(signature = (request, job, first, end, most, *, lacking = false))]
-    #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn begin_prefetch(
         &mut self,
-        py: Python<'_>,
         request: &str,
         job: u64,
         first: u64,
@@ -300,39 +259,31 @@ impl Catalogue {
         most: usize,
         lacking: bool,
     ) -> PyResult<Option<(Blocks, MovedTuple)>> {
-        let begun = self
-            .native
-            .begin_prefetch(request, job, first, end, most, lacking)
-            .map_err(|error| catalogue_error(py, &error))?;
-        Ok(begun.map(|(fetched, moved)| (Blocks { blocks: fetched }, moved_tuple(&moved))))
+        let begun = raising(
+            self.native
+                .begin_prefetch(request, job, first, end, most, lacking),
+        )?;
+        Ok(begun.map(|(blocks, moved)| (Blocks { blocks }, moved_tuple(&moved))))
     }
 
     /// A load or a prefetch is over.
-    fn end(&mut self, py: Python<'_>, job: u64) -> PyResult<()> {
-        self.native
-            .end(job)
-            .map_err(|error| catalogue_error(py, &error))
+    fn end(&mut self, job: u64) -> PyResult<()> {
+        raising(self.native.end(job))
     }
 
     /// Nobody waits for a prefetch any more, whether it is over or not.
-    fn release(&mut self, py: Python<'_>, job: u64) -> PyResult<()> {
-        self.native
-            .release(job)
-            .map_err(|error| catalogue_error(py, &error))
+    fn release(&mut self, job: u64) -> PyResult<()> {
+        raising(self.native.release(job))
     }
 
     /// Blocks of a job, by their positions in it, that are not in the pool, or not whole.
-    fn lose(&mut self, py: Python<'_>, job: u64, positions: Vec<usize>) -> PyResult<()> {
-        self.native
-            .lose(job, &positions)
-            .map_err(|error| catalogue_error(py, &error))
+    fn lose(&mut self, job: u64, positions: Vec<usize>) -> PyResult<()> {
+        raising(self.native.lose(job, &positions))
     }
 
     /// Blocks of a job, by their positions in it, that are in the pool and cannot be decrypted here.
-    fn set_foreign(&mut self, py: Python<'_>, job: u64, positions: Vec<usize>) -> PyResult<()> {
-        self.native
-            .set_foreign(job, &positions)
-            .map_err(|error| catalogue_error(py, &error))
+    fn set_foreign(&mut self, job: u64, positions: Vec<usize>) -> PyResult<()> {
+        raising(self.native.set_foreign(job, &positions))
     }
 
     /// Loads under way.
@@ -353,17 +304,17 @@ impl Catalogue {
     /// are none. `tables` are its block tables, by group, in which `null` stands for no block.
     fn begin_store(
         &mut self,
-        py: Python<'_>,
         request: &str,
         job: u64,
         tokens: u64,
         tables: Vec<Bound<'_, PySequence>>,
         null: u64,
     ) -> PyResult<Option<Blocks>> {
-        self.native
-            .begin_store(request, job, tokens, null, reader(&tables))
-            .map(|stored| stored.map(|blocks| Blocks { blocks }))
-            .map_err(|error| catalogue_error(py, &error))
+        raising(
+            self.native
+                .begin_store(request, job, tokens, null, reader(&tables)),
+        )
+        .map(|stored| stored.map(|blocks| Blocks { blocks }))
     }
 
     /// No rank reads a store's blocks any more.
@@ -373,10 +324,8 @@ impl Catalogue {
 
     /// A store is over on all ranks: its blocks are in the pool, but for those at these positions. Returns
     /// how many are.
-    fn end_store(&mut self, py: Python<'_>, job: u64, unstored: Vec<usize>) -> PyResult<usize> {
-        self.native
-            .end_store(job, &unstored)
-            .map_err(|error| catalogue_error(py, &error))
+    fn end_store(&mut self, job: u64, unstored: Vec<usize>) -> PyResult<usize> {
+        raising(self.native.end_store(job, &unstored))
     }
 
     /// Whether some store reads blocks that the engine may give away while their request runs.
@@ -415,11 +364,8 @@ impl Catalogue {
     }
 
     /// The request was preempted: it begins anew.
-    fn pause(&mut self, py: Python<'_>, request: &str, lookup: &Lookup) -> PyResult<()> {
-        let dropped = self
-            .native
-            .pause(request)
-            .map_err(|error| catalogue_error(py, &error))?;
+    fn pause(&mut self, request: &str, lookup: &Lookup) -> PyResult<()> {
+        let dropped = raising(self.native.pause(request))?;
         for number in dropped {
             lookup.native().cancel(number);
         }
@@ -433,9 +379,7 @@ impl Catalogue {
         let changes =
             HostChange::decode(changes).map_err(|error| config_error(py, error.to_string()))?;
         for change in &changes {
-            self.native
-                .change_host(change)
-                .map_err(|error| catalogue_error(py, &error))?;
+            raising(self.native.change_host(change))?;
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import logging
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,10 +55,10 @@ def test_every_import_from_vllm_is_in_it() -> None:
     assert missing == set()
 
 
-@pytest.fixture
-def copied(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of the installed vLLM that the contract is about."""
-    package = tmp_path / "vllm"
+    package = tmp_path_factory.mktemp("whole") / "vllm"
     sources = Sources(INSTALLED)
     for use in USES:
         sources.find(use.module, use.name)
@@ -71,6 +72,12 @@ def copied(tmp_path: Path) -> Path:
     (package / "__init__.py").touch()
     assert violations(package) == []
     return package
+
+
+@pytest.fixture
+def copied(whole: Path, tmp_path: Path) -> Path:
+    """A copy of them, to be changed."""
+    return shutil.copytree(whole, tmp_path / "vllm")
 
 
 BASE = "distributed/kv_transfer/kv_connector/v1/base.py"

@@ -101,26 +101,28 @@ impl Groups {
         self.alignment
     }
 
-    /// The end of the longest run of tokens from `first` that can be loaded, given which blocks of which
-    /// group are there.
+    /// The end of the longest run of tokens from `first` that can be loaded, given the first block of a
+    /// group, within a range, that is missing.
     ///
     /// A run ends at `limit` at the latest; both are multiples of the alignment. Layers that attend to
     /// all tokens need every block of the run, the others those of the window at its end. The result is
     /// `first` if nothing can be loaded.
-    pub(crate) fn reach(&self, first: u64, limit: u64, has: impl Fn(usize, usize) -> bool) -> u64 {
+    pub(crate) fn reach(
+        &self,
+        first: u64,
+        limit: u64,
+        missing: impl Fn(usize, Range<usize>) -> Option<usize>,
+    ) -> u64 {
         let mut end = limit.max(first);
         for (position, group) in self.groups.iter().enumerate() {
             if group.window.is_none() {
                 let blocks = group.needed(first, end);
-                let missing = blocks.clone().find(|&block| !has(position, block));
-                end = self.down(
-                    first,
-                    missing.unwrap_or(blocks.end) as u64 * group.block_tokens,
-                );
+                let whole = missing(position, blocks.clone()).unwrap_or(blocks.end);
+                end = self.down(first, whole as u64 * group.block_tokens);
             }
         }
         // A window that lacks a block lacks it for every end at which the block is in it.
-        while let Some(lower) = self.windows_lack(first, end, &has) {
+        while let Some(lower) = self.windows_lack(first, end, &missing) {
             end = lower;
         }
         end
@@ -131,15 +133,13 @@ impl Groups {
         &self,
         first: u64,
         end: u64,
-        has: &impl Fn(usize, usize) -> bool,
+        missing: &impl Fn(usize, Range<usize>) -> Option<usize>,
     ) -> Option<u64> {
         for (position, group) in self.groups.iter().enumerate() {
             if group.window.is_some()
-                && let Some(missing) = group
-                    .needed(first, end)
-                    .find(|&block| !has(position, block))
+                && let Some(block) = missing(position, group.needed(first, end))
             {
-                return Some(self.down(first, missing as u64 * group.block_tokens));
+                return Some(self.down(first, block as u64 * group.block_tokens));
             }
         }
         None
@@ -212,7 +212,10 @@ mod tests {
                 .step_by(groups.alignment() as usize)
                 .filter(|&end| is_loadable(end))
                 .max();
-            prop_assert_eq!(groups.reach(first, limit, has), longest.unwrap_or(first));
+            let missing = |position: usize, mut blocks: Range<usize>| {
+                blocks.find(|&block| !has(position, block))
+            };
+            prop_assert_eq!(groups.reach(first, limit, missing), longest.unwrap_or(first));
         }
 
         #[test]

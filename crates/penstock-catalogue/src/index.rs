@@ -10,6 +10,7 @@
 use hashbrown::HashTable;
 use penstock_engine::Chunk;
 
+use crate::free::Free;
 use crate::remembered::Remembered;
 
 /// What tells the content of a block from all others of the engine.
@@ -77,7 +78,7 @@ pub(crate) struct Index {
     names: Vec<Name>,
     states: Vec<State>,
     neighbours: Vec<Neighbours>,
-    free: Vec<Number>,
+    free: Free,
     /// Those that nothing names any more, though the pool has them.
     remembered: Remembered,
     bound: usize,
@@ -112,7 +113,7 @@ impl Index {
             names: Vec::with_capacity(bound),
             states: Vec::with_capacity(bound),
             neighbours: Vec::with_capacity(bound),
-            free: Vec::with_capacity(bound),
+            free: Free::below(bound),
             remembered: Remembered::default(),
             bound,
         };
@@ -124,7 +125,6 @@ impl Index {
         index.states.resize(bound, State::default());
         index.neighbours.resize(bound, ALONE);
         index.remembered.grow(bound);
-        index.free.extend((0..bound as Number).rev());
         index
     }
 
@@ -168,17 +168,25 @@ impl Index {
     ) {
         self.reserve(chunks.len());
         numbers.reserve(chunks.len());
-        let mut is_new = false;
-        for chunk in chunks {
-            let name = Name { group, chunk };
+        let mut chunks = chunks.map(|chunk| Name { group, chunk });
+        for name in chunks.by_ref() {
             let known = match numbers.last() {
-                Some(_) if is_new => None,
                 Some(&before) => self.follower(before, &name),
                 None => self.find(&name),
             };
-            is_new = known.is_none();
-            let number = known.unwrap_or_else(|| self.follow(numbers.last().copied(), name));
-            self.refer_again(number);
+            if let Some(number) = known {
+                self.refer_again(number);
+                numbers.push(number);
+            } else {
+                numbers.push(self.follow(numbers.last().copied(), name));
+                break;
+            }
+        }
+        for name in chunks {
+            let number = self.make(name);
+            if let Some(&before) = numbers.last() {
+                self.link(before, number);
+            }
             numbers.push(number);
         }
     }
@@ -198,7 +206,7 @@ impl Index {
         Some(number)
     }
 
-    /// A new block, behind the one before it.
+    /// A new block, named once, behind the one before it.
     fn follow(&mut self, before: Option<Number>, name: Name) -> Number {
         let number = self.make(name);
         match before {
@@ -229,6 +237,7 @@ impl Index {
     fn listed(&mut self, name: Name) -> Number {
         self.find(&name).unwrap_or_else(|| {
             let number = self.make(name);
+            self.states[number as usize].references = 0;
             self.list(number);
             number
         })
@@ -257,19 +266,25 @@ impl Index {
             .insert_unique(hash(&name), number, |&n| hash(&names[n as usize]));
     }
 
+    /// A block that is new here, and named once.
     fn make(&mut self, name: Name) -> Number {
+        let state = State {
+            references: 1,
+            ..State::default()
+        };
         if let Some(number) = self.free.pop() {
             self.names[number as usize] = name;
+            self.states[number as usize] = state;
             return number;
         }
         self.names.push(name);
-        self.states.push(State::default());
+        self.states.push(state);
         self.neighbours.push(ALONE);
         self.remembered.grow(self.names.len());
         (self.names.len() - 1) as Number
     }
 
-    /// One that is named already, or was just now.
+    /// One that is known is named once more.
     pub(crate) fn refer_again(&mut self, number: Number) {
         let state = &mut self.states[number as usize];
         state.references += 1;

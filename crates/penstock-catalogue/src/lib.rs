@@ -7,6 +7,7 @@
 
 mod catalogue;
 mod error;
+mod free;
 mod groups;
 mod index;
 mod job;

@@ -1,5 +1,7 @@
 //! Loads and prefetches: how far a request can be loaded, and from where.
 
+use std::ops::Range;
+
 use penstock_advisor::Reach;
 use penstock_engine::{Block, Parent};
 
@@ -32,7 +34,7 @@ impl Catalogue {
     pub fn reaches(&self, id: &str, first: u64, limit: u64) -> Result<Vec<Reach>> {
         let request = self.request(id)?;
         let mut reaches = Vec::with_capacity(2);
-        let held = self.end_of(request, first, limit, |state| self.is_held(state));
+        let held = self.end_of(request, first, limit, |_| false);
         if held > first {
             reaches.push(Reach {
                 end: held,
@@ -41,10 +43,7 @@ impl Catalogue {
             });
         }
         if held < limit && request.lookup == (Lookup::Answered { is_heard: true }) {
-            let furthest = self.end_of(request, first, limit, |state| {
-                let is_held = self.is_held(state);
-                move |group| state.is_loadable() || is_held(group)
-            });
+            let furthest = self.end_of(request, first, limit, State::is_loadable);
             if furthest > held {
                 reaches.push(self.reach_to(request, first, furthest));
             }
@@ -68,32 +67,59 @@ impl Catalogue {
         Ok(self.reach_to(self.request(id)?, first, limit))
     }
 
-    fn is_held<'a>(&'a self, state: &'a State) -> impl Fn(usize) -> bool + 'a {
-        |group| state.is_held_by(self.holdings[group].ranks as i32)
+    /// Whether host memory has a group's block on all its ranks.
+    fn is_held(&self, group: usize, number: Number) -> bool {
+        let ranks = self.holdings[group].ranks as i32;
+        self.index.state(number).is_held_by(ranks)
     }
 
-    fn end_of<'a, F: Fn(usize) -> bool>(
-        &'a self,
-        request: &'a Request,
+    /// The end of the longest run of blocks that host memory has, or that may be had otherwise.
+    fn end_of(
+        &self,
+        request: &Request,
         first: u64,
         limit: u64,
-        has: impl Fn(&'a State) -> F,
+        is_had: impl Fn(&State) -> bool,
     ) -> u64 {
-        self.groups.reach(first, limit, |group, block| {
-            let number = request.blocks[group].get(block);
-            number.is_some_and(|&number| has(self.index.state(number))(group))
+        self.groups.reach(first, limit, |group, blocks| {
+            let numbers = self.numbers(request, group, &blocks);
+            let ranks = self.holdings[group].ranks as i32;
+            let is_missing = |&number: &Number| {
+                let state = self.index.state(number);
+                !state.is_held_by(ranks) && !is_had(state)
+            };
+            let had = numbers.iter().position(is_missing);
+            let next = blocks.start + had.unwrap_or(numbers.len());
+            (next < blocks.end).then_some(next)
         })
     }
 
+    /// The numbers of a group's blocks, as far as the request's hashes go.
+    fn numbers<'a>(
+        &self,
+        request: &'a Request,
+        group: usize,
+        blocks: &Range<usize>,
+    ) -> &'a [Number] {
+        let numbers = &request.blocks[group];
+        let end = blocks.end.min(numbers.len());
+        numbers.get(blocks.start..end).unwrap_or(&[])
+    }
+
     fn reach_to(&self, request: &Request, first: u64, end: u64) -> Reach {
-        let moved = self.moved(
-            self.needed(request, first, end)
-                .map(|(group, _, number)| (group, number)),
-        );
+        let (mut host_bytes, mut pool_bytes) = (0, 0);
+        for (position, group) in self.groups.iter().enumerate() {
+            let numbers = self.numbers(request, position, &group.needed(first, end));
+            let is_held = |&&number: &&Number| self.is_held(position, number);
+            let held = numbers.iter().filter(is_held).count() as u64;
+            let bytes = self.holdings[position].bytes;
+            host_bytes += held * bytes;
+            pool_bytes += (numbers.len() as u64 - held) * bytes;
+        }
         Reach {
             end,
-            host_bytes: moved.host_bytes,
-            pool_bytes: moved.pool_bytes,
+            host_bytes,
+            pool_bytes,
         }
     }
 
@@ -101,8 +127,7 @@ impl Catalogue {
         let mut moved = Moved::default();
         for (group, number) in blocks {
             let holding = &self.holdings[group];
-            let is_held = self.index.state(number).is_held_by(holding.ranks as i32);
-            *(if is_held {
+            *(if self.is_held(group, number) {
                 &mut moved.host_bytes
             } else {
                 &mut moved.pool_bytes
@@ -121,9 +146,10 @@ impl Catalogue {
         end: u64,
     ) -> impl Iterator<Item = (usize, usize, Number)> + 'a {
         let of_group = move |(position, group): (usize, &'a crate::Group)| {
-            let numbers = &request.blocks[position];
             let blocks = group.needed(first, end);
-            blocks.map_while(move |block| Some((position, block, *numbers.get(block)?)))
+            let numbers = self.numbers(request, position, &blocks);
+            let counted = numbers.iter().zip(blocks.start..);
+            counted.map(move |(&number, block)| (position, block, number))
         };
         self.groups.iter().enumerate().flat_map(of_group)
     }
@@ -172,10 +198,9 @@ impl Catalogue {
     /// The request is not known.
     pub fn lacking(&self, id: &str, first: u64, end: u64) -> Result<Option<usize>> {
         let request = self.request(id)?;
-        let is_held = |group: usize, number| self.is_held(self.index.state(number))(group);
         let lacks = self
             .needed(request, first, end)
-            .find(|&(group, _, number)| !is_held(group, number));
+            .find(|&(group, _, number)| !self.is_held(group, number));
         Ok(lacks.map(|(group, ..)| group))
     }
 
@@ -195,10 +220,9 @@ impl Catalogue {
         lacking: bool,
     ) -> Result<Option<(Vec<Block>, Moved)>> {
         let request = self.request(id)?;
-        let is_held = |group: usize, number| self.is_held(self.index.state(number))(group);
         let needed: Vec<_> = self
             .needed(request, first, end)
-            .filter(|&(group, _, number)| !(lacking && is_held(group, number)))
+            .filter(|&(group, _, number)| !(lacking && self.is_held(group, number)))
             .take(most)
             .filter(|&(_, _, number)| !self.index.state(number).is_prefetched())
             .collect();

@@ -4,7 +4,6 @@ use penstock_engine::Chunk;
 
 use crate::catalogue::{Catalogue, found_mut};
 use crate::error::Result;
-use crate::index::Number;
 use crate::request::Lookup;
 
 /// A question to the pool: which of these blocks it has.
@@ -14,8 +13,8 @@ pub struct Query {
     pub number: u64,
     /// Position of the blocks' group.
     pub group: usize,
-    /// What they hold.
-    pub chunks: Vec<Chunk>,
+    /// How many blocks.
+    pub blocks: usize,
 }
 
 /// Where a request's look-up is.
@@ -46,11 +45,10 @@ impl Catalogue {
         for (group, numbers) in request.blocks.iter().enumerate() {
             self.next_lookup += 1;
             self.lookups.insert(self.next_lookup, (id.into(), group));
-            let chunk = |&number: &Number| self.index.name(number).chunk;
             queries.push(Query {
                 number: self.next_lookup,
                 group,
-                chunks: numbers.iter().map(chunk).collect(),
+                blocks: numbers.len(),
             });
         }
         request.lookup = Lookup::Asked {
@@ -58,6 +56,20 @@ impl Catalogue {
             has_failed: false,
         };
         Ok(queries)
+    }
+
+    /// What the blocks hold that a query of the request asks for.
+    ///
+    /// # Errors
+    /// The request is not known.
+    pub fn chunks(
+        &self,
+        id: &str,
+        query: &Query,
+    ) -> Result<impl ExactSizeIterator<Item = Chunk> + '_> {
+        let numbers = self.request(id)?.blocks[query.group].iter();
+        let numbers = numbers.take(query.blocks);
+        Ok(numbers.map(|&number| self.index.name(number).chunk))
     }
 
     /// The pool need not be asked, or cannot be: the request is on as if it had nothing.

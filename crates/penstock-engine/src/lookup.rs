@@ -63,6 +63,30 @@ struct Inner {
     queued: Condvar,
     answered: Condvar,
     running: Gauge,
+    spare: Spare,
+}
+
+/// Lists of chunks that have been asked for, for those that come. A long prompt's is of hundreds of
+/// kilobytes, and whoever asks would have to wait for fresh pages of it.
+#[derive(Default)]
+struct Spare(Mutex<Vec<Vec<Chunk>>>);
+
+impl Spare {
+    const MOST: usize = 4;
+
+    fn gather(&self, chunks: impl IntoIterator<Item = Chunk>) -> Vec<Chunk> {
+        let mut gathered = self.0.lock().pop().unwrap_or_default();
+        gathered.extend(chunks);
+        gathered
+    }
+
+    fn give_back(&self, mut chunks: Vec<Chunk>) {
+        chunks.clear();
+        let mut spare = self.0.lock();
+        if spare.len() < Self::MOST {
+            spare.push(chunks);
+        }
+    }
 }
 
 #[derive(Default)]
@@ -159,6 +183,7 @@ impl Lookup {
             queued: Condvar::new(),
             answered: Condvar::new(),
             running: Gauge::default(),
+            spare: Spare::default(),
         });
         let lookup = Self {
             inner,
@@ -188,7 +213,7 @@ impl Lookup {
         &self,
         id: u64,
         namespace: Namespace,
-        chunks: Vec<Chunk>,
+        chunks: impl IntoIterator<Item = Chunk>,
         spans: &[Span],
         timeout: Duration,
     ) -> Result<(), EngineError> {
@@ -196,6 +221,7 @@ impl Lookup {
             return Err(EngineError::Config("a look-up needs at least one span"));
         }
         let deadline = end_of(timeout);
+        let chunks = self.inner.spare.gather(chunks);
         let mut state = self.inner.state.lock();
         if state.closed {
             return Err(EngineError::Closed);
@@ -378,13 +404,14 @@ impl Inner {
         match found {
             Ok(found) => {
                 let mut found = found.as_slice();
-                for request in &batch {
+                for request in batch {
                     let (own, rest) = found.split_at(request.len());
                     found = rest;
                     let chunks = own
                         .chunks(request.spans.len())
                         .map(|spans| spans.iter().all(|&has| has));
-                    state.answer(request, Ok(chunks.collect()));
+                    state.answer(&request, Ok(chunks.collect()));
+                    self.spare.give_back(request.chunks);
                 }
             }
             Err(kind) => {

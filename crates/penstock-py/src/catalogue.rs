@@ -3,10 +3,11 @@
 use penstock_catalogue::{
     Catalogue as Native, CatalogueError, Group, Groups, Holding, LookupState, Moved, Scheduled,
 };
-use penstock_engine::{EngineError, HostChange};
+use penstock_engine::{Chunk, EngineError, HostChange};
 use pyo3::exceptions::PyRuntimeError;
+use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PySequence, PyString};
+use pyo3::types::{PyDict, PyList, PySequence, PyString};
 
 use crate::advisor::Reach;
 use crate::blocks::{Blocks, padded};
@@ -31,18 +32,29 @@ fn moved_tuple(moved: &Moved) -> MovedTuple {
     (moved.host_bytes, moved.pool_bytes, moved.objects)
 }
 
-/// Hashes from so many on, in one piece: a third of the time that one after the other takes.
-fn joined<'py>(
-    py: Python<'py>,
-    hashes: &Bound<'py, PyList>,
-    known: usize,
-) -> PyResult<Bound<'py, PyBytes>> {
-    let nothing = PyBytes::new(py, b"");
-    if hashes.len() <= known {
-        return Ok(nothing);
+/// Reads the hashes of a list from so many on.
+fn read_hashes(hashes: &Bound<'_, PyList>, known: usize, chunks: &mut Vec<Chunk>) -> PyResult<()> {
+    chunks.clear();
+    for index in known..hashes.len() {
+        let (mut bytes, mut len) = (std::ptr::null_mut(), 0);
+        // Two calls for each: a reference of its own would take as long again.
+        // SAFETY: the list has so many, and keeps what it has, as do bytes: nothing here runs Python
+        // code, and the GIL is held. Only of bytes are there a pointer and a length.
+        #[allow(unsafe_code)]
+        let hash = unsafe {
+            let item = ffi::PyList_GetItem(hashes.as_ptr(), index as ffi::Py_ssize_t);
+            if item.is_null() || ffi::PyBytes_AsStringAndSize(item, &mut bytes, &mut len) < 0 {
+                return Err(PyErr::fetch(hashes.py()));
+            }
+            std::slice::from_raw_parts(bytes.cast::<u8>(), len as usize)
+        };
+        chunks.push(match Chunk::try_from(hash) {
+            Ok(chunk) => chunk,
+            // Hashes of another kind are shorter.
+            Err(_) => padded(hashes.py(), hash)?,
+        });
     }
-    let new = hashes.get_slice(known, hashes.len());
-    Ok(nothing.call_method1("join", (new,))?.cast_into()?)
+    Ok(())
 }
 
 /// Reads a request's block tables, a table for each group of the catalogue.
@@ -60,6 +72,8 @@ type StepTuple = (Vec<usize>, Vec<(usize, u64)>, Vec<(u64, u64)>);
 #[pyclass(module = "penstock._native")]
 pub(crate) struct Catalogue {
     native: Native,
+    /// Hashes on their way: room for them is made once.
+    chunks: Vec<Chunk>,
 }
 
 #[pymethods]
@@ -76,6 +90,7 @@ impl Catalogue {
         let groups = Groups::new(groups.into_iter().map(group).collect(), hash_tokens);
         Ok(Self {
             native: Native::new(raising(groups)?, remembered),
+            chunks: Vec::new(),
         })
     }
 
@@ -111,25 +126,10 @@ impl Catalogue {
 
     /// Takes in the request's block hashes: the list has all of them, those which are known at its
     /// beginning.
-    fn extend(
-        &mut self,
-        py: Python<'_>,
-        request: &str,
-        hashes: &Bound<'_, PyList>,
-    ) -> PyResult<()> {
+    fn extend(&mut self, request: &str, hashes: &Bound<'_, PyList>) -> PyResult<()> {
         let known = raising(self.native.hashes(request))?;
-        let joined = joined(py, hashes, known)?;
-        let (whole, rest) = joined.as_bytes().as_chunks();
-        let extended = if rest.is_empty() && whole.len() == hashes.len().saturating_sub(known) {
-            self.native.extend(request, whole)
-        } else {
-            // Hashes of another kind are shorter.
-            let padded = (known..hashes.len())
-                .map(|index| padded(py, hashes.get_item(index)?.cast::<PyBytes>()?.as_bytes()));
-            let padded = padded.collect::<PyResult<Vec<_>>>()?;
-            self.native.extend(request, &padded)
-        };
-        raising(extended)
+        read_hashes(hashes, known, &mut self.chunks)?;
+        raising(self.native.extend(request, &self.chunks))
     }
 
     /// The request is gone; jobs of its blocks go on.
@@ -159,9 +159,10 @@ impl Catalogue {
             let namespace = namespace(py, &namespaces[query.group])?;
             let spans = spans[query.group].iter().map(|&tuple| span(py, tuple));
             let spans = spans.collect::<PyResult<Vec<_>>>()?;
-            asked += query.chunks.len();
+            asked += query.blocks;
             let native = lookup.native();
-            match native.submit(query.number, namespace, query.chunks, &spans, timeout) {
+            let chunks = raising(self.native.chunks(request, &query))?;
+            match native.submit(query.number, namespace, chunks, &spans, timeout) {
                 Ok(()) => {}
                 Err(EngineError::Busy { .. }) => {
                     numbers.iter().for_each(|&number| native.cancel(number));

@@ -12,8 +12,11 @@ const SHORT_STEP: f64 = 64.0;
 const LONG_STEP: u64 = 256;
 
 /// A long step so many times faster than expected shows that what was known does not hold any
-/// more: an engine's first steps set up what later ones use.
+/// more: an engine's first steps set up what later ones use. So does a short one, while few are known.
 const WARMED_UP: f64 = 2.0;
+
+/// Steps; so many before it do not yet outweigh one that set something up.
+const FEW_STEPS: u32 = 4;
 
 /// How long the engine takes to compute tokens of prompts, under the load that it has.
 ///
@@ -23,6 +26,8 @@ const WARMED_UP: f64 = 2.0;
 pub struct Prefill {
     tokens_per_step: u64,
     fit: Fit<3>,
+    /// Steps that the fit is made of.
+    fitted: u32,
 }
 
 impl Prefill {
@@ -31,6 +36,7 @@ impl Prefill {
         Self {
             tokens_per_step: tokens_per_step.max(1),
             fit: Fit::new(STEP_DECAY),
+            fitted: 0,
         }
     }
 
@@ -41,11 +47,14 @@ impl Prefill {
         }
         let features = features(tokens, pairs, 1);
         let expected = self.fit.predict(features);
-        if tokens >= LONG_STEP && expected.is_some_and(|expected| seconds < expected / WARMED_UP) {
+        let is_faster = expected.is_some_and(|expected| seconds < expected / WARMED_UP);
+        if is_faster && (tokens >= LONG_STEP || self.fitted < FEW_STEPS) {
             self.fit.forget();
+            self.fitted = 0;
         }
         let size = features[0] + SHORT_STEP;
         self.fit.observe(features, seconds, size);
+        self.fitted = self.fitted.saturating_add(1);
     }
 
     /// Tokens of the first step that computes so many.

@@ -227,6 +227,18 @@ fn an_engine_that_has_warmed_up_is_believed_at_once() {
 }
 
 #[test]
+fn a_first_step_that_sets_things_up_keeps_nobody_from_loading() {
+    // Of an engine that loads from its first request on only short steps are known.
+    let mut prefill = Prefill::new(2048);
+    prefill.observe(8, 14_372, 2.3);
+    prefill.observe(8, 14_372, 0.023);
+    prefill.observe(60, 232_230, 0.11);
+    prefill.observe(60, 232_230, 0.10);
+    // What takes a second to compute.
+    assert_eq!(choose(0, [(1792, Some(0.006))], 1800, &prefill).end, 1792);
+}
+
+#[test]
 fn what_is_not_known_is_found_out_by_loading() {
     assert_eq!(choose(0, [(512, None)], 600, &prefill(0.001, 0.0)).end, 512);
     let unknown = Prefill::new(2048);

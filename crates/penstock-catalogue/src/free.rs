@@ -1,7 +1,5 @@
 //! Numbers that are free to be given.
 
-use crate::index::Number;
-
 /// A bit for each number. The lowest free one is given first: blocks that come together then lie
 /// together in memory, in whatever order those before them went.
 #[derive(Default)]
@@ -35,7 +33,7 @@ impl Free {
     }
 
     /// Frees a number that is not free.
-    pub(crate) fn push(&mut self, number: Number) {
+    pub(crate) fn push(&mut self, number: u32) {
         let (word, bit) = (number as usize / BITS, number as usize % BITS);
         if word >= self.words.len() {
             self.words.resize(word + 1, 0);
@@ -46,7 +44,7 @@ impl Free {
     }
 
     /// Takes the lowest.
-    pub(crate) fn pop(&mut self) -> Option<Number> {
+    pub(crate) fn pop(&mut self) -> Option<u32> {
         if self.len == 0 {
             return None;
         }
@@ -57,7 +55,7 @@ impl Free {
         let bit = word.trailing_zeros();
         *word &= *word - 1;
         self.len -= 1;
-        Some((self.lowest * BITS) as Number + bit)
+        Some((self.lowest * BITS) as u32 + bit)
     }
 }
 
@@ -74,7 +72,7 @@ mod tests {
         #[test]
         fn the_lowest_is_given_first(bound in 0_usize..200, steps in prop::collection::vec(prop::option::of(0_u32..400), 0..300)) {
             let mut free = Free::below(bound);
-            let mut expected: BTreeSet<Number> = (0..bound as Number).collect();
+            let mut expected: BTreeSet<u32> = (0..bound as u32).collect();
             for step in steps {
                 match step {
                     Some(number) if expected.insert(number) => free.push(number),

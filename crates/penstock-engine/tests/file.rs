@@ -10,7 +10,7 @@ use penstock_layout::KvLayout;
 use penstock_store::OpenOptions;
 use support::*;
 
-fn engine_on(directory: &Path, kv: &Kv) -> Rig {
+fn engine_on<'kv>(directory: &Path, kv: &'kv Kv) -> Rig<'kv> {
     let url = format!("file://{}?size=256MiB", directory.display());
     let store = penstock_store::open(&url, &OpenOptions::default()).unwrap();
     let engine = Engine::new(store, config(8)).unwrap();
@@ -84,7 +84,8 @@ fn blocks_survive_the_engine_and_damage_on_disk_is_rejected() {
 #[test]
 fn the_place_in_a_prompt_is_in_the_time_of_use() {
     let directory = tempfile::tempdir().unwrap();
-    let rig = engine_on(directory.path(), &Kv::new(KvLayout::LBNHC));
+    let kv = Kv::new(KvLayout::LBNHC);
+    let rig = engine_on(directory.path(), &kv);
     let after = |tokens| Block {
         parent: Some(Parent {
             chunk: key(9).chunk,

@@ -3,6 +3,7 @@
 #![allow(dead_code, unsafe_code, unreachable_pub)]
 
 use std::collections::HashSet;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -202,13 +203,15 @@ pub fn pattern(seed: u64) -> Vec<u8> {
         .collect()
 }
 
-/// An engine, and the completions polled from it that no test has asked for yet.
-pub struct Rig {
+/// An engine on memory that outlives it, and the completions polled from it that no test has asked
+/// for yet.
+pub struct Rig<'kv> {
     engine: Engine,
     polled: Mutex<Vec<Completion>>,
+    kv: PhantomData<&'kv Kv>,
 }
 
-impl std::ops::Deref for Rig {
+impl std::ops::Deref for Rig<'_> {
     type Target = Engine;
 
     fn deref(&self) -> &Engine {
@@ -217,7 +220,7 @@ impl std::ops::Deref for Rig {
 }
 
 /// As the engine's own, of no tenant.
-impl Rig {
+impl<'kv> Rig<'kv> {
     pub fn submit_store(
         &self,
         job: u64,
@@ -268,27 +271,32 @@ impl Rig {
     }
 
     /// Registers memory as the only group, a block in one object.
-    pub fn register_kv(&self, kv: &Kv) {
+    pub fn register_kv(&self, kv: &'kv Kv) {
         self.register(0, kv.group()).unwrap();
         self.name(0, NAMESPACE).unwrap();
     }
 }
 
-pub fn engine(store: &Arc<impl Store + 'static>, config: EngineConfig, kv: &Kv) -> Rig {
+pub fn engine<'kv>(
+    store: &Arc<impl Store + 'static>,
+    config: EngineConfig,
+    kv: &'kv Kv,
+) -> Rig<'kv> {
     let rig = unregistered(store, config);
     rig.register_kv(kv);
     rig
 }
 
-pub fn unregistered(store: &Arc<impl Store + 'static>, config: EngineConfig) -> Rig {
+pub fn unregistered<'kv>(store: &Arc<impl Store + 'static>, config: EngineConfig) -> Rig<'kv> {
     Rig::from(Engine::new(Arc::clone(store) as Arc<dyn Store>, config).unwrap())
 }
 
-impl From<Engine> for Rig {
+impl From<Engine> for Rig<'_> {
     fn from(engine: Engine) -> Self {
         Self {
             engine,
             polled: Mutex::default(),
+            kv: PhantomData,
         }
     }
 }

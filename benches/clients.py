@@ -1,8 +1,8 @@
 """Pool clients side by side: Penstock, redis-py with hiredis, LMCache's native client.
 
-One server a row group, every client and setting in turn within each pass, contents verified after
-every get. A client's figure is the median of its best setting; ratios are medians of the ratios
-pass by pass. Run it as ``python -m benches.clients``.
+Each transport has a server of its own. In each pass all clients and settings take turns. After
+every get the contents are verified. A client's figure is the median of its best setting. Ratios are
+medians of the ratios pass by pass. Run it as ``python -m benches.clients``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Series:
 
 
 class Payload:
-    """Values in one block of memory, and another block for what comes back."""
+    """Values in one block of memory, and a second block for the values that come back."""
 
     def __init__(self, total: int, size: int) -> None:
         self.size = size
@@ -55,7 +55,7 @@ class Payload:
         return self._cut(name, self._source)
 
     def target(self, name: str) -> Values:
-        """The target, emptied."""
+        """The second block, filled with zeros."""
         self._target.fill(0)
         return self._cut(name, self._target)
 
@@ -72,7 +72,7 @@ class Payload:
 
 
 def timed(work: Callable[[Values], None], values: Values) -> tuple[float, float]:
-    """Wall and CPU seconds of this process, all its threads together."""
+    """Wall seconds, and CPU seconds of all threads of this process."""
     before = resource.getrusage(resource.RUSAGE_SELF)
     began = time.perf_counter()
     work(values)
@@ -83,7 +83,7 @@ def timed(work: Callable[[Values], None], values: Values) -> tuple[float, float]
 
 
 def measure(clients: Sequence[Client], payload: Payload, passes: int) -> list[Series]:
-    """All clients in turn in every pass, beginning with another each time; one pass is warm-up."""
+    """All clients take turns in every pass. Each pass begins with another one; one is warm-up."""
     series = [Series(client.name, client.setting) for client in clients]
     for number in range(passes + 1):
         for step in range(len(clients)):

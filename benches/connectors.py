@@ -1,7 +1,7 @@
 """The rows of the end-to-end table: each KV connector with the servers that it needs.
 
-Every server listens on loopback or a unix socket, keeps nothing, and is ended by the pid that was
-kept of it. Peers run with the settings that their own documentation gives for a setup like this.
+Every server listens on loopback or a unix socket and keeps no data. It is ended by its pid. Peers
+run with the settings that their own documentation gives for a setup like this.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ _COMPUTING = max(1, (os.cpu_count() or 2) - 1)
 ENGINE_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": f"0-{_COMPUTING - 1}" if _COMPUTING > 1 else "0",
 }
-"""Every engine's environment, whatever its row: the model has all cores but the last. By itself
-vLLM keeps one core more free for an engine with a connector, and none at all where that leaves no
-core: on two cores the model then has one thread without a connector and two with one, and neither
-speed nor bits compare."""
+"""The environment of every engine: the model has all cores but the last.
+
+By itself vLLM keeps one more core free for an engine with a connector. Where that leaves no core,
+it keeps none free. So on two cores the model has one thread without a connector, and two with one.
+Then neither speed nor bits can be compared."""
 
 POOL_BYTES = 2 << 30
-"""Room of every pool that has a bound: all prompts of the larger model, twice."""
+"""Size of every pool that has a bound: twice what all prompts of the larger model take."""
 
 
 class Connector:
-    """vLLM alone, and the base of all rows."""
+    """vLLM alone. It is also the base class of all other rows."""
 
     label = "none"
 
@@ -39,10 +40,10 @@ class Connector:
         """Starts the servers; they outlive the engines."""
 
     def between(self) -> None:
-        """Called when the first process has ended and the second has not begun."""
+        """Called after the end of the first process, and before the second begins."""
 
     def warm(self) -> None:
-        """Called before a timed load: brings files that it will read into the page cache."""
+        """Called before a timed load. It brings the files of that load into the page cache."""
 
     def stop(self) -> None:
         """Ends the servers."""
@@ -52,12 +53,12 @@ class Connector:
         return None
 
     def environment(self) -> dict[str, str]:
-        """What the engine's environment needs beyond ours."""
+        """Variables of the engine beyond `ENGINE_ENVIRONMENT`."""
         return {}
 
 
 class Example(Connector):
-    """vLLM's own ExampleConnector: a file a layer, whole prompts only."""
+    """vLLM's own ExampleConnector: one file for each layer, whole prompts only."""
 
     label = "ExampleConnector"
 
@@ -77,8 +78,10 @@ class Example(Connector):
 
 
 class Penstock(Connector):
-    """Penstock over a directory, shared memory or a server's socket, with its defaults but for
-    `settings`."""
+    """Penstock over a directory, shared memory or a server's socket.
+
+    It has its default settings, except `settings`.
+    """
 
     def __init__(self, kind: str, transport: str = "", **settings: str) -> None:
         self._kind, self._transport = kind, transport
@@ -98,7 +101,7 @@ class Penstock(Connector):
             self._segment = Path(f"/dev/shm/penstock-bench-{os.getpid()}")
             self._url = f"shm://bench-{os.getpid()}?size={POOL_BYTES}"
             return
-        # Without blanks, which separate pools.
+        # No blanks: they separate pools.
         transport = self._transport.replace(" ", "-")
         own = folder / "-".join([self._kind, transport, *self._settings.values()])
         own.mkdir()
@@ -127,8 +130,11 @@ class Penstock(Connector):
 
 
 def _read_all(folder: Path) -> None:
-    """Kernels reclaim pages that nobody has read for a while, and minutes lie between a prompt's
-    store and its load here: without this a row measures the disk, by chance."""
+    """Brings all files of a folder into the page cache.
+
+    Kernels reclaim pages that nobody has read for a while. Here minutes lie between a prompt's
+    store and its load. Without this, a row would measure the disk, by chance.
+    """
     buffer = bytearray(1 << 20)
     for path in folder.rglob("*"):
         if path.is_file():
@@ -140,8 +146,8 @@ def _read_all(folder: Path) -> None:
 class LMCache(Connector):
     """LMCache's multi-process server: its own DRAM, or Redis behind it.
 
-    With Redis the server starts anew before the second process, so that this one finds what a
-    server on another machine would find: an empty DRAM and the values in Redis.
+    With Redis, the server is started anew before the second process. So this process finds the same
+    as on another machine: an empty DRAM, and the values in Redis.
     """
 
     def __init__(self, *, redis: bool) -> None:
@@ -277,7 +283,7 @@ class Mooncake(Connector):
 
 
 def every() -> dict[str, Connector]:
-    """All rows by the short names of the command line; the first is the baseline."""
+    """All rows, by their short names on the command line. The first one is the baseline."""
     return {
         "none": Connector(),
         "example": Example(),

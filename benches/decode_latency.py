@@ -1,12 +1,14 @@
 """vLLM's decode latency while Penstock moves data at full rate in the same process.
 
-One engine of vLLM, in this process, with Penstock as its connector, decodes a batch. Window by
-window, in turn, nothing else happens; or another engine of Penstock's, on native threads of this
-process, stores and loads blocks of 1 MiB as fast as it can; or another process does. As the
-connector does it, what the moving engine has finished is taken and ordered anew between vLLM's
-steps, on vLLM's thread, and counts as part of the step. What cores and a memory bus in common cost
-shows in both; the difference is what sharing an interpreter does. Run it as ``python -m
-benches.decode_latency``.
+A vLLM engine in this process, with Penstock as its connector, decodes a batch. Three kinds of
+windows take turns. In the first kind nothing else happens. In the second kind another engine of
+Penstock's stores and loads blocks of 1 MiB as fast as it can, on native threads of this process. In
+the third kind another process does the same.
+
+Between vLLM's steps, vLLM's thread polls the moving engine and submits new work, as the connector
+does. That time is part of the step. Both kinds of moving show the cost of shared cores and a shared
+memory bus. The difference between them is the cost of a shared interpreter. Run it as
+``python -m benches.decode_latency``.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ ALONE, BESIDE, OTHER = "alone", "beside the engine", "beside another process"
 
 
 def open_engine(model: Path, pool: str, args: argparse.Namespace) -> Any:
-    """vLLM's engine, in this process, where this thread is."""
+    """vLLM's engine, in this process, on the cores of this thread."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(min(os.sched_getaffinity(0)))
     from vllm.config import KVTransferConfig
@@ -62,7 +64,7 @@ def open_engine(model: Path, pool: str, args: argparse.Namespace) -> Any:
 
 
 class Decoding:
-    """A batch that is being decoded; a request that ends is followed by a new one."""
+    """Decodes batches of requests, one batch after the other."""
 
     def __init__(self, engine: Any, args: argparse.Namespace) -> None:
         self._engine = engine
@@ -71,7 +73,7 @@ class Decoding:
         self._random = random.Random(1)
 
     def fill(self) -> None:
-        """Starts requests for a whole batch, and computes their prompts."""
+        """Starts the requests of a whole batch, and computes their prompts."""
         from vllm import SamplingParams
 
         assert not self._engine.has_unfinished_requests()
@@ -85,8 +87,10 @@ class Decoding:
             decoding = sum(bool(out.outputs[0].token_ids) for out in self._engine.step())
 
     def steps(self, count: int, between: Callable[[], float] | None) -> list[float]:
-        """Seconds of so many steps; `between` is called after each, and returns seconds of it that
-        do not count."""
+        """Seconds of each of `count` steps.
+
+        `between` is called after each step. It returns the seconds of its own that do not count.
+        """
         seconds = []
         for _ in range(count):
             began = time.perf_counter()
@@ -96,24 +100,24 @@ class Decoding:
         return seconds
 
     def drain(self) -> None:
-        """Ends what is left of the batch."""
+        """Runs the rest of the batch to its end."""
         while self._engine.has_unfinished_requests():
             self._engine.step()
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """All windows; those of the first round are warm-up."""
+    """Measures all windows. Those of the first round are warm-up."""
     cores = sorted(os.sched_getaffinity(0))
-    # One thread for torch, from its first import on: another one, on a core that moves blocks,
-    # would be waited for in every operation.
+    # torch has one thread, from its first import on. It would wait in every operation for a second
+    # thread on a core that moves blocks.
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pool = args.pool or f"file://{folder}/pool?size=2GiB"
-        # The moving threads, and the other process, stay where this thread starts them.
+        # The moving threads and the other process stay on the cores on which they are started.
         os.sched_setaffinity(0, cores[1:])
         with Mover(pool, 60.0) as mover, OtherProcess(pool, 60.0) as other:
-            # And all of vLLM's on another core.
+            # All of vLLM's threads are on another core.
             os.sched_setaffinity(0, cores[:1])
             model = models.llama(folder / "model", hidden=512, layers=8, heads=8, kv_heads=4)
             engine = open_engine(model, f"file://{folder}/connector?size=1GiB", args)
@@ -144,7 +148,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def row(
     kind: str, windows: dict[str, list[list[float]]], rates: dict[str, list[float]]
 ) -> dict[str, Any]:
-    """One line: times over all its windows, and medians of the ratios round by round."""
+    """One row: times over all its windows, and medians of the ratios round by round."""
     every = [second for window in windows[kind] for second in window]
     ratios = {
         f"p{share:.0%}": statistics.median(
@@ -169,7 +173,7 @@ def row(
 
 
 def table(result: dict[str, Any]) -> str:
-    """A line for each kind of window."""
+    """One row for each kind of window."""
     lines = [
         [
             row["while"],

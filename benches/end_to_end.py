@@ -1,11 +1,12 @@
-"""Time to first token on the real vLLM, with every connector: the first process computes and
-stores a prompt, the second loads it.
+"""Time to first token on the real vLLM, with every connector.
 
-All engines of a phase are alive at once and are asked in turn, one request at a time, each prompt
-by all of them and beginning with another one each time; between two requests the machine comes to
-rest, and what a load reads from files is brought into the page cache. The floor is vLLM's own
-prefix-cache hit. Every load has to give that hit's tokens. Run it as
-``python -m benches.end_to_end``.
+The first process computes a prompt and stores it. The second process loads it. All engines of a
+phase are alive at once. They are asked in turn, one request at a time, and each prompt begins with
+another engine. Between two requests the machine comes to rest. Before a load, its files are brought
+into the page cache.
+
+The floor is vLLM's own prefix-cache hit. The result says for how many outputs tokens and logprobs
+are those of that hit. Run it as ``python -m benches.end_to_end``.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ MODELS: dict[str, dict[str, int]] = {
     "mid": {"hidden": 1024, "layers": 16, "heads": 16, "kv_heads": 8},
 }
 KV_BYTES = 288 << 20
-"""Every engine's KV cache: a request of the longest length, in the larger data type."""
+"""KV cache of every engine. One request of the longest length fits, in the larger data type."""
 LEAST_MEMORY = 1 << 30
-"""Bytes that must stay available: a machine that swaps measures nothing."""
+"""Bytes that must stay available. Figures of a machine that swaps mean nothing."""
 
 
 @dataclass
 class Seen:
-    """What one row did with prompts of one length; seconds, a figure a prompt."""
+    """Times of one row with prompts of one length, in seconds, one for each prompt."""
 
     cold: list[float] = field(default_factory=list)
-    """First process: nothing is stored yet."""
+    """First process: the prompt is not stored yet."""
     after: list[float] = field(default_factory=list)
     """First process: the same prompt again, at once."""
     load: list[float] = field(default_factory=list)
@@ -58,12 +59,12 @@ class Seen:
     loaded: list[int] = field(default_factory=list)
     """Prompt tokens that vLLM counts as cached in `load`."""
     outputs: list[tuple[Answer, Answer]] = field(default_factory=list, repr=False)
-    """The timed answer and the one that follows it over the same blocks."""
+    """The timed answer, and the next answer, which uses the same blocks."""
 
 
 @dataclass
 class Row:
-    """A connector, and what was seen of it by prompt length."""
+    """A connector, and its times by prompt length."""
 
     connector: Connector
     seen: dict[int, Seen]
@@ -71,9 +72,12 @@ class Row:
 
 
 class Prompts:
-    """Prompts that no engine has seen before. The first ones, of repetition 0, are for warming up:
-    they use the whole of an engine's KV cache, whose pages the system supplies at their first use,
-    slowly. An engine that has served for a while has them."""
+    """Prompts that no engine has seen before.
+
+    The first ones, of repetition 0, are warm-up. They use the whole KV cache of an engine. The
+    system supplies its pages at their first use, slowly. An engine that has served for a while has
+    them.
+    """
 
     def __init__(
         self, lengths: Sequence[int], repetitions: int, seed: int, token_bytes: int
@@ -95,7 +99,7 @@ class Prompts:
 
 
 class Group:
-    """Rows that are measured together, the baseline among them."""
+    """Rows that are measured together. The baseline is one of them."""
 
     def __init__(self, model: Path, dtype: str, rows: dict[str, Row], folder: Path) -> None:
         self._model = model
@@ -103,10 +107,10 @@ class Group:
         self.rows = rows
         self._folder = folder
         self.restless = 0
-        """Requests before which the machine did not come to rest in time."""
+        """Number of requests before which the machine did not come to rest in time."""
 
     def run(self, prompts: Prompts) -> None:
-        """Both processes of every row."""
+        """Measures both processes of every row."""
         with contextlib.ExitStack() as servers:
             for row in self.rows.values():
                 servers.callback(row.connector.stop)
@@ -171,7 +175,7 @@ class Group:
 
     @contextlib.contextmanager
     def _engines(self, which: str) -> Iterator[dict[str, Node]]:
-        """An engine for every row that works so far, two starting at a time."""
+        """Starts an engine for every row that has not failed, two at a time."""
         nodes: dict[str, Node] = {}
         with contextlib.ExitStack() as ending:
             waiting = [name for name, row in self.rows.items() if row.failure is None]
@@ -203,7 +207,7 @@ class Group:
 
     @contextlib.contextmanager
     def _failing(self, name: str) -> Iterator[None]:
-        """A row that fails is reported and left out; the baseline may not fail."""
+        """A row that fails is reported and left out. If the baseline fails, the bench ends."""
         try:
             yield
         except Exception as error:
@@ -256,7 +260,7 @@ def summary(name: str, row: Row, baseline: Row, lengths: Sequence[int]) -> dict[
 
 
 def tables(result: dict[str, Any], lengths: Sequence[int]) -> str:
-    """A table a model, in milliseconds."""
+    """One table for each model, in milliseconds."""
     heads = [
         "second process, ms",
         "to the floor",
@@ -300,12 +304,12 @@ def tables(result: dict[str, Any], lengths: Sequence[int]) -> str:
 
 
 def run_model(model: str, args: argparse.Namespace) -> dict[str, Any]:
-    """All rows with one model, in as many groups as `--together` asks for."""
+    """Measures all rows with one model, in groups of `--together` engines."""
     every = connectors.every()
     others = [name for name in args.rows.split(",") if name != BASELINE]
     size = args.together - 1
     shape = MODELS[model]
-    # As tests.e2e.models makes them: keys and values of each layer, one hidden size over all heads.
+    # As tests.e2e.models builds it: keys and values of each layer; all heads make up hidden.
     head_size = shape["hidden"] // shape["heads"]
     values = 2 * shape["layers"] * shape["kv_heads"] * head_size
     token_bytes = values * (4 if args.dtype == "float32" else 2)
@@ -339,7 +343,7 @@ def _keep_logs(source: Path, target: Path) -> None:
 
 
 def available_bytes() -> int:
-    """Memory that programs can still have without swapping."""
+    """Memory that programs can still get without swapping."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
 

@@ -1,9 +1,9 @@
-"""The file store against plain files: the same bytes, written and read alike, page cache warm.
+"""The file store against plain files: the same bytes, with a warm page cache.
 
-Plain is the least that any store of whole files does: write to a temporary name and rename; open
-and read into the caller's buffer. The file store adds a header, a checksum, verification, its
-bound on bytes and one native call for a batch. memcpy of the bytes is the limit of both. Run it as
-``python -m benches.file_store``.
+Plain files are the least that a store of whole files has to do. A put writes to a temporary name
+and renames it. A get opens the file and reads it into the caller's buffer. The file store adds a
+header, a checksum, verification, its bound on bytes, and one native call for a batch. memcpy of the
+bytes is the limit of both. Run it as ``python -m benches.file_store``.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Way(ABC):
 
     @abstractmethod
     def clear(self) -> None:
-        """Forgets all values."""
+        """Removes all values."""
 
 
 class Plain(Way):
-    """One file a value."""
+    """One file for each value."""
 
     name = "plain files"
 
@@ -106,7 +106,7 @@ class FileStore(Way):
 
 
 class Memory(Way):
-    """memcpy: what no store can beat."""
+    """memcpy: no store can be faster."""
 
     name = "memcpy"
 
@@ -147,7 +147,7 @@ def _read(descriptor: int, buffer: memoryview) -> None:
 
 
 def measure(folder: Path, size: int, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """All ways in turn in every pass, beginning with another each time; one pass is warm-up."""
+    """All ways take turns in every pass. Each pass begins with another one; one is warm-up."""
     payload = Payload(args.total_mib * MIB, size)
     ways: list[Way] = [
         Plain(folder / f"plain-{size}"),

@@ -1,10 +1,10 @@
-"""What a server's first requests cost with Penstock, and without.
+"""The cost of a server's first requests, with Penstock and without.
 
-Each start brings up a server with Penstock over an empty directory, and one of vLLM alone on the
-same cores, neither of them warmed up. Both are sent the same prompts, which nobody has seen, in
-turn and each after a rest; who goes first changes. At last they are sent some without a rest: then
-the other server's process, which spins for a second after its last message, runs beside each. Run
-it as ``python -m benches.first_requests``.
+Each start brings up two servers on the same cores: one with Penstock over an empty directory, and
+one of vLLM alone. Neither is warmed up. Both get the same prompts, which nobody has seen. They take
+turns, each after a rest, and the first one changes from prompt to prompt. At last they get prompts
+without a rest. Then the other server's process runs beside each request: it spins for a second
+after its last message. Run it as ``python -m benches.first_requests``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROWS = ("penstock", "vllm")
 
 
 def start(processes: Processes, folder: Path) -> dict[str, Engine]:
-    """Both servers, ready and untouched."""
+    """Starts both servers. They are ready, and nobody has asked them anything."""
     model = model_folder(cache_folder() / "demo")
     engines = {}
     for row in ROWS:
@@ -71,7 +71,7 @@ def start(processes: Processes, folder: Path) -> dict[str, Engine]:
 
 
 def measure(number: int, args: argparse.Namespace) -> dict[str, list[list[float]]]:
-    """Seconds to the first token by kind of request and row."""
+    """Seconds to the first token, by kind of request and by row."""
     found: dict[str, list[list[float]]] = {"rest": [[], []], "in a row": [[], []]}
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as name,

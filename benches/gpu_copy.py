@@ -1,11 +1,11 @@
-"""Copies between a CUDA device's KV cache and pinned memory, in every layout: right, how fast.
+"""Copies between the KV cache of a CUDA device and host memory: are they right, and how fast?
 
-Needs a device, PyTorch and the installed package; nothing of vLLM or numpy. First fresh random
-data goes out and back in every layout, whole and by spans, from and to pinned and pageable memory,
-and every byte is compared. Then both ways to copy pieces are timed by
-the size of a piece. Then each layout's gather and scatter are timed in turn, pass by pass, against
-a contiguous pinned copy of the same bytes and against an asynchronous copy a piece. Run it as
-``python -m benches.gpu_copy --json FILE``.
+It needs a device, PyTorch and the installed package, but neither vLLM nor numpy. It does three
+things, in every layout where that matters. First it copies random data out and back, whole and by
+spans, with pinned and with pageable memory, and compares every byte. Then it times both ways to
+copy pieces, by the size of a piece. At last it times gather and scatter, in turn, pass by pass,
+against a contiguous pinned copy of the same bytes, and against an asynchronous copy for each piece.
+Run it as ``python -m benches.gpu_copy --json FILE``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHECKED_BLOCKS = 9
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a KV cache; `content_bytes` are key and value of one token and head."""
+    """Sizes of a KV cache. `content_bytes` is the size of one token's key and value in one head."""
 
     layers: int
     heads: int
@@ -41,7 +41,7 @@ class Shape:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block, all layers."""
+        """Bytes of a block in all layers."""
         return self.layers * self.heads * self.tokens * self.content_bytes
 
 
@@ -52,7 +52,7 @@ SHAPES = {
     "llama-8b-tp8": Shape(layers=32, heads=1, tokens=16, content_bytes=2 * 128 * 2),
     # One latent of 512 + 64, bf16; blocks of 64 tokens.
     "deepseek-v3": Shape(layers=61, heads=1, tokens=64, content_bytes=576 * 2),
-    # Not multiples of 16 bytes: what the kernel copies byte by byte. Only checked.
+    # Not multiples of 16 bytes, so the kernel copies byte by byte. Checked, but not timed.
     "odd": Shape(layers=3, heads=3, tokens=5, content_bytes=37),
 }
 
@@ -88,7 +88,7 @@ class Cache:
                 for layer, view in enumerate(self.logical)
             ]
         )
-        # Copies below are on streams of their own.
+        # The copies below run on streams of their own.
         torch.cuda.synchronize()
 
     def expected(self, blocks: list[int], span: tuple[int, int, int, int]) -> torch.Tensor:
@@ -102,7 +102,7 @@ class Cache:
 
 
 def check(layout: str, shape: Shape) -> int:
-    """Copies out and back, every byte compared; returns the bytes."""
+    """Copies out and back, and compares every byte. Returns the number of bytes."""
     cache = Cache(layout, shape)
     rng = random.Random(layout)
     compared = 0
@@ -129,7 +129,7 @@ def check(layout: str, shape: Shape) -> int:
 
 
 def sweep() -> dict[str, Any]:
-    """Both ways to copy pieces, by their size, as the executor measures them for itself."""
+    """Times of both ways to copy pieces, by size, as the executor measures them for itself."""
     copied, *directions = cuda_calibration(DEVICE)
     result: dict[str, Any] = {"copy_bytes": copied}
     for name, (copy_engine_from, timings) in zip(("gather", "scatter"), directions, strict=True):
@@ -148,7 +148,7 @@ def sweep() -> dict[str, Any]:
 
 
 def seconds(work: Callable[[], None]) -> float:
-    """How long it takes, with all of the device's work."""
+    """Seconds that the work takes, with all of the device's work."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     work()
@@ -157,7 +157,7 @@ def seconds(work: Callable[[], None]) -> float:
 
 
 class Contestants:
-    """Copies of the same bytes of one cache, `per_call` blocks at a time, each way."""
+    """Ways to copy the same bytes of one cache, `per_call` blocks at a time, in both directions."""
 
     def __init__(self, cache: Cache, shape: Shape, per_call: int) -> None:
         self._descriptor = cache.descriptor
@@ -168,7 +168,7 @@ class Contestants:
         order = random.Random(1).sample(range(shape.blocks), shape.blocks)
         self.calls = [order[i : i + per_call] for i in range(0, shape.blocks, per_call)]
         self.pieces = len(self._descriptor.segments(0, self._whole))
-        # Those of the first call, a copy each; cut beforehand, so that only copies are timed.
+        # The pieces of the first call, one copy each. Cut beforehand, so only copies are timed.
         runs = [
             (offset, length)
             for block in self.calls[0]
@@ -178,42 +178,42 @@ class Contestants:
         self._host = list(self._payload.split([length for _, length in runs]))
 
     def gather(self) -> None:
-        """All blocks out, by Penstock."""
+        """All blocks to the host, by Penstock."""
         for blocks in self.calls:
             self._descriptor.gather(blocks, self._whole, self._payload, cuda_device=DEVICE)
 
     def scatter(self) -> None:
-        """All blocks back, by Penstock."""
+        """All blocks back to the device, by Penstock."""
         for blocks in self.calls:
             self._descriptor.scatter(blocks, self._whole, self._payload, cuda_device=DEVICE)
 
     def contiguous_out(self) -> None:
-        """As many bytes out, a contiguous copy for each call, waited for as Penstock's are."""
+        """As many bytes to the host: one contiguous copy for each call, each waited for."""
         for i in range(len(self.calls)):
             piece = self._flat[i * self._size : (i + 1) * self._size]
             self._payload.copy_(piece, non_blocking=True)
             torch.cuda.current_stream().synchronize()
 
     def contiguous_back(self) -> None:
-        """As many bytes back."""
+        """As many bytes back to the device, likewise."""
         for i in range(len(self.calls)):
             piece = self._flat[i * self._size : (i + 1) * self._size]
             piece.copy_(self._payload, non_blocking=True)
             torch.cuda.current_stream().synchronize()
 
     def pieces_out(self) -> None:
-        """The first call's blocks out, a cudaMemcpyAsync for each piece."""
+        """The blocks of the first call to the host, one cudaMemcpyAsync for each piece."""
         for host, device in zip(self._host, self._device, strict=True):
             host.copy_(device, non_blocking=True)
 
     def pieces_back(self) -> None:
-        """The first call's blocks back."""
+        """The blocks of the first call back to the device, likewise."""
         for host, device in zip(self._host, self._device, strict=True):
             device.copy_(host, non_blocking=True)
 
 
 def measure(layout: str, shape: Shape, total: int, passes: int, per_call: int) -> dict[str, Any]:
-    """A layout's figures; ratios are medians of the ratios pass by pass."""
+    """Figures of one layout. Ratios are medians of the ratios pass by pass."""
     blocks = max(1, total // shape.block_bytes // per_call) * per_call
     contestants = Contestants(
         Cache(layout, replace(shape, blocks=blocks)), replace(shape, blocks=blocks), per_call
@@ -236,7 +236,7 @@ def measure(layout: str, shape: Shape, total: int, passes: int, per_call: int) -
     nbytes = blocks * shape.block_bytes
 
     def faster(name: str, than: str, share: float = 1.0) -> float:
-        """How many times as fast, of a pass of which the other copies a share."""
+        """How many times as fast as the other, which copies only `share` of the bytes of a pass."""
         pairs = zip(found[than], found[name], strict=True)
         return statistics.median(theirs / (ours * share) for theirs, ours in pairs)
 
@@ -255,7 +255,7 @@ def measure(layout: str, shape: Shape, total: int, passes: int, per_call: int) -
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Rows under their names, in columns."""
+    """A table of the rows, with their keys as its head."""
     lines = [
         [f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()]
         for row in rows

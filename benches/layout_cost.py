@@ -1,10 +1,10 @@
-"""What a cross-layer layout costs the model's computation, and whether it changes an answer.
+"""The cost of a cross-layer layout for the model, and whether it changes an answer.
 
-Two engines with Penstock, one with a tensor per layer (LBHNC), one with all layers of a block side
-by side (BLHNC), over pools of their own, are asked in turn, prompt by prompt, beginning with
-another one each time. No prompt is asked twice, so nothing is loaded: what differs is the layout
-alone. Then both answer a few hundred short prompts, which have to be the same to the last bit. Run
-it as ``python -m benches.layout_cost``.
+There are two engines with Penstock, each over a pool of its own. One has a tensor per layer
+(LBHNC). The other has all layers of a block side by side (BLHNC). They are asked in turn, and each
+prompt begins with another one. Nothing is loaded from a pool, so only the layout is different. Then
+both answer a few hundred short prompts. The answers have to be equal to the last bit. Run it as
+``python -m benches.layout_cost``.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ OUTPUT_TOKENS = 64
 
 
 class Engine:
-    """An engine of one layout, and what was measured of it."""
+    """An engine with one layout, and its times."""
 
     def __init__(self, layout: str, model: Path, folder: Path) -> None:
         self.layout = layout
         self.prefill: list[float] = []
         """Seconds to the first token."""
         self.decode: list[float] = []
-        """Seconds a token after the first."""
+        """Seconds for each token after the first."""
         self.node = Node(
             model,
             folder / f"{layout}.log",
@@ -46,10 +46,10 @@ class Engine:
         )
 
     def measure(self, prompt: list[int], again: list[int]) -> None:
-        """One prompt's first token, then another's with all that follow."""
+        """Times the first token of `prompt`, and the tokens that follow `again`."""
         quiet.wait(timeout=3)
         self.prefill.append(self.node.ask(prompt, max_tokens=1).seconds)
-        # Asked again, a prompt hits the engine's own cache: what is left is decoding.
+        # The second request hits the engine's own prefix cache, so the rest is decoding.
         self.node.ask(again, max_tokens=1)
         whole = self.node.ask(again, max_tokens=OUTPUT_TOKENS).seconds
         short = self.node.ask(again, max_tokens=1).seconds
@@ -57,7 +57,7 @@ class Engine:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Both engines' figures, and how many answers differ."""
+    """Times of both engines, and the number of answers that differ."""
     rng = random.Random(args.seed)
 
     def prompt(length: int) -> list[int]:
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """A line a layout."""
+    """One row for each layout."""
     lines = [
         [
             row["layout"],

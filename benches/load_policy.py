@@ -1,16 +1,18 @@
-"""Hits against recomputing, over networks from none to absurd; and hits that had to wait.
+"""Loading against recomputing, over fast and absurdly slow networks; and hits that had to wait.
 
-Over a Valkey server behind a way that delays and throttles, an engine that weighs (`--load-policy
-auto`) is asked for each of some stored prompts three times, in an order drawn anew for each: as it
-is, and twice as requests that say `never` for themselves. Two engines may differ by some per cent
-in how fast they compute; this way both sides are the same one's, and how far the two are apart
-that never load says what may be by chance. Another engine always loads, since what the first one
-knows of the network must be what it finds out by itself. Each network is new to both; the first
-hits after a change are given by themselves, as they are how it is noticed.
+The pool is a Valkey server behind a network that delays and throttles. An engine with
+`--load-policy auto` is asked for each of some stored prompts three times, in an order drawn anew
+for each. One request is as it is. Two say `never` for themselves. Two engines may differ by some
+per cent in their speed, so both sides are taken from the same engine. The two `never` requests show
+how large a difference can be by chance.
 
-With `--queue N`, instead: an engine that computes one request at a time, and is at one, gets N at
-once, all of them in the pool, with and without prefetching into host memory. Run it as ``python -m
-benches.load_policy``.
+Another engine always loads, since the first one has to find out about the network by itself. Each
+network is new to both engines. The first hits after a change are listed by themselves, since the
+engine notices the change by them.
+
+`--queue N` measures something else. An engine that computes one request at a time is at work on
+one. It gets N requests at once, all of them in the pool, with and without prefetching into host
+memory. Run it as ``python -m benches.load_policy``.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ ASKED = {
     "always": ("always", "always"),
     "auto": ("auto", "auto"),
 }
-"""The engine, and the request's own policy."""
+"""For each kind of request: the engine, and the policy of the request itself."""
 
 NETWORKS: list[tuple[str, dict[str, float]]] = [
     ("as it is", {}),
@@ -55,20 +57,20 @@ NETWORKS: list[tuple[str, dict[str, float]]] = [
     ("1 s, 2 Mbit/s", {"delay": 0.5, "mbit": 2}),
     ("as it is, again", {}),
 ]
-"""A round trip, and a rate each way."""
+"""Name, delay of one way (seconds), and rate of each way. Names have the round trip."""
 
 REST_SECONDS = 1.0
-"""The machine may take so long to come to rest between two requests of the sweep."""
+"""Longest time for the machine to come to rest between two requests of the sweep."""
 
 PROMPTS = 16
-"""Different ones at most; engines forget them after each hit."""
+"""Number of different prompts, at most. Engines forget them before each request."""
 
 SETTLING = 2
-"""Hits after a change that are counted by themselves."""
+"""Hits after a change of network that are listed by themselves."""
 
 
 def prompts(count: int, blocks: int, seed: int) -> list[list[int]]:
-    """Prompts of so many whole blocks and a bit."""
+    """Prompts of `blocks` whole blocks and some tokens more."""
     rng = random.Random(seed)
     return [
         [rng.randrange(3, models.VOCABULARY) for _ in range(blocks * BLOCK + 30)]
@@ -77,7 +79,7 @@ def prompts(count: int, blocks: int, seed: int) -> list[list[int]]:
 
 
 def start(model: Path, folder: Path, name: str, pool: str, **settings: Any) -> Node:
-    """An engine over the pool. Options of vLLM are those whose names do not begin with penstock."""
+    """Starts an engine over the pool. `settings` are Penstock's; other options are vLLM's."""
     ours = {f"penstock.{key}": value for key, value in settings.pop("settings").items()}
     return Node(
         model,
@@ -90,13 +92,13 @@ def start(model: Path, folder: Path, name: str, pool: str, **settings: Any) -> N
 
 
 def percentile(times: list[float], share: float) -> float:
-    """The smallest of the times that so large a share does not exceed."""
+    """The smallest time that is not exceeded by this share of all times."""
     ordered = sorted(times)
     return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
 
 
 def sweep(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]:
-    """First tokens of hits under each policy, network by network."""
+    """Times to the first token of hits under each policy, network by network."""
     stored = prompts(min(args.hits, PROMPTS), args.blocks, seed=1)
     fresh = iter(prompts(10_000, args.blocks, seed=2))
     with contextlib.ExitStack() as ending:
@@ -119,7 +121,7 @@ def sweep(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]
         for node in nodes.values():
             ending.callback(node.kill)
             node.wait_ready()
-            # How fast it computes is known from its own work.
+            # The engine learns from these prompts how fast it computes.
             for prompt in itertools.islice(fresh, 3):
                 node.ask(prompt, max_tokens=1)
         time.sleep(3)
@@ -155,7 +157,7 @@ def sweep(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]
 
 
 def summary(times: dict[str, list[float]]) -> dict[str, Any]:
-    """What hits took, however asked for, once it had settled."""
+    """Times of each kind of request, without the first hits after the change of network."""
     return {
         asked: {
             "p50": statistics.median(each[SETTLING:]),
@@ -167,8 +169,11 @@ def summary(times: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def over_all(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The 99th percentile, over all networks together, of what a settled hit takes to the median
-    of recomputing on the same network."""
+    """The 99th percentile over all networks together.
+
+    Each figure is the time of a hit, divided by the median of recomputing on the same network. The
+    first hits after a change of network are left out.
+    """
     return {
         asked: percentile(
             [
@@ -217,7 +222,7 @@ def sweep_table(result: dict[str, Any]) -> str:
 
 
 def queue(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]:
-    """First tokens of requests that arrive together while another is computed, one at a time."""
+    """Times of requests that arrive together while the engine computes another one."""
     with contextlib.ExitStack() as ending:
         server = ending.enter_context(Server("valkey", folder))
         way = ending.enter_context(Way(server.port))
@@ -247,7 +252,7 @@ def queue(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]
             pair = {}
             order = list(nodes)
             for name in order if number % 2 else order[::-1]:
-                # vLLM itself begins to load for all that wait while nothing is computed.
+                # While nothing is computed, vLLM itself begins to load for all waiting requests.
                 busy = nodes[name].start(next(others), max_tokens=args.busy)
                 time.sleep(0.3)
                 running = [nodes[name].start(prompt, max_tokens=args.output) for prompt in batch]
@@ -273,7 +278,7 @@ def queue(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]
 
 
 def queue_table(result: dict[str, Any]) -> str:
-    """A line an engine."""
+    """One row for each engine."""
     lines = [
         [
             row["engine"],

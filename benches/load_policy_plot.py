@@ -1,4 +1,4 @@
-"""The sweep of networks as a picture: how long hits take, as a multiple of recomputing."""
+"""A picture of the sweep of networks: the time of hits, as a multiple of recomputing."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ _STYLE = (
 
 
 def draw(rows: Sequence[dict[str, Any]]) -> str:
-    """A row for each network: always loading, and weighing with a line on to its 99th percentile,
-    both against never loading; the axis is logarithmic."""
+    """The picture, as SVG. It has a row for each network, and a logarithmic axis.
+
+    A row shows `always` and `auto`, both against never loading. A line leads from the median of
+    `auto` to its 99th percentile.
+    """
     most = max(max(row["always"]["p50"], row["auto"]["p99"]) / row["never"]["p50"] for row in rows)
     high = max(2.0, most * 1.2)
     floor = _TOP + _ROW * len(rows)

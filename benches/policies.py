@@ -1,6 +1,7 @@
-"""Hit ratios of the eviction policies on real traces, beside what no policy can beat.
+"""Hit ratios of the eviction policies on real traces, and the limit that no policy can exceed.
 
-One cache for the whole trace; a hit is a block found in a row from the first of its prompt.
+One cache serves the whole trace. A block is a hit if it is found, and so are all blocks before it
+in its prompt. Run it as ``python -m benches.policies FOLDER``.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ PERCENT = (1, 5, 10, 20)
 
 
 def measure(path: Path) -> dict[str, Any]:
-    """Hit ratios by capacity, in per cent of the trace's different blocks, and look-ups a second of
-    processor time.
+    """Hit ratios by capacity, and look-ups a second of processor time.
+
+    Capacities are in per cent of the trace's different blocks.
     """
     trace = Trace.read(path)
     found: dict[str, Any] = {
@@ -51,7 +53,7 @@ def measure(path: Path) -> dict[str, Any]:
 
 
 def table(traces: dict[str, Any]) -> str:
-    """Hit ratios, a line a trace and capacity."""
+    """Hit ratios, one row for each trace and capacity."""
     lines = [
         [name, f"{percent} %", *(f"{ratio:.4f}" for ratio in [*ratios.values(), found["infinite"]])]
         for name, found in traces.items()

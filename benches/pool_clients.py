@@ -1,7 +1,7 @@
 """The pool clients that are compared, behind one small interface.
 
-Every client moves the same values between the caller's memory and the same server: what it gets
-lies in the caller's buffer, as KV must. Each is tried with several settings of its own.
+Every client moves the same values between the caller's memory and the same server. A get ends in
+the caller's buffer, as KV has to. Each client is tried with several settings of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 TIMEOUT = 60.0
 
 Values = Sequence[tuple[str, memoryview]]
-"""Names, and the buffers that values come from or go to."""
+"""Names, and the buffers from which values come or to which they go."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Address:
 
 
 class Client(ABC):
-    """A client with one setting."""
+    """A client with one of its settings."""
 
     name: str
     setting: str
@@ -51,7 +51,7 @@ class Client(ABC):
 
 
 class Threads:
-    """Shares work out to a fixed number of threads."""
+    """A fixed number of threads that share the work."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -71,11 +71,11 @@ class Threads:
 
 
 class Penstock(Client):
-    """Penstock's native store: sealed and checksummed values, verified when they come back."""
+    """Penstock's native store. Values have headers and checksums, and every get verifies them."""
 
     BATCH_BYTES = 8 << 20
-    """Bytes handed over at once: the next batch's checksums overlap with this one's transfer
-    only where there is more than one thread."""
+    """Bytes of a batch. The checksums of the next batch overlap with the transfer of this one only
+    if there is more than one thread."""
 
     def __init__(self, address: Address, threads: int) -> None:
         from penstock._native import Store
@@ -129,7 +129,7 @@ def penstock_key(name: str) -> bytes:
 
 
 class RedisPy(Client):
-    """redis-py with hiredis: a connection a thread, and commands pipelined where it helps."""
+    """redis-py with hiredis: one connection for each thread; commands pipelined where it helps."""
 
     def __init__(self, address: Address, threads: int, pipeline_bytes: int) -> None:
         import redis
@@ -188,10 +188,10 @@ class RedisPy(Client):
 
 
 class LMCache(Client):
-    """LMCache's native client: worker threads in C++ that take a batch apart. TCP only."""
+    """LMCache's native client: worker threads in C++ share a batch. TCP only."""
 
     def __init__(self, address: Address, workers: int) -> None:
-        # Only where the peers are installed, which type checkers do not need.
+        # By name: type checkers, and the other clients, do without the peers.
         native: Any = importlib.import_module("lmcache.lmcache_redis")
 
         self.name = "LMCache"
@@ -224,7 +224,7 @@ class LMCache(Client):
 
 
 def open_all(address: Address) -> list[Client]:
-    """Every client that reaches the address, with every setting that is tried."""
+    """Opens every client that can reach the address, with each of its settings."""
     clients: list[Client] = [Penstock(address, threads) for threads in (1, 2, 4)]
     clients += [RedisPy(address, threads, 0) for threads in (1, 2, 4)]
     clients.append(RedisPy(address, 1, 1 << 20))

@@ -1,4 +1,4 @@
-"""Programs that the benches start, and end again by the pid that they kept."""
+"""Programs that the benches start. Each one is ended by its pid."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 
 class Process:
-    """A server program with its log."""
+    """A server program and its log."""
 
     def __init__(self, command: list[str], log: Path, environment: dict[str, str]) -> None:
         self._log = log
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                # However the bench itself ends, its servers go with it.
+                # However the bench itself ends, its servers end with it.
                 ["setpriv", "--pdeathsig", "KILL", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -28,7 +28,7 @@ class Process:
             )
 
     def wait_for_port(self, port: int, timeout: float = 120.0) -> None:
-        """Waits until the port answers; raises with the log's end if the program ends first."""
+        """Waits until the port answers. If the program ends first, it raises with the log's end."""
         end = time.monotonic() + timeout
         while time.monotonic() < end and self._process.poll() is None:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
@@ -38,7 +38,7 @@ class Process:
         raise RuntimeError(f"a server did not start: {self._log.read_text()[-3000:]}")
 
     def stop(self) -> None:
-        """Ends the program and its children: politely, after ten seconds for good."""
+        """Asks the program and its children to end; kills them after ten seconds."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
         try:

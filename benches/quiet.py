@@ -1,4 +1,4 @@
-"""Waiting until the machine has nothing to do, so that one row's afterwork is not another's."""
+"""Waits until the machine is idle. So the work that a row leaves behind delays no other row."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 
 WINDOW = 0.15
-"""Seconds over which the CPUs are watched."""
+"""Seconds for which the CPUs are watched."""
 BUSY = 0.25
-"""Cores at work, in sum, that count as quiet."""
+"""Up to this many cores at work, in sum, count as quiet."""
 
 
 def wait(timeout: float = 10.0, at_least: float = 0.2) -> bool:
-    """Waits `at_least` seconds, then until the CPUs are quiet; False if they were not in time."""
+    """Waits `at_least` seconds, then until the CPUs are quiet. False: they were not in time."""
     time.sleep(at_least)
     end = time.monotonic() + timeout
     while busy_cores() > BUSY:
@@ -22,7 +22,7 @@ def wait(timeout: float = 10.0, at_least: float = 0.2) -> bool:
 
 
 def busy_cores(window: float = WINDOW) -> float:
-    """How many cores were at work over the window."""
+    """How many cores are at work, on average over the window."""
     before, began = _busy_seconds(), time.monotonic()
     time.sleep(window)
     return (_busy_seconds() - before) / (time.monotonic() - began)

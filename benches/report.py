@@ -1,4 +1,4 @@
-"""How a bench begins and ends: what it runs on, tables for people, JSON, progress aside."""
+"""The beginning and the end of a bench: its environment, tables, JSON, and progress."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ GIB = 1 << 30
 
 
 def begin(parser: argparse.ArgumentParser, **more: Any) -> argparse.Namespace:
-    """Reads the command line, with the options that every bench has, before anything is measured.
+    """Reads the command line before anything is measured. Every bench has these options.
 
-    `environment` of what is returned is the head of the result: what this runs on, as it is now,
-    and `more`. A result to be kept has to be of a commit, or to say that it is not.
+    `environment` in the return value is the head of the result: the machine and the versions as
+    they are now, and `more`. A result that is written has to be of a commit, or to say that it is
+    not.
     """
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON too")
     parser.add_argument(
@@ -40,7 +41,7 @@ def begin(parser: argparse.ArgumentParser, **more: Any) -> argparse.Namespace:
 
 
 def progress(text: str) -> None:
-    """Tells whoever waits what is going on."""
+    """Prints a line to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -58,23 +59,23 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def median_ratio(of: Sequence[float], to: Sequence[float]) -> float:
-    """The median of the ratios pass by pass: what both passes of a pair suffered cancels out."""
+    """The median of the ratios pass by pass. What slows both sides of a pass cancels out."""
     return statistics.median(a / b for a, b in zip(of, to, strict=True))
 
 
 def size_name(size: int) -> str:
-    """64 KiB, 1 MiB."""
+    """A size as text: ``64 KiB``, ``1 MiB``."""
     return f"{size >> 20} MiB" if size >= MIB else f"{size >> 10} KiB"
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Comma-separated sizes with KiB or MiB: ``64KiB,1MiB``."""
+    """Reads sizes in KiB or MiB, separated by commas: ``64KiB,1MiB``."""
     units = {"KiB": 1 << 10, "MiB": 1 << 20}
     return [int(part[:-3]) * units[part[-3:]] for part in text.split(",")]
 
 
 def finish(args: argparse.Namespace, tables: str, result: dict[str, Any]) -> None:
-    """Prints the tables; writes the result, behind its head, if asked to."""
+    """Prints the tables. With `--json`, writes the result behind its head."""
     print(tables)
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)

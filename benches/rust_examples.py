@@ -1,8 +1,8 @@
-"""What the measuring examples of the Rust crates find, behind the head that every result has.
+"""Runs a measuring example of the Rust crates. Its result gets the head that all results have.
 
-Builds an example of `penstock-store` in release mode and runs it: `encryption_throughput`, what
-sealing and opening values takes, or `shm_throughput`, a pool of its own in shared memory against
-memcpy. Words behind `--` go to the example, as ``--passes 15``. Run it as
+It builds an example of `penstock-store` in release mode and runs it. `encryption_throughput`
+measures sealing and opening of values. `shm_throughput` measures a pool of its own in shared memory
+against memcpy. Words after `--` go to the example, such as ``--passes 15``. Run it as
 ``python -m benches.rust_examples encryption_throughput``.
 """
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def run(example: str, words: list[str]) -> list[dict[str, Any]]:
-    """Its lines: one for each size of values, and one more for look-ups."""
+    """The lines of an example: one for each size of values, and one more for look-ups."""
     cargo = ["cargo", "run", "--quiet", "--release", "--locked", "-p", "penstock-store"]
     said = subprocess.run(
         [*cargo, "--example", example, "--", *words, "--json"],
@@ -37,7 +37,7 @@ def run(example: str, words: list[str]) -> list[dict[str, Any]]:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """A line a size, and one below for what else was measured."""
+    """One row for each size. Lines below have everything else that was measured."""
     of_sizes = [line for line in lines if "bytes" in line]
     rest = [
         f"{name}: {value}" for line in lines if "bytes" not in line for name, value in line.items()

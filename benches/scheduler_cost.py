@@ -1,12 +1,13 @@
-"""What the scheduler half takes of the engine core's only thread, beside vLLM's own prefix cache.
+"""The time that the scheduler half takes of the engine core's only thread.
 
-Of one prompt it measures what Penstock does when it arrives, when vLLM first asks what can be
-loaded, and when it asks again after host memory has changed. Beside it vLLM looks the same prompt
-up in its own prefix cache, which has all of it. Then come steps that decode for many requests.
+For one prompt it measures Penstock's work at three moments: when the prompt arrives, when vLLM
+first asks what can be loaded, and when vLLM asks again after host memory has changed. The baseline
+is vLLM's look-up of the same prompt in its own prefix cache, which has all of it. Then it measures
+steps that decode for many requests.
 
-Everything is the real thing: vLLM's requests, block hashes, prefix cache and step descriptions;
-Penstock's scheduler half over a pool in memory, and a native engine whose host memory has what it
-stored. Only the model is left out. Run it as ``python -m benches.scheduler_cost``.
+Only the model is left out. vLLM's requests, block hashes, prefix cache and step descriptions are
+real. So is Penstock's scheduler half, over a pool in memory, with a native engine and its host
+memory. Run it as ``python -m benches.scheduler_cost``.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ from penstock.vllm.settings import Settings
 BLOCK = 16
 """Tokens."""
 CONTENT = 16
-"""Bytes of a token's KV: nothing here depends on it."""
+"""Bytes of a token's KV. Nothing here depends on it."""
 PLACES = ("pool", "host memory", "half each", "nowhere")
 DECODING = 1_000
-"""Tokens of the prompts that are being decoded."""
+"""Prompt tokens of each request that is being decoded."""
 
 
 def microseconds(work: Callable[[], Any]) -> float:
-    """What a piece of work takes."""
+    """The time of a piece of work."""
     begin = time.perf_counter_ns()
     work()
     return (time.perf_counter_ns() - begin) / 1e3
 
 
 class Requests:
-    """vLLM's requests, with its block hashes."""
+    """Makes vLLM's requests, with vLLM's block hashes."""
 
     def __init__(self) -> None:
         init_none_hash(sha256)
@@ -74,7 +75,7 @@ class Requests:
 
 
 class OwnCache:
-    """vLLM's prefix cache, which has a prompt."""
+    """vLLM's prefix cache."""
 
     def __init__(self, tokens: int) -> None:
         spec = FullAttentionSpec(
@@ -90,17 +91,17 @@ class OwnCache:
         )
 
     def take_in(self, request: Request) -> None:
-        """Computes a request, as far as the cache can tell."""
+        """Fills the cache as if a request had been computed."""
         blocks, computed, *_ = self._manager.get_computed_blocks(request)
         self._manager.allocate_slots(request, request.num_tokens - computed, computed, blocks)
 
     def look_up(self, request: Request) -> int:
-        """Tokens that it has of a request."""
+        """How many tokens of a request the cache has."""
         return int(self._manager.get_computed_blocks(request)[1])
 
 
 class Half:
-    """Penstock's scheduler half, its pool, and an engine with host memory."""
+    """Penstock's scheduler half, its pool, and a native engine with host memory."""
 
     def __init__(self, blocks: int) -> None:
         group = Group(0, "full_attention", BLOCK, None, "bfloat16", ())
@@ -130,14 +131,14 @@ class Half:
         self._next_job = 0
 
     def put_in_pool(self, request: Request) -> None:
-        """Has the scheduler half's own pool hold a request's blocks."""
+        """Puts the blocks of a request into the pool of the scheduler half."""
         common = self.half._common
         [namespace], [[span]] = common.agreement.namespaces, common.agreement.spans
         for block_hash in request.block_hashes:
             common.store.put(pool_key(namespace, block_hash, span), b"", timeout=10.0)
 
     def hold(self, request: Request, blocks: int) -> None:
-        """Stores the first blocks of a request, and hears that host memory has them."""
+        """Stores the first blocks of a request, and tells the half that host memory has them."""
         catalogue = self.half._catalogue
         catalogue.add("stored", request.num_tokens)
         catalogue.extend("stored", request.block_hashes)
@@ -151,7 +152,7 @@ class Half:
             self._engine.wait(10.0)
         report = WorkerReport(held=self._engine.take_host_changes())
         self.half.on_worker_output(report, (), ())
-        # Host memory alone has them.
+        # Only host memory has them then.
         catalogue.end_store(job, list(range(blocks)))
         catalogue.remove("stored")
 
@@ -168,7 +169,7 @@ def pool_key(namespace: bytes, block_hash: bytes, span: tuple[int, int, int, int
 def one_prompt(
     requests: Requests, half: Half, own: OwnCache, place: str, tokens: list[int]
 ) -> dict[str, float]:
-    """The times of one prompt, whose blocks are in one place or another."""
+    """The times of one prompt, whose blocks are in `place`."""
     blocks, scheduler = len(tokens) // BLOCK, half.half
     first = requests.make(tokens)
     if place in ("pool", "half each"):
@@ -179,14 +180,14 @@ def one_prompt(
     own.take_in(first)
     request = requests.make(tokens)
     times = {"arrival": microseconds(lambda: scheduler.on_new_request(arrival(request)))}
-    # The look-up is answered meanwhile; an engine core that has work does not sleep.
+    # The look-up is answered meanwhile. An engine core that has work does not sleep.
     until = time.perf_counter() + 0.1
     while time.perf_counter() < until:
         pass
     offered: list[int | None] = []
     ask = lambda: offered.append(scheduler.match(request.request_id, 0))  # noqa: E731
     times["first match"] = microseconds(ask)
-    # Something else came into host memory, as with every step.
+    # Other blocks came into host memory, as they do with every step.
     other = requests.make([random.randrange(100_000) for _ in range(BLOCK + 1)])
     half.hold(other, 1)
     times["further match"] = microseconds(ask)
@@ -201,7 +202,7 @@ def one_prompt(
 
 
 def decode_steps(requests: Requests, half: Half, count: int, rounds: int) -> dict[str, list[float]]:
-    """Times of steps that decode a token of so many requests."""
+    """Times of steps that decode one token for each of `count` requests."""
     decoding = [
         requests.make([random.randrange(100_000) for _ in range(DECODING)]) for _ in range(count)
     ]
@@ -234,11 +235,11 @@ def decode_steps(requests: Requests, half: Half, count: int, rounds: int) -> dic
 
     take(DECODING)
     plain, mixed = [], []
-    # As long as none fills a block: all are as long.
+    # All requests are equally long, so for some steps none fills a block.
     while len(plain) < rounds and (taken := take(1)):
         took, fills = taken
         plain += [] if fills else [took]
-    # Then one in sixteen does with each step, as with requests of any length.
+    # Then one in sixteen fills a block with each step, as with requests of any length.
     for place, request in enumerate(decoding):
         for _ in range(place % BLOCK):
             request.num_computed_tokens += 1
@@ -254,7 +255,7 @@ def decode_steps(requests: Requests, half: Half, count: int, rounds: int) -> dic
 
 
 def main() -> None:
-    """Measures, prints a table and writes the result."""
+    """Measures, prints the tables and writes the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=[32_768, 131_072])
     parser.add_argument("--rounds", type=int, default=9)
@@ -269,7 +270,7 @@ def main() -> None:
                 report.progress(f"{tokens} tokens, {place}, round {number}")
                 prompt = [random.randrange(100_000) for _ in range(tokens + 1)]
                 times = one_prompt(requests, half, own, place, prompt)
-                # The first one pays for what all later ones use.
+                # The first prompt pays for things that all later ones use.
                 if number:
                     found[place].append(times)
         for place, all_times in found.items():

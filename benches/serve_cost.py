@@ -1,10 +1,9 @@
-"""What carrying Penstock costs when it finds nothing: `vllm bench serve` against vLLM alone.
+"""The cost of Penstock when it finds nothing: `vllm bench serve`, against vLLM alone.
 
-Two `vllm serve` processes live side by side, with the same model and one of them with Penstock and
-a pool that was empty at the start. In every pass `vllm bench serve` drives the one, then the other,
-in changing order, with the same random prompts; no prompt ever comes twice to the same server. So
-every block is looked up, computed and stored, and none is loaded. Run it as
-``python -m benches.serve_cost``.
+Two `vllm serve` processes with the same model live side by side. One of them has Penstock, with a
+pool that was empty at the start. In every pass `vllm bench serve` drives one and then the other, in
+changing order, with the same random prompts. No server gets a prompt twice. So every block is
+looked up, computed and stored, and none is loaded. Run it as ``python -m benches.serve_cost``.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Served:
         self.connector.stop()
 
     def drive(self, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-        """One run of `vllm bench serve`; returns its result."""
+        """Runs `vllm bench serve` once, and returns its result."""
         result = self._folder / f"{self.name}-{seed}.json"
         options = {
             "backend": "openai",
@@ -102,7 +101,7 @@ class Served:
 
 
 def run(args: argparse.Namespace) -> list[Served]:
-    """All passes; the first is warm-up and not kept."""
+    """Runs all passes. The first one is warm-up and is not kept."""
     every = connectors.every()
     with tempfile.TemporaryDirectory() as name, ExitStack() as ending:
         folder = Path(name)
@@ -142,7 +141,7 @@ def rows(servers: list[Served]) -> list[dict[str, Any]]:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """A line a row: the median, and its ratio to vLLM alone."""
+    """One line for each row: medians, and their ratios to vLLM alone."""
     lines = []
     for row in found:
         cells = [row["label"]]

@@ -1,8 +1,9 @@
-"""Puts into shared memory that is full, where each gives up others, against puts into room.
+"""Puts into shared memory that is full, against puts into shared memory with room.
 
-Both go into one pool, whose memory has all been written before, in turn: it is emptied, and gets
-values while there is room; then it is filled, and gets as many more. memcpy of the bytes is the
-limit of both. Run it as ``python -m benches.shm_full``.
+A put into a full pool evicts other values. Both kinds go into one pool, in turn. All of its memory
+has been written before. The pool is emptied, and gets values while there is room. Then it is
+filled, and gets as many more. memcpy of the bytes is the limit of both. Run it as
+``python -m benches.shm_full``.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from benches.report import MIB, progress, size_name
 from penstock._native import Store
 
 BATCH = 8
-"""Values put at a time, as an engine's put lanes do with large ones."""
+"""Values of one call, as an engine's put lanes do it with large values."""
 
 SHARE = 0.75
-"""Of the pool, that is put with room and again when it is full."""
+"""Share of the pool that is put while there is room, and again when it is full."""
 
 
 class Pool:
-    """One in shared memory, with values that are all of one size."""
+    """A pool in shared memory. All of its values have one size."""
 
     def __init__(self, name: str, pool_bytes: int, size: int) -> None:
         self._store = Store.open(f"shm://{name}?size={pool_bytes}")
@@ -38,7 +39,7 @@ class Pool:
         self.count = int(pool_bytes * SHARE) // size
 
     def put(self, count: int) -> float:
-        """Puts so many values that were never put before; returns the seconds that it took."""
+        """Puts `count` values that were never put before. Returns the seconds that it took."""
         began = time.perf_counter()
         for _ in range(-(-count // BATCH)):
             keys = [penstock_key(f"value-{next(self._numbers)}") for _ in range(BATCH)]
@@ -54,12 +55,12 @@ class Pool:
         self._held.clear()
 
     def evictions(self) -> int:
-        """Values given up so far."""
+        """Number of values that were evicted so far."""
         return self._store.stats()["evictions"]
 
 
 def measure(pool: Pool, size: int, passes: int) -> dict[str, Any]:
-    """Both in every pass; the first pass is warm-up."""
+    """Measures both kinds in every pass. The first pass is warm-up."""
     total = -(-pool.count // BATCH) * BATCH * size
     source, target = memoryview(os.urandom(total)), memoryview(bytearray(total))
 
@@ -68,7 +69,7 @@ def measure(pool: Pool, size: int, passes: int) -> dict[str, Any]:
         pool.clear()
         before = pool.evictions()
         room = pool.put(pool.count)
-        # A bucket of the index may be full all the same, of small values.
+        # With small values, a single bucket of the index may be full all the same.
         if pool.evictions() - before > pool.count * 0.001:
             raise OSError("values were given up while there was room")
         pool.put(pool.count)
@@ -90,7 +91,7 @@ def measure(pool: Pool, size: int, passes: int) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A line a size."""
+    """One row for each size."""
     lines = [
         [
             size_name(row["size"]),

@@ -1,9 +1,9 @@
-"""What the kernel takes to carry a load's bytes between two processes of one machine.
+"""The kernel's time to carry the bytes of a load between two processes of one machine.
 
-No pool and no engine: one process writes, another reads, through a unix socket and through TCP, on
-two cores and on one, in turn. The writer's processor time tells whether the pages that the kernel
-copies into were at hand; where free memory goes back to the host of a virtual machine, some have to
-be fetched from there first. Run it as ``python -m benches.sockets``.
+There is no pool and no engine. One process writes and another one reads, through a unix socket and
+through TCP, on two cores and on one, in turn. The kernel copies into pages. The writer's processor
+time tells whether these pages were at hand. Where a virtual machine gives free memory back to its
+host, some pages have to be fetched from the host first. Run it as ``python -m benches.sockets``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benches.report import MIB, progress
 KINDS = ("unix socket", "TCP")
 PLACES = ("two cores", "one core")
 SENT = 64 << 10
-"""Bytes of one write: what a server that speaks RESP writes at a time."""
+"""Bytes of one write, as a server that speaks RESP writes them."""
 RECEIVED = 128 << 10
 
 
@@ -35,7 +35,7 @@ def connected(kind: str) -> tuple[socket.socket, socket.socket]:
 
 
 def carry(kind: str, place: str, amount: int) -> tuple[float, float]:
-    """Seconds of processor time that the writer took, and seconds until all had come."""
+    """Processor seconds of the writer, and seconds until all bytes have come."""
     cores = sorted(os.sched_getaffinity(0))
     writer, reader = connected(kind)
     told, tell = os.pipe()

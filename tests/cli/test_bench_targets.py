@@ -62,13 +62,13 @@ def test_a_loop_that_waits_for_the_lock_is_noticed(
     done = threading.Event()
 
     def take_the_lock() -> None:
-        while not done.wait(0.01):
+        while not done.wait(0.002):
             sum(range(10_000))
 
     thread = threading.Thread(target=take_the_lock)
     thread.start()
     try:
-        found = document(capsys, "gil", url, "--passes", "3", "--seconds", "0.3")
+        found = document(capsys, "gil", url, "--passes", "5", "--seconds", "0.3")
     finally:
         done.set()
         thread.join()

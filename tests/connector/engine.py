@@ -11,8 +11,9 @@ import itertools
 import random
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.agreement import Agreement, ModelFacts
@@ -144,12 +145,17 @@ class PlainEngine:
 
     # --- requests -------------------------------------------------------------------------
 
-    def ask(self, request_id: str, tokens: Sequence[int]) -> Asked:
+    def ask(
+        self,
+        request_id: str,
+        tokens: Sequence[int],
+        params: Mapping[str, Any] | None = None,
+    ) -> Asked:
         """A request comes."""
         request = Asked(request_id, list(tokens), len(tokens))
         request.hash_blocks()
         self.requests[request_id] = request
-        self.half.on_new_request(Arrival(request, None))
+        self.half.on_new_request(Arrival(request, params))
         return request
 
     def match(self, request: Asked, computed: int = 0) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -186,6 +187,40 @@ def test_what_was_not_waited_for_is_declined_only_if_it_is_computed() -> None:
     counts = engine.half.take_counts()
     assert counts is not None
     assert counts["declined_tokens"] == 20
+
+
+def test_what_loads_save_and_what_requests_wait_is_counted_for_their_tenant() -> None:
+    engine = PlainEngine([FULL])
+    advisor = engine.half._common.advisor
+    engine.put_prompt(PROMPT)
+    request = engine.ask("r", PROMPT, {"penstock.tenant": "red"})
+    assert engine.match(request) == 20
+    engine.load(request, 0, 20)
+    engine.step({})
+    engine.settle()
+    counts = engine.half.take_counts()
+    assert counts is not None
+    waited = counts["load_wait_seconds/red"]
+    assert not isinstance(waited, list)
+    assert 0 < waited < 30
+    loads = counts["load_seconds/pool"]
+    assert isinstance(loads, list)
+    assert len(loads) == 1
+    # What it saves is not known before a long step; then what was loaded before is valued too.
+    assert "prefill_saved_seconds/red" not in counts
+    now = time.monotonic()
+    advisor.on_step(now, 1_000, 1_000, 500_500)
+    advisor.on_output(now + 1.0, [1_000])
+    other = engine.ask("other", PROMPT, {"penstock.tenant": "not a name"})
+    assert engine.match(other) == 20
+    engine.load(other, 0, 20)
+    engine.step({})
+    engine.settle()
+    counts = engine.half.take_counts()
+    assert counts is not None
+    # A second for 1,000 tokens.
+    assert counts["prefill_saved_seconds/red"] == pytest.approx(0.020, rel=0.1)
+    assert counts["prefill_saved_seconds/"] == counts["prefill_saved_seconds/red"]
 
 
 def native_calls(work: Callable[[], object]) -> list[str]:

@@ -314,6 +314,12 @@ impl Advisor {
         Some(host + seconds(&self.pool, reach.pool_bytes)?)
     }
 
+    /// Time that a load of a prompt's tokens from `first` to `end` saves of its computation, without what
+    /// the load takes; none before a step of hundreds of tokens was seen.
+    pub fn saved_seconds(&self, first: u64, end: u64, prompt: u64) -> Option<f64> {
+        self.prefill.saved_seconds(first, end, prompt)
+    }
+
     fn rest(&self, end: u64, prompt: u64) -> f64 {
         self.prefill.seconds(end, prompt).unwrap_or_default()
     }

@@ -28,6 +28,8 @@ pub struct Prefill {
     fit: Fit<3>,
     /// Steps that the fit is made of.
     fitted: u32,
+    /// Of long steps alone: what short ones take says little of what a whole prompt does.
+    long: Fit<3>,
 }
 
 impl Prefill {
@@ -37,6 +39,7 @@ impl Prefill {
             tokens_per_step: tokens_per_step.max(1),
             fit: Fit::new(STEP_DECAY),
             fitted: 0,
+            long: Fit::new(STEP_DECAY),
         }
     }
 
@@ -50,11 +53,15 @@ impl Prefill {
         let is_faster = expected.is_some_and(|expected| seconds < expected / WARMED_UP);
         if is_faster && (tokens >= LONG_STEP || self.fitted < FEW_STEPS) {
             self.fit.forget();
+            self.long.forget();
             self.fitted = 0;
         }
         let size = features[0] + SHORT_STEP;
         self.fit.observe(features, seconds, size);
         self.fitted = self.fitted.saturating_add(1);
+        if tokens >= LONG_STEP {
+            self.long.observe(features, seconds, size);
+        }
     }
 
     /// Tokens of the first step that computes so many.
@@ -64,10 +71,20 @@ impl Prefill {
 
     /// Time to compute a prompt's tokens from `first` to `end`; none if nothing is known yet.
     pub fn seconds(&self, first: u64, end: u64) -> Option<f64> {
+        self.fit.predict(self.features(first, end))
+    }
+
+    /// Time that computing a prompt of `prompt` tokens from `end` on takes less than from `first` on; none
+    /// before a long step was seen.
+    pub fn saved_seconds(&self, first: u64, end: u64, prompt: u64) -> Option<f64> {
+        let from = |first| self.long.predict(self.features(first, prompt));
+        Some((from(first)? - from(end)?).max(0.0))
+    }
+
+    fn features(&self, first: u64, end: u64) -> [f64; 3] {
         let tokens = end.saturating_sub(first);
         let steps = tokens.div_ceil(self.tokens_per_step);
-        self.fit
-            .predict(features(tokens, attended(first, end), steps))
+        features(tokens, attended(first, end), steps)
     }
 }
 

@@ -239,6 +239,17 @@ fn a_first_step_that_sets_things_up_keeps_nobody_from_loading() {
 }
 
 #[test]
+fn what_is_saved_is_told_by_long_steps_alone() {
+    let mut prefill = Prefill::new(2048);
+    prefill.observe(8, attended(1792, 1800), 0.023);
+    assert_eq!(prefill.saved_seconds(0, 1792, 1800), None);
+    prefill.observe(1800, attended(0, 1800), 0.95);
+    prefill.observe(8, attended(1792, 1800), 0.023);
+    near(prefill.saved_seconds(0, 1792, 1800), 0.95, 0.02);
+    near(prefill.saved_seconds(1792, 1792, 1800), 0.0, 1e-9);
+}
+
+#[test]
 fn what_is_not_known_is_found_out_by_loading() {
     assert_eq!(choose(0, [(512, None)], 600, &prefill(0.001, 0.0)).end, 512);
     let unknown = Prefill::new(2048);

@@ -187,6 +187,10 @@ impl Advisor {
         self.0.wants_probe(now, first, &reach.0, prompt, block)
     }
 
+    fn saved_seconds(&self, first: u64, end: u64, prompt: u64) -> Option<f64> {
+        self.0.saved_seconds(first, end, prompt)
+    }
+
     fn load_seconds(&self, reach: Reach) -> Option<f64> {
         self.0.load_seconds(&reach.0)
     }

@@ -176,15 +176,15 @@ impl Catalogue {
     }
 
     /// Takes in the answers that have come: blocks that were found, look-ups that failed, and the seconds
-    /// that the last one took (infinite if it failed, None if there was none).
-    fn take_answers(&mut self, lookup: &Lookup) -> (usize, usize, Option<f64>) {
-        let (mut found, mut failed, mut latency) = (0, 0, None);
+    /// that each took, infinite if it failed, the last one at the end.
+    fn take_answers(&mut self, lookup: &Lookup) -> (usize, usize, Vec<f64>) {
+        let (mut found, mut failed, mut seconds) = (0, 0, Vec::new());
         for (number, answer, took) in lookup.native().poll() {
             found += self.native.answer(number, answer.as_deref().ok());
             failed += usize::from(answer.is_err());
-            latency = Some(answer.map_or(f64::INFINITY, |_| took.as_secs_f64()));
+            seconds.push(answer.map_or(f64::INFINITY, |_| took.as_secs_f64()));
         }
-        (found, failed, latency)
+        (found, failed, seconds)
     }
 
     /// The request is on as if the pool had nothing of it.

@@ -1,4 +1,4 @@
-"""What the connector counts."""
+"""What the connector counts and measures."""
 
 from __future__ import annotations
 
@@ -29,21 +29,79 @@ COUNTERS = {
 }
 """Counter → documentation; each appears as ``vllm:penstock_<counter>_total``."""
 
+TENANT_COUNTERS = {
+    "prefill_saved_seconds": "Seconds of prefill that loads made unnecessary, by what this "
+    "engine's own prefills take.",
+    "load_wait_seconds": "Seconds that requests waited for look-ups and loads before they were "
+    "computed.",
+}
+"""As :data:`COUNTERS`, with a label ``tenant``: the request's ``penstock.tenant``."""
+
+HISTOGRAMS = {
+    "lookup_seconds": "Time from a look-up's start to its answer.",
+    "load_seconds": "Time from a load's start to its end on all ranks. Label `tier`: `pool` if any "
+    "of it came from there, else `host`.",
+    "store_delay_seconds": "Time from the step that fills blocks until all ranks have stored them.",
+    "load_to_expected_ratio": "Time of a load over what the load policy had expected.",
+}
+"""Histogram → documentation; each appears as ``vllm:penstock_<histogram>``."""
+
+HISTOGRAM_LABELS = {"load_seconds": ("tier",)}
+"""Histograms with a label of their own."""
+
+BUCKETS = {
+    "seconds": (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
+    "ratio": (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.33, 2.0, 4.0, 10.0),
+}
+"""Upper bounds of a histogram's buckets, by the last word of its name."""
+
+MOST_TENANTS = 100
+"""Tenants with a series of their own in one engine; the rest are :data:`OTHERS`."""
+
+OTHERS = "others"
+
+_MOST_OBSERVATIONS = 10_000
+
+Counts = dict[str, "float | list[float]"]
+"""Name → increment, or values for a histogram. A label follows its name behind a slash."""
+
 
 class Counters:
-    """Increments of :data:`COUNTERS` since they were last taken."""
+    """Increments and observations since they were last taken."""
 
     def __init__(self) -> None:
-        self._increments: dict[str, int] = {}
+        self._counts: Counts = {}
+        self._tenants: set[str] = set()
 
     def count(self, name: str, amount: int = 1) -> None:
         """Adds to a counter."""
-        if amount:
-            self._increments[name] = self._increments.get(name, 0) + amount
+        self._add(name, amount)
 
-    def take(self) -> dict[str, int] | None:
-        """Hands over the increments and starts anew; None if there are none."""
-        if not self._increments:
+    def count_for(self, tenant: str, name: str, amount: float) -> None:
+        """Adds to a tenant's counter."""
+        if tenant not in self._tenants:
+            if len(self._tenants) < MOST_TENANTS:
+                self._tenants.add(tenant)
+            else:
+                tenant = OTHERS
+        self._add(f"{name}/{tenant}", amount)
+
+    def _add(self, key: str, amount: float) -> None:
+        if amount:
+            before = self._counts.get(key, 0)
+            assert not isinstance(before, list)
+            self._counts[key] = before + amount
+
+    def observe(self, name: str, value: float, label: str | None = None) -> None:
+        """Adds a value to a histogram. What nobody takes for long is not kept beyond a bound."""
+        values = self._counts.setdefault(name if label is None else f"{name}/{label}", [])
+        assert isinstance(values, list)
+        if len(values) < _MOST_OBSERVATIONS:
+            values.append(value)
+
+    def take(self) -> Counts | None:
+        """Hands over what there is and starts anew; None if there is nothing."""
+        if not self._counts:
             return None
-        taken, self._increments = self._increments, {}
+        taken, self._counts = self._counts, {}
         return taken

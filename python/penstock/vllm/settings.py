@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any
@@ -128,6 +129,17 @@ class Settings:
     def load_deadline(self, num_bytes: int) -> float:
         """Seconds that a load of this size may take."""
         return self.load_timeout + num_bytes / self.load_floor
+
+
+def tenant_label(params: Mapping[str, Any] | None) -> str:
+    """What metrics call the tenant of a request with these ``kv_transfer_params``: its
+    ``penstock.tenant``, up to 64 letters, digits, dots, dashes and underscores. Anything else
+    counts as no name, which is empty."""
+    wanted = (params or {}).get(PREFIX + "tenant", "")
+    return wanted if isinstance(wanted, str) and _TENANT.fullmatch(wanted) else ""
+
+
+_TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @lru_cache(maxsize=64)

@@ -1,8 +1,9 @@
-"""The connector's counters in vLLM's own metrics: the only file beside the connector that imports
-vLLM when it is imported."""
+"""What the connector counts and measures, in vLLM's own metrics: the only file beside the connector
+that imports vLLM when it is imported."""
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
@@ -10,28 +11,38 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
-from penstock.vllm import compat
-from penstock.vllm.counters import COUNTERS
+from penstock.vllm.counters import (
+    BUCKETS,
+    COUNTERS,
+    HISTOGRAM_LABELS,
+    HISTOGRAMS,
+    TENANT_COUNTERS,
+    Counts,
+)
 
 
 class PenstockStats(KVConnectorStats):  # type: ignore[misc]
-    """Increments of counters since the last report."""
+    """Increments of counters, and observations, since the last report."""
 
-    data: dict[str, int]
+    data: Counts
 
     def reset(self) -> None:
         """Forgets everything."""
         self.data = {}
 
     def aggregate(self, other: KVConnectorStats) -> PenstockStats:
-        """Adds another rank's increments."""
-        for name, amount in other.data.items():
-            self.data[name] = self.data.get(name, 0) + amount
+        """Adds what another rank, or a later step, has counted and observed."""
+        for key, more in other.data.items():
+            before = self.data.get(key)
+            self.data[key] = more if before is None else before + more
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """What vLLM's log line shows."""
-        return dict(self.data)
+        """What vLLM's log line shows; of a histogram the mean."""
+        return {
+            key: round(statistics.fmean(value), 6) if isinstance(value, list) else value
+            for key, value in self.data.items()
+        }
 
     def is_empty(self) -> bool:
         """Whether nothing was counted."""
@@ -39,7 +50,7 @@ class PenstockStats(KVConnectorStats):  # type: ignore[misc]
 
 
 class PenstockPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
-    """The same counters for Prometheus, one series an engine."""
+    """The same for Prometheus, one series an engine, or one for each of its labels."""
 
     def __init__(
         self,
@@ -49,20 +60,40 @@ class PenstockPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._labels = per_engine_labelvalues
         self._counters = {
-            name: compat.metric_per_engine(
-                self._counter_cls(
-                    name=f"vllm:penstock_{name}",
-                    documentation=documentation,
-                    labelnames=labelnames,
-                ),
-                per_engine_labelvalues,
+            name: self._counter_cls(
+                name=f"vllm:penstock_{name}",
+                documentation=documentation,
+                labelnames=[*labelnames, "tenant"] if name in TENANT_COUNTERS else labelnames,
             )
-            for name, documentation in COUNTERS.items()
+            for name, documentation in (COUNTERS | TENANT_COUNTERS).items()
         }
+        self._histograms = {
+            name: self._histogram_cls(
+                name=f"vllm:penstock_{name}",
+                documentation=documentation,
+                labelnames=[*labelnames, *HISTOGRAM_LABELS.get(name, ())],
+                buckets=BUCKETS[name.rpartition("_")[2]],
+            )
+            for name, documentation in HISTOGRAMS.items()
+        }
+        for index in per_engine_labelvalues:
+            for name in COUNTERS:
+                # Zero is a value too: rates begin there.
+                self._series(self._counters[name], index)
+
+    def _series(self, metric: Any, engine_idx: int, *label: str) -> Any:
+        return metric.labels(*self._labels[engine_idx], *label)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Adds increments to the engine's series."""
-        for name, amount in transfer_stats_data.items():
+        """Adds increments and observations to the engine's series."""
+        for key, value in transfer_stats_data.items():
+            name, slash, label = key.partition("/")
+            labels = (label,) if slash else ()
             if name in self._counters:
-                self._counters[name][engine_idx].inc(amount)
+                self._series(self._counters[name], engine_idx, *labels).inc(value)
+            elif name in self._histograms:
+                histogram = self._series(self._histograms[name], engine_idx, *labels)
+                for each in value:
+                    histogram.observe(each)

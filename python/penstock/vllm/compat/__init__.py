@@ -11,7 +11,6 @@ from penstock.vllm.compat.configuration import (
     CONNECTOR,
     engine_config,
     has_penstock,
-    metric_per_engine,
     requests_per_step,
     tokens_per_step,
 )
@@ -80,7 +79,6 @@ __all__ = [
     "kv_replica",
     "layer_index",
     "listed_layouts",
-    "metric_per_engine",
     "model_extent",
     "name_adapters",
     "newly_allocated",

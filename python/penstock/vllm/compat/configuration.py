@@ -33,8 +33,3 @@ def tokens_per_step(vllm_config: Any) -> int:
 def requests_per_step(vllm_config: Any) -> int:
     """Requests that a step computes at most."""
     return min(int(vllm_config.scheduler_config.max_num_seqs), tokens_per_step(vllm_config))
-
-
-def metric_per_engine(metric: Any, labels: dict[int, list[object]]) -> dict[int, Any]:
-    """One labelled child of a Prometheus metric per engine index."""
-    return {index: metric.labels(*values) for index, values in labels.items()}

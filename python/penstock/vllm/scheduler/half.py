@@ -15,6 +15,7 @@ from penstock._native import Catalogue, Store, attended
 from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.advisor import Advisor
 from penstock.vllm.agreement import Agreement
+from penstock.vllm.counters import Counts
 from penstock.vllm.messages import IDLE_SECONDS, RankShare, StepOrders, WorkerReport
 from penstock.vllm.scheduler.common import Common
 from penstock.vllm.scheduler.facts import AdapterOf, Arrival, BlockTables, EngineFacts, Step
@@ -23,9 +24,10 @@ from penstock.vllm.scheduler.lookups import Lookups
 from penstock.vllm.scheduler.prefetching import IsCached, Prefetching
 from penstock.vllm.scheduler.probing import Probing
 from penstock.vllm.scheduler.requests import Phase, Tracked
+from penstock.vllm.scheduler.savings import Savings
 from penstock.vllm.scheduler.storing import Storing
 from penstock.vllm.scheduler.transfers import Transfers
-from penstock.vllm.settings import Settings
+from penstock.vllm.settings import Settings, tenant_label
 
 
 class SchedulerHalf:
@@ -57,7 +59,12 @@ class SchedulerHalf:
         self._prefetching = Prefetching(self._common, self._transfers)
         self._probing = Probing(self._common, self._lookups, self._prefetching)
         self._loading = Loading(
-            self._common, self._lookups, self._transfers, self._prefetching, self._probing
+            self._common,
+            self._lookups,
+            self._transfers,
+            self._prefetching,
+            self._probing,
+            Savings(self._common),
         )
         self._storing = Storing(self._common, self._transfers)
 
@@ -90,7 +97,8 @@ class SchedulerHalf:
         """Starts the request's look-up."""
         request = arrival.request
         policy = self._common.settings.policy_for(arrival.params)
-        tracked = Tracked(request, policy, arrival.tenant)
+        label = tenant_label(arrival.params)
+        tracked = Tracked(request, policy, arrival.tenant, label)
         self._requests[tracked.id] = tracked
         self._catalogue.add(tracked.id, request.num_prompt_tokens)
         self._prefetching.note_arrival(tracked)
@@ -222,8 +230,8 @@ class SchedulerHalf:
         """Forgets which blocks are in the pool; look-ups will tell again."""
         self._catalogue.forget_pool()
 
-    def take_counts(self) -> dict[str, int] | None:
-        """Counters since the last call."""
+    def take_counts(self) -> Counts | None:
+        """What was counted and measured since the last call."""
         return self._common.counters.take()
 
     def shutdown(self) -> None:

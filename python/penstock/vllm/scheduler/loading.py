@@ -17,6 +17,7 @@ from penstock.vllm.scheduler.lookups import Lookups
 from penstock.vllm.scheduler.prefetching import Prefetching
 from penstock.vllm.scheduler.probing import Probing
 from penstock.vllm.scheduler.requests import Advice, Offer, Phase, Tracked
+from penstock.vllm.scheduler.savings import Savings
 from penstock.vllm.scheduler.transfers import Transfers
 
 
@@ -30,6 +31,7 @@ class Loading:
         transfers: Transfers,
         prefetching: Prefetching,
         probing: Probing,
+        savings: Savings,
     ) -> None:
         self._common = common
         self._catalogue = common.catalogue
@@ -37,6 +39,7 @@ class Loading:
         self._transfers = transfers
         self._prefetching = prefetching
         self._probing = probing
+        self._savings = savings
         self._unloaded: dict[int, set[int]] = {}
         """By load: positions of its blocks that did not come, as far as ranks have said."""
 
@@ -55,6 +58,14 @@ class Loading:
     def match(self, tracked: Tracked, first: int) -> int | None:
         """How many tokens to load from `first` on; None while that is not known, or will be a
         local hit."""
+        tokens = self._match(tracked, first)
+        if tokens is None:
+            self._savings.begin_wait(tracked)
+        else:
+            self._savings.end_wait(tracked)
+        return tokens
+
+    def _match(self, tracked: Tracked, first: int) -> int | None:
         request = tracked.request
         if (
             request.skip_reading_prefix_cache
@@ -133,6 +144,7 @@ class Loading:
         job = self._transfers.begin(number, tracked, blocks, moved, offer.choice)
         self._prefetching.release(tracked)
         tracked.load, tracked.phase = job, Phase.LOADING
+        self._savings.begin_wait(tracked)
         if self._catalogue.is_reading:
             self._common.orders.next.flush.extend(self._catalogue.readers(blocks.block_ids))
         self._common.orders.next.loads.append(job)
@@ -151,6 +163,7 @@ class Loading:
         job, tracked.load = tracked.load, None
         assert job is not None
         assert tracked.offer is not None
+        self._savings.end_wait(tracked)
         self._transfers.end(job.job)
         self._catalogue.end(job.job)
         unloaded = self._unloaded.pop(job.job, set())
@@ -159,6 +172,7 @@ class Loading:
         tracked.phase = Phase.WAITING
         tracked.is_failed = bool(unloaded)
         if not unloaded:
+            self._savings.on_loaded(tracked, tracked.offer.first, tracked.offer.end)
             self._common.counters.count("loaded_tokens", tracked.offer.end - tracked.offer.first)
         elif len(self._common.facts.groups) == 1:
             loaded = len(job.blocks) - len(unloaded)

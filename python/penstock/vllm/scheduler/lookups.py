@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from penstock._native import Lookup
 from penstock.vllm.scheduler.common import Common
 from penstock.vllm.scheduler.requests import Tracked
@@ -34,11 +36,13 @@ class Lookups:
 
     def take_answers(self) -> None:
         """Takes in what has been answered."""
-        found, failed, latency = self._common.catalogue.take_answers(self._lookup)
+        found, failed, seconds = self._common.catalogue.take_answers(self._lookup)
         self._common.counters.count("lookup_hit_blocks", found)
         self._common.counters.count("lookup_failures", failed)
-        if latency is not None:
-            self.latency = latency
+        for took in filter(math.isfinite, seconds):
+            self._common.counters.observe("lookup_seconds", took)
+        if seconds:
+            self.latency = seconds[-1]
 
     def is_under_way(self, tracked: Tracked) -> bool:
         """Whether the request's look-up has yet to be answered."""

@@ -53,6 +53,8 @@ class Tracked:
     policy: str
     """Whether to load what can be loaded: its own word on it, or the engine's."""
     tenant: bytes = b""
+    label: str = ""
+    """What metrics call its tenant."""
     phase: Phase = Phase.WAITING
     awaits: bool | None = None
     """Whether the engine, once it has room for the request, waits for its look-up; None if it has
@@ -69,6 +71,8 @@ class Tracked:
     """Whether less was offered than could have been."""
     is_failed: bool = False
     """Whether a load did not bring everything: another could fail in the same way, for ever."""
+    waits_since: float | None = None
+    """Since when it waits for its look-up or its load, though it could be computed."""
     stores: set[int] = field(default_factory=set)
     """Store jobs whose source some rank has yet to read."""
 
@@ -81,4 +85,4 @@ class Tracked:
         """It waits for its turn again, and nothing of the past counts."""
         self.phase = Phase.WAITING
         self.is_failed = False
-        self.awaits = self.unawaited_from = self.advice = None
+        self.awaits = self.unawaited_from = self.advice = self.waits_since = None

@@ -3,6 +3,7 @@ its way there."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ class _Store:
     """Ranks that may still read its blocks."""
     undone: int
     """Ranks that are not done with it."""
+    began: float = field(default_factory=time.monotonic)
     unstored: set[int] = field(default_factory=set)
     """Positions of blocks that some rank did not bring into the pool."""
 
@@ -73,6 +75,7 @@ class Storing:
         if store.undone:
             return
         del self._under_way[number]
+        self._common.counters.observe("store_delay_seconds", time.monotonic() - store.began)
         stored = self._catalogue.end_store(number, sorted(store.unstored))
         self._common.counters.count("stored_blocks", stored)
         if stored:

@@ -18,6 +18,8 @@ class Transfers:
 
     def __init__(self, common: Common) -> None:
         self._common = common
+        self._loads: dict[int, tuple[str, float | None]] = {}
+        """By load: the tier that it comes from, and how long it was expected to take."""
         self._took: dict[int, tuple[float, int]] = {}
         """By job: how long it took and bytes that it did not get, as far as ranks have said."""
 
@@ -39,6 +41,7 @@ class Transfers:
             None,
         )
         if choice is not None:
+            self._loads[number] = ("pool" if pool_bytes else "host", choice.load)
             patience = self._common.advisor.patience(choice, host_bytes, pool_bytes, objects)
         if choice is not None and patience is not None:
             timeout, pace = min(timeout, patience), choice.recompute or 0.0
@@ -75,4 +78,10 @@ class Transfers:
 
     def end(self, number: int) -> None:
         """One has ended on all ranks."""
-        self._common.advisor.on_end(number, *self._took.pop(number, (0.0, 0)))
+        seconds, missing = self._took.pop(number, (0.0, 0))
+        self._common.advisor.on_end(number, seconds, missing)
+        tier, expected = self._loads.pop(number, (None, None))
+        if tier is not None and not missing:
+            self._common.counters.observe("load_seconds", seconds, tier)
+            if expected:
+                self._common.counters.observe("load_to_expected_ratio", seconds / expected)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 from penstock._native import Engine, Fence
-from penstock.vllm.counters import Counters
+from penstock.vllm.counters import Counters, Counts
 from penstock.vllm.messages import IDLE_SECONDS, RankShare, StepOrders, WorkerReport
 from penstock.vllm.settings import Settings
 from penstock.vllm.worker.facts import KvMemory, Services, WorkerFacts
@@ -143,8 +143,8 @@ class WorkerHalf:
         """What the scheduler half should know, since the last call."""
         return None if self._jobs is None else self._jobs.take_report()
 
-    def take_counts(self) -> dict[str, int] | None:
-        """Counters' increments since the last call; None if there are none."""
+    def take_counts(self) -> Counts | None:
+        """What was counted since the last call; None if nothing was."""
         return self._counters.take()
 
     def shutdown(self) -> None:

@@ -205,7 +205,7 @@ fn a_primary_that_dies_is_replaced() {
         let store = store(&cluster.url());
         let keys = fill(&*store, fresh_namespace(), 60, 1000);
         let lost: Vec<bool> = keys.iter().map(|key| home_of(&cluster, key) == 0).collect();
-        std::thread::sleep(Duration::from_millis(200));
+        cluster.primaries[0].wait_replicated();
         cluster.primaries[0].kill();
         // What lies on the others is found all the time.
         let found = store.contains(&keys, soon()).unwrap();

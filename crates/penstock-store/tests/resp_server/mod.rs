@@ -228,6 +228,34 @@ impl Server {
         Ok(String::from_utf8(text).expect("UTF-8"))
     }
 
+    /// Returns when its replicas, of which it has at least one, have all that it has.
+    pub(crate) fn wait_replicated(&self) {
+        let until = Instant::now() + Duration::from_secs(30);
+        while !self.is_replicated() {
+            assert!(Instant::now() < until, "its replicas lag behind");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn is_replicated(&self) -> bool {
+        let said = self.text("INFO replication");
+        let number = |text: &str| text.parse::<u64>().expect("an offset");
+        let own = said
+            .lines()
+            .find_map(|line| line.strip_prefix("master_repl_offset:"));
+        let own = number(own.expect("its own offset"));
+        let mut theirs = said
+            .lines()
+            .filter(|line| line.starts_with("slave") && line.contains("state=online"))
+            .filter_map(|line| {
+                line.split(',')
+                    .find_map(|part| part.strip_prefix("offset="))
+            })
+            .map(number)
+            .peekable();
+        theirs.peek().is_some() && theirs.all(|offset| offset >= own)
+    }
+
     /// Sends one line; returns the strings that the server replies.
     pub(crate) fn texts(&self, line: &str) -> Vec<String> {
         let mut stream = UnixStream::connect(self.socket()).expect("the server listens");

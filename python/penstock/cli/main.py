@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import penstock
 from penstock.errors import ConfigError, PenstockError
 
-COMMANDS = ("serve", "plan", "simulate", "doctor", "pool", "bench", "demo")
+COMMANDS = ("serve", "plan", "simulate", "doctor", "pool", "top", "bench", "demo")
 """Modules of this package that are commands, in the order in which help lists them."""
 
 OK, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130

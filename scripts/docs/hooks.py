@@ -1,0 +1,143 @@
+"""What mkdocs does for the site beside what mkdocs.yml says.
+
+- Pages in the project's root (README, ARCHITECTURE, CHANGELOG, …) are pages of the site. The README
+  is its front page.
+- The reference is generated (`reference.py`).
+- A folder without an index gets one that lists its pages.
+- An entry of the navigation that ends in `/` stands for that folder's pages without an entry.
+- A link to a file outside the site leads to the repository if pyproject.toml names one. Otherwise
+  only its text stays.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+from scripts.docs import reference
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+INDEXES = ("index.md", "README.md")
+
+
+def _outside() -> dict[str, str]:
+    """File in the project's root → page of the site."""
+    found = {path.name: path.name.lower() for path in sorted(ROOT.glob("*.md"))}
+    return {**found, "README.md": "index.md"}
+
+
+def _repository() -> str | None:
+    project = (ROOT / "pyproject.toml").read_text()
+    named = re.search(r'^(?:repository|source) = "(https://[^"]+)"', project, re.M | re.I)
+    return named and named[1]
+
+
+OUTSIDE = _outside()
+REPOSITORY = _repository()
+
+
+def on_config(config: Any) -> Any:
+    """Fills folders into the navigation."""
+    named = set(_entries(config.nav))
+    config.nav = _filled(config.nav, named)
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the pages that do not lie in docs/ as they are."""
+    for name, page in OUTSIDE.items():
+        files.append(File.generated(config, page, content=(ROOT / name).read_text()))
+    for page, make in reference.PAGES.items():
+        files.append(File.generated(config, page, content=make()))
+    for folder in _folders():
+        if not any((DOCS / folder / name).exists() for name in INDEXES):
+            page = f"{folder}/index.md"
+            files.append(File.generated(config, page, content=_index(folder)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Turns links between files of the project into links between pages of the site."""
+    here = page.file.src_uri
+    inverse = {page: name for name, page in OUTSIDE.items()}
+    source = inverse.get(here, f"docs/{here}")
+
+    def replaced(found: re.Match[str]) -> str:
+        mark, text, target = found.groups()
+        if re.match(r"[a-z]+:|#", target):
+            return found[0]
+        path, hash_, anchor = target.partition("#")
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        address = _address(path, posixpath.dirname(here))
+        return text if address is None else f"{mark}[{text}]({address}{hash_}{anchor})"
+
+    return re.sub(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)", replaced, markdown)
+
+
+def _address(path: str, folder: str) -> str | None:
+    """Where a link from a page in `folder` to a file of the project leads."""
+    inside = path.removeprefix("docs/")
+    if path in OUTSIDE:
+        inside = OUTSIDE[path]
+    elif (ROOT / path).is_dir() and inside in _folders():
+        index = (name for name in INDEXES if (ROOT / path / name).exists())
+        inside += "/" + next(index, INDEXES[0])
+    elif inside == path:
+        return REPOSITORY and f"{REPOSITORY.rstrip('/')}/blob/HEAD/{path}"
+    return posixpath.relpath(inside, folder or ".")
+
+
+def _folders() -> list[str]:
+    """Folders of docs/ that have pages."""
+    found = {path.parent.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    return sorted(found - {"."})
+
+
+def _index(folder: str) -> str:
+    pages = [*sorted((DOCS / folder).glob("*.md")), *sorted((DOCS / folder).glob("*/index.md"))]
+    links = [f"- [{_title(path)}]({path.relative_to(DOCS / folder)})" for path in pages]
+    generated = [page for page in reference.PAGES if page.startswith(f"{folder}/")]
+    links += [
+        f"- [{reference.PAGES[page]().partition(chr(10))[0].removeprefix('# ')}]"
+        f"({posixpath.relpath(page, folder)})"
+        for page in generated
+    ]
+    return "\n".join([f"# {folder.rpartition('/')[2].capitalize()}", "", *links, ""])
+
+
+def _title(path: Path) -> str:
+    heading = re.search(r"^# (.*)$", path.read_text(), re.MULTILINE)
+    return heading[1] if heading else path.stem
+
+
+def _entries(nav: list[Any]) -> Iterator[str]:
+    for entry in nav:
+        value = next(iter(entry.values())) if isinstance(entry, dict) else entry
+        if isinstance(value, str):
+            yield value
+        else:
+            yield from _entries(value)
+
+
+def _filled(nav: list[Any], named: set[str]) -> list[Any]:
+    filled: list[Any] = []
+    for entry in nav:
+        if isinstance(entry, dict):
+            [(title, value)] = entry.items()
+            filled.append({title: value if isinstance(value, str) else _filled(value, named)})
+        elif entry == "./":
+            outside = set(OUTSIDE.values()) | {path.name for path in DOCS.glob("*.md")}
+            filled += sorted(outside - named)
+        elif entry.endswith("/"):
+            pages = [path.relative_to(DOCS).as_posix() for path in (DOCS / entry).glob("*.md")]
+            filled += sorted(set(pages) - named - {entry + name for name in INDEXES})
+        elif (DOCS / entry).with_name("README.md").exists() and entry.endswith("/index.md"):
+            filled.append(entry.replace("index.md", "README.md"))
+        else:
+            filled.append(entry)
+    return filled

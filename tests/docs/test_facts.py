@@ -139,7 +139,7 @@ def options() -> set[str]:
 
     take(make_parser())
     for program in files():
-        if re.match(r"(benches|tests/soak|crates)\b.*\.(py|rs)$", program):
+        if re.match(r"(benches|tests/soak|crates|python/penstock/cli/serve)\b.*\.(py|rs)$", program):
             found.update(re.findall(r'"(--[a-z][a-z0-9-]+)"', (ROOT / program).read_text()))
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import doctest
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 from scripts.docs import check, markup, reference
 
-from penstock.cli.main import COMMANDS, make_parser
+import penstock
+from penstock.cli.main import COMMANDS, main, make_parser
 from penstock.plan import wish
 from penstock.vllm.counters import COUNTERS
 from penstock.vllm.names import PREFIX
@@ -105,8 +107,6 @@ def test_every_error_of_the_package_is_documented_by_its_module() -> None:
 
 def test_everything_that_the_package_gives_is_in_the_api() -> None:
     pages = "".join(path.read_text() for path in (ROOT / "docs/api").glob("*.md"))
-    import penstock
-
     named = set(re.findall(r"^::: penstock\.(\w+)$", pages, re.MULTILINE))
     assert set(penstock.__all__) - named == {"PenstockError", "__version__"}
 
@@ -125,3 +125,25 @@ def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
         "index.html: fetches https://example.com/script.js",
         "index.html: other/#low has no such place",
     ]
+
+
+def test_the_quick_start_says_what_commands_print(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text = (ROOT / "docs/quickstart.md").read_text()
+    steps = re.findall(r"^```\n(.*?)```\n\n```text\n(.*?)```", text, re.MULTILINE | re.DOTALL)
+    said = {command.splitlines()[-1]: printed for command, printed in steps}
+    assert said["penstock --version"] == f"penstock {penstock.__version__}\n"
+    (pool,) = re.findall(r"^export PENSTOCK_POOL='(\S+)'", text, re.MULTILINE)
+    (serve,) = (command for command in said if command.endswith("--dry-run"))
+    here = pool.replace("/tmp", str(tmp_path))
+    monkeypatch.setenv("PENSTOCK_POOL", here)
+    assert main(shlex.split(serve)[1:]) == 0
+    assert capsys.readouterr().out.replace(here, pool) == said[serve]
+    assert main(["doctor"]) == 0
+    found = capsys.readouterr().out.splitlines()
+    shown = said["penstock doctor"].splitlines()
+    # Speeds and the file system are the machine's.
+    assert [line.split()[1] for line in found[1:]] == [line.split()[1] for line in shown[1:]]
+    (script,) = re.findall(r"^```python\n(.*?)```", text, re.MULTILINE | re.DOTALL)
+    compile(script, "ask.py", "exec")

@@ -5,6 +5,7 @@
 - The reference is generated (`reference.py`).
 - A folder without an index gets one that lists its pages.
 - An entry of the navigation that ends in `/` stands for that folder's pages without an entry.
+- Short code stays in one line.
 - A link to a file outside the site leads to the repository if pyproject.toml names one. Otherwise
   only its text stays.
 """
@@ -77,6 +78,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return text if address is None else f"{mark}[{text}]({address}{hash_}{anchor})"
 
     return re.sub(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)", replaced, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Keeps short code in one line: browsers would tear `--option` after its first hyphen."""
+    return re.sub(r"<code>(?=[^<\n]{1,32}</code>)", '<code class="short">', html)
 
 
 def _address(path: str, folder: str) -> str | None:

@@ -24,7 +24,7 @@ from penstock.vllm.counters import COUNTERS
 from penstock.vllm.names import POOL_VARIABLE, PREFIX
 from penstock.vllm.settings import Settings
 
-HELP_WIDTH = 88
+HELP_WIDTH = 80
 """Columns of the commands' help."""
 
 _GENERATED = "This page is generated from the code, with every build of the site."
@@ -32,7 +32,7 @@ _GENERATED = "This page is generated from the code, with every build of the site
 _VALUES: Mapping[type, str] = {
     bool: "`true` or `false`",
     float: "a number over 0",
-    int: "a whole number over 0, or a size such as `8GiB`",
+    int: "a whole number over 0, or a size as `8GiB`",
     str: "text",
 }
 
@@ -54,9 +54,9 @@ def settings() -> str:
         given = f"`{option}`" if has_option else f"`--set {field.name}=…`"
         kind = _VALUES[kinds[field.name]]
         meaning = meanings[field.name]
-        rows.append((f"`{PREFIX}{field.name}`", _default(field), kind, given, meaning))
+        rows.append((f"`{PREFIX}{field.name}`<br>{given}", _default(field), kind, meaning))
     memory = [
-        (f"`{key}`", f"`{option}`", parser._option_string_actions[option].help or "")
+        (f"`{key}`<br>`{option}`", parser._option_string_actions[option].help or "")
         for key, option in _OPTIONS_OF_KV_MEMORY.items()
     ]
     return "\n".join(
@@ -70,13 +70,13 @@ def settings() -> str:
             "Keys of `kv_connector_extra_config` in vLLM's `--kv-transfer-config`. An unknown key",
             f"that begins with `{PREFIX}` is refused.",
             "",
-            *_table(("key", "default", "value", "with `penstock serve`", "meaning"), rows),
+            *_table(("key, with `penstock serve`", "default", "value", "meaning"), rows),
             "",
             "## KV memory",
             "",
             "Keys of vLLM's `--additional-config`.",
             "",
-            *_table(("key", "with `penstock serve`", "meaning"), memory),
+            *_table(("key, with `penstock serve`", "meaning"), memory),
             "",
         ]
     )

@@ -25,8 +25,8 @@ OTHERS_OPTIONS = {"--cfg", "--example", "--ipc", "--lib", "--release", "--shm-si
 OTHERS_OPTIONS |= {"--test", "--workspace"}
 """Of cargo, rustc, mypy and containers."""
 
-OTHERS_FILES = {"config.json", "plots.svg"}
-"""A model's, and one that a command would write."""
+OTHERS_FILES = {"ask.py", "config.json", "plots.svg"}
+"""The quick start's, which readers write; a model's; and one that a command would write."""
 
 KINDS = ("rs", "py", "pyi", "md", "toml", "sh", "txt", "svg", "json", "ptx")
 FOLDERS = (".ci", "benches", "crates", "docs", "python", "requirements", "scripts", "tests")
@@ -139,7 +139,7 @@ def options() -> set[str]:
 
     take(make_parser())
     for program in files():
-        if re.match(r"(benches|tests/soak|crates|python/penstock/cli/serve)\b.*\.(py|rs)$", program):
+        if re.match(r"(benches|crates|tests/soak|python/penstock/cli/serve)\b.*\.(py|rs)", program):
             found.update(re.findall(r'"(--[a-z][a-z0-9-]+)"', (ROOT / program).read_text()))
     return found
 

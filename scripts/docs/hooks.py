@@ -4,7 +4,8 @@
   is its front page.
 - The reference is generated (`reference.py`).
 - A folder without an index gets one that lists its pages.
-- An entry of the navigation that ends in `/` stands for that folder's pages without an entry.
+- An entry of the navigation that ends in `/` stands for that folder's pages without an entry, `./`
+  for those of the root. An index of a folder that there is not is left out.
 - Short code stays in one line.
 - A link to a file outside the site leads to the repository if pyproject.toml names one. Otherwise
   only its text stays.
@@ -23,7 +24,6 @@ from scripts.docs import reference
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-INDEXES = ("index.md", "README.md")
 
 
 def _outside() -> dict[str, str]:
@@ -56,9 +56,8 @@ def on_files(files: Any, config: Any) -> Any:
     for page, make in reference.PAGES.items():
         files.append(File.generated(config, page, content=make()))
     for folder in _folders():
-        if not any((DOCS / folder / name).exists() for name in INDEXES):
-            page = f"{folder}/index.md"
-            files.append(File.generated(config, page, content=_index(folder)))
+        if not (DOCS / _index_of(folder)).exists():
+            files.append(File.generated(config, _index_of(folder), content=_index(folder)))
     return files
 
 
@@ -91,8 +90,7 @@ def _address(path: str, folder: str) -> str | None:
     if path in OUTSIDE:
         inside = OUTSIDE[path]
     elif (ROOT / path).is_dir() and inside in _folders():
-        index = (name for name in INDEXES if (ROOT / path / name).exists())
-        inside += "/" + next(index, INDEXES[0])
+        inside = _index_of(inside)
     elif inside == path:
         return REPOSITORY and f"{REPOSITORY.rstrip('/')}/blob/HEAD/{path}"
     return posixpath.relpath(inside, folder or ".")
@@ -104,7 +102,15 @@ def _folders() -> list[str]:
     return sorted(found - {"."})
 
 
+def _index_of(folder: str) -> str:
+    """The page that lists a folder's pages; made here if there is none."""
+    made = f"{folder}/index.md"
+    pages = (made, f"{folder}/README.md", f"{folder}.md")
+    return next((page for page in pages if (DOCS / page).exists()), made)
+
+
 def _index(folder: str) -> str:
+    """Such a page for a folder that has none."""
     pages = [*sorted((DOCS / folder).glob("*.md")), *sorted((DOCS / folder).glob("*/index.md"))]
     links = [f"- [{_title(path)}]({path.relative_to(DOCS / folder)})" for path in pages]
     generated = [page for page in reference.PAGES if page.startswith(f"{folder}/")]
@@ -135,15 +141,17 @@ def _filled(nav: list[Any], named: set[str]) -> list[Any]:
     for entry in nav:
         if isinstance(entry, dict):
             [(title, value)] = entry.items()
-            filled.append({title: value if isinstance(value, str) else _filled(value, named)})
+            inside = value if isinstance(value, str) else _filled(value, named)
+            filled += [{title: inside}] if inside else []
         elif entry == "./":
             outside = set(OUTSIDE.values()) | {path.name for path in DOCS.glob("*.md")}
             filled += sorted(outside - named)
         elif entry.endswith("/"):
-            pages = [path.relative_to(DOCS).as_posix() for path in (DOCS / entry).glob("*.md")]
-            filled += sorted(set(pages) - named - {entry + name for name in INDEXES})
-        elif (DOCS / entry).with_name("README.md").exists() and entry.endswith("/index.md"):
-            filled.append(entry.replace("index.md", "README.md"))
+            pages = {path.relative_to(DOCS).as_posix() for path in (DOCS / entry).glob("*.md")}
+            filled += sorted(pages - named - {_index_of(entry.rstrip("/"))})
+        elif entry.endswith("/index.md"):
+            folder = entry.removesuffix("/index.md")
+            filled += [_index_of(folder)] if folder in _folders() else []
         else:
             filled.append(entry)
     return filled

@@ -67,7 +67,8 @@ lint() {
     stage 'native module against its stubs' 300 python -m mypy.stubtest penstock._native
     stage 'who knows whom: rooms, crates, modules' 120 \
         python -m pytest -q tests/docs/test_architecture.py --timeout 60
-    stage 'site: strict build, links' 180 make --no-print-directory docs
+    # Some 5 s; 15 s if its environment has to be made.
+    stage 'site: strict build, links' 300 make --no-print-directory docs
     stage 'cargo fmt' 120 cargo fmt --all --check
     stage 'cargo clippy' 900 cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
 }

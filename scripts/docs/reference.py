@@ -20,7 +20,7 @@ from unittest import mock
 from penstock.cli import words
 from penstock.cli.main import make_parser
 from penstock.plan import wish
-from penstock.vllm.counters import COUNTERS
+from penstock.vllm.counters import COUNTERS, HISTOGRAM_LABELS, HISTOGRAMS, TENANT_COUNTERS
 from penstock.vllm.names import POOL_VARIABLE, PREFIX
 from penstock.vllm.settings import Settings
 
@@ -84,16 +84,33 @@ def settings() -> str:
 
 def metrics() -> str:
     """The page of the connector's metrics."""
-    rows = [(f"`{metric_name(name)}`", text) for name, text in COUNTERS.items()]
+    counters = [(f"`{metric_name(name)}`", "", text) for name, text in COUNTERS.items()]
+    counters += [
+        (f"`{metric_name(name)}`", "`tenant`", text) for name, text in TENANT_COUNTERS.items()
+    ]
+    histograms = [
+        (
+            f"`vllm:penstock_{name}`",
+            ", ".join(f"`{label}`" for label in HISTOGRAM_LABELS.get(name, ())),
+            text,
+        )
+        for name, text in HISTOGRAMS.items()
+    ]
     return "\n".join(
         [
             "# All metrics",
             "",
             f"{_GENERATED} [Metrics](../settings.md#metrics) explains what to watch.",
             "",
-            "vLLM serves them at `/metrics`, one series for each engine. All are counters.",
+            "vLLM serves them at `/metrics`, one series for each engine.",
             "",
-            *_table(("metric", "counts"), rows),
+            "## Counters",
+            "",
+            *_table(("metric", "its own label", "counts"), counters),
+            "",
+            "## Histograms",
+            "",
+            *_table(("metric", "its own label", "measures"), histograms),
             "",
         ]
     )

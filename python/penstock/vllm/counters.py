@@ -49,6 +49,9 @@ HISTOGRAMS = {
 HISTOGRAM_LABELS = {"load_seconds": ("tier",)}
 """Histograms with a label of their own."""
 
+TIERS = ("pool", "host")
+"""Values of that label."""
+
 BUCKETS = {
     "seconds": (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
     "ratio": (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.33, 2.0, 4.0, 10.0),

@@ -17,6 +17,7 @@ from penstock.vllm.counters import (
     HISTOGRAM_LABELS,
     HISTOGRAMS,
     TENANT_COUNTERS,
+    TIERS,
     Counts,
 )
 
@@ -78,10 +79,13 @@ class PenstockPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             )
             for name, documentation in HISTOGRAMS.items()
         }
+        # Zero is a value too: rates begin there.
         for index in per_engine_labelvalues:
-            for name in COUNTERS:
-                # Zero is a value too: rates begin there.
-                self._series(self._counters[name], index)
+            for name, counter in self._counters.items():
+                self._series(counter, index, *([""] if name in TENANT_COUNTERS else []))
+            for name, histogram in self._histograms.items():
+                for label in TIERS if name in HISTOGRAM_LABELS else [None]:
+                    self._series(histogram, index, *([] if label is None else [label]))
 
     def _series(self, metric: Any, engine_idx: int, *label: str) -> Any:
         return metric.labels(*self._labels[engine_idx], *label)

@@ -22,7 +22,7 @@ pub struct Holding {
     pub objects: u64,
 }
 
-/// Requests of one engine, their blocks, and where these are.
+/// The requests of one engine, their blocks, and where these blocks are.
 ///
 /// ```
 /// use penstock_catalogue::{Catalogue, Group, Groups, Holding};
@@ -46,20 +46,20 @@ pub struct Catalogue {
     pub(crate) index: Index,
     pub(crate) requests: HashMap<Box<str>, Request>,
     pub(crate) jobs: HashMap<u64, Job>,
-    /// Look-up → whose it is, and of which group.
+    /// For each query of a look-up: the request that it belongs to, and the group.
     pub(crate) lookups: HashMap<u64, (Box<str>, usize)>,
     pub(crate) next_lookup: u64,
-    /// Blocks that the engine may give away, and the store that has yet to read them.
+    /// For each block that the engine may give away: the store that has yet to read it.
     pub(crate) reading: HashMap<u64, u64>,
     /// Loads under way.
     pub(crate) loads: usize,
-    /// Blocks that prefetches keep, or bring.
+    /// Blocks that prefetches keep or bring.
     pub(crate) prefetched: usize,
 }
 
 impl Catalogue {
-    /// Without requests. Of blocks in the pool that no request names, `remembered` are remembered;
-    /// forgetting one costs a second put, which the store recognizes.
+    /// A catalogue without requests. It remembers up to `remembered` blocks that the pool has and
+    /// no request names. Forgetting one costs a second put, which the store recognizes.
     pub fn new(groups: Groups, remembered: usize) -> Self {
         let nothing = Holding {
             ranks: 0,
@@ -80,10 +80,10 @@ impl Catalogue {
         }
     }
 
-    /// What the ranks hold of each group's blocks.
+    /// Sets what the ranks hold of each group's blocks.
     ///
     /// # Errors
-    /// There are not as many as groups, or some ranks hold nothing.
+    /// The number of holdings is not the number of groups, or a group's blocks are on no rank.
     pub fn set_holdings(&mut self, holdings: Vec<Holding>) -> Result<()> {
         if holdings.len() != self.groups.count() {
             return Err(CatalogueError::Config("a holding is wanted for each group"));
@@ -102,12 +102,12 @@ impl Catalogue {
         &self.groups
     }
 
-    /// Blocks that are known, for whatever reason.
+    /// The number of blocks that are known, for whatever reason.
     pub fn len(&self) -> usize {
         self.index.len()
     }
 
-    /// Whether nothing is known.
+    /// Whether no block is known.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -115,7 +115,7 @@ impl Catalogue {
     /// A request has come.
     ///
     /// # Errors
-    /// One of this name is there.
+    /// A request of this name exists already.
     pub fn add(&mut self, id: &str, prompt_tokens: u64) -> Result<()> {
         if self.requests.contains_key(id) {
             return Err(CatalogueError::DuplicateRequest(id.to_owned()));
@@ -125,7 +125,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Hashes of the request that were handed over.
+    /// The number of the request's hashes that were handed over.
     ///
     /// # Errors
     /// The request is not known.
@@ -151,7 +151,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// The request is gone. Jobs of its blocks go on.
+    /// Removes a request that is gone. Jobs that move its blocks go on.
     ///
     /// # Errors
     /// The request is not known.
@@ -159,7 +159,7 @@ impl Catalogue {
         self.request(id)?;
         self.drop_lookup(id);
         if let Some(request) = self.requests.remove(id) {
-            // The end of a prompt is of no use without its beginning: it is forgotten first.
+            // The end of a prompt is useless without its beginning, so it is forgotten first.
             for &number in request.blocks.iter().flat_map(|blocks| blocks.iter().rev()) {
                 self.index.release(number);
             }
@@ -167,7 +167,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// A rank's host memory has a block now, or has it no more.
+    /// Notes that a rank's host memory has a block now, or no longer has it.
     ///
     /// # Errors
     /// There is no such group.
@@ -181,7 +181,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Forgets what the pool has; look-ups will tell again.
+    /// Forgets which blocks the pool has. Later look-ups tell again.
     pub fn forget_pool(&mut self) {
         self.index.forget_pool();
     }
@@ -193,7 +193,8 @@ impl Catalogue {
     }
 }
 
-/// The request of this name, where nothing else of the catalogue may be borrowed.
+/// The request of this name. A function of the map alone, for callers that borrow other fields of
+/// the catalogue at the same time.
 pub(crate) fn found_mut<'a>(
     requests: &'a mut HashMap<Box<str>, Request>,
     id: &str,

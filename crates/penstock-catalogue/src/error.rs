@@ -1,12 +1,12 @@
-//! What a caller can do wrong.
+//! The errors of a caller.
 
-/// A call that does not fit what the catalogue was told before.
+/// A call that contradicts what the catalogue was told before.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CatalogueError {
-    /// Nobody has announced the request, or it was removed.
+    /// The request was never added, or was removed.
     #[error("the request {0:?} is not known: add it first")]
     UnknownRequest(String),
-    /// A request of this name is there already.
+    /// A request of this name exists already.
     #[error("the request {0:?} is known already: remove it first")]
     DuplicateRequest(String),
     /// No such job is under way.
@@ -31,7 +31,7 @@ pub enum CatalogueError {
         /// The position in its list of blocks.
         position: usize,
     },
-    /// Groups, or what is said of each of them, that make no sense.
+    /// The groups, or what a caller says about each of them, make no sense.
     #[error("{0}")]
     Config(&'static str),
 }

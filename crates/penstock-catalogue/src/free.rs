@@ -1,7 +1,7 @@
-//! Numbers that are free to be given.
+//! Block numbers that are free.
 
-/// A bit for each number. The lowest free one is given first: blocks that come together then lie
-/// together in memory, in whatever order those before them went.
+/// A set of numbers, one bit each. The lowest free number is given first. Blocks that come together
+/// then lie together in memory, whatever the order in which earlier blocks went.
 #[derive(Default)]
 pub(crate) struct Free {
     words: Vec<u64>,
@@ -13,7 +13,7 @@ pub(crate) struct Free {
 const BITS: usize = u64::BITS as usize;
 
 impl Free {
-    /// The numbers below `bound`.
+    /// A set of all numbers below `bound`.
     pub(crate) fn below(bound: usize) -> Self {
         let mut words = vec![u64::MAX; bound.div_ceil(BITS)];
         if let Some(last) = words.last_mut()
@@ -43,7 +43,7 @@ impl Free {
         self.len += 1;
     }
 
-    /// Takes the lowest.
+    /// Takes the lowest free number.
     pub(crate) fn pop(&mut self) -> Option<u32> {
         if self.len == 0 {
             return None;
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Against an ordered set.
+        /// Compares with an ordered set.
         #[test]
         fn the_lowest_is_given_first(bound in 0_usize..200, steps in prop::collection::vec(prop::option::of(0_u32..400), 0..300)) {
             let mut free = Free::below(bound);

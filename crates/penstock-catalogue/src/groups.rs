@@ -10,12 +10,13 @@ use crate::error::Result;
 pub struct Group {
     /// Tokens in a block.
     pub block_tokens: u64,
-    /// Tokens that a layer attends to, the present one included; none for all before it.
+    /// How many tokens a layer attends to, including the current one. None if it attends to all
+    /// tokens before it.
     pub window: Option<u64>,
 }
 
 impl Group {
-    /// The first block that is needed to compute on from `tokens` tokens.
+    /// The first block that is needed to continue computing after `tokens` tokens.
     ///
     /// ```
     /// use penstock_catalogue::Group;
@@ -31,7 +32,7 @@ impl Group {
         })
     }
 
-    /// The blocks of a load of the tokens from `first` to `end`.
+    /// The blocks that a load of the tokens from `first` to `end` needs.
     pub fn needed(&self, first: u64, end: u64) -> Range<usize> {
         let start = (first / self.block_tokens).max(self.first_needed(end));
         let end = end / self.block_tokens;
@@ -48,11 +49,11 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// `hash_tokens` is the number of tokens that a block hash adds to the chain; a block of a group is
-    /// named by the last of those within it.
+    /// `hash_tokens` is the number of tokens that one block hash adds to the chain. A group's block
+    /// may span several hashes; the last of them names the block.
     ///
     /// # Errors
-    /// There is no group, or one whose blocks are not made of whole hashes.
+    /// There is no group, or a group's blocks are not made of whole hashes.
     pub fn new(groups: Vec<Group>, hash_tokens: u64) -> Result<Self> {
         if groups.is_empty() || groups.len() > usize::from(u16::MAX) {
             return Err(CatalogueError::Config("there must be 1 to 65,535 groups"));
@@ -76,12 +77,12 @@ impl Groups {
         })
     }
 
-    /// How many there are.
+    /// The number of groups.
     pub fn count(&self) -> usize {
         self.groups.len()
     }
 
-    /// One after the other.
+    /// Iterates over the groups.
     pub fn iter(&self) -> std::slice::Iter<'_, Group> {
         self.groups.iter()
     }
@@ -91,22 +92,22 @@ impl Groups {
         &self.groups[position]
     }
 
-    /// Block hashes that make up a block of a group.
+    /// The number of block hashes that make up a block of a group.
     pub(crate) fn hashes_per_block(&self, position: usize) -> usize {
         (self.groups[position].block_tokens / self.hash_tokens) as usize
     }
 
-    /// Tokens of the shortest run that is whole blocks in every group.
+    /// The number of tokens in the shortest run that is whole blocks in every group.
     pub fn alignment(&self) -> u64 {
         self.alignment
     }
 
-    /// The end of the longest run of tokens from `first` that can be loaded, given the first block of a
-    /// group, within a range, that is missing.
+    /// The end of the longest run of tokens from `first` that can be loaded. `missing` tells the
+    /// first missing block of a group within a range of blocks.
     ///
-    /// A run ends at `limit` at the latest; both are multiples of the alignment. Layers that attend to
-    /// all tokens need every block of the run, the others those of the window at its end. The result is
-    /// `first` if nothing can be loaded.
+    /// The run ends at `limit` at the latest; `first` and `limit` are multiples of the alignment.
+    /// Layers that attend to all tokens need every block of the run. The other layers need the
+    /// blocks of the window at its end. The result is `first` if nothing can be loaded.
     pub(crate) fn reach(
         &self,
         first: u64,
@@ -121,14 +122,14 @@ impl Groups {
                 end = self.down(first, whole as u64 * group.block_tokens);
             }
         }
-        // A window that lacks a block lacks it for every end at which the block is in it.
+        // If a window lacks a block, it lacks it at every end for which the block is in the window.
         while let Some(lower) = self.windows_lack(first, end, &missing) {
             end = lower;
         }
         end
     }
 
-    /// Where a run may end instead, if a window at its end is not whole.
+    /// A shorter end to try, if a window at the end of the run is not whole.
     fn windows_lack(
         &self,
         first: u64,
@@ -145,7 +146,7 @@ impl Groups {
         None
     }
 
-    /// A run's end that is aligned, no further than `end`.
+    /// An aligned end of the run, at `end` or before it.
     fn down(&self, first: u64, end: u64) -> u64 {
         (end / self.alignment * self.alignment).max(first)
     }
@@ -195,7 +196,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against trying every length.
+        /// Compares with trying every length.
         #[test]
         fn the_longest_run_that_can_be_computed_on_from((groups, there, first, limit) in situations()) {
             let has = |position: usize, block: usize| {

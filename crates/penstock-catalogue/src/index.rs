@@ -1,11 +1,15 @@
 //! Names of blocks as numbers, and what is known of each.
 //!
-//! A hash table finds any block, at the price of two misses of the processor's caches: for a prompt of
-//! thousands of blocks that is most of the time. But a block's hash is chained: it says which block is
-//! before it. So a block is found through the one before it, whose follower lies next to it in memory as
-//! a rule. In the table are only the blocks that this does not find: a prompt's first, all followers of a
-//! block but one, those whose predecessor was forgotten, and those that jobs name, of which reports say
-//! nothing but the hash.
+//! A hash table can find any block, but each search costs two misses of the processor's caches. For
+//! a prompt of thousands of blocks, these misses are most of the time. A block's hash is chained,
+//! so it implies which block comes before it. The index therefore finds a block through the block
+//! before it: its follower usually lies next to it in memory.
+//!
+//! The table holds only the blocks that cannot be found this way:
+//! - the first block of a prompt;
+//! - all followers of a block but one;
+//! - blocks whose predecessor was forgotten;
+//! - blocks that jobs name, because reports about them give nothing but the hash.
 
 use hashbrown::HashTable;
 use penstock_engine::Chunk;
@@ -13,23 +17,23 @@ use penstock_engine::Chunk;
 use crate::free::Free;
 use crate::remembered::Remembered;
 
-/// What tells the content of a block from all others of the engine.
+/// Identifies the content of a block among all others of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Name {
     pub(crate) group: u16,
     pub(crate) chunk: Chunk,
 }
 
-/// A block's number, as long as it is known.
+/// The number of a block, for as long as the block is known.
 pub(crate) type Number = u32;
 
 /// The pool has the block.
 const IN_POOL: u8 = 1;
-/// It cannot be decrypted here: not loaded, and not stored as long as it is there.
+/// The block cannot be decrypted here: it is not loaded, and not stored as long as it is there.
 const FOREIGN: u8 = 2;
-/// It is kept in host memory for a request that waits, or is on its way there.
+/// The block is kept in host memory for a request that waits, or is on its way there.
 const PREFETCHED: u8 = 4;
-/// It is in the table.
+/// The block is in the table.
 const LISTED: u8 = 8;
 
 const NONE: Number = Number::MAX;
@@ -37,13 +41,14 @@ const NONE: Number = Number::MAX;
 /// What is known of a block.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct State {
-    /// Requests and jobs that name it.
+    /// How many requests and jobs name it.
     references: u32,
-    /// Ranks whose host memory has all they hold of it. They report changes, in any order.
+    /// Ranks whose host memory has all that they hold of the block. They report changes in any
+    /// order, so this can be negative for a while.
     ranks: i32,
-    /// Loads that bring it.
+    /// Number of loads that bring it.
     pub(crate) loading: u16,
-    /// Stores that take it.
+    /// Number of stores that take it.
     pub(crate) storing: u16,
     flags: u8,
 }
@@ -62,7 +67,7 @@ impl State {
         self.flags & PREFETCHED != 0
     }
 
-    /// Whether the host memory of as many ranks has it.
+    /// Whether the host memory of exactly so many ranks has it.
     pub(crate) fn is_held_by(&self, ranks: i32) -> bool {
         self.ranks == ranks
     }
@@ -79,13 +84,13 @@ pub(crate) struct Index {
     states: Vec<State>,
     neighbours: Vec<Neighbours>,
     free: Free,
-    /// Those that nothing names any more, though the pool has them.
+    /// Blocks that nothing names any more, but that the pool has.
     remembered: Remembered,
     bound: usize,
 }
 
-/// A block that follows this one in some prompt, and the one before it. A follower counts only if it
-/// names this one as the one before: a number may have been given to another block since.
+/// A block that follows this one in some prompt, and the block before it. The follower counts only
+/// if it names this block as the one before it: its number may belong to another block by now.
 #[derive(Clone, Copy)]
 struct Neighbours {
     next: Number,
@@ -105,8 +110,8 @@ fn hash(name: &Name) -> u64 {
 }
 
 impl Index {
-    /// Of blocks that nothing names, `bound` are remembered. Room for as many is made at once, page by
-    /// page: no request that comes later has to wait for it.
+    /// An index that remembers up to `bound` blocks that nothing names. It makes that room at once,
+    /// page by page, so that no later request has to wait for it.
     pub(crate) fn new(bound: usize) -> Self {
         let mut index = Self {
             table: HashTable::with_capacity(bound),
@@ -133,7 +138,7 @@ impl Index {
         self.names.len() - self.free.len()
     }
 
-    /// Room for so many more.
+    /// Makes room for so many more blocks.
     fn reserve(&mut self, more: usize) {
         let new = more.saturating_sub(self.free.len());
         self.names.reserve(new);
@@ -154,12 +159,13 @@ impl Index {
         &self.names[number as usize]
     }
 
-    /// The numbers of blocks that follow one another in a prompt, each of which is named once more, behind
-    /// those that it has already.
+    /// Appends to `numbers` the numbers of further blocks of a prompt. Each of these blocks is then
+    /// named once more.
     ///
-    /// Whatever follows a block that is new here is taken for new too. What else may be known of it, from
-    /// a prompt whose beginning was forgotten, is found when a job names it ([`list`](Self::list)); until
-    /// then it is of no use, since nothing can be loaded before what comes before it.
+    /// As soon as one block is new here, all blocks after it are taken for new too. More may be
+    /// known about one of them, from a prompt whose beginning was forgotten. That is found when a
+    /// job names the block ([`list`](Self::list)). Until then it is of no use, since nothing can be
+    /// loaded before the blocks in front of it.
     pub(crate) fn refer(
         &mut self,
         group: u16,
@@ -191,7 +197,7 @@ impl Index {
         }
     }
 
-    /// What follows a block, if it is known.
+    /// The block of this name that follows a block, if it is known.
     fn follower(&mut self, before: Number, name: &Name) -> Option<Number> {
         let next = self.next(before);
         if let Some(next) = next
@@ -206,7 +212,7 @@ impl Index {
         Some(number)
     }
 
-    /// A new block, named once, behind the one before it.
+    /// Makes a new block, named once, behind the block before it.
     fn follow(&mut self, before: Option<Number>, name: Name) -> Number {
         let number = self.make(name);
         match before {
@@ -233,7 +239,7 @@ impl Index {
         self.table.find(hash(name), is_it).copied()
     }
 
-    /// The number of a block that is in the table then.
+    /// The number of a block. The block is put into the table if it was not there.
     fn listed(&mut self, name: Name) -> Number {
         self.find(&name).unwrap_or_else(|| {
             let number = self.make(name);
@@ -243,13 +249,13 @@ impl Index {
         })
     }
 
-    /// Sees to it that a block is found by its name alone.
+    /// Makes sure that a block can be found by its name alone.
     pub(crate) fn list(&mut self, number: Number) {
         if self.states[number as usize].flags & LISTED != 0 {
             return;
         }
         let name = self.names[number as usize];
-        // A report of its past may have made another of the same name.
+        // A report about its past may have made another block of the same name.
         if let Some(other) = self.find(&name)
             && self.states[other as usize].references == 0
         {
@@ -266,7 +272,7 @@ impl Index {
             .insert_unique(hash(&name), number, |&n| hash(&names[n as usize]));
     }
 
-    /// A block that is new here, and named once.
+    /// Makes a block that is new here, named once.
     fn make(&mut self, name: Name) -> Number {
         let state = State {
             references: 1,
@@ -284,7 +290,7 @@ impl Index {
         (self.names.len() - 1) as Number
     }
 
-    /// One that is known is named once more.
+    /// Notes that a known block is named once more.
     pub(crate) fn refer_again(&mut self, number: Number) {
         let state = &mut self.states[number as usize];
         state.references += 1;
@@ -293,7 +299,7 @@ impl Index {
         }
     }
 
-    /// A block is named once less.
+    /// Notes that a block is named once less.
     pub(crate) fn release(&mut self, number: Number) {
         let state = &mut self.states[number as usize];
         state.references -= 1;
@@ -302,8 +308,8 @@ impl Index {
         }
     }
 
-    /// What becomes of a block that nothing names: it is remembered, as long as there is room, or kept
-    /// since host memory has it, or forgotten.
+    /// Decides what becomes of a block that nothing names. If the pool has it, it is remembered as
+    /// long as there is room. If host memory has it, it is kept. Otherwise it is forgotten.
     fn settle(&mut self, number: Number) {
         let state = self.states[number as usize];
         if state.references > 0 {
@@ -341,7 +347,7 @@ impl Index {
         self.free.push(number);
     }
 
-    /// Whether the pool has a block, as somebody has just heard.
+    /// Notes whether the pool has a block, as just reported.
     pub(crate) fn set_in_pool(&mut self, number: Number, is_there: bool) {
         let flags = &mut self.states[number as usize].flags;
         if is_there {
@@ -352,7 +358,7 @@ impl Index {
         }
     }
 
-    /// The pool has it no more, or not whole.
+    /// Notes that the pool no longer has a block, or not all of it.
     pub(crate) fn set_lost(&mut self, number: Number) {
         self.states[number as usize].flags &= !IN_POOL;
     }
@@ -370,7 +376,7 @@ impl Index {
         };
     }
 
-    /// A rank's host memory has a block now, or has it no more.
+    /// Notes that a rank's host memory has a block now (`by` is 1), or no longer has it (-1).
     pub(crate) fn change_ranks(&mut self, name: Name, by: i32) {
         let number = self.listed(name);
         self.states[number as usize].ranks += by;
@@ -402,12 +408,13 @@ mod tests {
 
     fn name(n: u64) -> Name {
         let mut chunk = [0; 32];
-        // All in a few buckets: names that only look alike are told apart.
+        // All names fall into a few buckets, so that names which only look alike must be told
+        // apart.
         chunk[8..16].copy_from_slice(&n.to_le_bytes());
         Name { group: 0, chunk }
     }
 
-    /// Names one block, behind another.
+    /// Names one block that follows another.
     fn refer(index: &mut Index, before: Option<Number>, name: Name) -> Number {
         let mut numbers = Vec::from_iter(before);
         index.refer(name.group, [name.chunk].into_iter(), &mut numbers);
@@ -424,7 +431,7 @@ mod tests {
         assert_eq!(index.len(), 2);
         index.release(number);
         assert_eq!(index.len(), 1);
-        // Its number is used again, and knows nothing of what it was.
+        // Its number is used again, without any state of the old block.
         assert_eq!(refer(&mut index, None, name(3)), number);
         assert!(!index.state(number).is_in_pool());
     }
@@ -464,7 +471,7 @@ mod tests {
         assert_eq!(index.len(), 1);
         index.change_ranks(name(1), -1);
         assert_eq!(index.len(), 0);
-        // A change that overtook the one before it.
+        // The report of a removal that overtook the report of the arrival.
         index.change_ranks(name(1), -1);
         index.change_ranks(name(1), 1);
         assert_eq!(index.len(), 0);
@@ -482,12 +489,12 @@ mod tests {
         assert_eq!(index.find(&name(3)), Some(other));
         index.release(first);
         assert_eq!(index.find(&name(2)), Some(second));
-        // Its number is another's now: what it was before is before it no more.
+        // The number belongs to another block now: the old block is no longer before its followers.
         assert_eq!(refer(&mut index, None, name(4)), first);
         let fifth = refer(&mut index, Some(first), name(5));
         assert_ne!(fifth, second);
         assert_eq!(refer(&mut index, Some(first), name(5)), fifth);
-        // The first one again, and the second found behind it.
+        // The first block comes again, and the second is found behind it.
         let first = refer(&mut index, None, name(1));
         assert_eq!(refer(&mut index, Some(first), name(2)), second);
         assert_eq!(index.next(first), Some(second));
@@ -508,8 +515,8 @@ mod tests {
     }
 
     proptest! {
-        /// Prompts of few different blocks come and go: each block has one number as long as it has any,
-        /// and no two have the same.
+        /// Prompts of a few different blocks come and go. A block keeps one number while it is
+        /// known, and no two blocks have the same number.
         #[test]
         fn numbers_stand_for_names(steps in prop::collection::vec((prop::collection::vec(0_u64..3, 1..6), any::<bool>(), any::<bool>()), 1..40)) {
             let mut index = Index::new(3);

@@ -13,8 +13,8 @@ pub(crate) enum Kind {
 pub(crate) struct Job {
     pub(crate) kind: Kind,
     pub(crate) numbers: Vec<Number>,
-    /// Of a store: blocks that the engine may give away while it reads them.
+    /// For a store: blocks that the engine may give away while the store reads them.
     pub(crate) reads: Vec<u64>,
-    /// Of a prefetch: whether nobody waits for it any more.
+    /// For a prefetch: whether nobody waits for it any more.
     pub(crate) is_released: bool,
 }

@@ -7,7 +7,7 @@ use crate::index::Number;
 use crate::job::{Job, Kind};
 
 impl Catalogue {
-    /// Takes in a job of blocks of one request, given by group and index.
+    /// Takes in a job that moves blocks of one request.
     pub(crate) fn begin(
         &mut self,
         job: u64,
@@ -20,7 +20,7 @@ impl Catalogue {
         }
         for &number in &numbers {
             self.index.refer_again(number);
-            // Workers' reports of it will say its hash alone.
+            // Workers' reports about the block give only its hash.
             self.index.list(number);
             match kind {
                 Kind::Load => self.index.state_mut(number).loading += 1,
@@ -43,7 +43,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// A load or a prefetch is over: nothing is on its way by it.
+    /// Ends a load or a prefetch.
     ///
     /// # Errors
     /// No such job is under way.
@@ -64,8 +64,8 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Nobody waits for a prefetch any more, whether it is over or not: others may fetch its blocks. Of any
-    /// other job it changes nothing.
+    /// Notes that nobody waits for a prefetch any more, whether it is over or not: others may fetch
+    /// its blocks. This changes nothing for any other kind of job.
     ///
     /// # Errors
     /// No such job is under way.
@@ -90,8 +90,8 @@ impl Catalogue {
             .ok_or(CatalogueError::UnknownJob(job))
     }
 
-    /// Blocks that a job did not find in the pool, or not whole, by their positions in it. Of a job that is
-    /// over nothing is learnt any more.
+    /// Notes blocks that a job did not find in the pool, or not whole, by their positions in the
+    /// job. Reports of a job that is over are ignored.
     ///
     /// # Errors
     /// The job has no block at such a position.
@@ -102,8 +102,8 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Blocks that are in the pool and cannot be decrypted here, by their positions in a job. As of
-    /// [`lose`](Self::lose).
+    /// Notes blocks that are in the pool but cannot be decrypted here, by their positions in a job.
+    /// As with [`lose`](Self::lose), reports of a job that is over are ignored.
     ///
     /// # Errors
     /// The job has no block at such a position.

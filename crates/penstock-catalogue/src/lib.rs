@@ -1,9 +1,10 @@
-//! What a scheduler knows of KV blocks: which are in the pool, which in host memory, which are on
-//! their way, and how far a request can be loaded.
+//! What a scheduler knows about KV blocks: which are in the pool, which are in host memory, which
+//! are on their way, and how far a request can be loaded.
 //!
-//! A [`Catalogue`] is given the hashes of a request's blocks once, as they come. From then on a block is
-//! a number here, and a question about a prompt is a walk over numbers: it makes no name, hashes
-//! nothing and allocates nothing. No I/O, no clock, no threads.
+//! A [`Catalogue`] gets the hashes of a request's blocks once, as they come. From then on each
+//! block is a number. A question about a prompt is a walk over these numbers: it makes no names,
+//! computes no hashes and allocates nothing but the answer. The catalogue has no I/O, no clock and
+//! no threads.
 
 mod catalogue;
 mod error;

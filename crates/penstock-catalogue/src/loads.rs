@@ -24,10 +24,11 @@ pub struct Moved {
 }
 
 impl Catalogue {
-    /// Where loads of the tokens from `first` may end, up to `limit`, the nearest first: as far as host
-    /// memory has them, and as far as it or the pool does. None of no token.
+    /// Where loads of the tokens from `first` may end, up to `limit`, the nearest end first. There
+    /// are up to two ends: how far host memory alone reaches, and how far host memory and the pool
+    /// reach together. An end that loads no token is left out.
     ///
-    /// What the pool has counts once the request's look-up has been answered.
+    /// What the pool has counts only after the request's look-up was answered.
     ///
     /// # Errors
     /// The request is not known.
@@ -51,7 +52,7 @@ impl Catalogue {
         Ok(reaches)
     }
 
-    /// Bytes of the blocks of a load.
+    /// The bytes of all blocks of a load.
     fn bytes(&self, first: u64, end: u64) -> u64 {
         let groups = self.groups.iter().zip(&self.holdings);
         groups
@@ -59,7 +60,8 @@ impl Catalogue {
             .sum()
     }
 
-    /// What a load of the tokens from `first` to `limit` would move, wherever it comes from.
+    /// What a load of all tokens from `first` to `limit` would move. Blocks that host memory does
+    /// not have count as the pool's.
     ///
     /// # Errors
     /// The request is not known.
@@ -67,13 +69,13 @@ impl Catalogue {
         Ok(self.reach_to(self.request(id)?, first, limit))
     }
 
-    /// Whether host memory has a group's block on all its ranks.
+    /// Whether host memory has a group's block, on all ranks that hold a part of it.
     fn is_held(&self, group: usize, number: Number) -> bool {
         let ranks = self.holdings[group].ranks as i32;
         self.index.state(number).is_held_by(ranks)
     }
 
-    /// The end of the longest run of blocks that host memory has, or that may be had otherwise.
+    /// The end of the longest run of blocks that host memory has, or for which `is_had` is true.
     fn end_of(
         &self,
         request: &Request,
@@ -94,7 +96,7 @@ impl Catalogue {
         })
     }
 
-    /// The numbers of a group's blocks, as far as the request's hashes go.
+    /// The numbers of a group's blocks in a range, as far as the request's hashes go.
     fn numbers<'a>(
         &self,
         request: &'a Request,
@@ -137,8 +139,8 @@ impl Catalogue {
         moved
     }
 
-    /// Group, index and number of the blocks of a load, group after group. Of those beyond the request's
-    /// hashes nothing is known, and there are none.
+    /// The group, index and number of each block of a load, one group after the other. Nothing is
+    /// known about blocks beyond the request's hashes, so these are left out.
     fn needed<'a>(
         &'a self,
         request: &'a Request,
@@ -154,8 +156,8 @@ impl Catalogue {
         self.groups.iter().enumerate().flat_map(of_group)
     }
 
-    /// Whether a load under way brings the first block that the request needs from the token `first`: once
-    /// it has, that is a hit in the engine's own cache.
+    /// Whether a load under way brings the first block that the request needs from the token
+    /// `first`. When that load is over, the block is a hit in the engine's own cache.
     ///
     /// # Errors
     /// The request is not known.
@@ -165,11 +167,11 @@ impl Catalogue {
         Ok(next.is_some_and(|(_, _, number)| self.index.state(number).loading > 0))
     }
 
-    /// Begins a load of the tokens from `first` to `end`. `table` tells, of a group's position and a
-    /// block's index in the request, where the engine wants it.
+    /// Begins a load of the tokens from `first` to `end`. `table` gives the engine's block for a
+    /// group's position and a block's index in the request.
     ///
     /// # Errors
-    /// The request is not known, the job's number is in use, or a block is in no table; nothing has
+    /// The request is not known, the job's number is in use, or a block is in no table. Nothing has
     /// begun then.
     pub fn begin_load(
         &mut self,
@@ -192,7 +194,8 @@ impl Catalogue {
         Ok((blocks, moved))
     }
 
-    /// The group of the first block of such a load that host memory lacks; none if it lacks nothing.
+    /// The group of the first block of such a load that host memory does not have. None if host
+    /// memory has all of them.
     ///
     /// # Errors
     /// The request is not known.
@@ -204,9 +207,9 @@ impl Catalogue {
         Ok(lacks.map(|(group, ..)| group))
     }
 
-    /// Begins a prefetch of what a load of the tokens from `first` to `end` needs: of its first `most`
-    /// blocks, or of the first `most` that host memory lacks if `lacking`, those which no other prefetch
-    /// keeps. None if that is nothing.
+    /// Begins a prefetch of blocks that a load of the tokens from `first` to `end` needs. It
+    /// considers the first `most` of these blocks; if `lacking`, the first `most` that host memory
+    /// does not have. Blocks that another prefetch keeps are left out. None if no block is left.
     ///
     /// # Errors
     /// The request is not known, or the job's number is in use.
@@ -253,12 +256,12 @@ impl Catalogue {
         }
     }
 
-    /// Loads under way.
+    /// The number of loads under way.
     pub fn loads(&self) -> usize {
         self.loads
     }
 
-    /// Blocks that prefetches keep, or bring.
+    /// The number of blocks that prefetches keep or bring.
     pub fn prefetched(&self) -> usize {
         self.prefetched
     }

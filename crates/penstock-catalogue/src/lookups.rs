@@ -1,4 +1,4 @@
-//! Look-ups: what the pool is asked, and what its answers tell.
+//! Look-ups: which questions go to the pool, and what its answers tell.
 
 use penstock_engine::Chunk;
 
@@ -9,28 +9,28 @@ use crate::request::Lookup;
 /// A question to the pool: which of these blocks it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
-    /// Names the answer.
+    /// The number by which the answer names this query.
     pub number: u64,
-    /// Position of the blocks' group.
+    /// The position of the blocks' group.
     pub group: usize,
-    /// How many blocks.
+    /// The number of blocks.
     pub blocks: usize,
 }
 
-/// Where a request's look-up is.
+/// The state of a request's look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// There was none since the request came, or was paused.
+    /// No look-up began since the request came or was last paused.
     None,
-    /// It is under way.
+    /// The look-up is under way.
     Asked,
-    /// It was answered, failed or was not needed.
+    /// The look-up was answered, failed or was not needed.
     Over,
 }
 
 impl Catalogue {
-    /// Begins a look-up of all the request's blocks; a query for each group. Nothing is to be asked of
-    /// a request of which some group has no block.
+    /// Begins a look-up of all the request's blocks, with one query for each group. If some group
+    /// has no block of the request, there is nothing to ask, and the result is empty.
     ///
     /// # Errors
     /// The request is not known.
@@ -58,7 +58,7 @@ impl Catalogue {
         Ok(queries)
     }
 
-    /// What the blocks hold that a query of the request asks for.
+    /// The chunks of the blocks that a query of the request asks for.
     ///
     /// # Errors
     /// The request is not known.
@@ -72,7 +72,8 @@ impl Catalogue {
         Ok(numbers.map(|&number| self.index.name(number).chunk))
     }
 
-    /// The pool need not be asked, or cannot be: the request is on as if it had nothing.
+    /// Notes that the pool need not be asked, or cannot be. The request goes on as if the pool had
+    /// nothing.
     ///
     /// # Errors
     /// The request is not known.
@@ -82,8 +83,8 @@ impl Catalogue {
         Ok(())
     }
 
-    /// An answer has come: for each block, whether the pool has it; none if it failed. Returns how many
-    /// it has; an answer that nobody waits for is not taken in.
+    /// Takes in an answer: for each block, whether the pool has it; none if the query failed.
+    /// Returns how many blocks the pool has. An answer that nobody waits for is ignored.
     pub fn answer(&mut self, number: u64, present: Option<&[bool]>) -> usize {
         let Some((id, group)) = self.lookups.remove(&number) else {
             return 0;
@@ -111,7 +112,7 @@ impl Catalogue {
         found
     }
 
-    /// Where the request's look-up is.
+    /// The state of the request's look-up.
     ///
     /// # Errors
     /// The request is not known.
@@ -123,7 +124,8 @@ impl Catalogue {
         })
     }
 
-    /// Nobody waits for the request's look-up any more. Returns the queries that need no answer now.
+    /// Drops the request's look-up: nobody waits for it any more. Returns the queries that need no
+    /// answer now.
     pub fn drop_lookup(&mut self, id: &str) -> Vec<u64> {
         let Some(request) = self.requests.get_mut(id) else {
             return Vec::new();

@@ -2,7 +2,8 @@
 
 const NONE: u32 = u32::MAX;
 
-/// Numbers below a bound that grows, each at most once in the list. Every call takes constant time.
+/// A list of numbers below a bound that grows. Each number is in the list at most once. Every call
+/// takes constant time.
 #[derive(Default)]
 pub(crate) struct Remembered {
     links: Vec<Link>,
@@ -28,7 +29,7 @@ impl Remembered {
         self.len
     }
 
-    /// Room for so many more numbers.
+    /// Reserves room for so many more numbers.
     pub(crate) fn reserve(&mut self, more: usize) {
         self.links.reserve(more);
     }
@@ -38,7 +39,7 @@ impl Remembered {
         self.links.resize(bound, OUT);
     }
 
-    /// As the newest; it is not in the list.
+    /// Adds a number as the newest. It must not be in the list yet.
     pub(crate) fn push(&mut self, number: u32) {
         let last = self.ends.map_or(NONE, |(_, last)| last);
         self.links[number as usize] = Link {

@@ -8,9 +8,9 @@ pub(crate) struct Request {
     pub(crate) prompt_tokens: u64,
     /// Hashes that were handed over.
     pub(crate) hashes: usize,
-    /// By group: its blocks, from the first.
+    /// For each group: the request's blocks, from the first.
     pub(crate) blocks: Vec<Vec<Number>>,
-    /// By group: blocks before this one have been stored, or need not be.
+    /// For each group: blocks before this one have been stored, or need not be.
     pub(crate) considered: Vec<usize>,
     pub(crate) lookup: Lookup,
     /// Whether it has been computed since it came, or was last paused.
@@ -21,12 +21,12 @@ pub(crate) struct Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lookup {
     None,
-    /// So many groups' answers are still to come; whether one of the others failed.
+    /// `left` groups' answers are still to come; `has_failed` tells whether an earlier one failed.
     Asked {
         left: usize,
         has_failed: bool,
     },
-    /// Whether the pool was heard.
+    /// Whether the pool gave an answer, for every group.
     Answered {
         is_heard: bool,
     },

@@ -15,20 +15,23 @@ pub struct Scheduled<'a> {
     pub tokens: u64,
 }
 
-/// What follows from a step.
+/// What a step changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Step {
-    /// Places of the requests that were not being computed before.
+    /// Positions, in the step, of the requests that were not being computed before.
     pub started: Vec<usize>,
-    /// Places of the requests that fill a block with it, and the tokens computed then.
+    /// Positions of the requests that fill a block with this step, and their computed tokens after
+    /// it.
     pub filled: Vec<(usize, u64)>,
-    /// Of the requests whose prompt is computed: the tokens from, and to.
+    /// For each request whose prompt is computed: the first token of the step, and the token after
+    /// the last.
     pub prompts: Vec<(u64, u64)>,
 }
 
 impl Catalogue {
-    /// A step computes these requests; those that are not known are passed over. Of a request whose
-    /// look-up is under way no block counts as filled yet: the pool may have it, so a later step decides.
+    /// Notes that a step computes these requests; unknown ones are passed over. While a request's
+    /// look-up is under way, none of its blocks counts as filled: the pool may have them, so a
+    /// later step decides.
     pub fn step<'a>(&mut self, scheduled: impl Iterator<Item = Scheduled<'a>>) -> Step {
         let mut step = Step::default();
         for (
@@ -59,7 +62,7 @@ impl Catalogue {
         step
     }
 
-    /// The request was preempted: it begins anew, with a look-up of its own.
+    /// Notes that the request was preempted: it begins anew, with a new look-up.
     ///
     /// Returns the queries that need no answer now.
     ///

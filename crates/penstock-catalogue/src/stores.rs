@@ -8,13 +8,13 @@ use crate::index::Number;
 use crate::job::Kind;
 
 impl Catalogue {
-    /// Begins the store of every block that is full after `tokens` tokens, was not considered before, and
-    /// is neither in the pool nor on its way there. None if there is no such block.
+    /// Begins the store of every block that is full after `tokens` tokens, was not considered
+    /// before, and is neither in the pool nor on its way there. None if there is no such block.
     ///
-    /// Only blocks whose hash was handed over count: a hash exists once all the block's tokens are final,
-    /// so tokens that are merely speculated never get into a stored block. `table` tells, of a group's
-    /// position and a block's index, the engine's block, `None` beyond the table's end; `null` stands there
-    /// for a block that is not needed any more.
+    /// Only blocks whose hash was handed over count. A hash exists only once all tokens of the
+    /// block are final, so speculative tokens never get into a stored block. `table` gives the
+    /// engine's block for a group's position and a block's index in the request, and `None` beyond
+    /// the table's end. In the table, `null` stands for a block that is not needed any more.
     ///
     /// # Errors
     /// The request is not known, or the job's number is in use.
@@ -51,7 +51,7 @@ impl Catalogue {
             .iter()
             .map(|&(group, index, block, _)| self.block(request, group, index, block))
             .collect();
-        // Blocks of a window go back to the engine while their request runs.
+        // The engine takes back blocks of a window while their request runs.
         let reads = new
             .iter()
             .filter(|&&(group, ..)| self.groups.at(group).window.is_some())
@@ -62,7 +62,7 @@ impl Catalogue {
         Ok(Some(blocks))
     }
 
-    /// No rank reads a store's blocks any more.
+    /// Notes that no rank reads a store's blocks any more.
     pub fn on_read(&mut self, job: u64) {
         let Some(store) = self.jobs.get_mut(&job) else {
             return;
@@ -74,8 +74,8 @@ impl Catalogue {
         }
     }
 
-    /// A store is over on all ranks: its blocks are in the pool, but for those at these positions. Returns
-    /// how many are.
+    /// Ends a store on all ranks: its blocks are in the pool, except those at the positions in
+    /// `unstored`. Returns how many are in the pool.
     ///
     /// # Errors
     /// No such job is under way.
@@ -94,7 +94,7 @@ impl Catalogue {
         Ok(stored)
     }
 
-    /// Whether some store reads blocks that the engine may give away meanwhile.
+    /// Whether some store still reads blocks that the engine may give away.
     pub fn is_reading(&self) -> bool {
         !self.reading.is_empty()
     }

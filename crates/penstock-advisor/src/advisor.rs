@@ -1,4 +1,4 @@
-//! What steps and transfers of one engine take, and what follows from it for the next request.
+//! How long the steps and transfers of one engine take, and what that means for the next request.
 
 use std::collections::HashMap;
 
@@ -10,17 +10,18 @@ use crate::prefill::Prefill;
 use crate::probes::{Declined, Probes};
 use crate::tier::Tier;
 
-/// A load that takes no more of the recomputation, with what is left to compute, is worth it
-/// whatever a new measurement of that would show.
+/// Share of the recomputation time. A load is clearly worth it if the load and the computation
+/// after it take no longer than this share: a new measurement would not change that.
 const CLEARLY: f64 = 0.5;
 
-/// Times the recomputation: what is expected to take longer is not measured whole.
+/// Multiple of the recomputation time. A load that is expected to take longer is not measured
+/// whole.
 const HOPELESS: f64 = 8.0;
 
 /// Where a load of a run of tokens may end, and what is to be moved up to there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Reach {
-    /// The token before which it ends.
+    /// The token before which the load ends.
     pub end: u64,
     /// Bytes that host memory has.
     pub host_bytes: u64,
@@ -35,9 +36,9 @@ pub struct Transfer {
     pub host_bytes: u64,
     /// Bytes from the pool.
     pub pool_bytes: u64,
-    /// Seconds after which it is given up if nothing comes; none if it is not.
+    /// Seconds after which it is given up if nothing comes; none if it is never given up.
     pub patience: Option<f64>,
-    /// Whether it is for nobody, only to measure the pool.
+    /// Whether no request waits for it: it only measures the pool.
     pub is_probe: bool,
 }
 
@@ -51,13 +52,13 @@ struct Step {
 #[derive(Clone, Copy, Debug)]
 struct UnderWay {
     transfer: Transfer,
-    /// Bytes of the pool's up to the end of this one's, from when it began.
+    /// Bytes that were under way from the pool when this transfer began, its own included.
     pool_ahead: u64,
 }
 
-/// What steps and transfers of one engine take, and what follows from it for the next request.
+/// How long the steps and transfers of one engine take, and what that means for the next request.
 ///
-/// Steps and transfers have numbers of the caller's, each kind of its own.
+/// The caller numbers steps and transfers, each kind separately.
 ///
 /// ```
 /// use penstock_advisor::{Advisor, LoadPolicy, Reach, Transfer};
@@ -92,8 +93,8 @@ pub struct Advisor {
 }
 
 impl Advisor {
-    /// Of an engine whose steps compute up to `tokens_per_step` tokens, and which fetches `lanes`
-    /// objects of a load at a time.
+    /// An advisor for an engine whose steps compute up to `tokens_per_step` tokens, and which
+    /// fetches `lanes` objects of a load at a time.
     pub fn new(tokens_per_step: u64, lanes: u64) -> Self {
         Self {
             lanes,
@@ -110,8 +111,8 @@ impl Advisor {
 
     // --- what is watched ------------------------------------------------------------------
 
-    /// A step goes to the workers that computes so many tokens of prompts, which attend to `pairs`
-    /// tokens in sum.
+    /// Notes that a step goes to the workers. It computes so many tokens of prompts, which attend
+    /// to `pairs` tokens in sum.
     pub fn on_step(&mut self, now: f64, step: u64, tokens: u64, pairs: u64) {
         let began = now;
         self.steps.insert(
@@ -124,14 +125,14 @@ impl Advisor {
         );
     }
 
-    /// A step is done; `steps` names it if it computed prompts. One that is not under way is left
-    /// out.
+    /// Notes that a step is done. `steps` names it if it computed prompts. A number that is not
+    /// under way is ignored.
     pub fn on_output(&mut self, now: f64, steps: &[u64]) {
         for number in steps {
             let Some(step) = self.steps.remove(number) else {
                 continue;
             };
-            // Steps that were ordered ahead wait for the one before.
+            // A step that was ordered ahead waits for the step before it.
             let seconds = now - step.began.max(self.last_output);
             self.prefill.observe(step.tokens, step.pairs, seconds);
             self.checks.on_step(step.tokens);
@@ -139,7 +140,7 @@ impl Advisor {
         self.last_output = now;
     }
 
-    /// A load, prefetch or probe begins.
+    /// Notes that a load, prefetch or probe begins.
     pub fn on_begin(&mut self, now: f64, number: u64, transfer: Transfer) {
         let pool_ahead = self.pool.begin(transfer.pool_bytes);
         let under_way = UnderWay {
@@ -152,8 +153,8 @@ impl Advisor {
         }
     }
 
-    /// It is over: it took so long, and `missing_bytes` of it did not come. Returns how many bytes
-    /// came of a probe; none if it was something else.
+    /// Notes that a transfer is over: it took so many seconds, and `missing_bytes` of it did not
+    /// come. For a probe, returns how many bytes came; for others, none.
     pub fn on_end(&mut self, number: u64, seconds: f64, missing_bytes: u64) -> Option<u64> {
         let UnderWay {
             transfer,
@@ -166,7 +167,7 @@ impl Advisor {
             return None;
         }
         self.pool.end(transfer.pool_bytes);
-        // What was ahead of it has come if anything of its own has.
+        // If any of its own bytes have come, all bytes ahead of them have come too.
         let arrived = if missing_bytes >= transfer.pool_bytes {
             0
         } else {
@@ -178,7 +179,7 @@ impl Advisor {
         if missing_bytes > 0 && transfer.patience.is_some_and(|most| seconds >= most) {
             self.pool.doubt();
         }
-        // What came took so long; what did not is not known to have been about to come.
+        // The bytes that came took so long. Nobody knows when the missing bytes would have come.
         if arrived > 0 && is_measured(seconds) {
             let host = self.host.seconds(transfer.host_bytes).unwrap_or_default();
             self.pool.observe(arrived, (seconds - host).max(0.0));
@@ -188,9 +189,9 @@ impl Advisor {
 
     // --- what follows ---------------------------------------------------------------------
 
-    /// How far to load a prompt of `prompt` tokens, of which `first` are computed, where loads may
-    /// end at `reaches`, from the nearest; not at all now and then, if it `may_check` whether that
-    /// pays.
+    /// How far to load a prompt of `prompt` tokens, of which `first` are computed. `reaches` are
+    /// the possible ends of a load, the nearest first. With `may_check`, the answer is now and then
+    /// to load nothing, to see whether loading pays.
     pub fn advise(
         &mut self,
         first: u64,
@@ -224,12 +225,13 @@ impl Advisor {
         choice
     }
 
-    /// Whether a request waits for its look-up; else it is computed, and the answer is for the next
-    /// one.
+    /// Whether a request waits for its look-up. If not, it is computed, and the answer serves the
+    /// next request.
     ///
-    /// `reach` is what it would load if the pool had all that is asked for, and `latency` what the
-    /// last look-up took, infinite if it failed: load and look-up together are to pay. Nor does it
-    /// wait when it is time to see what computing takes.
+    /// `reach` is what it would load if the pool had everything that is asked for. `latency` is
+    /// what the last look-up took, infinite if it failed. The request waits only if load and
+    /// look-up together are expected to pay. It does not wait either if it is time to measure what
+    /// computing takes.
     pub fn awaits_lookup(
         &mut self,
         first: u64,
@@ -250,8 +252,8 @@ impl Advisor {
         total <= CLEARLY * recompute || !self.checks.is_due()
     }
 
-    /// Seconds after which to give up a load of so many objects that begins now, as advised, if
-    /// nothing of it comes; none for no reason to.
+    /// Seconds after which to give up a load of so many objects if nothing of it comes. The load
+    /// begins now, as advised. None if there is no reason to give it up.
     pub fn patience(
         &self,
         choice: &Choice,
@@ -272,16 +274,16 @@ impl Advisor {
             } else {
                 0.0
             };
-            // Lanes fetch one each at first.
+            // At first, each lane fetches one object.
             least + self.first_share(objects) * (load - least).max(0.0)
         });
         patience(choice, first, self.pool.deviation())
     }
 
-    /// Blocks to get from the pool now, for nobody, only to measure it; 0 as a rule.
+    /// How many blocks to get from the pool now only to measure it; 0 in most cases.
     ///
-    /// A prompt of `prompt` tokens is computed from `first` on, of which `reach` could have been
-    /// loaded, of blocks of so many bytes and objects.
+    /// A prompt of `prompt` tokens is computed from the token `first` on, though `reach` could have
+    /// been loaded. The last argument is the bytes and the objects of a block.
     pub fn wants_probe(
         &mut self,
         now: f64,
@@ -302,20 +304,20 @@ impl Advisor {
             .on_declined(now, load, self.pool.observed(), is_one_under_way)
     }
 
-    /// Expected time of a load that begins now; none if nothing is known of the pool that it needs,
-    /// infinite if the pool is in doubt.
+    /// Expected time of a load that begins now. None if the load needs the pool and nothing is
+    /// known about the pool; infinite if the pool is in doubt.
     pub fn load_seconds(&self, reach: &Reach) -> Option<f64> {
         let seconds = |tier: &Tier, bytes: u64| match bytes {
             0 => Some(0.0),
             bytes => tier.seconds(bytes),
         };
-        // Memory of this machine: no slower than anything else that is loaded.
+        // Host memory is no slower than anything else that is loaded.
         let host = seconds(&self.host, reach.host_bytes).unwrap_or_default();
         Some(host + seconds(&self.pool, reach.pool_bytes)?)
     }
 
-    /// Time that a load of a prompt's tokens from `first` to `end` saves of its computation, without what
-    /// the load takes; none before a step of hundreds of tokens was seen.
+    /// Computation time that a load of a prompt's tokens from `first` to `end` saves. The time of
+    /// the load itself is not subtracted. None before a step of hundreds of tokens was seen.
     pub fn saved_seconds(&self, first: u64, end: u64, prompt: u64) -> Option<f64> {
         self.prefill.saved_seconds(first, end, prompt)
     }

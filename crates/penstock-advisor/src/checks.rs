@@ -1,8 +1,8 @@
-//! When to recompute what could be loaded: of an engine that only loads nobody knows what
-//! recomputing takes, and a load that was worth it once may not be any more.
+//! When to recompute what could be loaded. An engine that only loads never learns what recomputing
+//! takes, and a load that was worth it once may not be any more.
 
-/// Loads that are not clearly worth it, in a row, before a prompt is recomputed instead, to know
-/// how long that takes; each time doubles it up to [`LAST`].
+/// After so many loads in a row that are not clearly worth it, a prompt is recomputed instead, to
+/// learn how long that takes. Each time doubles the number, up to [`LAST`].
 const FIRST: u32 = 4;
 
 /// See [`FIRST`].
@@ -10,10 +10,10 @@ const LAST: u32 = 256;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Checks {
-    /// Loads not clearly worth it since a step last told what recomputing takes.
+    /// Loads that were not clearly worth it since a step last told what recomputing takes.
     unchecked: u32,
     after: u32,
-    /// Tokens of the step that would have told.
+    /// Tokens in the step that would have told what recomputing takes.
     step_tokens: u64,
 }
 
@@ -26,20 +26,20 @@ impl Checks {
         }
     }
 
-    /// A step computed so many tokens of prompts.
+    /// Notes that a step computed so many tokens of prompts.
     pub(crate) fn on_step(&mut self, tokens: u64) {
         if tokens.saturating_mul(2) >= self.step_tokens {
             self.unchecked = 0;
         }
     }
 
-    /// Nothing was to be loaded, so that is being computed.
+    /// Notes that nothing could be loaded, so the prompt is computed anyway.
     pub(crate) fn on_nothing_to_load(&mut self) {
         self.after = FIRST;
     }
 
-    /// A load is not clearly worth it, in place of whose first step so many tokens would be
-    /// computed. Whether to recompute instead.
+    /// Notes a load that is not clearly worth it. `step_tokens` is the tokens in the first step
+    /// that would be computed in its place. Returns whether to recompute instead.
     pub(crate) fn on_doubtful_load(&mut self, step_tokens: u64) -> bool {
         self.step_tokens = step_tokens;
         let is_due = self.is_due();
@@ -49,7 +49,7 @@ impl Checks {
         is_due
     }
 
-    /// Whether it is time to recompute. It is not, any more, once this has said so.
+    /// Whether it is time to recompute. After an answer of true, the count starts anew.
     pub(crate) fn is_due(&mut self) -> bool {
         if self.unchecked < self.after {
             return false;

@@ -1,15 +1,16 @@
-//! The choice between loading and recomputing, and how long to wait for what was chosen.
+//! The choice between loading and recomputing, and how long to wait for a load.
 
 use crate::prefill::Prefill;
 
-/// Share of the recomputation that a load may be late by.
+/// Share of the recomputation time by which a load may be late.
 const SLACK: f64 = 0.03;
 
 /// Seconds; threads are not woken much more exactly.
 const LEAST_SLACK: f64 = 0.005;
 
-/// Share of the recomputation that a load gets of which nothing is known; of one that is known,
-/// the same share of what it is expected to save.
+/// Patience as a share. A load about which nothing is known gets this share of the recomputation
+/// time. A load whose time is known may be late by at least this share of what it is expected to
+/// save.
 const FIRST_SHARE: f64 = 0.125;
 
 /// What to do about a run of tokens that could be loaded.
@@ -19,16 +20,17 @@ pub struct Choice {
     pub end: u64,
     /// Expected time of the load; none if it is not known.
     pub load: Option<f64>,
-    /// Expected time to compute what is not loaded, if nothing were; none if it is not known.
+    /// Expected time to compute the rest of the prompt if nothing is loaded; none if it is not
+    /// known.
     pub recompute: Option<f64>,
 }
 
 /// How much of a run of tokens to load, so that the prompt is computed soonest.
 ///
-/// `ends` are where loads may end, from the nearest, each with the expected time of a load from
-/// `first` to there. A load's time grows evenly with its length and saves ever more with each token
-/// (attention), so nothing between two ends of tiers is better than both of them. Where something
-/// is not known yet, loading is how it is found out.
+/// `ends` are the possible ends of a load, the nearest first, each with the expected time of a load
+/// from `first` to that end. A load's time grows evenly with its length, and each further token
+/// saves more than the one before (attention). So no end between the ends of two tiers is better
+/// than both of them. If something is not known yet, loading is the way to find out.
 ///
 /// ```
 /// use penstock_advisor::{Prefill, choose};
@@ -70,14 +72,17 @@ pub fn choose(
     if is_known { best } else { furthest }
 }
 
-/// How long to wait for the first of a load before all is recomputed; none if nothing is known.
+/// How long to wait for the first bytes of a load before everything is recomputed. None if nothing
+/// is known.
 ///
-/// `first` is when that is expected, and `deviation` how far off such expectations are; as with
-/// TCP's retransmission timer (RFC 6298) four times that is waited on top. With what has come a
-/// load gets more time, in proportion, which the engine sees to: so this is what a load costs that
-/// does not pay. A load that saves much is worth waiting for even if such loads were never late:
-/// giving it up loses what it saves, waiting in vain a fraction of that, once, as the pool is in
-/// doubt then.
+/// `first` is when the first bytes are expected, and `deviation` is how far off such expectations
+/// are. As with TCP's retransmission timer (RFC 6298), four times the deviation is waited on top.
+/// As bytes come, the engine gives the load more time in proportion. So the patience is what a load
+/// costs that does not pay.
+///
+/// A load that saves much is worth waiting for, even if such loads were never late. Giving it up
+/// loses what it saves. Waiting in vain costs a fraction of that, and only once, since the pool is
+/// in doubt afterwards.
 ///
 /// ```
 /// use penstock_advisor::{Choice, patience};

@@ -1,16 +1,17 @@
-//! Least squares that forget.
+//! Least squares that forget old observations.
 
-/// Share of the observations' squares that coefficients have to explain to be preferred over
-/// earlier ones: more than rounding does.
+/// Coefficients are preferred over earlier ones only if they explain this share more of the
+/// observations' squares: more than rounding does.
 const EXPLAINS: f64 = 1e-7;
 
 /// Keeps fits to observations that are all alike from being ill-conditioned.
 const RIDGE: f64 = 1e-9;
 
-/// What is left of a row, scaled to ones, below which a system counts as singular.
+/// A system counts as singular if less than this is left of a row, with the diagonal scaled to
+/// ones.
 const SINGULAR: f64 = 1e-12;
 
-/// Seconds. What is said to have taken longer, or less than nothing, was not measured.
+/// Seconds. A time that is longer, or negative, was not measured.
 const LONGEST: f64 = 1e9;
 
 /// Whether a step or a load can have taken so many seconds.
@@ -20,9 +21,10 @@ pub(crate) fn is_measured(seconds: f64) -> bool {
 
 /// A weighted least-squares fit of non-negative coefficients to up to three features.
 ///
-/// Of all subsets of the features whose coefficients come out positive it takes the one that fits
-/// best (there are at most seven, for three features), so that observations which are all alike
-/// still predict themselves. Where several fit equally well, earlier features explain more.
+/// The fit tries all subsets of the features: at most seven, for three features. Among the subsets
+/// without a negative coefficient, it takes the one that fits best. So observations that are all
+/// alike still predict themselves. Where several subsets fit equally well, earlier features explain
+/// more.
 ///
 /// ```
 /// use penstock_advisor::Fit;
@@ -45,7 +47,7 @@ pub struct Fit<const N: usize> {
 }
 
 impl<const N: usize> Fit<N> {
-    /// Weighs an observation `decay` times as much as the one after it.
+    /// A fit that weighs an observation `decay` times as much as the one after it.
     pub fn new(decay: f64) -> Self {
         const {
             assert!(
@@ -62,14 +64,14 @@ impl<const N: usize> Fit<N> {
         }
     }
 
-    /// Seconds for one of each feature; none before the first observation.
+    /// The coefficients: seconds for one unit of each feature. None before the first observation.
     pub fn coefficients(&self) -> Option<&[f64; N]> {
         self.coefficients.as_ref()
     }
 
-    /// Takes in how long something with these features took. An error counts in proportion to the
-    /// size, which is more than nothing, so that what is large does not drown out what is small.
-    /// A time that cannot have been measured (negative, not finite, decades) is left out.
+    /// Takes in how long something with these features took. The error counts relative to `size`,
+    /// which must be greater than zero, so that large observations do not drown out small ones. A
+    /// time that cannot have been measured (negative, not finite, decades) is left out.
     pub fn observe(&mut self, features: [f64; N], seconds: f64, size: f64) {
         if !is_measured(seconds) {
             return;
@@ -85,7 +87,7 @@ impl<const N: usize> Fit<N> {
         self.coefficients = Some(self.solve());
     }
 
-    /// As before the first observation.
+    /// Forgets all observations.
     pub fn forget(&mut self) {
         *self = Self::new(self.decay);
     }
@@ -100,7 +102,8 @@ impl<const N: usize> Fit<N> {
     fn solve(&self) -> [f64; N] {
         let (mut best, mut best_error) = ([0.0; N], self.square);
         for size in 1..=N {
-            // Of up to three features, rising numbers name subsets of a size in their order.
+            // With up to three features, rising numbers list the subsets of one size in the order
+            // of their features.
             for subset in (1u32..1 << N).filter(|subset| subset.count_ones() as usize == size) {
                 let Some(solution) = self.solve_for(subset) else {
                     continue;
@@ -110,7 +113,7 @@ impl<const N: usize> Fit<N> {
                 }
                 let explained = solution.iter().zip(&self.targets);
                 let error = self.square - explained.fold(0.0, |sum, (c, t)| sum + c * t);
-                // Others, or more of them, have to explain something.
+                // Other features, or more of them, must explain something more.
                 if error < best_error - EXPLAINS * self.square {
                     (best, best_error) = (solution, error);
                 }
@@ -119,8 +122,8 @@ impl<const N: usize> Fit<N> {
         best
     }
 
-    /// The coefficients of some features, the others' being zero; none where the observations do
-    /// not tell them apart.
+    /// The coefficients of the features in `subset`; the others' are zero. None if the observations
+    /// do not tell these features apart.
     fn solve_for(&self, subset: u32) -> Option<[f64; N]> {
         let mut chosen = [0; N];
         let mut count = 0;
@@ -129,7 +132,7 @@ impl<const N: usize> Fit<N> {
             count += 1;
         }
         let chosen = &chosen[..count];
-        // Scaled to ones on the diagonal, so that one ridge suits tokens and bytes alike.
+        // Scaled to ones on the diagonal, so that the same ridge suits tokens and bytes.
         let scale: [f64; N] = std::array::from_fn(|i| self.products[i][i].sqrt());
         if chosen.iter().any(|&i| scale[i] <= 0.0) {
             return None;
@@ -151,7 +154,7 @@ impl<const N: usize> Fit<N> {
     }
 }
 
-/// Brings a small system, its matrix and its right side, into diagonal form; none where it is
+/// Brings a small system, its matrix and its right side, into diagonal form. None if it is
 /// singular.
 fn eliminate<const N: usize>(rows: &mut [([f64; N], f64)]) -> Option<()> {
     for i in 0..rows.len() {

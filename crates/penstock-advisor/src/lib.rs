@@ -1,10 +1,11 @@
-//! Weighs loading against recomputing, by what an engine's own steps and loads took.
+//! Weighs loading against recomputing, by the times that an engine's own steps and loads took.
 //!
-//! An [`Advisor`] is told when steps and transfers begin and end, and answers how far to load the
-//! next prompt, how long to wait for that, and whether to measure the pool beside the computation.
-//! It has no clock and does nothing itself: engines follow it, the simulator replays it.
+//! An [`Advisor`] is told when steps and transfers begin and end. It answers how far to load the
+//! next prompt, how long to wait for the load, and whether to measure the pool beside the
+//! computation. It has no clock and does nothing itself: engines follow it, and the simulator
+//! replays it.
 //!
-//! Times are in seconds, from whatever moment the caller counts. Tokens of a prompt are counted
+//! Times are in seconds, from any moment that the caller chooses. Tokens of a prompt are counted
 //! from its first.
 
 mod advisor;

@@ -3,20 +3,20 @@
 /// Whether to load what can be loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadPolicy {
-    /// Where it is expected to be faster than recomputing.
+    /// Loads where that is expected to be faster than recomputing.
     #[default]
     Auto,
-    /// Always.
+    /// Always loads.
     Always,
-    /// Never.
+    /// Never loads.
     Never,
 }
 
 impl LoadPolicy {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Self; 3] = [Self::Auto, Self::Always, Self::Never];
 
-    /// What it is called.
+    /// The name of the policy.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -25,7 +25,7 @@ impl LoadPolicy {
         }
     }
 
-    /// The one of this name.
+    /// The policy of this name.
     ///
     /// ```
     /// use penstock_advisor::LoadPolicy;

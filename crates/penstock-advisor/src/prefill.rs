@@ -1,39 +1,42 @@
-//! What it takes to compute prompts.
+//! How long computing prompts takes.
 
 use crate::fit::{Fit, is_measured};
 
-/// Weight of a step's time, compared to that of the one after it: the last ten or so decide.
+/// Weight of a step's time, relative to the step after it: about the last ten steps decide.
 const STEP_DECAY: f64 = 0.9;
 
-/// Tokens; of shorter steps the time counts as it is, of longer ones what it is for each token.
+/// Tokens. For a shorter step, the error of the time counts as it is; for a longer step, the error
+/// per token.
 const SHORT_STEP: f64 = 64.0;
 
-/// Tokens; of shorter steps the time varies with much else.
+/// Tokens. The time of a shorter step depends on much else.
 const LONG_STEP: u64 = 256;
 
-/// A long step so many times faster than expected shows that what was known does not hold any
-/// more: an engine's first steps set up what later ones use. So does a short one, while few are known.
+/// A long step that is so many times faster than expected shows that what was known no longer
+/// holds: an engine's first steps set up what later steps use. While few steps are known, a short
+/// step shows it too.
 const WARMED_UP: f64 = 2.0;
 
-/// Steps; so many before it do not yet outweigh one that set something up.
+/// Steps. Fewer steps than this do not yet outweigh one that set something up.
 const FEW_STEPS: u32 = 4;
 
-/// How long the engine takes to compute tokens of prompts, under the load that it has.
+/// How long the engine takes to compute tokens of prompts, under its current load.
 ///
-/// A step takes so long at all, so long for each token, and so long for each pair of a token and
-/// one that it attends to. What it computes for other requests is in the first of these.
+/// The time of a step has three parts: a constant, a time for each token, and a time for each pair
+/// of a token and one that it attends to. What the step computes for other requests is in the
+/// constant.
 #[derive(Clone, Debug)]
 pub struct Prefill {
     tokens_per_step: u64,
     fit: Fit<3>,
-    /// Steps that the fit is made of.
+    /// How many steps the fit is made of.
     fitted: u32,
-    /// Of long steps alone: what short ones take says little of what a whole prompt does.
+    /// A fit of long steps alone: the time of short steps says little about a whole prompt's.
     long: Fit<3>,
 }
 
 impl Prefill {
-    /// Of an engine whose steps compute up to `tokens_per_step` tokens.
+    /// A model of an engine whose steps compute up to `tokens_per_step` tokens.
     pub fn new(tokens_per_step: u64) -> Self {
         Self {
             tokens_per_step: tokens_per_step.max(1),
@@ -43,7 +46,8 @@ impl Prefill {
         }
     }
 
-    /// A step computed `tokens` tokens of prompts, which attended to `pairs` tokens in sum.
+    /// Takes in the time of a step that computed `tokens` tokens of prompts, which attended to
+    /// `pairs` tokens in sum.
     pub fn observe(&mut self, tokens: u64, pairs: u64, seconds: f64) {
         if !is_measured(seconds) {
             return;
@@ -64,7 +68,7 @@ impl Prefill {
         }
     }
 
-    /// Tokens of the first step that computes so many.
+    /// The number of tokens in the first step of a computation of `tokens` tokens.
     pub fn step_tokens(&self, tokens: u64) -> u64 {
         tokens.min(self.tokens_per_step)
     }
@@ -74,8 +78,8 @@ impl Prefill {
         self.fit.predict(self.features(first, end))
     }
 
-    /// Time that computing a prompt of `prompt` tokens from `end` on takes less than from `first` on; none
-    /// before a long step was seen.
+    /// How much less time it takes to compute a prompt of `prompt` tokens from `end` on than from
+    /// `first` on. None before a long step was seen.
     pub fn saved_seconds(&self, first: u64, end: u64, prompt: u64) -> Option<f64> {
         let from = |first| self.long.predict(self.features(first, prompt));
         Some((from(first)? - from(end)?).max(0.0))
@@ -93,7 +97,8 @@ fn features(tokens: u64, pairs: u64, steps: u64) -> [f64; 3] {
     [tokens as f64, pairs as f64, steps as f64]
 }
 
-/// Tokens that the tokens from `first` to `end` attend to, each all before it and itself.
+/// How many tokens the tokens from `first` to `end` attend to in sum. Each attends to itself and to
+/// all tokens before it.
 ///
 /// ```
 /// assert_eq!(penstock_advisor::attended(0, 3), 6);

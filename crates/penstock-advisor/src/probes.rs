@@ -1,4 +1,4 @@
-//! When to measure a pool from which nothing is loaded, and with how much.
+//! When to measure a pool from which nothing is loaded, and how much to fetch for it.
 
 /// Seconds for which a pool from which nothing is loaded is left alone before its speed is measured
 /// again.
@@ -11,34 +11,36 @@ const SHARE: f64 = 0.1;
 /// Seconds.
 const LONGEST_PAUSE: f64 = 30.0;
 
-/// As large as every other measurement is. In turn with it comes one of as little as keeps all
-/// lanes at work, so that what each load takes is told from what each byte does.
+/// Bytes of every other measurement. The measurements between them fetch only as much as keeps all
+/// lanes at work. The two sizes tell the time of each load from the time of each byte.
 const BYTES: u64 = 4 << 20;
 
-/// Loads in a row that are declined before a measurement is as large as a load would have been:
-/// what one takes may not follow from what little ones do. Each time doubles it up to
-/// [`LAST_WHOLE`].
+/// After so many declined loads in a row, a measurement is as large as the load would have been:
+/// its time may not follow from the times of small loads. Each such measurement doubles the number,
+/// up to [`LAST_WHOLE`].
 const FIRST_WHOLE: u32 = 4;
 
 /// See [`FIRST_WHOLE`].
 const LAST_WHOLE: u32 = 256;
 
-/// Loads of which the speed is known at least: it could be latency, or bandwidth.
+/// The pool's speed counts as known after so many loads: the time of one alone could be latency or
+/// bandwidth.
 const KNOWN: u32 = 2;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Probes {
-    /// Objects of a load that are fetched at a time.
+    /// How many objects of a load are fetched at a time.
     lanes: u64,
-    /// When the pool was last asked for values.
+    /// When values were last asked of the pool.
     seen: f64,
     pause: f64,
     little_ones: u64,
-    /// Whether the last probe was as large as a load. These are rare enough.
+    /// Whether the last probe was as large as a load. Such probes are rare enough; they do not
+    /// change the pause.
     is_whole: bool,
     /// Whether the last probe brought nothing.
     is_silent: bool,
-    /// Loads since a probe was last as large as one, or one was worth it.
+    /// Loads declined since a probe was last as large as a load, or since a load was last worth it.
     declined: u32,
     whole_after: u32,
 }
@@ -47,10 +49,10 @@ pub(crate) struct Probes {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Declined {
     pub(crate) pool_bytes: u64,
-    /// Of a block.
+    /// The bytes of one block.
     pub(crate) block_bytes: u64,
     pub(crate) block_objects: u64,
-    /// Whether it would have taken so long that it is not measured whole.
+    /// Whether the load would have taken so long that it is not measured whole.
     pub(crate) is_hopeless: bool,
 }
 
@@ -68,17 +70,17 @@ impl Probes {
         }
     }
 
-    /// Values are asked for, by whomever.
+    /// Notes that values are asked of the pool, for whatever purpose.
     pub(crate) fn on_pool_used(&mut self, now: f64) {
         self.seen = now;
     }
 
-    /// A load was worth it as far as it could reach.
+    /// Notes that a load was worth it up to its furthest end.
     pub(crate) fn on_whole_load(&mut self) {
         (self.declined, self.whole_after) = (0, FIRST_WHOLE);
     }
 
-    /// A probe is over.
+    /// Notes that a probe is over.
     pub(crate) fn on_end(&mut self, seconds: f64, is_silent: bool) {
         if !self.is_whole {
             self.pause = PAUSE.max(seconds / SHARE).min(LONGEST_PAUSE);
@@ -86,8 +88,8 @@ impl Probes {
         self.is_silent = is_silent;
     }
 
-    /// A load was declined. Blocks to fetch instead, for nobody; 0 as a rule. `observed` loads of
-    /// the pool are known.
+    /// Notes that a load was declined. Returns how many blocks to fetch as a probe; 0 in most
+    /// cases. `observed` is the number of loads from the pool that are known.
     pub(crate) fn on_declined(
         &mut self,
         now: f64,

@@ -1,19 +1,19 @@
-//! What it takes to load from a tier.
+//! How long loading from a tier takes.
 
 use crate::fit::{Fit, is_measured};
 
-/// Weight of a load's time, compared to that of the one after it: a network changes faster than a
-/// model.
+/// Weight of a load's time, relative to the load after it: a network changes faster than a model.
 const LOAD_DECAY: f64 = 0.5;
 
-/// Bytes; of smaller loads the time counts as it is, of larger ones what it is for each byte.
+/// Bytes. For a smaller load, the error of the time counts as it is; for a larger load, the error
+/// per byte.
 const SMALL_LOAD: f64 = (1 << 20) as f64;
 
-/// Weight of the newest load's error in their average.
+/// Weight of the newest load's error in the average error.
 const DEVIATION_SHARE: f64 = 0.25;
 
-/// A load so many times faster or slower than expected, and by so many times the deviation, shows
-/// that what was known does not hold any more.
+/// A load that is so many times faster or slower than expected, and off by several times the
+/// deviation, shows that what was known no longer holds.
 const CHANGED: f64 = 1.5;
 
 /// How long loads from one tier take, queueing included.
@@ -31,7 +31,7 @@ const CHANGED: f64 = 1.5;
 #[derive(Clone, Debug)]
 pub struct Tier {
     fit: Fit<2>,
-    /// Loads that the fit is made of.
+    /// How many loads the fit is made of.
     fitted: u32,
     queued: u64,
     observed: u32,
@@ -53,18 +53,20 @@ impl Default for Tier {
 }
 
 impl Tier {
-    /// A load of so many bytes begins; returns the bytes up to its end, in their order.
+    /// Notes that a load of so many bytes begins. Returns the bytes under way, its own included;
+    /// they come in the order in which their loads began.
     pub fn begin(&mut self, bytes: u64) -> u64 {
         self.queued = self.queued.saturating_add(bytes);
         self.queued
     }
 
-    /// A load of so many bytes is over, whatever became of it.
+    /// Notes that a load of so many bytes is over, whatever became of it.
     pub fn end(&mut self, bytes: u64) {
         self.queued = self.queued.saturating_sub(bytes);
     }
 
-    /// So many bytes took so long; without any, that is what each load takes at least.
+    /// Takes in that so many bytes took so long. Without any bytes, this is the time that each load
+    /// takes at least.
     pub fn observe(&mut self, bytes: u64, seconds: f64) {
         if !is_measured(seconds) {
             return;
@@ -72,11 +74,11 @@ impl Tier {
         let features = features(bytes);
         if let Some(expected) = self.fit.predict(features) {
             if self.is_changed(expected, seconds) {
-                // What was before, with this, would be taken for a latency: loads of other sizes
-                // would be expected to take as long as this.
+                // Together, the earlier loads and this one would look like a latency: loads of
+                // other sizes would be expected to take as long as this one.
                 self.forget();
                 if seconds < expected {
-                    // It may be well again: that is measured at once.
+                    // The tier may have recovered: its speed is measured at once.
                     self.observed = 0;
                 }
             }
@@ -90,7 +92,8 @@ impl Tier {
     }
 
     fn is_changed(&self, expected: f64, seconds: f64) -> bool {
-        // Known of two sizes at least, or it would be latency that was taken for bandwidth.
+        // At least two loads must be known. After one alone, a latency may have been taken for
+        // bandwidth.
         let is_near = self.fitted < 2 || (seconds - expected).abs() <= 4.0 * self.deviation;
         !is_near && !(expected / CHANGED..=expected * CHANGED).contains(&seconds)
     }
@@ -100,24 +103,24 @@ impl Tier {
         self.fitted = 0;
     }
 
-    /// Forgets what is known: it has proved wrong.
+    /// Forgets what is known, because it has proved wrong.
     pub fn doubt(&mut self) {
         self.forget();
         (self.observed, self.is_doubted, self.deviation) = (0, true, 0.0);
     }
 
-    /// Loads that are known, since the tier was last doubted.
+    /// How many loads are known since the tier was last doubted.
     pub fn observed(&self) -> u32 {
         self.observed
     }
 
-    /// Seconds by which loads are off what was expected of them, on average.
+    /// How many seconds loads are off from their expected time, on average.
     pub fn deviation(&self) -> f64 {
         self.deviation
     }
 
-    /// Time until a load of so many bytes ends, if it begins now, behind those under way; none if
-    /// nothing is known yet, infinite if the tier is doubted and was not measured since.
+    /// Time until a load of so many bytes ends, if it begins now, behind the loads under way. None
+    /// if nothing is known yet; infinite if the tier is doubted and was not measured since.
     pub fn seconds(&self, bytes: u64) -> Option<f64> {
         if self.is_doubted {
             return Some(f64::INFINITY);

@@ -1,13 +1,14 @@
-//! A hand goes round the places, and what was used longest ago goes when it comes by.
+//! A hand goes round the places, and gives up the entries that were used longest ago.
 //!
-//! No order of use has to be kept, only the time of each, so memory that several processes share without
-//! a lock can be managed like this. How long ago is long enough is decided once a turn: [`horizon`] is
-//! the time of use up to which a sixteenth of the places goes. So what goes is always of the sixteenth that
-//! least recently used would give up next. (WSClock has such a hand, and a fixed age: Carr and Hennessy,
-//! "WSClock - a simple and effective algorithm for virtual memory management", SOSP 1981.)
+//! No order of use is kept, only the time of each use. So memory that several processes share
+//! without a lock can be managed like this. Once a turn, the policy decides how long ago is long
+//! enough: [`horizon`] is the time of use up to which a sixteenth of the places goes. So a victim
+//! is always in the sixteenth that least recently used would give up next. (WSClock has such a
+//! hand, and a fixed age: Carr and Hennessy, "WSClock - a simple and effective algorithm for
+//! virtual memory management", SOSP 1981.)
 //!
-//! The rules are in [`Sweep`]; the places, and what they hold, are whoever's it is: the shared memory
-//! pool's pages, or [`Clock`]'s.
+//! The rules are in [`Sweep`]. The places and their content belong to its user: the shared memory
+//! pool has pages, and [`Clock`] has its ring.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, RandomState};
@@ -15,34 +16,34 @@ use std::hash::{BuildHasher, Hash, RandomState};
 use crate::Policy;
 use crate::queue::Slab;
 
-/// Free places are searched for, past entries that could be given up, while they are at least one in
-/// so many: with fewer the search would cost more than the entries are worth. Those that the hand
-/// meets are taken in any case.
+/// While at least one in so many places is free, the hand searches for free places and passes over
+/// entries that could be given up. With fewer free places, the search would cost more than the
+/// entries are worth. Free places that the hand meets are taken in any case.
 const WORTH_A_SEARCH: u64 = 16;
 
-/// With a turn of the hand one of so many places goes: fewer, and it goes far for each; more, and it
-/// matters less which were used first.
+/// With a turn of the hand, one of so many places goes. If fewer went, the hand would go far for
+/// each. If more went, the order of their uses would matter less.
 const A_TURN: u64 = 16;
 
-/// Turns of the hand, after which what is in use goes too.
+/// Turns of the hand, after which entries in use go too.
 const EVICTING_TURNS: u32 = 3;
-/// Turns before the search is in vain.
+/// Turns of the hand, after which the search is in vain.
 const TURNS: u32 = 5;
 
 /// How the hand deals with entries that it meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Round {
-    /// There is free room: only that is taken.
+    /// There is free room, and only that is taken.
     Sparing,
-    /// Entries go that were not used since the horizon, judged at their first place.
+    /// Entries that were not used since the horizon go. They are judged at their first place.
     Evicting,
-    /// Everything goes: it was all in use again whenever the hand came by.
+    /// Every entry goes: all were in use again whenever the hand came by.
     Clearing,
 }
 
 impl Round {
-    /// Whether the entry goes that the hand meets, at its first place or at another. `used_at` tells
-    /// when it was used last.
+    /// Whether the entry that the hand meets goes. `is_first` tells whether it is met at its first
+    /// place, `used_at` when it was used last.
     pub fn gives_up(self, is_first: bool, horizon: u64, used_at: impl FnOnce() -> u64) -> bool {
         match self {
             Self::Sparing => false,
@@ -58,14 +59,14 @@ impl Round {
 pub enum Progress {
     /// The hand goes on.
     Searching,
-    /// It goes on, and there was less room than was thought: the count of free places was wrong.
+    /// The hand goes on, and there was less room than expected: the count of free places was wrong.
     Miscounted,
-    /// Everything is being filled just now.
+    /// The search found nothing: everything is being filled just now.
     InVain,
 }
 
-/// The time of use up to which entries go: those used last at the given times, each with its weight, so
-/// that they weigh at least `room` together.
+/// The time of use up to which entries go. `uses` has the last use and the weight of each entry;
+/// those that go weigh at least `room` together.
 pub fn horizon(uses: &mut [(u64, u64)], room: u64) -> u64 {
     uses.sort_unstable();
     let mut sum = 0;
@@ -76,7 +77,7 @@ pub fn horizon(uses: &mut [(u64, u64)], room: u64) -> u64 {
     enough.or(uses.last()).map_or(0, |&(used_at, _)| used_at)
 }
 
-/// One search for places, from wherever the hand is.
+/// One search for places, starting wherever the hand is.
 #[derive(Debug)]
 pub struct Sweep {
     places: u64,
@@ -87,7 +88,7 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Of `places`, about `free` are free and `count` are needed.
+    /// A search for `count` of `places` places, of which about `free` are free.
     pub fn new(places: u64, free: u64, count: u64) -> Self {
         let is_worth_it = free >= count.max(places / WORTH_A_SEARCH);
         let round = if is_worth_it {
@@ -104,13 +105,13 @@ impl Sweep {
         }
     }
 
-    /// What the horizon has to be drawn for, if it is time to: the hand has passed so many places since
-    /// it last was.
+    /// The room for which the horizon has to be drawn now; none if it is not time to. The hand has
+    /// passed so many places since the horizon was drawn last.
     pub fn wants_horizon(&self, passed: u64) -> Option<u64> {
         (self.round != Round::Sparing && passed >= self.places).then_some(self.room)
     }
 
-    /// How the hand deals with what it meets next.
+    /// How the hand deals with the next entry that it meets.
     pub fn round(&self) -> Round {
         self.round
     }
@@ -137,7 +138,7 @@ impl Sweep {
     }
 }
 
-/// An entry takes so many places as it weighs, and one at least.
+/// An entry takes as many places as it weighs, and at least one.
 struct Entry<K> {
     key: K,
     weight: u64,
@@ -145,27 +146,29 @@ struct Entry<K> {
     used_at: u64,
 }
 
-/// A place that belongs to no entry; no place.
+/// Marks a place without an entry, and the end of an entry's places.
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
 struct Place {
     entry: u32,
-    /// The entry's next one.
+    /// The entry's next place.
     next: u32,
 }
 
-/// Least recently used over a ring of places, as nearly as the shared memory pool has it. Time is the
-/// number of uses.
+/// Least recently used over a ring of places, approximated as in the shared memory pool. Time is
+/// the number of uses.
 ///
-/// Unlike other policies it is bounded, since the places are its order: an entry that is taken in
-/// gets the places of those that go. One that needs more than there are is not taken in.
+/// Unlike other policies it is bounded, since the places are its order. An entry that is taken in
+/// gets the places of those that go. An entry that needs more places than there are is not taken
+/// in.
 pub struct Clock<K, S = RandomState> {
     places: u64,
-    /// Those that the hand has come by; it has not been round before they are all of them.
+    /// The places that the hand has come by. Until its first turn is over, these are not all
+    /// places.
     ring: Vec<Place>,
     hand: usize,
-    /// Places that it passed since the horizon was drawn.
+    /// Places that the hand has passed since the horizon was drawn.
     passed: u64,
     horizon: u64,
     now: u64,
@@ -194,7 +197,7 @@ impl<K, S: Default> Clock<K, S> {
 }
 
 impl<K: Hash + Eq + Clone, S: BuildHasher> Clock<K, S> {
-    /// Moves the hand on; where it was.
+    /// Moves the hand on; returns where it was.
     fn step(&mut self) -> usize {
         let place = self.hand;
         if place == self.ring.len() {
@@ -206,7 +209,7 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Clock<K, S> {
         place
     }
 
-    /// Gives an entry up if the hand, which meets it at this place, does so.
+    /// Gives up the entry at this place, if the hand in this round does so.
     fn meet(&mut self, place: usize, round: Round) -> Option<(K, u64)> {
         let number = self.ring[place].entry;
         if number == NONE {
@@ -300,7 +303,8 @@ impl<K: Hash + Eq + Clone + Send, S: BuildHasher + Send> Policy<K> for Clock<K, 
         before
     }
 
-    /// Takes them in from the first to the last, as they are put, but the last counts as used first.
+    /// Takes in the blocks from the first to the last, as they are put. The last counts as used
+    /// first.
     fn use_chain(&mut self, _parent: Option<&K>, chain: &[(K, u64)]) {
         let end = self.now + chain.len() as u64;
         for ((key, weight), before) in chain.iter().zip(0..) {

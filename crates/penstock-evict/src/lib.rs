@@ -1,9 +1,9 @@
 //! Eviction policies, used by bounded stores, the arena and the simulator alike.
 //!
-//! A policy holds names and weights, never values. All but [`Clock`] have no bound of their own: the owner compares
-//! [`Policy::weight`] with a bound and calls [`Policy::evict`] until it is satisfied. Every policy
-//! is deterministic: the same calls give the same victims, so that a simulation predicts what a
-//! store does.
+//! A policy holds names and weights, never values. All but [`Clock`] have no bound of their own:
+//! the owner compares [`Policy::weight`] with a bound and calls [`Policy::evict`] until the weight
+//! fits. Every policy is deterministic: the same calls give the same victims, so a simulation
+//! predicts what a store does.
 
 mod clock;
 mod lru;

@@ -4,7 +4,8 @@
 ///
 /// A key is held at most once. Every method runs in constant time, amortised over the calls.
 ///
-/// The owner has the bound. Of a prompt the end goes first, since it is of no use without the rest:
+/// The owner has the bound. The end of a prompt goes before its start, since it is useless without
+/// the start:
 ///
 /// ```
 /// use penstock_evict::{Lru, Policy};
@@ -20,18 +21,18 @@
 /// assert!(policy.contains(&"start") && policy.contains(&"another"));
 /// ```
 pub trait Policy<K>: Send {
-    /// Takes in an entry, most recently used. If the key is already held, this is a touch that
-    /// also changes its weight; the previous weight is returned.
+    /// Takes in an entry as the most recently used. If the key is already held, this is a touch
+    /// that also changes its weight, and the previous weight is returned.
     fn insert(&mut self, key: K, weight: u64) -> Option<u64>;
 
-    /// Notes a use of blocks that follow one another in a prompt, each with its weight: those that
-    /// are held are touched, the others taken in. `parent` is the block before them, if any.
+    /// Notes a use of blocks that follow one another in a prompt, each with its weight. Blocks that
+    /// are held are touched; the others are taken in. `parent` is the block before them, if any.
     ///
-    /// The owner compares the weight with its bound afterwards, and moves bytes only for what is
-    /// still held then: a policy may give up first what it has just taken in.
+    /// The owner compares the weight with its bound afterwards. It moves bytes only for blocks that
+    /// are still held then: a policy may give up first what it has just taken in.
     ///
-    /// Unless a policy knows better what to make of a prefix, the last is used first, so that it
-    /// is the oldest of them: without the blocks before it, it is of no use.
+    /// Blocks are useless without the blocks before them. So, unless a policy has a better rule for
+    /// prefixes, the last block counts as used first: it is the oldest of them.
     fn use_chain(&mut self, parent: Option<&K>, chain: &[(K, u64)])
     where
         K: Clone,
@@ -45,13 +46,13 @@ pub trait Policy<K>: Send {
     /// Notes a use of the entry; returns whether it is held.
     fn touch(&mut self, key: &K) -> bool;
 
-    /// Lets go of an entry that its owner gave up for reasons of its own; returns its weight.
+    /// Lets go of an entry that its owner gave up for its own reasons; returns the weight.
     fn remove(&mut self, key: &K) -> Option<u64>;
 
     /// Chooses a victim and lets go of it; none only if the policy is empty.
     fn evict(&mut self) -> Option<(K, u64)>;
 
-    /// Whether the entry is held. Not a use.
+    /// Whether the entry is held. Asking is not a use.
     fn contains(&self, key: &K) -> bool;
 
     /// Number of entries held.

@@ -15,7 +15,7 @@ pub(crate) struct Slab<T> {
     free: u32,
 }
 
-/// One queue through a slab. A node is in at most one queue, and it is the caller who knows which.
+/// One queue through a slab. A node is in at most one queue, and the caller knows which.
 pub(crate) struct Queue {
     head: u32,
     tail: u32,
@@ -98,13 +98,13 @@ impl Queue {
         (self.head != NIL).then_some(self.head)
     }
 
-    /// The node that is next younger than one in a queue.
+    /// The node that is one younger than a node in a queue.
     pub(crate) fn next<T>(slab: &Slab<T>, index: u32) -> Option<u32> {
         let next = slab.nodes[index as usize].next;
         (next != NIL).then_some(next)
     }
 
-    /// Puts in as the oldest.
+    /// Adds a node as the oldest.
     pub(crate) fn push_front<T>(&mut self, slab: &mut Slab<T>, index: u32) {
         let node = &mut slab.nodes[index as usize];
         node.prev = NIL;
@@ -117,7 +117,7 @@ impl Queue {
         self.len += 1;
     }
 
-    /// Appends as the youngest.
+    /// Adds a node as the youngest.
     pub(crate) fn push_back<T>(&mut self, slab: &mut Slab<T>, index: u32) {
         let node = &mut slab.nodes[index as usize];
         node.prev = self.tail;

@@ -26,7 +26,7 @@ struct Entry<K> {
     place: Place,
 }
 
-/// The names of entries evicted from the small queue, the first evicted first.
+/// The names of entries that were evicted from the small queue, the earliest first.
 struct Ghosts<K, S> {
     index: HashMap<K, u32, S>,
     slab: Slab<K>,
@@ -53,7 +53,7 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Ghosts<K, S> {
         }
     }
 
-    /// Forgets the oldest names beyond so many.
+    /// Forgets the oldest names, until so many are left.
     fn trim(&mut self, most: usize) {
         while self.queue.len() > most
             && let Some(node) = self.queue.front()
@@ -65,22 +65,23 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Ghosts<K, S> {
     }
 }
 
-/// Evicts entries that are used once quickly, through a small queue, and keeps those that come
+/// Quickly evicts entries that are used only once, through a small queue. Keeps entries that come
 /// back: a scan of new entries does not wash out the ones in use.
 ///
-/// Unlike the paper's, the queues' sizes follow the weight that is held rather than a fixed
-/// capacity, which is the same thing when the owner evicts only at its bound. As in the paper, as
-/// many names of entries evicted from the small queue (ghosts) are remembered as the main queue has
-/// room for, and a name stays until as many younger ones have come: that the entry itself comes
-/// back, into the main queue, does not end it. Evicted from there before the name is forgotten, an
-/// entry comes back into the main queue once more.
+/// Unlike the paper's, the sizes of the queues follow the weight that is held rather than a fixed
+/// capacity. This is the same if the owner evicts only at its bound.
+///
+/// As in the paper, the names of entries evicted from the small queue (ghosts) are remembered: as
+/// many as the main queue has room for. A name stays until as many younger names have come, even if
+/// the entry itself comes back, into the main queue. If the entry is evicted from there before its
+/// name is forgotten, it can come back into the main queue once more.
 pub struct S3Fifo<K, S = RandomState> {
     /// What is held.
     index: HashMap<K, u32, S>,
     slab: Slab<Entry<K>>,
     small: Queue,
     main: Queue,
-    /// No name of an entry in the small queue is among them.
+    /// Has no name of an entry that is in the small queue.
     ghosts: Ghosts<K, S>,
     small_weight: u64,
     main_weight: u64,
@@ -150,7 +151,7 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> S3Fifo<K, S> {
         entry
     }
 
-    /// Forgets the oldest ghosts beyond as many as the main queue has room for.
+    /// Forgets the oldest ghosts, until there are as many as the main queue has room for.
     fn trim_ghosts(&mut self) {
         let most = self.index.len() as u64 * (SMALL_SHARE - 1) / SMALL_SHARE;
         self.ghosts.trim(most as usize);
@@ -225,15 +226,15 @@ impl<K: Hash + Eq + Clone + Send, S: BuildHasher + Send> Policy<K> for S3Fifo<K,
     fn remove(&mut self, key: &K) -> Option<u64> {
         let node = *self.index.get(key)?;
         let weight = self.release(node).weight;
-        // It was not evicted: if it comes, it comes as new.
+        // It was not evicted. If it comes again, it comes as new.
         self.ghosts.forget(key);
         self.trim_ghosts();
         Some(weight)
     }
 
     fn evict(&mut self) -> Option<(K, u64)> {
-        // Ends: every step on the small queue shortens it, every step on the main queue takes a
-        // use from an entry that has at most three.
+        // The loop ends: every step on the small queue shortens it, and every step on the main
+        // queue takes a use from an entry that has at most three.
         while !self.index.is_empty() {
             let small_is_large = self.small_weight * SMALL_SHARE >= self.weight();
             let victim = if self.main.len() == 0 || (small_is_large && self.small.len() > 0) {

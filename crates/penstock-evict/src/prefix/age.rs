@@ -1,4 +1,4 @@
-//! Ages in buckets: half octaves of the policy's clock, which counts blocks used.
+//! Ages in buckets: half octaves of the policy's clock. The clock counts blocks used.
 
 /// Number of buckets; the last has no end.
 pub(super) const BUCKETS: usize = 56;
@@ -19,11 +19,11 @@ pub(super) const fn start(bucket: usize) -> u64 {
     }
 }
 
-/// How long an entry stays in a bucket that it does not leave by a use.
+/// How long an entry stays in a bucket if no use ends its stay.
 #[expect(clippy::cast_precision_loss, reason = "an estimate is made of it")]
 pub(super) fn width(bucket: usize) -> f64 {
     if bucket + 1 == BUCKETS {
-        // What got here is as good as never used again.
+        // An entry that got here is practically never used again.
         return 1e15;
     }
     (start(bucket + 1) - start(bucket)) as f64

@@ -1,4 +1,4 @@
-//! The blocks that may go, by what they are worth.
+//! The blocks that may go, by their worth.
 
 use super::age::BUCKETS;
 use super::worth::{CELLS, cell};
@@ -11,12 +11,13 @@ struct Candidate {
     mate: u32,
 }
 
-/// Candidates by class and age, the cells in order of worth.
+/// Candidates by class and age. The cells are in the order of their worth.
 pub(super) struct Candidates {
     all: Slab<Candidate>,
     mates: Slab<u32>,
     cells: Vec<Queue>,
-    /// Cells from the least worth; the place of each in that order; which places have candidates.
+    /// The cells from the least worth; the place of each cell in that order; which places have
+    /// candidates.
     order: Vec<usize>,
     places: Vec<usize>,
     filled: Vec<u64>,
@@ -36,8 +37,8 @@ impl Candidates {
 
     /// Orders the cells by what they are worth now.
     pub(super) fn rank(&mut self, worth: &[f64]) {
-        // Of cells that are worth the same the older goes first, then the class used less. As
-        // bits, worths (never below 0) are in the order of their values.
+        // Among cells of the same worth, the older one goes first, then the class with fewer uses.
+        // As bits, worths (never below 0) are in the order of their values.
         let keys = worth.iter().enumerate();
         let mut keys: Vec<(u64, usize, usize)> = keys
             .map(|(cell, worth)| (worth.to_bits(), BUCKETS - cell % BUCKETS, cell))
@@ -72,7 +73,8 @@ impl Candidates {
         }
     }
 
-    /// Takes in a block of a chain whose candidates are `mates`; returns its place.
+    /// Takes in a block of a chain. `mates` are the candidates of that chain. Returns the block's
+    /// place.
     pub(super) fn enter(
         &mut self,
         node: u32,
@@ -101,7 +103,7 @@ impl Candidates {
         self.mates.free(mate);
     }
 
-    /// A chain's candidates have come from the bucket before into this one.
+    /// Moves a chain's candidates from the bucket before into this one.
     pub(super) fn grow_older(&mut self, mates: &Queue, bucket: usize) {
         let mut next = mates.front();
         while let Some(mate) = next {

@@ -1,4 +1,4 @@
-//! The uses that are remembered, one for each prompt: its blocks grow old together.
+//! The uses that are remembered, one for each prompt. The blocks of a prompt grow old together.
 
 use std::collections::VecDeque;
 
@@ -8,13 +8,13 @@ use crate::queue::Queue;
 
 /// One use of a prompt's blocks.
 pub(super) struct Chain {
-    /// The clock then.
+    /// The clock at the time of the use.
     pub(super) used_at: u64,
-    /// How old that is.
+    /// The age bucket of the use.
     pub(super) bucket: usize,
-    /// What each of its blocks counts.
+    /// How much each of its blocks counts.
     pub(super) share: f32,
-    /// Its blocks that no later chain has used, by class.
+    /// Its blocks that no later chain has used: how many of each class.
     pub(super) members: [u32; CLASSES],
     /// The candidates among them.
     pub(super) candidates: Queue,
@@ -30,9 +30,9 @@ impl Chain {
 pub(super) struct Chains {
     chains: VecDeque<Chain>,
     first: u64,
-    /// For every bucket but the last, the first chain that is no older.
+    /// For every bucket but the last, the first chain that is not older than the bucket.
     bounds: [u64; BUCKETS - 1],
-    /// How many have members.
+    /// How many chains have members.
     live: usize,
 }
 
@@ -50,7 +50,7 @@ impl Chains {
         self.first + self.chains.len() as u64
     }
 
-    /// Starts the next one; returns its number, which is not 0.
+    /// Starts the next chain; returns its number, which is not 0.
     pub(super) fn begin(&mut self, clock: u64, share: f32) -> u64 {
         while self.chains.front().is_some_and(Chain::is_empty) {
             self.chains.pop_front();
@@ -77,7 +77,7 @@ impl Chains {
         &mut self.chains[(number - self.first) as usize]
     }
 
-    /// A block of this class is now a chain's.
+    /// Makes a block of this class a member of the chain.
     pub(super) fn join(&mut self, number: u64, class: usize) {
         let chain = self.get_mut(number);
         let was_empty = chain.is_empty();
@@ -85,7 +85,7 @@ impl Chains {
         self.live += usize::from(was_empty);
     }
 
-    /// A block of this class is no longer a chain's.
+    /// Notes that a block of this class is no longer a member of the chain.
     pub(super) fn part(&mut self, number: u64, class: usize) {
         let chain = self.get_mut(number);
         chain.members[class] -= 1;
@@ -93,7 +93,8 @@ impl Chains {
         self.live -= usize::from(is_empty);
     }
 
-    /// Moves the next chain that has left this bucket on to the one after it; returns its number.
+    /// If the oldest chain in this bucket has left it, moves that chain on to the next bucket and
+    /// returns its number.
     pub(super) fn grow_older(&mut self, bucket: usize, clock: u64) -> Option<u64> {
         let number = self.bounds[bucket];
         let end = match bucket {
@@ -112,13 +113,14 @@ impl Chains {
         Some(number)
     }
 
-    /// Whether most of what is kept has no members, of so many blocks that are known.
+    /// Whether most chains that are kept have no members. `known` is the number of blocks that are
+    /// known.
     pub(super) fn is_sparse(&self, known: usize) -> bool {
         self.chains.len() > 2 * self.live + known / 8 + 1024
     }
 
-    /// Drops those without members. The others are numbered anew, in the same order, from the
-    /// number returned.
+    /// Drops the chains without members. The others are numbered anew, in the same order, starting
+    /// with the number that is returned.
     pub(super) fn squeeze(&mut self) -> u64 {
         let mut bounds = self.bounds;
         let chains = std::mem::take(&mut self.chains);

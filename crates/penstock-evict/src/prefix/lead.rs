@@ -1,26 +1,28 @@
-//! Which of two ways to evict is followed: by worth, or least recently used.
+//! Which of two ways to evict the policy follows: by worth, or least recently used.
 
-/// Standard deviations by which going by worth must be ahead of chance to be followed, and least
-/// recently used to be gone back to.
+/// How many standard deviations a way must be ahead of chance: going by worth to be followed, and
+/// least recently used to be gone back to.
 const SURE_TO_TRY: f64 = 1.0;
 const SURE_TO_RETURN: f64 = 2.0;
 
-/// Compares what both would have found with what was found, one prompt after the other.
+/// Compares, prompt by prompt, how many blocks both ways would have found with how many were found.
 ///
-/// A lead that one prompt could have made tells nothing of the next ones. So going by worth is
-/// followed only when it is ahead by more than most was ever found of one prompt, and left again
-/// when that much was lost by it.
+/// A lead that one prompt could have made says nothing about the next prompts. So going by worth is
+/// followed only when it is ahead by more than the most that was ever found of one prompt. It is
+/// left again when it has lost that much.
 pub(super) struct Lead {
     by_worth: bool,
-    /// Blocks by which the other one has been ahead since it was last level, and the sum of the
-    /// squares of the differences that this was made of: what chance alone would make of them.
+    /// By how many blocks the way that is not followed is ahead, since it was last level. Then the
+    /// sum of the squares of the differences that made up this lead: it says what chance alone
+    /// would make of them.
     ahead: f64,
     squares: f64,
     /// Blocks found beyond what least recently used would have found.
     gained: f64,
-    /// The same when the way that is followed was changed last.
+    /// `gained` when the way that is followed last changed.
     gained_before: f64,
-    /// The most that either would have found of one prompt: never more than the cache holds.
+    /// The most blocks that either way would have found of one prompt: never more than the cache
+    /// holds.
     stake: f64,
 }
 
@@ -41,8 +43,8 @@ impl Lead {
         self.by_worth
     }
 
-    /// Notes how many blocks of a prompt were found in a row from its start, and would have been;
-    /// returns whether from now on the other way is followed.
+    /// Notes how many blocks of a prompt were found in a row from its start, and how many each way
+    /// would have found. Returns whether from now on the other way is followed.
     pub(super) fn found(&mut self, prompt: &Found) -> bool {
         let (by_worth, by_age) = (f64::from(prompt.by_worth), f64::from(prompt.by_age));
         self.stake = self.stake.max(by_worth).max(by_age);
@@ -62,7 +64,7 @@ impl Lead {
             let is_lost = self.gained_before - self.gained > self.stake;
             self.ahead > SURE_TO_RETURN * chance || (is_lost && self.ahead > 0.0)
         } else {
-            // What earlier trials lost has to be made good first; what they gained may be staked.
+            // Losses of earlier trials must be made good first. Their gains may be staked.
             self.ahead > SURE_TO_TRY * chance && self.ahead + self.gained > self.stake
         };
         if changes {
@@ -74,13 +76,13 @@ impl Lead {
     }
 }
 
-/// Blocks of a prompt.
+/// How many blocks of a prompt are in each cache, in a row from its start.
 pub(super) struct Found {
     /// In the cache.
     pub(super) held: u32,
-    /// In one that always goes by worth.
+    /// In a cache that always goes by worth.
     pub(super) by_worth: u32,
-    /// In one that is always least recently used.
+    /// In a cache that is always least recently used.
     pub(super) by_age: u32,
 }
 
@@ -96,7 +98,7 @@ mod tests {
         }
     }
 
-    /// One that has seen a prompt of which a hundred blocks were found, and follows worth.
+    /// A lead that has seen a prompt of which a hundred blocks were found, and that follows worth.
     fn in_a_trial() -> Lead {
         let mut lead = Lead::new();
         assert!(!lead.found(&found(100, 100, 100)));

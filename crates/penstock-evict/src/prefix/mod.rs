@@ -1,4 +1,5 @@
-//! For blocks of prompts: what is likely to be used again soon stays, starts before their ends.
+//! For blocks of prompts: blocks that are likely to be used again soon stay, and starts of prompts
+//! stay longer than their ends.
 
 mod age;
 mod candidates;
@@ -25,30 +26,31 @@ use crate::queue::{Queue, Slab};
 const GHOSTS: usize = 64;
 /// Names remembered at least: a tiny cache has much to learn.
 const MIN_GHOSTS: usize = 4096;
-/// A block followed by so many different ones is a shared start; what follows it is no
-/// conversation that goes on.
+/// A block that is followed by so many different blocks is a shared start. What follows it does not
+/// continue a conversation.
 const FORKS: u32 = 2;
-/// Blocks used between two estimates, once there have been enough of them.
+/// Blocks used between two estimates, once enough blocks have been used.
 const ESTIMATE_EVERY: u64 = 4096;
 
-/// Gives up blocks that promise the fewest uses for the room and time that they take, and none
-/// before the blocks that follow it.
+/// Gives up the blocks that promise the fewest uses for the room and time that they take. No block
+/// goes before the blocks that follow it.
 ///
-/// What a block promises is learned while it works, from how long after a use the next came, by
-/// class: how many turns its conversation has had, and how long the last one was waited for. See `worth.rs` for the index, and decision 15
-/// for what was tried.
+/// The policy learns while it works what a block promises: it counts how long after a use the next
+/// one came, by class. The class says how many turns the block's conversation has had, and how long
+/// the wait for the last turn was. See `worth.rs` for the index, and decision 15 for what was
+/// tried.
 ///
-/// It keeps account of two caches within the same weight, one that goes by this and one that is
-/// least recently used, and gives up what the one that has found more does not hold. It begins
-/// with least recently used, and leaves it on evidence only.
+/// It keeps account of two caches of the same weight: one goes by worth, the other is least
+/// recently used. It follows the cache that has found more, and gives up what that cache does not
+/// hold. It begins with least recently used, and leaves it on evidence only.
 ///
-/// Remembers up to 64 names that it no longer holds for each that it does, with some two hundred
-/// bytes each: little beside a block of KV, too much for small values, which may have it
-/// [`remember`](Self::remembering) fewer.
+/// For each entry that it holds, it remembers up to 64 names that it no longer holds, with some two
+/// hundred bytes each. That is little beside a block of KV, but too much for small values: for
+/// these, let it [`remember`](Self::remembering) fewer.
 pub struct Prefix<K, S = RandomState> {
     index: HashMap<K, u32, S>,
     nodes: Slab<Node<K>>,
-    /// All nodes, the last used last; of a prompt's, the start last.
+    /// All nodes by last use, the latest last. Among the nodes of one prompt, the start is last.
     by_use: Queue,
     chains: Chains,
     counts: Counts,
@@ -59,7 +61,8 @@ pub struct Prefix<K, S = RandomState> {
     ghosts: usize,
     held: usize,
     weight: u64,
-    /// What is held but not by the cache that is followed, and is followed by nothing held.
+    /// The strays: nodes that are held, are not in the cache that is followed, and have no held
+    /// node after them.
     strays: Queue,
     stray_nodes: Slab<u32>,
     lead: Lead,
@@ -67,13 +70,13 @@ pub struct Prefix<K, S = RandomState> {
     /// The cache that goes by worth.
     candidates: Candidates,
     worthy_weight: u64,
-    /// The cache that is least recently used: all from this node on.
+    /// The cache that is least recently used: all nodes of `by_use` from this one on.
     recent_from: Option<u32>,
     recent_weight: u64,
 
-    /// Nodes before this one are remembered only while they are held.
+    /// Nodes of `by_use` before this one are remembered only while they are held.
     forget_from: Option<u32>,
-    /// The nodes of a chain while it is used; kept for its room.
+    /// The nodes of a chain while it is used. Kept to reuse the memory.
     known: Vec<Option<u32>>,
     used: Vec<u32>,
 }
@@ -84,8 +87,8 @@ impl<K> Prefix<K> {
         Self::default()
     }
 
-    /// An empty policy that remembers up to so many names for each entry that it holds: the fewer,
-    /// the less it learns of long waits.
+    /// An empty policy that remembers up to so many names for each entry that it holds. With fewer
+    /// names, it learns less about long waits.
     pub fn remembering(names: usize) -> Self {
         Self {
             ghosts: names,
@@ -125,7 +128,7 @@ impl<K, S: Default> Default for Prefix<K, S> {
 }
 
 impl<K, S> Prefix<K, S> {
-    /// Makes a worthy node without worthy blocks after it a candidate.
+    /// Makes a worthy node a candidate, if no node after it is worthy.
     fn enter(&mut self, node: u32, as_oldest: bool) {
         let entry = self.nodes.get_mut(node);
         let chain = self.chains.get_mut(entry.chain);
@@ -165,7 +168,7 @@ impl<K, S> Prefix<K, S> {
         }
     }
 
-    /// Finds the strays anew, after a change of what is followed.
+    /// Finds the strays anew, after another cache is followed.
     fn change_lead(&mut self) {
         while let Some(place) = self.strays.front() {
             self.unstray(*self.stray_nodes.get(place));
@@ -189,7 +192,7 @@ impl<K, S> Prefix<K, S> {
         Above { node, serial }
     }
 
-    /// Moves what has grown older to where it belongs.
+    /// Moves chains that have grown older to the buckets where they belong.
     fn advance(&mut self) {
         for bucket in (0..BUCKETS - 1).rev() {
             while let Some(number) = self.chains.grow_older(bucket, self.clock) {
@@ -234,7 +237,7 @@ impl<K, S> Prefix<K, S> {
         self.by_use.unlink(&mut self.nodes, node);
     }
 
-    /// A held node is no longer held; returns its weight.
+    /// Lets go of a node that is held; returns its weight.
     fn let_go(&mut self, node: u32) -> u64 {
         self.unstray(node);
         let entry = self.nodes.get_mut(node);
@@ -250,7 +253,7 @@ impl<K, S> Prefix<K, S> {
         weight
     }
 
-    /// The cache that goes by worth gives one up.
+    /// The cache that goes by worth gives up a node.
     fn evict_by_worth(&mut self) -> Option<u32> {
         let node = self.candidates.first()?;
         self.leave(node);
@@ -267,7 +270,7 @@ impl<K, S> Prefix<K, S> {
         Some(node)
     }
 
-    /// The cache that is least recently used gives one up.
+    /// The cache that is least recently used gives up a node.
     fn evict_by_age(&mut self) -> Option<u32> {
         let node = self.recent_from?;
         self.recent_from = Queue::next(&self.nodes, node);
@@ -283,7 +286,7 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Prefix<K, S> {
         self.index.get(key).copied()
     }
 
-    /// Keeps both caches that there are only accounts of within the weight that is held.
+    /// Keeps both caches, of which there are only accounts, within the weight that is held.
     fn trim_accounts(&mut self) {
         while self.recent_weight > self.weight
             && let Some(node) = self.evict_by_age()
@@ -302,7 +305,7 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Prefix<K, S> {
         }
     }
 
-    /// Forgets the oldest names beyond what is to be remembered.
+    /// Forgets the oldest names, until only as many are left as are to be remembered.
     fn trim(&mut self) {
         let bound = self.held + (self.held * self.ghosts).max(MIN_GHOSTS);
         while self.by_use.len() > bound {
@@ -330,7 +333,7 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Prefix<K, S> {
         self.index.remove(&entry.key);
     }
 
-    /// Compares what was found of a chain with what the two others would have.
+    /// Compares how much of a chain was found with how much the two other caches would have found.
     fn judge(&mut self) {
         let known = &self.known;
         let in_row = |is_in: &dyn Fn(&Node<K>) -> bool| {
@@ -377,10 +380,11 @@ where
         self.clock += chain.len() as u64;
         self.used.clear();
         for ((key, weight), &known) in chain.iter().zip(&known) {
-            // What was not known may be by now: a key may come twice.
+            // A block that was not known may be known by now: a key may come twice.
             let known = known.or_else(|| self.find(key));
             if at.uses == 0 && known.is_none() {
-                // What continues a conversation is as likely to be continued as that was.
+                // A block that continues a conversation is as likely to be continued as the block
+                // before it was.
                 let branch = above.map(|above| self.nodes.get(above));
                 let continued = branch.filter(|branch| branch.children < FORKS);
                 at.uses = continued.map_or(1, |branch| branch.uses);

@@ -1,4 +1,5 @@
-//! What the use of a block changes: its class, its place in its conversation, who holds it.
+//! What the use of a block changes: its class, its place in its conversation, and which caches hold
+//! it.
 
 use std::hash::{BuildHasher, Hash};
 
@@ -11,13 +12,15 @@ use super::worth::{cell, class};
 pub(super) struct Use {
     pub(super) chain: u64,
     pub(super) share: f32,
-    /// What blocks not known before start with; 0 until there is one.
+    /// The uses and the wait that unknown blocks start with. The uses are 0 until there is such a
+    /// block.
     pub(super) uses: u32,
     pub(super) wait: Option<u8>,
 }
 
 impl<K: Hash + Eq + Clone, S: BuildHasher> Prefix<K, S> {
-    /// One block of a chain is used: held from now on. `known` is its node, if there is one.
+    /// Notes the use of one block of a chain: it is held from now on. `known` is its node, if there
+    /// is one.
     pub(super) fn use_one(
         &mut self,
         known: Option<u32>,
@@ -72,7 +75,7 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Prefix<K, S> {
         node
     }
 
-    /// A block that is not known.
+    /// Takes in a block that is not known.
     fn meet(&mut self, (key, weight): (&K, u64), above: Option<u32>, at: Use) -> u32 {
         self.serial += 1;
         let node = self.nodes.alloc(Node {
@@ -101,7 +104,8 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Prefix<K, S> {
         node
     }
 
-    /// A known node is used by a new chain; returns how old it had become.
+    /// Takes a known node out of its chain, since a new chain uses it. Returns the age bucket that
+    /// it had reached.
     fn leave_chain(&mut self, node: u32) -> u8 {
         let entry = self.nodes.get(node);
         let class = class(entry.uses, entry.wait);
@@ -129,8 +133,8 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Prefix<K, S> {
         }
     }
 
-    /// Hangs a known node under the block that now came before it, if that is another one: the
-    /// one it knew was forgotten and came back, or the caller left it out.
+    /// Hangs a known node under the block that came before it now, if that is another block: the
+    /// old one was forgotten and came back, or the caller left it out.
     fn adopt(&mut self, node: u32, above: Option<u32>) {
         let Some(above) = above else { return };
         let found = self.above(above);

@@ -1,39 +1,43 @@
-//! What keeping an entry is worth: the most uses for the time that it takes up room.
+//! What keeping an entry is worth: the most uses for the time that the entry takes up room.
 //!
-//! Entries are told apart by class (turns of the conversation, last wait) and age. For each, the share that is used again at that age is
-//! counted, of entries held and of those that are only remembered. From these hazards follows an
-//! index (Gittins, "Bandit processes and dynamic allocation indices", 1979): the greatest ratio,
-//! over all ages until which one may wait, of the chance of a use to the time waited. Least hit
-//! density (Beckmann et al., "LHD", NSDI 2018) is the same ratio with a wait without end, which
-//! undervalues an entry whose use is due soon or never.
+//! Entries are told apart by class (turns of the conversation, last wait) and age. For each class
+//! and age, the policy counts the share of entries that is used again at that age. Entries that are
+//! only remembered count too.
+//!
+//! From these hazards follows an index (Gittins, "Bandit processes and dynamic allocation indices",
+//! 1979). It is the greatest ratio, over all ages until which one may wait, of the chance of a use
+//! to the time waited. Least hit density (Beckmann et al., "LHD", NSDI 2018) is the same ratio with
+//! an endless wait. It undervalues an entry whose use is due soon or never.
 
 use std::array;
 use std::ops::Range;
 
 use super::age::{BUCKETS, width};
 
-/// Classes by uses of an entry, or of the conversation that it continues.
+/// Number of classes by the uses of an entry, or of the conversation that it continues.
 const TURNS: usize = 8;
-/// Classes by how long the last of these uses was waited for; the first is for none.
+/// Number of classes by the wait before the last of these uses; the first class is for no wait.
 const WAITS: usize = 5;
-/// All classes.
+/// Number of all classes.
 pub(super) const CLASSES: usize = TURNS * WAITS;
-/// Class and age.
+/// Number of cells; a cell is a class and an age.
 pub(super) const CELLS: usize = CLASSES * BUCKETS;
 
-/// Chains that a class's own counts weigh against all with as many turns together.
+/// Beside a class's own counts, the counts of all classes with as many turns weigh as much as so
+/// many chains.
 const POOLED_WAITS: f64 = 40.0;
-/// Chains that these weigh against all classes together.
+/// Beside the counts by turns, the counts of all classes together weigh as much as so many chains.
 const POOLED_CHAINS: f64 = 5.0;
-/// Chains that all classes' counts weigh against the prior.
+/// Beside the counts of all classes, the prior weighs as much as so many chains.
 const PRIOR_CHAINS: f64 = 20.0;
-/// The share used again in every bucket before anything is known. The same in all half octaves
-/// makes the index fall with age: least recently used.
+/// The share used again in every bucket before anything is known. The same share in all half
+/// octaves makes the index fall with age, which is least recently used.
 const PRIOR_HAZARD: f64 = 0.1;
-/// What is left of a count after one more estimate.
+/// Share of a count that is left after one more estimate.
 const DECAY: f64 = 0.99;
 
-/// The class of an entry used so often, the last time in this bucket of age, if more than once.
+/// The class of an entry that was used so often. `wait` is its age bucket at the last use, if it
+/// was used more than once.
 pub(super) fn class(uses: u32, wait: Option<u8>) -> usize {
     let wait = wait.map_or(0, |bucket| 1 + (usize::from(bucket).clamp(11, 31) - 11) / 6);
     turns(uses) * WAITS + wait
@@ -55,8 +59,7 @@ pub(super) const fn cell(class: usize, bucket: usize) -> usize {
     class * BUCKETS + bucket
 }
 
-/// Counts by cell. The blocks of a prompt come and go together, so all of them together count as
-/// one.
+/// Counts by cell. The blocks of a prompt come and go together, so together they count as one.
 pub(super) struct Counts {
     reached: Vec<f64>,
     used: Vec<f64>,
@@ -70,17 +73,18 @@ impl Counts {
         }
     }
 
-    /// Entries came into the cell.
+    /// Notes that entries came into the cell.
     pub(super) fn reached(&mut self, cell: usize, share: f32, entries: u32) {
         self.reached[cell] += f64::from(share) * f64::from(entries);
     }
 
-    /// An entry was used while in the cell.
+    /// Notes that an entry was used while in the cell.
     pub(super) fn used(&mut self, cell: usize, share: f32) {
         self.used[cell] += f64::from(share);
     }
 
-    /// The index of every cell by what was counted so far, which from now on counts a little less.
+    /// The index of every cell by the counts so far. Each call makes these counts weigh a little
+    /// less.
     pub(super) fn estimate(&mut self) -> Vec<f64> {
         let pooled = self.hazards(0..CLASSES, PRIOR_CHAINS, &[PRIOR_HAZARD; BUCKETS]);
         let unseen = indices(&pooled);
@@ -113,7 +117,7 @@ impl Counts {
         self.reached[cells].iter().all(|&count| count == 0.0)
     }
 
-    /// The share used again in each bucket, of these classes together; `prior` counts as
+    /// The share used again in each bucket, for these classes together. `prior` counts as much as
     /// `weight` chains.
     fn hazards(&self, classes: Range<usize>, weight: f64, prior: &Hazards) -> Hazards {
         let (mut used, mut reached) = (prior.map(|hazard| weight * hazard), [weight; BUCKETS]);
@@ -143,8 +147,8 @@ fn index(hazards: &Hazards, bucket: usize) -> f64 {
     for (bucket, &hazard) in hazards.iter().enumerate().skip(bucket) {
         let width = width(bucket);
         if best_uses * width > 2.0 * best_time {
-            // A certain use would not raise the ratio, here or in any later bucket: but for the
-            // first, which comes before there is a ratio, they are ever wider.
+            // Even a certain use would not raise the ratio, here or in any later bucket: buckets
+            // get ever wider, except for the first, which comes before there is a ratio.
             break;
         }
         uses += waiting * hazard;

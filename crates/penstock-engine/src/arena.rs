@@ -1,10 +1,10 @@
 //! The arena: a bounded piece of host memory, in slots of one size.
 //!
-//! A slot holds one object's value: its header, then the payload. What may be done with it
-//! follows from its type: an [`Empty`] slot is filled, by a gather and then sealed, or by a
-//! store and then verified; only a [`Sealed`] one is put, only a [`Verified`] one is scattered, or
-//! kept for later. The layer for sealed values does both, and encrypts and decrypts in place if there
-//! are keys. Whatever the state, dropping the slot gives it back.
+//! A slot holds one object's value: its header, then the payload. The type of a slot says what may
+//! be done with it. An [`Empty`] slot is filled in one of two ways: by a gather and then sealed, or
+//! by a store and then verified. Only a [`Sealed`] slot is put. Only a [`Verified`] slot is
+//! scattered, or kept for later. The layer for sealed values seals and verifies; with keys, it
+//! encrypts and decrypts in place. Dropping a slot gives it back, whatever its state.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::{Counters, EngineError};
 
 const PAGE: usize = 4096;
 
-/// Host memory that a slot takes whose payload has up to `slot_bytes`.
+/// Host memory that a slot takes if its payload has up to `slot_bytes`.
 pub fn slot_stride(slot_bytes: usize) -> usize {
     let pages = slot_bytes
         .saturating_add(LARGEST_HEADER_BYTES)
@@ -32,27 +32,28 @@ pub fn slot_stride(slot_bytes: usize) -> usize {
     pages.saturating_mul(PAGE)
 }
 
-/// What a slot is wanted for.
+/// The purpose of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Load,
-    /// To be kept, pinned.
+    /// The value will be kept, pinned.
     Prefetch,
     Store,
-    /// Nobody is at work on it.
+    /// The value is kept, and nobody works on the slot.
     Keep,
 }
 
-/// Pinned at a time: neither start-up nor shutdown waits for more.
+/// Bytes that are pinned at a time: start-up and shutdown wait for no more.
 const PIN_BYTES: usize = 256 << 20;
 
-/// Populated at a time: a huge page. Who wants to map memory meanwhile waits for no more.
+/// Bytes that are populated at a time: a huge page. Another thread that maps memory meanwhile waits
+/// for no more.
 #[cfg(target_os = "linux")]
 const POPULATE_BYTES: usize = 2 << 20;
 
 /// The memory and its free slots.
 pub(crate) struct Arena {
-    /// Before the memory, so that it is unpinned before it is unmapped.
+    /// Declared before the memory, so that it is unpinned before it is unmapped.
     pins: Mutex<Option<Pins>>,
     memory: MmapRaw,
     stride: usize,
@@ -65,14 +66,14 @@ pub(crate) struct Arena {
 }
 
 struct Free {
-    /// Last in, first out: the slot used last is the one whose pages exist and may be in cache.
+    /// Last in, first out: the pages of the slot that was used last exist, and may be in the cache.
     slots: Vec<usize>,
     held_by_stores: usize,
     held_by_prefetches: usize,
 }
 
 impl Free {
-    /// How many slots are held for this purpose, where that is bounded.
+    /// How many slots are held for this purpose, if it has a bound.
     fn held_for(&mut self, purpose: Purpose) -> Option<&mut usize> {
         match purpose {
             Purpose::Store => Some(&mut self.held_by_stores),
@@ -83,7 +84,7 @@ impl Free {
 }
 
 impl Arena {
-    /// Reserves address space; pages come into being when a slot is first used, or by
+    /// Reserves address space. Pages come into being when a slot is first used, or by
     /// [`populate`](Self::populate) or [`pin`](Self::pin).
     pub(crate) fn new(
         config: &EngineConfig,
@@ -96,11 +97,12 @@ impl Arena {
             .ok_or(EngineError::Config("slots times slot_bytes overflows"))?;
         let memory =
             MmapMut::map_anon(bytes).map_err(|source| EngineError::Memory { bytes, source })?;
-        // Fewer page faults and TLB misses where the system has huge pages; nothing is lost
-        // where it refuses.
+        // Gives fewer page faults and TLB misses where the system has huge pages. Where it refuses,
+        // nothing is lost.
         #[cfg(target_os = "linux")]
         let _ = memory.advise(memmap2::Advice::HugePage);
-        // A child has no use for it, and pages that are pinned must not become copies of the child's.
+        // A child process has no use for the arena. And pinned pages must stay this process's: a
+        // copy must not take their place.
         #[cfg(target_os = "linux")]
         let _ = memory.advise(memmap2::Advice::DontFork);
         Ok(Self {
@@ -120,8 +122,8 @@ impl Arena {
         })
     }
 
-    /// Pins the slots for a device, some at a time, until all are or `stop` says so. Slots can be
-    /// used meanwhile, only slower.
+    /// Pins the slots for a device, some at a time, until all are pinned or `stop` says so. Slots
+    /// can be used meanwhile, but copies are slower.
     pub(crate) fn pin(&self, device: i32, stop: impl Fn() -> bool) -> Result<(), CudaError> {
         let mut pins = self.pins.lock();
         if pins.is_some() {
@@ -146,7 +148,7 @@ impl Arena {
     ) -> Result<(), CudaError> {
         let pins = pins.insert(Pins::new(device)?);
         let bytes = self.memory.len();
-        // Whole slots: a copy must not cross from one pinned piece into the next.
+        // Pieces of whole slots: a copy must not cross from one pinned piece into the next.
         let piece = (PIN_BYTES / self.stride).max(1) * self.stride;
         for start in (0..bytes).step_by(piece) {
             if stop() {
@@ -164,21 +166,21 @@ impl Arena {
     }
 
     /// Brings all pages into being, in the order in which slots are first used, until `stop` says
-    /// so. A load does not wait for them then, nor, in a guest, for a host that has to find the
-    /// memory first.
+    /// so. Later loads then do not wait for pages. In a guest, they do not wait for a host that has
+    /// to find the memory first either.
     pub(crate) fn populate(&self, stop: impl Fn() -> bool) {
         #[cfg(target_os = "linux")]
         for start in (0..self.memory.len()).step_by(POPULATE_BYTES) {
             let len = POPULATE_BYTES.min(self.memory.len() - start);
             let populate = memmap2::Advice::PopulateWrite;
-            // Refused by kernels before 5.14: there a page comes with its first use.
+            // Kernels before 5.14 refuse this: there, a page comes with its first use.
             if stop() || self.memory.advise_range(populate, start, len).is_err() {
                 return;
             }
         }
     }
 
-    /// A free slot, unless there is none or stores hold their share already.
+    /// A free slot, unless there is none, or stores already hold their share.
     pub(crate) fn lease(self: &Arc<Self>, purpose: Purpose) -> Lent {
         let mut free = self.free.lock();
         let is_store = purpose == Purpose::Store;
@@ -215,10 +217,10 @@ impl Arena {
     }
 }
 
-/// What became of the spec for a slot.
+/// What came of the request for a slot.
 pub(crate) enum Lent {
     Slot(Slot<Empty>),
-    /// Stores hold as many as they may.
+    /// Stores already hold as many slots as they may.
     NoShare,
     NoneFree,
 }
@@ -261,7 +263,7 @@ impl Lease {
 }
 
 impl Lease {
-    /// Nobody is at work on the slot any more.
+    /// Notes that nobody works on the slot any more.
     fn at_rest(&self, free: &mut Free) {
         if let Some(held) = free.held_for(self.purpose) {
             *held -= 1;
@@ -289,25 +291,25 @@ impl Drop for Lease {
     }
 }
 
-/// A slot whose content means nothing yet.
+/// A slot whose content has no meaning yet.
 pub(crate) struct Empty;
 
-/// A slot that holds a payload, as it was gathered.
+/// A slot that holds a payload as it was gathered.
 pub(crate) struct Gathered {
     payload_bytes: usize,
-    /// Of the payload; of nothing if it will be encrypted.
+    /// The checksum of the payload; of nothing if the payload will be encrypted.
     checksum: Checksum,
 }
 
 /// A slot that holds a whole value, ready to be put.
 pub(crate) struct Sealed {
     value: SealedInPlace,
-    /// What the payload still is, unless it was encrypted.
+    /// The payload's state, unless it was encrypted.
     plain: Option<Verified>,
 }
 
-/// A slot that holds a payload as it was gathered, or one of a value which arrived whole, under its
-/// own key, and matched its checksum or its authentication.
+/// A slot that holds a payload as it was gathered, or the payload of a value which arrived whole,
+/// under its own key, and matched its checksum or its authentication.
 pub(crate) struct Verified {
     payload_bytes: usize,
     context: Arc<[u8]>,
@@ -341,7 +343,7 @@ impl Slot<Empty> {
             .bytes_mut(0..LARGEST_HEADER_BYTES + payload_bytes)
     }
 
-    /// The first `payload_bytes` of payload have been filled.
+    /// Notes that the first `payload_bytes` of payload have been filled.
     pub(crate) fn gathered(self, payload_bytes: usize, checksum: Checksum) -> Slot<Gathered> {
         Slot {
             lease: self.lease,
@@ -352,7 +354,8 @@ impl Slot<Empty> {
         }
     }
 
-    /// The slot holds the transfer's payload, as the layer for sealed values has found out.
+    /// Notes that the slot holds the transfer's payload, as the layer for sealed values has
+    /// verified.
     pub(crate) fn verified(self, transfer: &Transfer, word: sealed::Verified) -> Slot<Verified> {
         assert_eq!(
             word.bytes(),
@@ -367,7 +370,7 @@ impl Slot<Empty> {
 }
 
 impl Slot<Gathered> {
-    /// Makes a value of the payload, which is the transfer's.
+    /// Makes a value of the payload, which is the payload of `transfer`.
     pub(crate) fn seal(
         mut self,
         store: &SealedStore,
@@ -389,7 +392,7 @@ impl Slot<Gathered> {
         })
     }
 
-    /// The payload, which is the transfer's, as good as one that was verified.
+    /// The payload, which is the payload of `transfer`. It is as good as a verified one.
     pub(crate) fn into_verified(self, transfer: &Transfer) -> Slot<Verified> {
         Slot {
             lease: self.lease,
@@ -399,7 +402,7 @@ impl Slot<Gathered> {
 }
 
 impl Slot<Sealed> {
-    /// The value, of a payload that so many tokens are before.
+    /// The value. `position` is the number of tokens before its payload.
     pub(crate) fn value(&self, position: u64) -> SealedValue<'_> {
         let value = &self.state.value;
         value.value(self.lease.bytes(0..value.bytes()), position)
@@ -413,19 +416,19 @@ impl Slot<Sealed> {
 }
 
 impl Slot<Verified> {
-    /// Puts the slot at rest: it does not count as in use any more.
+    /// Puts the slot at rest: it no longer counts as in use.
     pub(crate) fn keep(mut self) -> Self {
         let arena = Arc::clone(&self.lease.arena);
         self.lease.at_rest(&mut arena.free.lock());
         self.lease.purpose = Purpose::Keep;
         arena.counters.slots_kept.fetch_add(1, Ordering::Relaxed);
-        // Stores may have waited for their share, and all for something to be given up.
+        // Stores may have waited for their share, and all lanes for a value to be given up.
         arena.signals.copy.notify_one();
         arena.signals.get.notify_one();
         self
     }
 
-    /// Whether this is what the transfer would load, given that the key is the same.
+    /// Whether this is what the transfer would load, if the key is the same.
     pub(crate) fn is_of(&self, transfer: &Transfer) -> bool {
         self.state.payload_bytes == transfer.bytes && self.state.context == transfer.context
     }
@@ -440,7 +443,7 @@ impl Slot<Verified> {
 mod tests {
     use super::*;
 
-    /// Pages that this thread has been given so far, without a disk.
+    /// How many page faults without a disk this thread has had so far.
     fn faults() -> u64 {
         let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
         let after_name = stat.rsplit(')').next().unwrap();
@@ -452,7 +455,7 @@ mod tests {
             .unwrap()
     }
 
-    /// Faults of the first writes to all slots, of 64 MiB together.
+    /// The faults of the first writes to all slots, 64 MiB together.
     fn faults_of_first_use(populate: bool) -> u64 {
         let config = EngineConfig::new(1 << 20, 64);
         let arena = Arena::new(&config, Arc::default(), Arc::default());
@@ -494,7 +497,7 @@ mod tests {
             eprintln!("skipped: an arena's pages, which this kernel does not populate");
             return;
         }
-        // Huge ones, at best.
+        // Huge pages, at best.
         assert!(faults_of_first_use(false) >= 32);
         assert!(faults_of_first_use(true) < 8);
     }

@@ -1,9 +1,10 @@
-//! Blocks: what jobs carry of each, and the bytes that carry them from process to process.
+//! Blocks: what jobs carry about each block, and its encoding in bytes, which goes from process to
+//! process.
 
 use penstock_store::CHUNK_BYTES;
 
-/// The content of a block and of all before it in its prompt: the chained block hash of the
-/// serving engine, zero-padded.
+/// The content of a block and of all blocks before it in its prompt: the serving engine's chained
+/// block hash, zero-padded.
 pub type Chunk = [u8; CHUNK_BYTES];
 
 /// A block of a prompt, and where the serving engine has it or wants it.
@@ -11,12 +12,13 @@ pub type Chunk = [u8; CHUNK_BYTES];
 pub struct Block {
     /// The group of layers, as registered.
     pub group: u16,
-    /// The serving engine's block id; of a prefetch it means nothing.
+    /// The serving engine's block id. It means nothing for a prefetch.
     pub block: u64,
-    /// What the block holds.
+    /// The content of the block.
     pub chunk: Chunk,
-    /// What comes before it in its prompt; none for a prompt's first, or if that is not known. The
-    /// host tier, and stores that can, keep beginnings longer than what follows them.
+    /// What comes before the block in its prompt. None for the first block of a prompt, or if that
+    /// is not known. The host tier, and the stores that can, keep the beginnings of prompts longer
+    /// than what follows.
     pub parent: Option<Parent>,
 }
 
@@ -25,11 +27,11 @@ pub struct Block {
 pub struct Parent {
     /// The chunk that ends where the block begins.
     pub chunk: Chunk,
-    /// Tokens of the prompt until there.
+    /// Tokens of the prompt up to there.
     pub tokens: u64,
 }
 
-/// Bytes that are no encoding of blocks, or not all of one.
+/// The bytes are no encoding of blocks, or only a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an encoding of blocks: {what} at byte {at}")]
 pub struct NotBlocks {
@@ -37,22 +39,22 @@ pub struct NotBlocks {
     at: usize,
 }
 
-/// How a block's parent is written: in the lowest bits of the byte that it begins with.
+/// How a block's parent is written: in the lowest bits of the block's first byte.
 const PARENT: u8 = 0b11;
 const NO_PARENT: u8 = 0;
-/// The chunk and the tokens.
+/// The parent's chunk and its tokens follow.
 const OWN_PARENT: u8 = 1;
-/// The block before is the parent: only the tokens.
+/// The block before this one is the parent: only the tokens follow.
 const FOLLOWS: u8 = 2;
-/// Set if the group is another than the block's before.
+/// Set if the group is not that of the block before.
 const OTHER_GROUP: u8 = 0b100;
 
-/// Bytes that a block takes at least: the first byte, its id, its chunk.
+/// The fewest bytes that a block takes: the first byte, its id, its chunk.
 const LEAST_BYTES: usize = 2 + CHUNK_BYTES;
 
 impl Block {
-    /// Bytes from which [`decode`](Self::decode) makes the same blocks: some 36 a block where they
-    /// follow one another.
+    /// The bytes from which [`decode`](Self::decode) makes the same blocks. They are some 36 for
+    /// each block if the blocks follow one another.
     pub fn encode(blocks: &[Self]) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(blocks.len() * (LEAST_BYTES + 4));
         let mut before = Before::default();
@@ -82,7 +84,7 @@ impl Block {
         bytes
     }
 
-    /// The blocks that were encoded. Whatever the bytes, it ends, with blocks or with the error.
+    /// The blocks that were encoded. For any bytes, this ends, with blocks or with the error.
     pub fn decode(bytes: &[u8]) -> Result<Vec<Self>, NotBlocks> {
         let mut blocks = Vec::with_capacity(bytes.len() / LEAST_BYTES);
         let mut reader = Reader { bytes, at: 0 };
@@ -127,7 +129,7 @@ impl Block {
     }
 }
 
-/// What the next block is written against.
+/// The values of the block before, against which the next block is written.
 #[derive(Default)]
 struct Before {
     group: u16,
@@ -147,8 +149,8 @@ impl From<&Block> for Before {
     }
 }
 
-/// Writes by how much a number differs from the one before, small ones in one byte: seven bits a
-/// byte, the lowest first, the sign in the lowest.
+/// Writes how much a number differs from the one before, so that small steps take one byte: seven
+/// bits in each byte, the lowest first, with the sign in the lowest bit.
 fn write_step(bytes: &mut Vec<u8>, from: u64, to: u64) {
     let step = to.wrapping_sub(from) as i64;
     let mut left = (step.wrapping_shl(1) ^ (step >> 63)) as u64;
@@ -202,7 +204,7 @@ mod tests {
 
     use super::*;
 
-    /// Few chunks, so that some blocks follow others.
+    /// Only a few chunks, so that some blocks follow others.
     fn chunk() -> impl Strategy<Value = Chunk> {
         (0..4_u8).prop_map(|n| [n; CHUNK_BYTES])
     }

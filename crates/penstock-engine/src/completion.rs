@@ -8,19 +8,20 @@ use crate::sync::{Condvar, Mutex, wait_until};
 /// What happened to a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The source blocks of a store job are not read any more: they may be freed. Precedes
+    /// The source blocks of a store job are not read any more, so they may be freed. Precedes
     /// [`Event::Stored`].
     Released,
     /// A load job is over. None of its blocks is written any more.
     Loaded(Outcomes),
-    /// A prefetch is over: what it brought is in the host tier, and stays until it is released.
+    /// A prefetch is over. What it brought is in the host tier, and stays there until it is
+    /// released.
     Prefetched(Outcomes),
     /// A store job is over.
     Stored(Outcomes),
 }
 
 impl Event {
-    /// Whether nothing further will be reported of the job, and its id may be used again.
+    /// Whether nothing more will be reported about the job, so that its id may be used again.
     pub fn is_last(&self) -> bool {
         !matches!(self, Self::Released)
     }
@@ -40,8 +41,9 @@ impl Event {
         self.outcomes().map_or(&[], |outcomes| &outcomes.blocks)
     }
 
-    /// Places of a store's blocks that are not in the pool now, or of a load's or prefetch's that did
-    /// not come and that somebody misses: not those that were cancelled.
+    /// Positions of blocks that are missing. For a store: those that are not in the pool now. For a
+    /// load or prefetch: those that did not come and that somebody misses, so not the cancelled
+    /// ones.
     pub fn missing(&self) -> Vec<usize> {
         match self {
             Self::Released => Vec::new(),
@@ -50,12 +52,12 @@ impl Event {
         }
     }
 
-    /// Places of the blocks that are not in the store, or not whole, whatever a look-up found.
+    /// Positions of the blocks that are not in the store, or not whole, whatever a look-up found.
     pub fn lost(&self) -> Vec<usize> {
         self.outcomes().map_or_else(Vec::new, Outcomes::lost)
     }
 
-    /// Places of the blocks that are encrypted with a key that this engine does not have.
+    /// Positions of the blocks that are encrypted with a key that this engine does not have.
     pub fn foreign(&self) -> Vec<usize> {
         self.outcomes().map_or_else(Vec::new, Outcomes::foreign)
     }
@@ -68,8 +70,9 @@ pub struct Completion {
     pub job: u64,
     /// What happened.
     pub event: Event,
-    /// Time until then from the job's submission, or from when its fence was passed, if that was
-    /// later; none if it was not. Whenever it is polled.
+    /// The time from the job's submission until the event. If the job's fence was passed later than
+    /// the submission, the time counts from then; if the fence was not passed, there is none. It
+    /// does not depend on when the completion is polled.
     pub took: Duration,
 }
 
@@ -83,19 +86,19 @@ pub(crate) struct Completions {
 }
 
 impl Completions {
-    /// Something happened to a job that was submitted at `since`.
+    /// Adds an event of a job whose time counts from `since`.
     pub(crate) fn push(&self, job: u64, event: Event, since: Instant) {
         let took = since.elapsed();
         self.queue.lock().push(Completion { job, event, took });
         self.pushed.notify_all();
     }
 
-    /// Moves everything to the end of `out`.
+    /// Moves all completions to the end of `out`.
     pub(crate) fn drain(&self, out: &mut Vec<Completion>) {
         out.append(&mut self.queue.lock());
     }
 
-    /// Sleeps until there is something to drain (true) or `until` has come.
+    /// Sleeps until there is something to drain (true), or until the time `until`.
     pub(crate) fn wait(&self, until: Instant) -> bool {
         let mut queue = self.queue.lock();
         while queue.is_empty() {

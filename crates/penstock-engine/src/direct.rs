@@ -1,4 +1,4 @@
-//! Copies on the calling thread, without jobs: for measurements, and for those who bring their own
+//! Copies on the calling thread, without jobs: for measurements, and for users with their own
 //! transport.
 
 use penstock_layout::{Descriptor, Span};
@@ -13,8 +13,9 @@ pub struct DirectCopy {
 }
 
 impl DirectCopy {
-    /// Copies of what `descriptor` describes in `regions`, one for each of its own. What was
-    /// promised of the regions must hold during each copy. The first on a CUDA device measures it.
+    /// Copies of what `descriptor` describes in `regions`, with one region for each of the
+    /// descriptor's. What was promised about the regions must hold during each copy. The first
+    /// `DirectCopy` on a CUDA device measures the device.
     pub fn new(
         device: Device,
         descriptor: Descriptor,
@@ -22,20 +23,20 @@ impl DirectCopy {
     ) -> Result<Self, EngineError> {
         let registration = Registration::new(descriptor, regions, device.executor()?)?;
         if let Device::Cuda(ordinal) = device {
-            // Copies go on without it, by the figures of other devices.
+            // Without it, copies go by the figures of other devices.
             let _ = Self::calibration(ordinal);
         }
         Ok(Self { registration })
     }
 
-    /// What copies of a CUDA device take, measured unless an engine or another of these has it in
-    /// use and knows.
+    /// The times of a CUDA device's copies. They are measured, unless an engine or another
+    /// `DirectCopy` uses the device and has them.
     pub fn calibration(ordinal: i32) -> Result<Calibration, CudaError> {
         CudaExecutor::of(ordinal)?.calibrate().cloned()
     }
 
     /// Copies a span of blocks, one after the other, into the beginning of `payload`; returns the
-    /// bytes. With `sum`, computes the checksum that a stored value would have on the way.
+    /// number of bytes. With `sum`, it also computes the checksum that a stored value would have.
     pub fn gather(
         &self,
         blocks: &[u64],
@@ -52,7 +53,7 @@ impl DirectCopy {
     }
 
     /// Copies the beginning of `payload` into a span of blocks, one after the other; returns the
-    /// bytes.
+    /// number of bytes.
     pub fn scatter(
         &self,
         blocks: &[u64],

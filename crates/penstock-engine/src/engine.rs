@@ -1,4 +1,4 @@
-//! The engine: what its owner calls.
+//! The engine: the calls of its owner.
 
 mod submit;
 
@@ -33,15 +33,15 @@ const WATCH: &str = "penstock-fence";
 
 /// Moves blocks between registered memory and a store, on its own threads.
 ///
-/// Submitting checks, queues and returns; no call but [`wait`](Self::wait),
-/// [`wait_released`](Self::wait_released), [`drain`](Self::drain), [`shutdown`](Self::shutdown)
-/// and [`unregister`](Self::unregister) waits for anything. Job ids are the caller's; one may be
-/// used again once the last completion of its job has been polled.
+/// Submitting checks, queues and returns. No call waits for anything, except [`wait`](Self::wait),
+/// [`wait_released`](Self::wait_released), [`drain`](Self::drain), [`shutdown`](Self::shutdown) and
+/// [`unregister`](Self::unregister). The caller chooses job ids. An id may be used again once the
+/// last completion of its job has been polled.
 ///
-/// Dropping the engine shuts it down and waits for its threads, as long as the store returns by
+/// Dropping the engine shuts it down and waits for its threads, provided that the store returns by
 /// its deadlines.
 ///
-/// Block 0 is stored, and loaded into block 1:
+/// In this example, block 0 is stored, and then loaded into block 1:
 ///
 /// ```
 /// use std::sync::Arc;
@@ -130,11 +130,11 @@ impl Engine {
         })
     }
 
-    /// Takes in a group of layers: its memory, and how its blocks are stored. Groups may lie over each
-    /// other, as long as no block is in use by two of them at a time.
+    /// Registers a group of layers: its memory, and how its blocks are stored. Groups may lie over
+    /// each other, as long as no two of them use the same block at the same time.
     ///
-    /// With the first, the arena's pages begin to come into being, in the background. For a CUDA
-    /// device they are pinned, and its copies are measured.
+    /// With the first group, the arena's pages begin to come into being, in the background. For a
+    /// CUDA device, they are pinned, and the device's copies are measured.
     pub fn register(&self, group: u16, held: KvGroup) -> Result<(), EngineError> {
         let device = held.device;
         let new = Group::new(group, held, self.inner.config.slot_bytes)?;
@@ -151,8 +151,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes in a group of which this engine holds nothing: jobs may have blocks of it, which count as
-    /// there already.
+    /// Registers a group of which this engine holds nothing. Jobs may have blocks of it; they count
+    /// as already there.
     pub fn register_elsewhere(&self, group: u16) -> Result<(), EngineError> {
         let mut groups = self.groups.write();
         self.check_new(&groups, group)?;
@@ -170,8 +170,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Says under which namespace a group's objects are stored, once; again the same is no error.
-    /// Jobs of a group without one are refused.
+    /// Sets the namespace under which a group's objects are stored. It can be set once; setting the
+    /// same one again is no error. Jobs of a group without a namespace are refused.
     pub fn name(&self, group: u16, namespace: Namespace) -> Result<(), EngineError> {
         let groups = self.groups.read();
         let known = groups
@@ -187,7 +187,7 @@ impl Engine {
         known.name(namespace)
     }
 
-    /// Starts the thread that waits for fences, unless it runs.
+    /// Starts the thread that waits for fences, unless it already runs.
     fn watch(&self) -> Result<(), EngineError> {
         let mut threads = self.threads.lock();
         let is_watch = |thread: &JoinHandle<()>| thread.thread().name() == Some(WATCH);
@@ -203,9 +203,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Gets the arena ready in the background: its pages come into being, for a device pinned, and
-    /// the device's copies are measured. Copies go on meanwhile, and if it fails: only slower, as
-    /// [`take_faults`](Self::take_faults) says.
+    /// Gets the arena ready in the background: its pages come into being. For a device, they are
+    /// pinned, and the device's copies are measured. Copies go on meanwhile. If this fails, they
+    /// also go on, but slower, as [`take_faults`](Self::take_faults) says.
     fn prepare(&self, device: Device) -> Result<(), EngineError> {
         let inner = Arc::clone(&self.inner);
         let thread = Builder::new()
@@ -222,9 +222,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Gives up all loads and all that was not gathered yet, waits for the copies under way (not
-    /// for the store), and forgets the registered memory. Once it has returned the memory is not
-    /// touched any more.
+    /// Gives up all loads, and every object that was not gathered yet. Waits for the copies under
+    /// way, but not for the store, and forgets the registered memory. Once this has returned, the
+    /// memory is not touched any more.
     pub fn unregister(&self) {
         let groups = std::mem::take(&mut *self.groups.write());
         self.inner.queues.drop_gathers(Outcome::Dropped, |_| true);
@@ -237,8 +237,8 @@ impl Engine {
         }
     }
 
-    /// A fence behind all that a stream of a device has been given until now, for jobs to wait for;
-    /// host memory needs none. The device is one that memory was registered for.
+    /// Raises a fence behind all work that a stream of a device has been given until now, for jobs
+    /// to wait for. Host memory needs no fence. Memory must have been registered for the device.
     ///
     /// # Safety
     ///
@@ -250,8 +250,8 @@ impl Engine {
         unsafe { self.inner.watch.raise(device, stream) }
     }
 
-    /// Nobody waits any more for what a prefetch brings, or has brought: it may be given up. To be
-    /// called once for each prefetch, before or after its end.
+    /// Notes that nobody waits any more for what a prefetch brings, or has brought: it may be given
+    /// up. To be called once for each prefetch, before or after its end.
     pub fn release(&self, job: u64) {
         if let Some(Job::Load(prefetch)) = self.table.get(job)
             && prefetch.aim() == Aim::HostTier
@@ -262,9 +262,9 @@ impl Engine {
         self.inner.queues.host_tier().release(job);
     }
 
-    /// Which blocks came into the host tier, with every object that this engine keeps of them, and
-    /// which are not whole there any more, since the last call; at first, all that are there. Nothing
-    /// is remembered before the first call.
+    /// Which blocks changed in the host tier since the last call: blocks that came, with every
+    /// object that this engine keeps of them, and blocks that are no longer whole there. The first
+    /// call returns all blocks that are there. Before the first call, nothing is remembered.
     pub fn take_host_changes(&self) -> Vec<HostChange> {
         let groups = self.groups.read();
         let by_namespace: HashMap<Namespace, &Group> = groups
@@ -296,7 +296,7 @@ impl Engine {
         }
     }
 
-    /// What a job did not bring, the host tier does not wait for.
+    /// Tells the host tier not to wait for what a job did not bring.
     fn forgo(&self, job: &Job) {
         let host_tier = self.inner.queues.host_tier();
         match job {
@@ -306,7 +306,7 @@ impl Engine {
         }
     }
 
-    /// Waits until there is something to poll (true), or the time is over.
+    /// Waits until there is something to poll (true), or until the time is over (false).
     pub fn wait(&self, timeout: Duration) -> bool {
         let end = end_of(timeout);
         loop {
@@ -331,8 +331,9 @@ impl Engine {
         next
     }
 
-    /// Drops what was not gathered yet of these store jobs, and waits until none of their blocks
-    /// is being read (true), or the time is over. Ids of other jobs, or of none, are ignored.
+    /// Drops what these store jobs have not gathered yet, and waits until none of their blocks is
+    /// being read (true), or until the time is over (false). Ids of other jobs, or of none, are
+    /// ignored.
     pub fn wait_released(&self, jobs: &[u64], timeout: Duration) -> bool {
         let end = end_of(timeout);
         self.inner
@@ -344,8 +345,9 @@ impl Engine {
         })
     }
 
-    /// Gives up what can be given up of a job: what is not being gathered or put, or is not being
-    /// written into blocks. The job completes all the same, a load at once unless a write is under way.
+    /// Gives up what can be given up of a job: everything that is not being gathered, put, or
+    /// written into blocks right now. The job completes all the same: a load at once, unless a
+    /// write is under way.
     pub fn cancel(&self, job: u64) {
         match self.table.get(job) {
             Some(Job::Load(load)) => {
@@ -362,7 +364,8 @@ impl Engine {
     }
 
     /// Waits until every object of every store job has an outcome (true). When the time is over,
-    /// drops those that no lane is working on (false). Stores submitted meanwhile are dropped.
+    /// drops the objects that no lane is working on (false). Stores submitted meanwhile are
+    /// dropped.
     pub fn drain(&self, timeout: Duration) -> bool {
         let _refusing = self.inner.queues.refuse_stores();
         let drained = self.stores_in_flight.wait_zero(end_of(timeout));
@@ -372,10 +375,10 @@ impl Engine {
         drained
     }
 
-    /// Gives up all jobs, waits for the copies under way, and ends the lanes: true once no
-    /// thread is left, false if a lane is still inside the store when the time is over (it ends
-    /// at that operation's deadline, and touches no registered memory any more). Jobs that were
-    /// given up can still be polled. May be called again.
+    /// Gives up all jobs, waits for the copies under way, and ends the lanes. Returns true once no
+    /// thread is left. Returns false if a lane is still inside the store when the time is over;
+    /// that lane ends at the deadline of its operation, and touches no registered memory any more.
+    /// Jobs that were given up can still be polled. This may be called again.
     pub fn shutdown(&self, timeout: Duration) -> bool {
         let end = end_of(timeout);
         self.inner.queues.close();
@@ -385,7 +388,7 @@ impl Engine {
             return false;
         }
         for thread in self.threads.lock().drain(..) {
-            // A lane contains panics; should one have escaped all the same, the thread is gone.
+            // A lane contains panics. If one escaped all the same, the thread is gone.
             let _ = thread.join();
         }
         true
@@ -396,7 +399,7 @@ impl Engine {
         self.inner.counters.snapshot()
     }
 
-    /// What failed in the background since the last call. Jobs go on all the same, slower.
+    /// What failed in the background since the last call. Jobs go on all the same, but slower.
     pub fn take_faults(&self) -> Vec<Fault> {
         std::mem::take(&mut *self.inner.faults.lock())
     }

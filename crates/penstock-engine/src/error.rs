@@ -1,18 +1,18 @@
-//! What an engine refuses.
+//! The errors and faults of an engine.
 
 use penstock_layout::{SegmentError, Span};
 
 use crate::CudaError;
 
-/// Why an engine refused a call. What happens to an accepted job is told by its outcomes, never
-/// by an error.
+/// Why an engine refused a call. Errors never tell what happens to an accepted job: its outcomes
+/// do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
     /// A setting is out of bounds.
     #[error("{0}")]
     Config(&'static str),
-    /// The arena's memory could not be had.
+    /// The arena's memory could not be reserved.
     #[error("cannot reserve {bytes} bytes of host memory: {source}")]
     Memory {
         /// Bytes asked for.
@@ -35,7 +35,7 @@ pub enum EngineError {
         /// The group.
         group: u16,
     },
-    /// A group has no namespace, so that nothing of it can be called by a key.
+    /// A group has no namespace, so its objects have no keys.
     #[error("group {group} has no namespace: name it before its first job")]
     Unnamed {
         /// The group.
@@ -47,12 +47,12 @@ pub enum EngineError {
         /// The group.
         group: u16,
     },
-    /// Another group has the namespace, so that their objects could not be told apart.
+    /// Another group has the namespace, so their objects could not be told apart.
     #[error("the namespace of group {group} is that of group {other} already")]
     NamespaceTaken {
         /// The group.
         group: u16,
-        /// The one that has it.
+        /// The group that has it.
         other: u16,
     },
     /// A region is smaller than the layout says.
@@ -60,7 +60,7 @@ pub enum EngineError {
     RegionTooSmall {
         /// The region's index.
         region: usize,
-        /// Bytes the layout counts on.
+        /// The bytes that the layout expects.
         expected: u64,
         /// Bytes given.
         given: u64,
@@ -99,7 +99,7 @@ pub enum EngineError {
     /// The job id is in use until the job's last completion has been polled.
     #[error("job {0} is still outstanding")]
     DuplicateJob(u64),
-    /// Too many look-ups whose answers nobody has polled.
+    /// There are too many look-ups whose answers nobody has polled.
     #[error("{outstanding} look-ups are outstanding, {bound} are allowed: poll answers first")]
     Busy {
         /// Look-ups outstanding, the refused one included.
@@ -112,20 +112,21 @@ pub enum EngineError {
     Closed,
 }
 
-/// What failed in an engine's background. Its jobs go on, slower.
+/// What failed in the background of an engine. Its jobs go on, but slower.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
-    /// Host memory could not be pinned: the driver copies from and to it by itself, piece after piece.
+    /// Host memory could not be pinned. The driver then copies from and to it by itself, piece
+    /// after piece.
     #[error(
         "{bytes} bytes of host memory could not be pinned for CUDA device {ordinal} ({error}): \
          copies from and to them are slower. Raise the limit of locked memory (ulimit -l unlimited, \
          systemd's LimitMEMLOCK, a container's --ulimit memlock=-1), or ask for less host memory"
     )]
     Unpinned {
-        /// The device's.
+        /// The device's ordinal.
         ordinal: i32,
-        /// Those that are not pinned.
+        /// The bytes that are not pinned.
         bytes: u64,
         /// Why.
         error: CudaError,
@@ -136,7 +137,7 @@ pub enum Fault {
          follows figures of other devices"
     )]
     Unmeasured {
-        /// The device's.
+        /// The device's ordinal.
         ordinal: i32,
         /// Why.
         error: CudaError,
@@ -144,7 +145,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Bytes of host memory that are not pinned for it.
+    /// The bytes of host memory that are not pinned because of this fault.
     pub fn unpinned_bytes(&self) -> u64 {
         match self {
             Self::Unpinned { bytes, .. } => *bytes,

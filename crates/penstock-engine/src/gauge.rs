@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::sync::{Condvar, Mutex, wait_until};
 
-/// A number that can be waited on to become zero. Its lock is a leaf.
+/// A number. One can wait until it is zero. Its lock is a leaf.
 #[derive(Default)]
 pub(crate) struct Gauge {
     count: Mutex<usize>,
@@ -24,7 +24,7 @@ impl Gauge {
         }
     }
 
-    /// Waits until it is zero (true), or until `until`.
+    /// Waits until the number is zero (true), or until the time `until`.
     pub(crate) fn wait_zero(&self, until: Instant) -> bool {
         let mut count = self.count.lock();
         while *count > 0 {

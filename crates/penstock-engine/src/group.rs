@@ -1,4 +1,4 @@
-//! Groups: the layers whose blocks a serving engine counts together, and which objects this engine
+//! Groups: layers whose blocks a serving engine counts together, and the objects that this engine
 //! makes of a block of them.
 
 use std::ops::Range;
@@ -14,25 +14,26 @@ use crate::region::Region;
 use crate::registration::Registration;
 use crate::{Block, Chunk, EngineError, Parent};
 
-/// What of a group of layers lies in this engine's memory, and where.
+/// Which part of a group of layers lies in this engine's memory, and where.
 #[derive(Clone, Debug)]
 pub struct KvGroup {
     /// Where the memory is.
     pub device: Device,
     /// How it is laid out.
     pub descriptor: Descriptor,
-    /// The memory: one region for each of the descriptor's.
+    /// The memory: one region for each region of the descriptor.
     pub regions: Vec<Region>,
     /// The objects that a block is stored as: parts of the descriptor's share.
     pub spans: Vec<Span>,
-    /// The serving engine's block is so many of the descriptor's, its pages, which follow one another.
+    /// The serving engine's block is so many blocks of the descriptor, its pages. They follow one
+    /// another.
     pub pages_per_block: u64,
     /// Who stores which blocks.
     pub replica: Replica,
 }
 
 impl KvGroup {
-    /// A page a block, in one object; nobody else holds the same.
+    /// A group with one page for each block, stored as one object, and no replicas.
     pub fn new(device: Device, descriptor: Descriptor, regions: Vec<Region>) -> Self {
         Self {
             spans: vec![descriptor.share()],
@@ -45,12 +46,12 @@ impl KvGroup {
     }
 }
 
-/// One of `count` engines that hold the same, of which each stores its part of the blocks.
+/// One of `count` engines that hold the same. Each of them stores its part of the blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replica {
-    /// Below `count`.
+    /// The number of this engine, below `count`.
     pub index: u8,
-    /// At least one.
+    /// The number of engines, at least one.
     pub count: u8,
 }
 
@@ -61,8 +62,8 @@ impl Default for Replica {
 }
 
 impl Replica {
-    /// Whether it is this one that stores a block. Hashes are even in every byte, and shorter ones
-    /// are padded at the end.
+    /// Whether this engine stores a block. Hashes are evenly distributed in every byte, and shorter
+    /// hashes are padded at the end.
     fn stores(self, chunk: &Chunk) -> bool {
         chunk[0] % self.count == self.index
     }
@@ -79,7 +80,7 @@ pub(crate) enum Work {
 /// A group as registered.
 pub(crate) struct Group {
     number: u16,
-    /// None where this engine holds nothing of it.
+    /// None if this engine holds nothing of the group.
     held: Option<Held>,
     namespace: OnceLock<Namespace>,
 }
@@ -93,7 +94,8 @@ struct Held {
 }
 
 impl Group {
-    /// Checks that objects of it have their layers and fit slots of `slot_bytes`.
+    /// A group that this engine holds. Checks that its objects have layers of the group and fit
+    /// slots of `slot_bytes`.
     pub(crate) fn new(number: u16, group: KvGroup, slot_bytes: usize) -> Result<Self, EngineError> {
         let Replica { index, count } = group.replica;
         if index >= count {
@@ -129,7 +131,7 @@ impl Group {
         })
     }
 
-    /// One of which this engine holds nothing.
+    /// A group of which this engine holds nothing.
     pub(crate) fn elsewhere(number: u16) -> Self {
         Self {
             number,
@@ -138,7 +140,7 @@ impl Group {
         }
     }
 
-    /// Gives it its name, unless it has another.
+    /// Gives the group its namespace, unless it has another one.
     pub(crate) fn name(&self, namespace: Namespace) -> Result<(), EngineError> {
         if *self.namespace.get_or_init(|| namespace) == namespace {
             Ok(())
@@ -147,7 +149,7 @@ impl Group {
         }
     }
 
-    /// Its name, if it has one.
+    /// The group's namespace, if it has one.
     pub(crate) fn namespace(&self) -> Option<Namespace> {
         self.namespace.get().copied()
     }
@@ -156,7 +158,7 @@ impl Group {
         self.number
     }
 
-    /// Objects that make up a block.
+    /// The number of objects that make up a block.
     pub(crate) fn objects(&self) -> usize {
         self.held.as_ref().map_or(0, |held| held.objects.len())
     }
@@ -165,7 +167,7 @@ impl Group {
         self.held.as_ref().map(|held| &held.registration)
     }
 
-    /// Adds to a job what it is to do with a block.
+    /// Adds to a job's plan what the job is to do with a block.
     pub(crate) fn plan(
         &self,
         block: &Block,
@@ -209,7 +211,7 @@ impl Group {
 }
 
 impl Held {
-    /// The pages of a block, which exist unless the work is to prefetch.
+    /// The pages of a block. Checks that they exist, unless the work is a prefetch.
     fn pages(&self, block: u64, work: Work) -> Result<Range<u64>, EngineError> {
         let count = self.pages_per_block;
         if work == Work::Prefetch {

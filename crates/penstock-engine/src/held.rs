@@ -1,4 +1,4 @@
-//! Which blocks host memory has: those of which it has every object that this engine keeps of them.
+//! Which blocks host memory has: the blocks with all the objects that this engine keeps of them.
 
 use std::collections::HashMap;
 
@@ -6,28 +6,28 @@ use penstock_store::CHUNK_BYTES;
 
 use crate::Chunk;
 
-/// A block that came into host memory, whole, or is not whole there any more.
+/// A change of a block in host memory: it came, whole, or it is no longer whole there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostChange {
     /// The group of layers, as registered.
     pub group: u16,
-    /// What the block holds.
+    /// The content of the block.
     pub chunk: Chunk,
-    /// Whether it came; it went if not.
+    /// Whether the block came. If not, it went.
     pub came: bool,
 }
 
-/// Bytes that are no encoding of host changes.
+/// The bytes are no encoding of host changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an encoding of changes in host memory: {0} bytes")]
 pub struct NotHostChanges(usize);
 
-/// Bytes of a change: group, whether it came, chunk.
+/// Bytes of one change: the group, whether the block came, the chunk.
 const CHANGE_BYTES: usize = 2 + 1 + CHUNK_BYTES;
 
 impl HostChange {
-    /// Bytes from which [`decode`](Self::decode) makes the same changes. Of two such, one behind the
-    /// other, it makes those of both.
+    /// The bytes from which [`decode`](Self::decode) makes the same changes. Two encodings, one
+    /// behind the other, decode to the changes of both.
     pub fn encode(changes: &[Self]) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(changes.len() * CHANGE_BYTES);
         for change in changes {
@@ -62,14 +62,15 @@ impl HostChange {
     }
 }
 
-/// Counts each block's objects in host memory, where there is any.
+/// Counts the objects in host memory of each block that has any there.
 #[derive(Default)]
 pub(crate) struct HeldBlocks {
     objects: HashMap<(u16, Chunk), usize>,
 }
 
 impl HeldBlocks {
-    /// An object of a block came or went, which has so many: what that means for the block.
+    /// Notes that an object of a block came or went. `whole` is the number of the block's objects.
+    /// Returns the change that this makes for the block, if any.
     pub(crate) fn note(
         &mut self,
         group: u16,

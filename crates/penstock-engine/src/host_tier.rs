@@ -1,11 +1,13 @@
 //! The host tier: values that passed through the arena and stay there until their slot is needed.
 //!
-//! A kept value was gathered here or verified on arrival, and nobody can have changed it since, so
-//! it is written into blocks without another check. Which ones stay is the policy's to say: it is
-//! told of what each job asks for, prompt by prompt, when it does, so it may hold a value before that
-//! has come, and give it up before as well. A value that it does not hold stays only while it is pinned
-//! (a prefetch waits for its request). One that is being written into blocks lives as long as that
-//! takes, kept or not.
+//! A kept value was gathered here or verified on arrival, and nobody can have changed it since. So
+//! it is written into blocks without another check.
+//!
+//! The policy decides which values stay. A job tells it, when it is submitted and prompt by prompt,
+//! what it asks for. So the policy may hold a value before the value has come, and may also give it
+//! up before that. A value that the policy does not hold stays only while it is pinned: a prefetch
+//! waits for its request. A value that is being written into blocks lives until that is done,
+//! whether it is kept or not.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry::Vacant;
@@ -17,36 +19,37 @@ use crate::arena::{Slot, Verified};
 use crate::job::Transfer;
 use crate::sync::{Mutex, Shared};
 
-/// What the policy may take beside the slots: one byte for so many of theirs.
+/// The memory that the policy may take beside the slots: one byte for so many bytes of a slot.
 const POLICY_SHARE: usize = 64;
 
-/// What a name takes that it remembers: its node, its links and its place in the index, about.
+/// The memory that the policy takes for each name that it remembers, about: its node, its links and
+/// its place in the index.
 const NAME_BYTES: usize = 256;
 
-/// Names for each slot beyond which more tell it nothing (decision 15).
+/// The most names for each slot: more tell the policy nothing (decision 15).
 const MOST_NAMES: usize = 64;
 
 /// A value in the host tier.
 pub(crate) type Value = Shared<Slot<Verified>>;
 
-/// The values, and who wants them to stay.
+/// The values, and which prefetches want them to stay.
 pub(crate) struct HostTier {
     state: Mutex<State>,
-    /// Most values that the policy may hold.
+    /// The most values that the policy may hold.
     capacity: u64,
-    /// Most values that may be pinned: the others' slots are for whoever needs one.
+    /// The most values that may be pinned. The other slots are for whoever needs one.
     bound: usize,
 }
 
 #[derive(Default)]
 struct State {
     entries: HashMap<Key, Entry>,
-    /// Holds every value that is not pinned, and those that are on their way.
+    /// Holds every value that is not pinned, and values that are on their way.
     policy: Prefix<Key>,
     /// What each open prefetch has pinned.
     pins: HashMap<u64, Vec<Name>>,
     pinned: usize,
-    /// What came (true) and went since the last report; none before the first.
+    /// What came (true) and went (false) since the last report. None before the first report.
     changes: Option<HashMap<Key, bool>>,
     closed: bool,
 }
@@ -54,11 +57,11 @@ struct State {
 struct Entry {
     value: Value,
     pins: u32,
-    /// Whether it came for a prefetch, and no other job has asked for it.
+    /// Whether the value came for a prefetch, and no other job has asked for it.
     is_new: bool,
 }
 
-/// An object's key, and that of the one before it.
+/// An object's key, and the key of the object before it.
 type Name = (Key, Option<Key>);
 
 fn name(object: &Transfer) -> Name {
@@ -66,7 +69,8 @@ fn name(object: &Transfer) -> Name {
 }
 
 impl HostTier {
-    /// For `slots` values of up to `slot_bytes`, of which prefetches pin `bound` at most.
+    /// A host tier for `slots` values of up to `slot_bytes`. Prefetches pin `bound` of them at
+    /// most.
     pub(crate) fn new(slots: usize, slot_bytes: usize, bound: usize) -> Self {
         let names = slot_bytes / POLICY_SHARE / NAME_BYTES;
         let state = State {
@@ -80,7 +84,7 @@ impl HostTier {
         }
     }
 
-    /// Notes that a job uses these objects: what is kept of them is likely to stay, and the others are
+    /// Notes that a job uses these objects. Those that are kept are likely to stay. The others are
     /// kept when they come, unless the policy gives them up before.
     pub(crate) fn want(&self, objects: &[Transfer]) {
         let mut state = self.state.lock();
@@ -89,7 +93,7 @@ impl HostTier {
         }
     }
 
-    /// These objects of a job that is over did not come: no room is kept for them.
+    /// Notes that these objects of a job that is over did not come, so no room is kept for them.
     pub(crate) fn forgo(&self, keys: Vec<Key>) {
         let mut state = self.state.lock();
         for key in keys {
@@ -99,8 +103,9 @@ impl HostTier {
         }
     }
 
-    /// Keeps a value, if the policy holds it; pinned if it came for a prefetch that is still open, and
-    /// there is room. One that is kept already stays as it is: equal keys are equal bytes.
+    /// Keeps a value if the policy holds it. If it came for a prefetch that is still open, and
+    /// there is room, it is kept and pinned. A value that is kept already stays as it is: equal
+    /// keys are equal bytes.
     pub(crate) fn keep(&self, object: &Transfer, slot: Slot<Verified>, prefetch: Option<u64>) {
         let mut state = self.state.lock();
         let is_open = prefetch.is_some_and(|job| state.pins.contains_key(&job));
@@ -122,12 +127,13 @@ impl HostTier {
         }
     }
 
-    /// The values of those objects that are kept.
+    /// For each object, its value if it is kept.
     pub(crate) fn find(&self, objects: &[Transfer]) -> Vec<Option<Value>> {
         self.state.lock().find(objects)
     }
 
-    /// Pins what is kept of these objects, as far as there is room, for a prefetch, which opens it.
+    /// Opens a prefetch: pins the values of its objects that are kept, as far as there is room, and
+    /// returns them.
     pub(crate) fn open(&self, job: u64, objects: &[Transfer]) -> Vec<Option<Value>> {
         let mut state = self.state.lock();
         state.pins.insert(job, Vec::new());
@@ -140,8 +146,8 @@ impl HostTier {
         found
     }
 
-    /// Nobody waits any more for what this prefetch brought. What no other job has asked for counts as
-    /// used now.
+    /// Notes that nobody waits any more for what this prefetch brought. Values that no other job
+    /// has asked for count as used now.
     pub(crate) fn release(&self, job: u64) {
         let mut state = self.state.lock();
         let names = state.pins.remove(&job).unwrap_or_default();
@@ -155,11 +161,11 @@ impl HostTier {
         self.bound - self.state.lock().pinned
     }
 
-    /// Gives one value up; false if there is none that may go. Its slot is free at once, unless it
+    /// Gives up one value; false if there is none that may go. Its slot is free at once, unless it
     /// is being read.
     pub(crate) fn evict(&self) -> bool {
         let mut state = self.state.lock();
-        // What is on its way stays wanted if there is nothing else to give up.
+        // If there is nothing else to give up, values on their way stay wanted.
         while state.entries.len() > state.pinned {
             let Some((key, _)) = state.policy.evict() else {
                 return false;
@@ -171,7 +177,8 @@ impl HostTier {
         false
     }
 
-    /// What came (true) and went since the last call; at first, all that there is.
+    /// What came (true) and went (false) since the last call. The first call returns all that there
+    /// is.
     pub(crate) fn take_changes(&self) -> Vec<(Key, bool)> {
         let mut state = self.state.lock();
         match state.changes.replace(HashMap::new()) {
@@ -180,7 +187,7 @@ impl HostTier {
         }
     }
 
-    /// Gives everything up, and keeps nothing any more.
+    /// Gives up everything, and keeps nothing from then on.
     pub(crate) fn close(&self) {
         *self.state.lock() = State {
             closed: true,
@@ -200,7 +207,7 @@ impl State {
 
     fn want(&mut self, names: impl Iterator<Item = Name>, capacity: u64) {
         let chains = chains(names);
-        // The last first, so that it is the oldest.
+        // The last chain first, so that it is the oldest.
         for chain in chains.iter().rev() {
             for (key, _) in &chain.blocks {
                 if let Some(entry) = self.entries.get_mut(key) {
@@ -216,7 +223,7 @@ impl State {
         }
     }
 
-    /// The policy does not hold a value any more; whether that makes room now.
+    /// Notes that the policy no longer holds a value. Returns whether that makes room now.
     fn give_up(&mut self, key: &Key) -> bool {
         let is_free = self.entries.get(key).is_some_and(|entry| entry.pins == 0);
         if is_free {
@@ -239,8 +246,8 @@ impl State {
         self.pinned += usize::from(entry.pins == 1);
     }
 
-    /// Whether the value is one that only prefetches have asked for, and none does any more: the policy has yet to hear
-    /// of it.
+    /// Takes away one pin. Returns whether only prefetches have asked for the value and none does
+    /// any more: then the policy must still hear of it.
     fn unpin(&mut self, key: &Key) -> bool {
         let Some(entry) = self.entries.get_mut(key) else {
             return false;
@@ -251,7 +258,7 @@ impl State {
         }
         let is_new = entry.is_new;
         self.pinned -= 1;
-        // What the policy gave up meanwhile was only pinned.
+        // If the policy gave it up meanwhile, only the pin kept it.
         if !is_new && !self.policy.contains(key) {
             self.give_up(key);
         }
@@ -262,7 +269,8 @@ impl State {
         let Some(changes) = &mut self.changes else {
             return;
         };
-        // What came and went, or went and came, since the last report is no change to its reader.
+        // A value that came and went, or went and came, since the last report is no change to the
+        // reader.
         if changes.get(&key) == Some(&!came) {
             changes.remove(&key);
         } else {
@@ -271,14 +279,14 @@ impl State {
     }
 }
 
-/// Blocks that follow one another in a prompt, each of weight one, and the one before them.
+/// Blocks that follow one another in a prompt, each with weight one, and the block before them.
 struct Chain {
     parent: Option<Key>,
     blocks: Vec<(Key, u64)>,
 }
 
-/// The chains that objects make up, in the order of their beginnings. Those of a job may be several
-/// prompts' parts, or several parts of the same layers, side by side.
+/// The chains that objects make up, in the order of their beginnings. One job may have parts of
+/// several prompts, or several parts of the same layers, side by side.
 fn chains(names: impl Iterator<Item = Name>) -> Vec<Chain> {
     let mut chains: Vec<Chain> = Vec::new();
     let mut ends: HashMap<Key, usize> = HashMap::new();

@@ -1,4 +1,4 @@
-//! What jobs are made of: objects, with their memory, and the time that they have.
+//! The parts of jobs: objects, with their memory, and the time that they have.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,21 +18,22 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// At `at`, and later by that part of `pace` which is the part of the bytes that is there.
+    /// A deadline at `at` that moves as bytes arrive: it is later by the same share of `pace` as
+    /// the share of the bytes that is there.
     ///
-    /// With the time to recompute as its pace, a load that is given up has cost the time until `at`
-    /// beyond what it brought would have taken to compute, and no more.
+    /// Take the time to recompute as the pace. Then a load that is given up has cost no more than
+    /// the time until `at`, beyond the time that computing what it brought would have taken.
     pub fn paced(at: Instant, pace: Duration) -> Self {
         let pace = pace.min(LONGEST);
         Self { at, pace }
     }
 
-    /// The latest that it may be.
+    /// The latest time that the deadline may be.
     pub(crate) fn limit(&self) -> Instant {
         self.at + self.pace
     }
 
-    /// What it is for a load of which `there` bytes of `total` are there.
+    /// The deadline of a load when `there` bytes of `total` are there.
     pub(crate) fn now(&self, there: u64, total: u64) -> Instant {
         let part = there as f64 / total.max(1) as f64;
         self.at + self.pace.mul_f64(part.min(1.0))
@@ -50,14 +51,14 @@ impl From<Instant> for Deadline {
 
 /// An object: a value in the store, and the pages of memory that it is gathered from or scattered to.
 pub(crate) struct Transfer {
-    /// The memory, of which it has been checked that the pages are there.
+    /// The memory. The pages have been checked to be in it.
     pub(crate) registration: Arc<Registration>,
     pub(crate) key: Key,
-    /// The same of the chunk before.
+    /// The key of the same part of the chunk before.
     pub(crate) parent: Option<Key>,
-    /// Tokens before it in its prompt, 0 if not known.
+    /// Tokens before it in its prompt; 0 if that is not known.
     pub(crate) position: u64,
-    /// Those of its block; of a prefetch they mean nothing.
+    /// The pages of its block. They mean nothing for a prefetch.
     pub(crate) pages: Range<u64>,
     /// The tenant's part of the encryption.
     pub(crate) context: Arc<[u8]>,

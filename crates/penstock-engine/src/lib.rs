@@ -1,9 +1,9 @@
 //! Jobs: arena, lanes, completion queue and copies.
 //!
-//! An [`Engine`] moves KV blocks between registered memory and a store without ever making its
-//! caller wait. A store job gathers blocks into slots of a bounded arena, frees the blocks, and
-//! puts the slots; a load job gets values into slots, verifies them, and writes them into
-//! blocks. A [`Lookup`] asks a store which chunks it has. Both answer by polling.
+//! An [`Engine`] moves KV blocks between registered memory and a store. It never makes its caller
+//! wait. A store job gathers blocks into slots of a bounded arena, frees the blocks, and puts the
+//! slots. A load job gets values into slots, verifies them, and writes them into blocks. A
+//! [`Lookup`] asks a store which chunks it has. The caller polls both for their answers.
 
 mod arena;
 mod block;

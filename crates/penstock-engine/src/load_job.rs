@@ -1,11 +1,14 @@
-//! The life of a load job, or of a prefetch, which is one without blocks.
+//! The life of a load job. A prefetch is a load job without blocks.
 //!
-//! Each object goes from queued to fetching (a lane has a slot and asks the store, or has the value
-//! from the host tier) to scattering (the value is verified and is being written into the blocks, or
-//! kept) to done. The step to scattering
-//! is taken under the job's lock and only before the deadline; a job is given up by moving
-//! everything that is not scattering to done. So once every object is done, and only then is
-//! the job reported, no byte of it is written any more.
+//! Each object goes through these states:
+//! - queued;
+//! - fetching: a lane has a slot and asks the store, or has the value from the host tier;
+//! - scattering: the value is verified and is being written into the blocks, or kept;
+//! - done.
+//!
+//! The step to scattering is taken under the job's lock, and only before the deadline. Giving up a
+//! job moves everything that is not scattering to done. The job is reported only once every object
+//! is done. So from then on, no byte of it is written any more.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,7 +28,7 @@ use crate::{Counters, Deadline};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Aim {
     Blocks,
-    /// The host tier, to stay there until it is released.
+    /// The host tier, where they stay until they are released.
     HostTier,
 }
 
@@ -33,17 +36,18 @@ pub(crate) struct LoadJob {
     id: u64,
     aim: Aim,
     objects: Vec<Transfer>,
-    /// The blocks that they make up.
+    /// The blocks that the objects make up.
     parts: Vec<Part>,
     since: Instant,
-    /// Nothing is fetched before it is passed: what a load takes is then the pool's doing alone.
+    /// Nothing is fetched before the fence is passed. So the time that a load takes is due to the
+    /// pool alone.
     fence: Fence,
-    /// How long it may be ahead.
+    /// How long the fence may be ahead.
     fence_wait: Duration,
-    /// If the fence was passed at once.
+    /// The deadline if the fence is passed at once.
     deadline: Deadline,
     total_bytes: u64,
-    /// Whether an object is useless without those before it.
+    /// Whether an object is useless without the objects before it.
     prefix: bool,
     state: Mutex<State>,
     completions: Arc<Completions>,
@@ -52,12 +56,12 @@ pub(crate) struct LoadJob {
 
 struct State {
     progress: Vec<Progress>,
-    /// By object: its value, if the host tier had it and nobody has taken it yet.
+    /// For each object: its value, if the host tier had it and nobody has taken it yet.
     held: Vec<Option<Value>>,
     /// No object before this one is queued.
     next: usize,
     unfinished: usize,
-    /// Payload bytes of objects that are where they were wanted.
+    /// Payload bytes of the objects that are where they were wanted.
     there_bytes: u64,
     reported: bool,
 }
@@ -71,7 +75,7 @@ enum Progress {
 }
 
 impl LoadJob {
-    /// `held` are the objects' values that the host tier has.
+    /// A load job. `held` are the values of objects that the host tier has.
     pub(crate) fn new(
         id: u64,
         spec: LoadSpec,
@@ -118,7 +122,7 @@ impl LoadJob {
         job
     }
 
-    /// What a prefetch wants and the host tier has is there already.
+    /// Finishes the objects of a prefetch that the host tier has: they are there already.
     fn finish_held(&self) {
         let mut state = self.state.lock();
         for (index, transfer) in self.objects.iter().enumerate() {
@@ -136,7 +140,7 @@ impl LoadJob {
         &self.objects
     }
 
-    /// What a job that is over did not bring.
+    /// The objects that a job that is over did not bring.
     pub(crate) fn failed(&self) -> Vec<Key> {
         let state = self.state.lock();
         let failed = self.objects.iter().zip(&state.progress);
@@ -146,13 +150,13 @@ impl LoadJob {
             .collect()
     }
 
-    /// Whether something can be fetched, and since when.
+    /// Whether objects can be fetched, and since when.
     pub(crate) fn passage(&self) -> Passage {
         self.fence.passage(self.since)
     }
 
-    /// The earliest time at which the job is given up, as far as can be told by now; past once it
-    /// is to be.
+    /// The earliest time at which the job is given up, as far as is known now. In the past if the
+    /// job is to be given up.
     pub(crate) fn deadline(&self) -> Instant {
         self.deadline_in(&self.state.lock())
     }
@@ -163,7 +167,7 @@ impl LoadJob {
                 let waited = at.saturating_duration_since(self.since);
                 self.deadline.now(state.there_bytes, self.total_bytes) + waited
             }
-            // As if it were passed now.
+            // As if the fence were passed now.
             Passage::Ahead | Passage::Lost => {
                 let allowed = self.deadline.at.saturating_duration_since(self.since);
                 (Instant::now() + allowed).min(self.since + self.fence_wait)
@@ -175,7 +179,7 @@ impl LoadJob {
         self.aim
     }
 
-    /// Number of objects that nobody fetches yet.
+    /// The number of objects that nobody fetches yet.
     pub(crate) fn queued(&self) -> usize {
         let mut state = self.state.lock();
         self.skip_finished(&mut state);
@@ -185,8 +189,8 @@ impl LoadJob {
             .count()
     }
 
-    /// Takes up to `objects` objects, no more than `bytes` of payload unless the first alone is,
-    /// to be fetched now.
+    /// Takes up to `objects` objects to be fetched now, and up to `bytes` of payload. The first
+    /// object is taken even if it alone has more.
     pub(crate) fn take(self: &Arc<Self>, objects: usize, bytes: usize) -> Vec<LoadTicket> {
         let mut tickets: Vec<LoadTicket> = Vec::new();
         let mut taken_bytes = 0;
@@ -211,8 +215,8 @@ impl LoadJob {
         tickets
     }
 
-    /// Takes up to `objects` objects, no more than `bytes` of payload unless the first alone is, that
-    /// need no fetching.
+    /// Takes up to `objects` objects that need no fetching, and up to `bytes` of payload. The first
+    /// object is taken even if it alone has more.
     pub(crate) fn take_held(self: &Arc<Self>, objects: usize, bytes: usize) -> Vec<HeldTicket> {
         let mut taken: Vec<HeldTicket> = Vec::new();
         let mut taken_bytes = 0;
@@ -245,14 +249,14 @@ impl LoadJob {
         }
     }
 
-    /// Gives up everything that is not being scattered already.
+    /// Gives up every object that is not being scattered already.
     pub(crate) fn abandon(&self, outcome: Outcome) {
         let mut state = self.state.lock();
         self.finish_from(&mut state, 0, outcome);
         self.report(&mut state);
     }
 
-    /// Gives up what nobody fetches yet.
+    /// Gives up the objects that nobody fetches yet.
     pub(crate) fn drop_queued(&self) {
         let mut state = self.state.lock();
         for index in 0..self.objects.len() {
@@ -263,7 +267,7 @@ impl LoadJob {
         self.report(&mut state);
     }
 
-    /// Reports a job of which nothing is left to do.
+    /// Reports the job if nothing is left to do.
     pub(crate) fn report_if_done(&self) {
         self.report(&mut self.state.lock());
     }
@@ -317,9 +321,9 @@ pub(crate) struct LoadSpec {
     pub(crate) aim: Aim,
     pub(crate) plan: Plan,
     pub(crate) deadline: Deadline,
-    /// Whether an object is useless without those before it.
+    /// Whether an object is useless without the objects before it.
     pub(crate) prefix: bool,
-    /// What it waits for, and how long it may.
+    /// The fence that it waits for, and how long it may wait.
     pub(crate) fence: Fence,
     pub(crate) fence_wait: Duration,
 }
@@ -328,7 +332,7 @@ pub(crate) struct LoadSpec {
 pub(crate) type HeldTicket = (LoadTicket, Value);
 
 /// One object of a load job in the hands of a lane. It gets an outcome whatever becomes of the
-/// lane: dropped without one, it has failed.
+/// lane: dropped without an outcome, it has failed.
 pub(crate) struct LoadTicket {
     job: Arc<LoadJob>,
     index: usize,
@@ -343,7 +347,7 @@ impl LoadTicket {
         &self.transfer().registration
     }
 
-    /// The job is not given up later than this.
+    /// The latest time at which the job is given up.
     pub(crate) fn limit(&self) -> Instant {
         let waited = match self.job.passage() {
             Passage::Passed(at) => at.saturating_duration_since(self.job.since),
@@ -352,7 +356,7 @@ impl LoadTicket {
         self.job.deadline.limit() + waited
     }
 
-    /// The prefetch that the object is for, if it is not for its blocks.
+    /// The prefetch that the object is for; none if the object is for its blocks.
     pub(crate) fn prefetch(&self) -> Option<u64> {
         (self.job.aim == Aim::HostTier).then_some(self.job.id)
     }
@@ -362,7 +366,8 @@ impl LoadTicket {
         self.job.state.lock().progress[self.index] == Progress::Fetching
     }
 
-    /// Asks to write into the blocks, or to keep the value. If true, the job is not reported before `resolve`.
+    /// Asks to write into the blocks, or to keep the value. If this returns true, the job is not
+    /// reported before `resolve`.
     pub(crate) fn begin_scatter(&self) -> bool {
         let mut state = self.job.state.lock();
         let wanted = state.progress[self.index] == Progress::Fetching;

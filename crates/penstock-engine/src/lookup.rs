@@ -1,4 +1,4 @@
-//! Look-ups: which chunks a store has, asked without waiting for the answer.
+//! Look-ups: ask a store which chunks it has, without waiting for the answer.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,13 +19,13 @@ use crate::{Chunk, EngineError};
 pub struct LookupConfig {
     /// Threads that ask the store.
     pub threads: usize,
-    /// Most look-ups that wait for a thread; further ones are answered
+    /// The most look-ups that wait for a thread. Further ones are answered
     /// [`ErrorKind::Unavailable`] at once.
     pub max_queued: usize,
-    /// Most keys in one call to the store, if that is more than one look-up. Look-ups that wait
+    /// The most keys in one call to the store; a single look-up may have more. Look-ups that wait
     /// go together.
     pub max_keys: usize,
-    /// Most look-ups whose answer has not been taken.
+    /// The most look-ups whose answer has not been taken.
     pub max_outstanding: usize,
 }
 
@@ -43,14 +43,14 @@ impl Default for LookupConfig {
 /// For each chunk asked for, in order, whether the store has all its spans.
 pub type Answer = Result<Vec<bool>, ErrorKind>;
 
-/// An answer, and the time from when it was asked for.
+/// An answer, and the time that passed since it was asked for.
 type Answered = (Answer, Duration);
 
 /// Asks a store which chunks it has, on threads of its own.
 ///
-/// Ids are the caller's; one may be used again once its answer was taken or it was cancelled.
-/// Every look-up is answered by its deadline, whatever the store does. Dropping it ends the
-/// threads, once the calls they are in have returned.
+/// The caller chooses the ids. An id may be used again once its answer was taken or it was
+/// cancelled. Every look-up is answered by its deadline, whatever the store does. Dropping a
+/// `Lookup` ends the threads, once the calls that they are in have returned.
 pub struct Lookup {
     inner: Arc<Inner>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -66,8 +66,8 @@ struct Inner {
     spare: Spare,
 }
 
-/// Lists of chunks that have been asked for, for those that come. A long prompt's is of hundreds of
-/// kilobytes, and whoever asks would have to wait for fresh pages of it.
+/// Lists of chunks whose questions are answered, kept for later look-ups. The list of a long prompt
+/// has hundreds of kilobytes, and the caller would have to wait for its fresh pages.
 #[derive(Default)]
 struct Spare(Mutex<Vec<Vec<Chunk>>>);
 
@@ -99,7 +99,7 @@ struct State {
     closed: bool,
 }
 
-/// The ticket tells a look-up from a later one with the same id.
+/// The ticket tells a look-up apart from a later one with the same id.
 #[derive(Clone, Copy)]
 struct Open {
     ticket: u64,
@@ -117,13 +117,13 @@ struct Request {
 }
 
 impl Request {
-    /// How many keys it asks for.
+    /// The number of keys that it asks for.
     fn len(&self) -> usize {
         self.chunks.len() * self.spans.len()
     }
 
-    /// Chunk by chunk, each with all spans. Made by the thread that asks for them: for a long prompt
-    /// that is half a megabyte.
+    /// The keys, chunk by chunk, each with all spans. The thread that asks the store makes them:
+    /// for a long prompt, they are half a megabyte.
     fn keys(&self) -> impl Iterator<Item = Key> {
         let namespace = self.namespace;
         self.chunks.iter().flat_map(move |&chunk| {
@@ -208,7 +208,8 @@ impl Lookup {
 
     /// Asks for each chunk whether the store has it with every one of `spans`.
     ///
-    /// Refused without a span, while `id` is in use, and when too many answers wait to be taken.
+    /// The look-up is refused if there is no span, if `id` is in use, or if too many answers wait
+    /// to be taken.
     pub fn submit(
         &self,
         id: u64,
@@ -269,7 +270,7 @@ impl Lookup {
         Ok(())
     }
 
-    /// Takes all answers there are, each with the time that it took. Does not wait.
+    /// Takes all answers that are there, each with the time that it took. Does not wait.
     pub fn poll(&self) -> Vec<(u64, Answer, Duration)> {
         let mut state = self.inner.state.lock();
         state.expire(Instant::now());
@@ -286,7 +287,7 @@ impl Lookup {
         state.answers.remove(&id).map(|(answer, _)| answer)
     }
 
-    /// Waits until there is an answer to take (true), or the time is over.
+    /// Waits until there is an answer to take (true), or until the time is over (false).
     pub fn wait(&self, timeout: Duration) -> bool {
         let end = end_of(timeout);
         let mut state = self.inner.state.lock();
@@ -317,9 +318,9 @@ impl Lookup {
         state.queue.retain(|request| request.id != id);
     }
 
-    /// Answers [`ErrorKind::Unavailable`] to all that is open and ends the threads: true once
-    /// none is left, false if one is still inside the store when the time is over. May be called
-    /// again.
+    /// Answers [`ErrorKind::Unavailable`] to all open look-ups and ends the threads. Returns true
+    /// once no thread is left, and false if one is still inside the store when the time is over.
+    /// This may be called again.
     pub fn shutdown(&self, timeout: Duration) -> bool {
         let end = end_of(timeout);
         {
@@ -337,7 +338,7 @@ impl Lookup {
             return false;
         }
         for thread in self.threads.lock().drain(..) {
-            // Panics are contained; should one have escaped all the same, the thread is gone.
+            // Panics are contained. If one escaped all the same, the thread is gone.
             let _ = thread.join();
         }
         true
@@ -375,7 +376,7 @@ impl Inner {
         }
     }
 
-    /// Waits for look-ups and takes all that wait, within the bound.
+    /// Waits for look-ups and takes all that wait, up to the bound on keys.
     fn next(&self) -> Option<Vec<Request>> {
         let mut state = self.state.lock();
         loop {
@@ -416,7 +417,7 @@ impl Inner {
             }
             Err(kind) => {
                 for request in batch.into_iter().rev() {
-                    // Only the most impatient set this deadline; the others have time left.
+                    // Only the most impatient request set this deadline; the others have time left.
                     let has_time = request.deadline > earliest.max(now);
                     if kind == ErrorKind::TimedOut && has_time && state.is_open(&request) {
                         state.queue.push_front(request);

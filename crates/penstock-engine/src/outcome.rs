@@ -1,21 +1,21 @@
-//! What became of objects, of the blocks that they make up, and of a job's blocks in all.
+//! What became of objects, of the blocks that they make up, and of all blocks of a job together.
 
 use penstock_store::ErrorKind;
 use penstock_store::value::Rejection;
 
-/// What became of one object, or of one block: then of its worst object.
+/// What became of one object, or of one block. A block's outcome is that of its worst object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The store took the value; payload bytes.
+    /// The store took the value. Carries the payload bytes.
     Stored(u64),
-    /// The store had the value already, or whoever else holds the same stores it.
+    /// The store had the value already, or another engine that holds the same stores it.
     AlreadyPresent,
     /// Not stored or not fetched: no room in the arena or in a queue, too many jobs, the store is
     /// failing, or the engine is draining.
     Dropped,
-    /// Verified and written into its block; payload bytes.
+    /// Verified and written into its block. Carries the payload bytes.
     Loaded(u64),
-    /// Written into its block from the host tier; payload bytes.
+    /// Written into its block from the host tier. Carries the payload bytes.
     Kept(u64),
     /// The store does not have it.
     Miss,
@@ -23,7 +23,7 @@ pub enum Outcome {
     Rejected(Rejection),
     /// The job's deadline passed first. Its block was not touched.
     TimedOut,
-    /// The job was cancelled, or the engine shut down, first.
+    /// The job was cancelled first, or the engine was shut down first.
     Cancelled,
     /// Not fetched, because an earlier object of a prefix job was not loaded.
     Skipped,
@@ -40,17 +40,17 @@ impl Outcome {
         }
     }
 
-    /// Whether what was asked for is so.
+    /// Whether the job reached its aim for this object or block.
     pub fn is_success(&self) -> bool {
         self.is_there() || matches!(self, Self::Stored(_) | Self::AlreadyPresent)
     }
 
-    /// Whether the object of a load is where it was wanted.
+    /// For a load: whether the object is where it was wanted.
     pub(crate) fn is_there(&self) -> bool {
         matches!(self, Self::Loaded(_) | Self::Kept(_))
     }
 
-    /// Whether the object of a load did not come, and somebody is there to miss it.
+    /// For a load: whether the object did not come, and somebody still misses it.
     fn is_missed(&self) -> bool {
         !self.is_success() && *self != Self::Cancelled
     }
@@ -60,7 +60,7 @@ impl Outcome {
         matches!(self, Self::Rejected(rejection) if rejection.is_foreign())
     }
 
-    /// What tells most of a block comes first.
+    /// The order of outcomes within a block: the lowest rank decides.
     fn rank(&self) -> u8 {
         match self {
             Self::Cancelled => 0,
@@ -76,7 +76,7 @@ impl Outcome {
         }
     }
 
-    /// The outcome of a block of which both are objects' outcomes. Bytes add up.
+    /// The outcome of a block that has objects with both outcomes. Bytes add up.
     fn and(self, other: Self) -> Self {
         let bytes = self.bytes() + other.bytes();
         match if other.rank() < self.rank() {
@@ -105,12 +105,12 @@ pub struct Tally {
     pub dropped_objects: u64,
     /// Objects that the store failed on.
     pub failed_objects: u64,
-    /// Objects whose value did not verify, foreign ones excepted.
+    /// Objects whose value did not verify, without the foreign ones.
     pub rejected_objects: u64,
     /// Objects encrypted with a key that this engine does not have.
     pub foreign_objects: u64,
-    /// Payload bytes of the blocks of a load or prefetch that did not come, unless nobody is there
-    /// any more to miss them: it was cancelled.
+    /// Payload bytes of the blocks of a load or prefetch that did not come. Cancelled ones do not
+    /// count: nobody misses them any more.
     pub missing_bytes: u64,
 }
 
@@ -134,21 +134,21 @@ impl Tally {
 pub struct Outcomes {
     /// One for each block, in the order submitted.
     pub blocks: Vec<Outcome>,
-    /// All together.
+    /// All blocks together.
     pub tally: Tally,
 }
 
-/// A block as a job's objects make it up.
+/// Which objects of a job make up a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// Objects of the job until its last one.
+    /// The number of the job's objects up to the last one of this block.
     pub(crate) end: usize,
-    /// Payload bytes of a block, whether or not this job has objects of it.
+    /// Payload bytes of the block, whether or not this job has objects of it.
     pub(crate) bytes: u64,
 }
 
 impl Outcomes {
-    /// Of a load or prefetch, by what became of its objects.
+    /// The outcomes of a load or prefetch, from those of its objects.
     pub(crate) fn of_load(parts: &[Part], objects: &[Outcome]) -> Self {
         let mut found = Self::fold(parts, objects, Outcome::Kept(0));
         found.tally.missing_bytes = parts
@@ -160,12 +160,13 @@ impl Outcomes {
         found
     }
 
-    /// Of a store, by what became of its objects.
+    /// The outcomes of a store, from those of its objects.
     pub(crate) fn of_store(parts: &[Part], objects: &[Outcome]) -> Self {
         Self::fold(parts, objects, Outcome::AlreadyPresent)
     }
 
-    /// A block without objects is `elsewhere`.
+    /// The outcomes of blocks, from those of their objects. A block without objects gets
+    /// `elsewhere`.
     fn fold(parts: &[Part], objects: &[Outcome], elsewhere: Outcome) -> Self {
         let mut tally = Tally::default();
         let mut start = 0;
@@ -183,23 +184,23 @@ impl Outcomes {
         }
     }
 
-    /// Places of the blocks that are not where the job wanted them, cancelled or not.
+    /// Positions of the blocks that are not where the job wanted them, cancelled or not.
     pub(crate) fn failed(&self) -> Vec<usize> {
         self.places(|outcome| !outcome.is_success())
     }
 
-    /// The same without those that nobody misses any more.
+    /// The same, without blocks that nobody misses any more.
     pub(crate) fn missed(&self) -> Vec<usize> {
         self.places(Outcome::is_missed)
     }
 
-    /// Places of the blocks that are not in the store, or not whole, whatever a look-up found.
+    /// Positions of the blocks that are not in the store, or not whole, whatever a look-up found.
     pub(crate) fn lost(&self) -> Vec<usize> {
         let is_lost = |o: &Outcome| matches!(o, Outcome::Miss | Outcome::Rejected(_));
         self.places(|outcome| is_lost(outcome) && !outcome.is_foreign())
     }
 
-    /// Places of the blocks that are encrypted with a key that this engine does not have.
+    /// Positions of the blocks that are encrypted with a key that this engine does not have.
     pub(crate) fn foreign(&self) -> Vec<usize> {
         self.places(Outcome::is_foreign)
     }
@@ -217,7 +218,7 @@ impl Outcomes {
 mod tests {
     use super::*;
 
-    /// Every outcome, the worst of a block first.
+    /// Every outcome, the worst first.
     const WORST_FIRST: [Outcome; 13] = [
         Outcome::Cancelled,
         Outcome::Rejected(Rejection::Encrypted),

@@ -1,4 +1,4 @@
-//! What waits for a lane, and in which order lanes take it.
+//! The work that waits for lanes, and the order in which lanes take it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::signal::Signals;
 use crate::store_job::StoreTicket;
 use crate::sync::Mutex;
 
-/// The queues of one engine. Their lock is taken before that of a job, never after.
+/// The queues of one engine. Their lock is taken before the lock of a job, never after it.
 pub(crate) struct Queues {
     state: Mutex<State>,
     config: EngineConfig,
@@ -33,11 +33,11 @@ struct State {
     puts: VecDeque<Put>,
     /// Jobs with queued objects, oldest first.
     loads: VecDeque<Arc<LoadJob>>,
-    /// As `loads`; of use only while there are none of those.
+    /// As `loads`, for prefetches. They are taken only while no load is waiting.
     prefetches: VecDeque<Arc<LoadJob>>,
     /// Calls to drain under way.
     draining: usize,
-    /// Until when stores are dropped, because the last puts all failed.
+    /// The time until which stores are dropped, because the last puts all failed.
     failing_until: Option<Instant>,
     closed: bool,
 }
@@ -57,7 +57,7 @@ pub(crate) struct Put {
 /// What a copy lane does next.
 pub(crate) enum CopyWork {
     Gather(StoreTicket, Slot<Empty>),
-    /// Nothing until a signal, or until this time.
+    /// Wait for a signal, or until this time.
     Wait(Option<Instant>),
     Close,
 }
@@ -94,7 +94,7 @@ impl Queues {
         }
     }
 
-    /// Queues what there is room for and drops the rest.
+    /// Queues the objects for which there is room, and drops the rest.
     pub(crate) fn push_gathers(&self, tickets: Vec<StoreTicket>) {
         let since = Instant::now();
         let mut refused = Vec::new();
@@ -120,8 +120,8 @@ impl Queues {
         end(refused, Outcome::Dropped);
     }
 
-    /// Queues a gathered object. Its blocks are released no earlier than it can be found here,
-    /// so that who has seen the release and cancels finds it.
+    /// Queues a gathered object. Its blocks are released no earlier than it can be found here. So a
+    /// caller that has seen the release and then cancels finds it.
     pub(crate) fn push_put(&self, mut put: Put) {
         let refused = {
             let mut state = self.state.lock();
@@ -162,7 +162,7 @@ impl Queues {
         self.signals.get.notify_all();
     }
 
-    /// A free slot; if need be, of a value that is given up for it.
+    /// A free slot. If there is none, a kept value is given up for it.
     pub(crate) fn lease(&self, purpose: Purpose) -> Option<Slot<Empty>> {
         loop {
             match self.arena.lease(purpose) {
@@ -183,14 +183,15 @@ impl Queues {
         work
     }
 
-    /// What a copy lane does next, and which objects have waited too long or for nothing.
+    /// What a copy lane does next. Objects that have waited too long, or whose fence was lost, go
+    /// into `over`.
     fn next_gather(&self, state: &mut State, over: &mut Vec<(StoreTicket, Outcome)>) -> CopyWork {
         if state.closed {
             return CopyWork::Close;
         }
         while let Some(oldest) = state.gathers.front() {
             let (until, outcome) = match oldest.ticket.passage() {
-                // What is behind it has a later fence.
+                // The objects behind it have later fences.
                 Passage::Ahead => (oldest.since + self.config.fence_wait, Outcome::Dropped),
                 Passage::Passed(at) => {
                     if let Some(slot) = self.lease(Purpose::Store) {
@@ -221,7 +222,7 @@ impl Queues {
         while let Some(job) = state.loads.get(index) {
             match job.passage() {
                 Passage::Passed(_) => {}
-                // Whoever polls gives it up if that takes too long.
+                // Polling gives the job up if this takes too long.
                 Passage::Ahead => {
                     index += 1;
                     continue;
@@ -237,7 +238,7 @@ impl Queues {
                 state.loads.remove(index);
                 continue;
             }
-            // An even share for every lane: all of them begin with the front of the job.
+            // An even share for every lane, so that all lanes begin with the front of the job.
             let share = queued
                 .div_ceil(self.config.get_lanes)
                 .min(self.config.batch);
@@ -255,7 +256,8 @@ impl Queues {
         self.next_prefetch(&mut state)
     }
 
-    /// A prefetch that finds no room is over: its request will load what it needs.
+    /// What a get lane does for prefetches. A prefetch that finds no room is over: its request will
+    /// load what it needs.
     fn next_prefetch(&self, state: &mut State) -> LoadWork {
         while let Some(job) = state.prefetches.front() {
             let queued = job.queued();
@@ -263,8 +265,9 @@ impl Queues {
                 state.prefetches.pop_front();
                 continue;
             }
-            // What others are filling is to be pinned too. Asked before what is pinned already: what
-            // passes from one to the other meanwhile counts twice, not never.
+            // The slots that other lanes are filling will be pinned too. Their count is read before
+            // the count of what is pinned already: a value that passes from one to the other
+            // meanwhile counts twice, rather than not at all.
             let filling = self.arena.prefetching();
             let room = self.host_tier.room().saturating_sub(filling);
             let share = queued.min(self.config.batch).min(room);
@@ -297,8 +300,8 @@ impl Queues {
         }
     }
 
-    /// Notes whether the store takes puts. While it does not, stores are dropped at once
-    /// instead of holding blocks and slots for nothing; after a while another is tried.
+    /// Notes whether the store takes puts. While it does not, stores are dropped at once, so that
+    /// they do not hold blocks and slots for nothing. After a while, another store is tried.
     pub(crate) fn store_takes_puts(&self, yes: bool) {
         if yes {
             self.state.lock().failing_until = None;
@@ -324,7 +327,7 @@ impl Queues {
         end(puts.into_iter().map(|put| put.ticket), outcome);
     }
 
-    /// Forgets load jobs of which nothing is to be fetched any more.
+    /// Forgets load jobs that have nothing left to fetch.
     pub(crate) fn prune_loads(&self) {
         let mut state = self.state.lock();
         state.loads.retain(|job| job.queued() > 0);
@@ -337,7 +340,7 @@ impl Queues {
         Refusing { queues: self }
     }
 
-    /// Ends all that waits and tells lanes to end. Idempotent.
+    /// Ends everything that waits, and tells the lanes to end. Idempotent.
     pub(crate) fn close(&self) {
         let loads = {
             let mut state = self.state.lock();
@@ -408,7 +411,7 @@ impl State {
     }
 }
 
-/// Ends objects of stores; not under the queues' lock, since there may be many.
+/// Ends objects of stores. Not to be called under the queues' lock, since there may be many.
 fn end(tickets: impl IntoIterator<Item = StoreTicket>, outcome: Outcome) {
     tickets
         .into_iter()

@@ -1,6 +1,6 @@
 //! Regions: the KV memory that an engine reads and writes.
 
-/// Memory of the serving engine, where its KV lies.
+/// Memory of the serving engine in which its KV lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
     address: usize,
@@ -23,7 +23,7 @@ impl Region {
         Self { address, len }
     }
 
-    /// Bytes.
+    /// The number of bytes.
     pub fn len(&self) -> u64 {
         self.len
     }

@@ -27,8 +27,8 @@ pub(crate) struct Registration {
     descriptor: Descriptor,
     regions: Vec<Region>,
     executor: Arc<dyn Executor>,
-    /// Whether the regions may still be touched. Copies hold it for reading while they run, so
-    /// closing waits for them.
+    /// Whether the regions may still be touched. Copies hold this lock for reading while they run,
+    /// so closing waits for them.
     open: RwLock<bool>,
 }
 
@@ -62,12 +62,13 @@ impl Registration {
         })
     }
 
-    /// Waits for the copies under way; none starts afterwards.
+    /// Waits for the copies under way. No copy starts afterwards.
     pub(crate) fn close(&self) {
         *self.open.write() = false;
     }
 
-    /// Payload bytes of so many pages of a span, checked against the memory and the room for them.
+    /// The payload bytes of so many pages of a span. Checks them against the memory, and against
+    /// `room`.
     pub(crate) fn payload_bytes(
         &self,
         span: &Span,
@@ -104,8 +105,8 @@ impl Registration {
         }
     }
 
-    /// Copies a span of pages, which have been checked, into `payload`, which is as long as they
-    /// are; returns the payload's checksum (of nothing, without `sum`). `segments` is
+    /// Copies a span of pages into `payload`. The pages have been checked, and `payload` is as long
+    /// as they are. Returns the checksum of the payload, or of nothing without `sum`. `segments` is
     /// scratch space.
     #[allow(unsafe_code)]
     pub(crate) fn gather(
@@ -131,7 +132,8 @@ impl Registration {
         Ok(checksum)
     }
 
-    /// Copies a verified `payload` into a span of pages, which have been checked. `segments` is scratch space.
+    /// Copies a verified `payload` into a span of pages, which have been checked. `segments` is
+    /// scratch space.
     #[allow(unsafe_code)]
     pub(crate) fn scatter(
         &self,
@@ -152,8 +154,9 @@ impl Registration {
 
     /// The segments of a span of pages.
     ///
-    /// Panics unless each lies inside its region and they have `bytes` in all. A descriptor only
-    /// gives such segments; this keeps a fault in one from becoming a stray write.
+    /// Panics unless each segment lies inside its region and they have `bytes` in all. A descriptor
+    /// gives no other segments; the check keeps a fault in a descriptor from becoming a stray
+    /// write.
     fn segments(
         &self,
         pages: impl IntoIterator<Item = u64>,

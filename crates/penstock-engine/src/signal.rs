@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use crate::sync::{Condvar, Mutex};
 
-/// An event count. A lane reads the generation, looks everywhere for work, and sleeps only if
-/// the generation has not moved since: whoever makes work available moves it, so no wake-up
+/// An event count. A lane reads the generation, looks everywhere for work, and sleeps only if the
+/// generation has not moved since. Whoever makes work available moves the generation. So no wake-up
 /// between the look and the sleep is lost, and the places where work lies need no common lock.
 ///
 /// Its lock is a leaf: a signal may be given while any other lock is held.
@@ -20,13 +20,14 @@ impl Signal {
         *self.generation.lock()
     }
 
-    /// Something that one sleeper can take became available.
+    /// Notes that something became available that one sleeper can take.
     pub(crate) fn notify_one(&self) {
         *self.generation.lock() += 1;
         self.moved.notify_one();
     }
 
-    /// Something became available for several sleepers, or all of them must look again.
+    /// Notes that something became available for several sleepers, or that all of them must look
+    /// again.
     pub(crate) fn notify_all(&self) {
         *self.generation.lock() += 1;
         self.moved.notify_all();

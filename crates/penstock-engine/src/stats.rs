@@ -60,13 +60,13 @@ counters! {
     stored_objects,
     /// Payload bytes stored.
     stored_bytes,
-    /// Objects that the store had already when they were put.
+    /// Objects that the store already had when they were put.
     already_present_objects,
     /// Objects dropped instead of stored.
     dropped_objects,
     /// Objects to load that the store did not have.
     missed_objects,
-    /// Objects not loaded because an earlier one of the job was not.
+    /// Objects not loaded because an earlier object of the job was not.
     skipped_objects,
     /// Objects not loaded by the deadline.
     timed_out_objects,
@@ -74,7 +74,8 @@ counters! {
     cancelled_objects,
     /// Objects whose value did not verify.
     rejected_objects,
-    /// Objects loaded from another tier than the nearest that had them, whose copy was damaged.
+    /// Objects loaded from another tier, because the copy in the nearest tier that had them was
+    /// damaged.
     mended_objects,
     /// Objects that the store failed on.
     failed_objects,
@@ -82,35 +83,35 @@ counters! {
     panics,
     /// Calls to the store's get.
     get_calls,
-    /// Nanoseconds in the store's get, checksums included that it works out as values come.
+    /// Nanoseconds in the store's get, including checksums that it computes as values come.
     get_nanos,
     /// Calls to the store's put.
     put_calls,
     /// Nanoseconds in the store's put.
     put_nanos,
-    /// Nanoseconds spent making values of payloads, encryption included.
+    /// Nanoseconds spent making values of payloads, including encryption.
     seal_nanos,
-    /// Nanoseconds spent verifying what the store got, decryption included.
+    /// Nanoseconds spent verifying what the store got, including decryption.
     verify_nanos,
-    /// Nanoseconds spent copying from blocks into slots, checksum included unless
-    /// they are encrypted.
+    /// Nanoseconds spent copying from blocks into slots, including checksums unless the values are
+    /// encrypted.
     gather_nanos,
     /// Nanoseconds spent copying from slots into blocks.
     scatter_nanos,
     /// Slots in use now.
     slots_in_use,
-    /// Most slots in use at one time.
+    /// The most slots in use at one time.
     slots_peak,
-    /// Slots whose value is kept, by nobody in use.
+    /// Slots that keep a value and are not in use.
     slots_kept,
     /// Bytes of the arena that are pinned for a CUDA device.
     pinned_bytes,
     /// Bytes of the arena that could not be pinned.
     unpinned_bytes,
-    /// Mean bytes of a piece from which the copy engines of a CUDA device copy from it, as
-    /// measured on the device; zero while it has not been measured, or could not be.
+    /// Mean bytes of a piece from which on the copy engines of a CUDA device copy from the device,
+    /// as measured on it. Zero while this has not been measured, or could not be.
     gather_copy_engine_from,
-    /// As for `gather_copy_engine_from`, of copies to the device.
+    /// As `gather_copy_engine_from`, for copies to the device.
     scatter_copy_engine_from,
     /// Objects loaded from the host tier.
     kept_objects,

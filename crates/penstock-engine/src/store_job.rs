@@ -1,8 +1,8 @@
 //! The life of a store job.
 //!
-//! An object waits for a slot, is gathered into it, waits to be put, is put. Where it is shows in
-//! which queue or lane holds its ticket; the job only counts what is still to be read and what
-//! is still without an outcome.
+//! An object waits for a slot, is gathered into it, waits to be put, and is put. The queue or lane
+//! that holds its ticket shows where it is. The job itself only counts what is still to be read,
+//! and what still has no outcome.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,10 +21,10 @@ use crate::sync::{Condvar, Mutex, wait_until};
 pub(crate) struct StoreJob {
     id: u64,
     objects: Vec<Transfer>,
-    /// The blocks that they make up.
+    /// The blocks that the objects make up.
     parts: Vec<Part>,
     since: Instant,
-    /// No block is read before it is passed.
+    /// No block is read before the fence is passed.
     fence: Fence,
     state: Mutex<State>,
     released: Condvar,
@@ -78,7 +78,7 @@ impl StoreJob {
         &self.objects
     }
 
-    /// A ticket for each object; to be called once. Reports the job if there is none.
+    /// A ticket for each object. To be called once. Reports the job if it has no objects.
     pub(crate) fn tickets(self: &Arc<Self>) -> Vec<StoreTicket> {
         if self.objects.is_empty() {
             let stored = Event::Stored(Outcomes::of_store(&self.parts, &[]));
@@ -97,14 +97,14 @@ impl StoreJob {
             .collect()
     }
 
-    /// Ends the job, which nobody has begun, with nothing stored.
+    /// Ends a job that was not begun, with nothing stored.
     pub(crate) fn drop_all(self: &Arc<Self>) {
         for ticket in self.tickets() {
             ticket.resolve(Outcome::Dropped);
         }
     }
 
-    /// What a job that is over did not store.
+    /// The objects that a job that is over did not store.
     pub(crate) fn failed(&self) -> Vec<Key> {
         let state = self.state.lock();
         let failed = self.objects.iter().zip(&state.outcomes);
@@ -119,7 +119,7 @@ impl StoreJob {
         self.fence.passage(self.since)
     }
 
-    /// When its clock began; now if it has not.
+    /// When its clock began; now if it has not begun.
     fn began(&self) -> Instant {
         match self.passage() {
             Passage::Passed(at) => at,
@@ -127,7 +127,7 @@ impl StoreJob {
         }
     }
 
-    /// Waits until no block of the job will be read any more (true), or until `until`.
+    /// Waits until no block of the job will be read any more (true), or until the time `until`.
     pub(crate) fn wait_released(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
         while state.unread > 0 {
@@ -139,8 +139,8 @@ impl StoreJob {
     }
 }
 
-/// One object of a store job. It gets an outcome whatever becomes of its holder: dropped without
-/// one, it has failed.
+/// One object of a store job. It gets an outcome whatever becomes of its holder: dropped without an
+/// outcome, it has failed.
 pub(crate) struct StoreTicket {
     job: Arc<StoreJob>,
     index: usize,
@@ -166,7 +166,7 @@ impl StoreTicket {
         self.job.passage()
     }
 
-    /// The blocks have been read and are not needed any more.
+    /// Notes that the blocks have been read and are not needed any more.
     pub(crate) fn gathered(&mut self) {
         if !self.read {
             self.read = true;

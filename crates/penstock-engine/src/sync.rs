@@ -1,11 +1,11 @@
-//! Locks and shared values of the parts whose interleavings a model checker goes through.
+//! Locks and shared values for the parts whose interleavings a model checker explores.
 
 #[cfg(not(loom))]
 pub(crate) use parking_lot::{Condvar, Mutex};
-/// For the waits of those who call the engine; its own threads are not interrupted.
+/// For waits of the engine's callers. The engine's own threads are not interrupted.
 #[cfg(not(loom))]
 pub(crate) use penstock_store::interrupt::wait_until;
-/// An `Arc` whose last drop does something that other threads see.
+/// An `Arc` whose last drop has an effect that other threads see.
 #[cfg(not(loom))]
 pub(crate) use std::sync::Arc as Shared;
 
@@ -23,7 +23,7 @@ mod model {
     #[derive(Default)]
     pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 
-    /// Holds nothing only while it waits.
+    /// Empty only while it waits.
     pub(crate) struct MutexGuard<'m, T>(Option<loom::sync::MutexGuard<'m, T>>);
 
     impl<T> Mutex<T> {
@@ -53,7 +53,7 @@ mod model {
     #[derive(Default)]
     pub(crate) struct Condvar(loom::sync::Condvar);
 
-    /// There is no time in a model: nothing times out, and a wake-up that is lost is a deadlock.
+    /// A model has no time: nothing times out, and a lost wake-up is a deadlock.
     pub(crate) struct NeverTimedOut;
 
     impl NeverTimedOut {

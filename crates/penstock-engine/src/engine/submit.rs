@@ -14,13 +14,14 @@ use crate::table::Job;
 use crate::{Block, Deadline, EngineError, Fence, Outcome};
 
 impl Engine {
-    /// Stores blocks. They must not change until [`Event::Released`](crate::Event), but may before
-    /// `after` is passed. Only then are they read, and only from then on does the time count that they
-    /// may wait for a slot. `tenant` goes into their encryption beside the keys; who loads them gives
-    /// the same; without keys it has no effect.
+    /// Stores blocks. From `after` on, they must not change until
+    /// [`Event::Released`](crate::Event). Before `after` is passed, they may change: they are read
+    /// only then, and only then does the time begin to count that they may wait for a slot.
+    /// `tenant` goes into the encryption beside the keys, and a load must give the same one.
+    /// Without keys it has no effect.
     ///
-    /// With more outstanding than the setting `max_outstanding_objects`, the job is dropped: its
-    /// outcomes say so.
+    /// If more objects than the setting `max_outstanding_objects` are outstanding, the job is
+    /// dropped: its outcomes say so.
     pub fn submit_store(
         &self,
         job: u64,
@@ -40,7 +41,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Completes a store at once, as dropped: one that must not be done.
+    /// Completes a store at once as dropped: for one that must not be done.
     pub fn decline_store(&self, job: u64, blocks: &[Block]) -> Result<(), EngineError> {
         let store = self.store_job(job, blocks, &Arc::default(), Fence::NONE)?;
         self.table.insert(job, Job::Over)?;
@@ -48,13 +49,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Loads blocks by `deadline`, an instant or a [`Deadline`]. They must be left alone until
-    /// [`Event::Loaded`](crate::Event).
+    /// Loads blocks by `deadline`, an instant or a [`Deadline`]. The blocks must be left alone
+    /// until [`Event::Loaded`](crate::Event).
     ///
-    /// Nothing is fetched or written before `after` is passed, and the deadline is later by as long as
-    /// that takes; if it takes longer than the setting `fence_wait`, the job is given up. With `prefix`,
-    /// an object is only wanted if all before it are loaded: after one that is not, the rest is skipped.
-    /// `tenant`, and too many outstanding, as for a store.
+    /// Nothing is fetched or written before `after` is passed, and the deadline moves by the time
+    /// that this takes. If it takes longer than the setting `fence_wait`, the job is given up. With
+    /// `prefix`, an object is wanted only if all objects before it are loaded: after the first that
+    /// is not, the rest is skipped. `tenant`, and too many outstanding objects, are as for a store.
     pub fn submit_load(
         &self,
         job: u64,
@@ -80,7 +81,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Completes a load at once, as dropped: one that must not be done.
+    /// Completes a load at once as dropped: for one that must not be done.
     pub fn decline_load(&self, job: u64, blocks: &[Block]) -> Result<(), EngineError> {
         let plan = self.plan(blocks, Work::Load, &Arc::default())?;
         let held = plan.objects.iter().map(|_| None).collect();
@@ -98,10 +99,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Gets blocks' objects into the host tier by `deadline`, where they stay until
-    /// [`release`](Self::release): a load finds them there. It goes behind all loads, is no claim to room
-    /// (objects that find none are dropped), and ends with [`Event::Prefetched`](crate::Event). The blocks'
-    /// ids mean nothing.
+    /// Gets the objects of blocks into the host tier by `deadline`. They stay there until
+    /// [`release`](Self::release), and a load finds them there. A prefetch goes behind all loads.
+    /// It has no claim to room: objects that find none are dropped. It ends with
+    /// [`Event::Prefetched`](crate::Event). The blocks' ids mean nothing.
     pub fn submit_prefetch(
         &self,
         job: u64,

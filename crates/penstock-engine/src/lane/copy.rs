@@ -31,7 +31,8 @@ fn gather(inner: &Inner, ticket: StoreTicket, mut slot: Slot<Empty>, segments: &
     let start = Instant::now();
     let transfer = ticket.transfer();
     let bytes = transfer.bytes;
-    // What is encrypted is authenticated, later; a checksum would tell of the plaintext.
+    // An encrypted value is authenticated later. A checksum would reveal something about the
+    // plaintext.
     let sum = inner.config.keys.is_none();
     let checksum = ticket.registration().gather(
         transfer.pages.clone(),

@@ -1,5 +1,5 @@
-//! Get lanes get values into empty slots, and scatter what verifies. A lane scatters what it got
-//! itself, while the others wait for the store.
+//! Get lanes get values into empty slots, and scatter those that verify. A lane scatters what it
+//! got itself, while other lanes wait for the store.
 
 use std::io::IoSliceMut;
 use std::iter;
@@ -64,7 +64,7 @@ fn load(inner: &Inner, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec
         .map(|(ticket, slot)| Fetching { ticket, slot })
         .collect();
     let start = Instant::now();
-    // What comes from the others may give the job more time meanwhile.
+    // Objects that other lanes bring may give the job more time meanwhile.
     let limits = batch.iter().map(|object| object.ticket.limit());
     let limit = limits.min().unwrap_or(start);
     let arrivals = inner
@@ -86,7 +86,7 @@ fn load(inner: &Inner, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec
             Err(object) => rejected.push(object),
         }
     }
-    // Those that were whole do not wait for this.
+    // Objects that were whole do not wait for this.
     for object in rejected {
         let limit = object.destination().ticket.limit();
         let get_by = limit.min(Instant::now() + inner.config.get_timeout);
@@ -96,7 +96,7 @@ fn load(inner: &Inner, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec
     }
 }
 
-/// Does with an object what came of its get.
+/// Settles an object by what its get brought.
 fn settle(inner: &Inner, object: Fetching, got: Got, segments: &mut Vec<Segment>) {
     let Fetching { ticket, slot } = object;
     let outcome = match got {
@@ -120,14 +120,14 @@ fn settle(inner: &Inner, object: Fetching, got: Got, segments: &mut Vec<Segment>
     ticket.resolve(outcome);
 }
 
-/// Writes what the host tier has into its blocks.
+/// Writes a value of the host tier into its blocks.
 fn scatter_held(inner: &Inner, ticket: LoadTicket, value: Value, segments: &mut Vec<Segment>) {
     if ticket.begin_scatter() {
         let outcome = match scatter(inner, &ticket, &value, segments) {
             Ok(()) => Outcome::Kept(ticket.transfer().bytes as u64),
             Err(outcome) => outcome,
         };
-        // Once the job is over, giving the value up frees its slot.
+        // Dropped first, so that giving up the value once the job is over frees its slot.
         drop(value);
         ticket.resolve(outcome);
     }
@@ -154,8 +154,8 @@ fn scatter(
     })
 }
 
-/// Writes a value into its blocks, unless it is for a prefetch, and keeps it; none if nobody wants it
-/// any more.
+/// Writes a value into its blocks, unless it is for a prefetch, and keeps it. None if nobody wants
+/// it any more.
 fn deliver(
     inner: &Inner,
     ticket: &LoadTicket,

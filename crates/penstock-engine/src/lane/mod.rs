@@ -26,24 +26,25 @@ pub(crate) struct Inner {
     pub(crate) queues: Queues,
     pub(crate) signals: Arc<Signals>,
     pub(crate) watch: Watch,
-    /// What failed in the background, and nobody has been told yet.
+    /// Faults in the background that nobody has been told about yet.
     pub(crate) faults: Mutex<Vec<Fault>>,
     pub(crate) counters: Arc<Counters>,
-    /// Lanes that run.
+    /// The number of lanes that run.
     pub(crate) running: Gauge,
 }
 
-/// A tenth of the processor time that a thread of the model gets beside it.
+/// The thread gets a tenth of the processor time that a thread of the model gets beside it.
 const NICE: i32 = 10;
 
-/// Lets whoever else wants the processor have it before this thread.
+/// Lets other threads that want the processor go before this thread.
 pub(crate) fn give_way() {
-    // Of this thread alone on Linux. Where it is refused, it only gets in the way more.
+    // On Linux, this concerns this thread alone. If it is refused, the thread is only more in the
+    // way.
     #[cfg(target_os = "linux")]
     let _ = rustix::process::nice(NICE);
 }
 
-/// Starts every lane. If one cannot be started, those that were end.
+/// Starts every lane. If a lane cannot be started, those that were started end.
 pub(crate) fn start(inner: &Arc<Inner>) -> Result<Vec<JoinHandle<()>>, EngineError> {
     let copy =
         (0..inner.config.copy_lanes).map(|i| (format!("penstock-copy-{i}"), copy::run as Lane));
@@ -89,11 +90,11 @@ impl Drop for Running {
 }
 
 impl Inner {
-    /// Runs one piece of work. Should it panic (a store broke its contract), the objects it was
+    /// Runs one piece of work. If it panics (a store broke its contract), the objects that it was
     /// working on fail as their tickets are dropped, and the lane lives on.
     fn contain(&self, work: impl FnOnce()) {
-        // Nothing that the work leaves half done is seen again: it owns its slots and tickets,
-        // and no lock of ours is held while foreign code runs.
+        // Nobody sees what the work leaves half done: it owns its slots and tickets, and no lock of
+        // ours is held while foreign code runs.
         if catch_unwind(AssertUnwindSafe(work)).is_err() {
             self.counters.panics.fetch_add(1, Ordering::Relaxed);
         }

@@ -1,6 +1,6 @@
-//! Put lanes make values of gathered slots and put them into the store, and give way to whoever else
-//! wants the processor. Encryption is theirs, not the copy lanes': it keeps no block from being
-//! released, and nothing is encrypted that the store has already.
+//! Put lanes make values of gathered slots and put them into the store. They give way to other
+//! threads that want the processor. They also encrypt, rather than the copy lanes. So encryption
+//! does not delay the release of blocks, and nothing is encrypted that the store already has.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -16,8 +16,8 @@ use crate::stats::add_time;
 use crate::store_job::StoreTicket;
 
 pub(super) fn run(inner: &Inner) {
-    // Stores can wait, and are dropped when they wait too long; what the request after them
-    // computes cannot.
+    // Stores can wait, and are dropped if they wait too long. The next request's computation cannot
+    // wait.
     super::give_way();
     loop {
         let seen = inner.signals.put.generation();
@@ -37,8 +37,8 @@ fn put(inner: &Inner, batch: Vec<Put>) {
         .map(|Put { ticket, slot }| (ticket, slot))
         .unzip();
     let keys: Vec<Key> = tickets.iter().map(|ticket| ticket.transfer().key).collect();
-    // Another node may have stored the same chunk meanwhile: asking costs a round trip, sending
-    // it again the whole value.
+    // Another node may have stored the same chunk meanwhile. Asking costs a round trip; sending the
+    // value again costs the whole value.
     let present = inner.store.contains(&keys, deadline);
     add_time(&inner.counters.put_nanos, start);
     let is_there = present.is_ok();
@@ -66,7 +66,7 @@ fn put(inner: &Inner, batch: Vec<Put>) {
     };
     inner.counters.put_calls.fetch_add(1, Ordering::Relaxed);
 
-    // A value that the store will never accept says nothing of the next one.
+    // A value that the store will never accept says nothing about the next one.
     let failed =
         |outcome: &Outcome| matches!(outcome, Outcome::Failed(kind) if *kind != ErrorKind::Config);
     inner
@@ -77,7 +77,7 @@ fn put(inner: &Inner, batch: Vec<Put>) {
     }
 }
 
-/// Leaves a value to the host tier, whatever the store said of it.
+/// Leaves a value to the host tier, whatever the store answered.
 fn keep(inner: &Inner, ticket: &StoreTicket, slot: Option<Slot<Verified>>) {
     if let Some(slot) = slot {
         inner.queues.host_tier().keep(ticket.transfer(), slot, None);
@@ -92,7 +92,7 @@ enum Ready {
     Failed(ErrorKind),
 }
 
-/// Makes values of what the store does not have.
+/// Makes values of the objects that the store does not have.
 fn seal_absent(
     store: &SealedStore,
     tickets: &[StoreTicket],

@@ -4,9 +4,9 @@
 //!
 //! Values are encrypted if `PENSTOCK_ENCRYPTION_KEYS` is set.
 //!
-//! Blocks lie in 16 layers, each its own run (`LBHNC`) or all together (`BLHNC`). Prints for each
-//! layout MiB/s of the best round, whole jobs timed, and seconds of this process's CPU time for
-//! a GiB stored and a GiB loaded.
+//! Blocks lie in 16 layers: each layer its own run (`LBHNC`), or all layers together (`BLHNC`). For
+//! each layout it prints the MiB/s of the best round, with whole jobs timed, and the seconds of
+//! this process's CPU time for a GiB stored and for a GiB loaded.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -108,7 +108,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// CPU time of all threads so far, from the kernel's nanosecond clock of each.
+/// The CPU time of all threads so far, from the kernel's nanosecond clock of each thread.
 fn cpu_seconds() -> Result<f64, Box<dyn Error>> {
     let mut nanos = 0;
     for task in std::fs::read_dir("/proc/self/task")? {

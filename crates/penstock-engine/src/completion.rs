@@ -70,9 +70,9 @@ pub struct Completion {
     pub job: u64,
     /// What happened.
     pub event: Event,
-    /// The time from the job's submission until the event. If the job's fence was passed later than
-    /// the submission, the time counts from then; if the fence was not passed, there is none. It
-    /// does not depend on when the completion is polled.
+    /// The time from the job's submission until the event. If the job's fence was passed after the
+    /// submission, the time counts from then; if the fence was not passed, it is zero. It does not
+    /// depend on when the completion is polled.
     pub took: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! Settings of an engine, and what they must satisfy.
+//! Settings of an engine, and their checks.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,15 +7,15 @@ use penstock_store::{Keyring, MAX_ENCRYPTED_PAYLOAD};
 
 use crate::EngineError;
 
-/// Steps whose stores may wait to be gathered at a time: one that is gathered while its successor is
-/// computed and the one after is already ordered, and as many again for copies that fall behind.
+/// Steps whose stores may wait to be gathered at a time. One step is gathered while the next is
+/// computed and the one after that is already ordered. As many again cover copies that fall behind.
 const STEPS: usize = 4;
 
-/// Longest time that means anything here.
+/// The longest time that means anything here.
 pub(crate) const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The end of a wait that begins now. One of more than a day ends after a day, so that no
-/// caller's "for ever" overflows the clock.
+/// The end of a wait that begins now. A wait of more than a day ends after a day, so that a
+/// caller's "for ever" does not overflow the clock.
 pub(crate) fn end_of(wait: Duration) -> Instant {
     Instant::now() + wait.min(LONGEST)
 }
@@ -23,17 +23,17 @@ pub(crate) fn end_of(wait: Duration) -> Instant {
 /// Sizes, bounds and times of one engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
-    /// Payload bytes that a slot holds: the largest object.
+    /// Payload bytes that a slot holds: those of the largest object.
     pub slot_bytes: usize,
     /// Number of slots in the arena.
     pub slots: usize,
-    /// Slots that stores may hold at once; the rest is kept for loads. At least 1, less than
+    /// Slots that stores may hold at once; the others are kept for loads. At least 1, and less than
     /// `slots`.
     pub store_slots: usize,
-    /// Whether values stay in their slots until the room is needed: the host tier.
+    /// Whether values stay in their slots until the room is needed. This is the host tier.
     pub keep: bool,
-    /// Most slots whose values wait for the request that they were prefetched for. Less than
-    /// `slots`: a lane that waits for a slot is not told when one of those may be given up.
+    /// The most slots whose values wait for the request that they were prefetched for. Less than
+    /// `slots`: a lane that waits for a slot is not told when one of these may be given up.
     pub prefetch_slots: usize,
     /// Threads that gather blocks into slots.
     pub copy_lanes: usize,
@@ -41,40 +41,42 @@ pub struct EngineConfig {
     pub get_lanes: usize,
     /// Threads that put values, at low priority.
     pub put_lanes: usize,
-    /// Most objects in one call to the store.
+    /// The most objects in one call to the store.
     pub batch: usize,
-    /// Most payload bytes in one call to the store, if that is more than one object.
+    /// The most payload bytes in one call to the store; a single object may have more.
     pub batch_bytes: usize,
-    /// Most objects that wait to be gathered; further ones are dropped.
+    /// The most objects that wait to be gathered. Further objects are dropped.
     pub max_pending_objects: usize,
-    /// Most payload bytes that wait to be gathered; further objects are dropped.
+    /// The most payload bytes that wait to be gathered. Further objects are dropped.
     pub max_pending_bytes: usize,
-    /// How long an object may wait for a slot before it is dropped, from when its blocks could be
-    /// read: since its fence was passed. The engine cannot reuse the blocks meanwhile.
+    /// How long an object may wait for a slot before it is dropped. The time counts from when its
+    /// blocks could be read, which is when its fence was passed. The engine cannot reuse the blocks
+    /// meanwhile.
     pub store_wait: Duration,
-    /// How long a job may wait for its fence before it is given up: a device that has not computed
-    /// what it was told to by then hangs.
+    /// How long a job may wait for its fence before it is given up. A device that has not computed
+    /// its work by then hangs.
     pub fence_wait: Duration,
     /// Time given to one put.
     pub put_timeout: Duration,
-    /// Most time given to one get, however far the deadline of its job is.
+    /// The most time given to one get, however far the deadline of its job is.
     pub get_timeout: Duration,
-    /// How long stores are dropped at once after a whole batch of puts failed.
+    /// How long stores are dropped at once after a whole batch of puts has failed.
     pub store_backoff: Duration,
-    /// Most objects of jobs whose last completion has not been polled yet.
+    /// The most objects of jobs whose last completion has not been polled yet.
     pub max_outstanding_objects: usize,
-    /// With keys, values are encrypted, and no others are loaded.
+    /// With keys, values are encrypted, and no other values are loaded.
     pub keys: Option<Arc<Keyring>>,
 }
 
 impl EngineConfig {
-    /// Settings for an arena of `slots` slots of `slot_bytes` each; everything else at its
+    /// Settings for an arena of `slots` slots of `slot_bytes` each. Everything else has its
     /// default.
     ///
     /// The defaults for lanes and batches did best in `examples/jobs.rs`, on two cores over a
-    /// directory and over Redis: with more lanes, or with more than a MiB in one call, loads got
-    /// slower, since values left the cache before they were verified and scattered. Small objects
-    /// go together up to the same bytes, and as many wait as large ones.
+    /// directory and over Redis. With more lanes, or with more than a MiB in one call, loads got
+    /// slower, since values left the cache before they were verified and scattered. A call takes
+    /// more small objects, up to the same bytes. As many bytes of small objects wait as of large
+    /// ones.
     pub fn new(slot_bytes: usize, slots: usize) -> Self {
         Self {
             slot_bytes,
@@ -99,8 +101,8 @@ impl EngineConfig {
         }
     }
 
-    /// Queues that hold what the owner stores in [`STEPS`] steps of `objects` objects each, whatever
-    /// their size; no smaller than by default.
+    /// Makes the queues hold what the owner stores in [`STEPS`] steps of `objects` objects each,
+    /// whatever the objects' size. They never become smaller than by default.
     #[must_use]
     pub fn with_steps_of(mut self, objects: usize) -> Self {
         let held = objects.saturating_mul(STEPS);

@@ -1,8 +1,8 @@
-//! Fences: points in what a device computes, which jobs wait for.
+//! Fences: points in a device's work that jobs wait for.
 //!
-//! A thread of the engine's waits for each in turn, asleep, and tells the lanes. No lane and no
-//! stream of ours waits on the device: whatever shares a hardware queue with our streams goes on,
-//! and a job that is given up before its fence is passed is over at once.
+//! A thread of the engine waits for each fence in turn, asleep, and tells the lanes. No lane and no
+//! stream of ours waits on the device. So work that shares a hardware queue with our streams goes
+//! on, and a job that is given up before its fence is passed is over at once.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use crate::signal::{Signal, Signals};
 use crate::sync::Mutex;
 use crate::{Device, EngineError};
 
-/// A point in what a device computes: passed once it has computed all that it had been told to
-/// when the fence was raised ([`Engine::raise_fence`](crate::Engine::raise_fence)).
+/// A point in a device's work. It is passed once the device has computed everything that it had
+/// been given when the fence was raised ([`Engine::raise_fence`](crate::Engine::raise_fence)).
 #[derive(Clone)]
 pub struct Fence(Option<Arc<Mark>>);
 
@@ -22,7 +22,7 @@ impl Fence {
     /// Nothing to wait for, as in host memory.
     pub const NONE: Self = Self(None);
 
-    /// What it means for a job that was submitted at `submitted`.
+    /// The state of the fence for a job that was submitted at `submitted`.
     pub(crate) fn passage(&self, submitted: Instant) -> Passage {
         match &self.0 {
             None => Passage::Passed(submitted),
@@ -34,13 +34,13 @@ impl Fence {
     }
 }
 
-/// How far a fence is.
+/// The state of a fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Passage {
     Ahead,
-    /// Since then a job that waits for it may go on, and its clocks run.
+    /// A job that waits for it may go on since then, and its clocks run.
     Passed(Instant),
-    /// Its device failed: nobody knows what has been computed.
+    /// Its device failed: nobody knows what was computed.
     Lost,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
-    /// One that is ahead, and a fence that shows it.
+    /// A mark that is ahead, and a fence that shows it.
     pub(crate) fn new() -> (Arc<Self>, Fence) {
         let mark = Arc::new(Self {
             passage: Mutex::new(Passage::Ahead),
@@ -73,13 +73,14 @@ pub(crate) struct Watch {
 #[derive(Default)]
 struct State {
     ahead: VecDeque<(Arc<Mark>, Point)>,
-    /// Points to record anew.
+    /// Points that can be recorded again.
     idle: Vec<Point>,
     closed: bool,
 }
 
 impl Watch {
-    /// A fence behind all that a stream of a device has been given; host memory needs none.
+    /// Raises a fence behind all work that a stream of a device has been given. Host memory needs
+    /// no fence.
     ///
     /// # Safety
     ///
@@ -110,7 +111,7 @@ impl Watch {
         Ok(fence)
     }
 
-    /// Waits for one fence after the other, and wakes the lanes whose jobs may go on.
+    /// Waits for one fence after another, and wakes the lanes whose jobs may go on.
     pub(crate) fn run(&self, signals: &Signals) {
         loop {
             let seen = self.raised.generation();

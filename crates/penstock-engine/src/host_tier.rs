@@ -3,8 +3,8 @@
 //! A kept value was gathered here or verified on arrival, and nobody can have changed it since. So
 //! it is written into blocks without another check.
 //!
-//! The policy decides which values stay. A job tells it, when it is submitted and prompt by prompt,
-//! what it asks for. So the policy may hold a value before the value has come, and may also give it
+//! The policy decides which values stay. When a job asks for blocks, the policy is told of them,
+//! prompt by prompt. So the policy may hold a value before the value has come, and may also give it
 //! up before that. A value that the policy does not hold stays only while it is pinned: a prefetch
 //! waits for its request. A value that is being written into blocks lives until that is done,
 //! whether it is kept or not.

@@ -49,7 +49,8 @@ impl From<Instant> for Deadline {
     }
 }
 
-/// An object: a value in the store, and the pages of memory that it is gathered from or scattered to.
+/// An object: a value in the store, and the pages of memory that it is gathered from or scattered
+/// to.
 pub(crate) struct Transfer {
     /// The memory. The pages have been checked to be in it.
     pub(crate) registration: Arc<Registration>,

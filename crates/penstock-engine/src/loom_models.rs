@@ -1,8 +1,8 @@
 //! Models of the arena's slots: who holds one, who waits for one, what the host tier gives up.
 //!
-//! Every byte of a slot is stood for by a cell of the model checker, which fails when one thread
-//! touches it while another does, or before it could know that the other is done. There is no time:
-//! a wait that nobody ends is a deadlock, and fails too.
+//! A cell of the model checker stands for all bytes of a slot. The checker fails if one thread
+//! touches the cell while another does, or before it can know that the other is done. There is no
+//! time: a wait that nobody ends is a deadlock, and fails too.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ use crate::{Device, EngineConfig, Event, Outcome, Region};
 
 const BYTES: usize = 64;
 
-/// Of three threads all interleavings would take hours; what goes wrong needs few switches.
+/// All interleavings of three threads would take hours; faults need only a few switches.
 fn check_three(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -97,7 +97,7 @@ unsafe impl Send for House {}
 unsafe impl Sync for House {}
 
 impl House {
-    /// With so many slots, of which as many as `prefetch_slots` may be pinned.
+    /// A house with so many slots, of which up to `prefetch_slots` may be pinned.
     fn new(slots: usize, prefetch_slots: usize) -> Shared<Self> {
         let mut config = EngineConfig::new(BYTES, slots);
         config.prefetch_slots = prefetch_slots;
@@ -219,7 +219,7 @@ fn a_pinned_value_is_not_given_up_before_it_is_released() {
         let taker = thread::spawn({
             let house = Shared::clone(&house);
             move || {
-                // All that can be had without waiting, as get lanes take them.
+                // All slots that can be had without waiting, as get lanes take them.
                 let mut slots = vec![house.lend(Purpose::Load)];
                 slots.extend(house.queues.lease(Purpose::Load));
                 slots.iter_mut().for_each(|slot| house.write(slot));
@@ -307,7 +307,7 @@ fn an_object_is_gathered_once_there_is_a_slot_or_cancelled_and_has_one_outcome()
         let mut heard = Vec::new();
         assert!(completions.wait(Instant::now() + Duration::from_secs(3600)));
         completions.drain(&mut heard);
-        // Released, it waits to be put, unless it was cancelled.
+        // Once released, it waits to be put, unless it was cancelled.
         if let PutWork::Put(batch) = house.queues.next_put() {
             for Put { ticket, slot } in batch {
                 drop(slot);

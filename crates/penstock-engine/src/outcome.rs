@@ -60,7 +60,8 @@ impl Outcome {
         matches!(self, Self::Rejected(rejection) if rejection.is_foreign())
     }
 
-    /// The order of outcomes within a block: the lowest rank decides.
+    /// The order of outcomes within a block: the outcome that tells most has the lowest rank and
+    /// decides.
     fn rank(&self) -> u8 {
         match self {
             Self::Cancelled => 0,

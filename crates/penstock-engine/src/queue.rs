@@ -300,8 +300,9 @@ impl Queues {
         }
     }
 
-    /// Notes whether the store takes puts. While it does not, stores are dropped at once, so that
-    /// they do not hold blocks and slots for nothing. After a while, another store is tried.
+    /// Notes whether the store takes puts. While it does not, store jobs' objects are dropped at
+    /// once, so that they do not hold blocks and slots for nothing. After a while, puts are tried
+    /// again.
     pub(crate) fn store_takes_puts(&self, yes: bool) {
         if yes {
             self.state.lock().failing_until = None;

@@ -13,7 +13,7 @@ use crate::{EngineError, Outcome};
 pub(crate) enum Job {
     Load(Arc<LoadJob>),
     Store(Arc<StoreJob>),
-    /// It was given up at once, and only its completions are left.
+    /// The job was given up at once, and only its completions are left.
     Over,
 }
 
@@ -43,7 +43,7 @@ struct Listed {
 #[derive(Default)]
 struct Jobs {
     by_id: HashMap<u64, Listed>,
-    /// Load jobs by the deadline that they had when it was last looked at; it may be later by now.
+    /// Load jobs by the deadline that they had when it was last read. It may be later by now.
     deadlines: BTreeSet<(Instant, u64)>,
     objects: usize,
 }
@@ -56,7 +56,8 @@ impl Table {
         }
     }
 
-    /// Lists a job. False if there is no room for it: then it is listed as one that is over.
+    /// Lists a job. Returns false if there is no room for it: then it is listed as a job that is
+    /// over.
     pub(crate) fn insert(&self, id: u64, job: Job) -> Result<bool, EngineError> {
         let mut jobs = self.jobs.lock();
         if jobs.by_id.contains_key(&id) {
@@ -95,11 +96,11 @@ impl Table {
         Some(job)
     }
 
-    /// Gives up every load job whose deadline is past; returns whether there was one, and the
-    /// next deadline.
+    /// Gives up every load job whose deadline is past. Returns whether there was one, and the next
+    /// deadline.
     ///
-    /// Nobody can see a job's state but by polling, so it is enough to do this then, and no
-    /// timer is needed.
+    /// A job's state is seen only by polling. So it is enough to do this when polling, and no timer
+    /// is needed.
     pub(crate) fn expire(&self, now: Instant) -> (bool, Option<Instant>) {
         let mut is_over = false;
         loop {
@@ -135,7 +136,7 @@ impl Table {
         }
     }
 
-    /// Every load job there is.
+    /// All load jobs.
     pub(crate) fn loads(&self) -> Vec<Arc<LoadJob>> {
         let jobs = self.jobs.lock();
         let load = |job: &Job| match job {

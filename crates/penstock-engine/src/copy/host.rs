@@ -9,8 +9,8 @@ use super::Executor;
 use super::cuda::CudaError;
 use crate::Region;
 
-/// Bytes copied before they are summed: both fit a core's own cache, so the checksum reads what
-/// the copy has just written from there.
+/// Bytes that are copied before they are summed. Source and copy both fit a core's own cache, so
+/// the checksum reads from there what the copy has just written.
 const PIECE: usize = 64 << 10;
 
 /// Plain copies by the calling thread.
@@ -44,7 +44,7 @@ impl Executor for HostExecutor {
             }
             return Ok(());
         };
-        // What lies in `summed..filled` is copied but not summed yet.
+        // The bytes in `summed..filled` are copied but not summed yet.
         let (mut summed, mut filled) = (0, 0);
         for segment in segments {
             let source = address(regions, segment);

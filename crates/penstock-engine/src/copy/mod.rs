@@ -1,4 +1,4 @@
-//! Copies between registered memory and arena slots. One room for each kind of device.
+//! Copies between registered memory and arena slots, with one module for each kind of device.
 
 pub(crate) mod cuda;
 mod host;
@@ -35,8 +35,8 @@ impl Device {
 /// Moves bytes between regions and a slot's payload. Both calls return when the bytes have moved,
 /// or when none move any more.
 pub(crate) trait Executor: Send + Sync {
-    /// Concatenates the segments into `payload` and feeds it to `checksum`, if there is one, in
-    /// order.
+    /// Concatenates the segments into `payload`, in order. Feeds the payload to `checksum`, if
+    /// there is one.
     ///
     /// # Safety
     ///

@@ -1,4 +1,4 @@
-//! Both ways to copy, timed on the device: pieces of several sizes, in both directions.
+//! Times both ways to copy on the device: pieces of several sizes, in both directions.
 
 use std::time::{Duration, Instant};
 
@@ -19,23 +19,24 @@ const PIECE_BYTES: [usize; 7] = [
     128 << 10,
     256 << 10,
 ];
-/// Of one copy that is timed, whatever the pieces.
+/// Bytes of one timed copy, whatever the size of the pieces.
 const COPY_BYTES: usize = 2 << 20;
-/// Of each the shortest time counts: the one that the model disturbed least.
+/// Rounds of measurement. For each copy, the shortest time counts: the one that the model disturbed
+/// least.
 const ROUNDS: usize = 5;
-/// No round begins later.
+/// No round begins after this time.
 const LIMIT: Duration = Duration::from_millis(40);
 
-/// What copies in one direction took, and what follows.
+/// The times of copies in one direction, and the limit that follows from them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Direction {
     /// Mean bytes of a piece from which the copy engines are used.
     pub copy_engine_from: usize,
-    /// By rising size of a piece.
+    /// The times, by rising size of a piece.
     pub timings: Vec<Timing>,
 }
 
-/// What a device's copies took.
+/// The times of a device's copies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Calibration {
     /// Bytes of each copy that was timed.
@@ -55,7 +56,7 @@ impl Calibration {
     }
 }
 
-/// Times copies between memory of its own, 6 MiB in all, which it gives back.
+/// Times copies between memory that it allocates, 6 MiB in all, and gives back.
 pub(super) fn measure(executor: &CudaExecutor) -> Result<Calibration, CudaError> {
     let context = &executor.context;
     let _entered = context.enter()?;
@@ -114,7 +115,7 @@ struct Clock<'e> {
 }
 
 impl Clock<'_> {
-    /// Seconds of one copy, starting it included.
+    /// Seconds of one copy, including the time to start it.
     #[allow(unsafe_code)]
     fn time(
         &mut self,
@@ -127,7 +128,7 @@ impl Clock<'_> {
         // SAFETY: the memory is the device's, and is touched by nobody else until the stream has
         // finished, below.
         let region = unsafe { Region::new(device.address() as usize, 2 * COPY_BYTES as u64) };
-        // A piece, then a gap: as in a cache, no piece continues another.
+        // A piece, then a gap. As in a KV cache, no piece continues another.
         let pieces: Vec<Segment> = (0..COPY_BYTES / piece_bytes)
             .map(|piece| Segment {
                 region: 0,

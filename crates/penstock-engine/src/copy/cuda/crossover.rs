@@ -1,6 +1,6 @@
-//! From which size of a piece on the copy engines are used, by what both ways took.
+//! From which size of a piece on the copy engines are used, as decided by the times of both ways.
 
-/// What a copy of pieces of one size took both ways.
+/// The times of a copy of pieces of one size, both ways.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
     /// Bytes of each piece.
@@ -11,24 +11,26 @@ pub struct Timing {
     pub kernel: f64,
 }
 
-/// The kernel takes multiprocessors from the model: it is used only where the copy engines take at
-/// least this many times as long.
+/// The kernel takes multiprocessors from the model, so it is used only where the copy engines take
+/// at least this many times as long.
 const KERNEL_WINS_BY: f64 = 1.05;
 
 impl Timing {
-    /// Above zero where the kernel is the better choice; how much better, as a logarithm.
+    /// Above zero where the kernel is the better choice. The value is a logarithm of how much
+    /// better it is.
     fn for_kernel(&self) -> f64 {
         (self.copy_engine / (self.kernel * KERNEL_WINS_BY)).ln()
     }
 }
 
-/// Mean bytes of a piece from which the copy engines are the better choice; none if nothing was
-/// measured that says anything.
+/// Mean bytes of a piece from which on the copy engines are the better choice. None if no
+/// measurement says anything.
 ///
-/// Of all ways to cut the sizes in two, smaller ones to the kernel and larger ones to the copy
-/// engines, it takes the one that loses least where the measurements say otherwise. Between two
-/// sizes it is where the ratio, taken as even between them on logarithmic scales, turns. Smaller
-/// pieces than were measured go to the kernel, larger ones to the copy engines.
+/// The sizes are cut in two: smaller ones go to the kernel, larger ones to the copy engines. Of all
+/// cuts, the one is taken that loses least where the measurements disagree with it. Between two
+/// sizes, the limit is where the ratio turns, if the ratio changes evenly between them on
+/// logarithmic scales. Pieces smaller than all measured ones go to the kernel, larger ones to the
+/// copy engines.
 pub(super) fn copy_engine_from(timings: &[Timing]) -> Option<usize> {
     let mut sizes: Vec<(usize, f64)> = timings
         .iter()
@@ -50,7 +52,7 @@ pub(super) fn copy_engine_from(timings: &[Timing]) -> Option<usize> {
         return Some(last + 1);
     }
     let ((below, before), (above, after)) = (sizes[cut - 1], sizes[cut]);
-    // A cut that loses least has the kernel ahead just below it and not just above it.
+    // With the cut that loses least, the kernel is ahead just below the cut and not just above it.
     let share = before / (before - after);
     Some((below as f64 * (above as f64 / below as f64).powf(share)).round() as usize)
 }
@@ -74,7 +76,7 @@ mod tests {
             .to_vec()
     }
 
-    /// A fixed time a piece, and a time a byte.
+    /// A fixed time for each piece, and a time for each byte.
     fn affine(engine_piece: f64, engine_byte: f64, kernel_byte: f64) -> Vec<Timing> {
         timings(|bytes| (engine_piece / bytes + engine_byte, kernel_byte))
     }

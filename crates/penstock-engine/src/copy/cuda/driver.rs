@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 #[cfg(not(test))]
 use super::symbols::installed;
 use super::symbols::{CudaError, DevicePtr, Handle, Symbols};
-// Unit tests bring a stand-in, whether there is a driver or not.
+// Unit tests bring a stand-in for the driver, whether there is a real one or not.
 #[cfg(test)]
 use super::tests::installed;
 
@@ -61,7 +61,7 @@ impl Driver {
     }
 }
 
-/// A device's primary context, which its other users in this process (PyTorch) work in too.
+/// A device's primary context. Other users of the device in this process (PyTorch) work in it too.
 pub(super) struct Context {
     pub(super) driver: &'static Driver,
     /// Whether the driver has answered that this device has no batches of copies.
@@ -104,16 +104,17 @@ impl Context {
         Ok(count.unsigned_abs())
     }
 
-    /// Whether it is that of the device with this ordinal.
+    /// Whether this is the context of the device with this ordinal.
     pub(super) fn is_of(&self, ordinal: i32) -> bool {
         self.ordinal == ordinal
     }
 
-    /// Makes the context this thread's until the guard is dropped; then the thread has again what
-    /// it had, which on PyTorch's threads is PyTorch's choice of a device.
+    /// Makes the context this thread's until the guard is dropped. Then the thread has its earlier
+    /// context again: on PyTorch's threads, that is PyTorch's choice of a device.
     ///
-    /// Meanwhile the thread's calls do not concern graphs that other threads are capturing: by
-    /// default allocating or pinning memory here would spoil a capture of the model's there.
+    /// Meanwhile, the thread's calls do not affect graphs that other threads are capturing. By
+    /// default, allocating or pinning memory here would spoil a capture of the model's graphs
+    /// there.
     pub(super) fn enter(&self) -> Result<Entered<'_>, CudaError> {
         let calls = &self.driver.calls;
         // SAFETY: the context was retained and is not released before `self` is dropped.
@@ -132,8 +133,8 @@ impl Context {
         Ok(entered)
     }
 
-    /// The address at which kernels reach `len` bytes of pinned host memory; none if not all of
-    /// them are pinned, in one piece. The context is the thread's.
+    /// The address at which kernels reach `len` bytes of pinned host memory. None if not all of
+    /// them are pinned, in one piece. The context must be the thread's.
     pub(super) fn device_address(&self, host: *const u8, len: usize) -> Option<DevicePtr> {
         let first = host.addr() as DevicePtr;
         let mut kind = 0_u32;
@@ -177,7 +178,7 @@ impl Drop for Context {
 /// A context that is this thread's.
 pub(super) struct Entered<'c> {
     context: &'c Context,
-    /// What the thread had.
+    /// The capture mode that the thread had before.
     capture_mode: Option<c_int>,
 }
 

@@ -1,10 +1,12 @@
 //! Copies between a CUDA device and host memory.
 //!
-//! Each copy has a stream to itself and ends with a wait that sleeps, on the native thread that asked
-//! for it. The stream's priority is the lowest that there is, which is also the default and so the
-//! model's: copies do not give way by it, but by taking little. Few large pieces go to the copy
-//! engines, in one call where the driver can; many small ones to a kernel that gathers or scatters
-//! through pinned memory, on a few multiprocessors only. What is large is measured on the device.
+//! Each copy has its own stream. The native thread that asked for the copy waits for its end,
+//! asleep. The stream has the lowest priority that there is. This is also the default, and so the
+//! model's. So copies do not give way by their priority, but by taking little.
+//!
+//! Few large pieces go to the copy engines, in one call where the driver can. Many small pieces go
+//! to a kernel that gathers or scatters through pinned memory, on only a few multiprocessors. What
+//! counts as large is measured on the device.
 
 mod calibration;
 mod crossover;
@@ -36,22 +38,22 @@ use self::symbols::DevicePtr;
 use super::Executor;
 use crate::Region;
 
-/// Mean bytes of a piece from which the copy engines are used until the device has been measured.
-/// Published figures for H100 and H200 put it at about 28 KiB.
+/// Mean bytes of a piece from which on the copy engines are used, until the device has been
+/// measured. Published figures for H100 and H200 put it at about 28 KiB.
 const COPY_ENGINE_FROM: usize = 28 << 10;
 
-/// Most blocks of threads of a copy's kernel, each on a multiprocessor of its own: enough for PCIe.
+/// The most blocks of threads of a copy's kernel, each on its own multiprocessor: enough for PCIe.
 const KERNEL_BLOCKS: u32 = 16;
-/// A copy's kernel gets no more than one in so many multiprocessors, so that as many copies as there
-/// are lanes by default leave most of them to the model.
+/// A copy's kernel gets at most one in so many multiprocessors. Then as many copies as there are
+/// lanes by default leave most multiprocessors to the model.
 const MULTIPROCESSORS_PER_BLOCK: u32 = 8;
 const KERNEL_THREADS: u32 = 512;
-/// A warp: fewer threads to a piece would have one warp copy several.
+/// A warp. With fewer threads for each piece, one warp would copy several pieces.
 const FEWEST_THREADS: u32 = 32;
-/// That a thread of the kernel copies at a time.
+/// Bytes that a thread of the kernel copies at a time.
 const VECTOR_BYTES: usize = 16;
 
-/// Pieces that one start of the kernel copies.
+/// Pieces that one launch of the kernel copies.
 const TABLE_PIECES: usize = 4096;
 const TABLE_COLUMNS: usize = 3;
 
@@ -60,17 +62,17 @@ const PIECES_NAME: &CStr = c"penstock_pieces";
 
 /// Copies from and to one device.
 pub(crate) struct CudaExecutor {
-    /// Finished tracks; all else that a copy needs is shared.
+    /// Tracks that no copy uses now. Copies share everything else that they need.
     idle: Mutex<Vec<Track>>,
     kernel: Kernel,
-    /// Most blocks of threads that a copy's kernel gets on this device.
+    /// The most blocks of threads that a copy's kernel gets on this device.
     kernel_blocks: u32,
     context: Arc<Context>,
     calibration: OnceLock<Calibration>,
     calibrating: Mutex<()>,
 }
 
-/// What one copy at a time uses.
+/// Resources that one copy at a time uses.
 struct Track {
     stream: Stream,
     event: Event,
@@ -90,7 +92,7 @@ impl Track {
     }
 }
 
-/// Which way.
+/// The direction of a copy.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Gather,
@@ -108,12 +110,13 @@ enum By {
 #[derive(Clone, Copy)]
 struct Payload {
     host: *mut u8,
-    /// Where kernels reach it, if it is pinned.
+    /// The address at which kernels reach it, if it is pinned.
     device: Option<DevicePtr>,
 }
 
 impl CudaExecutor {
-    /// The executor of a device by its ordinal: one, however many use it at a time.
+    /// The executor of a device by its ordinal. There is one for each device, however many use it
+    /// at a time.
     pub(crate) fn of(ordinal: i32) -> Result<Arc<Self>, CudaError> {
         static LIVE: Mutex<BTreeMap<i32, Weak<CudaExecutor>>> = Mutex::new(BTreeMap::new());
         let mut live = LIVE.lock();
@@ -143,8 +146,8 @@ impl CudaExecutor {
         })
     }
 
-    /// Measures from which size of a piece on the copy engines are used, once; later calls get
-    /// what was found. Takes some tens of milliseconds; copies go on meanwhile.
+    /// Measures from which size of a piece on the copy engines are used. This is done once; later
+    /// calls get the result. It takes some tens of milliseconds, and copies go on meanwhile.
     pub(crate) fn calibrate(&self) -> Result<&Calibration, CudaError> {
         let _one_at_a_time = self.calibrating.lock();
         if let Some(known) = self.calibration.get() {
@@ -154,7 +157,7 @@ impl CudaExecutor {
         Ok(self.calibration.get_or_init(|| measured))
     }
 
-    /// A point in what the device computes, to be recorded.
+    /// A point in the device's work, to be recorded.
     pub(crate) fn point(&self) -> Result<Point, CudaError> {
         Point::new(&self.context)
     }
@@ -165,7 +168,7 @@ impl CudaExecutor {
             .map_or(COPY_ENGINE_FROM, |known| known.of(way).copy_engine_from)
     }
 
-    /// Copies all segments one way and returns when that is done.
+    /// Copies all segments in one direction, and returns when that is done.
     ///
     /// # Safety
     ///
@@ -197,7 +200,8 @@ impl CudaExecutor {
         };
         // SAFETY: the caller's promise, until `finish` below has returned.
         let started = unsafe { self.start(way, by, regions, segments, payload, &mut track) };
-        // What was started before a failure still runs: nobody may have the payload before its end.
+        // Work that was started before a failure still runs. Nobody may have the payload before it
+        // ends.
         let finished = track.stream.finish(&track.event);
         if finished.is_ok() {
             self.idle.lock().push(track);
@@ -230,7 +234,7 @@ impl CudaExecutor {
         }
     }
 
-    /// Starts the kernel on all segments, with as many tables as they need.
+    /// Starts the kernel on all segments, with as many tables as it takes.
     ///
     /// # Safety
     ///
@@ -248,7 +252,7 @@ impl CudaExecutor {
         let mut done = 0;
         for (start, pieces) in segments.chunks(TABLE_PIECES).enumerate() {
             if start > 0 {
-                // The kernel before reads the table that is written now.
+                // The kernel launched before still reads the table that is written now.
                 track.stream.finish(&track.event)?;
             }
             // SAFETY: the table has as many words, is aligned to a page, and the kernel that read
@@ -290,8 +294,8 @@ impl CudaExecutor {
     }
 }
 
-/// Starts copies of all segments by the copy engines: in one call if the payload is pinned and the
-/// driver can, else in a call each.
+/// Starts copies of all segments by the copy engines. If the payload is pinned and the driver can,
+/// this is one call; otherwise, one call for each segment.
 ///
 /// # Safety
 ///
@@ -307,13 +311,13 @@ unsafe fn by_copy_engine(
     let pieces = || {
         segments.iter().scan(0, |done, segment| {
             let len = segment.len as usize;
-            // Inside the payload, which is as long as all segments together.
+            // This is inside the payload, which is as long as all segments together.
             let host = payload.host.wrapping_add(*done);
             *done += len;
             Some((host, address(regions, segment), len))
         })
     };
-    // The driver stages copies from and to unpinned memory, each by itself.
+    // The driver stages copies from and to unpinned memory, each one separately.
     if payload.device.is_some() && segments.len() > 1 && track.stream.has_batches() {
         track.batch.clear();
         for (host, device, len) in pieces() {
@@ -353,8 +357,8 @@ fn mean(bytes: usize, segments: &[Segment]) -> usize {
     bytes / segments.len().max(1)
 }
 
-/// Threads that share a piece: as many as it keeps busy, so that with small pieces too all threads
-/// have something under way. A power of two.
+/// The number of threads that share a piece: as many as the piece keeps busy, so that all threads
+/// have work under way with small pieces too. A power of two.
 fn threads_for(piece_bytes: usize) -> u32 {
     let busy = piece_bytes.div_ceil(VECTOR_BYTES).next_power_of_two();
     u32::try_from(busy)

@@ -6,7 +6,7 @@ use super::driver::Context;
 use super::resources::Pin;
 use super::symbols::CudaError;
 
-/// Memory pinned piece by piece, so that neither start nor end waits for all.
+/// Memory that is pinned piece by piece, so that neither start nor end waits for all of it.
 pub(crate) struct Pins {
     context: Arc<Context>,
     pieces: Vec<Pin>,
@@ -25,7 +25,7 @@ impl Pins {
     ///
     /// # Safety
     ///
-    /// The memory stays mapped until this is dropped, when no copy touches it any more.
+    /// The memory stays mapped until this `Pins` is dropped, and no copy touches it any more then.
     #[allow(unsafe_code)]
     pub(crate) unsafe fn add(&mut self, address: *mut u8, len: usize) -> Result<(), CudaError> {
         let _entered = self.context.enter()?;

@@ -1,4 +1,4 @@
-//! Points in what a device computes.
+//! Points in a device's work.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use super::driver::Context;
 use super::resources::Event;
 use super::symbols::CudaError;
 
-/// A point on a stream of somebody else's; may be recorded again once it has been waited for.
+/// A point on a stream of another owner. It may be recorded again once it has been waited for.
 pub(crate) struct Point {
     context: Arc<Context>,
     event: Event,
@@ -21,12 +21,12 @@ impl Point {
         })
     }
 
-    /// Whether it is one of the device with this ordinal.
+    /// Whether the point belongs to the device with this ordinal.
     pub(crate) fn is_of(&self, ordinal: i32) -> bool {
         self.context.is_of(ordinal)
     }
 
-    /// Behind all that the stream has been given so far.
+    /// Records the point behind all work that the stream has been given so far.
     ///
     /// # Safety
     ///
@@ -38,7 +38,7 @@ impl Point {
         unsafe { self.event.record_on(stream) }
     }
 
-    /// Sleeps until the device has got there.
+    /// Sleeps until the device has reached the point.
     pub(crate) fn wait(&self) -> Result<(), CudaError> {
         let _entered = self.context.enter()?;
         self.event.wait()

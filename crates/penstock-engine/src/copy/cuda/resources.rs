@@ -1,6 +1,7 @@
-//! What a context gives: streams, events, memory and kernels, each given back when it is dropped.
+//! Resources of a context: streams, events, memory and kernels. Each is given back when it is
+//! dropped.
 //!
-//! Methods want their context to be the thread's; dropping makes it so itself.
+//! Methods need their context to be the thread's. Dropping makes it so by itself.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr;
@@ -11,17 +12,17 @@ use super::driver::Context;
 use super::symbols::{CopyAttributes, CudaError, DevicePtr, Handle};
 
 const STREAM_NON_BLOCKING: c_uint = 1;
-/// Threads that wait sleep, and leave their core to the model.
+/// Threads that wait sleep, so they leave their core to the model.
 const EVENT_BLOCKING_SYNC: c_uint = 1;
 const EVENT_NO_TIMING: c_uint = 2;
 const HOST_PORTABLE_DEVICEMAP: c_uint = 1 | 2;
 const SOURCE_IN_STREAM_ORDER: c_int = 1;
-/// A hint: the multiprocessors are the model's.
+/// A hint: the multiprocessors belong to the model.
 const PREFER_OVERLAP_WITH_COMPUTE: c_uint = 1;
 const NOT_SUPPORTED: c_int = 801;
 
-/// A stream in which work starts in order. Of the lowest priority, which on CUDA is also the default:
-/// whoever asks for another goes before it.
+/// A stream in which work starts in order. It has the lowest priority, which on CUDA is also the
+/// default: work of any other priority goes before it.
 pub(super) struct Stream {
     context: Arc<Context>,
     handle: Handle,
@@ -50,10 +51,10 @@ impl Stream {
         self.context.driver.check(call, code)
     }
 
-    /// Returns when all that was put on the stream is done, by an event of its own.
+    /// Returns when all work on the stream is done, by an event of its own.
     ///
-    /// On an error too: then by waiting for the stream itself. If that fails as well the context
-    /// is lost, and with it what it was doing.
+    /// It waits on an error too: then for the stream itself. If that fails as well, the context is
+    /// lost, and with it the work.
     pub(super) fn finish(&self, event: &Event) -> Result<(), CudaError> {
         let finished = event.record(self).and_then(|()| event.wait());
         if finished.is_err() {
@@ -104,12 +105,13 @@ impl Stream {
             && !context.without_batches.load(Ordering::Relaxed)
     }
 
-    /// Starts copies in one call (true), or none of them: the driver has no batches.
+    /// Starts copies in one call and returns true, or starts none of them and returns false: the
+    /// driver has no batches.
     ///
     /// # Safety
     ///
-    /// As for [`copy_to_host`](Self::copy_to_host), for all of them; no two overlap, as they run
-    /// in any order.
+    /// As for [`copy_to_host`](Self::copy_to_host), for all copies. No two of them overlap, as they
+    /// run in any order.
     pub(super) unsafe fn copy_batch(&self, copies: &mut Batch) -> Result<bool, CudaError> {
         let driver = self.context.driver;
         let Some(copy_batch) = driver.calls.copy_batch.filter(|_| self.has_batches()) else {
@@ -186,7 +188,7 @@ pub(super) struct Event {
 
 #[allow(unsafe_code)]
 impl Event {
-    /// Without timing, which costs.
+    /// An event without timing, since timing costs time.
     pub(super) fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
         Self::with(context, EVENT_BLOCKING_SYNC | EVENT_NO_TIMING)
     }
@@ -207,7 +209,8 @@ impl Event {
         })
     }
 
-    /// Happens when the stream has done all that it has been given so far.
+    /// Records the event: it happens when the stream has done all work that it has been given so
+    /// far.
     pub(super) fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         let driver = self.context.driver;
         // SAFETY: both are ours, of one context.
@@ -215,7 +218,7 @@ impl Event {
         driver.check("cuEventRecord", code)
     }
 
-    /// The same of a stream that is somebody else's.
+    /// Records the event on a stream of another owner.
     ///
     /// # Safety
     ///
@@ -228,7 +231,7 @@ impl Event {
         driver.check("cuEventRecord", code)
     }
 
-    /// Sleeps until it has happened.
+    /// Sleeps until the event has happened.
     pub(super) fn wait(&self) -> Result<(), CudaError> {
         let driver = self.context.driver;
         // SAFETY: the event is ours.
@@ -236,7 +239,7 @@ impl Event {
         driver.check("cuEventSynchronize", code)
     }
 
-    /// Seconds from an event to this one; both are timed and have happened.
+    /// Seconds from another event to this one. Both are timed and have happened.
     pub(super) fn seconds_since(&self, start: &Self) -> Result<f64, CudaError> {
         let driver = self.context.driver;
         let mut milliseconds = 0.0_f32;
@@ -259,7 +262,7 @@ impl Drop for Event {
     }
 }
 
-/// Pinned host memory of the driver's own, which kernels can address.
+/// Pinned host memory that the driver allocates and kernels can address.
 pub(super) struct PinnedMemory {
     context: Arc<Context>,
     host: *mut u8,
@@ -272,7 +275,7 @@ unsafe impl Send for PinnedMemory {}
 
 #[allow(unsafe_code)]
 impl PinnedMemory {
-    /// Aligned to a page at least.
+    /// Pinned memory that is aligned to a page at least.
     pub(super) fn new(context: &Arc<Context>, len: usize) -> Result<Self, CudaError> {
         let driver = context.driver;
         let mut host = ptr::null_mut();
@@ -291,12 +294,13 @@ impl PinnedMemory {
         Ok(memory)
     }
 
-    /// Where the host reaches it; dereferenced only while no work on a stream touches it.
+    /// The address at which the host reaches it. It may be dereferenced only while no work on a
+    /// stream touches the memory.
     pub(super) fn host(&self) -> *mut u8 {
         self.host
     }
 
-    /// Where kernels reach it.
+    /// The address at which kernels reach it.
     pub(super) fn device(&self) -> DevicePtr {
         self.device
     }
@@ -312,7 +316,7 @@ impl Drop for PinnedMemory {
     }
 }
 
-/// Host memory of somebody else's that is pinned.
+/// Host memory of another owner that is pinned.
 pub(super) struct Pin {
     context: Arc<Context>,
     address: *mut u8,
@@ -328,7 +332,7 @@ impl Pin {
     ///
     /// # Safety
     ///
-    /// The memory is mapped until this is dropped, and then no copy touches it.
+    /// The memory is mapped until this `Pin` is dropped, and no copy touches it then.
     pub(super) unsafe fn new(
         context: &Arc<Context>,
         address: *mut u8,

@@ -1,6 +1,6 @@
 //! The CUDA driver's calls, found when a device is first asked for.
 //!
-//! Nothing of CUDA is needed to build; without a driver, [`Symbols::load`] says so.
+//! Building needs nothing of CUDA. Without a driver, [`Symbols::load`] reports that.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -23,10 +23,10 @@ unsafe impl Send for Handle {}
 #[allow(unsafe_code)]
 unsafe impl Sync for Handle {}
 
-/// A call of the driver that failed, or a driver that is not there.
+/// A call of the driver that failed, or a missing driver.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CudaError {
-    /// There is no driver, or one without the calls that are needed.
+    /// There is no driver, or it lacks calls that are needed.
     #[error("no usable CUDA driver: {0}")]
     NoDriver(String),
     /// A call failed.
@@ -50,7 +50,7 @@ pub(super) struct CopyAttributes {
     pub(super) flags: c_uint,
 }
 
-/// Where a call lies, by its name; why it is not there.
+/// Finds the address of a call by its name, or the reason why it is missing.
 pub(super) type Find<'f> = &'f dyn Fn(&CStr) -> Result<*mut c_void, String>;
 
 /// The names are those of `cuda.h`, with the version that the ABI names.
@@ -68,7 +68,7 @@ macro_rules! symbols {
         impl Symbols {
             /// # Safety
             ///
-            /// What is found under a name is the function of `cuda.h`, and stays where it is.
+            /// What `find` returns for a name is the function of `cuda.h`, and stays where it is.
             #[allow(unsafe_code)]
             pub(super) unsafe fn load(find: Find<'_>) -> Result<Self, CudaError> {
                 Ok(Self {
@@ -135,7 +135,7 @@ symbols! {
         );
     }
     optional {
-        // Under this name it is CUDA 12.8's, also in drivers whose headers name a `_v2`.
+        // This name is CUDA 12.8's version of the call, also in drivers whose headers name a `_v2`.
         copy_batch = c"cuMemcpyBatchAsync" (
             *mut DevicePtr, *mut DevicePtr, *mut usize, usize,
             *mut CopyAttributes, *mut usize, usize, *mut usize, Handle

@@ -222,7 +222,8 @@ impl Event {
     ///
     /// # Safety
     ///
-    /// The handle is that of a stream of the event's device, which is alive; zero is its default one.
+    /// The handle is that of a stream of the event's device, which is alive; zero is its default
+    /// stream.
     pub(super) unsafe fn record_on(&self, stream: u64) -> Result<(), CudaError> {
         let driver = self.context.driver;
         let stream = Handle(ptr::with_exposed_provenance_mut(stream as usize));

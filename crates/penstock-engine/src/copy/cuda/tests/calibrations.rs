@@ -1,4 +1,4 @@
-//! The crossover, from what the machine's clock says.
+//! The crossover, as it follows from the machine's clock.
 
 use penstock_layout::KvLayout;
 

@@ -21,7 +21,7 @@ struct Case {
     span: Span,
     blocks: Vec<u64>,
     pinned: bool,
-    /// Of the payload from a page's start.
+    /// The payload's offset from the start of a page.
     offset: usize,
     batches: bool,
 }
@@ -96,7 +96,7 @@ fn check(case: &Case) {
         "scattered, and nothing else touched"
     );
 
-    // Which way each of the two went.
+    // Which way the gather and the scatter went.
     let small = places.len() / segments < COPY_ENGINE_FROM;
     let kernel = small && payload.is_pinned();
     let batch = !kernel && payload.is_pinned() && segments > 1;
@@ -128,7 +128,7 @@ proptest! {
     }
 }
 
-/// Every layout by every way, whatever the property test has drawn.
+/// Every layout in every way, whatever the property test has drawn.
 #[test]
 fn large_and_small_pieces_in_every_layout() {
     for layout in KvLayout::ALL {

@@ -26,7 +26,7 @@ fn code(done: Done) -> c_int {
     done.err().unwrap_or(0)
 }
 
-/// Notes the call; whether it fails before it does anything.
+/// Notes the call. Fails if the call is to fail before it does anything.
 fn noted(machine: &Machine, name: &'static str) -> Done {
     let mut state = machine.state.lock();
     state.calls.push(name);
@@ -290,7 +290,8 @@ extern "C" fn event_elapsed(milliseconds: *mut f32, start: Handle, end: Handle) 
     })
 }
 
-/// What a copy engine's copy takes; by its direction, the first towards the host.
+/// The time of a copy engine's copy, by its direction. Of the costs, the first are those towards
+/// the host.
 fn engine_seconds(machine: &Machine, to: u64, len: u64) -> f64 {
     let is_gather = machine.resolve(Reach::Kernel, to, len).is_none();
     let costs = machine.state.lock().costs;
@@ -300,7 +301,7 @@ fn engine_seconds(machine: &Machine, to: u64, len: u64) -> f64 {
     })
 }
 
-/// A copy engine's copy of one piece, `to` or `from` perhaps not pinned.
+/// A copy engine's copy of one piece. `to` or `from` may be unpinned.
 fn copy_one(name: &'static str, to: u64, from: u64, host: u64, len: u64, on: Handle) -> c_int {
     call(name, |machine| {
         let stream = stream(on)?;
@@ -420,7 +421,7 @@ extern "C" fn launch(
             return Err(INVALID_HANDLE);
         };
         let stream = stream(on)?;
-        // Taken when the kernel is started, as the driver does.
+        // The parameters are read when the kernel is started, as the driver does.
         let parameters: Vec<u64> = (program.parameters.iter().enumerate())
             .map(|(index, &bytes)| {
                 let mut value = [0_u8; 8];
@@ -458,7 +459,7 @@ extern "C" fn launch(
     })
 }
 
-/// The stand-in, in the driver's place.
+/// The stand-in's calls, in the driver's place.
 #[allow(unsafe_code)]
 pub(in super::super) fn installed() -> Result<Symbols, CudaError> {
     let find = |name: &CStr| {

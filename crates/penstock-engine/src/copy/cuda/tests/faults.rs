@@ -1,4 +1,4 @@
-//! Calls that fail: a copy that says it is done is done, whatever else happened.
+//! Calls that fail. A copy that reports success is done, whatever else happened.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ const CALLS: [&str; 19] = [
     "cuLaunchKernel",
 ];
 
-/// Calls whose failure leaves nothing to give back with: what they were called for stays.
+/// If one of these calls fails, nothing can be given back: what they were called for stays.
 const LEAVES_THINGS: [&str; 2] = ["cuCtxPushCurrent", "cuThreadExchangeStreamCaptureMode"];
 
 fn sizes(content: u64) -> Sizes {
@@ -52,7 +52,7 @@ fn payload(cache: &Cache, pinned: bool) -> Payload {
     Payload::new(&cache.machine, len, 64, pinned)
 }
 
-/// A gather and a scatter; whether both say that they are done.
+/// A gather and a scatter. Returns whether both report success.
 fn copy_both_ways(cache: &Cache, payload: &mut Payload) -> Result<(), CudaError> {
     let places = cache.places(&[2, 0], &cache.whole());
     let before = cache.memory.read();
@@ -62,7 +62,7 @@ fn copy_both_ways(cache: &Cache, payload: &mut Payload) -> Result<(), CudaError>
         let expected = places.iter().map(|&at| before[at]);
         assert!(expected.eq(payload.bytes().iter().copied()), "gathered");
     }
-    // Nothing runs on, whatever the answer: else the next line races with it.
+    // Whatever the answer, nothing still runs; else the next line would race with it.
     payload.bytes().fill(0x5a);
     let scattered = cache.scatter(&executor, &[2, 0], &cache.whole(), payload.bytes());
     let now = cache.memory.read();

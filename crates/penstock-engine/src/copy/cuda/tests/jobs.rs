@@ -1,5 +1,5 @@
-//! The engine over a device: jobs, pinning in the background, and what a job says when its device
-//! fails.
+//! The engine over a device: jobs, pinning in the background, and what a job reports when its
+//! device fails.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ fn cache(machine: &Arc<Machine>, content: u64) -> Cache {
     Cache::new(machine, KvLayout::LBHNC, sizes, 1)
 }
 
-/// An engine without a host tier: what is loaded comes through the store.
+/// An engine without a host tier, so loads come through the store.
 fn engine(cache: &Cache) -> Engine {
     let block = cache.descriptor.block_bytes(&cache.whole()) as usize;
     let mut config = EngineConfig::new(block, 8);
@@ -60,7 +60,7 @@ pub(super) fn numbered(blocks: &[u64]) -> Vec<Block> {
     blocks.iter().map(block).collect()
 }
 
-/// The last completion of each job; those of others that come meanwhile are lost.
+/// The last completion of each job. Completions of other jobs that come meanwhile are lost.
 pub(super) fn completions<const N: usize>(engine: &Engine, jobs: [u64; N]) -> [Completion; N] {
     let end = Instant::now() + LONG;
     let mut polled: Vec<Completion> = Vec::new();
@@ -238,7 +238,7 @@ fn a_device_that_cannot_be_used_is_refused() {
     machine.assert_clean();
 }
 
-/// A failure of any call that a copy makes: the object fails, and none claims to be stored or
+/// Any call that a copy makes may fail: then its object fails, and no object claims to be stored or
 /// loaded. The next job finds the device in order.
 #[test]
 fn a_copy_that_fails_fails_its_object() {
@@ -248,7 +248,7 @@ fn a_copy_that_fails_fails_its_object() {
     ] {
         let machine = Machine::new();
         let cache = cache(&machine, content);
-        // Somebody who has measured already: else the calls that fail are those of measuring.
+        // Measured first; else the calls that fail would be those of measuring.
         let executor = CudaExecutor::of(machine.ordinal).unwrap();
         executor.calibrate().unwrap();
         let engine = engine(&cache);
@@ -283,7 +283,7 @@ fn a_copy_that_fails_fails_its_object() {
                 assert_eq!(told, failed(), "{call}");
             }
         }
-        // The blocks hold what they held: of the same key, the same bytes.
+        // The blocks still hold what they held: the same key has the same bytes.
         assert!(cache.memory.read() == before);
         job += 1;
         let deadline = Instant::now() + LONG;
@@ -304,7 +304,7 @@ fn a_copy_that_fails_fails_its_object() {
     }
 }
 
-/// What a job is released for must have been read: the event comes after the copy's end.
+/// When a job is released, its blocks must have been read: the event comes after the copy's end.
 #[test]
 fn blocks_are_released_only_when_they_have_been_read() {
     let machine = Machine::new();

@@ -1,10 +1,14 @@
 //! A stand-in for a CUDA device, in host memory: what the driver keeps, and what streams do.
 //!
-//! It is no model of the hardware. Streams are threads that take their time, so that work which is
-//! not waited for, or not ordered, is seen to be; addresses of the device and of the host are
-//! apart, as `cuda.h` allows for memory that was registered, so that one taken for the other is an
-//! illegal access; kernels run as PTX, instruction by instruction; time is what a table of costs
-//! says. Each test has a machine to itself, by its ordinal.
+//! It is no model of the hardware:
+//! - Streams are threads that take their time. So work that is not waited for, or not ordered,
+//!   shows.
+//! - Addresses of the device and of the host differ, as `cuda.h` allows for registered memory. So
+//!   the use of one for the other is an illegal access.
+//! - Kernels run as PTX, instruction by instruction.
+//! - Time is what a table of costs says.
+//!
+//! Each test has its own machine, by its ordinal.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -24,7 +28,7 @@ pub(super) const NOT_SUPPORTED: i32 = 801;
 pub(super) const ILLEGAL_ADDRESS: i32 = 700;
 pub(super) const TOLD_TO_FAIL: i32 = 999;
 
-/// Between an address on the host and that of the same memory for the device.
+/// The difference between an address on the host and the address of the same memory for the device.
 const DEVICE_MEMORY: u64 = 0x5000_0000_0000_0000;
 const PINNED_MEMORY: u64 = 0x3000_0000_0000_0000;
 
@@ -48,18 +52,18 @@ pub(super) struct Range {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// The test's own, taken for device memory.
+    /// Memory of the test, taken for device memory.
     Adopted,
     /// Allocated by the driver, on the device.
     Device,
     /// Allocated by the driver, pinned.
     Pinned,
-    /// Somebody else's, pinned.
+    /// Memory of another owner, pinned.
     Registered,
 }
 
 impl Range {
-    /// Where kernels reach it.
+    /// The address at which kernels reach it.
     pub(super) fn device(&self) -> u64 {
         match self.kind {
             Kind::Adopted | Kind::Device => self.host + DEVICE_MEMORY,
@@ -76,7 +80,7 @@ impl Range {
     }
 }
 
-/// Who copies: what addresses mean depends on it.
+/// Who copies. The meaning of addresses depends on it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reach {
     Kernel,
@@ -90,7 +94,7 @@ pub(super) struct State {
     pub(super) calls: Vec<&'static str>,
     /// The call that fails, by its name, after so many of the same.
     pub(super) fail: Option<(&'static str, usize)>,
-    /// Whether the call that was to fail has.
+    /// Whether the call that was to fail has failed.
     pub(super) failed: bool,
     pub(super) ranges: Vec<Range>,
     /// What was done that the driver forbids or punishes.
@@ -100,11 +104,11 @@ pub(super) struct State {
     /// Times that the primary context is held.
     pub(super) held: usize,
     pub(super) without_batches: bool,
-    /// An H100's, if not told otherwise.
+    /// The number of multiprocessors; without one, an H100's.
     pub(super) multiprocessors: Option<i32>,
-    /// Grid and threads to a piece of each launch.
+    /// For each launch, its grid and the threads for a piece.
     pub(super) launches: Vec<(u32, u32)>,
-    /// Pieces of each batch.
+    /// For each batch, the number of pieces.
     pub(super) batches: Vec<usize>,
     pub(super) costs: Option<(Costs, Costs)>,
 }
@@ -165,14 +169,14 @@ impl Machine {
         machines.iter().find(|m| m.ordinal == ordinal).cloned()
     }
 
-    /// Has the `nth` next call of this name fail, from zero.
+    /// Makes the `nth` next call of this name fail, counted from zero.
     pub(super) fn fail(&self, call: &'static str, nth: usize) {
         let mut state = self.state.lock();
         state.failed = false;
         state.fail = Some((call, nth));
     }
 
-    /// Whether the call that was told to fail has; afterwards none fails.
+    /// Whether the call that was told to fail has failed. Afterwards, no call fails.
     pub(super) fn stop_failing(&self) -> bool {
         let mut state = self.state.lock();
         state.fail = None;
@@ -184,7 +188,7 @@ impl Machine {
         state.calls.iter().filter(|&&call| call == name).count()
     }
 
-    /// Makes memory of the test's own device memory; returns its address for the device.
+    /// Turns memory of the test into device memory; returns its address for the device.
     pub(super) fn adopt(&self, host: *mut u8, len: usize) -> u64 {
         let range = Range {
             host: host.expose_provenance() as u64,
@@ -200,7 +204,7 @@ impl Machine {
         self.state.lock().ranges.retain(|range| range.host != host);
     }
 
-    /// All that was made is gone, and nothing was done that must not be.
+    /// Asserts that everything that was made is gone, and that nothing forbidden was done.
     pub(super) fn assert_clean(&self) {
         let state = self.state.lock();
         assert_eq!(state.offences, Vec::<String>::new());
@@ -214,7 +218,7 @@ impl Machine {
         self.state.lock().offences.push(what);
     }
 
-    /// Where the bytes of an address are, if all of them may be reached.
+    /// Where the bytes of an address are. None unless all of them may be reached.
     pub(super) fn resolve(&self, reach: Reach, address: u64, len: u64) -> Option<*mut u8> {
         let state = self.state.lock();
         let host = state.ranges.iter().find_map(|range| {
@@ -228,14 +232,15 @@ impl Machine {
         Some(std::ptr::with_exposed_provenance_mut(host as usize))
     }
 
-    /// An access that no device allows: the context is lost.
+    /// Notes an access that no device allows: the context is lost.
     pub(super) fn lose(&self, code: i32, what: String) {
         let mut state = self.state.lock();
         state.lost.get_or_insert(code);
         state.offences.push(what);
     }
 
-    /// Copies bytes, both ends by address; one may be `pageable` memory, which nobody pinned.
+    /// Copies bytes; both ends are given by address. One end may be `pageable` memory, which nobody
+    /// pinned.
     #[allow(unsafe_code)]
     pub(super) fn copy(&self, to: u64, from: u64, len: u64, pageable: Option<u64>) {
         let end = |address| {
@@ -316,11 +321,11 @@ impl Memory for Bus {
     }
 }
 
-/// An event: how often it was recorded, and what has happened of that.
+/// An event: how often it was recorded, and how many of these records have happened.
 #[derive(Default)]
 pub(super) struct Event {
     pub(super) timed: bool,
-    /// Recorded, happened, and when by the machine's clock.
+    /// How often it was recorded, how often it happened, and when, by the machine's clock.
     pub(super) state: Mutex<(u64, u64, f64)>,
     pub(super) changed: Condvar,
 }
@@ -343,7 +348,7 @@ struct Queue {
     closed: bool,
 }
 
-/// A stream: a thread that does what it is given, in order, when it gets round to it.
+/// A stream: a thread that does its work in order, when it gets round to it.
 pub(super) struct Stream {
     queue: Mutex<Queue>,
     /// Copies and kernels that have not ended.
@@ -402,7 +407,7 @@ impl Stream {
         }
     }
 
-    /// Destroyed streams still do what they were given.
+    /// Closes the stream. A destroyed stream still does the work that it was given.
     pub(super) fn close(&self) {
         self.queue.lock().closed = true;
         self.changed.notify_all();
@@ -418,7 +423,7 @@ impl Stream {
         });
     }
 
-    /// Whether it touches no memory any more.
+    /// Whether the stream touches no memory any more.
     pub(super) fn is_idle(&self) -> bool {
         self.copies.load(Ordering::Acquire) == 0
     }

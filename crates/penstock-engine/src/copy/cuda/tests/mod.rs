@@ -1,8 +1,8 @@
 //! Tests of the executor against a stand-in for the driver, in host memory.
 //!
-//! They show what is called, in which order and with what, that every byte arrives where it
-//! belongs, and what follows when a call fails: the orchestration, and the kernel's text as the
-//! PTX manual defines it. They show nothing of the hardware, of its driver, or of speed.
+//! They show the orchestration: what is called, in which order and with what, that every byte
+//! arrives where it belongs, and what follows when a call fails. They also show the kernel's text
+//! as the PTX manual defines it. They show nothing about the hardware, its driver, or speed.
 
 mod calibrations;
 mod copies;
@@ -36,7 +36,7 @@ struct Sizes {
     content: u64,
 }
 
-/// Memory of the test's, touched through its address only.
+/// Memory of the test, touched through its address only.
 struct Bytes {
     start: *mut u8,
     layout: std::alloc::Layout,
@@ -185,7 +185,7 @@ impl Cache {
         places
     }
 
-    /// Copies out of the device; the checksum with it.
+    /// Copies out of the device; returns the checksum.
     #[allow(unsafe_code)]
     fn gather(
         &self,
@@ -257,7 +257,7 @@ impl Payload {
     }
 }
 
-/// The calling thread has what it had before any copy.
+/// Asserts that the calling thread has the state that it had before any copy.
 fn assert_thread_as_before() {
     THREAD.with_borrow(|thread| assert_eq!(*thread, (Vec::new(), 0)));
 }

@@ -1,5 +1,5 @@
-//! Order with what the model does, by fences: what waits for them, what does not, and whose time it
-//! is meanwhile.
+//! The order of jobs and the model's work, by fences: what waits for them, what does not, and which
+//! clocks run meanwhile.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::{Device, Engine, EngineConfig, Event, Fence, Outcome};
 /// Small pieces, for the kernel, and large ones.
 const CONTENTS: [u64; 2] = [256, 65_536];
 
-/// What the model computes on, and can be kept busy.
+/// The stream that the model computes on. It can be kept busy.
 struct Model {
     stream: Arc<Stream>,
     handle: u64,
@@ -35,7 +35,7 @@ impl Model {
         }
     }
 
-    /// From now on it computes, until it is told to end.
+    /// Keeps the model computing until it is told to end.
     fn compute(&self) {
         let gate = Arc::clone(&self.gate);
         self.stream.push(move |_| {
@@ -79,7 +79,8 @@ impl Rig {
             content,
         };
         let cache = Arc::new(Cache::new(&machine, KvLayout::LBHNC, sizes, 1));
-        // Whoever fails a call means one of a fence's or a copy's, not of measuring.
+        // Measured first: a call that is made to fail is a call of a fence or a copy, not of
+        // measuring.
         let executor = CudaExecutor::of(machine.ordinal).unwrap();
         executor.calibrate().unwrap();
         let mut config = EngineConfig::new(2 * content as usize, 8);
@@ -97,7 +98,7 @@ impl Rig {
         }
     }
 
-    /// Behind what the model has been told to compute.
+    /// A fence behind the work that the model has been given.
     fn fence(&self) -> Fence {
         let device = Device::Cuda(self.machine.ordinal);
         // SAFETY: the stand-in's stream lives as long as the rig.
@@ -178,7 +179,7 @@ fn the_time_of_a_load_begins_when_its_fence_is_passed() {
     let (since, within) = (Instant::now(), Duration::from_millis(250));
     rig.load(2, &[1, 2], within, rig.fence());
     while since.elapsed() < 2 * within {
-        // Polling is what finds a load late.
+        // Polling finds that a load is late.
         assert!(!rig.engine.wait(Duration::from_millis(20)));
         rig.engine.poll(&mut Vec::new());
     }
@@ -208,7 +209,7 @@ fn the_time_that_a_store_may_wait_for_a_slot_begins_when_its_fence_is_passed() {
     assert_eq!(outcomes(&rig.engine, 1), [Outcome::Stored(rig.bytes()); 6]);
 }
 
-/// No lane waits for the device, and none of our streams does.
+/// No lane waits for the device, and no stream of ours does.
 #[test]
 fn what_waits_for_a_fence_holds_up_nothing_else() {
     let rig = Rig::new(64, |config| (config.get_lanes, config.copy_lanes) = (1, 1));
@@ -218,7 +219,7 @@ fn what_waits_for_a_fence_holds_up_nothing_else() {
     rig.load(2, &[1], LONG, rig.fence());
     rig.load(3, &[2], LONG, Fence::NONE);
     assert_eq!(outcomes(&rig.engine, 3), [Outcome::Loaded(rig.bytes())]);
-    // What is given up is over at once.
+    // A job that is given up is over at once.
     rig.load(4, &[2], LONG, rig.fence());
     rig.engine.cancel(4);
     assert_eq!(outcomes(&rig.engine, 4), [Outcome::Cancelled]);

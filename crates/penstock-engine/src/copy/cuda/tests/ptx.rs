@@ -1,9 +1,8 @@
-//! An interpreter of the PTX that kernels here are written in: their few instructions, one thread
-//! after the other, every access to memory checked.
+//! An interpreter of the PTX in which the kernels here are written. It knows their few
+//! instructions, runs one thread after another, and checks every access to memory.
 //!
-//! What it takes for an instruction's meaning is what the PTX manual says; an instruction that it
-//! does not know is refused. It shows that a kernel's text does what it should, not that a device
-//! runs it.
+//! The meaning of an instruction is what the PTX manual says. An unknown instruction is refused.
+//! The interpreter shows that a kernel's text does what it should, not that a device runs it.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! Loading weighed against recomputing.
+//! Weighs loading against recomputing, for Python.
 
 use penstock_advisor::{LoadPolicy, Transfer};
 use pyo3::prelude::*;
@@ -89,7 +89,7 @@ impl Reach {
     }
 }
 
-/// What steps and loads take, and what follows from it for the next request.
+/// How long steps and loads take, and what that means for the next request.
 #[pyclass(subclass, module = "penstock._native")]
 pub(crate) struct Advisor(penstock_advisor::Advisor);
 

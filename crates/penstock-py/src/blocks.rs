@@ -7,8 +7,8 @@ use pyo3::types::{PyBytes, PyType};
 
 use crate::errors::config_error;
 
-/// Blocks of a prompt, in its order: of each its group, its id in the serving engine, the hash that
-/// names its content, and what comes before it.
+/// Blocks of a prompt, in its order. For each block: its group, its id in the serving engine, the
+/// hash that names its content, and what comes before it.
 #[pyclass(frozen, eq, module = "penstock._native")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Blocks {
@@ -25,8 +25,9 @@ type BlockTuple<'py> = (
 
 #[pymethods]
 impl Blocks {
-    /// Of tuples `(group, block id, hash, parent)`, where `parent` is `(hash, tokens)` of what comes
-    /// before the block, or None for a prompt's first. Hashes have 32 bytes at most.
+    /// Blocks from tuples `(group, block id, hash, parent)`. `parent` is `(hash, tokens)` of what
+    /// comes before the block, or None for the first block of a prompt. Hashes have 32 bytes at
+    /// most.
     #[new]
     fn new(py: Python<'_>, blocks: Vec<BlockTuple<'_>>) -> PyResult<Self> {
         let block = |(group, block, hash, parent): BlockTuple<'_>| {
@@ -45,7 +46,7 @@ impl Blocks {
         Ok(Self { blocks })
     }
 
-    /// The blocks that `encode` gave bytes of.
+    /// The blocks from the bytes that `encode` gave.
     #[classmethod]
     fn decode(cls: &Bound<'_, PyType>, encoded: &[u8]) -> PyResult<Self> {
         Block::decode(encoded)
@@ -80,8 +81,9 @@ impl Blocks {
     }
 }
 
-/// What came into host memory, and what went, from the bytes that engines tell it in: a group, the
-/// hash of a block, zero-padded, and whether it came. Bytes of several may be one behind the other.
+/// What came into host memory, and what went, from bytes that engines give: for each change a
+/// group, the zero-padded hash of a block, and whether it came. The bytes of several calls may be
+/// concatenated.
 #[pyfunction]
 pub(crate) fn host_changes(
     py: Python<'_>,

@@ -1,4 +1,4 @@
-//! Memory that Python lends: bytes of an object that stay where they are while in use.
+//! Memory that Python lends: the bytes of an object, which stay where they are while in use.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -10,8 +10,8 @@ use pyo3::types::{PyList, PyTuple};
 use crate::dlpack::Exported;
 use crate::errors::config_error;
 
-/// `Py_buffer`, which the limited API names only from Python 3.11 on. Its fields have not
-/// changed since Python 3.3 and are part of the stable ABI since 3.11.
+/// `Py_buffer`, which the limited API names only from Python 3.11 on. Its fields have not changed
+/// since Python 3.3, and they are part of the stable ABI since 3.11.
 #[repr(C)]
 struct RawView {
     buf: *mut c_void,
@@ -39,8 +39,8 @@ unsafe extern "C" {
     fn PyBuffer_Release(view: *mut RawView);
 }
 
-/// An export of the buffer protocol; while it exists, the exporter neither frees nor resizes
-/// its memory.
+/// An export of the buffer protocol. While it exists, the exporter neither frees nor resizes its
+/// memory.
 struct View(Box<RawView>);
 
 #[allow(unsafe_code)]
@@ -76,7 +76,7 @@ impl View {
         Ok(view)
     }
 
-    /// Codes of the elements' types, as in the `struct` module; `O` stands for references.
+    /// Codes of the types of the elements, as in the `struct` module; `O` stands for references.
     fn format(&self) -> &[u8] {
         if self.0.format.is_null() {
             return b"B";
@@ -89,7 +89,7 @@ impl View {
 #[allow(unsafe_code)]
 impl Drop for View {
     fn drop(&mut self) {
-        // No interpreter, no exporter either: at exit the export is left as it is.
+        // Without an interpreter there is no exporter either: at exit, the export is left as it is.
         let _ = Python::try_attach(|_| {
             // SAFETY: the view was filled by PyObject_GetBuffer, is released once, and the
             // thread is attached.
@@ -103,7 +103,7 @@ enum Owner {
     Exported(#[expect(dead_code, reason = "held for its drop")] Exported),
 }
 
-/// Contiguous bytes of a Python object, which stay valid until this is dropped.
+/// Contiguous bytes of a Python object, which stay valid until this `Pinned` is dropped.
 pub(crate) struct Pinned {
     address: *mut u8,
     len: usize,
@@ -206,8 +206,8 @@ fn has_buffer_protocol(object: &Bound<'_, PyAny>) -> bool {
 
 /// Contiguous memory of a Python object, kept in place as long as this object lives.
 ///
-/// Accepts what has the buffer protocol (bytes, bytearray, memoryview, numpy arrays) or
-/// `__dlpack__` on the CPU (torch tensors); refuses anything else before touching it.
+/// Accepts objects with the buffer protocol (bytes, bytearray, memoryview, numpy arrays) or
+/// `__dlpack__` on the CPU (torch tensors). Refuses anything else before touching it.
 #[pyclass(frozen, module = "penstock._native")]
 pub(crate) struct Buffer {
     pinned: Pinned,
@@ -223,7 +223,7 @@ impl Buffer {
         })
     }
 
-    /// Bytes.
+    /// The number of bytes.
     #[getter]
     fn nbytes(&self) -> usize {
         self.pinned.len
@@ -261,7 +261,7 @@ impl Part {
     }
 }
 
-/// Pins a buffer, or each buffer of a list or tuple, whose concatenation is one value.
+/// Pins a buffer, or each buffer of a list or tuple. Their concatenation is one value.
 pub(crate) fn parts(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Vec<Part>> {
     if let Ok(list) = object.cast::<PyList>() {
         list.iter().map(|part| one_part(&part, writable)).collect()
@@ -282,7 +282,7 @@ fn one_part(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Part> {
     Ok(Part::Shared(buffer.clone().unbind()))
 }
 
-/// Refuses destinations of which two share a byte.
+/// Refuses destinations if two of them share a byte.
 pub(crate) fn check_apart<'a>(
     py: Python<'_>,
     parts: impl Iterator<Item = &'a Part>,

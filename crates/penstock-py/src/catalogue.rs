@@ -16,7 +16,7 @@ use crate::errors::{config_error, engine_error, raised};
 use crate::layout::{SpanTuple, span};
 use crate::store::{namespace, seconds};
 
-/// The result, or the exception for what went wrong.
+/// The result, or the exception for its error.
 fn raising<T>(result: Result<T, CatalogueError>) -> PyResult<T> {
     result.map_err(|error| match error {
         CatalogueError::Config(what) => raised::ConfigError::new_err((what,)),
@@ -32,12 +32,12 @@ fn moved_tuple(moved: &Moved) -> MovedTuple {
     (moved.host_bytes, moved.pool_bytes, moved.objects)
 }
 
-/// Reads the hashes of a list from so many on.
+/// Reads the hashes of a list, starting at index `known`.
 fn read_hashes(hashes: &Bound<'_, PyList>, known: usize, chunks: &mut Vec<Chunk>) -> PyResult<()> {
     chunks.clear();
     for index in known..hashes.len() {
         let (mut bytes, mut len) = (std::ptr::null_mut(), 0);
-        // Two calls for each: a reference of its own would take as long again.
+        // Two calls for each hash: taking its own reference would take as long again.
         // SAFETY: the list has so many, and keeps what it has, as do bytes: nothing here runs Python
         // code, and the GIL is held. Only of bytes are there a pointer and a length.
         #[allow(unsafe_code)]
@@ -57,29 +57,32 @@ fn read_hashes(hashes: &Bound<'_, PyList>, known: usize, chunks: &mut Vec<Chunk>
     Ok(())
 }
 
-/// Reads a request's block tables, a table for each group of the catalogue.
+/// A function that reads a request's block tables. There is one table for each group of the
+/// catalogue.
 fn reader<'a, 'py>(
     tables: &'a [Bound<'py, PySequence>],
 ) -> impl Fn(usize, usize) -> Option<u64> + use<'a, 'py> {
     move |group, index| tables.get(group)?.get_item(index).ok()?.extract().ok()
 }
 
-/// What a step follows from: ids of requests whose tables went on with it.
+/// The result of a step: which requests began, which filled a block, and from where to where
+/// prompts are computed.
 type StepTuple = (Vec<usize>, Vec<(usize, u64)>, Vec<(u64, u64)>);
 
-/// What a scheduler half knows of blocks: which are in the pool, which in host memory, which are on
-/// their way.
+/// What a scheduler half knows about blocks: which are in the pool, which are in host memory, and
+/// which are on their way.
 #[pyclass(module = "penstock._native")]
 pub(crate) struct Catalogue {
     native: Native,
-    /// Hashes on their way: room for them is made once.
+    /// Hashes on their way. The memory is reused.
     chunks: Vec<Chunk>,
 }
 
 #[pymethods]
 impl Catalogue {
-    /// Groups are given as tokens of a block and of the window (None for all). `hash_tokens` is what a
-    /// block hash adds to its chain. Of blocks in the pool that no request names, `remembered` are.
+    /// A group is given by the tokens of a block and of the window (None for all tokens).
+    /// `hash_tokens` is the number of tokens that a block hash adds to its chain. Up to
+    /// `remembered` blocks that the pool has and no request names are remembered.
     #[new]
     #[pyo3(signature = (groups, hash_tokens, *, remembered = 262_144))]
     fn new(groups: Vec<(u64, Option<u64>)>, hash_tokens: u64, remembered: usize) -> PyResult<Self> {
@@ -94,8 +97,8 @@ impl Catalogue {
         })
     }
 
-    /// By group: ranks that hold a part of its blocks, a block's bytes on all of them, and its objects on
-    /// one of them.
+    /// Sets what the ranks hold. For each group: the ranks that hold a part of its blocks, the
+    /// bytes of a block on all of these ranks, and its objects on one of them.
     fn set_holdings(&mut self, holdings: Vec<(u32, u64, u64)>) -> PyResult<()> {
         let holding = |(ranks, bytes, objects)| Holding {
             ranks,
@@ -108,40 +111,40 @@ impl Catalogue {
         )
     }
 
-    /// Tokens of the shortest run that is whole blocks in every group.
+    /// The number of tokens in the shortest run that is whole blocks in every group.
     #[getter]
     fn alignment(&self) -> u64 {
         self.native.groups().alignment()
     }
 
-    /// Blocks that are known, for whatever reason.
+    /// The number of blocks that are known, for whatever reason.
     fn __len__(&self) -> usize {
         self.native.len()
     }
 
-    /// A request has come.
+    /// Adds a request that has come.
     fn add(&mut self, request: &str, prompt_tokens: u64) -> PyResult<()> {
         raising(self.native.add(request, prompt_tokens))
     }
 
-    /// Takes in the request's block hashes: the list has all of them, those which are known at its
-    /// beginning.
+    /// Takes in the request's block hashes. The list has all of them; it begins with those that are
+    /// known.
     fn extend(&mut self, request: &str, hashes: &Bound<'_, PyList>) -> PyResult<()> {
         let known = raising(self.native.hashes(request))?;
         read_hashes(hashes, known, &mut self.chunks)?;
         raising(self.native.extend(request, &self.chunks))
     }
 
-    /// The request is gone; jobs of its blocks go on.
+    /// Removes a request that is gone. Jobs of its blocks go on.
     fn remove(&mut self, request: &str) -> PyResult<()> {
         raising(self.native.remove(request))
     }
 
     // --- look-ups -------------------------------------------------------------------------
 
-    /// Starts the request's look-up; by group its namespace, and the spans of the objects that a block is
-    /// made of. Returns the blocks that are asked for, None if more look-ups wait than may: then the
-    /// request does without.
+    /// Starts the request's look-up. For each group, give its namespace, and the spans of the
+    /// objects that make up a block. Returns the number of blocks that are asked for. Returns None
+    /// if too many look-ups wait: then the request does without.
     fn ask(
         &mut self,
         py: Python<'_>,
@@ -175,8 +178,9 @@ impl Catalogue {
         Ok(Some(asked))
     }
 
-    /// Takes in the answers that have come: blocks that were found, look-ups that failed, and the seconds
-    /// that each took, infinite if it failed, the last one at the end.
+    /// Takes in the answers that have come. Returns the number of blocks that were found, the
+    /// number of look-ups that failed, and the seconds that each look-up took, infinite if it
+    /// failed, the last one at the end.
     fn take_answers(&mut self, lookup: &Lookup) -> (usize, usize, Vec<f64>) {
         let (mut found, mut failed, mut seconds) = (0, 0, Vec::new());
         for (number, answer, took) in lookup.native().poll() {
@@ -187,12 +191,12 @@ impl Catalogue {
         (found, failed, seconds)
     }
 
-    /// The request is on as if the pool had nothing of it.
+    /// Lets the request go on as if the pool had nothing of it.
     fn do_without(&mut self, request: &str) -> PyResult<()> {
         raising(self.native.do_without(request))
     }
 
-    /// Nobody waits for the request's look-up any more.
+    /// Drops the request's look-up: nobody waits for it any more.
     fn drop_lookup(&mut self, request: &str, lookup: &Lookup) {
         for number in self.native.drop_lookup(request) {
             lookup.native().cancel(number);
@@ -209,8 +213,8 @@ impl Catalogue {
 
     // --- loads ----------------------------------------------------------------------------
 
-    /// Where loads of the request's tokens from `first` may end, up to `limit`, the nearest first, each
-    /// with its bytes in host memory and in the pool.
+    /// Where loads of the request's tokens from `first` may end, up to `limit`, the nearest end
+    /// first. Each end comes with its bytes in host memory and in the pool.
     fn reaches(&self, request: &str, first: u64, limit: u64) -> PyResult<Vec<Reach>> {
         let reaches = raising(self.native.reaches(request, first, limit))?;
         Ok(reaches.into_iter().map(Reach).collect())
@@ -221,18 +225,19 @@ impl Catalogue {
         raising(self.native.whole(request, first, limit)).map(Reach)
     }
 
-    /// The group of the first block of such a load that host memory lacks; None if it lacks nothing.
+    /// The group of the first block of such a load that host memory does not have. None if host
+    /// memory has all of them.
     fn lacking(&self, request: &str, first: u64, end: u64) -> PyResult<Option<usize>> {
         raising(self.native.lacking(request, first, end))
     }
 
-    /// Whether a load under way brings the first block that this one would.
+    /// Whether a load under way brings the first block that this load would bring.
     fn is_loading(&self, request: &str, first: u64, end: u64) -> PyResult<bool> {
         raising(self.native.is_loading(request, first, end))
     }
 
-    /// Begins a load of the request's tokens from `first` to `end`; `tables` are its block tables, by
-    /// group.
+    /// Begins a load of the request's tokens from `first` to `end`. `tables` has its block tables,
+    /// one for each group.
     fn begin_load(
         &mut self,
         request: &str,
@@ -248,8 +253,9 @@ impl Catalogue {
         .map(|(blocks, moved)| (Blocks { blocks }, moved_tuple(&moved)))
     }
 
-    /// Begins a prefetch of the first `most` blocks of such a load, or of those that host memory lacks, but
-    /// for what another prefetch keeps; None if nothing is left.
+    /// Begins a prefetch of the first `most` blocks of such a load; with `lacking`, of the first
+    /// `most` that host memory does not have. Blocks that another prefetch keeps are left out. None
+    /// if nothing is left.
     #[pyo3(signature = (request, job, first, end, most, *, lacking = false))]
     fn begin_prefetch(
         &mut self,
@@ -267,33 +273,34 @@ impl Catalogue {
         Ok(begun.map(|(blocks, moved)| (Blocks { blocks }, moved_tuple(&moved))))
     }
 
-    /// A load or a prefetch is over.
+    /// Ends a load or a prefetch.
     fn end(&mut self, job: u64) -> PyResult<()> {
         raising(self.native.end(job))
     }
 
-    /// Nobody waits for a prefetch any more, whether it is over or not.
+    /// Notes that nobody waits for a prefetch any more, whether it is over or not.
     fn release(&mut self, job: u64) -> PyResult<()> {
         raising(self.native.release(job))
     }
 
-    /// Blocks of a job, by their positions in it, that are not in the pool, or not whole.
+    /// Notes blocks of a job, by their positions in it, that are not in the pool, or not whole.
     fn lose(&mut self, job: u64, positions: Vec<usize>) -> PyResult<()> {
         raising(self.native.lose(job, &positions))
     }
 
-    /// Blocks of a job, by their positions in it, that are in the pool and cannot be decrypted here.
+    /// Notes blocks of a job, by their positions in it, that are in the pool but cannot be
+    /// decrypted here.
     fn set_foreign(&mut self, job: u64, positions: Vec<usize>) -> PyResult<()> {
         raising(self.native.set_foreign(job, &positions))
     }
 
-    /// Loads under way.
+    /// The number of loads under way.
     #[getter]
     fn loads(&self) -> usize {
         self.native.loads()
     }
 
-    /// Blocks that prefetches keep, or bring.
+    /// The number of blocks that prefetches keep or bring.
     #[getter]
     fn prefetched(&self) -> usize {
         self.native.prefetched()
@@ -301,8 +308,9 @@ impl Catalogue {
 
     // --- stores ---------------------------------------------------------------------------
 
-    /// Begins the store of the request's blocks that are full after `tokens` tokens and new; None if there
-    /// are none. `tables` are its block tables, by group, in which `null` stands for no block.
+    /// Begins the store of the request's blocks that are full after `tokens` tokens and new. None
+    /// if there are none. `tables` has its block tables, one for each group. In them, `null` stands
+    /// for no block.
     fn begin_store(
         &mut self,
         request: &str,
@@ -318,18 +326,19 @@ impl Catalogue {
         .map(|stored| stored.map(|blocks| Blocks { blocks }))
     }
 
-    /// No rank reads a store's blocks any more.
+    /// Notes that no rank reads a store's blocks any more.
     fn on_read(&mut self, job: u64) {
         self.native.on_read(job);
     }
 
-    /// A store is over on all ranks: its blocks are in the pool, but for those at these positions. Returns
-    /// how many are.
+    /// Ends a store on all ranks: its blocks are in the pool, except those at the positions in
+    /// `unstored`. Returns how many are in the pool.
     fn end_store(&mut self, job: u64, unstored: Vec<usize>) -> PyResult<usize> {
         raising(self.native.end_store(job, &unstored))
     }
 
-    /// Whether some store reads blocks that the engine may give away while their request runs.
+    /// Whether some store still reads blocks that the engine may give away while their request
+    /// runs.
     #[getter]
     fn is_reading(&self) -> bool {
         self.native.is_reading()
@@ -342,9 +351,10 @@ impl Catalogue {
 
     // --- steps ----------------------------------------------------------------------------
 
-    /// A step computes these requests, of which so many tokens were computed before; `tokens` says how many
-    /// it computes of each. Returns the places of those that begin, the places of those that fill a block
-    /// with the tokens computed then, and from where to where prompts are computed.
+    /// Notes that a step computes these requests. `computed` has the tokens of each that were
+    /// computed before; `tokens` says how many the step computes of each. Returns the positions of
+    /// the requests that begin; the positions of those that fill a block, with their computed
+    /// tokens after the step; and from where to where prompts are computed.
     fn step(
         &mut self,
         requests: Vec<Bound<'_, PyString>>,
@@ -364,7 +374,7 @@ impl Catalogue {
         Ok((step.started, step.filled, step.prompts))
     }
 
-    /// The request was preempted: it begins anew.
+    /// Notes that the request was preempted: it begins anew.
     fn pause(&mut self, request: &str, lookup: &Lookup) -> PyResult<()> {
         let dropped = raising(self.native.pause(request))?;
         for number in dropped {
@@ -375,7 +385,8 @@ impl Catalogue {
 
     // --- host memory, and the pool --------------------------------------------------------
 
-    /// Blocks that came into the host memory of ranks, or went, as their engines have packed them.
+    /// Takes in blocks that came into the host memory of ranks, or went, as their engines have
+    /// packed them.
     fn change_host(&mut self, py: Python<'_>, changes: &[u8]) -> PyResult<()> {
         let changes =
             HostChange::decode(changes).map_err(|error| config_error(py, error.to_string()))?;
@@ -385,7 +396,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Forgets what the pool has; look-ups will tell again.
+    /// Forgets which blocks the pool has. Later look-ups tell again.
     fn forget_pool(&mut self) {
         self.native.forget_pool();
     }

@@ -1,9 +1,9 @@
-//! What became of jobs, for Python: numbers, places of blocks, and enumerations.
+//! What became of jobs, for Python: numbers, positions of blocks, and enumerations.
 
 use penstock_engine::{self as engine, Tally};
 use pyo3::prelude::*;
 
-/// What happened to a job. Each is its last but `RELEASED`.
+/// What happened to a job. Every event but `RELEASED` is the job's last.
 #[pyclass(
     frozen,
     eq,
@@ -13,14 +13,14 @@ use pyo3::prelude::*;
 )]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Event {
-    /// The source blocks of a store are not read any more. Precedes `STORED`.
+    /// The source blocks of a store are not read any more. Comes before `STORED`.
     Released,
     Stored,
     Loaded,
     Prefetched,
 }
 
-/// What became of a block: the worst of what became of its objects.
+/// What became of a block: the worst outcome of its objects.
 #[pyclass(
     frozen,
     eq,
@@ -32,25 +32,25 @@ pub(crate) enum Event {
 pub(crate) enum Outcome {
     /// The store took it.
     Stored,
-    /// The store had it, or who holds the same stores it.
+    /// The store had it already, or another engine that holds the same stores it.
     AlreadyPresent,
     /// It came from the store.
     Loaded,
     /// It came from host memory.
     Kept,
-    /// Nothing was done for want of room, or of a store that answers.
+    /// Nothing was done, since there was no room, or no store that answers.
     Dropped,
     /// The store does not have it.
     Miss,
-    /// What the store has did not verify.
+    /// The store's value did not verify.
     Rejected,
-    /// What the store has is encrypted with a key that this engine does not have.
+    /// The store's value is encrypted with a key that this engine does not have.
     Foreign,
     /// The deadline passed first.
     TimedOut,
     /// The job was cancelled first.
     Cancelled,
-    /// Something before it did not come.
+    /// An object before it did not come.
     Skipped,
     /// The store failed.
     Failed,
@@ -108,7 +108,8 @@ impl Completion {
         }
     }
 
-    /// Seconds since the job was submitted, or since its fence was passed, if that was later.
+    /// Seconds from the submission of the job to this event. They count from when its fence was
+    /// passed, if that was later.
     #[getter]
     fn seconds(&self) -> f64 {
         self.native.took.as_secs_f64()
@@ -125,20 +126,20 @@ impl Completion {
             .collect()
     }
 
-    /// Places of a store's blocks that are not in the pool now, or of a load's or prefetch's that did
-    /// not come, those excepted that were cancelled: nobody misses them.
+    /// Positions of blocks that are missing. For a store: those that are not in the pool now. For a
+    /// load or prefetch: those that did not come, except the cancelled ones, which nobody misses.
     #[getter]
     fn missing(&self) -> Vec<usize> {
         self.native.event.missing()
     }
 
-    /// Places of the blocks that the pool does not have, or not whole.
+    /// Positions of the blocks that the pool does not have, or not whole.
     #[getter]
     fn lost(&self) -> Vec<usize> {
         self.native.event.lost()
     }
 
-    /// Places of the blocks that are encrypted with a key that this engine does not have.
+    /// Positions of the blocks that are encrypted with a key that this engine does not have.
     #[getter]
     fn foreign(&self) -> Vec<usize> {
         self.native.event.foreign()
@@ -173,7 +174,7 @@ impl Completion {
         self.tally.failed_objects
     }
 
-    /// Objects that did not verify, foreign ones excepted.
+    /// Objects that did not verify, without the foreign ones.
     #[getter]
     fn rejected_objects(&self) -> u64 {
         self.tally.rejected_objects
@@ -185,7 +186,7 @@ impl Completion {
         self.tally.foreign_objects
     }
 
-    /// Bytes of the blocks that are `missing` of a load or prefetch.
+    /// Bytes of the blocks of a load or prefetch that are `missing`.
     #[getter]
     fn missing_bytes(&self) -> u64 {
         self.tally.missing_bytes

@@ -1,16 +1,17 @@
-//! CUDA devices, for Python: which one, and what its copies take.
+//! CUDA devices, for Python: which device, and the times of its copies.
 
 use penstock_engine::{CudaError, Device, DirectCopy, Direction};
 use pyo3::prelude::*;
 
 use crate::errors::raised;
 
-/// Where memory lies, from the ordinal of a CUDA device or none.
+/// The device where memory lies: a CUDA device by its ordinal, or host memory for none.
 pub(crate) fn device(cuda_device: Option<i32>) -> Device {
     cuda_device.map_or(Device::Host, Device::Cuda)
 }
 
-/// Bytes of a piece from which the copy engines are used; by size of a piece, seconds of both ways.
+/// The bytes of a piece from which on the copy engines are used. For each size of a piece, the
+/// seconds of both ways.
 type DirectionTuple = (usize, Vec<(usize, f64, f64)>);
 
 fn direction(found: &Direction) -> DirectionTuple {
@@ -19,10 +20,11 @@ fn direction(found: &Direction) -> DirectionTuple {
     (found.copy_engine_from, timings.collect())
 }
 
-/// Measures a CUDA device's copies, unless it is in use and known: bytes of each copy that was
-/// timed, then from the device and to it the mean bytes of a piece from which its copy engines are
-/// used and, for each size of a piece, its bytes, and the seconds of a copy by the copy engines and
-/// by the kernel.
+/// Measures a CUDA device's copies, unless the device is in use and its times are known. Returns
+/// the bytes of each copy that was timed, then two directions: from the device, and to the device.
+/// Each direction is the mean bytes of a piece from which on its copy engines are used, and for
+/// each size of a piece its bytes, the seconds of a copy by the copy engines, and the seconds by
+/// the kernel.
 #[pyfunction]
 pub(crate) fn cuda_calibration(
     py: Python<'_>,

@@ -71,7 +71,7 @@ enum Tensor {
     Versioned(*mut ManagedVersioned),
 }
 
-/// A tensor that its producer keeps alive until this is dropped.
+/// A tensor that its producer keeps alive until this `Exported` is dropped.
 pub(crate) struct Exported {
     tensor: Tensor,
     address: *mut u8,
@@ -96,7 +96,7 @@ impl Exported {
         Ok(exported)
     }
 
-    /// Becomes the owner of a capsule's tensor: the capsule is marked as used, so that its
+    /// Becomes the owner of a capsule's tensor. The capsule is marked as used, so that its
     /// destructor leaves the tensor alone.
     fn consume(capsule: &Bound<'_, PyCapsule>) -> PyResult<Self> {
         let raw = capsule.as_ptr();
@@ -168,7 +168,7 @@ impl Exported {
 
 impl Drop for Exported {
     fn drop(&mut self) {
-        // Producers' deleters release Python objects; at exit there is no interpreter to do it.
+        // Producers' deleters release Python objects. At exit there is no interpreter for that.
         let _ = Python::try_attach(|_| {
             // SAFETY: the tensor is ours, alive, and deleted once, by its producer's function.
             unsafe {
@@ -189,8 +189,8 @@ impl Drop for Exported {
     }
 }
 
-/// Asks for the versioned form, which says whether the tensor is read-only; producers older
-/// than it do not know the parameter.
+/// Asks for the versioned form, which says whether the tensor is read-only. Older producers do not
+/// know the parameter.
 fn capsule<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyCapsule>> {
     let py = object.py();
     let options = PyDict::new(py);
@@ -229,7 +229,7 @@ unsafe fn contiguous_bytes(dl: &DlTensor) -> PyResult<usize> {
             };
             (usize::try_from(*dl.shape.add(axis))?, stride)
         };
-        // The stride of an axis with one element means nothing.
+        // The stride of an axis with one element has no meaning.
         if size != 1 && stride.is_some_and(|stride| usize::try_from(stride) != Ok(expected)) {
             apart = true;
         }

@@ -19,22 +19,22 @@ use crate::errors::{engine_error, interruptibly};
 use crate::layout::{Descriptor, SpanTuple, span};
 use crate::store::{Store, namespace, seconds};
 
-/// A point in what a CUDA device computes, which jobs wait for: passed once it has computed all that
-/// a stream had been given when it was raised.
+/// A point in a CUDA device's work that jobs wait for. It is passed once the device has computed
+/// everything that a stream had been given when the fence was raised.
 #[pyclass(frozen, module = "penstock._native")]
 pub(crate) struct Fence {
     native: NativeFence,
 }
 
-/// What a job waits for; nothing without a fence.
+/// The fence that a job waits for. Without one, it waits for nothing.
 fn behind(after: Option<&Bound<'_, Fence>>) -> NativeFence {
     after.map_or(NativeFence::NONE, |fence| fence.get().native.clone())
 }
 
 /// Moves blocks between KV memory and a store on native threads.
 ///
-/// Jobs have ids that the caller chooses; one may be used again after the job's last completion
-/// was polled.
+/// The caller chooses the ids of jobs. An id may be used again after the job's last completion was
+/// polled.
 #[pyclass(frozen, module = "penstock._native")]
 pub(crate) struct Engine {
     native: Native,
@@ -44,8 +44,8 @@ pub(crate) struct Engine {
 impl Engine {
     /// Reserves host memory of `slots` times `slot_bytes` and starts the threads. Values are
     /// encrypted if the store's are. With `keep`, values stay in host memory until the room is
-    /// needed, and are loaded from there. `step_objects` are stored at most by what one step
-    /// computes: the queues hold several times as many.
+    /// needed, and are loaded from there. `step_objects` is the most objects that one step stores:
+    /// the queues hold several times as many.
     #[new]
     #[pyo3(signature = (
         store, *, slot_bytes, slots, keep = true, copy_lanes = 1, get_lanes = 2, put_lanes = 1,
@@ -75,15 +75,15 @@ impl Engine {
             .map_err(|error| engine_error(py, &error))
     }
 
-    /// Takes in a group of layers. The tensors that the descriptor was detected from must stay alive
-    /// until `unregister` or `shutdown` has returned. Groups may lie over each other, as long as no
-    /// block is in use by two of them at a time.
+    /// Registers a group of layers. The tensors that the descriptor was detected from must stay
+    /// alive until `unregister` or `shutdown` has returned. Groups may lie over each other, as long
+    /// as no two of them use the same block at the same time.
     ///
-    /// A block is stored as an object for each of `spans`; without, as one of all that the descriptor
-    /// describes. The serving engine's block is so many pages of the descriptor's. With `replica`, an
-    /// index and a count, that many engines hold the same, and each stores its part of the blocks.
-    /// `cuda_device` is the ordinal of the device that the tensors are on; without it, they are in host
-    /// memory.
+    /// A block is stored as one object for each of `spans`; without `spans`, as one object of all
+    /// that the descriptor describes. The serving engine's block is `pages_per_block` pages, which
+    /// are the descriptor's blocks. `replica` is an index and a count: so many engines hold the
+    /// same, and each stores its part of the blocks. `cuda_device` is the ordinal of the device
+    /// that the tensors are on. Without it, they are in host memory.
     #[pyo3(signature = (
         descriptor, group = 0, *, spans = None, pages_per_block = 1, replica = (0, 1),
         cuda_device = None
@@ -113,27 +113,29 @@ impl Engine {
             .map_err(|error| engine_error(py, &error))
     }
 
-    /// Takes in a group of which this engine holds nothing: blocks of it are there already.
+    /// Registers a group of which this engine holds nothing: its blocks count as already there.
     fn register_elsewhere(&self, py: Python<'_>, group: u16) -> PyResult<()> {
         self.native
             .register_elsewhere(group)
             .map_err(|error| engine_error(py, &error))
     }
 
-    /// Says under which namespace, 16 bytes, a group's objects are stored: once, before its first job.
+    /// Sets the namespace, 16 bytes, under which a group's objects are stored: once, before its
+    /// first job.
     fn name_group(&self, py: Python<'_>, group: u16, namespace: &[u8]) -> PyResult<()> {
         self.native
             .name(group, self::namespace(py, namespace)?)
             .map_err(|error| engine_error(py, &error))
     }
 
-    /// Forgets the memory, once no copy touches it any more.
+    /// Forgets the registered memory, once no copy touches it any more.
     fn unregister(&self, py: Python<'_>) {
         py.detach(|| self.native.unregister());
     }
 
-    /// A fence behind all that a stream of the CUDA device has been given until now. `stream` is its
-    /// handle (`torch.cuda.Stream.cuda_stream`), which has to be one; zero is the default stream.
+    /// Raises a fence behind all work that a stream of the CUDA device has been given until now.
+    /// `stream` is its handle (`torch.cuda.Stream.cuda_stream`), and must be one. Zero is the
+    /// default stream.
     #[pyo3(signature = (stream, *, cuda_device))]
     #[allow(unsafe_code)]
     fn raise_fence(&self, py: Python<'_>, stream: u64, cuda_device: i32) -> PyResult<Fence> {
@@ -144,9 +146,9 @@ impl Engine {
             .map_err(|error| engine_error(py, &error))
     }
 
-    /// Stores blocks. They must not change until the job's event `RELEASED`; nothing is read before
-    /// the fence `after` is passed. `tenant` goes into their encryption beside the keys; whoever loads
-    /// them gives the same. With too many jobs outstanding, all of them are dropped.
+    /// Stores blocks. They must not change until the job's event `RELEASED`. Nothing is read before
+    /// the fence `after` is passed. `tenant` goes into the encryption beside the keys, and a load
+    /// must give the same one. If too many jobs are outstanding, all blocks are dropped.
     #[pyo3(signature = (job, blocks, *, tenant = None, after = None))]
     fn submit_store(
         &self,
@@ -162,10 +164,10 @@ impl Engine {
     }
 
     /// Loads blocks, which must be left alone until the job's event `LOADED`. Nothing is fetched or
-    /// written before `after` is passed; it, `tenant` and too many jobs are as for a store. `timeout`
-    /// seconds after that what is left is given up, and later by that part of `pace` seconds which is
-    /// the part of its bytes that has come. With `prefix`, whatever follows an object that was not
-    /// loaded is skipped.
+    /// written before `after` is passed, and the job's time counts from there. `after`, `tenant`
+    /// and too many jobs are as for a store. After `timeout` seconds, the rest is given up. This
+    /// moment is later by a part of `pace` seconds: the same part as the part of the bytes that has
+    /// come. With `prefix`, everything after an object that was not loaded is skipped.
     #[pyo3(signature = (
         job, blocks, timeout, *, prefix = false, pace = 0.0, tenant = None, after = None
     ))]
@@ -190,8 +192,8 @@ impl Engine {
     }
 
     /// Gets blocks into host memory, where they stay until the job is released: a load finds them
-    /// there. It goes behind all loads; what finds no room is dropped. The blocks' ids mean nothing.
-    /// After `timeout` seconds what is left is given up.
+    /// there. A prefetch goes behind all loads, and objects that find no room are dropped. The
+    /// blocks' ids mean nothing. After `timeout` seconds, the rest is given up.
     #[pyo3(signature = (job, blocks, timeout, *, tenant = None))]
     fn submit_prefetch(
         &self,
@@ -207,29 +209,30 @@ impl Engine {
             .map_err(|error| engine_error(py, &error))
     }
 
-    /// Completes a store at once, as dropped: one that must not be done.
+    /// Completes a store at once as dropped: for one that must not be done.
     fn decline_store(&self, py: Python<'_>, job: u64, blocks: &Bound<'_, Blocks>) -> PyResult<()> {
         self.native
             .decline_store(job, &blocks.get().blocks)
             .map_err(|error| engine_error(py, &error))
     }
 
-    /// Completes a load at once, as dropped: one that must not be done.
+    /// Completes a load at once as dropped: for one that must not be done.
     fn decline_load(&self, py: Python<'_>, job: u64, blocks: &Bound<'_, Blocks>) -> PyResult<()> {
         self.native
             .decline_load(job, &blocks.get().blocks)
             .map_err(|error| engine_error(py, &error))
     }
 
-    /// Nobody waits any more for what a prefetch brings, or has brought. To be called once for
-    /// each, whether it is over or not.
+    /// Notes that nobody waits any more for what a prefetch brings, or has brought. To be called
+    /// once for each prefetch, whether it is over or not.
     fn release(&self, job: u64) {
         self.native.release(job);
     }
 
-    /// Which blocks came into host memory, with all that this engine keeps of them, and which are not
-    /// whole there any more, since the last call; at first, all that are there. Nothing is remembered
-    /// before the first call. As bytes for `host_changes`, or for a catalogue; empty for none.
+    /// Which blocks changed in host memory since the last call: blocks that came, with all that
+    /// this engine keeps of them, and blocks that are no longer whole there. The first call returns
+    /// all blocks that are there. Before the first call, nothing is remembered. The result is bytes
+    /// for `host_changes`, or for a catalogue; empty for no changes.
     fn take_host_changes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &HostChange::encode(&self.native.take_host_changes()))
     }
@@ -247,41 +250,41 @@ impl Engine {
         interruptibly(py, || self.native.wait(timeout))
     }
 
-    /// Waits until no block of these store jobs is being read, dropping what was not read yet;
-    /// False if the time is over first.
+    /// Waits until no block of these store jobs is being read; False if the time is over first.
+    /// What was not read yet is dropped.
     fn wait_released(&self, py: Python<'_>, jobs: Vec<u64>, timeout: f64) -> PyResult<bool> {
         let timeout = bound(py, timeout)?;
         interruptibly(py, || self.native.wait_released(&jobs, timeout))
     }
 
-    /// Gives up what can be given up of a job; it completes all the same.
+    /// Gives up what can be given up of a job. The job completes all the same.
     fn cancel(&self, job: u64) {
         self.native.cancel(job);
     }
 
-    /// Waits until all stores are over; if the time is over first, drops the rest and returns
+    /// Waits until all stores are over. If the time is over first, drops the rest and returns
     /// False.
     fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let timeout = bound(py, timeout)?;
         interruptibly(py, || self.native.drain(timeout))
     }
 
-    /// Gives up all jobs and ends the threads; False if one is still inside the store when the
-    /// time is over. Registered memory is not touched afterwards in any case.
+    /// Gives up all jobs and ends the threads. False if one is still inside the store when the time
+    /// is over. In any case, registered memory is not touched afterwards.
     fn shutdown(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let timeout = bound(py, timeout)?;
         interruptibly(py, || self.native.shutdown(timeout))
     }
 
-    /// What failed in the background since the last call, while jobs go on, slower: in words, and
-    /// the bytes of host memory that are not pinned for it.
+    /// What failed in the background since the last call. Jobs go on meanwhile, but slower. For
+    /// each fault: a text, and the bytes of host memory that are not pinned because of it.
     fn take_faults(&self) -> Vec<(String, u64)> {
         let faults = self.native.take_faults();
         let told = |fault: &Fault| (fault.to_string(), fault.unpinned_bytes());
         faults.iter().map(told).collect()
     }
 
-    /// Counters since the engine was made; rejections and failures also by reason, as
+    /// Counters since the engine was made. Rejections and failures are also counted by reason, as
     /// `rejected:<reason>` and `failed:<kind>`.
     fn stats(&self) -> HashMap<String, u64> {
         let stats: EngineStats = self.native.stats();
@@ -303,7 +306,8 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // Collected without a shutdown: other Python threads run on while lanes end.
+        // If the engine is collected without a shutdown, other Python threads run on while lanes
+        // end.
         Python::attach(|py| py.detach(|| self.native.shutdown(LAST_WAIT)));
     }
 }
@@ -317,18 +321,18 @@ impl Drop for Lookup {
 /// Longer than any operation of a lane.
 const LAST_WAIT: Duration = Duration::from_secs(60);
 
-/// What a tenant gives; nothing without.
+/// The bytes of a tenant; none without one.
 fn shared(tenant: Option<&[u8]>) -> Arc<[u8]> {
     tenant.map_or_else(Arc::default, Arc::from)
 }
 
-/// Host memory that a slot of an engine takes whose payload has up to `slot_bytes`.
+/// Host memory that a slot takes if its payload has up to `slot_bytes`.
 #[pyfunction]
 pub(crate) fn slot_stride(slot_bytes: usize) -> usize {
     penstock_engine::slot_stride(slot_bytes)
 }
 
-/// A time to wait; zero only looks.
+/// A time to wait. Zero means only to look.
 fn bound(py: Python<'_>, timeout: f64) -> PyResult<Duration> {
     if timeout == 0.0 {
         Ok(Duration::ZERO)
@@ -366,7 +370,7 @@ impl Lookup {
     }
 
     /// Asks for each chunk (an identity of at most 32 bytes) whether the store has it with every
-    /// span. Answered within `timeout` seconds.
+    /// span. The answer comes within `timeout` seconds.
     fn submit(
         &self,
         py: Python<'_>,
@@ -391,8 +395,8 @@ impl Lookup {
             .map_err(|error| engine_error(py, &error))
     }
 
-    /// All answers there are, each with the seconds that it took: `(id, [present], seconds)`, or
-    /// `(id, kind of error, seconds)`. Does not wait.
+    /// All answers that are there, each with the seconds that it took: `(id, [present], seconds)`,
+    /// or `(id, kind of error, seconds)`. Does not wait.
     fn poll(&self, py: Python<'_>) -> PyResult<Vec<(u64, Py<PyAny>, f64)>> {
         self.native
             .poll()
@@ -418,7 +422,7 @@ impl Lookup {
         self.native.cancel(id);
     }
 
-    /// Ends the threads; False if one is still inside the store when the time is over.
+    /// Ends the threads. False if one is still inside the store when the time is over.
     #[pyo3(signature = (timeout = 5.0))]
     fn shutdown(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let timeout = bound(py, timeout)?;

@@ -1,4 +1,4 @@
-//! The one way out of Rust: releases the GIL, waits, lets Ctrl-C through, and turns errors into
+//! The one way out of Rust: it releases the GIL, waits, lets Ctrl-C through, and turns errors into
 //! `penstock.errors`.
 
 use std::cell::RefCell;
@@ -29,14 +29,14 @@ pub(crate) mod raised {
 }
 
 thread_local! {
-    /// What a signal's handler raised while this thread was waiting.
+    /// The exception that a signal's handler raised while this thread was waiting.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
-/// Runs blocking work without the GIL. While it waits, signals are handled; if a handler raises, as
-/// Ctrl-C's does, the work ends as if its deadline had come, and that exception is the result.
+/// Runs blocking work without the GIL. Signals are handled while it waits. If a handler raises, as
+/// Ctrl-C's does, the work ends as if its deadline had come, and the exception is the result.
 ///
-/// Work that was interrupted has returned: nothing goes on behind it with what it borrowed.
+/// Interrupted work has returned: nothing goes on in the background with what it borrowed.
 pub(crate) fn interruptibly<T, F>(py: Python<'_>, work: F) -> PyResult<T>
 where
     F: FnOnce() -> T + Send,
@@ -49,10 +49,10 @@ where
     }
 }
 
-/// Handles signals that have arrived; on Python's main thread only, as Python itself.
+/// Handles signals that have arrived, on Python's main thread only, as Python itself does.
 fn has_raised() -> bool {
     let handled = Python::try_attach(|py| py.check_signals());
-    // No interpreter, nobody who would handle a signal.
+    // Without an interpreter, nobody would handle a signal.
     let Some(Err(error)) = handled else {
         return false;
     };
@@ -85,7 +85,7 @@ pub(crate) fn store_error(_: Python<'_>, error: &penstock_store::Error) -> PyErr
     }
 }
 
-/// The exception for what an engine refuses.
+/// The exception for an engine's refusal.
 pub(crate) fn engine_error(_: Python<'_>, error: &EngineError) -> PyErr {
     let message = (error.to_string(),);
     match error {
@@ -99,12 +99,12 @@ pub(crate) fn engine_error(_: Python<'_>, error: &EngineError) -> PyErr {
     }
 }
 
-/// A wrong argument.
+/// The exception for a wrong argument.
 pub(crate) fn config_error(_: Python<'_>, message: impl Display) -> PyErr {
     raised::ConfigError::new_err((message.to_string(),))
 }
 
-/// Sizes or strides that are no layout.
+/// The exception for sizes or strides that are no layout.
 pub(crate) fn layout_error(_: Python<'_>, error: impl Display) -> PyErr {
     raised::LayoutError::new_err((error.to_string(),))
 }

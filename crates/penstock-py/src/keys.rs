@@ -1,4 +1,4 @@
-//! Encryption keys for Python, which sees their names and never what they are.
+//! Encryption keys for Python. Python sees their names, and never the keys themselves.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,7 +8,8 @@ use pyo3::prelude::*;
 
 use crate::errors::without_gil;
 
-/// Keys that values are encrypted with. The first encrypts, each decrypts what it has encrypted.
+/// Keys that values are encrypted with. The first key encrypts. Each key decrypts what it has
+/// encrypted.
 #[pyclass(frozen, module = "penstock._native")]
 pub(crate) struct EncryptionKeys {
     keyring: Arc<Keyring>,
@@ -22,9 +23,9 @@ impl EncryptionKeys {
 
 #[pymethods]
 impl EncryptionKeys {
-    /// The keys of a file, or without one those of the environment variable
-    /// PENSTOCK_ENCRYPTION_KEYS; None if neither is given. The text is lines `ID:KEY`, where KEY is
-    /// the base64 text of 32 bytes.
+    /// The keys of a file. Without a file, those of the environment variable
+    /// PENSTOCK_ENCRYPTION_KEYS. None if neither is given. The text has lines `ID:KEY`, where KEY
+    /// is the base64 text of 32 bytes.
     #[staticmethod]
     #[pyo3(signature = (file = None))]
     fn load(py: Python<'_>, file: Option<PathBuf>) -> PyResult<Option<Self>> {
@@ -34,8 +35,8 @@ impl EncryptionKeys {
         }))
     }
 
-    /// Each key's id and fingerprint, the key that encrypts first. Two machines can read each
-    /// other's values if each has the fingerprint that the other has first.
+    /// The id and fingerprint of each key, with the key that encrypts first. Two machines can read
+    /// each other's values if each has the fingerprint that is first on the other.
     #[getter]
     fn fingerprints(&self) -> Vec<(String, String)> {
         let named = |(id, fingerprint): (&str, String)| (id.to_owned(), fingerprint);

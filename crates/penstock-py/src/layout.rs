@@ -42,8 +42,8 @@ pub(crate) struct Descriptor {
     layout: Layout,
     name: Option<KvLayout>,
     regions: Vec<RegionAddr>,
-    /// Copies of the CUDA device that they were asked for last: what they take to set up is not
-    /// taken again each time.
+    /// The copies of the CUDA device that was asked for last: setting them up costs time, so they
+    /// are kept.
     copies: Mutex<Option<(i32, Arc<DirectCopy>)>>,
 }
 
@@ -93,11 +93,11 @@ impl Descriptor {
 impl Descriptor {
     /// Reproduces the layout of one tensor per layer, or refuses with the reason.
     ///
-    /// A view is `(layer, address, shape, strides in elements, bytes of an element, address of
-    /// the storage, bytes of the storage)`; shape and strides run along blocks, heads, tokens
-    /// and content. `head_start` is the index in the model of the tensors' first head. `stage`,
-    /// as `(first layer, past the last layer)`, are the layers of the pipeline stage, of which a
-    /// group of a hybrid model has only some; without it the views' layers are consecutive.
+    /// A view is `(layer, address, shape, strides in elements, bytes of an element, address of the
+    /// storage, bytes of the storage)`. Shape and strides run along blocks, heads, tokens and
+    /// content. `head_start` is the index in the model of the tensors' first head. `stage` has the
+    /// layers of the pipeline stage, as `(first layer, past the last layer)`. A group of a hybrid
+    /// model has only some of them. Without `stage`, the views' layers are consecutive.
     #[staticmethod]
     #[pyo3(signature = (views, *, head_start = 0, stage = None))]
     fn detect(
@@ -132,7 +132,7 @@ impl Descriptor {
         })
     }
 
-    /// The descriptor of one region without gaps, in a layout by its name.
+    /// The descriptor of one region without gaps, in the layout of this name.
     #[staticmethod]
     #[pyo3(signature = (layout, share, *, blocks, tokens, content_bytes))]
     fn packed(
@@ -173,7 +173,7 @@ impl Descriptor {
         })
     }
 
-    /// The layout's name, where exactly one fits.
+    /// The layout's name, if exactly one fits.
     #[getter]
     fn layout(&self) -> Option<&'static str> {
         self.name.map(KvLayout::name)
@@ -185,7 +185,7 @@ impl Descriptor {
         tuple(&self.layout.share())
     }
 
-    /// Layers that lie here; the share's, without those of other groups.
+    /// Layers that lie here: those of the share, without the layers of other groups.
     #[getter]
     fn layers(&self) -> Vec<u16> {
         self.layout.layers().collect()
@@ -209,20 +209,21 @@ impl Descriptor {
         self.layout.content_bytes()
     }
 
-    /// Order of heads and tokens in which segments are given: "HNC" or "NHC".
+    /// The order of heads and tokens in which segments are given: "HNC" or "NHC".
     #[getter]
     fn interior(&self) -> String {
         self.layout.interior().to_string()
     }
 
-    /// Region and first byte in it of each of `layers`.
+    /// For each of `layers`, its region and its first byte in it.
     #[getter]
     fn bases(&self) -> Vec<(u32, u64)> {
         let bases = self.layout.bases().iter();
         bases.map(|base| (base.region, base.offset)).collect()
     }
 
-    /// Bytes from a block, a head and a token to the next; without meaning where there is one.
+    /// Bytes from a block, a head and a token to the next one; a value has no meaning where there
+    /// is only one.
     #[getter]
     fn strides(&self) -> [u64; 3] {
         self.layout.strides()
@@ -235,13 +236,13 @@ impl Descriptor {
         self.layout.contiguity().name()
     }
 
-    /// Bytes of each region.
+    /// The bytes of each region.
     #[getter]
     fn region_bytes(&self) -> Vec<u64> {
         self.layout.region_lens().to_vec()
     }
 
-    /// Address of each region, where tensors lie behind the descriptor.
+    /// The address of each region, if the descriptor describes tensors.
     #[getter]
     fn region_addresses(&self) -> Vec<u64> {
         self.regions.iter().map(|region| region.address).collect()
@@ -277,10 +278,10 @@ impl Descriptor {
             .collect())
     }
 
-    /// Copies a span of blocks, one after the other in canonical order, from the tensors that the
-    /// descriptor was detected from (in host memory, or on a CUDA device given by its ordinal) into
-    /// a writable buffer; returns the bytes. With `checksum`, computes on the way what storing the
-    /// value would.
+    /// Copies a span of blocks, one after the other in canonical order, into a writable buffer;
+    /// returns the number of bytes. The blocks are in the tensors that the descriptor was detected
+    /// from: in host memory, or on a CUDA device given by its ordinal. With `checksum`, computes
+    /// the checksum that storing the value would compute.
     #[pyo3(signature = (blocks, span, into, *, checksum = false, cuda_device = None))]
     fn gather(
         &self,
@@ -304,8 +305,8 @@ impl Descriptor {
         .map_err(|e| engine_error(py, &e))
     }
 
-    /// Copies a buffer's beginning into a span of blocks, one after the other, of the tensors that
-    /// the descriptor was detected from; returns the bytes.
+    /// Copies the beginning of a buffer into a span of blocks, one after the other, in the tensors
+    /// that the descriptor was detected from; returns the number of bytes.
     #[pyo3(signature = (blocks, span, source, *, cuda_device = None))]
     fn scatter(
         &self,
@@ -338,7 +339,8 @@ impl Descriptor {
     }
 }
 
-/// The spans of the objects that hold one chunk of a share; without a size, the whole share.
+/// The spans of the objects that hold one chunk of a share; without a size, one object of the whole
+/// share.
 #[pyfunction]
 #[pyo3(signature = (share, *, layers_per_object = None, heads_per_object = None))]
 pub(crate) fn objects(
@@ -356,8 +358,8 @@ pub(crate) fn objects(
 
 /// Checks that all ranks' shares together make up the model, and that their objects meet.
 ///
-/// Returns the spans of a chunk's objects over all ranks, and for each rank `(replica,
-/// replicas)`: its place among the ranks that hold the same share.
+/// Returns the spans of a chunk's objects over all ranks, and `(replica, replicas)` for each rank:
+/// its position among the ranks that hold the same share, and their number.
 #[pyfunction]
 #[pyo3(signature = (
     shares, layers, heads, *, layers_per_object = None, heads_per_object = None

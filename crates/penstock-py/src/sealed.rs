@@ -10,10 +10,10 @@ use penstock_store::{Key, PutOutcome, Result, SealedStore};
 
 use crate::buffer::Part;
 
-/// Payload bytes handed at once to a store that does not pipeline.
+/// Payload bytes that are handed at once to a store that does not pipeline.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// The payload of a value, in the caller's buffers, or where it is to go.
+/// The payload of a value in the caller's buffers, or the buffers where it is to go.
 pub(crate) struct Value {
     pub(crate) key: Key,
     pub(crate) parts: Vec<Part>,
@@ -89,8 +89,9 @@ fn put_piece(store: &SealedStore, batch: &[Value], deadline: Instant) -> Vec<Res
         .collect()
 }
 
-/// A batch in the pieces that are handed to the store at once, so that it is sealed or verified in
-/// the processor's caches. All of it, where cutting it up would cost more than that saves.
+/// Cuts a batch into the pieces that are handed to the store at once, so that it is sealed or
+/// verified in the processor's caches. The whole batch is one piece where cutting costs more than
+/// that saves.
 fn pieces<'b>(store: &SealedStore, batch: &'b [Value]) -> impl Iterator<Item = &'b [Value]> {
     let most = match store.capabilities().pipelined {
         true => usize::MAX,
@@ -110,7 +111,7 @@ fn pieces<'b>(store: &SealedStore, batch: &'b [Value]) -> impl Iterator<Item = &
     })
 }
 
-/// Where a value arrives: its header here, its payload in the caller's buffers.
+/// Where a value arrives: the header here, and the payload in the caller's buffers.
 struct Arrival<'a> {
     into: &'a Value,
     header: &'a mut HeaderRoom,

@@ -22,11 +22,13 @@ fn sim_error(py: Python<'_>, error: &penstock_sim::Error) -> PyErr {
     config_error(py, error)
 }
 
-/// The time to first token below which each of these shares of requests stays.
+/// Shares of requests. For each, a replay reports the time to first token below which this share of
+/// the requests stays.
 const PERCENTILES: [f64; 5] = [0.1, 0.5, 0.9, 0.99, 1.0];
 
 impl Trace {
-    /// Replays without the GIL, but to tell of the progress; what telling raises ends it.
+    /// Replays without the GIL, and takes it only to report the progress. An exception from that
+    /// ends the replay.
     fn run(
         &self,
         py: Python<'_>,
@@ -114,7 +116,7 @@ impl Trace {
         requests.map(|r| u64::from(r.input_tokens)).sum()
     }
 
-    /// Seconds.
+    /// The duration in seconds.
     #[getter]
     #[expect(clippy::cast_precision_loss, reason = "seconds in a double")]
     fn duration(&self) -> f64 {
@@ -217,7 +219,7 @@ fn document<'py>(py: Python<'py>, outcome: &Outcome) -> PyResult<Bound<'py, PyDi
     Ok(found)
 }
 
-/// The smallest of the sorted values that so large a share does not exceed.
+/// The smallest of the sorted values that at least this share of the values does not exceed.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

@@ -16,11 +16,11 @@ use crate::errors::{config_error, raised, store_error, without_gil};
 use crate::keys::EncryptionKeys;
 use crate::sealed::{self, Value};
 
-/// Longest timeout, a day: anything longer is as good as this.
+/// The longest timeout, a day: anything longer has the same effect.
 const LONGEST_SECONDS: f64 = 86_400.0;
 
 /// A handle on a store. Every operation returns by its timeout, in seconds, and runs without the
-/// GIL; any thread may use it.
+/// GIL. Any thread may use the handle.
 #[pyclass(frozen, module = "penstock._native")]
 pub(crate) struct Store {
     inner: SealedStore,
@@ -44,7 +44,7 @@ impl Store {
     }
 }
 
-/// Bytes of the payload, or None for a miss.
+/// The bytes of the payload, or None for a miss.
 fn payload_bytes(py: Python<'_>, key: &Key, got: Got) -> PyResult<Option<u64>> {
     match got {
         Got::Payload(verified) => Ok(Some(verified.bytes())),
@@ -126,9 +126,9 @@ pub(crate) fn namespace(py: Python<'_>, digest: &[u8]) -> PyResult<Namespace> {
 
 #[pymethods]
 impl Store {
-    /// Opens the store that a URL names; does not wait for a server. `client_name` is what a
-    /// server's list of clients shows, `connect_timeout` (seconds) bounds making a connection,
-    /// `connections` is the most held to one server.
+    /// Opens the store that a URL names. It does not wait for a server. `client_name` is what a
+    /// server shows in its list of clients. `connect_timeout` (seconds) limits making a connection.
+    /// `connections` is the most connections held to one server.
     #[staticmethod]
     #[pyo3(signature = (url, *, client_name = "penstock", connect_timeout = 1.0, connections = 8))]
     fn open(
@@ -147,15 +147,15 @@ impl Store {
         Ok(Self::with(inner, None))
     }
 
-    /// A second handle on the store, behind a circuit breaker: after failures in a row to reach it,
-    /// operations fail at once (`Unavailable`) but for a probe now and then.
+    /// A second handle on the store, behind a circuit breaker. After several failures in a row to
+    /// reach the store, operations fail at once (`Unavailable`), except for a probe now and then.
     fn guarded(&self) -> Self {
         let breaker = Breaker::new(self.shared(), BreakerSettings::default());
         Self::with(Arc::new(breaker), self.keys())
     }
 
-    /// A second handle on the store, which encrypts what it puts and takes nothing but what one of
-    /// these keys has encrypted. An engine made with it does so too.
+    /// A second handle on the store, with encryption. It encrypts what it puts, and takes only
+    /// values that one of these keys has encrypted. So does an engine that is made with it.
     fn encrypted(&self, keys: &EncryptionKeys) -> Self {
         Self::with(self.shared(), Some(keys.shared()))
     }
@@ -171,8 +171,8 @@ impl Store {
         self.inner.url()
     }
 
-    /// What the store can do: `shared`, `persistent`, `bounded`, `max_value_bytes` (the value's
-    /// header included).
+    /// What the store can do: `shared`, `persistent`, `bounded`, `max_value_bytes` (including the
+    /// value's header).
     fn capabilities<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let can = self.inner.capabilities();
         let dict = PyDict::new(py);
@@ -195,7 +195,7 @@ impl Store {
         without_gil(py, || self.inner.contains(&keys, deadline))
     }
 
-    /// Stores a value: a buffer, or a list or tuple of buffers. False if the store kept one of
+    /// Stores a value: a buffer, or a list or tuple of buffers. False if the store kept a value of
     /// this length that was there already.
     #[pyo3(signature = (key, value, *, timeout))]
     fn put(
@@ -211,7 +211,8 @@ impl Store {
         Ok(outcome == PutOutcome::Stored)
     }
 
-    /// Stores several values; for each, what `put` would return, or the exception it would raise.
+    /// Stores several values. For each, returns what `put` would return, or the exception that it
+    /// would raise.
     #[pyo3(signature = (items, *, timeout))]
     fn put_many(
         &self,
@@ -230,8 +231,9 @@ impl Store {
     }
 
     /// Fetches a value into a writable buffer, or a list or tuple of them, from its start, and
-    /// verifies it. Returns its bytes, or None if there is no such value. What does not verify is
-    /// removed, unless it is foreign. If it raises, what the buffers hold is undefined.
+    /// verifies it. Returns the number of its bytes, or None if there is no such value. A value
+    /// that does not verify is removed, unless it is foreign. If this raises, the content of the
+    /// buffers is undefined.
     #[pyo3(signature = (key, into, *, timeout))]
     fn get(
         &self,
@@ -247,8 +249,8 @@ impl Store {
         payload_bytes(py, &into.key, got)
     }
 
-    /// Fetches several values; for each, what `get` would return, or the exception it would
-    /// raise.
+    /// Fetches several values. For each, returns what `get` would return, or the exception that it
+    /// would raise.
     #[pyo3(signature = (items, *, timeout))]
     fn get_many(
         &self,
@@ -276,7 +278,7 @@ impl Store {
         without_gil(py, || self.inner.remove(&keys, deadline))
     }
 
-    /// Every object of a namespace as `(key, bytes)`, header included, in no order.
+    /// Every object of a namespace as `(key, bytes)`, including the header, in no particular order.
     #[pyo3(signature = (namespace, *, timeout))]
     fn list<'py>(
         &self,
@@ -297,7 +299,7 @@ impl Store {
             .collect())
     }
 
-    /// For each namespace, its digest, objects and bytes (headers included), by digest.
+    /// For each namespace, its digest, objects and bytes (including headers), by digest.
     #[pyo3(signature = (*, timeout))]
     fn usage<'py>(
         &self,
@@ -356,7 +358,7 @@ impl Store {
     }
 }
 
-/// Bytes that a text such as "64KiB", "1.5 GB" or "4096" stands for.
+/// The number of bytes that a text such as "64KiB", "1.5 GB" or "4096" stands for.
 #[pyfunction]
 pub(crate) fn parse_size(py: Python<'_>, text: &str) -> PyResult<u64> {
     penstock_store::parse_size(text).map_err(|error| store_error(py, &error))

@@ -166,8 +166,8 @@ impl Arena {
     }
 
     /// Brings all pages into being, in the order in which slots are first used, until `stop` says
-    /// so. Later loads then do not wait for pages. In a guest, they do not wait for a host that has
-    /// to find the memory first either.
+    /// so. Later loads then do not wait for pages. In a guest, they also do not wait for a host
+    /// that must find the memory first.
     pub(crate) fn populate(&self, stop: impl Fn() -> bool) {
         #[cfg(target_os = "linux")]
         for start in (0..self.memory.len()).step_by(POPULATE_BYTES) {

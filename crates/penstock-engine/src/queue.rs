@@ -33,7 +33,7 @@ struct State {
     puts: VecDeque<Put>,
     /// Jobs with queued objects, oldest first.
     loads: VecDeque<Arc<LoadJob>>,
-    /// As `loads`, for prefetches. They are taken only while no load is waiting.
+    /// As `loads`, for prefetches. They are taken only while `loads` has no work for a lane.
     prefetches: VecDeque<Arc<LoadJob>>,
     /// Calls to drain under way.
     draining: usize,

@@ -38,8 +38,8 @@ fn read_hashes(hashes: &Bound<'_, PyList>, known: usize, chunks: &mut Vec<Chunk>
     for index in known..hashes.len() {
         let (mut bytes, mut len) = (std::ptr::null_mut(), 0);
         // Two calls for each hash: taking its own reference would take as long again.
-        // SAFETY: the list has so many, and keeps what it has, as do bytes: nothing here runs Python
-        // code, and the GIL is held. Only of bytes are there a pointer and a length.
+        // SAFETY: the list has so many, and keeps what it has, as do bytes: nothing here runs
+        // Python code, and the GIL is held. Only of bytes are there a pointer and a length.
         #[allow(unsafe_code)]
         let hash = unsafe {
             let item = ffi::PyList_GetItem(hashes.as_ptr(), index as ffi::Py_ssize_t);

@@ -14,11 +14,10 @@ use crate::table::Job;
 use crate::{Block, Deadline, EngineError, Fence, Outcome};
 
 impl Engine {
-    /// Stores blocks. From `after` on, they must not change until
-    /// [`Event::Released`](crate::Event). Before `after` is passed, they may change: they are read
-    /// only then, and only then does the time begin to count that they may wait for a slot.
-    /// `tenant` goes into the encryption beside the keys, and a load must give the same one.
-    /// Without keys it has no effect.
+    /// Stores blocks. Before `after` is passed, they may change. Once it is passed, they are read,
+    /// and must not change until [`Event::Released`](crate::Event). The time that they may wait for
+    /// a slot also counts only from then on. `tenant` goes into the encryption beside the keys, and
+    /// a load must give the same one. Without keys it has no effect.
     ///
     /// If more objects than the setting `max_outstanding_objects` are outstanding, the job is
     /// dropped: its outcomes say so.

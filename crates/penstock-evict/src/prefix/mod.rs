@@ -168,7 +168,7 @@ impl<K, S> Prefix<K, S> {
         }
     }
 
-    /// Finds the strays anew, after another cache is followed.
+    /// Finds the strays anew, after a change of the cache that is followed.
     fn change_lead(&mut self) {
         while let Some(place) = self.strays.front() {
             self.unstray(*self.stray_nodes.get(place));

@@ -7,7 +7,7 @@
 //! From these hazards follows an index (Gittins, "Bandit processes and dynamic allocation indices",
 //! 1979). It is the greatest ratio, over all ages until which one may wait, of the chance of a use
 //! to the time waited. Least hit density (Beckmann et al., "LHD", NSDI 2018) is the same ratio with
-//! an endless wait. It undervalues an entry whose use is due soon or never.
+//! an endless wait. An endless wait undervalues an entry whose use is due soon or never.
 
 use std::array;
 use std::ops::Range;

@@ -28,8 +28,18 @@ OTHERS_OPTIONS |= {"--test", "--workspace"}
 OTHERS_FILES = {"ask.py", "config.json", "plots.svg"}
 """The quick start's, which readers write; a model's; and one that a command would write."""
 
-KINDS = ("rs", "py", "pyi", "md", "toml", "sh", "txt", "svg", "json", "ptx")
-FOLDERS = (".ci", "benches", "crates", "docs", "python", "requirements", "scripts", "tests")
+KINDS = ("rs", "py", "pyi", "md", "toml", "sh", "txt", "svg", "json", "ptx", "yml")
+FOLDERS = (
+    ".ci",
+    "benches",
+    "crates",
+    "deploy",
+    "docs",
+    "python",
+    "requirements",
+    "scripts",
+    "tests",
+)
 
 
 @cache
@@ -97,7 +107,7 @@ def missing_files(name: str) -> list[str]:
         for word in re.findall(r"[\w./-]*\w", re.sub(r"--(json|plot) \S+|\S*[{]\S*", "", span)):
             last = word.rpartition("/")[2]
             is_file = last.rpartition(".")[2] in KINDS and last.count(".") and last[0] != "."
-            is_folder = re.match(r"(tests|docs|benches|crates|python|scripts)/\w", word)
+            is_folder = re.match(r"(tests|docs|benches|crates|deploy|python|scripts)/\w", word)
             if not (is_file or is_folder) or last in OTHERS_FILES or word[0] == "/":
                 continue
             word = word.removeprefix("./")

@@ -183,7 +183,9 @@ impl Catalogue {
     /// failed, the last one at the end.
     fn take_answers(&mut self, lookup: &Lookup) -> (usize, usize, Vec<f64>) {
         let (mut found, mut failed, mut seconds) = (0, 0, Vec::new());
-        for (number, answer, took) in lookup.native().poll() {
+        let mut answers = lookup.native().poll();
+        answers.sort_unstable_by_key(|&(number, ..)| number);
+        for (number, answer, took) in answers {
             found += self.native.answer(number, answer.as_deref().ok());
             failed += usize::from(answer.is_err());
             seconds.push(answer.map_or(f64::INFINITY, |_| took.as_secs_f64()));

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::{Error, Key, Namespace, Result};
 
-/// What a store can do; the behaviour suite reads it to know what to expect.
+/// What a store can do. The behaviour suite reads this to know what to expect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// Other processes see what this one puts.
@@ -15,7 +15,7 @@ pub struct Capabilities {
     pub persistent: bool,
     /// The store itself keeps within a bound and evicts to do so.
     pub bounded: bool,
-    /// A batch takes less time than its requests one by one. Where it does not, small batches are
+    /// A batch takes less time than its requests one by one. If this is false, small batches are
     /// better: their values are still in the cache when they are verified.
     pub pipelined: bool,
     /// Largest value accepted, header included, in bytes.
@@ -50,9 +50,10 @@ pub struct PutRequest<'a> {
     pub key: Key,
     /// The value's bytes, in order.
     pub value: &'a [IoSlice<'a>],
-    /// Tokens before it in its prompt, as far as is known, else 0. Of what was used together, a store
-    /// that gives up what was used longest ago may so give up the end before the beginning, without which
-    /// the end is of no use.
+    /// Tokens before this value in its prompt, as far as is known, else 0. A prefix is only useful
+    /// from its beginning, but plain LRU evicts the beginning first. So a store that evicts the
+    /// least recently used value may count values further on in a prompt as used earlier: then it
+    /// evicts the end before the beginning.
     pub position: u64,
     /// Filled in by the store.
     pub outcome: Option<Result<PutOutcome>>,
@@ -76,20 +77,21 @@ pub struct GetRequest<'a, 'b> {
     pub key: Key,
     /// Where the value's bytes go, in order.
     pub into: &'a mut [IoSliceMut<'b>],
-    /// As of a [`PutRequest`].
+    /// As [`PutRequest::position`].
     pub position: u64,
     /// Whether [`Self::checksum`] is wanted.
     pub wants_checksum: bool,
-    /// Of a hit, [`crate::value::payload_checksum`] of what the destination holds now, if the store
-    /// had time for it: while other values were on their way, and this one still in the processor's
-    /// caches. Whoever changes the destination after that takes it away.
+    /// The [`crate::value::payload_checksum`] of what the destination holds now, if this is a hit
+    /// and the store had time to compute it. A store has time while other values are on their way
+    /// and this one is still in the processor's caches. Whoever changes the destination afterwards
+    /// resets this to `None`.
     pub checksum: Option<u64>,
     /// Filled in by the store.
     pub outcome: Option<Result<GetOutcome>>,
 }
 
 impl<'a, 'b> GetRequest<'a, 'b> {
-    /// A request that no store has seen, for a value whose checksum is not wanted, and whose place in a
+    /// A request that no store has seen. Its value's checksum is not wanted, and its place in a
     /// prompt is not known.
     pub fn new(key: Key, into: &'a mut [IoSliceMut<'b>]) -> Self {
         Self {
@@ -149,10 +151,10 @@ pub struct StoreStats {
 /// that returns [`GetOutcome::Hit`] delivered one whole value that some put stored, as long as
 /// the store itself kept it intact.
 ///
-/// A put under a key that is there replaces the value, unless the two have the same length: then
-/// the store may keep the old one and say [`PutOutcome::AlreadyPresent`], because keys name
-/// content. Whoever finds a value damaged therefore removes it before putting it anew. A value
-/// beyond [`Capabilities::max_value_bytes`] fails with [`crate::ErrorKind::Config`].
+/// A put under a key that exists replaces the value, unless the two values have the same length.
+/// Then the store may keep the old one and return [`PutOutcome::AlreadyPresent`], because keys name
+/// content. So whoever finds a value damaged removes it before putting it anew. A value larger than
+/// [`Capabilities::max_value_bytes`] fails with [`crate::ErrorKind::Config`].
 pub trait Store: Send + Sync {
     /// What this store can do.
     fn capabilities(&self) -> Capabilities;
@@ -172,8 +174,8 @@ pub trait Store: Send + Sync {
     /// Removes the keys that exist; returns how many did.
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64>;
 
-    /// Visits every object, of one namespace if one is given, in no order. Objects put or removed
-    /// meanwhile may or may not be seen.
+    /// Visits every object, of one namespace if one is given, in no particular order. Objects put
+    /// or removed meanwhile may or may not be seen.
     fn list(
         &self,
         namespace: Option<Namespace>,
@@ -181,15 +183,15 @@ pub trait Store: Send + Sync {
         deadline: Instant,
     ) -> Result<()>;
 
-    /// Facts about the store's own settings and state, as name and value (for a server, what it
-    /// reports of itself; for a directory, its bound and use).
+    /// Facts about the store's own settings and state, as name and value. A server gives what it
+    /// reports about itself; a directory gives its bound and use.
     fn describe(&self, deadline: Instant) -> Result<Vec<(String, String)>>;
 
     /// Counters since this handle was opened.
     fn stats(&self) -> StoreStats;
 
-    /// The stores that this one is made of, the nearest first, if it is made of several: of a value
-    /// that does not verify, each is looked at ([`crate::SealedStore::mend`]).
+    /// The stores that this one is made of, the nearest first; empty if it is not made of several.
+    /// If a value does not verify, [`crate::SealedStore::mend`] looks at each of them.
     #[doc(hidden)]
     fn tiers(&self, _: Internal) -> &[Arc<dyn Store>] {
         &[]
@@ -212,10 +214,11 @@ pub trait Store: Send + Sync {
     }
 }
 
-/// What only this crate has: a method that takes it can neither be called nor written elsewhere.
+/// A token that only this crate can make. Code elsewhere can neither call nor write a method that
+/// takes it.
 pub struct Internal(pub(crate) ());
 
-/// A store broke its contract.
+/// The error if a store broke its contract and left a request without an outcome.
 pub(crate) fn unanswered() -> Error {
     Error::new(
         crate::ErrorKind::Protocol,

@@ -1,10 +1,11 @@
-//! Counters behind [`StoreStats`], for stores to keep.
+//! The counters behind [`StoreStats`], which stores keep.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::{GetOutcome, GetRequest, PutOutcome, PutRequest, Result, StoreStats, slices};
 
-/// One store handle's counters. Each is exact; a snapshot of several is not one instant's.
+/// One store handle's counters. Each is exact, but a snapshot does not show all of them at one
+/// instant.
 #[derive(Default)]
 pub(crate) struct Counters {
     lookups: AtomicU64,
@@ -21,7 +22,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// Notes the answer to a look-up of so many keys.
+    /// Notes the answer to a look-up of several keys.
     pub(crate) fn looked_up(&self, answer: &Result<Vec<bool>>) {
         match answer {
             Ok(found) => {
@@ -103,7 +104,7 @@ impl Counters {
         }
     }
 
-    /// Notes objects given up to keep within the bound.
+    /// Notes objects evicted to keep within the bound.
     pub(crate) fn evicted(&self, objects: u64) {
         self.evictions.fetch_add(objects, Relaxed);
     }

@@ -1,13 +1,13 @@
-//! Encryption of values: AES-256-GCM, a key of its own for each.
+//! Encryption of values with AES-256-GCM. Each value has its own AES key.
 //!
-//! From the keyring's key, the value's random salt and its context, HKDF-Expand (SHA-256)
-//! makes the AES key and the nonce of one value. So there is no bound on the number of values that a
-//! key of the keyring may encrypt: two would have to draw the same 256 bits. (With one AES key
-//! for all values and random nonces of 96 bits it would be 2^32, which a fleet that stores small
-//! objects reaches.)
+//! HKDF-Expand (SHA-256) makes the AES key and the nonce of one value from the keyring's key, the
+//! value's random salt and its context. So the number of values that one key of the keyring may
+//! encrypt has no bound: a clash needs two values that draw the same 256 bits. (With one AES key
+//! for all values and random 96-bit nonces, the bound would be 2^32 values. A fleet that stores
+//! small objects reaches that.)
 //!
-//! Authenticated with the payload are the object's key and all of the header but its checksums,
-//! which follow from the rest, and the tag itself. The form is in [`crate::value`].
+//! The tag authenticates the payload, the object's key, and all of the header except the tag itself
+//! and the checksums, which follow from the rest. [`crate::value`] describes the format.
 
 use std::io::IoSliceMut;
 
@@ -29,16 +29,16 @@ const SALT_BYTES: usize = TAG_AT - SALT_AT;
 
 const VALUE_DOMAIN: &[u8] = b"penstock value 1";
 
-/// Most payload bytes of one value: AES-GCM's bound.
+/// Most payload bytes of one value. AES-GCM sets this bound.
 pub const MAX_ENCRYPTED_PAYLOAD: u64 = (1 << 36) - 32;
 
 impl Keyring {
-    /// Encrypts a payload where it lies, with the first key; returns the header that goes in front
-    /// of it. The context (empty for none) goes into the value's own key: who opens the value has to
-    /// know it.
+    /// Encrypts a payload in place with the first key. Returns the header that goes in front of it.
+    /// The context (empty for none) goes into the value's own key: a reader must know it to open
+    /// the value.
     ///
     /// Fails with [`ErrorKind::Config`] if the payload is larger than [`MAX_ENCRYPTED_PAYLOAD`],
-    /// with [`ErrorKind::Io`] if the system gives no random bytes.
+    /// and with [`ErrorKind::Io`] if the system gives no random bytes.
     pub fn seal(
         &self,
         key: &Key,
@@ -66,7 +66,8 @@ impl Keyring {
         let mut header = [0; ENCRYPTED_HEADER_BYTES];
         header[FINGERPRINT_AT..SALT_AT].copy_from_slice(&secret.fingerprint);
         header[SALT_AT..TAG_AT].copy_from_slice(&salt);
-        // Without the checksum of what follows, which is not authenticated, hence may come later.
+        // This leaves out the checksum of the header's second part. That checksum is not
+        // authenticated, so it may be added at the end.
         let bare = value::seal_encrypted(key, payload.len() as u64, 0);
         header[..HEADER_BYTES].copy_from_slice(&bare);
         let (aead, nonce) = value_key(secret, &salt, context);
@@ -89,8 +90,8 @@ impl Keyring {
         Ok(header)
     }
 
-    /// Checks the beginning of an encrypted value, as much as arrived of its header, against what
-    /// the reader asked for.
+    /// Checks the beginning of an encrypted value against what the reader asked for. `beginning` is
+    /// as much of the header as arrived.
     fn check(
         &self,
         beginning: &[u8],
@@ -124,8 +125,8 @@ impl Keyring {
         })
     }
 
-    /// Checks a whole value, header and payload in one piece and nothing after them, and decrypts
-    /// its payload where it lies. The payload means nothing if this fails.
+    /// Checks a whole value and decrypts its payload in place. The value is header and payload in
+    /// one piece, with nothing after them. If this fails, the payload means nothing.
     pub fn open_value(
         &self,
         value: &mut [u8],
@@ -138,8 +139,9 @@ impl Keyring {
         self.open_slices(slices, bytes, key, context, expected_payload_len)
     }
 
-    /// As [`open_value`](Self::open_value), of a value of so many bytes that lies in the slices from
-    /// their start, its header in the first. A payload in several is decrypted in a copy.
+    /// As [`open_value`](Self::open_value), for a value of `value_bytes` bytes that lies in the
+    /// slices from their start, with its header in the first slice. A payload in several slices is
+    /// decrypted in a copy.
     pub(crate) fn open_slices(
         &self,
         slices: &mut [IoSliceMut<'_>],
@@ -163,7 +165,7 @@ impl Keyring {
     }
 }
 
-/// What opens the payload of a value whose header has been checked.
+/// Opens the payload of a value whose header has been checked.
 #[must_use = "the payload is ciphertext until it is opened"]
 struct Opener {
     aead: LessSafeKey,
@@ -173,7 +175,7 @@ struct Opener {
 }
 
 impl Opener {
-    /// Decrypts the payload where it lies; it means nothing if this fails.
+    /// Decrypts the payload in place. If this fails, the payload means nothing.
     fn open(self, payload: &mut [u8]) -> std::result::Result<(), Rejection> {
         let associated_data = Aad::from(self.associated_data);
         self.aead
@@ -195,7 +197,7 @@ fn associated_data(header: &[u8; ENCRYPTED_HEADER_BYTES], key: &Key) -> [u8; ASS
     data
 }
 
-/// Bytes of an AES-256 key and of a nonce.
+/// The length of an AES-256 key and a nonce together.
 struct ValueKey;
 
 impl KeyType for ValueKey {
@@ -204,9 +206,10 @@ impl KeyType for ValueKey {
     }
 }
 
-/// The AES key of one value, and the only nonce that it is used with.
+/// The AES key of one value, and the only nonce that is used with that key.
 fn value_key(secret: &Secret, salt: &[u8], context: &[u8]) -> (LessSafeKey, Nonce) {
-    // The salt has one length, so that no two pairs of salt and context are the same text.
+    // All salts have the same length, so different pairs of salt and context never make the same
+    // text.
     let info = [VALUE_DOMAIN, salt, context];
     let mut material = Zeroizing::new([0_u8; SECRET_BYTES + NONCE_LEN]);
     Prk::new_less_safe(HKDF_SHA256, secret.bytes.as_slice())
@@ -245,7 +248,7 @@ mod tests {
             .chain(&payload)
             .map(|byte| format!("{byte:02x}"))
             .collect();
-        // Found equal by another library, from the description in `docs/reference/values.md`.
+        // Another library made the same bytes from the description in `docs/reference/values.md`.
         assert_eq!(
             hex,
             "504e534b010001000f0000000000000030313233343536373839616263646566\

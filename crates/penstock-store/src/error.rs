@@ -10,7 +10,7 @@ pub enum ErrorKind {
     Config,
     /// The store cannot be reached, or went away in the middle of an operation.
     Unreachable,
-    /// The deadline passed. What was under way was given up and its connection closed.
+    /// The deadline passed. The work under way was given up and its connection closed.
     TimedOut,
     /// Credentials are missing, wrong, or do not permit the operation.
     Denied,
@@ -73,7 +73,7 @@ impl Error {
         }
     }
 
-    /// Adds a named fact (store, operation, key, …).
+    /// Adds a named fact, such as the store, the operation or the key.
     #[must_use]
     pub fn with(mut self, name: &'static str, value: impl fmt::Display) -> Self {
         self.context.push((name, value.to_string()));

@@ -1,8 +1,9 @@
-//! Fuzzing of everything that reads bytes which somebody else wrote.
+//! Fuzz tests of everything that reads bytes which somebody else wrote.
 //!
-//! Each test replays its corpus (`__fuzz__/`, what real servers said for the most part) and goes on
-//! with random inputs, or random changes to the corpus: for a second, or as long as
-//! `BOLERO_RANDOM_TEST_TIME_MS` says. `cargo bolero test` drives the same tests by coverage.
+//! Each test first replays its corpus (`__fuzz__/`, for the most part what real servers said). Then
+//! it goes on with random inputs, or with random changes to the corpus: for a second, or for as
+//! long as `BOLERO_RANDOM_TEST_TIME_MS` says. `cargo bolero test` drives the same tests by
+//! coverage.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -28,7 +29,7 @@ fn corpus(test: &str) -> Vec<Vec<u8>> {
     seeds
 }
 
-/// A random change: of which seed, which bytes become what, and where it is cut off.
+/// A random change: the number of a seed, which of its bytes become what, and where it is cut off.
 type Change = (usize, Vec<(u16, u8)>, Option<u16>);
 
 fn changed(seeds: &[Vec<u8>], (which, edits, end): &Change) -> Vec<u8> {
@@ -43,7 +44,7 @@ fn changed(seeds: &[Vec<u8>], (which, edits, end): &Change) -> Vec<u8> {
     bytes
 }
 
-/// Whatever a server says, and in whatever pieces: no panic, and the pieces make no difference.
+/// Whatever a server says, and in whatever pieces, nothing panics. The pieces make no difference.
 #[test]
 fn replies() {
     check!().for_each(|bytes: &[u8]| {
@@ -56,7 +57,7 @@ fn replies() {
     });
 }
 
-/// As [`replies`], of what real servers said with some bytes changed.
+/// As [`replies`], for what real servers said with some bytes changed.
 #[test]
 fn replies_that_are_nearly_right() {
     let seeds = corpus("replies");
@@ -72,7 +73,7 @@ fn replies_that_are_nearly_right() {
         });
 }
 
-/// Whatever a node says of its cluster: no panic, and no slot that there is not.
+/// Whatever a node says about its cluster, nothing panics, and no slot is out of range.
 #[test]
 fn cluster_maps() {
     let seeds = corpus("cluster_maps");
@@ -82,7 +83,7 @@ fn cluster_maps() {
         .for_each(|change| resp::cluster_map(&changed(&seeds, change)));
 }
 
-/// Whatever a refusal says: no panic, one printable line.
+/// Whatever a refusal says, nothing panics, and the result is one printable line.
 #[test]
 fn refusals() {
     check!().for_each(|line: &[u8]| {
@@ -91,7 +92,7 @@ fn refusals() {
     });
 }
 
-/// Any bytes in place of a value: accepted only if they are what sealing makes of their payload.
+/// Any bytes in place of a value are accepted only if they are what sealing makes of their payload.
 #[test]
 fn values() {
     let key = Key::new(Namespace([7; 16]), &[9; 32], Span::new(0..4, 0..2).unwrap()).unwrap();
@@ -125,7 +126,8 @@ fn changed_values() {
         });
 }
 
-/// Any text in place of a key, or a key with some bytes changed: what is read is written the same.
+/// Any text in place of a key, or a key with some bytes changed: a text that is read as a key is
+/// written the same way.
 #[test]
 fn keys() {
     let seeds = corpus("keys");
@@ -164,7 +166,8 @@ fn directories() {
         });
 }
 
-/// Any text in place of a server's URL: no panic, and what can be opened is written as it can be opened.
+/// Any text in place of a server's URL: nothing panics, and a store that opens gives a URL that
+/// opens too.
 #[test]
 fn urls() {
     let seeds = corpus("urls");
@@ -173,7 +176,7 @@ fn urls() {
         let Ok(text) = std::str::from_utf8(&bytes) else {
             return;
         };
-        // Only servers: what would make a directory is not opened here.
+        // Test only servers: another URL could make a directory when it is opened.
         let text = format!("redis{text}");
         if let Ok(store) = open(&text, &OpenOptions::default()) {
             assert!(

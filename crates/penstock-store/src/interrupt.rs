@@ -1,24 +1,25 @@
-//! Waits that somebody may end early.
+//! Waits that the caller may end early.
 //!
-//! Whoever runs an operation for a person, who may press Ctrl-C, says for his thread how to ask
-//! whether it is to end ([`interruptible`]). Wherever the operation then waits on that thread, for a
-//! socket or for another thread, it asks ten times a second, and when a signal wakes it up. Once the
-//! answer is yes, all waits of the operation end as if its deadline had come: what was under way is
-//! given up, and everything that it borrowed is free again, since it has returned. Threads on which
-//! nobody can interrupt wait as ever.
+//! Some operations run for a person, who may press Ctrl-C. Their caller uses [`interruptible`] to
+//! give its thread a function that says whether the operation is to end. When the operation then
+//! waits on that thread, for a socket or for another thread, it calls this function ten times a
+//! second, and whenever a signal wakes it up. Once the answer is yes, all waits of the operation
+//! end as if its deadline had come. The work under way is given up. The operation has then
+//! returned, so everything that it borrowed is free again. Threads without such a function wait as
+//! usual.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, MutexGuard};
 
-/// Between two looks.
+/// The time between two looks.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy)]
 struct Interruption {
     ask: fn() -> bool,
-    /// The answer was yes: nobody is asked again.
+    /// The answer was yes: the function is not called again.
     has_come: bool,
 }
 
@@ -26,8 +27,8 @@ thread_local! {
     static CURRENT: Cell<Option<Interruption>> = const { Cell::new(None) };
 }
 
-/// Runs `work`, whose waits on this thread end early once `ask` answers true. No lock is held when it
-/// is asked.
+/// Runs `work`. Its waits on this thread end early once `ask` answers true. No lock is held when
+/// `ask` is called.
 pub fn interruptible<T>(ask: fn() -> bool, work: impl FnOnce() -> T) -> T {
     struct Before(Option<Interruption>);
     impl Drop for Before {
@@ -40,12 +41,12 @@ pub fn interruptible<T>(ask: fn() -> bool, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Asks whether what runs on this thread is to end.
+/// Asks whether the work on this thread is to end.
 pub fn is_interrupted() -> bool {
     let Some(current) = CURRENT.get() else {
         return false;
     };
-    // Whoever is asked may run other interruptible work, which leaves `CURRENT` as it found it.
+    // `ask` may run other interruptible work, which leaves `CURRENT` as it found it.
     let has_come = current.has_come || (current.ask)();
     CURRENT.set(Some(Interruption {
         has_come,
@@ -54,7 +55,7 @@ pub fn is_interrupted() -> bool {
     has_come
 }
 
-/// Until when a thread may wait before it has to ask again, `deadline` at the latest.
+/// Until when a thread may wait before it has to ask again: at the latest, `deadline`.
 pub fn next_look(deadline: Instant) -> Instant {
     match CURRENT.get() {
         Some(_) => deadline.min(Instant::now() + BETWEEN_LOOKS),
@@ -62,9 +63,9 @@ pub fn next_look(deadline: Instant) -> Instant {
     }
 }
 
-/// Waits on a condition variable, as [`Condvar::wait_until`]; true if the time is over or the wait is
-/// interrupted. The lock may have been released meanwhile: as after any wake-up, look again at
-/// what is waited for.
+/// Waits on a condition variable, as [`Condvar::wait_until`]. Returns true if the time is over or
+/// the wait is interrupted. The lock may have been released meanwhile. So look again at what you
+/// wait for, as after any wake-up.
 pub fn wait_until<T>(condvar: &Condvar, guard: &mut MutexGuard<'_, T>, deadline: Instant) -> bool {
     let look = next_look(deadline);
     condvar.wait_until(guard, look).timed_out()
@@ -101,7 +102,7 @@ mod tests {
         );
         assert_eq!(ASKED.load(Ordering::Relaxed), 3);
         assert!(begin.elapsed() < FAR / 2);
-        // It was that work's, and nobody's after it.
+        // The interruption belonged to that work, and to nothing after it.
         assert!(!is_interrupted());
     }
 

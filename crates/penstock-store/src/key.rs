@@ -102,8 +102,8 @@ impl Namespace {
 }
 
 impl Key {
-    /// A key for a chunk whose identity is at most [`CHUNK_BYTES`] long; shorter ones are
-    /// zero-padded (all identities in a namespace come from one hash, hence have one length).
+    /// A key for a chunk whose identity is at most [`CHUNK_BYTES`] long. Shorter identities are
+    /// zero-padded. (All identities in a namespace come from one hash, so they have one length.)
     pub fn new(namespace: Namespace, chunk: &[u8], span: Span) -> Result<Self, NotAKey> {
         let mut padded = [0; CHUNK_BYTES];
         padded
@@ -142,7 +142,7 @@ impl Key {
         })
     }
 
-    /// Appends the text form, without the machinery of formatting: a look-up writes thousands.
+    /// Appends the text form. It avoids `std::fmt`, because a look-up writes thousands of keys.
     pub(crate) fn append_text(&self, text: &mut Vec<u8>) {
         text.extend_from_slice(KEY_PREFIX.as_bytes());
         append_hex(&self.namespace.0, text);
@@ -161,7 +161,7 @@ impl Key {
         }
     }
 
-    /// The bytes that stand for this key inside a value's header: every field, fixed width.
+    /// The fixed-width form of the key, with every field. A value's header holds a digest of it.
     pub fn to_bytes(&self) -> [u8; KEY_BYTES] {
         let mut bytes = [0; KEY_BYTES];
         bytes[..NAMESPACE_BYTES].copy_from_slice(&self.namespace.0);

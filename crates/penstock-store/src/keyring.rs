@@ -1,4 +1,4 @@
-//! Keyrings: the keys that values are encrypted with, and where they come from.
+//! Keyrings: the keys that encrypt values, and where these keys come from.
 
 use std::fmt;
 use std::fs::File;
@@ -14,25 +14,26 @@ use zeroize::Zeroizing;
 
 use crate::{Error, ErrorKind, Result};
 
-/// Environment variable with the text of a keyring, where no file is named.
+/// The environment variable with the text of a keyring. It is used if no file is named.
 pub const KEYS_VARIABLE: &str = "PENSTOCK_ENCRYPTION_KEYS";
 
 pub(crate) const SECRET_BYTES: usize = 32;
 pub(crate) const FINGERPRINT_BYTES: usize = 16;
 
-/// Bytes of a keyring's text at most: hundreds of keys.
+/// Most bytes of a keyring's text: hundreds of keys.
 const TEXT_LIMIT: usize = 64 << 10;
 const ID_LIMIT: usize = 32;
-/// Rights that nobody may have on a file of keys: writing but for its owner, anything for users
-/// outside its group. (A group that reads it is how secrets are mounted into containers.)
+/// Permissions that nobody may have on a file of keys: writing for anyone but its owner, and
+/// anything for users outside its group. (The group may read it, because secrets are mounted into
+/// containers that way.)
 const FORBIDDEN_MODE: u32 = 0o027;
 
 const FINGERPRINT_DOMAIN: &[u8] = b"penstock key fingerprint 1";
 
-/// Encryption keys, the first of which encrypts; each decrypts what it has encrypted.
+/// Encryption keys. The first key encrypts; each key decrypts what it has encrypted.
 ///
-/// Their secrets are wiped from memory when the keyring is dropped and are in no error and no
-/// debug output. A value names its key by a fingerprint, which only who has the key can compute, so
+/// The secrets are wiped from memory when the keyring is dropped. They are in no error and no debug
+/// output. A value names its key by a fingerprint, which only an owner of the key can compute. So
 /// ids are for people and need not agree between machines.
 pub struct Keyring {
     /// Not empty.
@@ -47,11 +48,11 @@ pub(crate) struct Secret {
 }
 
 impl Keyring {
-    /// The keyring of a file, or without one that of the environment variable
-    /// [`KEYS_VARIABLE`]; none if neither is given.
+    /// Loads the keyring from the file or, if no file is named, from the environment variable
+    /// [`KEYS_VARIABLE`]. Returns `None` if neither is given.
     ///
-    /// Fails with [`ErrorKind::Config`] if it is no keyring, or a file that others may read or
-    /// write, with [`ErrorKind::Io`] if the file cannot be read.
+    /// Fails with [`ErrorKind::Config`] if the text is not a keyring, or if others may read or
+    /// write the file. Fails with [`ErrorKind::Io`] if the file cannot be read.
     pub fn load(file: Option<&Path>) -> Result<Option<Self>> {
         if let Some(path) = file {
             let in_file = |error: Error| error.with("file", path.display());
@@ -71,10 +72,10 @@ impl Keyring {
             .map_err(|error| error.with("environment variable", KEYS_VARIABLE))
     }
 
-    /// Reads lines `ID:KEY`, where ID is a short name (letters, digits, `.`, `_` and `-`) and KEY is
-    /// the base64 text of 32 bytes. Empty lines and those that begin with `#` mean nothing.
+    /// Reads lines `ID:KEY`. ID is a short name (letters, digits, `.`, `_` and `-`), and KEY is the
+    /// base64 text of 32 bytes. Empty lines and lines that begin with `#` are ignored.
     ///
-    /// Fails with [`ErrorKind::Config`]. No error repeats anything of a line but a well-formed id.
+    /// Fails with [`ErrorKind::Config`]. Errors repeat nothing of a line but a well-formed id.
     pub fn parse(text: &str) -> Result<Self> {
         let mut secrets: Vec<Secret> = Vec::new();
         for (number, line) in (1..).zip(text.lines()) {
@@ -103,8 +104,8 @@ impl Keyring {
         Ok(Self { secrets })
     }
 
-    /// Each key's id and fingerprint in hexadecimal, which machines that share a pool can be
-    /// compared by; the first encrypts.
+    /// Each key's id and fingerprint (in hexadecimal), to compare the keyrings of machines that
+    /// share a pool. The first key encrypts.
     pub fn fingerprints(&self) -> Vec<(&str, String)> {
         self.secrets
             .iter()
@@ -148,7 +149,8 @@ impl PartialEq for Keyring {
 impl Eq for Keyring {}
 
 impl Secret {
-    /// The problem, if it is none, without the line's content.
+    /// Reads one line. If it is not a key, the error states the problem and repeats nothing of the
+    /// line but a well-formed id.
     fn parse(line: &str) -> std::result::Result<Self, String> {
         let (id, text) = line
             .split_once(':')
@@ -165,7 +167,8 @@ impl Secret {
                  `openssl rand -base64 {SECRET_BYTES}` makes one"
             )
         };
-        // Room for what a few more characters would give, so that its length can be told.
+        // The room is larger than a key, so that an error can state the length of a text that is
+        // too long.
         let mut decoded = Zeroizing::new([0_u8; 2 * SECRET_BYTES]);
         let len = STANDARD
             .decode_slice(text.trim(), &mut *decoded)
@@ -205,14 +208,14 @@ fn fingerprint(secret: &[u8; SECRET_BYTES]) -> [u8; FINGERPRINT_BYTES] {
 fn read_private(path: &Path) -> Result<Zeroizing<String>> {
     let failed = |error| Error::new(ErrorKind::Io, "cannot read the keys").caused_by(error);
     let file = File::open(path).map_err(failed)?;
-    // Of the open file: what the name stands for may change.
+    // Ask the open file, not its path: the path may name another file by now.
     let mode = file.metadata().map_err(failed)?.permissions().mode() & 0o777;
     if mode & FORBIDDEN_MODE != 0 {
         return Err(config(format!(
             "others may read or write the keys (mode {mode:03o}): chmod 600"
         )));
     }
-    // One allocation for all: growing would leave copies.
+    // Allocate only once: a vector that grows leaves copies behind.
     let mut bytes = Zeroizing::new(Vec::with_capacity(TEXT_LIMIT + 1));
     let limit = TEXT_LIMIT as u64;
     file.take(limit).read_to_end(&mut bytes).map_err(failed)?;

@@ -1,5 +1,5 @@
-//! Stores: the contract, the form of values, the places where objects live, and the layer that seals
-//! and verifies what they hold.
+//! Stores for KV-cache objects: the contract that every store fulfils, the format of values, the
+//! stores themselves, and [`SealedStore`], the layer that seals and verifies what stores hold.
 
 mod contract;
 mod counters;

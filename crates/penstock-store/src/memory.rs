@@ -13,7 +13,7 @@ use crate::{
     PutRequest, Result, Store, StoreStats, deadline, slices,
 };
 
-/// What an object costs beside its value's bytes: its entries in the map and in the policy.
+/// What an object costs besides its value's bytes: its entries in the map and in the policy.
 const ENTRY_BYTES: u64 = 256;
 
 /// Objects in this process's memory, bounded in bytes; the least recently used go first.
@@ -31,7 +31,7 @@ struct Held {
 }
 
 impl MemoryStore {
-    /// An empty store that holds at most so many bytes, 256 of them for each object beside its
+    /// An empty store that holds at most `capacity` bytes. Each object counts 256 bytes besides its
     /// value.
     pub fn new(capacity: u64) -> Self {
         let held = Held {
@@ -69,7 +69,7 @@ impl MemoryStore {
             }
         }
         let value = Arc::new(slices::gather(value));
-        // Freed after the lock is let go of.
+        // Declared here so that evicted values are freed after the lock is released.
         let mut evicted = Vec::new();
         let mut held = self.held.lock();
         if present(&held) {

@@ -1,4 +1,4 @@
-//! From a URL to a store.
+//! Opens the store that a URL names.
 
 use std::sync::Arc;
 
@@ -15,11 +15,11 @@ const ACCEPTED: &str = "memory://?size=1GiB, shm://NAME?size=1GiB, file:///absol
      valkey+sentinel://host[,host]/master, valkey+cluster://host[,host]), unix:///path.sock[?db=N]; \
      or several of them, the nearest first, with spaces between";
 
-/// Opens the store that a URL names, or several, the nearest first, with white space between them, as
-/// one ([`Tiered`]).
+/// Opens the store that a URL names. Several URLs with white space between them, the nearest first,
+/// open as one store ([`Tiered`]).
 ///
-/// Opening checks what the URL says and, for a directory or shared memory, that it can be used; it
-/// does not wait for a server, which may come up later. Fails with [`ErrorKind::Config`] on
+/// Opening checks the URL. For a directory or shared memory, it also checks that this can be used.
+/// It does not wait for a server, which may come up later. Fails with [`ErrorKind::Config`] on
 /// anything wrong in the URL. No error repeats the URL, which may hold a password.
 ///
 /// ```

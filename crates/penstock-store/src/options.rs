@@ -1,13 +1,13 @@
-//! What opening a store takes, beside its URL.
+//! Options for opening a store, besides its URL.
 
 use std::time::Duration;
 
-/// How to open a store, beside what its URL says.
+/// How to open a store, besides what its URL says.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// How a server's operator sees our connections.
+    /// The name under which a server's operator sees our connections.
     pub client_name: String,
-    /// Longest that making a connection may take.
+    /// Longest time that making a connection may take.
     pub connect_timeout: Duration,
     /// Most connections held to one server.
     pub pool_connections: usize,

@@ -1,13 +1,16 @@
-//! When a value counts as used: the end of a prompt before its beginning, without which it is of no use.
+//! When a value counts as used. The end of a prompt is of no use without its beginning, so it
+//! counts as used before the beginning.
 
 use std::time::Duration;
 
-/// So much earlier a value counts as used for each token before it in its prompt. Those that are
-/// stored while a prompt is computed come as far apart, at 2,500 tokens a second, and from faster engines
-/// nearer: so the end of a prompt is older than its beginning. A million tokens are under seven minutes.
+/// How much earlier a value counts as used for each token before it in its prompt. If an engine
+/// computes 2,500 tokens a second, it stores the values of a prompt this far apart; faster engines
+/// store them closer together. So the end of a prompt counts as older than its beginning. A million
+/// tokens make under seven minutes.
 const A_TOKEN: Duration = Duration::from_micros(400);
 
-/// How much earlier than now a value was used that is used now, with so many tokens before it.
+/// How much earlier than now a value counts as used, if it is used now and has `position` tokens
+/// before it in its prompt.
 pub(crate) fn earlier(position: u64) -> Duration {
     A_TOKEN.saturating_mul(position.try_into().unwrap_or(u32::MAX))
 }

@@ -1,4 +1,4 @@
-//! Values scattered over slices.
+//! Values that lie scattered over slices.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::{Deref, Range};
@@ -32,7 +32,7 @@ pub(crate) fn first_bytes(slices: &[IoSliceMut<'_>], len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Copies a value, which fits, into the slices from their start.
+/// Copies a value into the slices, from their start. The value must fit.
 pub(crate) fn scatter(mut value: &[u8], into: &mut [IoSliceMut<'_>]) {
     for slice in into {
         let (now, later) = value.split_at(value.len().min(slice.len()));
@@ -41,7 +41,7 @@ pub(crate) fn scatter(mut value: &[u8], into: &mut [IoSliceMut<'_>]) {
     }
 }
 
-/// What is left of the slices after so many bytes.
+/// The slices without their first `done` bytes.
 pub(crate) fn remaining<'a>(slices: &'a [IoSlice<'_>], mut done: usize) -> Vec<IoSlice<'a>> {
     let rest = slices.iter().filter_map(|slice| {
         let skip = done.min(slice.len());
@@ -51,7 +51,7 @@ pub(crate) fn remaining<'a>(slices: &'a [IoSlice<'_>], mut done: usize) -> Vec<I
     rest.collect()
 }
 
-/// What is left to fill of the slices after so many bytes.
+/// The slices without their first `done` bytes, to be filled.
 pub(crate) fn remaining_mut<'a>(
     slices: &'a mut [IoSliceMut<'_>],
     mut done: usize,
@@ -64,7 +64,8 @@ pub(crate) fn remaining_mut<'a>(
     rest.collect()
 }
 
-/// Which slice the bytes of this range of all of them lie in, and where there, if it is one.
+/// If a range of the concatenated slices lies in one slice: the slice's index, and the range inside
+/// it.
 pub(crate) fn one_piece(
     slices: &[impl Deref<Target = [u8]>],
     range: Range<usize>,

@@ -1,4 +1,4 @@
-//! The form of an object's value: a 64-byte header, then the payload.
+//! The format of an object's value: a 64-byte header, then the payload.
 //!
 //! | bytes  | content |
 //! |--------|---------|
@@ -11,8 +11,8 @@
 //! | 48..56 | checksum, little endian: of the payload, or if encrypted of bytes 64..128 |
 //! | 56..64 | checksum of bytes 0..56, little endian |
 //!
-//! An encrypted value has 64 bytes more of header, and its payload is ciphertext of the same length
-//! (see [`Keyring`](crate::Keyring)):
+//! An encrypted value has a header that is 64 bytes longer. Its payload is ciphertext of the same
+//! length (see [`Keyring`](crate::Keyring)):
 //!
 //! | bytes    | content |
 //! |----------|---------|
@@ -20,10 +20,10 @@
 //! | 80..112  | salt, random for every value |
 //! | 112..128 | AES-256-GCM's tag |
 //!
-//! A reader accepts a value only if all of it checks out; whatever does not is a [`Rejection`],
-//! which the reader treats as a miss. The checksum is XXH3-64: chosen by measurement, see
-//! `docs/benchmarks.md`. It catches damage and mix-ups, not an adversary who can write to the
-//! store; the tag catches that one too.
+//! A reader accepts a value only if all of it checks out. Anything else is a [`Rejection`], which
+//! the reader treats as a miss. The checksum is XXH3-64, a non-cryptographic hash. It catches
+//! damage and mix-ups, but not an adversary who can write to the store. The tag of an encrypted
+//! value catches that adversary too.
 
 use std::cmp::Ordering;
 use std::hash::Hasher;
@@ -36,7 +36,7 @@ use crate::{Key, NAMESPACE_BYTES};
 
 /// Bytes of the header in front of a payload that is not encrypted.
 pub const HEADER_BYTES: usize = 64;
-/// Bytes of the header in front of one that is.
+/// Bytes of the header in front of a payload that is encrypted.
 pub const ENCRYPTED_HEADER_BYTES: usize = 128;
 /// The format version that this library writes, and the only one it reads.
 pub const FORMAT_VERSION: u16 = 1;
@@ -101,7 +101,8 @@ pub enum Rejection {
     /// The reader has no keys, and the value is encrypted.
     #[error("value is encrypted, and no encryption keys are set")]
     Encrypted,
-    /// The reader has keys, so it accepts nothing that anybody can write.
+    /// The reader has keys and the value is not encrypted. Anybody can write such a value, so the
+    /// reader does not accept it.
     #[error("value is not encrypted, and with encryption keys only encrypted ones are accepted")]
     Unencrypted,
     /// Encrypted with a key that the reader does not have.
@@ -132,14 +133,15 @@ impl Rejection {
         }
     }
 
-    /// Whether the value may be good for readers with other keys. Such a one stays in the store;
-    /// all others are removed, so that they are put anew.
+    /// Whether the value may be good for readers with other keys. Such a value stays in the store.
+    /// All others are removed, so that they are put anew.
     pub fn is_foreign(self) -> bool {
         matches!(self, Self::Encrypted | Self::UnknownKey)
     }
 }
 
-/// A payload's checksum in the making, fed piece by piece; how it is cut does not matter.
+/// A payload's checksum in the making. It is fed piece by piece; the size of the pieces does not
+/// matter.
 #[derive(Clone)]
 pub struct Checksum(XxHash3_64);
 
@@ -171,7 +173,7 @@ impl Default for Checksum {
     }
 }
 
-/// What a verified header says the payload's checksum is: the payload is not verified until
+/// The payload's checksum, as a verified header states it. The payload is not verified until
 /// [`check`](Self::check) has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the payload is not verified until its checksum is checked"]
@@ -193,7 +195,7 @@ pub fn seal(key: &Key, payload_len: u64, checksum: u64) -> [u8; HEADER_BYTES] {
     header(0, key, payload_len, checksum)
 }
 
-/// The part of the header that encrypted values have too.
+/// The part of the header that encrypted values have too, with the checksum of their other part.
 pub(crate) fn seal_encrypted(key: &Key, payload_len: u64, checksum: u64) -> [u8; HEADER_BYTES] {
     header(ENCRYPTED, key, payload_len, checksum)
 }
@@ -212,8 +214,8 @@ fn header(flags: u16, key: &Key, payload_len: u64, checksum: u64) -> [u8; HEADER
     header
 }
 
-/// Checks a header against what the reader asked for. The payload follows only if this passes and
-/// the checksum returned matches.
+/// Checks a header against what the reader asked for. The payload is accepted only if this passes
+/// and the payload matches the checksum returned.
 pub fn verify(
     header: &[u8; HEADER_BYTES],
     key: &Key,
@@ -222,7 +224,7 @@ pub fn verify(
     check(header, key, expected_payload_len, 0).map(ExpectedChecksum)
 }
 
-/// As [`verify`], of an encrypted value; returns the checksum of the header's other part.
+/// As [`verify`], for an encrypted value. Returns the checksum of the header's other part.
 pub(crate) fn verify_encrypted(
     header: &[u8; HEADER_BYTES],
     key: &Key,
@@ -246,7 +248,7 @@ fn check(
     if header[..VERSION_AT] != MAGIC {
         return Err(Rejection::BadMagic);
     }
-    // Before the header's own checksum, whose form another version may have changed.
+    // Check this before the header's own checksum: another version may have changed its form.
     let version = u16_at(VERSION_AT);
     if version != FORMAT_VERSION {
         return Err(Rejection::Version { found: version });
@@ -257,8 +259,8 @@ fn check(
     match u16_at(FLAGS_AT) {
         flags if flags == expected_flags => {}
         0 => return Err(Rejection::Unencrypted),
-        // Before the length: of an encrypted value, a reader without keys counts the larger header
-        // as payload.
+        // Check this before the length: a reader without keys counts the larger header of an
+        // encrypted value as payload.
         ENCRYPTED => return Err(Rejection::Encrypted),
         found => return Err(Rejection::Flags { found }),
     }
@@ -278,8 +280,9 @@ fn check(
     Ok(u64_at(PAYLOAD_CHECKSUM_AT))
 }
 
-/// The checksum of the payload of a value of so many bytes that is not encrypted, which lies in the
-/// slices from their start: of nothing, if there are no more bytes than a header has.
+/// The checksum of the payload of a value that is not encrypted. The value has `value_bytes` bytes
+/// and lies in the slices from their start. If the value is no longer than a header, this is the
+/// checksum of nothing.
 pub fn payload_checksum(slices: &[impl Deref<Target = [u8]>], value_bytes: u64) -> u64 {
     let value_bytes = usize::try_from(value_bytes).unwrap_or(usize::MAX);
     if let Some((slice, range)) = one_piece(slices, HEADER_BYTES..value_bytes) {
@@ -298,14 +301,15 @@ pub fn payload_checksum(slices: &[impl Deref<Target = [u8]>], value_bytes: u64) 
     checksum.finish()
 }
 
-/// Checks a whole value, header and payload in one piece, and nothing after them.
+/// Checks a whole value: header and payload in one piece, with nothing after them.
 pub fn verify_value(value: &[u8], key: &Key, expected_payload_len: u64) -> Result<(), Rejection> {
     let value_bytes = value.len() as u64;
     verify_slices(&[value], value_bytes, key, expected_payload_len, None)
 }
 
-/// As [`verify_value`], of a value of so many bytes that lies in the slices from their start, its
-/// header in the first, and whose [`payload_checksum`] may be known.
+/// As [`verify_value`], for a value of `value_bytes` bytes that lies in the slices from their
+/// start, with its header in the first slice. `known` is its [`payload_checksum`], if that is
+/// known.
 pub(crate) fn verify_slices(
     slices: &[impl Deref<Target = [u8]>],
     value_bytes: u64,
@@ -317,7 +321,7 @@ pub(crate) fn verify_slices(
         expected: (HEADER_BYTES as u64).saturating_add(expected_payload_len),
         found: value_bytes,
     };
-    // Bytes past the value's end are another's: they must not be looked at.
+    // Bytes past the value's end are not part of it: they must not be looked at.
     let header = beginning(slices, value_bytes)
         .first_chunk()
         .ok_or(truncated)?;
@@ -326,13 +330,13 @@ pub(crate) fn verify_slices(
     checksum.check(known.unwrap_or_else(|| payload_checksum(slices, value_bytes)))
 }
 
-/// As much as there is in the first slice of a value of so many bytes.
+/// The beginning of a value of `value_bytes` bytes: as much of it as the first slice holds.
 pub(crate) fn beginning(slices: &[impl Deref<Target = [u8]>], value_bytes: u64) -> &[u8] {
     let first = slices.first().map_or(&[][..], |first| first);
     &first[..usize::try_from(value_bytes).map_or(first.len(), |bytes| bytes.min(first.len()))]
 }
 
-/// Checks that a value has the bytes that its header and its payload have together.
+/// Checks that a value is as long as its header and its payload together.
 pub(crate) fn check_length(
     header_bytes: usize,
     value_bytes: u64,

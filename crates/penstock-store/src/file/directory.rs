@@ -1,4 +1,4 @@
-//! The pool's directory: what the handle and its upkeep both work on.
+//! The pool's directory: what the handle and its upkeep thread share.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -12,8 +12,8 @@ use super::{failure, names};
 use crate::counters::Counters;
 use crate::{Error, ErrorKind, Key, Result};
 
-/// What the file system sets aside for a file, however short: values are charged in whole blocks
-/// of this many bytes.
+/// The space that the file system sets aside even for a short file. Values are charged in whole
+/// blocks of this many bytes.
 const BLOCK_BYTES: u64 = 4096;
 const DEFAULT_CAPACITY: u64 = 10 << 30;
 
@@ -58,9 +58,9 @@ impl Directory {
         names::value_path(&self.root, key)
     }
 
-    /// Removes values and gives their room back; returns how many were there and what room they
-    /// had. All under the count's lock: nobody else can have removed or replaced them between the
-    /// look at their length and their end.
+    /// Removes values and gives their room back. Returns how many there were, and the room they
+    /// had. The count's lock is held throughout, so nobody else can remove or replace a value
+    /// between reading its length and removing it.
     pub(super) fn remove(&self, paths: &[PathBuf], deadline: Instant) -> Result<(u64, u64)> {
         let mut locked = self.usage.lock(deadline)?;
         let (mut removed, mut freed) = (0, 0);
@@ -82,14 +82,15 @@ impl Directory {
         outcome.map(|()| (removed, freed))
     }
 
-    /// Gives a value its name, unless the name is taken; returns whether it was free.
+    /// Gives a value its name, unless the name is taken. Returns whether the name was free.
     pub(super) fn publish(&self, temporary: &Path, path: &Path) -> Result<bool> {
         loop {
             match rename_if_free(temporary, path) {
                 Ok(()) => return Ok(true),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    // The first value of its directory, or the file was taken from us.
+                    // Either this is the first value of its directory, or someone took the file
+                    // from us.
                     let parent = path
                         .parent()
                         .filter(|_| temporary.exists())
@@ -105,8 +106,8 @@ impl Directory {
     }
 }
 
-/// The bound of a pool that was not given one: 10 GiB, or 80 % of what the file system could give
-/// it if that is less.
+/// The bound of a pool for which none was given: 10 GiB, or 80 % of what the file system could give
+/// the pool, if that is less.
 fn default_capacity(root: &Path, usage: &Usage) -> Result<u64> {
     let count = usage.lock(Instant::now() + Duration::from_secs(1))?.count;
     let used = count.map_or(0, |count| count.used);
@@ -121,7 +122,7 @@ pub(super) fn free_bytes(path: &Path) -> Result<u64> {
     Ok(space.f_bavail.saturating_mul(space.f_frsize))
 }
 
-/// Creates a directory and what is missing above it, for the owner only.
+/// Creates a directory and its missing parents, for the owner only.
 fn create_directories(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
@@ -130,8 +131,8 @@ fn rename_if_free(from: &Path, to: &Path) -> io::Result<()> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     use rustix::io::Errno;
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        // The file system does not know the flag. A value that is replaced without our knowing
-        // leaves the count too high until the next scan.
+        // The file system does not know the flag. The plain rename may replace a value without our
+        // knowing. That leaves the count too high until the next scan.
         Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => fs::rename(from, to),
         outcome => outcome.map_err(io::Error::from),
     }

@@ -1,17 +1,17 @@
-//! From the operating system's errors to ours.
+//! Turns the operating system's errors into ours.
 
 use std::io;
 use std::path::Path;
 
 use crate::{Error, ErrorKind};
 
-/// What a failed attempt to do something with a path means to the caller.
+/// The error for a failed attempt to do something with a path.
 pub(super) fn of(error: io::Error, attempt: &str, path: &Path) -> Error {
     use io::ErrorKind as Os;
     let kind = match error.kind() {
         Os::StorageFull | Os::QuotaExceeded | Os::FileTooLarge => ErrorKind::Full,
         Os::PermissionDenied | Os::ReadOnlyFilesystem => ErrorKind::Denied,
-        // The pool's directory has gone from under us; it may be mounted again.
+        // The pool's directory is gone; it may be mounted again.
         Os::NotFound => ErrorKind::Unavailable,
         _ => ErrorKind::Io,
     };

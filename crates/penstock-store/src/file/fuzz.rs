@@ -1,4 +1,4 @@
-//! What of a directory reads foreign bytes, for [`crate::fuzz`].
+//! The parts of the file store that read foreign bytes, for [`crate::fuzz`].
 
 pub(crate) use super::names::key_of;
 

@@ -1,12 +1,12 @@
-//! A store in a directory that the processes of a machine share: the embedded default.
+//! A store in a directory that the processes of a machine share. It is the embedded default.
 //!
-//! One file per value, written beside the values and then renamed: a value is there whole or not at
-//! all, whenever a process dies. Nothing is synced to the disk: after a power failure values may
-//! be torn, which their checksum tells. The bound holds for all processes together; each applies the
-//! size it was opened with.
+//! Each value is one file. It is written beside the values and then renamed, so a value is there
+//! whole or not at all, whenever a process dies. Nothing is synced to the disk: after a power
+//! failure values may be torn, and their checksum shows that. The bound holds for all processes
+//! together. Each process applies the size that it was opened with.
 //!
-//! A process that is stopped (not killed) in the middle of making room keeps the others from
-//! making any until it goes on; their puts then fail with [`ErrorKind::Full`], gets go on.
+//! A process may be stopped (not killed) while it makes room. Until it goes on, the others cannot
+//! make any. Their puts then fail with [`ErrorKind::Full`]; their gets go on.
 
 mod directory;
 mod failure;
@@ -32,30 +32,31 @@ use directory::{Directory, charge, free_bytes};
 use upkeep::{Upkeep, each_value, if_there};
 use usage::Room;
 
-/// A value's time of last use is kept no finer than this, to spare a system call on most hits.
+/// A value's time of last use is not kept finer than this, which saves a system call on most hits.
 const RECENCY_GRAIN: Duration = Duration::from_secs(60);
-/// Longest that a put looks for room.
+/// Longest time that a put looks for room.
 const ROOM_WAIT: Duration = Duration::from_millis(200);
-/// Longest that a put which failed waits to give its room back.
+/// Longest time that a failed put waits to give its room back.
 const GIVE_BACK_WAIT: Duration = Duration::from_millis(5);
-/// Longest that opening waits for the bytes in use to be counted, if they never were.
+/// Longest time that opening waits for the first count of the bytes in use.
 const COUNT_WAIT: Duration = Duration::from_millis(500);
 
-/// Objects in a directory, shared with every process that opens it, bounded in bytes; the least
-/// recently used go first.
+/// Objects in a directory, bounded in bytes. All processes that open the directory share them. The
+/// least recently used objects go first.
 pub struct FileStore {
-    /// First, so that it stops before the directory is let go of.
+    /// Declared first, so that the thread stops before the directory is dropped.
     upkeep: Upkeep,
     directory: Arc<Directory>,
 }
 
 impl FileStore {
-    /// Opens the directory, which is made if it is not there, with a bound in bytes: by default
-    /// 10 GiB, or 80 % of what the file system could give it if that is less. Values count in whole
-    /// blocks of 4 KiB.
+    /// Opens the directory, and creates it if it does not exist. `capacity` is the bound in bytes.
+    /// By default it is 10 GiB, or 80 % of what the file system could give the pool, if that is
+    /// less. Values count in whole blocks of 4 KiB.
     ///
-    /// Fails with [`ErrorKind::Config`] if the path is not absolute, with [`ErrorKind::Denied`],
-    /// [`ErrorKind::Full`] or [`ErrorKind::Io`] if the directory cannot be used.
+    /// Fails with [`ErrorKind::Config`] if the path is not absolute, and with
+    /// [`ErrorKind::Denied`], [`ErrorKind::Full`] or [`ErrorKind::Io`] if the directory cannot be
+    /// used.
     pub fn open(root: &Path, capacity: Option<u64>) -> Result<Self> {
         if !root.is_absolute() {
             return Err(
@@ -72,8 +73,9 @@ impl FileStore {
         Ok(store)
     }
 
-    /// Puts fail until somebody has counted the bytes in use; that takes a moment in a new
-    /// directory, and longer only in one whose count was lost.
+    /// Waits a little for the first count of the bytes in use, because puts fail before it. The
+    /// count takes a moment in a new directory. It takes longer only in a directory whose count was
+    /// lost.
     fn wait_for_the_first_count(&self) -> Result<()> {
         let give_up = Instant::now() + COUNT_WAIT;
         while self.directory.usage.lock(give_up)?.count.is_none() && Instant::now() < give_up {
@@ -131,7 +133,7 @@ impl FileStore {
         }
     }
 
-    /// A new temporary file, with room taken for so many bytes.
+    /// A new temporary file, with room taken for a value of `bytes` bytes.
     fn begin(&self, bytes: u64, deadline: Instant) -> Result<Making<'_>> {
         let bytes = charge(bytes);
         let give_up = deadline.min(Instant::now() + ROOM_WAIT);
@@ -140,7 +142,7 @@ impl FileStore {
                 return Ok(making);
             }
             if Instant::now() >= give_up {
-                // For those who come later.
+                // Have the thread make room for later puts.
                 self.upkeep.want(bytes);
                 deadline::check(deadline)?;
                 return Err(Error::new(ErrorKind::Full, "the pool has no room now"));
@@ -149,7 +151,7 @@ impl FileStore {
         }
     }
 
-    /// The same, if there is room now.
+    /// As [`begin`](Self::begin), but only if there is room now.
     fn try_begin(&self, bytes: u64, deadline: Instant) -> Result<Option<Making<'_>>> {
         let directory = &*self.directory;
         let path = directory.writer.temporary(bytes);
@@ -157,7 +159,8 @@ impl FileStore {
             .create_new(true)
             .open(&path)
             .map_err(|error| failure::of(error, "create a file", &path))?;
-        // Before the room is taken, so that a scan sees the file or the taking, or both.
+        // The file exists before the room is taken, so that a scan sees the file, the taking, or
+        // both.
         let mut making = Making {
             directory,
             path,
@@ -207,7 +210,7 @@ impl Store for FileStore {
             persistent: true,
             bounded: true,
             pipelined: false,
-            // A longer value would be charged with more than the capacity.
+            // A longer value would be charged more than the capacity.
             max_value_bytes: self.directory.capacity / charge(1) * charge(1),
         }
     }
@@ -317,7 +320,7 @@ impl Store for FileStore {
     }
 }
 
-/// A value in the making. Dropped before it is published, it leaves nothing behind.
+/// A value in the making. If it is dropped before it is published, it leaves nothing behind.
 struct Making<'a> {
     directory: &'a Directory,
     path: PathBuf,
@@ -331,7 +334,7 @@ impl Drop for Making<'_> {
         if self.published {
             return;
         }
-        // If any of this fails the count stays too high, until the next scan.
+        // If any of this fails, the count stays too high until the next scan.
         let gone = fs::remove_file(&self.path).is_ok();
         if gone
             && self.taken > 0
@@ -350,13 +353,14 @@ fn create_options() -> OpenOptions {
     options
 }
 
-/// When a value counts as used that is used now, with so many tokens before it in its prompt.
+/// The time of use to note for a value that is used now and has `position` tokens before it in its
+/// prompt.
 fn time_of_use(position: u64) -> SystemTime {
     let now = SystemTime::now();
     now.checked_sub(recency::earlier(position)).unwrap_or(now)
 }
 
-/// Whether the last note of a value's use is worth renewing.
+/// Whether the noted time of a value's use is so old that it should be renewed.
 fn was_used_long_ago(file: &Metadata, used_at: SystemTime) -> bool {
     let since = file
         .modified()
@@ -365,7 +369,7 @@ fn was_used_long_ago(file: &Metadata, used_at: SystemTime) -> bool {
     since.is_some_and(|since| since >= RECENCY_GRAIN)
 }
 
-/// Notes a value's use. It is a hint: failing to leave it harms nothing.
+/// Notes a value's time of use. This is a hint: if it cannot be noted, nothing is harmed.
 fn note_use(file: &File, used_at: SystemTime) {
     let _ = file.set_modified(used_at);
 }

@@ -1,7 +1,8 @@
 //! Names inside a pool's directory.
 //!
-//! `<namespace>/<first byte of the chunk>/<chunk>.<span>`, all digests in hexadecimal, beside
-//! `usage`, `evict.lock` and `tmp/`. Whatever else lies there is neither read nor touched.
+//! A value is `<namespace>/<first byte of the chunk>/<chunk>.<span>`, with all digests in
+//! hexadecimal. Beside the namespaces lie `usage`, `evict.lock` and `tmp/`. Anything else in the
+//! directory is neither read nor touched.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

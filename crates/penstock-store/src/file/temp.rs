@@ -1,9 +1,10 @@
-//! Files in the making.
+//! Temporary files: values in the making.
 //!
-//! Each handle is a *writer* and holds a lock on a file of its own, `tmp/<writer>.writer`, for as
-//! long as it lives; its temporary files are `tmp/<writer>.<pid>.<n>.<bytes>`. The kernel lets go
-//! of the lock when the process dies, however it dies, which tells the others that the files are
-//! left-overs. (A process id would not: it may be another's by now, or of another container.)
+//! Each handle is a *writer*. It holds a lock on a file of its own, `tmp/<writer>.writer`, for as
+//! long as it lives. Its temporary files are `tmp/<writer>.<pid>.<n>.<bytes>`. When the process
+//! dies, however it dies, the kernel releases the lock. This tells the others that the files are
+//! left over. (A process id would not tell them: by now it may belong to another process, or to one
+//! in another container.)
 
 use std::collections::HashMap;
 use std::fs::{self, DirEntry, File};
@@ -22,7 +23,7 @@ pub(super) struct Writer {
     directory: PathBuf,
     name: String,
     next: AtomicU64,
-    /// Which process made it: a fork of it must not end it.
+    /// The process that made this writer. A fork of that process must not end the writer.
     pid: u32,
     _lock: File,
 }
@@ -59,8 +60,8 @@ impl Writer {
             .join(format!("{}.{}.{n}.{bytes}", self.name, std::process::id()))
     }
 
-    /// Removes what dead writers left and returns the files that the living have in the making, by
-    /// their number in the file system, with the bytes they will be charged with.
+    /// Removes what dead writers left. Returns the files that living writers are making: their
+    /// inode numbers, with the bytes that they will be charged with.
     pub(super) fn sweep(&self) -> io::Result<HashMap<u64, u64>> {
         let mut making = HashMap::new();
         let mut dead = Vec::new();
@@ -87,7 +88,7 @@ impl Writer {
                 making.insert(inode, bytes);
             }
         }
-        // Last, so that a sweep which dies half-way is done over by the next.
+        // Remove these last: if this sweep dies half-way, the next one does it over.
         for (name, _lock) in &dead {
             remove_if_there(&writer_path(&self.directory, name))?;
         }
@@ -98,7 +99,7 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         if self.pid == std::process::id() {
-            // A file that stays is taken for a dead writer's by the next sweep.
+            // If the file stays, the next sweep takes it for a dead writer's.
             let _ = fs::remove_file(writer_path(&self.directory, &self.name));
         }
     }
@@ -126,7 +127,7 @@ fn writer_path(directory: &Path, writer: &str) -> PathBuf {
     directory.join(format!("{writer}.{WRITER}"))
 }
 
-/// The lock on a writer's file, if its writer no longer has it.
+/// The lock on a writer's file, if its writer does not hold the lock any more.
 fn lock_of_the_dead(path: &Path) -> Option<File> {
     let file = File::open(path).ok()?;
     file.try_lock().ok()?;
@@ -161,7 +162,8 @@ mod tests {
         let mine = Writer::register(path.to_owned()).unwrap();
         fs::write(living.temporary(4096), b"under way").unwrap();
         fs::write(mine.temporary(8192), b"under way").unwrap();
-        // A writer that died: its file is there and not locked; and one without even that.
+        // A writer that died: its file is there and not locked. Then a writer without even that
+        // file.
         for name in [
             "7-0.writer",
             "7-0.7.0.4096",

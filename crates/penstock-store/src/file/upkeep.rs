@@ -1,8 +1,8 @@
 //! Keeping the directory within its bound: scanning, correcting the count, evicting.
 //!
-//! Of all handles one works at a time, by the lock on `evict.lock`. Each has a thread that makes room
-//! ahead of need: when more than 95 % is in use, down to 90 %. A put that finds no room all the same
-//! does the work itself.
+//! Only one handle works at a time: the one that holds the lock on `evict.lock`. Each handle has a
+//! thread that makes room ahead of need. When more than 95 % is in use, the thread evicts down to
+//! 90 %. A put that still finds no room does this work itself.
 
 use std::fs::{self, File};
 use std::io;
@@ -19,14 +19,14 @@ use super::directory::{Directory, charge};
 use super::{failure, names};
 use crate::{Error, ErrorKind, Key, Namespace, Result};
 
-/// Values removed in one hold of the count's lock: others wait for it meanwhile.
+/// Values removed in one hold of the count's lock. Others wait for the lock meanwhile.
 const REMOVED_AT_ONCE: usize = 8;
-/// How long the thread lets a pass wait for the count's lock.
+/// How long a pass of the thread may wait for the count's lock.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long to leave it alone when another process is at it.
+/// How long to pause if another process is doing a pass.
 const ANOTHERS_TURN: Duration = Duration::from_millis(1);
 
-/// The upkeep thread, and the same work for those who cannot wait for it.
+/// The upkeep thread, and the same work for callers that cannot wait for it.
 pub(super) struct Upkeep {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -34,7 +34,8 @@ pub(super) struct Upkeep {
 
 struct Shared {
     directory: Arc<Directory>,
-    /// The file whose lock excludes other handles; the mutex excludes the threads of this one.
+    /// The lock on this file excludes other handles. The mutex excludes other threads of this
+    /// handle.
     turn: Mutex<File>,
     state: Mutex<State>,
     wake: Condvar,
@@ -78,15 +79,15 @@ impl Upkeep {
         })
     }
 
-    /// Has the thread make so much room.
+    /// Asks the thread to make room for `bytes` bytes.
     pub(super) fn want(&self, bytes: u64) {
         let mut state = self.shared.state.lock();
         state.wanted = Some(state.wanted.unwrap_or(0).max(bytes));
         self.shared.wake.notify_one();
     }
 
-    /// Makes so much room on the caller's thread, or waits while another thread does; gives up at
-    /// the deadline, or when it is another process's turn.
+    /// Makes room for `bytes` bytes on the caller's thread, or waits while another thread does.
+    /// Gives up at the deadline, or if it is another process's turn.
     pub(super) fn make_room(&self, bytes: u64, deadline: Instant) {
         match self.shared.turn.try_lock() {
             Some(turn) => {
@@ -103,7 +104,7 @@ impl Drop for Upkeep {
         self.shared.state.lock().stop = true;
         self.shared.wake.notify_all();
         if let Some(thread) = self.thread.take() {
-            // A panic there was reported when it happened.
+            // If the thread panicked, that was reported when it happened.
             let _ = thread.join();
         }
     }
@@ -119,7 +120,7 @@ impl Shared {
         }
     }
 
-    /// Waits until room is wanted; none when the handle is being closed.
+    /// Waits until room is wanted. Returns `None` when the handle is being closed.
     fn next_wish(&self) -> Option<u64> {
         let mut state = self.state.lock();
         while !state.stop {
@@ -131,7 +132,8 @@ impl Shared {
         None
     }
 
-    /// Does a pass, unless another process does. The deadline is for waiting for the count's lock.
+    /// Does a pass, unless another process is doing one. The deadline limits the wait for the
+    /// count's lock.
     fn take_turn(&self, turn: &File, wanted: u64, deadline: Instant, go_on: &dyn Fn() -> bool) {
         if turn.try_lock().is_err() {
             std::thread::sleep(ANOTHERS_TURN);
@@ -140,7 +142,7 @@ impl Shared {
         if pass(&self.directory, wanted, deadline, go_on).is_err() {
             self.directory.counters.failed();
         }
-        // Fails only if there is no lock.
+        // This fails only if there is no lock.
         let _ = turn.unlock();
     }
 }
@@ -152,7 +154,7 @@ struct Found {
     charge: u64,
 }
 
-/// Scans, settles the count, and evicts if less than the room wanted is free, or less than there
+/// Scans and settles the count. Then evicts, if less room is free than wanted, or less than there
 /// should always be.
 fn pass(
     directory: &Directory,
@@ -215,14 +217,15 @@ struct Scan {
     found: Vec<Found>,
     /// What the values are charged with.
     values: u64,
-    /// What the files in the making will be charged with, those met under their final name aside.
+    /// What the files in the making will be charged with, except those that the scan met under
+    /// their final name.
     pending: u64,
 }
 
-/// Looks at everything in the directory; nothing if it may not go on to the end.
+/// Looks at everything in the directory. Returns `None` if `go_on` stops it.
 fn scan(directory: &Directory, go_on: &dyn Fn() -> bool) -> io::Result<Option<Scan>> {
-    // First: a file that is renamed meanwhile is then seen twice rather than not at all, and known
-    // by its number.
+    // Sweep first: a file that is renamed meanwhile is then seen twice rather than not at all, and
+    // its inode number identifies it.
     let mut making = directory.writer.sweep()?;
     let mut found = Vec::new();
     let mut values = 0;
@@ -248,8 +251,8 @@ fn scan(directory: &Directory, go_on: &dyn Fn() -> bool) -> io::Result<Option<Sc
     }))
 }
 
-/// Visits every value's directory entry, of one namespace if one is given. `go_on` is asked before
-/// each directory; returns whether it never said no. What vanishes meanwhile is passed over.
+/// Visits every value's directory entry, of one namespace if one is given. Asks `go_on` before each
+/// directory; returns false if it ever said no. Skips what vanishes meanwhile.
 pub(super) fn each_value(
     root: &Path,
     namespace: Option<Namespace>,
@@ -283,11 +286,12 @@ fn entries(path: &Path) -> io::Result<impl Iterator<Item = fs::DirEntry>> {
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => None,
         other => if_there(other)?,
     };
-    // An entry that cannot be read ends the directory's listing in std; there is nothing to see.
+    // If an entry cannot be read, std ends the directory's listing there: there is nothing more to
+    // see.
     Ok(entries.into_iter().flatten().filter_map(io::Result::ok))
 }
 
-/// None for what is not there.
+/// Turns the error for what is not there into `None`.
 pub(super) fn if_there<T>(outcome: io::Result<T>) -> io::Result<Option<T>> {
     match outcome {
         Ok(value) => Ok(Some(value)),

@@ -1,9 +1,9 @@
-//! The bytes in use, counted together by all processes that share the directory.
+//! The bytes in use. All processes that share the directory count them together.
 //!
-//! One small record in the file `usage`, read and written under an exclusive lock on that file.
-//! The invariant that keeps the bound strict: the count is never below what lies in the
-//! directory. Room is taken before a value is written and given back after it is gone, so a
-//! process that dies in between leaves the count too high, until the next scan settles it.
+//! The count is one small record in the file `usage`. It is read and written under an exclusive
+//! lock on that file. One invariant keeps the bound strict: the count is never below what lies in
+//! the directory. Room is taken before a value is written, and given back after the value is gone.
+//! If a process dies in between, the count stays too high until the next scan settles it.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -19,8 +19,8 @@ use crate::{Error, ErrorKind, Result};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PNSKUSE1");
 const RECORD_BYTES: usize = 40;
-/// How long to wait before trying a lock again that another process holds: its holder needs a
-/// few system calls.
+/// How long to wait before trying again to take a lock that another process holds. The holder needs
+/// only a few system calls.
 const RETRY: Duration = Duration::from_micros(50);
 
 /// What the processes have counted.
@@ -37,24 +37,24 @@ pub(super) struct Count {
 /// An answer to a request for room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Room {
-    /// It is taken; so many bytes are in use now.
+    /// The room is taken. This many bytes are in use now.
     Taken(u64),
-    /// There is not enough.
+    /// There is not enough room.
     None,
 }
 
 /// This handle's access to the shared count.
 pub(super) struct Usage {
     file: File,
-    /// The file's lock excludes other handles, this one the threads of this handle.
+    /// The file's lock excludes other handles. This mutex excludes other threads of this handle.
     threads: Mutex<()>,
 }
 
-/// The count while nobody else can change it. Written back on [`Locked::save`] only.
+/// The count while nobody else can change it. Only [`Locked::save`] writes it back.
 pub(super) struct Locked<'a> {
     usage: &'a Usage,
     _threads: parking_lot::MutexGuard<'a, ()>,
-    /// None if no scan has established it: a new directory, or a record that is damaged.
+    /// `None` if no scan has established it: the directory is new, or the record is damaged.
     pub(super) count: Option<Count>,
 }
 
@@ -100,7 +100,7 @@ impl Usage {
         Ok(locked)
     }
 
-    /// Takes room if there is enough below the capacity. There is none before the first scan.
+    /// Takes room if there is enough below the capacity. Before the first scan, there is none.
     pub(super) fn take(&self, bytes: u64, capacity: u64, deadline: Instant) -> Result<Room> {
         let mut locked = self.lock(deadline)?;
         let Some(count) = &mut locked.count else {
@@ -126,11 +126,12 @@ impl Locked<'_> {
         }
     }
 
-    /// Corrects the count by what a scan saw, which began when the count was `before`: values, and
-    /// files in the making, for which room may or may not be taken yet.
+    /// Corrects the count by what a scan saw: `values`, and `pending` files in the making, for
+    /// which room may or may not be taken yet. `before` is the count when the scan began.
     ///
-    /// What was taken during the scan may be unseen, and what was given back may have been seen,
-    /// so the truth lies between two bounds; the count is moved into them and no further.
+    /// The scan may have missed what was taken while it ran, and may have seen what was given back
+    /// while it ran. So the truth lies between two bounds. The count is moved between these bounds
+    /// and no further.
     pub(super) fn settle(&mut self, before: Option<Count>, values: u64, pending: u64) -> Count {
         let now = self.count.unwrap_or_default();
         let before = before.unwrap_or(now);
@@ -162,7 +163,7 @@ impl Locked<'_> {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        // Fails only if the file is no longer open, when there is no lock either.
+        // This fails only if the file is no longer open. Then there is no lock either.
         let _ = self.usage.file.unlock();
     }
 }
@@ -195,7 +196,7 @@ fn decode(record: &[u8; RECORD_BYTES]) -> Option<Count> {
     })
 }
 
-/// For fuzzing: a record that is read is the one that would be written.
+/// For fuzzing: a record that can be read is the record that would be written.
 #[cfg(test)]
 pub(super) fn check_record(record: &[u8; RECORD_BYTES]) {
     if let Some(count) = decode(record) {

@@ -12,10 +12,10 @@ use crate::{
 
 /// A store behind a circuit breaker.
 ///
-/// After so many calls in a row that failed with [`ErrorKind::Unreachable`] or
-/// [`ErrorKind::TimedOut`], calls fail at once with [`ErrorKind::Unavailable`]. After a pause one
-/// call is let through: if it succeeds everything is as before, if not the pause doubles. A call
-/// whose deadline had passed when it was made says nothing about the store.
+/// After several calls in a row that failed with [`ErrorKind::Unreachable`] or
+/// [`ErrorKind::TimedOut`], calls fail at once with [`ErrorKind::Unavailable`]. After a pause, one
+/// call is let through as a probe. If it succeeds, everything is as before; if not, the pause
+/// doubles. A call whose deadline had already passed when it was made says nothing about the store.
 pub struct Breaker {
     inner: Arc<dyn Store>,
     circuit: Circuit,
@@ -35,7 +35,7 @@ impl Breaker {
         self.circuit.counters()
     }
 
-    /// Whether calls fail at once now, or all but a probe.
+    /// Whether calls now fail at once, except for a probe.
     pub fn is_open(&self) -> bool {
         self.circuit.is_open()
     }

@@ -1,4 +1,4 @@
-//! The state of a circuit breaker: who may call, and what calls told of the other side.
+//! The state of a circuit breaker: who may call, and what calls told about the other side.
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ impl Default for BreakerSettings {
 /// What a [`Breaker`](super::Breaker) did since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BreakerCounters {
-    /// Times that it opened, after probes too.
+    /// Times that it opened, also after failed probes.
     pub opened: u64,
     /// Calls that failed at once because it was open.
     pub rejected: u64,
@@ -79,7 +79,7 @@ impl Verdict {
         }
     }
 
-    /// An answer to one request of a batch is an answer.
+    /// The verdict of a whole batch. One answered request is enough for an answer.
     pub(crate) fn of_batch<'a, T: 'a>(
         outcomes: impl Iterator<Item = Option<&'a Result<T>>>,
     ) -> Self {
@@ -94,7 +94,7 @@ impl Verdict {
     }
 }
 
-/// A call that was let through. Dropped without a verdict (by a panic), it says nothing.
+/// A call that was let through. If it is dropped without a verdict (by a panic), it says nothing.
 pub(crate) struct Pass<'a> {
     circuit: &'a Circuit,
     is_probe: bool,
@@ -102,7 +102,7 @@ pub(crate) struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// Ends the call with what it said of the other side.
+    /// Ends the call with what it said about the other side.
     pub(crate) fn conclude(mut self, verdict: Verdict) {
         self.verdict = verdict;
     }
@@ -133,7 +133,7 @@ impl Circuit {
         !matches!(self.inner.lock().state, State::Closed { .. })
     }
 
-    /// Lets a call through, or not: then it is to fail at once.
+    /// Lets a call through, or returns `None` if the call is to fail at once.
     pub(crate) fn enter(&self) -> Option<Pass<'_>> {
         let inner = &mut *self.inner.lock();
         let is_probe = match inner.state {
@@ -181,7 +181,7 @@ impl Circuit {
                 until: Instant::now(),
                 pause,
             },
-            // From before it opened: the probe will tell.
+            // A call from before the circuit opened: the probe will tell.
             (state, _) => state,
         };
     }

@@ -16,7 +16,7 @@ use crate::{
 pub struct Faults {
     /// Chooses the requests that suffer.
     pub seed: u64,
-    /// Kinds of failure. The operation may have taken place all the same, as it may in life.
+    /// Kinds of failure. The operation may still have taken place, as with real failures.
     pub errors: Vec<(ErrorKind, f64)>,
     /// How long a call is held up; it fails with [`ErrorKind::TimedOut`] if its deadline passes
     /// meanwhile.
@@ -34,7 +34,7 @@ pub struct Faults {
 /// Faults brought about so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultCounters {
-    /// Failures, those of delays that outlasted the deadline aside.
+    /// Failures, except those of delays that outlasted the deadline.
     pub errors: u64,
     /// Calls held up.
     pub delays: u64,
@@ -115,7 +115,7 @@ impl Faulty {
         struck.map(|(kind, _)| Error::new(*kind, "a fault on purpose"))
     }
 
-    /// Holds a call up, not beyond its deadline.
+    /// Holds a call up, but not beyond its deadline.
     fn hold_up(&self, deadline: Instant) -> Result<()> {
         if self.strikes(self.faults.delays, &self.delays) {
             let left = deadline.saturating_duration_since(Instant::now());

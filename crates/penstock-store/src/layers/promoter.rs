@@ -1,4 +1,5 @@
-//! Promotions: what was got from a far tier is put into the nearer ones, beside the work.
+//! Promotions: a thread puts values that came from a far tier into the nearer ones, beside the
+//! work.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -10,9 +11,9 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::{Key, Store};
 
-/// Most bytes that wait. What does not fit is left out: the far tier still has it.
+/// Most bytes that wait. A value that does not fit is left out: the far tier still has it.
 const MOST_BYTES: usize = 128 << 20;
-/// Longest that a put into a nearer tier may take.
+/// Longest time that a put into a nearer tier may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A value that is to be put into the first `tiers` tiers.
@@ -42,7 +43,7 @@ pub(super) struct Promoter {
 }
 
 impl Promoter {
-    /// Without a thread to be had, nothing is ever promoted.
+    /// Starts the thread. If no thread can be had, nothing is ever promoted.
     pub(super) fn start(tiers: Vec<Arc<dyn Store>>) -> Self {
         let shared = Arc::new(Shared::default());
         let thread = thread::Builder::new().name("penstock-tiers".into()).spawn({
@@ -55,8 +56,8 @@ impl Promoter {
         }
     }
 
-    /// Copies a value, to be put into the first `tiers` tiers when there is time, if there is
-    /// room for it to wait.
+    /// Copies a value, to be put into the first `tiers` tiers when there is time. Does nothing if
+    /// there is no room for the value to wait.
     pub(super) fn offer(&self, key: Key, value: &[IoSlice<'_>], tiers: usize) {
         let bytes: usize = value.iter().map(|slice| slice.len()).sum();
         {
@@ -66,7 +67,7 @@ impl Promoter {
             }
             waiting.bytes += bytes;
         }
-        // Not under the lock: the bytes are counted already.
+        // Copy without the lock: the bytes are counted already.
         let value = crate::slices::gather(value);
         self.shared
             .waiting
@@ -82,7 +83,7 @@ impl Drop for Promoter {
         self.shared.waiting.lock().is_closed = true;
         self.shared.changed.notify_one();
         if let Some(thread) = self.thread.take() {
-            // It never panics; if it did, there is nothing that waits for it.
+            // The thread never panics. If it did, nothing would wait for it.
             let _ = thread.join();
         }
     }
@@ -102,7 +103,7 @@ fn work(shared: &Shared, tiers: &[Arc<dyn Store>]) {
         };
         drop(waiting);
         for tier in &tiers[..promotion.tiers] {
-            // A tier that refuses has one value less, which is all that there is to say of it.
+            // If a tier refuses, it just has one value less.
             let value = [IoSlice::new(&promotion.value)];
             let _ = tier.put(&promotion.key, &value, Instant::now() + TIMEOUT);
         }

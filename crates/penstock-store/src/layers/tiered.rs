@@ -13,14 +13,15 @@ use crate::{
     PutRequest, Result, Store, StoreStats,
 };
 
-/// Stores in the order in which they are asked. What is put goes to all of them; what is got comes
-/// from the first that has it, and is put into those before it by a thread of its own.
+/// Several stores, in the order in which they are asked. A put goes to all of them. A get returns
+/// the value of the first store that has it; a thread then puts this value into the stores before
+/// that one.
 ///
-/// Which copy of a value is damaged is for the reader to find out, and to remove, tier by tier
+/// The reader finds out which copy of a value is damaged, and removes it, tier by tier
 /// ([`crate::SealedStore::mend`]).
 ///
-/// A tier that fails is passed over: an operation fails only if it does in every tier. Each should
-/// be behind a [`super::Breaker`] of its own, so that one that is gone costs nothing.
+/// A tier that fails is passed over: an operation fails only if it fails in every tier. Each tier
+/// should be behind a [`super::Breaker`] of its own, so that a tier that is gone costs nothing.
 pub struct Tiered {
     tiers: Vec<Arc<dyn Store>>,
     promoter: Promoter,
@@ -42,7 +43,8 @@ impl Tiered {
         }
     }
 
-    /// Gets from one tier what has not been found yet; returns the indices of what it has.
+    /// Gets from one tier the values that have not been found yet. Returns the indices of those
+    /// that it has.
     fn get_from(
         &self,
         tier: usize,
@@ -84,8 +86,8 @@ impl Tiered {
         found
     }
 
-    /// Has what a tier had put into those before it. Whether it is whole is for the reader to find
-    /// out there, as here.
+    /// Has the values that a tier had put into the tiers before it. They are not verified: the
+    /// reader does that when it gets them there, as it does here.
     fn promote(&self, tier: usize, found: &[usize], batch: &[GetRequest<'_, '_>]) {
         if tier == 0 {
             return;
@@ -114,8 +116,8 @@ impl Tiered {
     }
 }
 
-/// What two tiers together say of a get: a value, else that one has it and it does not fit, else
-/// that one failed, which might have had it, else that there is none.
+/// What two tiers together say about a get. The first of these that is true: a tier has a value; a
+/// tier has one that does not fit; a tier failed, which might have had one; there is none.
 fn worst_of(
     before: Option<Result<GetOutcome>>,
     now: Option<Result<GetOutcome>>,
@@ -161,7 +163,7 @@ impl Store for Tiered {
             .iter()
             .map(|tier| tier.capabilities().max_value_bytes);
         Capabilities {
-            // What another removes stays in a tier that is ours alone.
+            // A value that another process removes would stay in a tier that is ours alone.
             shared: all(|can| can.shared),
             persistent: any(|can| can.persistent),
             bounded: all(|can| can.bounded),
@@ -236,7 +238,7 @@ impl Store for Tiered {
     }
 
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
-        // What one tier has the others have too, as a rule.
+        // As a rule, all tiers have the same values.
         let removed = self.on_each(|tier| tier.remove(keys, deadline));
         removed
             .map(|counts| counts.into_iter().max().unwrap_or(0))

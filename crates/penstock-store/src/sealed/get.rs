@@ -13,25 +13,25 @@ use crate::{Error, GetOutcome, GetRequest, Key, Result, Store};
 pub struct Wanted<'a> {
     /// The object's name.
     pub key: &'a Key,
-    /// What went into the value's encryption beside the keys; empty for nothing.
+    /// What went into the value's encryption besides the keys; empty for nothing.
     pub context: &'a [u8],
-    /// As of a [`GetRequest`].
+    /// As [`GetRequest::position`].
     pub position: u64,
-    /// Bytes that the payload must have; none if any number will do for which there is room.
+    /// Bytes that the payload must have. `None` accepts any number for which there is room.
     pub payload_bytes: Option<u64>,
-    /// In all [`LARGEST_HEADER_BYTES`] more than there is room for payload; the first slice has room
-    /// for the header.
+    /// In all, [`LARGEST_HEADER_BYTES`] more than the room for the payload. The first slice has
+    /// room for the header.
     pub memory: Memory<'a>,
 }
 
-/// Whoever wants a value, and has the memory in which it arrives. It goes from hand to hand with its
-/// value: a small one is faster.
+/// Whoever wants a value and has the memory in which it arrives. A destination is passed on
+/// together with its value, so a small one is faster.
 pub trait Destination {
-    /// What is wanted: the same at each call. Headers have so many bytes.
+    /// What is wanted: the same at each call. Headers have `header_bytes` bytes.
     fn wanted(&mut self, header_bytes: usize) -> Wanted<'_>;
 }
 
-/// A value as the store gave it, or its answer that it gave none. Nobody has judged it yet.
+/// A value as the store gave it, or the store's answer that it gave none. Nobody has judged it yet.
 #[must_use = "nothing is known of a value before it is verified"]
 pub struct Arrival<D> {
     destination: D,
@@ -40,7 +40,7 @@ pub struct Arrival<D> {
 }
 
 impl<D> Arrival<D> {
-    /// What was asked for: whoever does not want it any more need not verify it.
+    /// Who asked for the value. If nobody wants the value any more, it need not be verified.
     pub fn destination(&self) -> &D {
         &self.destination
     }
@@ -65,8 +65,8 @@ impl<D> Rejected<D> {
     }
 }
 
-/// The word that a destination holds the payload of a value which arrived whole, under its own key,
-/// and matched its checksum or its authentication. Only a [`SealedStore`] gives it.
+/// Proof that a destination holds the payload of a value that arrived whole, under its own key, and
+/// matched its checksum or its authentication. Only a [`SealedStore`] gives this proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verified {
     bytes: u64,
@@ -79,14 +79,15 @@ impl Verified {
         self.bytes
     }
 
-    /// Whether it came from another tier than the nearest that had one.
+    /// Whether it was mended: the copy that arrived first did not verify, and a tier then gave a
+    /// whole one.
     pub fn is_mended(self) -> bool {
         self.mended
     }
 }
 
-/// What became of a get, verification included. But for [`Got::Payload`], what the destination holds
-/// means nothing.
+/// What became of a get, verification included. What the destination holds has a meaning only with
+/// [`Got::Payload`].
 #[derive(Debug)]
 pub enum Got {
     /// The payload is there.
@@ -102,7 +103,8 @@ pub enum Got {
 }
 
 impl SealedStore {
-    /// Gets a batch from the store, as it lies there. The answers are in the batch's order.
+    /// Gets a batch from the store, as it lies there, not verified. The answers are in the batch's
+    /// order.
     pub fn fetch<D: Destination>(&self, mut batch: Vec<D>, deadline: Instant) -> Vec<Arrival<D>> {
         let header_bytes = self.header_bytes();
         let answers: Vec<_> = {
@@ -114,7 +116,7 @@ impl SealedStore {
                 .iter_mut()
                 .map(|wanted| GetRequest {
                     position: wanted.position,
-                    // An encrypted value has another.
+                    // An encrypted value's checksum covers other bytes.
                     wants_checksum: self.keys.is_none(),
                     ..GetRequest::new(*wanted.key, &mut wanted.memory)
                 })
@@ -136,8 +138,8 @@ impl SealedStore {
             .collect()
     }
 
-    /// Verifies a value, and decrypts it where it lies. Whole ones should be used before what was
-    /// rejected is mended, which takes further round trips.
+    /// Verifies a value and decrypts it in place. Whole values should be used before rejected ones
+    /// are mended, because mending takes further round trips.
     pub fn verify<D: Destination>(
         &self,
         arrival: Arrival<D>,
@@ -159,11 +161,12 @@ impl SealedStore {
         }
     }
 
-    /// Removes the damaged copies of a value that did not verify, so that it is put anew, and gets a
-    /// whole one if another tier has it. Copies that may be good for readers with other keys stay.
+    /// Mends a value that did not verify. Removes its damaged copies, so that the value is put
+    /// anew, and gets a whole copy if another tier has one. Copies that may be good for readers
+    /// with other keys stay.
     ///
-    /// A store without tiers had only the one copy: it is removed unseen. What cannot be removed by
-    /// `remove_by` stays, to be found damaged again.
+    /// A store without tiers has only the one copy, which is removed without another look. A copy
+    /// that cannot be removed by `remove_by` stays, and will be found damaged again.
     pub fn mend<D: Destination>(
         &self,
         rejected: Rejected<D>,
@@ -176,7 +179,7 @@ impl SealedStore {
         } = rejected;
         let key = *destination.wanted(self.header_bytes()).key;
         let remove = |store: &dyn Store| {
-            // Best effort, as said.
+            // Best effort, as the documentation says.
             let _ = store.remove(&[key], remove_by);
         };
         let tiers = self.store.tiers(Internal(()));
@@ -202,7 +205,7 @@ impl SealedStore {
         (destination, Got::Rejected(rejection))
     }
 
-    /// What a store's answer amounts to. It may have worked out the payload's checksum.
+    /// What a store's answer amounts to. `checksum` is the payload's, if the store computed it.
     fn judge(
         &self,
         destination: &mut impl Destination,
@@ -240,7 +243,7 @@ impl SealedStore {
             ..
         } = wanted;
         let room = room_of(&memory);
-        // A store that counts more than there is room for has broken its contract.
+        // A store that reports more bytes than there is room for has broken its contract.
         let arrived = value_bytes.min(room);
         let bytes =
             payload_bytes.unwrap_or_else(|| arrived.saturating_sub(self.header_bytes() as u64));

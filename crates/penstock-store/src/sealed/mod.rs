@@ -1,13 +1,13 @@
-//! Sealed values: what is put into a store has a header that fits it, and what comes out of one is
+//! Sealed values. What is put into a store has a header that fits it. What comes out of a store is
 //! verified before anybody uses it. With keys, payloads are encrypted on the way out and decrypted
 //! on the way in.
 //!
-//! A get has three steps, so that nobody waits for what a damaged value costs:
+//! A get has three steps, so that nobody waits for the mending of a damaged value:
 //!
 //! 1. [`SealedStore::fetch`] gets a batch from the store.
-//! 2. [`SealedStore::verify`] judges one value of it, decrypted where it lies.
-//! 3. [`SealedStore::mend`], for one that was rejected: removes the damaged copies, and gets a whole one
-//!    from another tier.
+//! 2. [`SealedStore::verify`] judges one value of the batch, and decrypts it in place.
+//! 3. [`SealedStore::mend`] is for a value that was rejected. It removes the damaged copies, and
+//!    gets a whole one from another tier.
 //!
 //! A put has two: [`SealedStore::seal`] or [`SealedStore::seal_in_place`], then
 //! [`SealedStore::put_many`].
@@ -29,7 +29,8 @@ use crate::value::{ENCRYPTED_HEADER_BYTES, HEADER_BYTES};
 use crate::{Capabilities, Key, Keyring, Listed, Namespace, Result, Store, StoreStats};
 
 /// Bytes that a destination has beyond its payload's. A value that arrives may have either header,
-/// keys or not: only when it is there can it be told that it is encrypted.
+/// whether the reader has keys or not. Only when the value is there does it show whether it is
+/// encrypted.
 pub const LARGEST_HEADER_BYTES: usize = ENCRYPTED_HEADER_BYTES;
 
 /// Bytes in front of a payload, with these keys.
@@ -40,8 +41,8 @@ pub fn header_bytes(keys: Option<&Keyring>) -> usize {
     }
 }
 
-/// The memory in which one value arrives, in order. What lies in one piece, or in one between header
-/// and rest, needs no allocation.
+/// The memory in which one value arrives, in order. Up to three pieces (the header, the payload and
+/// the rest) need no allocation.
 pub type Memory<'a> = SmallVec<[IoSliceMut<'a>; 3]>;
 
 /// A store of sealed values.
@@ -53,7 +54,7 @@ pub struct SealedStore {
 }
 
 impl SealedStore {
-    /// With keys, values are encrypted, and no others accepted.
+    /// With keys, values are encrypted, and only encrypted values are accepted.
     pub fn new(store: Arc<dyn Store>, keys: Option<Arc<Keyring>>) -> Self {
         Self {
             store,
@@ -73,18 +74,18 @@ impl SealedStore {
         self.keys.as_ref()
     }
 
-    /// Bytes in front of a payload that this store puts.
+    /// Bytes in front of a payload in the values that this store puts.
     pub fn header_bytes(&self) -> usize {
         header_bytes(self.keys.as_deref())
     }
 
-    /// Values that did not verify when they were got, since this handle was made; those that were
-    /// mended count.
+    /// Values that did not verify when they were got, since this handle was made. Values that were
+    /// then mended count too.
     pub fn rejected(&self) -> u64 {
         self.rejected.load(Ordering::Relaxed)
     }
 
-    /// Values of which another tier than the nearest had a whole copy.
+    /// Values that did not verify at first, and of which a tier then gave a whole copy.
     pub fn mended(&self) -> u64 {
         self.mended.load(Ordering::Relaxed)
     }
@@ -99,8 +100,8 @@ impl SealedStore {
         self.store.url()
     }
 
-    /// As [`Store::contains`]. Whoever puts large values asks first: another may have put the same
-    /// meanwhile, and asking costs a round trip, sending it again the whole value.
+    /// As [`Store::contains`]. Ask before you put large values: another process may have put the
+    /// same ones meanwhile. Asking costs a round trip; sending a value again costs the whole value.
     pub fn contains(&self, keys: &[Key], deadline: Instant) -> Result<Vec<bool>> {
         self.store.contains(keys, deadline)
     }
@@ -131,7 +132,7 @@ impl SealedStore {
     }
 }
 
-/// Room for a value's header, apart from its payload's destination.
+/// Room for a value's header, if the payload's destination has none.
 #[derive(Clone)]
 pub struct HeaderRoom([u8; LARGEST_HEADER_BYTES]);
 
@@ -141,9 +142,9 @@ impl HeaderRoom {
         Self([0; LARGEST_HEADER_BYTES])
     }
 
-    /// The memory of a value: so much of the room as the header needs, the payload's, and what is left
-    /// of the room. So one with the larger header arrives where the smaller is expected, and can
-    /// be told from one that is too large.
+    /// The memory of a value: as much of this room as the header needs, then the payload's memory,
+    /// then what is left of this room. So a value with the larger header can arrive where the
+    /// smaller one is expected. It can then be told from a value that is too large.
     pub fn before<'a>(
         &'a mut self,
         header_bytes: usize,

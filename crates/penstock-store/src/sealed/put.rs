@@ -10,7 +10,7 @@ use crate::contract::unanswered;
 use crate::value::{self, Checksum, ENCRYPTED_HEADER_BYTES, HEADER_BYTES};
 use crate::{Key, PutOutcome, PutRequest, Result};
 
-/// A value that was made where its payload lay.
+/// A value that was made in place, where its payload lay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SealedInPlace {
     key: Key,
@@ -18,7 +18,7 @@ pub struct SealedInPlace {
     is_encrypted: bool,
 }
 
-/// What makes a value of a payload that stays as it is.
+/// The seal of a payload that itself stays as it is.
 pub struct Seal {
     key: Key,
     form: Form,
@@ -39,7 +39,8 @@ pub struct SealedValue<'a> {
 }
 
 impl SealedInPlace {
-    /// The value, of the memory that begins with it; `position` is as of a [`PutRequest`].
+    /// The value, which lies at the beginning of `memory`. `position` is as
+    /// [`PutRequest::position`].
     pub fn value<'a>(&self, memory: &'a [u8], position: u64) -> SealedValue<'a> {
         SealedValue {
             key: self.key,
@@ -53,14 +54,14 @@ impl SealedInPlace {
         self.bytes
     }
 
-    /// Whether the memory holds ciphertext in place of the payload now.
+    /// Whether the memory now holds ciphertext in place of the payload.
     pub fn is_encrypted(&self) -> bool {
         self.is_encrypted
     }
 }
 
 impl Seal {
-    /// The value, of the payload that was sealed; `position` is as of a [`PutRequest`].
+    /// The value, made of the payload that was sealed. `position` is as [`PutRequest::position`].
     pub fn value<'a>(
         &'a self,
         payload: impl Iterator<Item = &'a [u8]>,
@@ -85,8 +86,8 @@ impl Seal {
 }
 
 impl SealedStore {
-    /// Makes a value of a payload that lies behind room for the header, encrypted where it lies if
-    /// there are keys. `checksum` is the payload's; with keys it is not looked at.
+    /// Makes a value of a payload that lies behind room for the header. With keys, it is encrypted
+    /// in place. `checksum` is the payload's; with keys it is not looked at.
     ///
     /// Fails as [`Keyring::seal`](crate::Keyring::seal) does.
     pub fn seal_in_place(
@@ -108,8 +109,8 @@ impl SealedStore {
         })
     }
 
-    /// Makes a value of a payload that lies in pieces, which are not written to: what is encrypted is a
-    /// copy.
+    /// Makes a value of a payload that lies in pieces. The pieces are not written to: with keys, a
+    /// copy is encrypted.
     ///
     /// Fails as [`Keyring::seal`](crate::Keyring::seal) does.
     pub fn seal<'a>(

@@ -1,18 +1,18 @@
 //! Copies between memory of this process and memory that others may be writing or reading.
 //!
-//! That would be a data race if the compiler saw it: it may assume that bytes which it copies do
-//! not change. It does not see it. The copies are `asm!` blocks, of which the compiler knows that
-//! they read and write memory, as code would that accesses each byte atomically and relaxed. That
-//! is also what the processor does, and what the pool's protocol counts on: any mixture of old and
-//! new bytes may arrive, and who copied finds out.
+//! To the compiler, such a copy would be a data race: it may assume that the bytes it copies do not
+//! change. So it must not see the copy. The copies are `asm!` blocks. All that the compiler knows
+//! about them is that they read and write memory, as code would that accesses each byte atomically
+//! and relaxed. That is also what the processor does, and what the pool's protocol counts on: any
+//! mixture of old and new bytes may arrive, and whoever copied finds out.
 //!
-//! `rep movsb` would be shorter, but falls to a quarter of its speed on some processors where the
+//! `rep movsb` would be shorter. But on some processors it falls to a quarter of its speed if the
 //! destination lies a little above the source, modulo 4096.
 #![allow(unsafe_code, reason = "no safe copy may race")]
 
 /// Bytes copied at a time; destinations are aligned to it.
 const LINE: usize = 64;
-/// From here on values are worth writing past the caches.
+/// From this size on, values are worth writing past the caches.
 #[cfg(target_arch = "x86_64")]
 const PAST_CACHES: usize = 4096;
 
@@ -20,19 +20,18 @@ const PAST_CACHES: usize = 4096;
 ///
 /// # Safety
 ///
-/// As for [`std::ptr::copy_nonoverlapping`], but that the source may be written by others meanwhile.
+/// As for [`std::ptr::copy_nonoverlapping`], except that others may write to the source meanwhile.
 pub(super) unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the caller's promise.
     unsafe { in_lines(from, to, len, lines) }
 }
 
-/// Copies into shared memory. The bytes are on their way to others: they go past this processor's
-/// caches, which saves reading what is overwritten.
+/// Copies into shared memory. The bytes are on their way to other processes, so large copies go
+/// past this processor's caches. This saves reading what is overwritten.
 ///
 /// # Safety
 ///
-/// As for [`std::ptr::copy_nonoverlapping`], but that the destination may be read by others
-/// meanwhile.
+/// As for [`std::ptr::copy_nonoverlapping`], except that others may read the destination meanwhile.
 pub(super) unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if len >= PAST_CACHES {
@@ -43,7 +42,7 @@ pub(super) unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) {
     unsafe { in_lines(from, to, len, lines) }
 }
 
-/// Copies whole lines of the destination by `lines` and the ends byte by byte.
+/// Copies whole lines of the destination with `lines`, and the ends byte by byte.
 ///
 /// # Safety
 ///
@@ -57,8 +56,9 @@ unsafe fn in_lines(
 ) {
     let head = to.align_offset(LINE).min(len);
     let middle = (len - head) / LINE * LINE;
-    // SAFETY: the three pieces follow each other and end where the ranges do, which the caller
-    // vouches for. The destination of the second is aligned, if it has any bytes.
+    // SAFETY: the three pieces follow each other and end where the ranges do, and the caller
+    // vouches for the ranges. The destination of the second piece is aligned, if that piece has any
+    // bytes.
     unsafe {
         bytes(from, to, head);
         if middle > 0 {
@@ -86,7 +86,8 @@ unsafe fn bytes(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies so many lines, storing by this instruction, and ends with that one.
+/// Copies `$count` lines, stores with the instruction `$store`, and ends with the instruction
+/// `$end`.
 #[cfg(target_arch = "x86_64")]
 macro_rules! copy_lines {
     ($from:ident, $to:ident, $count:ident, $store:literal $(, $end:literal)?) => {
@@ -122,7 +123,7 @@ macro_rules! copy_lines {
 /// As for a copy of so many lines, of which there is at least one, to an aligned destination.
 #[cfg(target_arch = "x86_64")]
 unsafe fn lines(from: *const u8, to: *mut u8, count: usize) {
-    // SAFETY: the caller vouches for both ranges, of which each round copies the next line.
+    // SAFETY: the caller vouches for both ranges; each round copies the next line of them.
     unsafe { copy_lines!(from, to, count, "movdqa") }
 }
 
@@ -131,13 +132,13 @@ unsafe fn lines(from: *const u8, to: *mut u8, count: usize) {
 /// As for [`lines`].
 #[cfg(target_arch = "x86_64")]
 unsafe fn lines_past_caches(from: *const u8, to: *mut u8, count: usize) {
-    // SAFETY: as above. These stores are not ordered with later ones, as all others are and as
-    // releases need it; the fence at the end makes up for that.
+    // SAFETY: as above. These stores are not ordered with later ones. All other stores are, and
+    // releases need that. The fence at the end makes up for it.
     unsafe { copy_lines!(from, to, count, "movntdq", "sfence") }
 }
 
-/// The same elsewhere: by volatile accesses, which the compiler neither merges nor repeats, and of
-/// whose bytes it assumes nothing.
+/// The same on other processors, with volatile accesses. The compiler neither merges nor repeats
+/// them, and assumes nothing about their bytes.
 ///
 /// # Safety
 ///
@@ -145,7 +146,7 @@ unsafe fn lines_past_caches(from: *const u8, to: *mut u8, count: usize) {
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn bytes(from: *const u8, to: *mut u8, len: usize) {
     for at in 0..len {
-        // SAFETY: within both ranges, which the caller vouches for.
+        // SAFETY: both bytes lie within the ranges, which the caller vouches for.
         unsafe { to.add(at).write_volatile(from.add(at).read_volatile()) };
     }
 }
@@ -157,8 +158,8 @@ unsafe fn bytes(from: *const u8, to: *mut u8, len: usize) {
 unsafe fn lines(from: *const u8, to: *mut u8, count: usize) {
     let (from, to) = (from.cast::<[u8; LINE]>(), to.cast::<[u8; LINE]>());
     for at in 0..count {
-        // SAFETY: within both ranges, which the caller vouches for; arrays of bytes are aligned
-        // everywhere.
+        // SAFETY: both arrays lie within the ranges, which the caller vouches for. Arrays of bytes
+        // are aligned everywhere.
         unsafe { to.add(at).write_volatile(from.add(at).read_volatile()) };
     }
 }
@@ -183,7 +184,7 @@ mod tests {
                 ] {
                     let mut into = vec![0xee; to + len + 64];
                     let (source, before) = (&source[from..from + len], into.clone());
-                    // SAFETY: both vectors are long enough, and nobody else's.
+                    // SAFETY: both vectors are long enough, and nobody else uses them.
                     unsafe { copy(source.as_ptr(), into.as_mut_ptr().add(to), len) };
                     assert!(into[to..to + len] == *source, "{len} from {from} to {to}");
                     assert!(into[..to] == before[..to] && into[to + len..] == before[to + len..]);

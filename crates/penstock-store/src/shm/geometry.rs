@@ -8,7 +8,7 @@
 
 use crate::{Error, ErrorKind, Result};
 
-/// Bytes in front of everything; the header's words lie in it, those that change in cache lines of
+/// Bytes in front of everything. The header's words lie here. Words that change have cache lines of
 /// their own.
 pub(super) const HEADER_BYTES: u64 = 4096;
 /// Entries of a bucket: their states fill one cache line.
@@ -21,7 +21,7 @@ pub(super) const HAND_WORD: u64 = 64;
 pub(super) const STAMP_WORD: u64 = 80;
 /// … how many pages are in use, or nearly …
 pub(super) const USED_WORD: u64 = 96;
-/// … and the time of use up to which values go, with where the hand was when that was drawn.
+/// … and the time of use up to which values go, and where the hand was when that time was drawn.
 pub(super) const HORIZON_WORD: u64 = 112;
 pub(super) const DRAWN_WORD: u64 = 113;
 
@@ -30,10 +30,10 @@ const SMALLEST: u64 = 1 << 20;
 const LARGEST: u64 = 1 << 45;
 const SMALLEST_PAGE: u64 = 4 << 10;
 const LARGEST_PAGE: u64 = 16 << 10;
-/// What a page has room for beyond a power of two: values are a power of two, mostly, and their
-/// header, which would cost a page of its own.
+/// What a page has room for beyond a power of two. Most values are a power of two plus their
+/// header, and the header would otherwise cost a page of its own.
 const PAGE_EXTRA: u64 = crate::value::HEADER_BYTES as u64;
-/// Pages are aligned to the machine's, and so is the segment's end.
+/// The pages begin at a page of the machine, and the segment ends at one.
 const ALIGNMENT: u64 = 4096;
 
 /// A segment's shape.
@@ -58,7 +58,7 @@ impl Geometry {
                 format!("a shared-memory pool has 1 MiB to 32 TiB, not {size} bytes"),
             ));
         }
-        // Small pools get small pages, so that they too hold some thousands.
+        // Small pools get small pages, so that they too hold some thousands of pages.
         let page = (size / 8192)
             .next_power_of_two()
             .clamp(SMALLEST_PAGE, LARGEST_PAGE);
@@ -79,7 +79,7 @@ impl Geometry {
         self.buckets * WAYS
     }
 
-    /// The longest value taken: two of them fit beside each other.
+    /// The longest value accepted: two of them fit beside each other.
     pub(super) fn max_value_bytes(&self) -> u64 {
         self.pages / 2 * self.page_bytes
     }

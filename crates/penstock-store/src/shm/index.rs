@@ -1,9 +1,10 @@
-//! Which value lies under which key: buckets of eight entries, read without any lock.
+//! The index: which value lies under which key. It has buckets of eight entries, and is read
+//! without any lock.
 //!
 //! A key's hash names the one bucket that its entry can be in. Two processes may publish one key at
-//! once; of two values under a key the *younger* counts, by a stamp that every value gets, and who
-//! publishes releases what is older. A process that dies in between leaves both, which nobody can
-//! tell from one.
+//! once. Every value gets a stamp; of two values under a key, the *younger* counts. Whoever
+//! publishes a value releases the older ones. A process that dies in between leaves both, but
+//! nobody can tell that from one value.
 
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::time::{Duration, Instant};
@@ -23,11 +24,11 @@ const LENGTH_WORD: u64 = KEY_WORDS as u64;
 const FIRST_WORD: u64 = LENGTH_WORD + 1;
 const STAMPED_WORD: u64 = LENGTH_WORD + 2;
 const USED_AT_WORD: u64 = LENGTH_WORD + 3;
-/// How long to wait before looking again for an entry in a bucket that others are filling.
+/// How long to wait before looking again for an entry, if others are filling the whole bucket.
 const RETRY: Duration = Duration::from_micros(50);
 
-/// When a value counts as used that is used now, with so many tokens before it in its prompt: in
-/// nanoseconds since the machine started, the same for all its processes.
+/// The time of use to note for a value that is used now and has `position` tokens before it in its
+/// prompt. It is in nanoseconds since the machine started, the same for all its processes.
 fn time_of_use(position: u64) -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let now = Duration::new(now.tv_sec as u64, now.tv_nsec as u32);
@@ -58,7 +59,7 @@ impl Name {
     }
 }
 
-/// An entry that held a value at some instant, and what it said of it.
+/// An entry that held a value at some instant, and what the entry said about the value.
 #[derive(Clone, Copy)]
 pub(super) struct Found {
     pub(super) entry: u64,
@@ -70,14 +71,15 @@ pub(super) struct Found {
     stamp: u64,
 }
 
-/// An entry that this handle fills. Dropped before it is published, it and its pages are free.
+/// An entry that this handle fills. If it is dropped before it is published, it and its pages are
+/// freed.
 pub(super) struct Claim<'a> {
     segment: &'a Segment,
     pub(super) entry: u64,
     pub(super) state: State,
-    /// Pages that it counts for.
+    /// Pages that this claim has counted as in use.
     pub(super) pages: u64,
-    /// Whether a live value was given up for the entry.
+    /// Whether a live value was evicted for the entry.
     pub(super) evicted: bool,
     published: bool,
 }
@@ -93,7 +95,7 @@ impl Drop for Claim<'_> {
 
 impl Segment {
     fn bucket(&self, name: &Name) -> std::ops::Range<u64> {
-        // The hash's upper half, scaled; the tag is of the lower.
+        // The bucket is the hash's upper half, scaled. The tag is of the lower half.
         let first = (((name.hash >> 32) * self.geometry.buckets) >> 32) * WAYS;
         first..first + WAYS
     }
@@ -113,7 +115,7 @@ impl Segment {
         live.max_by_key(|found| found.stamp)
     }
 
-    /// What an entry says, if it is still in the state in which it was live.
+    /// What an entry says, if it is still in `state`, in which it was live.
     pub(super) fn read(&self, entry: u64, state: State) -> Option<Found> {
         let word = |word| self.body(entry, word).load(Relaxed);
         let found = Found {
@@ -126,7 +128,7 @@ impl Segment {
         state.is_still(self.state(entry)).then_some(found)
     }
 
-    /// An entry's key. Nothing if it is being changed.
+    /// An entry's key. `None` if it is being changed.
     pub(super) fn key_of(&self, found: &Found) -> Option<Key> {
         let mut bytes = [0; KEY_BYTES];
         for (word, bytes) in (0..).zip(bytes.as_chunks_mut::<8>().0) {
@@ -142,7 +144,7 @@ impl Segment {
             .filter_map(|(entry, state)| self.read(entry, state))
     }
 
-    /// The same, with its state alone.
+    /// As [`each`](Self::each), but only the entries' numbers and states.
     pub(super) fn each_live(&self) -> impl Iterator<Item = (u64, State)> {
         (0..self.geometry.entries()).filter_map(|entry| {
             let state = State::of(self.state(entry));
@@ -152,7 +154,7 @@ impl Segment {
 
     /// Notes that a value was used, with so many tokens before it in its prompt.
     pub(super) fn note_use(&self, found: &Found, position: u64) {
-        // It may be another value's by now: a hint that is wrong harms nothing.
+        // The entry may hold another value by now: a hint that is wrong harms nothing.
         self.body(found.entry, USED_AT_WORD)
             .store(time_of_use(position), Relaxed);
     }
@@ -162,7 +164,7 @@ impl Segment {
         self.body(found.entry, USED_AT_WORD).load(Relaxed)
     }
 
-    /// Gives a value up. False if somebody else was faster.
+    /// Releases a value. False if somebody else was faster.
     pub(super) fn release(&self, found: &Found) -> bool {
         let released = found.state.release(self.state(found.entry));
         if released {
@@ -180,8 +182,8 @@ impl Segment {
         removed
     }
 
-    /// An entry for a key. If the key's bucket is full, the value in it goes that was used longest
-    /// ago.
+    /// Claims an entry for a key. If the key's bucket is full, the least recently used value in it
+    /// is evicted.
     pub(super) fn claim(&self, name: &Name, give_up: Instant) -> Result<Claim<'_>> {
         loop {
             let states = || self.bucket(name).map(|e| (e, State::of(self.state(e))));
@@ -211,7 +213,7 @@ impl Segment {
                 }
                 continue;
             }
-            // All are being filled.
+            // Others are filling all entries of the bucket.
             let freed = states().any(|(_, state)| match state.kind() {
                 Kind::Claimed(owner) => self.release_if_dead(owner),
                 _ => true,
@@ -279,8 +281,8 @@ impl Segment {
         }
     }
 
-    /// Releases everything that processes were filling when they died, one of which may have had
-    /// this handle's number; for a handle that has not put anything yet.
+    /// Releases everything that processes were filling when they died. One of them may have had
+    /// this handle's number, so this handle must not have put anything yet.
     pub(super) fn release_what_the_dead_left(&self) {
         self.release_claims_of(self.owner.number());
         for entry in 0..self.geometry.entries() {
@@ -297,7 +299,8 @@ impl Segment {
             .is_some()
     }
 
-    /// Releases everything that this owner was filling, which nobody must be doing any more.
+    /// Releases everything that this owner was filling. Nobody may be filling anything as this
+    /// owner any more.
     fn release_claims_of(&self, owner: u16) {
         for entry in 0..self.geometry.entries() {
             let state = State::of(self.state(entry));
@@ -308,7 +311,7 @@ impl Segment {
         self.count_used();
     }
 
-    /// Counts pages out of those in use.
+    /// Takes pages out of the count of pages in use.
     fn unused(&self, pages: u64) {
         self.header(USED_WORD).fetch_sub(pages, Relaxed);
     }

@@ -1,7 +1,7 @@
 //! A segment's memory: the only way to it.
 //!
-//! Other processes change this memory at any time. So no reference to it exists but to atomic
-//! words, and values are copied in and out by what may race (see [`super::copy`]).
+//! Other processes change this memory at any time. So the only references to it are to atomic
+//! words. Values are copied in and out by functions that may race (see [`super::copy`]).
 #![allow(
     unsafe_code,
     reason = "memory that others write has no safe type; this is all there is of it"
@@ -17,16 +17,16 @@ use super::copy;
 use super::geometry::Geometry;
 use super::state::Word;
 
-/// Mapped at a time: a process that touched the memory page by page would pay a fault for each 4 KiB,
-/// which takes several times as long as copying them.
+/// Bytes mapped at a time. A process that touched the memory page by page would pay a fault for
+/// each 4 KiB, which takes several times as long as copying them.
 const CHUNK_BYTES: u64 = 2 << 20;
 
 /// A segment in this process's address space.
 pub(super) struct Mapping {
     memory: MmapRaw,
-    /// Words from the start that are accessed atomically, and only so.
+    /// Words from the start that are only accessed atomically.
     words: u64,
-    /// Where the pages are, which are copied from and to, and only so.
+    /// Where the pages are, which are only copied from and to.
     pages: std::ops::Range<u64>,
     /// Which chunks of the memory this process has mapped.
     warm: Vec<AtomicBool>,
@@ -47,7 +47,7 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Maps what is going to be touched, in large pieces, unless that was done before.
+    /// Maps the memory that is going to be touched, in large pieces, unless that was done before.
     fn warm(&self, at: u64, len: u64) {
         let chunks = at / CHUNK_BYTES..(at + len).div_ceil(CHUNK_BYTES);
         for chunk in chunks {
@@ -57,7 +57,7 @@ impl Mapping {
             }
             let start = (chunk * CHUNK_BYTES) as usize;
             let len = (CHUNK_BYTES as usize).min(self.memory.len() - start);
-            // Where the system cannot, each page is mapped when it is touched.
+            // If the system cannot do this, each page is mapped when it is touched.
             #[cfg(target_os = "linux")]
             let _ = self
                 .memory
@@ -69,9 +69,9 @@ impl Mapping {
     pub(super) fn word(&self, index: u64) -> &AtomicU64 {
         assert!(index < self.words, "word {index} of {}", self.words);
         let word = self.memory.as_mut_ptr().cast::<u64>();
-        // SAFETY: the word lies in the mapping, which starts at a page of the machine's and lives
-        // as long as the reference. Words and pages do not overlap, so all of this process's
-        // accesses to it are atomic, and so are those of the others, which run this code too.
+        // SAFETY: the word lies in the mapping, which starts at a page of the machine and lives as
+        // long as the reference. Words and pages do not overlap, so all of this process's accesses
+        // to the word are atomic. So are those of the other processes, which run this code too.
         unsafe { AtomicU64::from_ptr(word.add(index as usize)) }
     }
 
@@ -86,8 +86,8 @@ impl Mapping {
         }
     }
 
-    /// Copies bytes out of pages, from `at` on. If they are written meanwhile, what arrives is any
-    /// mixture.
+    /// Copies bytes out of pages, from `at` on. If others write to these pages meanwhile, any
+    /// mixture of bytes may arrive.
     pub(super) fn copy_out(&self, at: u64, into: &mut [u8]) {
         self.check(at, into.len());
         self.warm(at, into.len() as u64);

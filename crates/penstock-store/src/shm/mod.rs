@@ -1,17 +1,19 @@
 //! A store in memory that the processes of a machine share: values move at the speed of a copy.
 //!
-//! A pool is one segment, a file in `/dev/shm` that every process maps: entries that name values,
-//! and pages that hold their bytes. Nothing in it is ever locked. Whatever changes hands, an entry
-//! or a page, does so by one compare-and-swap (see [`state`]), so a process may be killed or
-//! stopped at any instruction: it holds nobody up, and what it had under way is free again once
-//! the kernel has taken its lock away (see [`owner`]). Readers copy a value out and then check
-//! that it was not touched; a look-up makes no system call.
+//! A pool is one segment, a file in `/dev/shm` that every process maps. It has entries that name
+//! values, and pages that hold the values' bytes. Nothing in it is ever locked. An entry or a page
+//! changes hands by one compare-and-swap (see [`state`]). So a process may be killed or stopped at
+//! any instruction, and it holds nobody up. What it had under way is free again once the kernel has
+//! taken its lock away (see [`owner`]). Readers copy a value out and then check that it was not
+//! touched. A look-up makes no system call.
 //!
-//! The segment stays when the last process ends, until the machine does or somebody removes the
-//! file. Processes that have it open keep what was removed, and those that come later get a new one.
+//! The segment stays when the last process ends, until the machine stops or somebody removes the
+//! file. If it is removed, processes that have it open keep it, and those that come later get a new
+//! one.
 //!
-//! A fork of a process that has a pool open can read it, but must open it anew to put. While it
-//! lives, what its parent had under way when it died is not taken for a dead process's.
+//! A fork of a process that has a pool open can read the pool, but must open it anew to put. If the
+//! parent dies while the fork lives, what the parent had under way does not count as a dead
+//! process's.
 
 mod copy;
 mod geometry;
@@ -35,7 +37,7 @@ use segment::Segment;
 /// Entries visited between two looks at the clock.
 const ENTRIES_A_LOOK: usize = 4096;
 
-/// Objects in shared memory, bounded in bytes; those that were used longest ago go first.
+/// Objects in shared memory, bounded in bytes. The least recently used objects go first.
 pub struct ShmStore {
     name: String,
     segment: Segment,
@@ -43,12 +45,13 @@ pub struct ShmStore {
 }
 
 impl ShmStore {
-    /// Opens the pool of this name, 1 to 200 letters, digits, dots, dashes and underscores. If it
-    /// is not there it is created with so many bytes, all of which are set aside at once.
+    /// Opens the pool of this name: 1 to 200 letters, digits, dots, dashes and underscores. If the
+    /// pool does not exist, it is created with `size` bytes, all of which are set aside at once.
     ///
-    /// Fails with [`ErrorKind::Config`] if it is not there and no size is given, or if it is there
-    /// with another size or is not a pool; with [`ErrorKind::Full`] if the machine has not so much
-    /// shared memory; with [`ErrorKind::Denied`] if it is another user's.
+    /// Fails with [`ErrorKind::Config`] if the pool does not exist and no size is given, if it has
+    /// another size, or if this is not a pool. Fails with [`ErrorKind::Full`] if the machine does
+    /// not have that much shared memory, and with [`ErrorKind::Denied`] if the pool is another
+    /// user's.
     pub fn open(name: &str, size: Option<u64>) -> Result<Self> {
         let segment = Segment::open(name, size)?;
         segment.release_what_the_dead_left();
@@ -192,7 +195,7 @@ impl Store for ShmStore {
             if namespace.is_some_and(|namespace| key.namespace != namespace) {
                 continue;
             }
-            // A value that is being replaced, or was by a process that died over it, is not one.
+            // Skip a value that is being replaced, or was being replaced by a process that died.
             let youngest = self.segment.find(&Name::of(&key));
             if youngest.is_some_and(|youngest| youngest.entry == found.entry) {
                 visit(Listed {

@@ -1,12 +1,13 @@
-//! Who is alive: every handle holds a lock on a byte of the segment's file for as long as it
-//! lives, and is known to the others by that byte's number.
+//! Who is alive. Every handle holds a lock on one byte of the segment's file for as long as it
+//! lives. The other handles know it by that byte's number.
 //!
-//! The kernel lets go of the lock when the process dies, however it dies, and not before the last
-//! of its threads has run its last instruction. A process that is merely stopped keeps it. A process
-//! id would tell less: it may be another's by now, or of another container.
+//! The kernel releases the lock when the process dies, however it dies, and not before the last of
+//! its threads has run its last instruction. A process that is merely stopped keeps the lock. A
+//! process id would tell less: by now it may belong to another process, or to one in another
+//! container.
 //!
-//! The locks are of the open file description (`F_OFD_SETLK`), not of the process: two handles of one
-//! process do not share them, and closing one file does not drop another's.
+//! The locks belong to the open file description (`F_OFD_SETLK`), not to the process. So two
+//! handles of one process do not share them, and closing one file does not drop another's lock.
 #![allow(unsafe_code, reason = "no safe wrapper knows these locks")]
 
 use std::fs::File;
@@ -18,7 +19,7 @@ use parking_lot::Mutex;
 use super::state::OWNERS;
 use crate::{Error, ErrorKind, Result};
 
-/// The byte whose lock means: the segment is being set up.
+/// The byte whose lock means that the segment is being set up.
 pub(super) const SETUP: u16 = 0;
 
 /// A lock that this handle has on a byte of the file, until it is dropped or the handle dies.
@@ -36,7 +37,7 @@ impl<'a> ByteLock<'a> {
 
 impl Drop for ByteLock<'_> {
     fn drop(&mut self) {
-        // Fails only if the file is no longer open, when there is no lock either.
+        // This fails only if the file is no longer open. Then there is no lock either.
         let _ = set(self.file, self.byte, libc::F_UNLCK);
     }
 }
@@ -50,7 +51,7 @@ fn try_lock(file: &File, byte: u16) -> io::Result<bool> {
 }
 
 fn set(file: &File, byte: u16, kind: i32) -> io::Result<()> {
-    // SAFETY: a record of integers, for which zeros are values.
+    // SAFETY: the record consists of integers, for which zeros are values.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as _;
     lock.l_whence = libc::SEEK_SET as _;
@@ -63,23 +64,25 @@ fn set(file: &File, byte: u16, kind: i32) -> io::Result<()> {
     }
 }
 
-/// This handle among those of all processes.
+/// This handle's place among the handles of all processes.
 pub(super) struct Owner {
     file: File,
     number: u16,
-    /// Which process it is: a fork shares the lock, so it must not take part.
+    /// The process that opened the handle. A fork shares its lock, so a fork must not take part.
     process: u32,
-    /// Threads of a handle share its locks, so only one at a time may look for the dead.
+    /// The threads of a handle share its locks, so only one of them at a time may look for the
+    /// dead.
     burying: Mutex<()>,
 }
 
 impl Owner {
-    /// Takes a number that no living handle has. What a dead one of this number left is still there.
+    /// Takes a number that no living handle has. What a dead handle of this number left is still
+    /// there.
     pub(super) fn register(file: File) -> Result<Self> {
         for number in 1..=OWNERS {
             match try_lock(&file, number) {
                 Ok(false) => {}
-                // The lock goes with the file.
+                // The lock lives as long as the file.
                 Ok(true) => {
                     return Ok(Self {
                         file,
@@ -110,13 +113,14 @@ impl Owner {
         self.process == std::process::id()
     }
 
-    /// Does this if the owner is dead; it stays so meanwhile, and nobody takes its number.
+    /// Runs `bury` if the owner is dead. The owner stays dead meanwhile, and nobody takes its
+    /// number.
     pub(super) fn if_dead<T>(&self, owner: u16, bury: impl FnOnce() -> T) -> Option<T> {
         if owner == self.number || !self.is_this_process() {
             return None;
         }
         let _burying = self.burying.lock();
-        // Numbers of owners are never 0; if that is what damage left, nobody's lock is taken.
+        // Owners' numbers are never 0. If damage left a 0, no lock is taken.
         let _lock = match owner {
             SETUP => None,
             owner => Some(ByteLock::try_new(&self.file, owner).ok()??),

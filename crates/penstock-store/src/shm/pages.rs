@@ -1,9 +1,9 @@
 //! The values' bytes: chains of pages, and how room for them is found.
 //!
-//! A *hand* goes round the pages, for all processes together, and whoever needs room takes the
-//! pages that it passes: those that belong to nothing, and those of the values that were used longest
-//! ago, which are evicted ([`Sweep`]). So a value's pages mostly lie side by side, and are copied in
-//! one piece.
+//! A *hand* goes round the pages, for all processes together. Whoever needs room takes pages that
+//! the hand passes: pages that belong to nothing, and pages of the least recently used values,
+//! which are evicted ([`Sweep`]). So a value's pages mostly lie side by side, and are copied in one
+//! piece.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -21,32 +21,32 @@ use crate::{Error, ErrorKind, Result, deadline};
 const PIECE_BYTES: u64 = 4 << 20;
 /// Pages passed between two looks at the clock.
 const PAGES_A_LOOK: u64 = 1024;
-/// Values at most, evenly chosen, whose times of use tell the horizon.
+/// Most values to sample. They are evenly chosen, and their times of use tell the horizon.
 const SAMPLE: usize = 1 << 11;
 
 /// The pages taken for a claim so far.
 #[derive(Default)]
 struct Chain {
     first: Option<u64>,
-    /// If there is a first.
+    /// Has a meaning only if there is a first page.
     last: u64,
 }
 
 /// What becomes of a page that the hand meets.
 enum Met {
     Taken,
-    /// It is a value's, which stays and begins with this page.
+    /// It belongs to a value that stays and begins with page `first`.
     Staying {
         first: u64,
     },
-    /// Somebody else is faster, or fills it.
+    /// Somebody else was faster, or is filling it.
     Lost,
 }
 
 impl Segment {
-    /// Takes pages for a claim, chained, and returns the first. Values are evicted as need be; how
-    /// many is added to `evicted`. Fails with [`ErrorKind::Full`] if other processes are filling
-    /// the room just now.
+    /// Takes pages for a claim, chains them, and returns the first. Evicts values as needed, and
+    /// adds their number to `evicted`. Fails with [`ErrorKind::Full`] if other processes are
+    /// filling the room just now.
     pub(super) fn take_pages(
         &self,
         claim: &mut Claim<'_>,
@@ -59,7 +59,7 @@ impl Segment {
             entry: claim.entry as u32,
             generation: claim.state.generation(),
         };
-        // Below zero where a count was lost with a process.
+        // Below zero if a count was lost with a process.
         let used = self.header(USED_WORD).load(Relaxed).cast_signed().max(0) as u64;
         let free = pages.saturating_sub(used);
         let mut sweep = Sweep::new(pages, free, count);
@@ -82,7 +82,7 @@ impl Segment {
             }
             match sweep.pass(stretch) {
                 Progress::Searching => {}
-                // The next one need not go all round to find out.
+                // Correct the count, so that the next search need not go all round to find out.
                 Progress::Miscounted => self.header(USED_WORD).store(pages, Relaxed),
                 Progress::InVain => {
                     return Err(Error::new(
@@ -95,7 +95,8 @@ impl Segment {
         Ok(chain.first.unwrap_or(0))
     }
 
-    /// Takes what can be taken of the pages that the hand met, and chains it; returns how many.
+    /// Takes those pages that the hand met and that can be taken, and chains them. Returns how
+    /// many.
     fn pass_over(
         &self,
         met: impl Iterator<Item = u64>,
@@ -106,7 +107,8 @@ impl Segment {
     ) -> u64 {
         let horizon = self.header(HORIZON_WORD).load(Relaxed);
         let mut taken = 0;
-        // Whose page was met last, and its first page, if it stays: so do the others.
+        // The value whose page was met last, and its first page, if it stays. Then its other pages
+        // stay too.
         let mut staying = None;
         for page in met {
             let holder = Belonging::of(self.belonging(page));
@@ -129,19 +131,22 @@ impl Segment {
         taken
     }
 
-    /// Draws the horizon anew if the hand, which is here, has passed enough pages since.
+    /// Draws the horizon anew if the hand, which is now at `hand`, has passed enough pages since
+    /// the last time.
     fn redraw_horizon(&self, hand: u64, sweep: &Sweep) {
-        // Below zero where another process was further on when it drew the horizon.
+        // Below zero if another process was further on when it drew the horizon.
         let passed = hand.wrapping_sub(self.header(DRAWN_WORD).load(Relaxed));
         let passed = passed.cast_signed().max(0) as u64;
         if let Some(room) = sweep.wants_horizon(passed) {
-            // Others may find the same at the same time, and draw it too: that is about the same.
+            // Others may find the same at the same time and draw it too. The result is about the
+            // same.
             self.draw_horizon(room);
             self.header(DRAWN_WORD).store(hand, Relaxed);
         }
     }
 
-    /// Draws the horizon anew, so that values go which have so many pages together, or nearly.
+    /// Draws the horizon anew. The values used up to it, which go, have `room` pages together, or
+    /// nearly.
     fn draw_horizon(&self, room: u64) {
         let (mut sample, mut step) = (Vec::with_capacity(SAMPLE), 1);
         for (n, live) in self.each_live().enumerate() {
@@ -177,7 +182,7 @@ impl Segment {
         evicted: &mut u64,
     ) -> Met {
         let entry = u64::from(belonging.entry);
-        // An entry that there is not is damage, and holds nothing.
+        // If there is no such entry, this is damage, and the page belongs to nothing.
         let holder = (entry < self.geometry.entries()).then(|| State::of(self.state(entry)));
         if let Some(state) = holder
             && state.holds(belonging)
@@ -210,7 +215,7 @@ impl Segment {
         }
     }
 
-    /// Counts the pages in use anew, for those that died before they could.
+    /// Counts the pages in use anew, in place of processes that died before they could.
     pub(super) fn count_used(&self) {
         let used = (0..self.geometry.pages).filter(|&page| {
             let belonging = Belonging::of(self.belonging(page));
@@ -241,7 +246,8 @@ impl Segment {
         .map(drop)
     }
 
-    /// Copies a value out; false if it is not there any more, and what arrived is worth nothing.
+    /// Copies a value out. False if the value is not there any more; what arrived is then worth
+    /// nothing.
     pub(super) fn read_value(
         &self,
         found: &Found,
@@ -265,14 +271,14 @@ impl Segment {
         })?;
         let is_still = found.state.is_still(self.state(found.entry));
         if is_still && !whole {
-            // No protocol writes such a chain: damage, which must not be met again.
+            // The protocol never writes such a chain. It is damage, which must not be met again.
             self.release(found);
         }
         Ok(whole && is_still)
     }
 
-    /// Goes along a chain, in runs of pages that lie side by side, where they are and how long.
-    /// False if the chain leads outside: it is being changed.
+    /// Goes along a chain, in runs of pages that lie side by side, and visits each run's place and
+    /// length. False if the chain leads outside the pages: it is being changed.
     fn each_run(
         &self,
         first: u64,

@@ -1,7 +1,8 @@
-//! A segment: opened, or created, once for all processes.
+//! A segment, which is opened, or created once for all processes.
 //!
 //! It is a file in `/dev/shm`. Whoever sets it up holds a lock meanwhile, and writes the magic
-//! number last: a segment without it was left by a creator that died, and is set up from scratch.
+//! number last. A segment without this number was left by a creator that died, and is set up from
+//! scratch.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -20,13 +21,13 @@ use crate::{Error, ErrorKind, Result};
 const DIRECTORY: &str = "/dev/shm";
 const PREFIX: &str = "penstock-";
 const MAGIC: u64 = u64::from_le_bytes(*b"PNSKSHM\0");
-/// Of everything that is in a segment: other versions are not read.
+/// The version of everything in a segment. Segments of other versions are not read.
 const VERSION: u64 = 2;
 /// Magic, version, size.
 const IDENTITY_BYTES: usize = 24;
 const LONGEST_NAME: usize = 200;
-/// Longest that opening waits for another process to set the segment up, which takes a second for
-/// two GiB or so.
+/// Longest time that opening waits for another process to set the segment up. That takes about a
+/// second for two GiB.
 const SETUP_WAIT: Duration = Duration::from_secs(120);
 const SETUP_RETRY: Duration = Duration::from_millis(2);
 
@@ -39,8 +40,8 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// Opens the segment of this name. It is created if it is not there and a size is given; if it
-    /// is there, and has another size, that is an error.
+    /// Opens the segment of this name. Creates it if it does not exist and a size is given. If it
+    /// exists with another size, that is an error.
     pub(super) fn open(name: &str, size: Option<u64>) -> Result<Self> {
         let path = path_of(name)?;
         let wanted = size.map(Geometry::of).transpose()?;
@@ -145,7 +146,7 @@ fn open_file(path: &Path, create: bool) -> Result<File> {
         }
         Err(error) => return Err(io_failure(error, "open the pool's segment", path)),
     };
-    // Anybody may create files in the directory, also under our names.
+    // Anybody may create files in the directory, even under our names.
     let metadata = file
         .metadata()
         .map_err(|error| io_failure(error, "look at the pool's segment", path))?;
@@ -160,7 +161,7 @@ fn open_file(path: &Path, create: bool) -> Result<File> {
     Ok(file)
 }
 
-/// What a segment says of itself; nothing if it is not set up.
+/// What a segment says about itself. `None` if it is not set up.
 fn identity(file: &File, path: &Path) -> Result<Option<Geometry>> {
     let mut bytes = [0; IDENTITY_BYTES];
     match file.read_exact_at(&mut bytes, 0) {
@@ -196,7 +197,7 @@ fn identity(file: &File, path: &Path) -> Result<Option<Geometry>> {
     }
 }
 
-/// Sets a segment up, unless another process does so first. Nothing if the file was removed
+/// Sets a segment up, unless another process does so first. `None` if the file was removed
 /// meanwhile.
 fn set_up(
     file: &File,
@@ -236,7 +237,8 @@ fn set_up(
         ));
     };
     fill(file, geometry, path).inspect_err(|_| {
-        // While the lock is held, so that it is not another's. If it stays, the next one finishes it.
+        // Remove it while the lock is held, so that it is not another's. If it stays, the next
+        // process finishes it.
         let _ = fs::remove_file(path);
     })?;
     Ok(Some(*geometry))
@@ -261,16 +263,16 @@ fn fill(file: &File, geometry: &Geometry, path: &Path) -> Result<()> {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => no_room(None),
         _ => io_failure(error, "make room for the pool's segment", path),
     };
-    // Zeros all over, also where a creator that died had begun.
+    // Make it zeros all over, even where a creator that died had begun.
     file.set_len(0).map_err(failed)?;
-    // First, since the attempt would fill the memory up to the brim before it fails.
+    // Check this first: the attempt would fill the memory up to the brim before it fails.
     let space = rustix::fs::fstatvfs(file).map_err(|error| failed(error.into()))?;
     let free = space.f_bavail.saturating_mul(space.f_frsize);
     if bytes > free {
         return Err(no_room(Some(free)));
     }
     file.set_len(bytes).map_err(failed)?;
-    // All of it now: memory that is missing later would be a SIGBUS.
+    // Allocate all of it now: memory that is missing later would be a SIGBUS.
     loop {
         match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
             Err(rustix::io::Errno::INTR) => {}

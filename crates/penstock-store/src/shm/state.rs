@@ -1,7 +1,7 @@
 //! The protocol by which processes share entries and pages: three kinds of atomic words.
 //!
-//! An entry's *state* is one word: what it is, whose claim it is, and a generation that every
-//! claim raises.
+//! An entry's *state* is one word: what the entry is, who has claimed it, and a generation that
+//! every claim raises.
 //!
 //! ```text
 //! FREE(g) ──claim──▶ CLAIMED(owner, g+1) ──publish──▶ LIVE(g+1) ──release──▶ FREE(g+1)
@@ -9,21 +9,20 @@
 //!    └──────release────────┘         claim: straight to CLAIMED(owner, g+2)
 //! ```
 //!
-//! Only its owner publishes a claim; it is released by its owner, or by anybody once the owner's
-//! process is dead. Everybody may release or claim what is free or live. Each step is one
-//! compare-and-swap, so there is no instant at which a process could die, or stop, with anything
-//! half-done in it.
+//! A claim is published only by its owner. It is released by its owner, or by anybody once the
+//! owner's process is dead. Everybody may release or claim an entry that is free or live. Each step
+//! is one compare-and-swap. So at whatever instant a process dies or stops, nothing is half-done.
 //!
 //! A *page* says which entry it belongs to, in which generation. It is in use only while that entry
-//! is claimed or live in that very generation. Releasing an entry thus frees all its pages in the
-//! same instant, also those that a killed writer had only just taken.
+//! is claimed or live in that very generation. So releasing an entry frees all its pages in the
+//! same instant, even those that a killed writer had only just taken.
 //!
-//! A reader reads an entry's state, then whatever the entry and its pages hold, then the state
-//! again. If it is the same, nobody has claimed anything of it meanwhile: a page changes only after
-//! the entry that it belonged to has left its generation, and a generation does not come back
-//! (before 2^32 others have been through the one entry).
+//! A reader reads an entry's state, then what the entry and its pages hold, then the state again.
+//! If the state is the same, nobody has claimed anything of the entry meanwhile: a page changes
+//! only after the entry that it belonged to has left its generation. A generation does not come
+//! back before 2^32 others have been through the entry.
 //!
-//! The words are reached by a trait, so that the model checker can put its own in their place.
+//! The words are reached through a trait, so that the model checker can put its own in their place.
 
 use std::sync::atomic::Ordering;
 
@@ -37,9 +36,9 @@ pub(crate) trait Word {
     fn fence(order: Ordering);
 }
 
-/// Most processes that can have claims at a time; owners are numbered from 1 up to this.
+/// Most processes that can have claims at a time. Owners are numbered from 1 up to this.
 pub(crate) const OWNERS: u16 = 1023;
-/// Bits of a key's hash that its entry's state repeats, which spares most looks at other keys.
+/// Bits of a key's hash that its entry's state repeats. They spare most looks at other keys.
 pub(crate) const TAG_BITS: u32 = 20;
 
 const KIND: u64 = 0b11;
@@ -95,8 +94,8 @@ impl State {
         (self.0 >> GENERATION_AT) as u32
     }
 
-    /// Claims an entry that is free, or live, whose value then is gone. What the owner writes into
-    /// the entry afterwards is seen by nobody who still sees it in its old state.
+    /// Claims an entry that is free or live. The value of a live entry is then gone. Whoever still
+    /// sees the entry in its old state does not see what the owner writes into it afterwards.
     pub(crate) fn claim<W: Word>(self, word: &W, owner: u16, tag: u32) -> Option<Self> {
         let generation = self.generation().wrapping_add(1);
         let claimed = Self::new(CLAIMED, owner, tag, generation);
@@ -106,12 +105,12 @@ impl State {
         won.then_some(claimed)
     }
 
-    /// Shows a claim to the readers, with all that was written before. False if the claim is not
+    /// Shows a claim to the readers, with everything written before. False if the claim is not
     /// there any more.
     pub(crate) fn publish<W: Word>(self, word: &W) -> bool {
         let live = Self::new(LIVE, 0, self.0 as u32 >> TAG_AT, self.generation());
         let published = word.swap_if(self.0, live.0);
-        // Two that publish one key at once must not both overlook the other.
+        // Two writers that publish one key at once must not both overlook the other.
         W::fence(Ordering::SeqCst);
         published
     }
@@ -122,8 +121,8 @@ impl State {
             && word.swap_if(self.0, Self::new(FREE, 0, 0, self.generation()).0)
     }
 
-    /// Whether the entry has been in this state all the time since it was read, so that whatever
-    /// was read of it and its pages meanwhile belongs together.
+    /// Whether the entry has been in this state all the time since the state was read. If so,
+    /// whatever was read of the entry and its pages meanwhile belongs together.
     pub(crate) fn is_still<W: Word>(self, word: &W) -> bool {
         W::fence(Ordering::Acquire);
         word.load(Ordering::Relaxed) == self.0
@@ -143,13 +142,13 @@ impl State {
 pub(crate) struct Belonging {
     /// The entry's number.
     pub(crate) entry: u32,
-    /// The generation of the entry that the page belongs to, and to no other.
+    /// The one generation of the entry that the page belongs to.
     pub(crate) generation: u32,
 }
 
 impl Belonging {
-    /// What the page's word says now. A page that never belonged to anybody is entry 0's in
-    /// generation 0, in which no entry is ever claimed or live before 2^32 claims.
+    /// What the page's word says now. A page that never belonged to anybody says entry 0 in
+    /// generation 0. No entry is claimed or live in generation 0 before 2^32 claims.
     pub(crate) fn of(word: &impl Word) -> Self {
         let word = word.load(Ordering::Acquire);
         Self {
@@ -158,8 +157,8 @@ impl Belonging {
         }
     }
 
-    /// Takes a page that is not in use from where it belonged. What is written into it afterwards
-    /// is seen by nobody who still sees the entry it was taken from as it was.
+    /// Takes a page that is not in use from the entry that it belonged to. Whoever still sees that
+    /// entry as it was does not see what is written into the page afterwards.
     pub(crate) fn give_to<W: Word>(self, word: &W, to: Self) -> bool {
         let won = word.swap_if(self.word(), to.word());
         // Pairs with the fence in `State::is_still`.

@@ -13,7 +13,7 @@ use crate::{Error, ErrorKind, Result};
 const DEFAULT_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
-/// The variable that holds the password of a URL that names none.
+/// The environment variable with the password. It is used if the URL names none.
 pub(super) const PASSWORD_VARIABLE: &str = "PENSTOCK_POOL_PASSWORD";
 
 /// Where a server listens.
@@ -24,19 +24,19 @@ pub(super) enum Endpoint {
         port: u16,
     },
     Unix(PathBuf),
-    /// The master of this name, wherever one of these sentinels says that it is.
+    /// The master of this name, which one of these sentinels knows.
     Sentinel {
         sentinels: Vec<Place>,
         master: String,
     },
-    /// A cluster, of which these nodes are known.
+    /// A cluster. These nodes of it are known.
     Cluster(Vec<Place>),
 }
 
 /// A host and a port.
 pub(super) type Place = (String, u16);
 
-/// A password. It shows itself only where it is asked to.
+/// A password. It shows itself only through [`Self::reveal`].
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Secret(String);
 
@@ -57,7 +57,7 @@ impl fmt::Debug for Secret {
 pub(super) struct TlsFiles {
     /// Certificates of authorities to trust instead of the system's.
     pub(super) authorities: Option<PathBuf>,
-    /// Our own certificate, and those between it and its authority.
+    /// Our own certificate, and the certificates between it and its authority.
     pub(super) certificate: Option<PathBuf>,
     /// The private key of our certificate.
     pub(super) key: Option<PathBuf>,
@@ -76,10 +76,10 @@ pub(super) struct Address {
     pub(super) database: u32,
     pub(super) user: Option<String>,
     pub(super) password: Option<Secret>,
-    /// What sentinels ask for, who have users of their own.
+    /// The user for sentinels, which have users of their own.
     sentinel_user: Option<String>,
     sentinel_password: Option<Secret>,
-    /// Whether to speak version 3 of the protocol, and not 2.
+    /// Whether to speak version 3 of the protocol instead of version 2.
     pub(super) is_resp3: bool,
     /// Whether a cluster's replicas are to be read from.
     pub(super) reads_replicas: bool,
@@ -88,16 +88,21 @@ pub(super) struct Address {
 }
 
 impl Address {
-    /// Reads `redis://[user[:password]@]host[:port][/db]`, `valkey://` likewise, `rediss://` and
-    /// `valkeys://` for TLS (`?ca=…&cert=…&key=…&name=…`), each with `+sentinel` for the master
-    /// that sentinels name (`redis+sentinel://[user[:password]@]host[:port][,…]/master[/db]
-    /// [?sentinel_user=…&sentinel_password=…]`) or `+cluster` for a cluster with these nodes among
-    /// others (`redis+cluster://[user[:password]@]host[:port][,…][?read=replicas]`), or `unix:///path[?db=N&user=…&password=…]` (also as `redis+unix://`, `valkey+unix://`).
+    /// Reads a server's URL, which has one of these forms:
     ///
-    /// `spare_password` is used if the URL has none. Errors never hold the URL, since it may hold
-    /// a password.
+    /// - `redis://[user[:password]@]host[:port][/db]`, or `valkey://` likewise.
+    /// - `rediss://` or `valkeys://` for TLS (`?ca=…&cert=…&key=…&name=…`).
+    /// - Each of them with `+sentinel`, for the master that sentinels name:
+    ///   `redis+sentinel://[user[:password]@]host[:port][,…]/master[/db]`, then
+    ///   `[?sentinel_user=…&sentinel_password=…]`.
+    /// - Each of them with `+cluster`, for a cluster with these nodes among others:
+    ///   `redis+cluster://[user[:password]@]host[:port][,…][?read=replicas]`.
+    /// - `unix:///path[?db=N&user=…&password=…]`, also as `redis+unix://` or `valkey+unix://`.
+    ///
+    /// `spare_password` is used if the URL has none. Errors never contain the URL, because it may
+    /// hold a password.
     pub(super) fn parse(text: &str, spare_password: Option<String>) -> Result<Self> {
-        // A URL has one host: further sentinels are taken out before it is read.
+        // To the parser, a URL has one host. So the other hosts are taken out first.
         let (text, others) = split_hosts(text)?;
         let url = Url::parse(&text).map_err(|e| config(format!("not a pool URL: {e}")))?;
         if url.fragment().is_some() {
@@ -158,7 +163,8 @@ impl Address {
             None => (path, 0),
         };
         let master = decode(master)?;
-        // Or a password with a bare '/' in it would pass for the master's name, and be shown.
+        // Otherwise a password with a bare '/' in it would pass for the master's name, and be
+        // shown.
         if master.is_empty() || master.contains(['@', ':', '/']) {
             return Err(config(
                 "a pool URL with sentinels names their master: redis+sentinel://host/master",
@@ -194,7 +200,7 @@ impl Address {
         })
     }
 
-    /// A sentinel of this address, as a server to talk to.
+    /// The sentinel of this address at this place, as a server to talk to.
     pub(super) fn sentinel(&self, host: String, port: u16) -> Self {
         Self {
             database: 0,
@@ -241,7 +247,8 @@ impl Address {
                 "protocol" => is_resp3 = parse_protocol(&value)?,
                 "user" => user = Some(value.into_owned()),
                 "password" => password = Some(Secret(value.into_owned())),
-                // The name is not repeated: it may be the rest of a password with a bare '&'.
+                // The error does not repeat the name: it may be the rest of a password with a bare
+                // '&'.
                 _ => {
                     return Err(config(
                         "a unix socket's URL takes db, user, password and protocol only",
@@ -356,7 +363,8 @@ impl Query {
                     "primaries" => query.reads_replicas = false,
                     _ => return Err(config("read is either primaries or replicas")),
                 },
-                // The name is not repeated: it may be the rest of a password with a bare '?'.
+                // The error does not repeat the name: it may be the rest of a password with a bare
+                // '?'.
                 _ => {
                     return Err(config(
                         "a pool URL's query holds ca, cert, key and name with TLS, sentinel_user \
@@ -390,8 +398,8 @@ fn host_of(url: &Url, default_port: u16) -> Result<(String, u16)> {
     Ok((host, url.port().unwrap_or(default_port)))
 }
 
-/// A name that can be resolved. The error does not repeat it: with a mistake before it, it may be
-/// a part of a password.
+/// A name that can be resolved. The error does not repeat it: if the URL has a mistake before it,
+/// it may be a part of a password.
 fn host_name(name: String) -> Result<String> {
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
     if name.bytes().all(is_name) {
@@ -402,7 +410,8 @@ fn host_name(name: String) -> Result<String> {
     ))
 }
 
-/// A URL with several hosts, left with the first, and the others; any other URL as it is.
+/// Splits a URL with several hosts: returns the URL with the first host only, and the other hosts.
+/// Any other URL stays as it is.
 fn split_hosts(text: &str) -> Result<(String, Vec<Place>)> {
     let Some((scheme, rest)) = text.split_once("://") else {
         return Ok((text.to_owned(), Vec::new()));
@@ -432,7 +441,7 @@ fn split_hosts(text: &str) -> Result<(String, Vec<Place>)> {
     Ok((format!("{scheme}://{user}{first}{tail}"), others))
 }
 
-/// As a part of a URL's path, slashes left alone.
+/// Encodes a part of a URL's path. Slashes stay as they are.
 fn encode(bytes: &[u8]) -> String {
     const KEPT: &percent_encoding::AsciiSet = &percent_encoding::NON_ALPHANUMERIC
         .remove(b'/')
@@ -450,7 +459,7 @@ fn decode(text: &str) -> Result<String> {
         .map_err(|_| config("a part of the pool URL is not UTF-8 after percent-decoding"))
 }
 
-/// Whether it is version 3.
+/// Reads the protocol's version: whether it is 3.
 fn parse_protocol(text: &str) -> Result<bool> {
     match text {
         "2" => Ok(false),

@@ -51,7 +51,7 @@ pub(super) fn get(text: &mut Vec<u8>, key: &Key) {
     string(text, key_form(key, &mut Vec::new()));
 }
 
-/// Appends a SET up to its value, which is to follow with a CR LF after it.
+/// Appends a SET up to its value. The value and a CR LF are to follow.
 pub(super) fn set(text: &mut Vec<u8>, key: &Key, value_bytes: u64) {
     array(text, 3);
     string(text, b"SET");

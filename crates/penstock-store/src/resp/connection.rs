@@ -1,5 +1,5 @@
-//! Connections: a socket, what was received on it and not used yet, and commands whose replies
-//! are small.
+//! Connections: a socket, the bytes that were received on it and not used yet, and commands whose
+//! replies are small.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::ControlFlow;
@@ -19,7 +19,7 @@ use crate::ErrorKind;
 
 /// Bytes of a connection's receive buffer. Replies' heads and small replies go through it.
 const BUFFER_BYTES: usize = 16 << 10;
-// Or a line could fill the buffer and neither be complete nor too long.
+// Otherwise a line could fill the buffer while it is neither complete nor too long.
 const _: () = assert!(BUFFER_BYTES > MAX_LINE);
 
 /// An authenticated connection to the pool's database.
@@ -27,14 +27,14 @@ const _: () = assert!(BUFFER_BYTES > MAX_LINE);
 pub(super) struct Connection {
     pub(super) socket: Socket,
     pub(super) received: Received,
-    /// Every request on it was answered and nothing else was received. While this is false, the
-    /// connection must not be used for anything but what is under way.
+    /// Every request on it was answered, and nothing else was received. While this is false, the
+    /// connection must only be used for the work under way.
     pub(super) settled: bool,
     /// Some bytes have come since [`Self::begin`].
     pub(super) heard: bool,
-    /// The server has turned out to be a replica: another may be the master now.
+    /// The server has turned out to be a replica: another server may be the master now.
     pub(super) demoted: bool,
-    /// It has lain idle since it was used last, so the server may have closed it meanwhile.
+    /// It has lain idle since its last use, so the server may have closed it meanwhile.
     reused: bool,
 }
 
@@ -67,15 +67,16 @@ impl Connection {
         self.settled && self.received.bytes().is_empty() && self.socket.is_quiet()
     }
 
-    /// Whether this failure may only mean that the server closed the connection while it lay idle:
-    /// then nothing has been answered on it, and everything may be sent again on another.
+    /// Whether this failure may only mean that the server closed the connection while it lay idle.
+    /// Then nothing has been answered on it, and everything may be sent again on another
+    /// connection.
     pub(super) fn was_stale(&self, failure: &Failure) -> bool {
         self.reused && !self.heard && failure.kind == ErrorKind::Unreachable
     }
 
-    /// Sends commands and calls `visit` with each reply, in order. If it makes a refusal of one,
-    /// which is the call's outcome then, the others are read all the same, and the connection
-    /// stays settled.
+    /// Sends commands and calls `visit` with each reply, in order. If `visit` makes a refusal of a
+    /// reply, this is the call's outcome. The other replies are read all the same, and the
+    /// connection stays settled.
     pub(super) fn call(
         &mut self,
         commands: &Commands,
@@ -122,7 +123,7 @@ impl Connection {
         }
     }
 
-    /// Takes what has been received; returns whether anything had.
+    /// Handles the replies that have been received. Returns whether anything was received.
     fn hear(
         &mut self,
         reader: &mut ReplyReader,
@@ -142,7 +143,8 @@ impl Connection {
                     None => break,
                 }
             }
-            // Once, so that a peer that never stops talking cannot keep us from the deadline.
+            // Receive only once: a peer that never stops talking must not keep us from the
+            // deadline.
             if heard || self.fill()? == Came::Nothing {
                 return Ok(heard);
             }
@@ -161,10 +163,10 @@ impl Connection {
         Ok(came)
     }
 
-    /// After sending failed: the server may have said why before it closed the connection.
+    /// Called after sending failed: the server may have said why before it closed the connection.
     pub(super) fn last_words(&mut self, failure: Failure) -> Failure {
         match self.fill() {
-            // Over TLS, that is how a server says why.
+            // Over TLS, this is how a server says why.
             Err(reason) if reason.kind != ErrorKind::Unreachable => return reason,
             // If nothing has come, the bytes below are none or too few for a reply.
             Ok(_) | Err(_) => {}
@@ -197,7 +199,7 @@ enum Step {
     Name,
 }
 
-/// All that is said to a server before it is asked for anything, in one go.
+/// All that is said to a server before it is asked for anything, sent together.
 fn greeting(address: &Address, name: &str) -> (Vec<Step>, Commands) {
     let mut steps = Vec::new();
     let mut commands = Commands::default();
@@ -228,14 +230,14 @@ fn authenticate(address: &Address, commands: &mut Commands) -> bool {
         }
         (None, None) => return false,
         (None, Some(password)) => commands.push(&["AUTH", password]),
-        // A user may be one that needs no password.
+        // The user may be one that needs no password.
         (Some(user), password) => commands.push(&["AUTH", user, password.unwrap_or_default()]),
     }
     true
 }
 
 impl Step {
-    /// What the server's reply to this step means.
+    /// Acts on the server's reply to this step.
     fn heed(self, reply: Reply, address: &Address) -> Result<(), Failure> {
         match (self, reply) {
             (_, Reply::Status(_)) => Ok(()),
@@ -250,7 +252,7 @@ impl Step {
                 let refused = Failure::refused(&line);
                 match refused.kind {
                     ErrorKind::Unavailable => Err(refused),
-                    // In our own words: a server's could repeat what it was sent.
+                    // Use our own words: the server's could repeat what it was sent.
                     _ => {
                         let has_password = address.password.is_some();
                         Err(refused.reworded(ErrorKind::Denied, denial(has_password)))
@@ -268,7 +270,7 @@ impl Step {
                 }
             }
             (Self::ReadOnly, Reply::Error(line)) => Err(Failure::refused(&line)),
-            // The name is only a help to whoever looks at the server; its reply also tells
+            // The name only helps whoever looks at the server. But the reply to it also tells
             // whether we may be here at all.
             (Self::Name, Reply::Error(line)) => match (&line, Failure::refused(&line)) {
                 (line, _) if line.starts_with(b"NOPERM") || line.starts_with(b"LOADING") => Ok(()),
@@ -318,7 +320,7 @@ impl<'c> Exchange<'c> {
     ) -> Result<Progress, Failure> {
         connection.settled = false;
         let mut heard = false;
-        // Replies are taken before more is sent: the server never has to hold back.
+        // Take replies before sending more: so the server never has to hold back.
         if self.answered < self.asked {
             heard = connection.hear(&mut self.reader, |reply| {
                 visit(self.answered, reply)?;
@@ -358,7 +360,7 @@ impl<'c> Exchange<'c> {
         }
     }
 
-    /// What it waits for.
+    /// What the exchange waits for.
     pub(super) fn polled<'s>(&self, connection: &'s Connection) -> PollFd<'s> {
         let sending = if self.unsent.is_empty() {
             PollFlags::empty()
@@ -369,7 +371,7 @@ impl<'c> Exchange<'c> {
     }
 }
 
-/// How much of the room that was given a receive has filled.
+/// How much of the given room a receive has filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Came {
     Nothing,
@@ -431,7 +433,7 @@ impl Received {
         self.start += bytes;
     }
 
-    /// Where further bytes may be received; never empty as long as less than a line is held.
+    /// Where further bytes may be received. It is never empty while less than a line is held.
     pub(super) fn space(&mut self) -> &mut [u8] {
         self.buffer.copy_within(self.start..self.end, 0);
         self.end -= self.start;

@@ -1,4 +1,4 @@
-//! Facts: what servers say of themselves.
+//! Facts: what servers say about themselves.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -19,7 +19,7 @@ const SETTINGS: [&str; 6] = [
     "proto-max-bulk-len",
 ];
 
-/// Facts that several servers have together as the sum of each one's.
+/// Facts whose values are added up if there are several servers.
 const SUMS: [&str; 5] = [
     "config:maxmemory",
     "evicted_keys",
@@ -28,7 +28,7 @@ const SUMS: [&str; 5] = [
     "used_memory_dataset",
 ];
 
-/// By name.
+/// Facts by name.
 pub(super) type Facts = BTreeMap<String, String>;
 
 /// What INFO says, by its names, and the settings, as `config:NAME`.
@@ -67,8 +67,8 @@ pub(super) fn of(connection: &mut Connection, deadline: Instant) -> Result<Facts
     Ok(facts)
 }
 
-/// What is true of several servers together: a sum where that says something, what they agree on,
-/// or else all that they say.
+/// What is true of several servers together: a sum if that says something, else the value that they
+/// agree on, else all their values.
 pub(super) fn together(servers: &[Facts]) -> Facts {
     let names = servers.iter().flat_map(Facts::keys);
     let mut facts: Facts = names
@@ -79,7 +79,7 @@ pub(super) fn together(servers: &[Facts]) -> Facts {
                 .collect();
             let numbers = || values.iter().map(|value| value.parse().ok());
             let sum = numbers().sum::<Option<u64>>();
-            // One without a bound makes the whole unbounded.
+            // A server without a bound makes the whole unbounded.
             let is_bounded = numbers().all(|number| number != Some(0));
             let together = match sum {
                 Some(sum) if SUMS.contains(&name.as_str()) => {

@@ -11,18 +11,18 @@ const MESSAGE_LIMIT: usize = 200;
 
 /// What went wrong with a connection or a request.
 ///
-/// Unlike [`Error`] it can be copied: one broken connection fails every request that it owed an
-/// answer.
+/// Unlike [`Error`] it can be copied: one broken connection fails every request that was waiting
+/// for an answer on it.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
     pub(super) kind: ErrorKind,
     message: String,
     cause: Option<Errno>,
-    /// The server said no in due form: the connection is as good as before.
+    /// The server refused in due form: the connection is as good as before.
     pub(super) is_refusal: bool,
     /// The server is a replica now, and asking it again is in vain.
     pub(super) is_demoted: bool,
-    /// Where in its cluster the server sends us.
+    /// The place in its cluster to which the server sends us.
     pub(super) redirect: Option<Box<Redirect>>,
 }
 
@@ -32,7 +32,8 @@ pub(super) struct Redirect {
     /// The other node's host, or `None` if it is that of the node that was asked.
     pub(super) host: Option<String>,
     pub(super) port: u16,
-    /// For this request only, which ASKING has to precede: the key's slot is on its way there.
+    /// The redirect is for this request only, and ASKING has to precede the request: the key's slot
+    /// is on its way to the other node.
     pub(super) is_ask: bool,
 }
 
@@ -42,7 +43,7 @@ impl Redirect {
         let mut words = std::str::from_utf8(line).ok()?.split(' ');
         let is_ask = words.next()? == "ASK";
         let (_slot, place) = (words.next()?, words.next()?);
-        // The last colon: an IPv6 address has more of them.
+        // Split at the last colon: an IPv6 address has more of them.
         let (host, port) = place.rsplit_once(':')?;
         Some(Self {
             host: (!host.is_empty()).then(|| host.to_owned()),
@@ -100,7 +101,7 @@ impl Failure {
             b"OOM" => ErrorKind::Full,
             b"LOADING" | b"BUSY" | b"CLUSTERDOWN" | b"TRYAGAIN" | b"MASTERDOWN" | b"READONLY"
             | b"NOREPLICAS" | b"MISCONF" => ErrorKind::Unavailable,
-            // What an operator reads who did not know that there is a cluster.
+            // This text is for an operator who did not know that there is a cluster.
             b"MOVED" | b"ASK" => {
                 return Self {
                     is_refusal: true,

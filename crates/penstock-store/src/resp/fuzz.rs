@@ -1,4 +1,4 @@
-//! What of the protocol reads foreign bytes, for [`crate::fuzz`].
+//! The parts of the protocol that read foreign bytes, for [`crate::fuzz`].
 
 use super::cluster;
 use super::failure::Failure;
@@ -32,7 +32,7 @@ pub(crate) fn cluster_map(bytes: &[u8]) {
     }
 }
 
-/// What is passed on of a refusal.
+/// The part of a refusal that is passed on.
 pub(crate) fn refusal(line: &[u8]) -> String {
     Failure::refused(line)
         .error("redis://h:1", "get")

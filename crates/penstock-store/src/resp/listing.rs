@@ -24,8 +24,8 @@ pub(super) fn list(
         Some(namespace) => format!("{KEY_PREFIX}{namespace}:*"),
         None => format!("{KEY_PREFIX}*"),
     };
-    // Each step is a conversation of its own, so that a connection found stale at the start
-    // does not make anything be visited twice.
+    // Each step is a conversation of its own. So if a connection is found stale at the start of
+    // one, nothing is visited twice.
     let mut cursor = "0".to_owned();
     loop {
         let (next, listed) = pool.converse(deadline, |connection| {
@@ -65,7 +65,7 @@ fn scan(
         &keys,
         deadline,
         |key, reply| match reply {
-            // It is not a string, so no store put it there.
+            // The key does not hold a string, so no store put it there.
             Reply::Error(line) if line.starts_with(b"WRONGTYPE") => Ok(()),
             // An empty value, or none: the key may have been removed meanwhile.
             Reply::Integer(0) => {

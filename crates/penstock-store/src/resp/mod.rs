@@ -1,14 +1,18 @@
-//! Valkey and Redis, over the RESP protocol (version 2, or 3 where the URL says `protocol=3`), by TCP,
-//! with or without TLS, or unix socket, standalone, under Sentinel, or as a cluster.
+//! Valkey and Redis, over the RESP protocol: version 2, or version 3 if the URL says `protocol=3`.
+//! A server is reached by TCP, with or without TLS, or by unix socket. It may be standalone, under
+//! Sentinel, or part of a cluster.
 //!
-//! An object is a string under its key's text form. A put is one SET, so it is atomic and
-//! replaces what was there; a get is one GET, whose value goes from the socket straight into the
-//! caller's memory. Opening does not connect: a server may be absent, go away and come back.
+//! An object is a string under its key's text form. A put is one SET, so it is atomic and replaces
+//! what was there. A get is one GET; its value goes from the socket straight into the caller's
+//! memory. Opening does not connect: a server may be absent, go away and come back.
 //!
-//! From the address to the bytes: `address` reads the URL, `sentinel` finds the master and `cluster`
-//! the node that serves a key, `socket`, `tls` and `connection` reach the server, `pool` keeps
-//! connections, `command` and `parser` speak the protocol, `pipeline` moves values over one connection and
-//! `transfer` over several.
+//! The modules, from the address to the bytes:
+//!
+//! - `address` reads the URL.
+//! - `sentinel` finds the master, and `cluster` the node that serves a key.
+//! - `socket`, `tls` and `connection` reach the server, and `pool` keeps connections.
+//! - `command` and `parser` speak the protocol.
+//! - `pipeline` moves values over one connection, and `transfer` over several.
 
 mod address;
 mod cluster;
@@ -92,7 +96,7 @@ impl RespStore {
             .map_err(|failure| failure.error(&self.url, operation))
     }
 
-    /// All of a batch of so many requests.
+    /// One share with all requests of a batch.
     fn share(&self, requests: usize) -> Vec<Share<'_>> {
         vec![Share {
             pool: &self.pool,
@@ -203,8 +207,8 @@ fn look_up(
     keys: &[Key],
     deadline: Instant,
 ) -> std::result::Result<Vec<bool>, Failure> {
-    // One EXISTS of many keys only counts, but does so in a fraction of the time; in a look-up
-    // either all keys or none are there as a rule.
+    // One EXISTS of many keys only returns a count, but takes a fraction of the time. In a look-up,
+    // as a rule, either all keys are there or none.
     let chunks: Vec<Range<usize>> = (0..keys.len())
         .step_by(KEYS_PER_COMMAND)
         .map(|start| start..keys.len().min(start + KEYS_PER_COMMAND))

@@ -1,8 +1,8 @@
-//! Parsing of replies, RESP versions 2 and 3: of the latter what answers to our commands hold (no push
-//! messages, which nobody asks for).
+//! Parsing of replies of RESP versions 2 and 3. Of version 3, it knows what answers to our commands
+//! contain. It does not know push messages, which nobody asks for.
 //!
-//! Bytes from a peer are believed only as far as they were checked: neither function here
-//! panics, nor allocates more than the bytes that have really arrived ask for (plus a constant).
+//! Bytes from a peer are believed only as far as they were checked. Neither function here panics.
+//! Neither allocates more than the bytes that have really arrived ask for (plus a constant).
 
 /// Longest line accepted (status, error, number or length), with its end, in bytes.
 pub(super) const MAX_LINE: usize = 4096;
@@ -133,8 +133,8 @@ pub(crate) enum Reply {
 pub(super) struct ReplyReader {
     /// Arrays that are not complete: what they hold so far, and how many elements they will.
     open: Vec<(Vec<Reply>, u64)>,
-    /// A string that is not complete: its bytes so far, and how many are missing of it and of
-    /// the CR LF after it.
+    /// A string that is not complete: its bytes so far, and how many bytes of it and of the CR LF
+    /// after it are missing.
     string: Option<(Vec<u8>, u64)>,
     /// That string is a verbatim one.
     is_verbatim: bool,
@@ -143,9 +143,9 @@ pub(super) struct ReplyReader {
 }
 
 impl ReplyReader {
-    /// Takes bytes from the front of `bytes`; returns how many, and the reply if they complete
-    /// one. The bytes not taken are the beginning of what comes next. After a violation the
-    /// reader, like the connection, is of no more use.
+    /// Takes bytes from the front of `bytes`. Returns how many, and the reply if they complete one.
+    /// The bytes not taken are the beginning of what comes next. After a violation, neither the
+    /// reader nor the connection is of any more use.
     pub(super) fn feed(&mut self, bytes: &[u8]) -> Result<(usize, Option<Reply>), Violation> {
         let mut at = 0;
         loop {

@@ -1,7 +1,7 @@
-//! Pipelines: one connection's share of a batch of values on the move.
+//! Pipelines: each moves one connection's share of a batch of values.
 //!
-//! Values go straight between the caller's slices and the socket. A pipeline sends requests ahead of
-//! the replies, within a window, and never waits: [`Pipeline::step`] does what can be done now.
+//! Values go straight between the caller's slices and the socket. A pipeline sends requests ahead
+//! of the replies, within a window. It never waits: [`Pipeline::step`] does what can be done now.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -16,10 +16,10 @@ use crate::{ErrorKind, slices};
 
 /// Most slices in one system call.
 const MOST_SLICES: usize = 64;
-/// Most bytes received in one system call: more at once is slower, since the server then waits
+/// Most bytes received in one system call. More at once is slower, because the server then waits
 /// for the space that we empty.
 const RECEIVE_BYTES: u64 = 128 << 10;
-/// Bytes of a value, if so many are missing, for which it is worth waking up.
+/// If this many bytes of a value are missing, it is worth waking up only when they have come.
 const WORTH_WAKING: u64 = RECEIVE_BYTES;
 /// Text of requests gathered for one system call, in bytes.
 const GATHERED_TEXT: usize = 8 << 10;
@@ -63,11 +63,11 @@ pub(super) type Queue = VecDeque<usize>;
 /// How much a pipeline may have in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Window {
-    /// Requests, whatever their size.
+    /// Requests that are allowed whatever their size.
     pub(super) least: usize,
-    /// Bytes of values that allow for more than the least.
+    /// Bytes of values up to which more requests than `least` are allowed.
     pub(super) bytes: u64,
-    /// Requests, however small.
+    /// Most requests, however small.
     pub(super) most: usize,
 }
 
@@ -80,10 +80,10 @@ struct Outgoing {
     sent: u64,
 }
 
-/// Where in the reply to the oldest request in flight the pipeline is.
+/// Where the pipeline is in the reply to the oldest request in flight.
 #[derive(Clone, Copy, Debug)]
 enum Incoming {
-    /// Of the reply to what precedes the request, if anything does.
+    /// In the reply to the prelude, if the request has one.
     Prelude,
     Head,
     /// `at` of `bytes` have gone to the destination.
@@ -91,7 +91,7 @@ enum Incoming {
         at: u64,
         bytes: u64,
     },
-    /// A value too large: `left` of `bytes` are still to be thrown away.
+    /// A value that is too large: `left` of its `bytes` are still to be thrown away.
     Discard {
         left: u64,
         bytes: u64,
@@ -116,7 +116,7 @@ pub(super) struct Pipeline<'p> {
     /// Requests whose sending has begun and whose reply has not been read whole, oldest first.
     in_flight: VecDeque<usize>,
     weight: u64,
-    /// What the last attempt or the last poll said.
+    /// What the last attempt or the last poll said about sending and receiving.
     may_send: bool,
     may_receive: bool,
 }
@@ -179,8 +179,8 @@ impl<'p> Pipeline<'p> {
         self.connection.settled = self.in_flight.is_empty();
     }
 
-    /// Ends the pipeline after a failure. Either all that was in flight goes back into the queue,
-    /// which is reported by true, or it fails.
+    /// Ends the pipeline after a failure. Either all requests in flight go back into the queue, and
+    /// this returns true; or they all fail.
     pub(super) fn fail<B: Batch>(
         self,
         failure: &Failure,
@@ -232,7 +232,7 @@ impl<'p> Pipeline<'p> {
         match self.connection.socket.send(&slices) {
             Ok(Some(bytes)) => {
                 outgoing.sent += bytes as u64;
-                // A full socket buffer takes a part; asking again at once would be in vain.
+                // A full socket buffer takes only a part: sending again at once would be in vain.
                 let asked: usize = slices.iter().map(|slice| slice.len()).sum();
                 self.may_send = bytes == asked;
                 if outgoing.sent == outgoing.bytes {
@@ -252,7 +252,7 @@ impl<'p> Pipeline<'p> {
         }
     }
 
-    /// Begins as many requests as the window allows and one system call can send.
+    /// Begins as many requests as the window allows and as one system call can send.
     fn gather<B: Batch>(&mut self, batch: &mut B, queue: &mut Queue) {
         let outgoing = &mut self.outgoing;
         while self.in_flight.len() < self.window.most
@@ -264,7 +264,8 @@ impl<'p> Pipeline<'p> {
                 break;
             };
             if batch.carries(index).is_some() && batch.weight(index) > MAX_STRING {
-                // The server would refuse it only by closing the connection on all others.
+                // The server would refuse it only by closing the connection, which all other
+                // requests use.
                 let message = format!("a value has {MAX_STRING} bytes at most");
                 batch.finish(index, Err(Failure::new(ErrorKind::Config, message)));
                 continue;
@@ -296,13 +297,14 @@ impl<'p> Pipeline<'p> {
             }
             _ => self.connection.fill()?,
         };
-        // Less than there was room for is all there is: asking again at once would be in vain.
+        // If less came than there was room for, nothing is left: receiving again at once would be
+        // in vain.
         self.may_receive = came == Came::Full;
         while self.understand(batch)? {}
         Ok(came != Came::Nothing)
     }
 
-    /// Makes something of the received bytes; false if there are too few.
+    /// Makes something of the received bytes. False if there are too few of them.
     fn understand<B: Batch>(&mut self, batch: &mut B) -> Result<bool, Failure> {
         let received = &mut self.connection.received;
         let Some(&index) = self.in_flight.front() else {
@@ -345,7 +347,7 @@ impl<'p> Pipeline<'p> {
         if let Err(refused) = &answer {
             self.connection.demoted |= refused.is_demoted;
         }
-        // The last request begun may not be sent whole yet.
+        // The last request that was begun may not be sent whole yet.
         let early = self.in_flight.len() == 1 && self.outgoing.bytes > 0;
         if early {
             return Err(match answer {
@@ -370,7 +372,7 @@ enum Next {
     Answered(Result<Answer, Failure>),
 }
 
-/// Reads the beginning of a reply; none if not all of it has come.
+/// Reads the beginning of a reply. `None` if not all of the beginning has come.
 fn read_head(received: &Received) -> Result<Option<(Head<'_>, usize)>, Failure> {
     head(received.bytes()).map_err(|violation: Violation| Failure::protocol(violation.to_string()))
 }
@@ -383,7 +385,7 @@ fn prelude(received: &mut Received) -> Result<Next, Failure> {
     let Some((head, length)) = read_head(received)? else {
         return Ok(Next::TooFew);
     };
-    // If it is refused, the request's own reply says what that led to.
+    // If the prelude is refused, the request's own reply says what that led to.
     if !matches!(head, Head::Status(_) | Head::Error(_)) {
         return Err(of_another_kind());
     }
@@ -456,8 +458,8 @@ fn end(received: &mut Received, bytes: u64, fit: Fit) -> Result<Next, Failure> {
     })))
 }
 
-/// Receives into what is missing of a value, and into the connection's buffer if the rest of the
-/// value leaves room. Returns also how many bytes the value got.
+/// Receives into the missing part of a value. Receives into the connection's buffer too, if the
+/// rest of the value leaves room. Also returns how many bytes the value got.
 fn receive_value<B: Batch>(
     connection: &mut Connection,
     batch: &mut B,
@@ -470,7 +472,7 @@ fn receive_value<B: Batch>(
     slices.truncate(MOST_SLICES);
     let asked: u64 = slices.iter().map(|slice| slice.len() as u64).sum();
     if asked == missing {
-        // With the end of this value comes the head of the next one.
+        // The head of the next reply comes with the end of this value.
         slices.push(IoSliceMut::new(connection.received.space()));
     }
     let (came, bytes) = receive(&mut connection.socket, &mut slices)?;

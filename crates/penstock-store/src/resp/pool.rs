@@ -1,4 +1,4 @@
-//! The connections of one store: opened on demand, kept while idle, bounded in number.
+//! The connections of one store. They are opened on demand, kept while idle, and bounded in number.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -19,7 +19,7 @@ pub(super) struct ConnectionPool {
     tls: Option<Tls>,
     options: OpenOptions,
     resolver: Resolver,
-    /// The sentinel to ask first: that which helped last.
+    /// The sentinel to ask first: the one that helped last.
     sentinel: AtomicUsize,
     state: Mutex<State>,
     returned: Condvar,
@@ -30,7 +30,7 @@ pub(super) struct ConnectionPool {
 struct State {
     /// Settled connections, the one used last at the end.
     idle: Vec<Connection>,
-    /// All there are: idle ones, those lent, and those being opened.
+    /// All connections: idle ones, lent ones, and those being opened.
     count: usize,
 }
 
@@ -82,7 +82,7 @@ impl ConnectionPool {
         }
     }
 
-    /// Lends one more connection to someone who has one already; never waits for another's.
+    /// Lends one more connection to someone who has one already. Never waits for someone else's.
     pub(super) fn lend_another(&self, deadline: Instant) -> Option<Lent<'_>> {
         if let Some(lent) = self.take_idle() {
             return Some(lent);
@@ -102,8 +102,8 @@ impl ConnectionPool {
         self.lend(deadline)
     }
 
-    /// Runs an operation on a connection, once more on a fresh one if the first turned out to
-    /// have been closed while it lay idle.
+    /// Runs an operation on a connection. If the connection turns out to have been closed while it
+    /// lay idle, runs the operation once more on a fresh one.
     pub(super) fn converse<T>(
         &self,
         deadline: Instant,
@@ -119,9 +119,9 @@ impl ConnectionPool {
         talk(&mut connection).inspect_err(|failure| self.broke(failure))
     }
 
-    /// Takes note of a lent connection's failure: if it broke, those that lie idle are likely
-    /// dead too, and closed, so that they do not fail one operation each. A deadline that passed
-    /// says nothing of them: it may have been our own thread that was late.
+    /// Notes a lent connection's failure. If the connection broke, those that lie idle are likely
+    /// dead too. They are closed, so that they do not fail one operation each. A deadline that
+    /// passed says nothing about them: our own thread may have been late.
     pub(super) fn broke(&self, failure: &Failure) {
         if failure.kind == ErrorKind::Unreachable {
             self.discard_idle();
@@ -142,7 +142,7 @@ impl ConnectionPool {
 
     fn take_idle(&self) -> Option<Lent<'_>> {
         loop {
-            // Looked at without the lock: whoever does may be a thread of low priority.
+            // Check it without the lock: this thread may have a low priority.
             let mut connection = self.state.lock().idle.pop()?;
             if connection.reuse() {
                 return Some(Lent {
@@ -157,7 +157,7 @@ impl ConnectionPool {
 
     /// Opens a connection that has been counted already.
     fn open(&self, deadline: Instant) -> Result<Lent<'_>, Failure> {
-        // Counts it back if opening fails.
+        // If opening fails, dropping this takes the connection out of the count.
         let mut lent = Lent {
             pool: self,
             connection: None,

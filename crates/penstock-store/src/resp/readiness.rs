@@ -1,4 +1,4 @@
-//! Waiting for sockets, with TLS or without, not beyond a deadline.
+//! Waiting for sockets, with TLS or without, but not beyond a deadline.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Hosts' names, looked up without waiting beyond a deadline.
+//! Looks up host names without waiting beyond a deadline.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -13,8 +13,9 @@ use crate::{ErrorKind, interrupt};
 
 /// Looks up host names without making the caller wait beyond its deadline.
 ///
-/// The system's look-up knows no deadline, so it runs on a thread of its own, at most one for a
-/// host and port at a time: callers that gave up leave it running, later ones wait for the same.
+/// The system's look-up knows no deadline, so it runs on a thread of its own. For one host and
+/// port, at most one look-up runs at a time. Callers that give up leave it running; later callers
+/// wait for the look-up that is running.
 #[derive(Debug, Default)]
 pub(super) struct Resolver {
     shared: Arc<Lookups>,
@@ -22,7 +23,7 @@ pub(super) struct Resolver {
 
 #[derive(Debug, Default)]
 struct Lookups {
-    /// What is being looked up (`None`), and what was found and nobody fetched yet.
+    /// Look-ups under way (`None`), and answers that nobody has fetched yet.
     answers: Mutex<HashMap<(String, u16), Option<Answer>>>,
     arrived: Condvar,
 }
@@ -60,7 +61,7 @@ impl Resolver {
                         return Err(Failure::timed_out("looking up the host's name"));
                     }
                 }
-                // Another caller fetched the answer that both waited for.
+                // Another caller fetched the answer that both were waiting for.
                 None => {
                     drop(answers);
                     return self.resolve(host, port, deadline);

@@ -1,8 +1,9 @@
 //! Sentinel: which server is the master now.
 //!
-//! Asked whenever a connection is opened. A failover ends the connections to the old master: it dies,
-//! or Sentinel closes them when it makes a replica of it, or it says itself that it is one
-//! (READONLY), after which they are not used again. The next ones go to the new master.
+//! Sentinels are asked whenever a connection is opened. A failover ends the connections to the old
+//! master in one of three ways. The old master dies; or Sentinel closes the connections when it
+//! makes the old master a replica; or the old master itself says that it is a replica (READONLY),
+//! after which they are not used again. The next connections go to the new master.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -26,9 +27,9 @@ pub(super) struct Way<'w> {
 }
 
 impl Way<'_> {
-    /// Connects to the address's own server, or to the master that one of its sentinels names:
-    /// the first whose master can be reached and is one. `first` is the sentinel that helped
-    /// last.
+    /// Connects to the address's own server or, if there are sentinels, to the master that one of
+    /// them names. Asks the sentinels in turn until one names a master that can be reached and is
+    /// one. `first` is the sentinel that helped last.
     pub(super) fn connect(&self, first: &AtomicUsize) -> Result<Connection, Failure> {
         let Endpoint::Sentinel { sentinels, master } = &self.address.endpoint else {
             return self.open(self.address, self.deadline);
@@ -38,7 +39,7 @@ impl Way<'_> {
         for tried in 0..sentinels.len() {
             let number = (start + tried) % sentinels.len();
             let (host, port) = &sentinels[number];
-            // One that swallows packets must leave time for those after it.
+            // A sentinel that swallows packets must leave time for those after it.
             let left = self.deadline.saturating_duration_since(Instant::now());
             let until = Instant::now() + left / (sentinels.len() - tried) as u32;
             match self.by_sentinel(host, *port, master, until) {
@@ -121,12 +122,12 @@ fn location(reply: Reply, master: &str) -> Result<(String, u16), Failure> {
     }
 }
 
-/// Refuses a server that is no master: one that sentinels have just demoted, or not promoted yet.
+/// Refuses a server that is not a master: sentinels have just demoted it, or not promoted it yet.
 fn check_master(connection: &mut Connection, deadline: Instant) -> Result<(), Failure> {
     let mut commands = Commands::default();
     commands.push(&["ROLE"]);
     connection.call(&commands, deadline, |_, reply| match reply {
-        // A user may be forbidden to ask; a replica then refuses every put by itself.
+        // The user may not be allowed to ask. A replica then refuses every put by itself.
         Reply::Error(line) if line.starts_with(b"NOPERM") => Ok(()),
         Reply::Error(line) => Err(Failure::refused(&line)),
         Reply::Array(parts) if parts.first() == Some(&Reply::String(b"master".to_vec())) => Ok(()),

@@ -1,4 +1,4 @@
-//! Sockets: connecting, sending and receiving, none of which ever waits beyond a deadline.
+//! Sockets: connecting, sending and receiving. None of these ever waits beyond a deadline.
 
 use std::cell::Cell;
 use std::io::{IoSlice, IoSliceMut};
@@ -35,12 +35,13 @@ pub(super) enum Socket {
 #[derive(Debug)]
 pub(super) struct PlainSocket {
     fd: OwnedFd,
-    /// Bytes that make it readable; `None` where that cannot be changed.
+    /// How many bytes make it readable. `None` if that cannot be changed.
     low_water: Option<Cell<u32>>,
 }
 
 impl PlainSocket {
-    /// From now on the socket is ready for reading when so many bytes have come, or no more will.
+    /// From now on, the socket is ready for reading when `bytes` bytes have come, or when no more
+    /// will.
     #[allow(unsafe_code, reason = "no safe wrapper knows this option")]
     fn set_low_water(&self, bytes: u32) {
         let Some(current) = &self.low_water else {
@@ -61,7 +62,7 @@ impl PlainSocket {
                 size_of_val(&value) as libc::socklen_t,
             )
         };
-        // If it is refused, the socket is ready more often.
+        // If this is refused, the socket is just ready more often.
         if refused == 0 {
             current.set(bytes);
         }
@@ -69,7 +70,7 @@ impl PlainSocket {
 }
 
 impl Socket {
-    /// Connects, and agrees on TLS if there is some.
+    /// Connects, and agrees on TLS if it is used.
     pub(super) fn connect(
         endpoint: &Endpoint,
         tls: Option<&Tls>,
@@ -161,7 +162,7 @@ impl Socket {
             let fd = Self::create(AddressFamily::UNIX)?;
             match rustix::net::connect(&fd, &address) {
                 Ok(()) => return Ok(fd),
-                // A full backlog, which cannot be polled for.
+                // The backlog is full, and there is no way to poll for that.
                 Err(Errno::AGAIN | Errno::INTR)
                     if Instant::now() + BACKLOG_PAUSE < deadline
                         && !interrupt::is_interrupted() =>
@@ -195,7 +196,7 @@ impl Socket {
         }
     }
 
-    /// Whether something that [`Self::send`] took waits for the socket.
+    /// Whether some bytes that [`Self::send`] took still wait for the socket.
     pub(super) fn is_flushing(&self) -> bool {
         match self {
             Self::Plain(_) => false,
@@ -203,7 +204,7 @@ impl Socket {
         }
     }
 
-    /// Moves on what waits for the socket; returns whether anything moved.
+    /// Sends bytes that wait for the socket. Returns whether any moved.
     pub(super) fn flush(&mut self) -> Result<bool, Failure> {
         match self {
             Self::Plain(_) => Ok(false),
@@ -211,8 +212,8 @@ impl Socket {
         }
     }
 
-    /// Receives what is there now; `None` if nothing, 0 at the end of the stream. Less than there
-    /// was room for is all there is.
+    /// Receives what is there now. `None` if nothing is there, 0 at the end of the stream. If less
+    /// comes than there was room for, that is all there is.
     pub(super) fn receive(
         &mut self,
         slices: &mut [IoSliceMut<'_>],
@@ -239,8 +240,9 @@ impl Socket {
         }
     }
 
-    /// For [`wait`]. Ready for reading when at least so many bytes have come or no more will come,
-    /// or earlier: every wake-up for a few bytes of a large value is time lost to the others.
+    /// For [`wait`]. The socket is ready for reading when at least `least` bytes have come or no
+    /// more will come, or earlier. Every wake-up for a few bytes of a large value takes time from
+    /// the others.
     pub(super) fn polled(&self, events: PollFlags, least: u32) -> PollFd<'_> {
         match self {
             Self::Plain(plain) => {

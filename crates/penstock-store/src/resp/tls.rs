@@ -1,7 +1,7 @@
 //! TLS under RESP: who is trusted, who we are, and a stream that never waits.
 //!
-//! The protocol is rustls's. Values are copied through its buffers, where without TLS they go straight
-//! between the socket and the caller's memory.
+//! rustls implements the protocol. Values are copied through its buffers. Without TLS, they go
+//! straight between the socket and the caller's memory.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,11 +23,11 @@ use crate::{Error, ErrorKind, Result};
 
 /// Bytes taken from the caller before they are on the wire: a few records.
 const UNSENT_BYTES: usize = 128 << 10;
-/// Most reads of the socket in one call: a peer that sends records without content for ever must
+/// Most reads of the socket in one call. A peer may send records without content for ever, and must
 /// not keep us from the deadline.
 const MOST_READS: usize = 1024;
 
-/// Whom to trust, who we are, and whom we expect. Read once, when the store is opened.
+/// Whom to trust, who we are, and whom we expect. This is read once, when the store is opened.
 #[derive(Clone, Debug)]
 pub(super) struct Tls {
     config: Arc<ClientConfig>,
@@ -36,7 +36,8 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    /// Reads the files that the address names; without one for authorities, the system's count.
+    /// Reads the files that the address names. Without a file of authorities, the system's are
+    /// trusted.
     pub(super) fn load(files: &TlsFiles) -> Result<Self> {
         let named = |name: &String| {
             ServerName::try_from(name.clone())
@@ -155,7 +156,7 @@ impl TlsStream {
         Ok(stream)
     }
 
-    /// Takes what fits; `None` if nothing does until the socket takes what was taken before.
+    /// Takes the bytes that fit. `None` if no bytes fit until the socket takes those from before.
     pub(super) fn send(
         &mut self,
         slices: &[IoSlice<'_>],
@@ -178,7 +179,7 @@ impl TlsStream {
         self.session.wants_write()
     }
 
-    /// Puts on the wire what it takes now; returns whether that was anything.
+    /// Puts on the wire what the socket takes now. Returns whether that was anything.
     pub(super) fn flush(&mut self) -> std::result::Result<bool, Failure> {
         let mut moved = false;
         while self.session.wants_write() {
@@ -204,7 +205,8 @@ impl TlsStream {
                 Ok(bytes) => got += bytes,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let more = match self.read_records() {
-                        // What came before the connection broke is delivered before that is.
+                        // What came before the connection broke is delivered first, and the failure
+                        // after that.
                         Err(broken) if got > 0 && broken.kind == ErrorKind::Unreachable => false,
                         outcome => outcome?,
                     };
@@ -213,7 +215,7 @@ impl TlsStream {
                         return Ok((got > 0).then_some(got));
                     }
                 }
-                // The socket ended without TLS's own end: whoever did that may have cut it.
+                // The socket ended without TLS's own end. Somebody may have cut the connection.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                     return if got > 0 { Ok(Some(got)) } else { Ok(Some(0)) };
                 }
@@ -227,7 +229,7 @@ impl TlsStream {
 
     /// Whether the connection is open and nothing has been received that was not asked for.
     pub(super) fn is_quiet(&mut self) -> bool {
-        // A server sends tickets for later sessions whenever it likes: those are no reply.
+        // A server sends tickets for later sessions whenever it likes. They are not replies.
         matches!(self.receive(&mut [IoSliceMut::new(&mut [0])]), Ok(None))
     }
 
@@ -248,7 +250,7 @@ impl TlsStream {
             Ok(_) => {
                 let outcome = self.session.process_new_packets();
                 if let Err(error) = outcome {
-                    // The server is told why, as far as the socket takes it.
+                    // Tell the server why, as far as the socket takes it.
                     let _ = self.flush();
                     return Err(match error {
                         rustls::Error::InvalidMessage(_) if self.session.is_handshaking() => {
@@ -265,7 +267,7 @@ impl TlsStream {
     }
 }
 
-/// What is still empty of the first slice that is not full.
+/// The part that is still empty of the first slice that is not full.
 fn rest<'s>(slices: &'s mut [IoSliceMut<'_>], mut filled: usize) -> &'s mut [u8] {
     for slice in slices {
         if filled < slice.len() {

@@ -13,21 +13,21 @@ use super::readiness::wait;
 use crate::value::payload_checksum;
 use crate::{GetOutcome, GetRequest, Key, PutOutcome, PutRequest, slices};
 
-/// Most pipelines to one server: while the server's thread waits for the room in one connection, it
-/// can serve another.
+/// Most pipelines to one server. While the server's thread waits for room in one connection, it can
+/// serve another.
 const MOST_LANES: usize = 2;
-/// Bytes of a share that are worth one more pipeline.
+/// Bytes of a share for which one more pipeline is worth while.
 const LANE_WORTH: u64 = 512 << 10;
-/// Bytes of values in flight over all pipelines to one server. Much more halves the throughput, since
+/// Bytes of values in flight over all pipelines to one server. Much more halves the throughput:
 /// what the server sends then leaves its caches before it is received.
 const BYTES_IN_FLIGHT: u64 = 1 << 20;
-/// Requests in flight over all pipelines to one server, whatever their size: when the server finishes one, it must
-/// have the next at hand.
+/// Requests in flight over all pipelines to one server, whatever their size. When the server
+/// finishes one, it must have the next at hand.
 const LEAST_IN_FLIGHT: usize = 2;
 /// Most requests of one pipeline in flight.
 const MOST_IN_FLIGHT: usize = 64;
 
-/// Makes the caller's error of a failure, with the key it happened to.
+/// Makes the caller's error of a failure and the key that it happened to.
 pub(super) type Describe<'d> = &'d dyn Fn(&Failure, &Key) -> crate::Error;
 
 /// Values to put.
@@ -133,8 +133,8 @@ pub(super) struct Share<'p> {
     pub(super) requests: Queue,
 }
 
-/// Moves a batch, all shares at once; every request has its outcome when this returns. What goes
-/// wrong with one server is nothing to the others' shares.
+/// Moves a batch, all shares at once. When this returns, every request has its outcome. What goes
+/// wrong with one server does not affect the other servers' shares.
 pub(super) fn run<B: Batch>(shares: Vec<Share<'_>>, batch: &mut B, deadline: Instant) {
     let mut flows: Vec<Flow<'_>> = shares
         .into_iter()
@@ -168,12 +168,13 @@ struct Flow<'p> {
     queue: Queue,
     pipelines: Vec<Pipeline<'p>>,
     window: Window,
-    /// Each pipeline may turn out stale once; its replacement is new as a rule.
+    /// How many more pipelines may be replaced. Each pipeline may turn out stale once; its
+    /// replacement is new as a rule.
     replacements: usize,
 }
 
 impl<'p> Flow<'p> {
-    /// Begins; `None` if that failed, and with it all requests.
+    /// Begins. `None` if that failed; then all its requests have failed too.
     fn open<B: Batch>(share: Share<'p>, batch: &mut B, deadline: Instant) -> Option<Self> {
         let Share {
             pool,
@@ -239,8 +240,8 @@ impl<'p> Flow<'p> {
         moved
     }
 
-    /// Ends a pipeline that broke; another takes its place if it was stale. Without any pipeline left,
-    /// what is queued fails.
+    /// Ends a pipeline that broke. If it was stale, another takes its place. If no pipeline is
+    /// left, the requests in the queue fail.
     fn replace<B: Batch>(
         &mut self,
         pipeline: Pipeline<'p>,

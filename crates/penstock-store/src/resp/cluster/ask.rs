@@ -50,7 +50,7 @@ impl<'t> Part<'t> {
         }
     }
 
-    /// Takes note of what the node's answers, or their absence, tell of it.
+    /// Notes what the node's answers, or their absence, tell about the node.
     pub(super) fn conclude(self, verdict: Verdict) {
         self.pass.conclude(verdict);
     }
@@ -68,7 +68,7 @@ struct Talk<'p> {
     may_retry: bool,
 }
 
-/// The parts under way, and by part what came of it so far.
+/// The parts under way, and for each part what came of it so far.
 struct Talks<'p> {
     parts: &'p [Part<'p>],
     under_way: Vec<Talk<'p>>,
@@ -76,7 +76,8 @@ struct Talks<'p> {
     failures: Vec<Option<Failure>>,
 }
 
-/// Asks all parts at once; returns an answer for each request, and by part what it tells of its node.
+/// Asks all parts at once. Returns an answer for each request and, for each part, what it tells
+/// about its node.
 pub(super) fn ask_all(parts: &[Part<'_>], deadline: Instant) -> (Vec<Answer>, Vec<Verdict>) {
     let mut talks = Talks::begin(parts, deadline);
     while !talks.under_way.is_empty() {
@@ -175,7 +176,7 @@ impl<'p> Talks<'p> {
         wait(&mut polled, deadline, "waiting for the nodes' replies")
     }
 
-    /// What has not been answered has failed as its part has.
+    /// A request that has not been answered has failed as its part has.
     fn conclude(self) -> (Vec<Answer>, Vec<Verdict>) {
         let mut answers: Vec<Answer> = Vec::new();
         let mut verdicts = vec![Verdict::Answered; self.parts.len()];

@@ -1,9 +1,9 @@
 //! A cluster of servers as one store: every key goes to the node that serves its slot.
 //!
-//! A batch is moved over all its nodes at once by the calling thread, and a look-up asks all nodes at
-//! once. What a node says of another that serves a slot now (MOVED), or soon (ASK), is followed.
-//! A node that is gone costs what lies there and nothing else: its keys are not found, its puts
-//! fail, and it is left alone until another has taken its place or it is back.
+//! The calling thread moves a batch over all its nodes at once. A look-up asks all nodes at once.
+//! If a node says that another node serves a slot now (MOVED) or soon (ASK), that is followed. A
+//! node that is gone costs only what lies there: its keys are not found, and its puts fail. It is
+//! left alone until another has taken its place or it is back.
 
 mod ask;
 mod routed;
@@ -57,8 +57,8 @@ impl ClusterStore {
         }
     }
 
-    /// Moves a batch: `keys[i]` is that of request i. Every request has its outcome when this
-    /// returns.
+    /// Moves a batch. `keys[i]` is the key of request i. When this returns, every request has its
+    /// outcome.
     fn transfer<B: Batch>(&self, batch: &mut B, keys: &[Key], is_put: bool, deadline: Instant) {
         let mut routed = Routed::new(batch, keys.len());
         let map = match self.topology.map(deadline) {
@@ -128,8 +128,8 @@ impl ClusterStore {
         routes
     }
 
-    /// Sends a command for each key and hands each integer that is answered to `visit`, with the
-    /// key's index. Keys that no node answers for are left out; fails if that is so of all.
+    /// Sends a command for each key, and calls `visit` with each integer that is answered and its
+    /// key's index. Leaves out keys that no node answers for. Fails if no node answers for any key.
     fn ask_each(
         &self,
         command: &'static str,
@@ -208,8 +208,8 @@ impl ClusterStore {
     }
 }
 
-/// Groups requests by the node that serves their keys; those whose slot no node serves are returned
-/// by themselves.
+/// Groups requests by the node that serves their keys. Requests whose slot no node serves are
+/// returned separately.
 fn route(
     map: &Map,
     keys: &[Key],
@@ -352,7 +352,7 @@ fn sent_around() -> Failure {
     )
 }
 
-/// For fuzzing: slots of a map that was read exist and are in order.
+/// For fuzzing: the slots of a map that was read exist and are in order.
 #[cfg(test)]
 pub(super) fn check_map(reply: super::parser::Reply) {
     for shard in slots::parse(reply, "asked").into_iter().flatten() {

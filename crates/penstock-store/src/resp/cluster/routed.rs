@@ -1,4 +1,4 @@
-//! A batch on its way through a cluster: what each request met, and where it is sent on to.
+//! A batch on its way through a cluster: what each request met, and where it is sent next.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -6,12 +6,12 @@ use super::super::failure::{Failure, Redirect};
 use super::super::pipeline::{Answer, Batch};
 use crate::layers::circuit::Verdict;
 
-/// A batch whose requests may be redirected: those have no outcome yet.
+/// A batch whose requests may be redirected. Redirected requests have no outcome yet.
 pub(super) struct Routed<'b, B> {
     inner: &'b mut B,
     /// By request: whether ASKING precedes it.
     asks: Vec<bool>,
-    /// By request: what it said of the node that it was sent to.
+    /// By request: what it said about the node that it was sent to.
     verdicts: Vec<Verdict>,
     redirected: Vec<(usize, Redirect)>,
 }
@@ -26,12 +26,13 @@ impl<'b, B: Batch> Routed<'b, B> {
         }
     }
 
-    /// What these requests, all sent to one node, said of it. An answer to one is an answer.
+    /// What these requests, all sent to one node, said about it. One answered request is enough for
+    /// an answer.
     pub(super) fn verdict(&self, requests: &[usize]) -> Verdict {
         Verdict::all(requests.iter().map(|&index| self.verdicts[index]))
     }
 
-    /// The requests to be sent on, each with where to; they are taken note of.
+    /// The requests to be sent on, and where to. Notes which of them ASKING has to precede.
     pub(super) fn take_redirected(&mut self) -> Vec<(usize, Redirect)> {
         let redirected = std::mem::take(&mut self.redirected);
         for (index, redirect) in &redirected {

@@ -1,4 +1,5 @@
-//! Slots: the part of a cluster's keys that one primary serves, and what a node tells of them.
+//! Slots: the parts of its keys that a cluster divides among its primaries, and what a node says
+//! about them.
 
 use crc::{CRC_16_XMODEM, Crc};
 
@@ -12,8 +13,8 @@ pub(super) const SLOTS: usize = 16384;
 
 const CRC: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
 
-/// The slot of a key: the CRC16 of its text form, which has no braces that would narrow it down
-/// (Redis cluster specification, "Key distribution model").
+/// The slot of a key: the CRC16 of its text form. That form has no braces, which would narrow down
+/// what counts (Redis cluster specification, "Key distribution model").
 pub(super) fn slot_of(key: &Key) -> usize {
     usize::from(CRC.checksum(key.to_string().as_bytes())) % SLOTS
 }
@@ -61,7 +62,7 @@ fn parse_shard(shard: Reply, asked: &str) -> Result<Shard, Failure> {
     let (first, last) = (slot()?, slot()?);
     let mut places = parts.map(|node| parse_place(node, asked));
     let primary = places.next().ok_or_else(nonsense)??;
-    // A replica without an address yet is one that nobody can read from yet.
+    // A replica that has no address yet cannot be read from yet.
     let Some(primary) = primary.filter(|_| first <= last) else {
         return Err(nonsense());
     };

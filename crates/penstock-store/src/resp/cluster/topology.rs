@@ -19,11 +19,13 @@ use crate::{ErrorKind, OpenOptions};
 
 /// Shortest time between two questions for the map.
 const REFRESH_PAUSE: Duration = Duration::from_millis(200);
-/// Age at which a map is asked for anew though nothing speaks against it: a replica may have joined.
+/// Age at which a map is asked for anew although nothing speaks against it: a replica may have
+/// joined.
 const REFRESH_PERIOD: Duration = Duration::from_secs(30);
 /// Longest that one node may take to tell the map, so that the next can be asked.
 const REFRESH_TIMEOUT: Duration = Duration::from_millis(500);
-/// A node that is gone costs what is left of an operation's time: two such, and it is left alone.
+/// A node that is gone costs the rest of an operation's time. After two such failures it is left
+/// alone.
 const NODE_BREAKER: BreakerSettings = BreakerSettings {
     failures: 2,
     first_pause: Duration::from_millis(250),
@@ -44,7 +46,7 @@ pub(super) struct Map {
     pub(super) nodes: Vec<Arc<Node>>,
     /// How many of them are primaries.
     pub(super) primaries: usize,
-    /// By slot: the indices of who takes puts and of who answers gets.
+    /// By slot: the index of the node that takes puts, and of the node that answers gets.
     slots: Vec<Option<(usize, usize)>>,
     drawn: Option<Instant>,
 }
@@ -56,9 +58,9 @@ impl Map {
         Some(&self.nodes[primary])
     }
 
-    /// Who is to be asked for what lies in a slot: a replica if they are read from and this one
-    /// answers, else the primary. The same for look-ups and gets, so that a get finds what a
-    /// look-up saw.
+    /// The node to ask for what lies in a slot. It is a replica if replicas are read from and this
+    /// one answers, else the primary. Look-ups and gets ask the same node, so that a get finds what
+    /// a look-up saw.
     pub(super) fn reader(&self, slot: usize) -> Option<&Arc<Node>> {
         let (primary, reader) = (*self.slots.get(slot)?)?;
         let node = &self.nodes[reader];
@@ -84,9 +86,9 @@ pub(super) struct Topology {
     /// When the map was asked for last.
     asked: Mutex<Option<Instant>>,
     is_stale: AtomicBool,
-    /// Nodes that redirects named and the map does not.
+    /// Nodes that redirects named and that the map does not have.
     strangers: Mutex<HashMap<Place, Arc<Node>>>,
-    /// Connections that nodes opened that are not known any more.
+    /// Connections opened to nodes that are not known any more.
     opened: AtomicU64,
 }
 
@@ -125,13 +127,13 @@ impl Topology {
             + of(&strangers)
     }
 
-    /// Something showed that the map is not right any more.
+    /// Notes that something showed that the map is not right any more.
     pub(super) fn mark_stale(&self) {
         self.is_stale.store(true, Ordering::Relaxed);
     }
 
-    /// The map, asked for anew if it is doubtful. Only the first thread to see that asks; the
-    /// others go on with what is known, if anything is.
+    /// The map. It is asked for anew if it is doubtful. Only the first thread to see that asks; the
+    /// others go on with the map that is known, if there is one.
     pub(super) fn map(&self, deadline: Instant) -> Result<Arc<Map>, Failure> {
         let known = Arc::clone(&self.map.read());
         if !known.is_empty() && !self.is_doubtful(&known) {
@@ -169,14 +171,15 @@ impl Topology {
         }
     }
 
-    /// While a node does not answer, another may be taking its place.
+    /// Whether the map may be wrong. While a node does not answer, another may be taking its place.
     fn is_doubtful(&self, map: &Map) -> bool {
         self.is_stale.load(Ordering::Relaxed)
             || map.drawn.is_none_or(|at| at.elapsed() > REFRESH_PERIOD)
             || map.nodes.iter().any(|node| node.circuit.is_open())
     }
 
-    /// Asks for the map: a node that answers, else one that did not lately, else a seed.
+    /// Asks for the map, one node after the other: nodes that answer, then the seeds, then nodes
+    /// that did not answer lately.
     fn ask(&self, known: &Map, deadline: Instant) -> Result<Vec<Shard>, Failure> {
         let (silent, answering): (Vec<_>, Vec<_>) =
             known.nodes.iter().partition(|node| node.circuit.is_open());
@@ -295,7 +298,7 @@ impl Topology {
     }
 }
 
-/// What a node tells of the cluster.
+/// What a node says about the cluster.
 fn told_by(node: &Node, deadline: Instant) -> Result<Vec<Shard>, Failure> {
     let mut commands = Commands::default();
     commands.push(&["CLUSTER", "SLOTS"]);

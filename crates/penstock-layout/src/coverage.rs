@@ -1,4 +1,4 @@
-//! Coverage: all ranks' shares together make up the model, each layer and head once.
+//! Coverage: the shares of all ranks together make up the model, each layer and head once.
 
 use std::ops::Range;
 
@@ -14,8 +14,8 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Whether this rank writes the objects of chunk `n`; of all ranks with the same share,
-    /// exactly one does. All must number (or hash) chunks alike.
+    /// Whether this rank writes the objects of chunk `n`. Exactly one of the ranks with the same
+    /// share does. All of them must number (or hash) chunks alike.
     pub fn writes(&self, n: u64) -> bool {
         n % u64::from(self.replicas) == u64::from(self.replica)
     }
@@ -63,9 +63,9 @@ pub enum CoverageError {
          and {model_heads} KV heads"
     )]
     Gap {
-        /// The first layers that lack heads.
+        /// The first layers that lack some heads.
         layers: Range<u16>,
-        /// The first heads they lack.
+        /// The first heads that these layers lack.
         heads: Range<u16>,
         /// Layers in the model.
         model_layers: u16,
@@ -83,9 +83,9 @@ pub enum CoverageError {
 }
 
 impl Coverage {
-    /// Checks that the shares cover a model of `layers` layers and `heads` KV heads. Ranks
-    /// may hold equal shares; unequal ones must be disjoint. A rank without layers is left
-    /// out of `shares`.
+    /// Checks that the shares cover a model of `layers` layers and `heads` KV heads. Ranks may hold
+    /// equal shares; unequal shares must be disjoint. A rank without layers is left out of
+    /// `shares`.
     pub fn new(
         geometry: &Geometry,
         layers: u16,
@@ -146,8 +146,8 @@ impl Coverage {
         Ok(Self { objects, turns })
     }
 
-    /// The spans of the objects that make up a chunk, sorted; all of them must be in a store
-    /// for the chunk to be there.
+    /// The spans of the objects that make up a chunk, sorted. The chunk is in a store only if all
+    /// of them are.
     pub fn objects(&self) -> &[Span] {
         &self.objects
     }
@@ -162,8 +162,8 @@ fn meet(a: &Range<u16>, b: &Range<u16>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// Between two neighbouring layer borders of any share, every layer is held alike: one pass
-/// over the heads tells whether some are missing.
+/// Checks that no layer lacks heads. Between two neighbouring layer borders of any share, every
+/// layer is held alike. So one pass over the heads tells whether some are missing.
 fn check_no_gap(layers: u16, heads: u16, shares: &[(Span, usize)]) -> Result<(), CoverageError> {
     let mut borders: Vec<u16> = [0, layers]
         .into_iter()

@@ -24,7 +24,7 @@ pub struct LayerBase {
     pub offset: u64,
 }
 
-/// What a [`Descriptor`] is built from. Every size and stride is in bytes, save counts.
+/// What a [`Descriptor`] is built from. Every size and stride is in bytes, except counts.
 ///
 /// Token `n` of head `h` (counted from the share's first head) in block `b` of layer `l`
 /// lies at `layers[l].offset + b * block_stride + h * head_stride + n * token_stride`.
@@ -46,13 +46,13 @@ pub struct Placement {
     pub interior: Interior,
     /// Length of each region.
     pub region_lens: Vec<u64>,
-    /// Where each of the share's layers begins, the absent ones left out.
+    /// Where each of the share's layers begins, without the absent layers.
     pub layers: Vec<LayerBase>,
-    /// From a block to the next.
+    /// Bytes from a block to the next.
     pub block_stride: u64,
-    /// From a head to the next.
+    /// Bytes from a head to the next.
     pub head_stride: u64,
-    /// From a token to the next.
+    /// Bytes from a token to the next.
     pub token_stride: u64,
 }
 
@@ -65,7 +65,7 @@ pub enum DescriptorError {
         /// Which size.
         what: &'static str,
     },
-    /// A layer that is said to lie elsewhere is not part of the share, or is named twice.
+    /// A layer that is said to lie elsewhere is not part of the share, or it is named twice.
     #[error("layer {layer} is said to be absent from {share}, which does not hold it that often")]
     NotAbsent {
         /// Index of the layer in the model.
@@ -73,7 +73,7 @@ pub enum DescriptorError {
         /// The share.
         share: Span,
     },
-    /// The share has another number of layers than there are bases.
+    /// The share has a different number of layers than there are bases.
     #[error("the share has {share} layers here, but {bases} have a place")]
     LayerCount {
         /// Layers in the share that are not absent.
@@ -207,13 +207,14 @@ impl Contiguity {
     }
 }
 
-/// Where every byte of a rank's KV lies.
+/// Says where every byte of a rank's KV lies.
 ///
 /// Once built, every address it gives lies inside its region, and no two elements share a
 /// byte.
 ///
-/// Two layers of one head, blocks of 16 tokens with 256 bytes each. In a tensor for each layer a
-/// block is a run in each of them; where all layers of a block lie side by side it is one run:
+/// An example: two layers of one head, and blocks of 16 tokens with 256 bytes each. If each layer
+/// has a tensor, a block is one run in each tensor. If all layers of a block lie side by side, it
+/// is one run in all:
 ///
 /// ```
 /// use penstock_layout::{Descriptor, KvLayout, Segment, Span};
@@ -238,23 +239,23 @@ pub struct Descriptor {
     placement: Placement,
 }
 
-/// An axis of a single layer: elements, and bytes from one to the next.
+/// An axis of a single layer: the number of elements, and the bytes from one to the next.
 #[derive(Clone, Copy)]
 struct Strided {
     axis: Axis,
     count: u64,
     stride: u64,
-    /// Bytes spanned by one element, gaps between what lies inside it included.
+    /// Bytes spanned by one element, including gaps between the things inside it.
     inner: u64,
 }
 
 impl Descriptor {
     /// Checks a placement.
     ///
-    /// The axes of a layer must nest: neighbours on an axis lie at least as far apart as the
-    /// bytes that one of them spans. Placements that do not nest yet happen not to overlap
-    /// are refused too. Layers may interleave in any way that shares no byte; that check is
-    /// exact, and takes time in the square of the number of layers in a region.
+    /// The axes of a layer must nest: neighbours on an axis lie at least as far apart as the bytes
+    /// that one of them spans. Placements that do not nest are refused even if they happen not to
+    /// overlap. Layers may interleave in any way that shares no byte. That check is exact. Its time
+    /// grows with the square of the number of layers in a region.
     pub fn new(placement: Placement) -> Result<Self, DescriptorError> {
         check_sizes(&placement)?;
         check_count(&placement)?;
@@ -264,8 +265,8 @@ impl Descriptor {
         Ok(Self { placement })
     }
 
-    /// The descriptor of a freshly packed single region: no gap anywhere, layer, block and
-    /// head 0 of the share at offset 0.
+    /// The descriptor of one freshly packed region. It has no gaps. Layer, block and head 0 of the
+    /// share are at offset 0.
     pub fn packed(
         layout: KvLayout,
         share: Span,
@@ -303,7 +304,7 @@ impl Descriptor {
             content_bytes,
             interior: layout.interior(),
             region_lens: vec![total],
-            // Products of factors of `total`: no overflow.
+            // These are products of factors of `total`, so they do not overflow.
             layers: (0..layers)
                 .map(|layer| LayerBase {
                     region: 0,
@@ -355,7 +356,8 @@ impl Descriptor {
         &self.placement.layers
     }
 
-    /// Bytes from a block, a head and a token to the next; without meaning where there is one.
+    /// Bytes from a block, a head and a token to the next. A stride has no meaning if there is only
+    /// one element.
     pub fn strides(&self) -> [u64; 3] {
         let p = &self.placement;
         [p.block_stride, p.head_stride, p.token_stride]
@@ -394,11 +396,11 @@ impl Descriptor {
         p.present(span).len() as u64 * span.head_count() as u64 * (p.tokens * p.content_bytes)
     }
 
-    /// Appends the fewest runs that hold a block's bytes of a span, in canonical order:
-    /// layer by layer, inside a layer in [`interior`](Self::interior) order.
+    /// Appends the fewest runs that hold a span's bytes of a block, in canonical order: layer by
+    /// layer, and inside a layer in [`interior`](Self::interior) order.
     ///
-    /// A run that continues the last one of `out` extends it, so the blocks of a chunk
-    /// merge when they are neighbours. On an error `out` is as it was.
+    /// A run that continues the last one of `out` extends it. So the blocks of a chunk merge if
+    /// they are neighbours. On an error, `out` is as it was.
     pub fn segments(
         &self,
         block: u64,
@@ -457,7 +459,7 @@ impl Descriptor {
 }
 
 impl Placement {
-    /// The indices in `layers` of a span of the share.
+    /// The indices in `layers` of the layers of a span of the share.
     fn present(&self, span: &Span) -> Range<usize> {
         let index = |layer: u16| {
             let absent = self.absent.partition_point(|&absent| absent < layer);
@@ -482,7 +484,7 @@ fn push(out: &mut Vec<Segment>, next: Segment) {
     }
 }
 
-/// Checks that there is something of everything, and not more than can be counted.
+/// Checks that no size is zero, and that none is too large to count.
 fn check_sizes(p: &Placement) -> Result<(), DescriptorError> {
     for (what, size) in [
         ("blocks", p.blocks),
@@ -507,7 +509,7 @@ fn check_sizes(p: &Placement) -> Result<(), DescriptorError> {
     Ok(())
 }
 
-/// Checks that the layers with memory are as many as the share has.
+/// Checks that there are as many layers with a base as the share has here.
 fn check_count(p: &Placement) -> Result<(), DescriptorError> {
     let mut unseen = p.share.layers();
     if let Some(&layer) = p.absent.iter().find(|layer| !unseen.any(|l| l == **layer)) {
@@ -529,7 +531,7 @@ fn check_count(p: &Placement) -> Result<(), DescriptorError> {
     Ok(())
 }
 
-/// Checks that each layer, of so many bytes, lies inside its region.
+/// Checks that each layer lies inside its region. A layer spans `extent` bytes.
 fn check_inside(p: &Placement, extent: u64) -> Result<(), DescriptorError> {
     for (layer, base) in p.present_layers().zip(&p.layers) {
         let Some(&region_len) = p.region_lens.get(base.region as usize) else {
@@ -556,7 +558,7 @@ fn check_inside(p: &Placement, extent: u64) -> Result<(), DescriptorError> {
     Ok(())
 }
 
-/// A layer's axes with more than one element, outermost first, checked to nest; and the
+/// A layer's axes with more than one element, outermost first, checked to nest. Also returns the
 /// bytes that a layer spans.
 fn nested_axes(p: &Placement) -> Result<(Vec<Strided>, u64), DescriptorError> {
     let heads = p.share.head_count() as u64;
@@ -627,10 +629,10 @@ fn check_layers_apart(p: &Placement, axes: &[Strided], extent: u64) -> Result<()
 
 /// Whether two copies of a layer's elements, `apart` bytes from each other, share a byte.
 ///
-/// They do if some step `k` along the outermost axis brings the copies of what lies inside
-/// to share one, for which they must be nearer than the `inner` bytes that it spans. Since
-/// axes nest, `inner` is at most the stride, so only the two steps around
-/// `apart / stride` can, and trying both is exact.
+/// They do if, for some step `k` along the outermost axis, the copies of what lies inside share a
+/// byte. For that, these copies must be nearer than the `inner` bytes that they span. Since axes
+/// nest, `inner` is at most the stride. So only the two steps around `apart / stride` can do it,
+/// and trying both is exact.
 fn copies_meet(apart: i128, axes: &[Strided], content_bytes: u64) -> bool {
     let Some((outermost, rest)) = axes.split_first() else {
         return apart.unsigned_abs() < u128::from(content_bytes);

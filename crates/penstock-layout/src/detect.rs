@@ -25,7 +25,7 @@ pub struct TensorView {
     pub storage_bytes: u64,
 }
 
-/// Memory that a region stands for.
+/// The memory that a region stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RegionAddr {
     /// First byte.
@@ -41,9 +41,9 @@ pub struct Detected {
     pub descriptor: Descriptor,
     /// The memory of each region of the descriptor, by its index.
     pub regions: Vec<RegionAddr>,
-    /// The layout's name, where exactly one fits: gaps and layers that are part of something
-    /// bigger do not count against it. An axis with a single element has no place in memory,
-    /// so a rank with one head or one layer often has no single name.
+    /// The layout's name, if exactly one fits. Gaps, and layers that are part of something bigger,
+    /// do not count against it. An axis with a single element has no place in memory. So a rank
+    /// with one head or one layer often has no single name.
     pub layout: Option<KvLayout>,
 }
 
@@ -216,16 +216,16 @@ pub enum DetectionError {
     EmptySpan(#[from] EmptySpan),
 }
 
-/// Reproduces a layout from one tensor per layer, in any order. `first_head` is the index in
-/// the model of the tensors' head 0.
+/// Reproduces a layout from one tensor per layer, in any order. `first_head` is the index in the
+/// model of the tensors' head 0.
 ///
-/// `stage` are the layers of the whole pipeline stage, of which a group of a hybrid model has
-/// only some: those without a tensor are absent from the descriptor. Without it the tensors'
+/// `stage` has the layers of the whole pipeline stage. A group of a hybrid model has only some of
+/// them: layers without a tensor are absent from the descriptor. Without `stage`, the tensors'
 /// layers must be consecutive.
 ///
-/// Either the descriptor gives exactly the tensors' addresses, or the reason why it cannot
-/// is returned; nothing is guessed. The descriptor's interior is the tensors' own; where
-/// heads or tokens are single it is HNC, which the caller may change with
+/// The descriptor gives exactly the tensors' addresses. If that is not possible, the reason is
+/// returned instead; nothing is guessed. The descriptor's interior is that of the tensors. If there
+/// is a single head or token, the interior is HNC; the caller may change it with
 /// [`Descriptor::with_interior`].
 pub fn detect(
     views: &[TensorView],
@@ -276,7 +276,8 @@ pub fn detect(
     })
 }
 
-/// The part of the model that the tensors, which are in order, are of, and its layers without one.
+/// The part of the model that the tensors belong to, and its layers without a tensor. The tensors
+/// are in order.
 fn share(
     views: &[TensorView],
     first_head: u16,
@@ -326,7 +327,8 @@ fn check_layers(views: &[TensorView], stage: Option<&Range<u16>>) -> Result<(), 
     Ok(())
 }
 
-/// Every layer has the first one's shape, and its strides on the axes where strides matter.
+/// Checks that every layer has the first layer's shape, and its strides on the axes where strides
+/// matter.
 fn check_alike(views: &[TensorView]) -> Result<(), DetectionError> {
     let first = &views[0];
     for view in views {
@@ -360,8 +362,8 @@ fn overflow(view: &TensorView) -> DetectionError {
     }
 }
 
-/// Byte strides of blocks, heads and tokens; zero for an axis with one element, whatever the
-/// tensor says of it.
+/// Byte strides of blocks, heads and tokens. An axis with one element has stride zero, whatever the
+/// tensor says about it.
 fn byte_strides(view: &TensorView) -> Result<[u64; 3], DetectionError> {
     if view.itemsize == 0 || view.shape.contains(&0) {
         return Err(DetectionError::Empty {
@@ -444,13 +446,13 @@ fn base(view: &TensorView, regions: &[RegionAddr]) -> Result<LayerBase, Detectio
                 address: view.address,
                 storage: view.storage_address,
             })?;
-    // Regions are as many as layers at most, and sorted by addresses that differ.
+    // There are at most as many regions as layers, and they are sorted by addresses that differ.
     let region = regions.partition_point(|region| region.address < view.storage_address) as u32;
     Ok(LayerBase { region, offset })
 }
 
-/// The only layout whose order the strides follow, each axis outside all that its
-/// neighbour spans.
+/// The layout whose order the strides follow, if there is only one. Each axis must lie outside all
+/// that its neighbour spans.
 fn name(p: &Placement) -> Option<KvLayout> {
     let mut axes = vec![
         (Axis::Block, p.blocks, p.block_stride),

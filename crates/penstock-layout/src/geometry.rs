@@ -1,4 +1,4 @@
-//! Geometry: which spans make an object, and which blocks a chunk.
+//! Geometry: which spans make an object, and which blocks make a chunk.
 
 use std::ops::Range;
 
@@ -6,9 +6,9 @@ use crate::{Axis, EmptySpan, Span};
 
 /// How chunks are cut into objects.
 ///
-/// Borders are counted from layer 0 and head 0 of the model, so ranks with other shares cut
-/// at the same places. The whole-share default makes the fewest, biggest objects; smaller
-/// common divisors make them readable under another topology.
+/// Borders are counted from layer 0 and head 0 of the model, so ranks with other shares cut at the
+/// same places. The default, a rank's whole share, makes the fewest and biggest objects. Smaller
+/// common divisors make objects readable under another topology.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Geometry {
     layers_per_object: Option<u16>,
@@ -61,7 +61,7 @@ pub enum GeometryError {
 }
 
 impl Geometry {
-    /// A geometry; `None` stands for a rank's whole share.
+    /// Makes a geometry. `None` stands for a rank's whole share.
     pub fn new(
         layers_per_object: Option<u16>,
         heads_per_object: Option<u16>,
@@ -112,8 +112,8 @@ impl Geometry {
     }
 }
 
-/// Bytes of KV in an object: a span of a chunk of `blocks` blocks, each of `tokens` tokens
-/// with `content_bytes` of key and value per token and head.
+/// Bytes of KV in an object. The object is a span of a chunk of `blocks` blocks. Each block has
+/// `tokens` tokens, with `content_bytes` of key and value per token and head.
 pub fn object_bytes(
     tokens: u64,
     content_bytes: u64,

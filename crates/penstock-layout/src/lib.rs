@@ -1,7 +1,7 @@
 //! Where the bytes of a KV block lie: axes, descriptors, segments, spans and geometry.
 //!
-//! Pure address arithmetic: no I/O and no `unsafe`. Everything is checked when it is built
-//! and infallible after.
+//! This is pure address arithmetic: no I/O and no `unsafe`. Everything is checked when it is built.
+//! After that, every address that it gives is valid.
 
 mod axes;
 mod coverage;

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 /// A range of layers and a range of KV heads, by their index in the whole model.
 ///
-/// Ranges are half open and never empty. A rank's share of the KV cache is a span, and
-/// so is what one object in a store holds.
+/// Ranges are half open and never empty. A rank's share of the KV cache is a span. The part of a
+/// chunk that one object in a store holds is a span too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Span {
     layer_start: u16,

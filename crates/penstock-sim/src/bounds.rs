@@ -1,10 +1,10 @@
-//! What no policy can beat: a cache without a bound, and one that knows the future.
+//! Bounds that no policy can beat: a cache without a bound, and one that knows the future.
 
 use std::collections::BinaryHeap;
 
 use crate::trace::Trace;
 
-/// Blocks found by requests in a row from their first, in a cache that never evicts.
+/// Hits of a cache that never evicts: blocks that requests find in a row from their first.
 pub fn infinite(trace: &Trace) -> u64 {
     let mut seen = vec![false; trace.unique_blocks() as usize];
     let mut hits = 0;
@@ -18,18 +18,18 @@ pub fn infinite(trace: &Trace) -> u64 {
     hits
 }
 
-/// Blocks found by requests in a row from their first, in a cache of `capacity` blocks that gives
-/// up the block whose next use is farthest away (Belady, "A study of replacement algorithms",
-/// 1966), and takes in none that is not used again.
+/// Hits of a cache of `capacity` blocks that evicts the block whose next use is farthest away
+/// (Belady, "A study of replacement algorithms", 1966). It takes in no block that is not used
+/// again. A hit is a block that a request finds in a row from its first.
 ///
-/// Of blocks that the same request uses next the last goes first, so a block is never given up before
-/// the ones that follow it.
+/// If several blocks have their next use in the same request, the last of them goes first. So a
+/// block is never evicted before the blocks that follow it.
 pub fn belady(trace: &Trace, capacity: u64) -> u64 {
     const NEVER: u32 = u32::MAX;
     let capacity = usize::try_from(capacity).unwrap_or(usize::MAX);
     let count = trace.requests().len();
-    // For every place in the trace, the request that next uses the block that stands there, and as
-    // which of its blocks.
+    // For every place in the trace: the request that next uses the block at this place, and which
+    // of that request's blocks it is.
     let mut next_uses = vec![(NEVER, 0); trace.block_count()];
     let mut last_seen = vec![(NEVER, 0); trace.unique_blocks() as usize];
     let mut place = trace.block_count();
@@ -42,8 +42,9 @@ pub fn belady(trace: &Trace, capacity: u64) -> u64 {
             last_seen[block as usize] = (request, depth as u32);
         }
     }
-    // Held blocks by the request that uses them next; a request's own list is never looked at
-    // again once it is over, so no heap is needed: the farthest list that is not empty is.
+    // Held blocks, by the request that uses them next. Once a request is over, its list is never
+    // looked at again. So the requests need no heap: the farthest list that is not empty is the one
+    // to evict from.
     let mut by_use: Vec<BinaryHeap<(u32, u32)>> = vec![BinaryHeap::new(); count];
     let mut held_until = vec![NEVER; trace.unique_blocks() as usize];
     let (mut farthest, mut held, mut hits) = (0usize, 0usize, 0u64);

@@ -1,4 +1,4 @@
-//! One cache of a simulated fleet: a policy of the real ones, and a bound.
+//! One cache of a simulated fleet: a policy that real stores use, and a bound.
 
 use std::str::FromStr;
 
@@ -10,15 +10,17 @@ use crate::error::Error;
 /// The policies by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicyKind {
-    /// Least recently used, the ends of prompts before their beginnings, as a pool in a directory has it.
+    /// Least recently used. The ends of prompts go before their beginnings, as in a pool in a
+    /// directory.
     Lru,
-    /// Least recently used, as of a store that knows no prompts: block by block, in a prompt's order.
+    /// Least recently used, as in a store that knows no prompts: block by block, in a prompt's
+    /// order.
     LruByBlock,
-    /// Least recently used, as nearly as the pool in shared memory has it.
+    /// Nearly least recently used, in the same way as the pool in shared memory.
     Clock,
     /// S3-FIFO.
     S3Fifo,
-    /// Penstock's for prefixes.
+    /// Penstock's policy for prefixes.
     Prefix,
 }
 
@@ -43,7 +45,7 @@ impl PolicyKind {
         }
     }
 
-    /// Whether it stands for a store that knows no prompts.
+    /// Whether this stands for a store that knows no prompts.
     const fn is_told_by_block(self) -> bool {
         matches!(self, Self::LruByBlock)
     }
@@ -70,7 +72,7 @@ impl FromStr for PolicyKind {
     }
 }
 
-/// A bounded cache of blocks that all weigh one.
+/// A bounded cache of blocks that all have weight one.
 pub(crate) struct Cache {
     policy: Box<dyn Policy<u32>>,
     capacity: u64,
@@ -96,8 +98,8 @@ impl Cache {
         held.count()
     }
 
-    /// Uses a prompt's blocks: those absent are taken in, as far as the policy lets them stay.
-    /// Returns how many came in and stayed; `found` were held in a row from the first.
+    /// Uses a prompt's blocks. Absent blocks are taken in, as far as the policy lets them stay.
+    /// Returns how many came in and stayed. `found` blocks were held in a row from the first.
     pub(crate) fn use_blocks(&mut self, blocks: &[u32], found: usize) -> u64 {
         let absent = |block: &&u32| !self.policy.contains(block);
         let new: Vec<u32> = blocks[found..].iter().filter(absent).copied().collect();

@@ -1,8 +1,8 @@
-//! What can be wrong with a trace, or with what is asked of it.
+//! What can be wrong with a trace, or with what a replay is asked to do.
 
 use std::path::PathBuf;
 
-/// Why a trace could not be read, or not be replayed as asked.
+/// Why a trace could not be read, or could not be replayed as asked.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file could not be opened, read or unpacked.
@@ -13,17 +13,17 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
-    /// A line is not what its format has there.
+    /// A line does not have what its format asks for.
     #[error("trace {}, line {line}: {what}", path.display())]
     Line {
         /// The file.
         path: PathBuf,
-        /// From 1.
+        /// The line's number, from 1.
         line: usize,
         /// What is wrong with the line.
         what: String,
     },
-    /// The file as a whole is no trace.
+    /// The file as a whole is not a trace.
     #[error("trace {}: {what}", path.display())]
     Trace {
         /// The file.

@@ -1,9 +1,10 @@
 //! Replays traces of requests over nodes, tiers and routers, with the policies that stores use.
 //!
 //! A hit is a block found in a row from the first of its prompt: behind a block that is missing,
-//! nothing helps an engine. What is loaded, each node's advisor decides (`penstock-advisor`), by
-//! what steps and loads took before; what they take is estimated from the speeds given. A node
-//! serves one request after the other, and what one waits for the others is not counted.
+//! nothing helps an engine. Each node's advisor (`penstock-advisor`) decides what is loaded, from
+//! the times that steps and loads took before. These times are estimated from the speeds given. A
+//! node serves one request after the other. The time that a request waits for other requests is not
+//! counted.
 
 pub mod bounds;
 mod cache;

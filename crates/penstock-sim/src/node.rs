@@ -1,7 +1,7 @@
-//! A node of a fleet: an engine that computes and loads as its advisor says, as fast as it is told
-//! to be.
+//! A node of a fleet: an engine with a given speed. It computes and loads as its advisor says.
 //!
-//! What the scheduler half asks its advisor and tells it, it asks and tells in the same order.
+//! The node asks and tells its advisor what the scheduler half asks and tells its own, in the same
+//! order.
 
 use penstock_advisor::{Advisor, Choice, LoadPolicy, Reach, Transfer, attended};
 
@@ -14,7 +14,7 @@ pub struct Speed {
     pub latency: f64,
 }
 
-/// What an engine is set to, as far as loads depend on it. Times are in seconds.
+/// An engine's settings, as far as loads depend on them. Times are in seconds.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineSettings {
     /// Whether to load what can be loaded.
@@ -23,26 +23,26 @@ pub struct EngineSettings {
     pub tokens_per_step: u64,
     /// Objects of a load that are fetched at a time.
     pub get_lanes: u64,
-    /// After which a look-up has found nothing.
+    /// Time after which a look-up has found nothing.
     pub lookup_timeout: f64,
-    /// That a load may take at least; `load_floor` adds to it by size.
+    /// Time that a load may take at least. `load_floor` adds time by size.
     pub load_timeout: f64,
     /// Bytes a second below which a load is given up.
     pub load_floor: f64,
 }
 
-/// How fast a node is, and what it holds its blocks in.
+/// How fast a node is, and where it holds its blocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Machine {
     pub(crate) block_bytes: u64,
     pub(crate) block_tokens: u64,
     pub(crate) prefill_speed: f64,
     pub(crate) host: Speed,
-    /// None if there is no pool.
+    /// `None` if there is no pool.
     pub(crate) pool: Option<Speed>,
 }
 
-/// A request's prompt, and how many of its blocks are where, in a row from the first.
+/// A request's prompt, and how many of its blocks each tier holds, in a row from the first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prompt {
     pub(crate) tokens: u64,
@@ -54,7 +54,7 @@ pub(crate) struct Prompt {
 /// What a request took.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Served {
-    /// Until its first token, from when the node turned to it.
+    /// Seconds from when the node turned to the request until its first token.
     pub(crate) seconds: f64,
     pub(crate) host_blocks: u64,
     pub(crate) pool_blocks: u64,
@@ -63,7 +63,7 @@ pub(crate) struct Served {
     pub(crate) read_blocks: u64,
 }
 
-/// Blocks on their way, the host's before the pool's.
+/// Blocks on their way. The host's come before the pool's.
 #[derive(Clone, Copy, Debug)]
 struct Blocks {
     host: u64,
@@ -91,7 +91,7 @@ struct Loaded {
     is_declined: bool,
 }
 
-/// A measurement under way.
+/// A measurement of the pool that is under way.
 #[derive(Clone, Copy, Debug)]
 struct Probe {
     number: u64,
@@ -104,14 +104,14 @@ pub(crate) struct Node {
     machine: Machine,
     settings: EngineSettings,
     advisor: Advisor,
-    /// Seconds from the trace's beginning: one request is served after the other.
+    /// Seconds from the trace's beginning. One request is served after the other.
     now: f64,
     /// When the pool has sent all that it was asked for.
     pool_free: f64,
-    /// What the last look-up took, infinite if it failed.
+    /// What the last look-up took. Infinite if it failed.
     lookup: Option<f64>,
     probe: Option<Probe>,
-    /// Of the last step, load or probe.
+    /// The number of the last step, load or probe.
     number: u64,
 }
 
@@ -129,8 +129,8 @@ impl Node {
         }
     }
 
-    /// A request that comes at `at`. It waits until the node is done with the one before, which is
-    /// not counted.
+    /// Serves a request that comes at `at`. The request waits until the node is done with the one
+    /// before. This wait is not counted.
     pub(crate) fn serve(&mut self, at: f64, prompt: &Prompt) -> Served {
         self.pass(self.now.max(at));
         let begun = self.now;
@@ -157,14 +157,14 @@ impl Node {
         served
     }
 
-    /// Up to which token so many blocks reach: the engine computes a prompt's last token itself,
-    /// whatever is found.
+    /// The token up to which so many blocks reach. Whatever is found, the engine computes a
+    /// prompt's last token itself.
     fn end(&self, prompt: &Prompt, blocks: u64) -> u64 {
         let most = prompt.tokens.saturating_sub(1);
         blocks.saturating_mul(self.machine.block_tokens).min(most)
     }
 
-    /// A load of the blocks between these two, in number, as it may be advised.
+    /// A load of the blocks from number `from` to number `to`, in the form that the advisor takes.
     fn reach(&self, prompt: &Prompt, from: u64, to: u64) -> Reach {
         let host = prompt.in_host.clamp(from, to);
         // A prompt may be larger than any tier.
@@ -176,7 +176,7 @@ impl Node {
         }
     }
 
-    /// Time goes on: what ends until `now` is told.
+    /// Moves time on to `now`, and tells the advisor what ended until then.
     fn pass(&mut self, now: f64) {
         self.now = now;
         if let Some(probe) = self.probe.take_if(|probe| probe.ends <= now) {
@@ -190,8 +190,8 @@ impl Node {
         self.number
     }
 
-    /// How many blocks are known to be there for loading; and when the pool's answer comes, if it
-    /// is not waited for.
+    /// How many blocks are known to be there for loading. Also says when the pool's answer comes,
+    /// if nobody waits for it.
     fn look_up(&mut self, prompt: &Prompt) -> (u64, Option<f64>) {
         let Some(pool) = self.machine.pool else {
             return (prompt.in_host, None);
@@ -221,7 +221,7 @@ impl Node {
         }
     }
 
-    /// Loads as much as is advised of so many blocks.
+    /// Loads as many of the `found` blocks as the advisor says.
     fn load(&mut self, prompt: &Prompt, found: u64, served: &mut Served) -> Loaded {
         let (mut reaches, mut counts, mut tiers) = ([Reach::default(); 2], [0; 2], 0);
         for blocks in [prompt.in_host, found] {
@@ -262,7 +262,8 @@ impl Node {
         }
     }
 
-    /// Blocks that a load brings, which is given up if they come too late.
+    /// Fetches the blocks of a load, and returns how many come. The load is given up if they come
+    /// too late.
     fn fetch(&mut self, choice: &Choice, blocks: Blocks) -> u64 {
         let size = self.machine.block_bytes;
         let (host_bytes, pool_bytes) = (blocks.host * size, blocks.pool * size);
@@ -284,8 +285,8 @@ impl Node {
         arrival.blocks
     }
 
-    /// When blocks come that are asked for at `now`, one after the other, until a deadline that
-    /// moves by `pace` with what has come.
+    /// When the blocks come, one after the other, if they are asked for at `now`. Blocks count
+    /// until a deadline, which moves by `pace` with what has come.
     #[expect(clippy::cast_precision_loss, reason = "estimates of time")]
     fn arrival(&mut self, now: f64, blocks: Blocks, patience: Option<f64>, pace: f64) -> Arrival {
         let size = self.machine.block_bytes as f64;
@@ -302,7 +303,7 @@ impl Node {
             0.0
         };
         let pool = self.machine.pool.unwrap_or(host);
-        // Behind what the pool was asked for before.
+        // The pool first sends what it was asked for before.
         let pool_begins = (all_of_host + pool.latency).max(self.pool_free - now);
         let from_pool = |block| pool_begins + block as f64 * size / pool.bandwidth;
 
@@ -330,7 +331,7 @@ impl Node {
         arrival
     }
 
-    /// Computes the next step of a prompt, from this token; returns where it ends.
+    /// Computes the next step of a prompt, from token `first` on. Returns where the step ends.
     #[expect(clippy::cast_precision_loss, reason = "estimates of time")]
     fn compute(&mut self, prompt: &Prompt, first: u64) -> u64 {
         let tokens = (prompt.tokens - first).min(self.settings.tokens_per_step);
@@ -342,7 +343,7 @@ impl Node {
         end
     }
 
-    /// Of so many blocks that could be loaded, only the first are: the pool may be measured.
+    /// Only the first `loaded` of `found` blocks are loaded, so the pool may be measured.
     fn decline(&mut self, now: f64, prompt: &Prompt, loaded: u64, found: u64, served: &mut Served) {
         let missing = found.saturating_sub(prompt.in_host.max(loaded));
         if missing == 0 || self.settings.load_policy != LoadPolicy::Auto {
@@ -362,7 +363,7 @@ impl Node {
         }
     }
 
-    /// Fetches blocks for nobody; returns how many will have come.
+    /// Fetches blocks that nobody needs, to measure the pool. Returns how many will have come.
     fn measure(&mut self, now: f64, blocks: Blocks) -> u64 {
         let number = self.next_number();
         let pool_bytes = blocks.pool * self.machine.block_bytes;

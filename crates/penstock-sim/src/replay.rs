@@ -17,19 +17,19 @@ pub struct Fleet {
     pub pool_bytes: u64,
     /// KV of one token, all layers and ranks of a node together.
     pub bytes_per_token: u64,
-    /// Evicts from the nodes' own caches.
+    /// The policy that evicts from the nodes' own caches.
     pub policy: PolicyKind,
-    /// Evicts from the pool.
+    /// The policy that evicts from the pool.
     pub pool_policy: PolicyKind,
-    /// Sends requests to nodes.
+    /// How requests are sent to nodes.
     pub routing: Routing,
     /// Tokens that a node computes a second, before the first token of an answer.
     pub prefill_speed: f64,
-    /// Of each node's engine.
+    /// The settings of each node's engine.
     pub engine: EngineSettings,
-    /// Of a node's own cache.
+    /// The speed of a node's own cache.
     pub host: Speed,
-    /// Of the pool.
+    /// The speed of the pool.
     pub pool: Speed,
     /// Parts of the trace's duration that are reported one by one.
     pub windows: u32,
@@ -76,10 +76,11 @@ pub struct Outcome {
     pub total: Sums,
     /// Over parts of its duration, all of the same length.
     pub windows: Vec<Sums>,
-    /// Seconds to the first token by request, sorted: the look-up, if it is waited for, what is
-    /// loaded, or waited for in vain, and what is computed. Without any queue.
+    /// Seconds to the first token of each request, sorted. They include the look-up if it is waited
+    /// for, what is loaded or waited for in vain, and what is computed. They do not include any
+    /// queue.
     pub ttft: Vec<f32>,
-    /// Requests of the node that had the most.
+    /// Requests of the node that had the most of them.
     pub busiest_node: u64,
     /// Blocks in the pool at the end.
     pub pool_blocks_held: u64,
@@ -136,14 +137,14 @@ impl Fleet {
         Ok(())
     }
 
-    /// Bytes of a whole block. One that the end of a prompt cuts short takes as much room.
+    /// Bytes of a whole block. A block that the end of a prompt cuts short takes as much room.
     fn block_bytes(&self, trace: &Trace) -> u64 {
         self.bytes_per_token
             .saturating_mul(u64::from(trace.block_tokens))
     }
 
-    /// Replays a trace. `progress` is told how many requests are done, and stops the replay by
-    /// returning false: then there is no outcome.
+    /// Replays a trace. Tells `progress` how many requests are done. If `progress` returns false,
+    /// the replay stops, and there is no outcome.
     ///
     /// # Errors
     /// The fleet makes no sense.
@@ -267,7 +268,8 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// Blocks found in a row from the first by one cache of `capacity` blocks under a whole trace.
+/// Hits of one cache of `capacity` blocks under a whole trace: blocks found in a row from the
+/// first.
 ///
 /// ```
 /// use std::path::Path;

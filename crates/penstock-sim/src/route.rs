@@ -8,11 +8,12 @@ use crate::trace::Request;
 /// The ways to route, by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Routing {
-    /// Any node, whatever was asked before.
+    /// A request goes to any node, whatever the node was asked before.
     Random,
-    /// All of a session to one node.
+    /// All requests of a session go to one node.
     Sticky,
-    /// To the node that used the longest part of the prompt last, unless it has too much to do.
+    /// A request goes to the node that used the longest part of the prompt last, unless that node
+    /// has too much to do.
     PrefixAware,
 }
 
@@ -43,17 +44,17 @@ impl FromStr for Routing {
 }
 
 const NOWHERE: u32 = u32::MAX;
-/// A node with more than this many times the mean load is passed over by prefix-aware routing.
+/// Prefix-aware routing passes over a node with more than this many times the mean load.
 const OVERLOAD: f64 = 2.0;
-/// What is left of a node's load after as many microseconds as it takes to forget it.
+/// The time, in microseconds, after which a part 1/e of a node's load is left.
 const FORGET_AFTER: f64 = 60e6;
 
 pub(crate) struct Router {
     routing: Routing,
     nodes: u32,
-    /// By block, the node that used it last.
+    /// For each block, the node that used it last.
     last: Vec<u32>,
-    /// Tokens sent to each node of late, as of `at`.
+    /// Tokens sent to each node lately, as of `at`.
     loads: Vec<f64>,
     total: f64,
     at: u64,
@@ -86,7 +87,7 @@ impl Router {
         }
     }
 
-    /// A node by a number: SplitMix64, the same every time.
+    /// Picks a node by a number (SplitMix64). The same number always gives the same node.
     fn spread(&self, number: u64) -> u32 {
         let mut x = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -95,7 +96,7 @@ impl Router {
     }
 
     fn aware(&mut self, number: u64, request: &Request, blocks: &[u32]) -> u32 {
-        // Loads are kept relative to a growing scale, so that none has to be aged by itself.
+        // Loads are kept relative to a growing scale, so that no load has to be aged by itself.
         #[expect(clippy::cast_precision_loss, reason = "a few digits will do")]
         let passed = (request.at - self.at) as f64;
         self.at = request.at;

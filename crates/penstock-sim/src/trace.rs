@@ -1,4 +1,4 @@
-//! Requests as the simulator replays them: who asks when, for which chain of blocks.
+//! Requests as the simulator replays them: who asks when, and for which chain of blocks.
 
 use rustc_hash::FxHashMap;
 
@@ -19,8 +19,8 @@ pub struct Request {
 
 /// Requests in order of time, and the blocks of their prompts.
 ///
-/// A block's name is a number below [`Trace::unique_blocks`], and stands for the tokens of the
-/// block and of all before it, as a chained block hash does.
+/// A block's name is a number below [`Trace::unique_blocks`]. It stands for the tokens of the block
+/// and all tokens before them, as a chained block hash does.
 #[derive(Clone, Debug)]
 pub struct Trace {
     /// Tokens of a whole block; the last one of a prompt may have fewer.
@@ -41,7 +41,7 @@ impl Trace {
         &self.blocks[request.first..request.first + request.count as usize]
     }
 
-    /// Blocks of all prompts, each as often as it is asked for.
+    /// Blocks of all prompts. A block counts as often as it is asked for.
     pub fn block_count(&self) -> usize {
         self.blocks.len()
     }
@@ -57,7 +57,7 @@ impl Trace {
     }
 }
 
-/// Collects requests in any order, with whatever names their blocks and sessions have.
+/// Collects requests in any order. Their blocks and sessions may have any names.
 pub(crate) struct Builder {
     block_tokens: u32,
     requests: Vec<Request>,
@@ -65,13 +65,14 @@ pub(crate) struct Builder {
     names: FxHashMap<u64, u32>,
     sessions: FxHashMap<u64, u32>,
     next_session: u32,
-    /// By block, the session that used it last; kept while sessions have to be inferred.
+    /// For each block, the session that used it last. Kept while sessions have to be inferred.
     used_by: Vec<u32>,
 }
 
 impl Builder {
-    /// A request of which the trace does not tell where it belongs: to the session that last used
-    /// the deepest of its blocks that is known, but for the first, which may be everybody's.
+    /// For a request whose session the trace does not tell. The request then belongs to the session
+    /// that last used the deepest known block of its prompt. The first block does not count,
+    /// because everybody may use it.
     pub(crate) const INFERRED: Option<u64> = None;
 
     pub(crate) fn new(block_tokens: u32) -> Self {
@@ -86,7 +87,7 @@ impl Builder {
         }
     }
 
-    /// Adds a request of so many tokens in and out; its blocks get their numbers in the order in
+    /// Adds a request with its tokens in and out. Its blocks get their numbers in the order in
     /// which they come.
     pub(crate) fn push(
         &mut self,
@@ -141,8 +142,8 @@ impl Builder {
         self.blocks.len()
     }
 
-    /// Sorts by time, which starts at the first request; what comes at the same time stays in
-    /// the order in which it was added.
+    /// Sorts requests by time. Time starts at the first request. Requests of the same time stay in
+    /// the order in which they were added.
     pub(crate) fn build(mut self) -> Trace {
         self.requests.sort_by_key(|request| request.at);
         let start = self.requests.first().map_or(0, |first| first.at);

@@ -1,9 +1,10 @@
 //! vLLM's KV events, one per line, or a batch per line: `{"ts": …, "events": […]}`, or the array
 //! that is published, `[ts, [event, …], rank]`.
 //!
-//! An event tells which blocks an engine stored, not what it was asked: a hit in the engine's own
-//! cache is silent. So what is replayed is what the engine computed, each stored chain a request
-//! with the blocks before it. Removals say how large that engine's cache was, and are left out.
+//! An event tells which blocks an engine stored, not what the engine was asked: a hit in the
+//! engine's own cache is silent. So what is replayed is what the engine computed: each stored chain
+//! is a request, with the blocks before it. Removals say how large that engine's cache was; they
+//! are left out.
 
 use std::io::BufRead;
 
@@ -16,7 +17,8 @@ use super::{Line, Lines};
 use crate::error::Result;
 use crate::trace::{Builder, Trace};
 
-/// Blocks of a prompt, at most: a parent that is its own child would never end.
+/// Most blocks of a prompt. Without this bound, a chain in which a parent is its own child would
+/// never end.
 const MAX_CHAIN: usize = 1 << 22;
 
 #[derive(Deserialize)]
@@ -62,7 +64,7 @@ impl Chains {
                 value.get("events").and_then(Value::as_array),
             ),
         };
-        // Without a time, events follow one another at a microsecond's distance.
+        // If events have no time, one follows the other after a microsecond.
         self.now = match time.and_then(Value::as_f64) {
             Some(seconds) => line.micros(seconds, 1e6)?,
             None => self.now + 1,

@@ -1,7 +1,7 @@
-//! Reading traces. A file's format is told by its first line; `.gz` files are unpacked on the way.
+//! Reading traces. A file's first line tells its format. `.gz` files are unpacked on the way.
 //!
-//! What is read was written by others: a line that makes no sense is an error that names the file
-//! and the line, never a panic.
+//! Others wrote what is read here. A line that makes no sense is an error that names the file and
+//! the line, never a panic.
 
 mod events;
 mod mooncake;
@@ -18,22 +18,22 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::trace::{Builder, Trace};
 
-/// A line longer than this is none: it would be held in memory whole.
+/// A longer line is refused, because a line is held in memory whole.
 const MAX_LINE_BYTES: u64 = 1 << 30;
-/// Blocks that a trace may ask for in all, the same ones again counted again.
+/// Most blocks that a trace may ask for in all. The same blocks count again each time.
 const MAX_BLOCKS: usize = 1 << 31;
 
 /// What a trace does not say.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadOptions {
-    /// Tokens of a block, where the format leaves it open: traces of text (default 16), and
-    /// Mooncake's, whose release has 512.
+    /// Tokens of a block, if the format leaves this open: for traces of text (default 16), and for
+    /// Mooncake's traces, which have 512 in the published release.
     pub block_tokens: Option<u32>,
-    /// Bytes of text that make a token: a trace of text is cut into blocks of so many bytes times
-    /// the tokens of a block.
+    /// Bytes of text that make a token. A trace of text is cut into blocks. A block has this many
+    /// bytes for each of its tokens.
     pub bytes_per_token: f64,
-    /// Seconds from one session's start to the next one's, where every session's clock starts at
-    /// zero.
+    /// Seconds from one session's start to the next one's, for formats in which every session's
+    /// clock starts at zero.
     pub session_interval: f64,
 }
 
@@ -77,7 +77,7 @@ enum Format {
     Events,
 }
 
-/// A trace and what its file is.
+/// A trace, and the format of its file.
 pub struct Reading {
     /// The requests.
     pub trace: Trace,
@@ -105,7 +105,7 @@ pub fn read(path: &Path, options: &ReadOptions) -> Result<Reading> {
     }
 }
 
-/// Reads a trace from anything that gives its lines; `path` is what errors call it.
+/// Reads a trace from anything that gives its lines. Errors call it `path`.
 ///
 /// # Errors
 /// As [`read`].
@@ -139,7 +139,7 @@ pub fn parse(source: impl BufRead, path: &Path, options: &ReadOptions) -> Result
     Ok(Reading { trace, format })
 }
 
-/// The lines of a file that are not blank.
+/// The lines of a file, except blank ones.
 struct Lines<'a, R> {
     source: R,
     path: &'a Path,
@@ -147,7 +147,7 @@ struct Lines<'a, R> {
     text: Vec<u8>,
 }
 
-/// One of them.
+/// One line of a file.
 struct Line<'a> {
     path: &'a Path,
     number: usize,
@@ -192,7 +192,7 @@ impl<'a, R: BufRead> Lines<'a, R> {
         }
     }
 
-    /// Gives the builder every line, from the one that was read already.
+    /// Gives every line to the builder, from the line that was read already.
     fn each<T: DeserializeOwned>(
         &mut self,
         builder: &mut Builder,
@@ -220,7 +220,7 @@ impl Line<'_> {
 
     fn json<T: DeserializeOwned>(&self) -> Result<T> {
         serde_json::from_slice(self.text).map_err(|error| {
-            // serde_json counts lines from its own start; ours is the one that helps.
+            // serde_json counts lines from its own start. Our line number is the one that helps.
             let what = error.to_string();
             let what = what.split(" at line ").next().unwrap_or_default();
             self.wrong(format!("column {}: {what}", error.column()))
@@ -263,7 +263,7 @@ impl Line<'_> {
         Ok(micros as u64)
     }
 
-    /// That a trace stays within what memory holds.
+    /// Checks that a trace stays within what memory holds.
     fn bounded(&self, builder: &Builder, more: u64) -> Result<()> {
         if builder.block_count() as u64 + more > MAX_BLOCKS as u64 {
             return Err(self.wrong(format!("the trace asks for more than {MAX_BLOCKS} blocks")));

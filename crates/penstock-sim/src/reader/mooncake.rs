@@ -1,4 +1,4 @@
-//! Mooncake's traces (FAST '25): a request per line, its blocks by their chained ids.
+//! Mooncake's traces (FAST '25). Each line is a request, with the chained ids of its blocks.
 
 use std::io::BufRead;
 

@@ -1,6 +1,6 @@
-//! Coding sessions (kv-cache-tester): a session per line, its requests' blocks as runs of ids that
-//! mean something within the session only. A subagent is an entry with requests of its own, whose
-//! times count from its start.
+//! Coding sessions (kv-cache-tester). Each line is a session. The blocks of its requests are runs
+//! of ids that mean something within the session only. A subagent is an entry with requests of its
+//! own; their times count from the subagent's start.
 
 use std::io::BufRead;
 
@@ -10,9 +10,9 @@ use super::{Line, Lines, ReadOptions};
 use crate::error::Result;
 use crate::trace::{Builder, Trace};
 
-/// Ids of one session: names of blocks are ids plus this times the session's number.
+/// Ids of one session. A block's name is its id plus this times the session's number.
 const IDS: u64 = 1 << 32;
-/// Subagents within subagents, at most.
+/// Most subagents nested in each other.
 const MAX_DEPTH: usize = 16;
 
 #[derive(Deserialize)]
@@ -61,7 +61,7 @@ pub(super) fn parse(lines: &mut Lines<'_, impl BufRead>, options: &ReadOptions) 
     Ok(builder.build())
 }
 
-/// Where a list of requests hangs.
+/// Where a list of requests belongs.
 struct Place<'a> {
     line: &'a Line<'a>,
     session: u64,

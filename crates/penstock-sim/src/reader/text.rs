@@ -1,8 +1,8 @@
-//! Traces of text (lmcache-agent-trace): a request per line with its real prompt.
+//! Traces of text (lmcache-agent-trace). Each line is a request with its real prompt.
 //!
-//! No tokenizer is run: a block is so many bytes of text as its tokens have on average
-//! ([`ReadOptions::bytes_per_token`]), and its name the hash of that text and of the block before.
-//! As with tokens, the text that does not fill a block is in none.
+//! No tokenizer is run. A block has as many bytes of text as its tokens have on average
+//! ([`ReadOptions::bytes_per_token`]). Its name is the hash of that text and of the block before
+//! it. As with tokens, text that does not fill a block is in no block.
 
 use std::io::BufRead;
 

@@ -1,4 +1,4 @@
-"""What every picture's axes need: round numbers to put at them, and room for the text."""
+"""Helpers for the axes of all pictures: round numbers for the labels, and the width of text."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ _WIDTHS = {
     0.79: "&DGHNOQU",
     0.87: "#+<=>M^w~",
 }
-"""Characters by how wide they are in DejaVu Sans of size 1; others are taken to be 1 wide."""
+"""Width in DejaVu Sans of size 1 → the characters of that width. Other characters count as 1."""
 
 _WIDTH = {character: width for width, characters in _WIDTHS.items() for character in characters}
 _BOLD = 1.13
 
 
 def text_width(text: str, size: float, *, bold: bool = False) -> float:
-    """How wide a line of text is in DejaVu Sans, in the unit of `size`; words come out a few per
-    cent too wide. Of the fonts that browsers commonly take for `sans-serif` it is a wide one.
+    """The width of a line of text in DejaVu Sans, in the unit of `size`.
+
+    The result is a few per cent too wide for words. DejaVu Sans is one of the wide fonts among
+    those that browsers commonly take for `sans-serif`.
 
     >>> round(text_width("63 GiB", 10)), round(text_width("63 GiB", 10, bold=True))
     (34, 38)
@@ -33,15 +35,16 @@ def text_width(text: str, size: float, *, bold: bool = False) -> float:
 
 
 def decimal_step(width: float, most: int = 5) -> float:
-    """The least of 1, 2, 2.5 and 5 times a power of ten that takes at most `most` steps for
-    `width`, a number over zero.
+    """The smallest round step with which at most `most` steps cover `width`, a number over zero.
+
+    A round step is 1, 2, 2.5 or 5 times a power of ten.
 
     >>> decimal_step(3025), decimal_step(47), decimal_step(0.9)
     (1000.0, 10.0, 0.2)
     """
     rough = width / most
     power = 10.0 ** math.floor(math.log10(rough))
-    # Rounded, as 2 * 0.1 is not the number that is written 0.2.
+    # Rounded, so that a factor times a power of ten is the number that its decimal text means.
     return next(
         float(f"{factor * power:.6g}")
         for factor in (1, 2, 2.5, 5, 10, 20)
@@ -61,8 +64,10 @@ def decimal_label(value: float, step: float) -> str:
 
 
 def byte_step(nbytes: int, most: int = 5) -> int:
-    """The least of 1 and 5 times a power of two that takes at most `most` steps for `nbytes`: whole
-    or short in KiB, MiB or GiB.
+    """The smallest round step with which at most `most` steps cover `nbytes`.
+
+    A round step is 1 or 5 times a power of two, which is a whole or a short number in KiB, MiB or
+    GiB.
 
     >>> byte_step(63 << 30) >> 30, byte_step(24 << 30) >> 30, byte_step(3)
     (16, 5, 1)
@@ -74,8 +79,9 @@ def byte_step(nbytes: int, most: int = 5) -> int:
 
 
 def octaves(low: float, high: float, most: int = 8) -> list[float]:
-    """Powers of two from `low` to `high`, at most `most` of them, evenly spread; both ends
-    themselves where fewer than two powers lie between them.
+    """Powers of two from `low` to `high`, at most `most` of them, evenly spread.
+
+    If fewer than two powers lie between `low` and `high`, the result is these two ends.
 
     >>> octaves(1, 32), octaves(3, 200, most=4), octaves(5, 7)
     ([1.0, 2.0, 4.0, 8.0, 16.0, 32.0], [4.0, 16.0, 64.0], [5, 7])

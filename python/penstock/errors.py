@@ -1,7 +1,7 @@
-"""Everything Penstock raises, under one root.
+"""Every exception that Penstock raises, under one root class.
 
-Where Python has a builtin for the same situation, the exception is also that builtin, so that
-code which knows nothing of Penstock still handles it (``except TimeoutError``).
+If Python has a builtin exception for the same situation, the class also derives from that builtin.
+So code that knows nothing of Penstock still handles it (``except TimeoutError``).
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ class PenstockError(Exception):
 
 
 class ConfigError(PenstockError, ValueError):
-    """A URL, an option or an argument is wrong: nothing works until it is changed."""
+    """A URL, an option or an argument is wrong. Nothing works until the user changes it."""
 
     kind = "config"
 
 
 class Closed(PenstockError, ValueError):
-    """The pool was closed, as a closed file raises :class:`ValueError`."""
+    """The pool was closed. A closed file raises :class:`ValueError` too."""
 
     kind = "closed"
 
 
 class LayoutError(PenstockError, ValueError):
-    """Sizes, strides or tensors do not describe a layout, with the reason."""
+    """Sizes, strides or tensors do not describe a layout. The message has the reason."""
 
     kind = "layout"
 
 
 class NotFound(PenstockError, KeyError):
-    """No verified value lies under the key."""
+    """The store has no verified value under the key."""
 
     kind = "not_found"
 
@@ -71,7 +71,7 @@ class Rejected(PenstockError):
         super().__init__(message)
         #: Which check failed, as a stable lower-case name.
         self.reason = reason
-        #: Whether the value may be good for readers with other encryption keys: it must stay.
+        #: Whether readers with other encryption keys may be able to use the value. If so, it stays.
         self.is_foreign = is_foreign
 
 
@@ -99,7 +99,7 @@ class Unreachable(StoreError, ConnectionError):
 
 
 class TimedOut(StoreError, TimeoutError):
-    """The deadline passed; what was under way was given up."""
+    """The deadline passed, and the operation was given up."""
 
     kind = "timed_out"
 
@@ -111,7 +111,7 @@ class Denied(StoreError, PermissionError):
 
 
 class Full(StoreError):
-    """The store has no room and its policy does not make any."""
+    """The store has no room, and its policy does not make any."""
 
     kind = "full"
 

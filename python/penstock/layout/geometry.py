@@ -1,9 +1,12 @@
-"""How chunks are cut into objects: whole ranks, or pieces that other topologies can use.
+"""How chunks are cut into objects: one per rank, or pieces that other topologies can use.
 
-By default an object is all that one rank holds of a block, up to :data:`OBJECT_BYTES`: few, large
-transfers. Such objects are found only by engines whose ranks are cut alike. Portable objects are
-cut at borders that other pipeline and tensor-parallel degrees have too, and keep heads and tokens
-in one order (HNC) whatever the engine's layout, so that engines of any topology find each other's.
+By default an object is all that one rank holds of a block, up to :data:`OBJECT_BYTES`. This gives
+few, large transfers. But only engines that cut the model over their ranks in the same way find such
+objects.
+
+Portable objects are cut at borders that other pipeline and tensor-parallel degrees have too. They
+keep heads and tokens in one order (HNC), whatever the engine's layout. So engines of any topology
+find each other's objects.
 """
 
 from __future__ import annotations
@@ -19,13 +22,14 @@ RANK = "rank"
 PORTABLE = "portable"
 
 OBJECT_BYTES = 2 << 20
-"""Default objects are cut by layers to this size where a rank's share is larger. Valkey and Redis
-answer a GET of 8 MiB at about half the speed of one of 1 or 2 MiB: their allocator gives memory of
-that size back to the system after each reply, and all its pages come anew with the next."""
+"""Size to which a default object is cut, by layers, where a rank's share is larger.
+
+Valkey and Redis answer a GET of 8 MiB at about half the speed of one of 1 or 2 MiB. Their allocator
+returns 8 MiB to the system after each reply, so the next reply needs all these pages anew."""
 
 _PORTABLE_DEGREE = 8
-"""Tensor-parallel ranks up to which portable objects are never cut between: an object has the
-heads that one of so many ranks has."""
+"""Tensor-parallel degree that portable objects are made for: an object has the KV heads that one
+rank has at this degree. With this many ranks or fewer, no object is cut between ranks."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,13 @@ class Geometry:
 
 
 def parse_geometry(text: str, layers: int, heads: int) -> Geometry:
-    """The geometry that `rank`, `portable`, or a text like ``4x2`` (layers x KV heads) asks for,
-    of a model with so many layers and KV heads.
+    """The geometry that a text asks for: `rank`, `portable`, or layers x KV heads like ``4x2``.
 
-    Portable objects have two layers (one, if the model's number is odd), and the KV heads of one
-    of eight tensor-parallel ranks: stages with even numbers of layers and ranks up to eight find
-    them whole.
+    `layers` and `heads` are the model's layers and KV heads.
+
+    Portable objects have two layers (one, if the model has an odd number of layers), and the KV
+    heads of one of eight tensor-parallel ranks. So stages with even numbers of layers, and up to
+    eight ranks, find whole objects.
 
     >>> parse_geometry("portable", layers=32, heads=8)
     Geometry(layers=2, heads=1, interior='HNC')
@@ -53,7 +58,7 @@ def parse_geometry(text: str, layers: int, heads: int) -> Geometry:
     4
 
     Raises:
-        ConfigError: the text is none of these, or does not divide the model.
+        ConfigError: the text is none of these, or its numbers do not divide the model.
     """
     if text == RANK:
         return Geometry(None, None, None)
@@ -74,10 +79,11 @@ def parse_geometry(text: str, layers: int, heads: int) -> Geometry:
 def limit_objects(
     geometry: Geometry, layer_bytes: int, stages: Sequence[tuple[int, int]]
 ) -> Geometry:
-    """The geometry `rank`, cut so that no object exceeds :data:`OBJECT_BYTES`, if layers allow it.
+    """The geometry `rank`, cut by layers so that no object exceeds :data:`OBJECT_BYTES`, if layers
+    allow it.
 
-    `layer_bytes` are those of one layer's part of a block on one rank; `stages` are the pipeline's,
-    all of which have to be cut evenly.
+    `layer_bytes` is the size of one layer's part of a block on one rank. `stages` are the layers of
+    the pipeline's stages; the cut must divide every stage evenly.
 
     >>> whole = Geometry(None, None, None)
     >>> limit_objects(whole, 512 << 10, [(0, 16)]).layers

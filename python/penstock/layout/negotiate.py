@@ -1,9 +1,10 @@
-"""Which KV layout an engine gets: what the KV cache, the connector and the backend agree on.
+"""Which KV layout an engine gets: the one that KV-cache spec, connector and backend agree on.
 
 A cross-layer layout puts all layers' pages of a block side by side, so that a block moves in one
-piece. Three have to agree on it (vLLM's RFC 27742): the KV-cache spec must have pages that can lie
-side by side, the connector must want it, and the attention backend's kernels must be able to
-address it. :func:`negotiate` is pure: it takes the three and gives the layout and the reason.
+piece. Three parties have to agree on it (vLLM's RFC 27742): the KV-cache spec must have pages that
+can lie side by side, the connector must want it, and the attention backend's kernels must be able
+to address it. :func:`negotiate` is a pure function: it takes the facts about all three, and returns
+the layout and the reason.
 """
 
 from __future__ import annotations
@@ -17,28 +18,28 @@ LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 """Every layout that vLLM names."""
 
 CROSS_LAYER = ("BLHNC", "BLNHC")
-"""Those with all of a block's layers in one piece, each layer's page whole within it."""
+"""The layouts that keep all layers of a block in one piece, with each layer's page whole in it."""
 
 AUTO = "auto"
 
 
 @dataclass(frozen=True)
 class SpecFacts:
-    """What matters of a model's KV-cache specs."""
+    """The facts about a model's KV-cache specs that decide its layout."""
 
     kinds: tuple[str, ...]
     """Names of the specs' kinds, each once."""
     page_shapes: int = 1
-    """How many different (heads, tokens, bytes) pages there are."""
+    """Number of different page shapes (heads, tokens, bytes)."""
     has_layer_views: bool = True
     """Whether every layer's cache is a regular view of blocks, heads, tokens and content."""
     layer_compact_because: str = ""
-    """Why this engine needs each layer in one piece, if it does."""
+    """Why this engine needs each layer in one piece; empty if it does not."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A layout, and in words why it is this one."""
+    """A layout, and the reason for it in words."""
 
     layout: str
     reason: str
@@ -49,12 +50,13 @@ def negotiate(
 ) -> Decision:
     """The layout to use.
 
-    `wanted` is the connector's wish: :data:`AUTO` for a cross-layer layout where one can be had,
-    or a layout's name. `supported` are the layouts that all attention backends (whose names are
-    `backends`) can address, most preferred first.
+    `wanted` is the connector's wish: a layout's name, or :data:`AUTO` for a cross-layer layout
+    where one is possible. `supported` are the layouts that all attention backends can address, most
+    preferred first. `backends` are the names of these backends.
 
     Raises:
-        ConfigError: `wanted` is no layout, or one that cannot be had; says why, and what can.
+        ConfigError: `wanted` is no layout, or one that this engine cannot have. The message says
+            why, and which layouts are possible.
     """
     if wanted != AUTO and wanted not in LAYOUTS:
         raise ConfigError(f"no KV layout is named {wanted!r}: {AUTO}, or {', '.join(LAYOUTS)}")
@@ -78,9 +80,9 @@ def negotiate(
 def _automatic(
     spec: SpecFacts, possible: Sequence[str], supported: Sequence[str], said_by: str
 ) -> Decision:
-    # Where no layout fits, what vLLM itself would take.
+    # If no layout fits, take the one that vLLM itself would take.
     usual = (possible or supported)[0]
-    # The interior that the backend likes best: the kernels' speed stays what it was.
+    # Keep the interior that the backend prefers, so that its kernels keep their speed.
     candidates = sorted(
         (name for name in possible if name in CROSS_LAYER),
         key=lambda name: interior(name) != interior(usual),

@@ -1,4 +1,4 @@
-"""A pool of values, for those without an engine: see :class:`Pool` and :class:`AsyncPool`."""
+"""A pool of values for programs without an engine: see :class:`Pool` and :class:`AsyncPool`."""
 
 from penstock.pool.asynchronous import AsyncPool, open_async
 from penstock.pool.namespace import namespace_digest, publish_namespace, read_namespace

@@ -21,13 +21,14 @@ class AsyncPool:
     """A :class:`~penstock.Pool` whose methods are awaited; open one with
     :func:`penstock.open_async`.
 
-    Operations run on threads of the pool's own, at most ``concurrency`` at once, while the event
-    loop goes on; further ones wait their turn, which their timeout does not count.
+    Operations run on the pool's own threads, at most ``concurrency`` at once, so the event loop
+    goes on. Further operations wait their turn. An operation's timeout does not count this wait.
 
     Buffers are checked and pinned when a method is called. A cancelled operation ends for its
-    awaiter at once. If it was waiting its turn it never runs; if it was under way it comes to
-    its end, at its timeout at the latest, and until then its buffers stay in place and the
-    content of a destination is undefined. Leaving the ``async with`` block waits for such.
+    awaiter at once. If the operation was waiting its turn, it never runs. If it was under way, it
+    goes on to its end, at its timeout at the latest. Until then its buffers stay in place, and the
+    content of a destination is undefined. Leaving the ``async with`` block waits for such
+    operations.
 
     >>> import asyncio, penstock
     >>> async def main():
@@ -69,7 +70,8 @@ class AsyncPool:
         await self.close()
 
     async def close(self) -> None:
-        """Waits for what is under way, drops what waits its turn, and lets go of the store."""
+        """Waits for operations under way, drops those that wait their turn, and lets go of the
+        store."""
         await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
         self._pool.close()
 
@@ -158,12 +160,12 @@ class AsyncPool:
         return await self._submit(self._pool.describe, timeout=timeout)
 
     def stats(self) -> dict[str, int]:
-        """As :meth:`Pool.stats`; not awaited, since it asks nobody."""
+        """As :meth:`Pool.stats`. Not awaited, because it does not talk to the store."""
         return self._pool.stats()
 
     def _submit(self, operation: Callable[..., T], *args: Any, **options: Any) -> asyncio.Future[T]:
-        # Not a coroutine: a cancelled coroutine's traceback would keep its frame, and with it the
-        # pinned buffers, for as long as somebody keeps the exception.
+        # Not a coroutine: the traceback of a cancelled coroutine would keep its frame, and the
+        # frame would keep the pinned buffers, for as long as somebody keeps the exception.
         try:
             running = self._threads.submit(operation, *args, **options)
         except RuntimeError as error:
@@ -176,11 +178,11 @@ def open_async(url: str, *, concurrency: int = 8, **options: Any) -> AsyncPool:
 
     Args:
         url: as for :func:`penstock.open`.
-        concurrency: most operations under way at once.
+        concurrency: the most operations that run at once.
         options: as for :func:`penstock.open`.
 
     Raises:
-        ConfigError: something in the URL or an argument is wrong.
+        ConfigError: the URL or an argument is wrong.
         StoreError: the directory cannot be used.
     """
     return AsyncPool(open(url, **options), concurrency=concurrency)

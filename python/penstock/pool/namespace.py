@@ -1,8 +1,8 @@
-"""Namespaces: who may share objects with whom, and what people read about it.
+"""Namespaces: which users of a pool may share objects, and the descriptions that people read.
 
 A namespace is a digest over a description of everything that must agree before two users of
-a pool share objects. The digest alone says nothing to people, so a description can be
-published in the pool, under a well-known key, for ``penstock pool ls`` to show.
+a pool share objects. The digest alone says nothing to people. So a description can be published
+in the pool, under a well-known key, and ``penstock pool ls`` shows it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DIGEST_BYTES = 16
 """Bytes of a namespace's digest."""
 
 DESCRIPTION_LIMIT = 64 << 10
-"""Bytes of a description's JSON, at most."""
+"""The most bytes that a description's JSON may have."""
 
 _DIGEST_DOMAIN = b"penstock namespace 1\n"
 WHOLE = (0, 1, 0, 1)
@@ -44,7 +44,7 @@ def canonical_json(description: Mapping[str, Any]) -> bytes:
     """The one JSON text of a description: sorted keys, no spaces, ASCII.
 
     Raises:
-        ConfigError: it holds something that JSON has no exact form for.
+        ConfigError: the description holds something that JSON has no exact form for.
     """
     try:
         text = json.dumps(
@@ -56,7 +56,7 @@ def canonical_json(description: Mapping[str, Any]) -> bytes:
 
 
 def namespace_digest(description: Mapping[str, Any]) -> bytes:
-    """The namespace of a description; every difference in it makes another namespace.
+    """The namespace of a description. Every difference in the description makes another namespace.
 
     >>> a = namespace_digest({"model": "m", "dtype": "bfloat16"})
     >>> a == namespace_digest({"dtype": "bfloat16", "model": "m"})
@@ -80,7 +80,9 @@ def object_key(namespace: bytes, chunk: bytes) -> bytes:
 def publish_namespace(
     store: Store, digest: bytes, description: Mapping[str, Any], *, timeout: float = 5.0
 ) -> None:
-    """Makes a description readable to people, with or without keys; the first one published stays.
+    """Publishes a namespace's description, unencrypted, so that people without keys can read it.
+
+    If a readable description is already published, that one stays.
 
     Raises:
         ConfigError: the description is not plain JSON, or too long.
@@ -94,13 +96,13 @@ def publish_namespace(
     store = store.unencrypted()
     if read_namespace(store, digest, timeout=timeout) is None:
         key = object_key(DESCRIPTIONS, digest)
-        # What lies there, if anything, cannot be read: a put would keep it.
+        # A damaged value may lie there. It must go first, because a put may keep an old value.
         store.remove([key], timeout=timeout)
         store.put(key, text, timeout=timeout)
 
 
 def read_namespace(store: Store, digest: bytes, *, timeout: float = 5.0) -> dict[str, Any] | None:
-    """The description published for a namespace; None if there is none that can be believed.
+    """The description published for a namespace; None if there is none that is valid.
 
     Raises:
         StoreError: the store failed.

@@ -1,4 +1,4 @@
-"""The pool: values by key, in any store, verified."""
+"""The pool: verified values by key, in any store."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _UNSET = _Unset()
 
 
 class Entry(NamedTuple):
-    """An object as a listing shows it. Keys themselves are not in a store, only identities."""
+    """An object as a listing shows it. A store has no keys, only their identities."""
 
     identity: bytes
     """SHA-256 of the key, see :meth:`Pool.identity`."""
@@ -61,41 +61,43 @@ class Entry(NamedTuple):
 
 
 class NamespaceUsage(NamedTuple):
-    """What one namespace takes up in a pool."""
+    """The room that one namespace takes up in a pool."""
 
     digest: bytes
     objects: int
     nbytes: int
     """Bytes of its values, headers included."""
     description: dict[str, Any] | None
-    """What its users published about it."""
+    """The description that its users published; None if there is none."""
 
 
 class Pool:
     """Values by key in a store shared by many machines; open one with :func:`penstock.open`.
 
-    A key stands for its content: a put under a key that has a value of the same length may keep
-    the old one. To change a value, remove it first.
+    A key stands for one content. If a key already has a value of the same length, a put may keep
+    the old value. To change a value, remove it first.
 
-    Buffers are anything with the buffer protocol (``bytes``, ``bytearray``, ``memoryview``,
-    numpy arrays) or DLPack in host memory (torch tensors, ``bfloat16`` included), or a list or
-    tuple of them, which is their concatenation. What is not contiguous, not in host memory or,
-    as a destination, not writable is refused before anything is touched. Bytes go from and to
-    these buffers without a copy on the way; each stays in place until the operation ends.
+    A buffer is anything with the buffer protocol (``bytes``, ``bytearray``, ``memoryview``,
+    numpy arrays) or DLPack in host memory (torch tensors, ``bfloat16`` included). A list or tuple
+    of buffers stands for their concatenation. A buffer that is not contiguous or not in host memory
+    is refused before anything is touched, and so is a destination that is not writable. Bytes go
+    from and to these buffers without a copy on the way. Each buffer stays in place until the
+    operation ends.
 
-    A get never yields bytes that were not verified against the checksum, key and namespace that
-    they were stored with. A value that fails is removed from the pool and is a miss; ``stats()``
-    counts it as ``rejected``. Only when a get raises, or finds such a value, may its destination
-    hold something else than before.
+    A get yields only bytes that were verified against the checksum, key and namespace that they
+    were stored with. A value that fails is removed from the pool and is a miss; ``stats()``
+    counts it as ``rejected``. If a get raises, or finds a value that fails, its destination may
+    hold other bytes than before. Every other miss leaves the destination as it was.
 
-    With encryption keys a get yields nothing but what was encrypted with one of them. A value that
-    is encrypted with another is a miss too, but stays. Values are copied to be encrypted.
+    With encryption keys, a get yields only values that were encrypted with one of these keys. A
+    value encrypted with another key is a miss too, but it stays in the pool. Encryption makes a
+    copy of the value.
 
-    Every method but :meth:`close`, :meth:`identity` and :meth:`stats` talks to the store, takes a
-    ``timeout`` in seconds for the whole call (the pool's own if None), and raises a
+    All methods but :meth:`close`, :meth:`identity` and :meth:`stats` talk to the store. They take a
+    ``timeout`` in seconds for the whole call (the pool's own if None). They raise a
     :class:`~penstock.errors.StoreError` if the store fails (:class:`~penstock.errors.TimedOut` at
-    the timeout) or :class:`~penstock.errors.Closed` after :meth:`close`. All may be called from
-    any number of threads; native code runs without the GIL.
+    the timeout), or :class:`~penstock.errors.Closed` after :meth:`close`. Any number of threads
+    may call all methods; native code runs without the GIL.
 
     >>> import penstock
     >>> pool = penstock.open("memory://?size=64MiB")
@@ -151,12 +153,12 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """Lets go of the store; operations under way in other threads come to their end."""
+        """Lets go of the store. Operations under way in other threads go on to their end."""
         self._store = None
 
     @staticmethod
     def identity(key: Key) -> bytes:
-        """What stands for a key in the store: SHA-256 of its bytes.
+        """The name of a key in the store: SHA-256 of the key's bytes.
 
         >>> Pool.identity("a") == Pool.identity(b"a")
         True
@@ -164,7 +166,8 @@ class Pool:
         return hashlib.sha256(key.encode() if isinstance(key, str) else key).digest()
 
     def contains(self, keys: Iterable[Key], *, timeout: float | None = None) -> builtins.list[bool]:
-        """For each key, whether the store has a value, unverified. ``key in pool`` asks for one."""
+        """For each key, whether the store has a value. The value is not verified. ``key in pool``
+        asks for one key."""
         deadline = self._deadline(timeout)
         return self._open_store().contains(self._object_keys(keys), timeout=deadline.left())
 
@@ -172,7 +175,8 @@ class Pool:
         return self.contains([key])[0]
 
     def put(self, key: Key, value: Any, *, timeout: float | None = None) -> bool:
-        """Stores a value; False if the store kept one of this length that was there already.
+        """Stores a value. Returns False if the store kept a value of the same length that was
+        already there.
 
         Raises:
             ConfigError: the value is not a buffer that can be read, or is larger than the store
@@ -190,10 +194,10 @@ class Pool:
         *,
         timeout: float | None = None,
     ) -> builtins.list[bool]:
-        """Stores several values, pipelined; for each, what :meth:`put` returns.
+        """Stores several values, pipelined. Returns for each what :meth:`put` returns.
 
         Raises:
-            StoreError: of the first value that failed. Those after it may have been stored.
+            StoreError: the error of the first value that failed. Later values may have been stored.
         """
         deadline = self._deadline(timeout)
         store = self._open_store()
@@ -220,13 +224,16 @@ class Pool:
         default: Any = _UNSET,
         timeout: float | None = None,
     ) -> Any:
-        """Fetches a value: into the buffer ``into``, from its start, and returns the value's
-        bytes; without ``into``, returns a new ``bytearray``.
+        """Fetches a value.
+
+        With ``into``, the value is written to the start of this buffer, and the result is the
+        number of its bytes. Without ``into``, the result is a new ``bytearray``.
 
         Giving ``into`` spares the memory and, for values of varying sizes, a second round trip.
 
         Raises:
-            NotFound: a :class:`KeyError`; there is no value that verifies, and no ``default``.
+            NotFound: no value under the key passes verification, and there is no ``default``. It
+                is a :class:`KeyError`.
             TooSmall: the value does not fit ``into``; its size is ``.nbytes``.
             ConfigError: ``into`` is not a writable contiguous buffer in host memory.
         """
@@ -253,11 +260,11 @@ class Pool:
         into: Sequence[Any] | None = None,
         timeout: float | None = None,
     ) -> builtins.list[Any]:
-        """Fetches several values, pipelined; for each, what :meth:`get` returns, or None for a
-        miss. ``into`` has one destination for each key; no two may overlap.
+        """Fetches several values, pipelined. Returns for each what :meth:`get` returns, or None for
+        a miss. ``into`` has one destination for each key; no two may overlap.
 
         Raises:
-            StoreError: of the first value that failed.
+            StoreError: the error of the first value that failed.
             TooSmall: a value does not fit its destination.
             ConfigError: a destination cannot be used; nothing was fetched.
         """
@@ -269,13 +276,14 @@ class Pool:
         return self._open_store().remove(self._object_keys(keys), timeout=deadline.left())
 
     def list(self, *, timeout: float | None = None) -> builtins.list[Entry]:
-        """Every object of this namespace, in no order."""
+        """Every object of this namespace, in no particular order."""
         deadline = self._deadline(timeout)
         listed = self._open_store().list(self.namespace, timeout=deadline.left())
         return [Entry(key[DIGEST_BYTES:][:32], nbytes) for key, nbytes in listed]
 
     def namespaces(self, *, timeout: float | None = None) -> builtins.list[NamespaceUsage]:
-        """What every namespace takes up in the whole store, this pool's among others."""
+        """The room that each namespace takes up in the whole store, this pool's namespace
+        included."""
         deadline = self._deadline(timeout)
         store = self._open_store()
         found = []
@@ -288,7 +296,7 @@ class Pool:
         return found
 
     def describe(self, *, timeout: float | None = None) -> dict[str, str]:
-        """What the store says of its own settings and state."""
+        """The store's own report of its settings and state."""
         return self._open_store().describe(timeout=self._deadline(timeout).left())
 
     def stats(self) -> dict[str, int]:
@@ -317,7 +325,8 @@ class Pool:
         return [self._object_key(key) for key in _several(keys)]
 
     def _describe_namespace(self, store: Store, deadline: _Deadline) -> None:
-        """Tells people, once, what this namespace is. Values are stored with or without it."""
+        """Publishes this namespace's description for people, once. If that fails, values are stored
+        all the same."""
         description, self._description = self._description, None
         if description is not None:
             with contextlib.suppress(StoreError):
@@ -344,7 +353,7 @@ class Pool:
     ) -> builtins.list[bytearray | None]:
         values: builtins.list[bytearray | None] = []
         while len(values) < len(names):
-            # Values of a pool tend to be of one size: the last one's is the guess.
+            # The values of a pool tend to have one size. So the size of the last one is the guess.
             at_once = max(1, _GUESSED_BYTES_AT_ONCE // max(1, self._guess))
             some = names[len(values) :][:at_once]
             sizes = [self._guess] * len(some)
@@ -387,7 +396,7 @@ class _Deadline:
         self._at = time.monotonic() + timeout
 
     def left(self) -> float:
-        """Seconds left, at least a moment: whoever is late hears it from the store."""
+        """Seconds left, never zero: after the deadline the store itself reports the timeout."""
         return max(self._LEAST, self._at - time.monotonic())
 
 
@@ -404,7 +413,7 @@ def _or_raise(outcome: T | PenstockError) -> T:
 
 
 def pin(buffers: Any, *, writable: bool) -> Any:
-    """The same buffers, checked and kept in place from now on.
+    """The same buffers, now checked and kept in place.
 
     Raises:
         ConfigError: one of them cannot be used.
@@ -437,18 +446,18 @@ def open(
             ``valkey+cluster://host[,…]``), ``unix:///path.sock[?db=N]``; or several of these as
             tiers, the nearest first, with spaces between. A password may come from the
             environment variable ``PENSTOCK_POOL_PASSWORD`` instead.
-        namespace: only users of one namespace see each other's values. A name; or a mapping of
-            everything that must agree between them; or the digest of a namespace, 16 bytes.
-        timeout: seconds that an operation may take unless it says otherwise.
+        namespace: a name; or a mapping of everything that must agree between users; or the digest
+            of a namespace, 16 bytes. Only users of one namespace see each other's values.
+        timeout: seconds that an operation may take if the call gives no timeout of its own.
         connect_timeout: seconds that making a connection may take.
-        connections: most connections held to one server.
-        client_name: how a server's list of clients shows this one.
-        encryption_key_file: file of the keys that values are encrypted with, lines ``ID:KEY`` where
-            KEY is the base64 text of 32 bytes; the first encrypts, all decrypt. Their text may come
-            from the environment variable ``PENSTOCK_ENCRYPTION_KEYS`` instead. Without either,
-            values are not encrypted.
+        connections: the most connections held to one server.
+        client_name: the name of this client in a server's list of clients.
+        encryption_key_file: file of the encryption keys, with lines ``ID:KEY``. KEY is the base64
+            text of 32 bytes. The first key encrypts, and all keys decrypt. The text may come from
+            the environment variable ``PENSTOCK_ENCRYPTION_KEYS`` instead. Without either, values
+            are not encrypted.
 
-    A server is not waited for: it may come up later, and operations fail until it does.
+    Opening does not wait for a server. The server may come up later; until then operations fail.
 
     >>> import penstock
     >>> with penstock.open("memory://?size=1MiB", namespace="docs") as pool:
@@ -458,7 +467,7 @@ def open(
     [b'1', b'23']
 
     Raises:
-        ConfigError: something in the URL, an argument or the keys is wrong.
+        ConfigError: the URL, an argument or a key is wrong.
         StoreError: the directory cannot be used, or the file of keys cannot be read.
     """
     keys = EncryptionKeys.load(encryption_key_file)

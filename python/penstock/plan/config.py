@@ -1,6 +1,6 @@
 """Models from Hugging Face configurations, without torch or the transformers library.
 
-The sizes of weights follow each family's published modules; see `FAMILIES` for what is known.
+The sizes of weights follow each family's published modules. `FAMILIES` lists the known families.
 """
 
 from __future__ import annotations
@@ -16,31 +16,33 @@ from penstock.plan.model import Kind, Kv, Layer, Model
 
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 _QUANTIZED_BITS = {"fp8": 8, "fbgemm_fp8": 8, "mxfp4": 4.25}
-"""Bits of a weight under a quantization that does not say it; mxfp4 has a byte a 32 weights."""
+"""Bits of a weight, for quantizations whose configuration does not give them. In mxfp4, 32 weights
+share one more byte."""
 
 Windows = Literal["none", "all", "gemma2", "pattern", "gpt_oss", "llama4"]
 
 
 @dataclass(frozen=True)
 class Family:
-    """What a family of models does differently from Llama."""
+    """How a family of models differs from Llama."""
 
     attention: Literal["gqa", "mla", "falcon", "mha"] = "gqa"
     windows: Windows = "none"
     """Which layers look back over a window, unless the configuration lists them."""
     pattern: int = 6
-    """With windows by pattern, every how many layers one attends to everything."""
+    """With windows by pattern: one layer in this many attends to all tokens."""
     longer_window: int = 0
-    """Tokens that vLLM's window has more than the configuration's."""
+    """How many tokens vLLM's window is longer than the configuration's."""
     mlp_matrices: int = 3
-    """Of a dense feed-forward layer: 3 with a gate, 2 without."""
+    """Matrices of a dense feed-forward layer: 3 with a gate, 2 without."""
     experts: bool = False
     head: int | None = None
-    """Elements of a head where the configuration does not say; hidden size by heads if None."""
+    """Elements of a head where the configuration does not say. None: hidden size divided by the
+    number of heads."""
     tied: bool = False
-    """Whether embeddings are tied where the configuration does not say."""
+    """Whether embeddings are tied, where the configuration does not say."""
     everywhere: bool = False
-    """Whether vLLM's model makes embedding and projection on every rank of a pipeline."""
+    """Whether vLLM's model puts embedding and output projection on every rank of a pipeline."""
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -71,8 +73,8 @@ FAMILIES: Mapping[str, Family] = {
     "opt": Family(attention="mha", mlp_matrices=2, tied=True, everywhere=True),
     "falcon": Family(attention="falcon", mlp_matrices=2, tied=True, everywhere=True),
 }
-"""By `model_type`, of the text model where there are several; checked against the models of
-vLLM 0.32 (which layers have windows, which ranks an embedding)."""
+"""Families by `model_type`; where a model has several parts, by the text model's. Checked against
+the models of vLLM 0.32 (which layers have windows, which ranks have an embedding)."""
 
 _ALIASES: Mapping[str, tuple[str, ...]] = {
     "num_hidden_layers": ("n_layer", "num_layers"),
@@ -84,10 +86,10 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
 
 
 def load(path: Path) -> tuple[dict[str, Any], Path]:
-    """The configuration of a model folder or a `config.json`, and the folder.
+    """The configuration in a model folder or a `config.json`, and the folder.
 
     Raises:
-        ConfigError: there is none, or it is not JSON.
+        ConfigError: there is no configuration, or it is not JSON.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -104,9 +106,10 @@ def load(path: Path) -> tuple[dict[str, Any], Path]:
 
 
 def estimate(config: Mapping[str, Any], dtype: str = "auto") -> Model:
-    """The model that a configuration describes, its weights' bytes computed from its sizes.
+    """The model that a configuration describes. The bytes of its weights are computed from its
+    sizes.
 
-    `dtype` is vLLM's option: `auto` computes in 16 bits what is stored in 32.
+    `dtype` is vLLM's option. With `auto`, a model stored in 32 bits computes in 16 bits.
 
     Raises:
         ConfigError: an unknown architecture, or a size that is missing or makes no sense.
@@ -149,7 +152,7 @@ def estimate(config: Mapping[str, Any], dtype: str = "auto") -> Model:
 
 
 class _Reader:
-    """Numbers of a configuration, by the names that families give them."""
+    """Reads the numbers of a configuration, by the names that its family gives them."""
 
     def __init__(self, text: Mapping[str, Any], architecture: str, family: Family) -> None:
         self.text, self._architecture, self._family = text, architecture, family
@@ -187,7 +190,7 @@ def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _element_bytes(config: Mapping[str, Any], text: Mapping[str, Any], dtype: str) -> int:
-    """Bytes of an element as the model computes."""
+    """Bytes of an element in the type that the model computes in."""
     if dtype != "auto":
         return _known_type(dtype)
     for source in (text, config):
@@ -209,7 +212,7 @@ def _quantization(config: Mapping[str, Any], text: Mapping[str, Any]) -> Mapping
 
 
 def _has_fp8_kv(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
-    """Whether the checkpoint says that its KV is kept in 8 bits."""
+    """Whether the checkpoint says that KV is kept in 8 bits."""
     quantization = _quantization(config, text)
     return bool(quantization.get("kv_cache_scheme")) or (
         str(quantization.get("kv_cache_quant_algo", "")).upper() == "FP8"
@@ -304,7 +307,8 @@ def _window(reader: _Reader, family: Family, layer: int) -> int | None:
 
 
 def _without_shared(kvs: list[Kv | None], reader: _Reader) -> list[Kv | None]:
-    """Layers at the end that read others' KV keep none."""
+    """The layers' KV, without the layers at the end that keep none because they read the KV of
+    others."""
     shared = int(reader.get("num_kv_shared_layers", 0))
     return kvs[: len(kvs) - shared] + [None] * shared
 
@@ -362,7 +366,7 @@ def _mlp_weights(reader: _Reader, family: Family, layer: int) -> int:
 
 
 def _is_dense(reader: _Reader, layer: int) -> bool:
-    """Whether a layer of a model with experts has none."""
+    """Whether a layer is dense (has no experts) in a model with experts."""
     if not any(
         reader.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts")
     ):

@@ -1,7 +1,7 @@
-"""What blocks of KV take on a pipeline stage, grouped as vLLM groups layers.
+"""The bytes that blocks of KV take on a pipeline stage, with layers grouped as in vLLM.
 
-Layers that differ in kind are in groups with a block table each; all groups draw blocks of one
-size from one pool, so a block takes as much as the stage's largest group
+Layers of different kinds are in different groups, and each group has a block table. All groups take
+blocks of one size from one pool. So a block takes as many bytes as the stage's largest group needs
 (``vllm.v1.core.kv_cache_utils``).
 """
 
@@ -16,19 +16,20 @@ from penstock.plan.model import Kv, Model
 
 @dataclass(frozen=True)
 class Serving:
-    """The options of `vllm serve` that decide what KV takes."""
+    """The options of `vllm serve` that decide how many bytes KV takes."""
 
     block_size: int = 16
     tp: int = 1
     element_bytes: int | None = None
-    """Bytes of an element of KV; what the model has by default if None."""
+    """Bytes of an element of KV; None for the model's default."""
     max_length: int | None = None
-    """Tokens of the longest request; the model's own if None."""
+    """Tokens of the longest request; None for the model's own limit."""
     batched_tokens: int = 8192
     """vLLM's max_num_batched_tokens."""
     concurrent_batches: int = 2
-    """Batches under way at once (vLLM's max_concurrent_batches): the pipeline's ranks, and one more
-    with asynchronous scheduling. Layers that look back over a window keep what those hold."""
+    """Batches under way at once (vLLM's max_concurrent_batches): the number of pipeline ranks, and
+    one more with asynchronous scheduling. Layers with a window also keep the tokens of these
+    batches."""
 
 
 class KvSizes:
@@ -38,7 +39,7 @@ class KvSizes:
         """Groups the model's layers.
 
         Raises:
-            ConfigError: sizes that make no sense, or layers that vLLM groups in a way that is not
+            ConfigError: the sizes make no sense, or vLLM groups these layers in a way that is not
                 known here.
         """
         if serving.block_size < 1:
@@ -55,7 +56,7 @@ class KvSizes:
             for layer in model.layers
         ]
         self._groups = _groups([layer.kv for layer in model.layers], self._page_bytes)
-        # By group: the bytes of its pages in the layers before each.
+        # By group, then by layer: the bytes of the group's pages in all layers before that layer.
         self._before = [
             [
                 sum(self._page_bytes[layer] for layer in group.layers if layer < end)
@@ -66,7 +67,7 @@ class KvSizes:
 
     @property
     def groups(self) -> int:
-        """Number of block tables of a request."""
+        """Number of groups; a request has a block table for each."""
         return len(self._groups)
 
     def token_bytes(self, start: int, end: int) -> int:
@@ -78,14 +79,14 @@ class KvSizes:
         return max(before[end] - before[start] for before in self._before)
 
     def request_blocks(self) -> int:
-        """Blocks that a request of the greatest length takes, of all groups together."""
+        """Blocks that a request of the greatest length takes, in all groups together."""
         size = self._serving.block_size
         in_flight = self._serving.batched_tokens * self._serving.concurrent_batches
         found = 0
         for group in self._groups:
             tokens = self.max_length
             if group.kind == "sliding":
-                # The block that the window leaves in its middle, and the one that it enters.
+                # One more block, as the window may begin and end in the middle of a block.
                 kept = min(group.window - 1 + in_flight, tokens)
                 found += -(-kept // size) + 1
                 continue
@@ -95,34 +96,34 @@ class KvSizes:
         return found
 
     def tokens(self, blocks: int) -> int:
-        """Tokens that vLLM reports for so many blocks."""
+        """Tokens that vLLM reports for this number of blocks."""
         return tokens_in(blocks, self.request_blocks(), self.max_length)
 
     def concurrency(self, blocks: int) -> float:
-        """Requests of the greatest length that fit."""
+        """How many requests of the greatest length fit."""
         return blocks / self.request_blocks()
 
     def blocks(self, tokens: int) -> int:
-        """The fewest blocks for which vLLM reports `tokens` at least.
+        """The fewest blocks for which vLLM reports at least `tokens`.
 
         Raises:
-            ConfigError: vLLM would not start with so few.
+            ConfigError: vLLM would not start with so few blocks.
         """
         return blocks_for(tokens, self.request_blocks(), self.max_length)
 
 
 def tokens_in(blocks: int, request_blocks: int, max_length: int) -> int:
-    """Tokens that vLLM reports for so many blocks: those of as many requests of the greatest length
-    as fit, the last one in part (``get_kv_cache_capacity``)."""
+    """Tokens that vLLM reports for this number of blocks: the greatest length, times the number of
+    requests of that length that fit. That number may be a fraction (``get_kv_cache_capacity``)."""
     return int(blocks / request_blocks * max_length)
 
 
 def blocks_for(tokens: int, request_blocks: int, max_length: int) -> int:
-    """The fewest blocks for which vLLM reports `tokens` at least.
+    """The fewest blocks for which vLLM reports at least `tokens`.
 
     Raises:
-        ConfigError: they do not hold a request of the greatest length beside the block that vLLM
-            keeps back, and vLLM would not start.
+        ConfigError: the blocks do not hold a request of the greatest length and the block that vLLM
+            keeps back, so vLLM would not start.
     """
     blocks = max(1, tokens * request_blocks // max_length)
     while tokens_in(blocks, request_blocks, max_length) < tokens:
@@ -148,7 +149,7 @@ def _groups(kinds: Sequence[Kv | None], page_bytes: Sequence[int]) -> list[_Grou
     buckets: dict[tuple[str, int], list[int]] = {}
     for layer, kv in enumerate(kinds):
         if kv is not None:
-            # Latents and full attention keep every token: a group may hold both.
+            # MLA latents and full attention both keep every token, so one group may hold both.
             kind = "full" if kv.kind == "mla" else kv.kind
             buckets.setdefault((kind, kv.window or 0), []).append(layer)
     if not buckets:

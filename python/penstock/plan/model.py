@@ -1,4 +1,4 @@
-"""A model as the planner sees it: what each layer weighs, and what KV it keeps."""
+"""A model as the planner sees it: the weights of each layer, and the KV that it keeps."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Kv:
 
     kind: Kind
     heads: int
-    """KV heads; 1 for MLA, whose latent has none."""
+    """KV heads; 1 for MLA, whose latent has no heads."""
     content: int
-    """Elements of key and value of one token and head; for MLA latent and rotary part."""
+    """Elements of key and value of one token and head; for MLA, of latent and rotary part."""
     window: int | None = None
     """Tokens that a sliding or chunked layer attends to."""
 
     def token_bytes(self, tp: int, element_bytes: int) -> int:
         """Bytes of a token on each of `tp` tensor-parallel ranks.
 
-        A rank holds a head at least: with more ranks than heads, vLLM repeats heads.
+        A rank holds at least one head: with more ranks than heads, vLLM repeats heads.
 
         Raises:
-            ConfigError: heads and ranks do not divide.
+            ConfigError: the heads do not divide over the ranks.
         """
         if self.kind != "mla" and self.heads % tp and tp % self.heads:
             raise ConfigError(f"{self.heads} KV heads cannot be spread over {tp} ranks")
@@ -39,7 +39,7 @@ class Kv:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: its weights' bytes, and its KV unless it keeps none."""
+    """One layer: the bytes of its weights, and its KV; None if it keeps none."""
 
     weight_bytes: int
     kv: Kv | None
@@ -47,32 +47,34 @@ class Layer:
 
 @dataclass(frozen=True)
 class Model:
-    """A model's layers in order, with what lies before and behind them."""
+    """A model's layers in order, and the parts before and after them."""
 
     architecture: str
     layers: tuple[Layer, ...]
     embedding_bytes: int
-    """On the first rank; also on the last where embeddings are tied; or on all."""
+    """Bytes of the embedding. It is on the first rank, and on the last if embeddings are tied; or
+    on all ranks if `everywhere`."""
     head_bytes: int
-    """Of the output projection on the last rank, or on all; 0 where it is the embedding."""
+    """Bytes of the output projection. It is on the last rank, or on all ranks if `everywhere`. 0 if
+    the embedding serves as projection."""
     tied: bool
     everywhere: bool
-    """Whether vLLM's model makes embedding and projection on every rank of a pipeline."""
+    """Whether vLLM's model puts embedding and output projection on every rank of a pipeline."""
     front_bytes: int
-    """Of encoders of pictures and sound, on the first rank."""
+    """Bytes of encoders of pictures and sound, on the first rank."""
     hidden: int
     element_bytes: int
-    """Bytes of an element as the model computes."""
+    """Bytes of an element in the type that the model computes in."""
     kv_element_bytes: int
-    """Bytes of an element of KV unless it is told otherwise."""
+    """Bytes of an element of KV by default."""
     max_length: int
     """Tokens of the longest request that the model is made for."""
     weights_from: str
-    """Where the weights' bytes come from: the files, or an estimate and which."""
+    """Source of the weights' bytes, in words: the files, or which estimate."""
 
     def weight_bytes(self, start: int, end: int) -> int:
-        """Bytes of weights of a pipeline stage with the layers `[start, end)`, all ranks of
-        tensor parallelism together."""
+        """Bytes of weights of a pipeline stage with the layers `[start, end)`, on all
+        tensor-parallel ranks together."""
         is_first, is_last = start == 0, end == len(self.layers)
         total = sum(layer.weight_bytes for layer in self.layers[start:end])
         total += self.front_bytes * is_first
@@ -96,9 +98,9 @@ def stages(partition: Sequence[int], layers: int) -> list[tuple[int, int]]:
 
 
 def default_partition(layers: int, ranks: int) -> list[int]:
-    """The layers that vLLM gives each rank when it is not told.
+    """The number of layers that vLLM gives each rank by default.
 
-    Those that do not divide go one each to the last ranks but the very last
+    If the layers do not divide evenly, the ranks just before the last one get one more layer each
     (``vllm.distributed.utils.get_pp_indices``).
 
     Raises:

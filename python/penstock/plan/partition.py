@@ -1,8 +1,8 @@
 """The best way to cut a model into pipeline stages, for devices of given sizes and speeds.
 
-A stage is a run of layers, so cutting the model is a problem of intervals: the best cut of the
-first `n` layers into `r` stages is made of the best cut of fewer into `r - 1`. Dynamic programming
-over it is exact; `tests/plan` compares it with every partition there is.
+A stage is a run of consecutive layers. So the best cut of the first `n` layers into `r` stages
+extends the best cut of fewer layers into `r - 1` stages. Dynamic programming over these cuts is
+exact; `tests/plan` compares its results with all possible partitions.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _ENDLESS = 1 << 62
 
 @dataclass(frozen=True)
 class Device:
-    """What one rank of a pipeline stage computes on."""
+    """The device that one rank of a pipeline stage computes on."""
 
     budget: int
-    """Bytes for weights and KV: its memory, less what activations and the runtime take."""
+    """Bytes for weights and KV: the device's memory less activations and the runtime."""
     speed: float = 1.0
-    """Layers a unit of time, relative to the others."""
+    """Layers per unit of time, relative to the other devices."""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A cut of the model, and what it can do."""
+    """A cut of the model into stages, with its KV blocks and its slowest stage."""
 
     layers: tuple[int, ...]
-    """Of each stage."""
+    """Number of layers of each stage."""
     blocks: int
-    """Blocks of KV that fit on the rank with the least room."""
+    """Blocks of KV that fit on the rank that holds the fewest."""
     slowest: float
     """Time that the slowest stage takes for its layers."""
 
@@ -50,7 +50,7 @@ class Planner:
     ) -> None:
         """
         Args:
-            tp: tensor-parallel ranks of each stage, over which weights are spread.
+            tp: tensor-parallel ranks of each stage; weights are spread over them.
 
         Raises:
             ConfigError: there are more devices than layers.
@@ -91,7 +91,7 @@ class Planner:
             self._blocks.append(found)
 
     def assess(self, layers: Sequence[int]) -> Partition:
-        """What a given partition can do.
+        """The partition with these numbers of layers, with its blocks and its slowest stage.
 
         Raises:
             ConfigError: a stage's weights do not fit its device, with the numbers.
@@ -115,7 +115,7 @@ class Planner:
             )
 
     def best(self, slower_than: float | None = None) -> Partition | None:
-        """The partition with the most blocks; of several the one whose slowest stage is fastest.
+        """The partition with the most blocks. Of several, the one whose slowest stage is fastest.
 
         Args:
             slower_than: if given, every stage must take less time than this.
@@ -146,8 +146,10 @@ class Planner:
         return (end - start) / self._devices[rank].speed
 
     def _chain(self, cost: Callable[[int, int, int], float | None]) -> list[int] | None:
-        """The layers of each stage for which the dearest stage costs least; `cost` of a rank and
-        the range of its layers is None where a stage must not be."""
+        """The layers of each stage such that the highest cost of a stage is as low as possible.
+
+        `cost` takes a rank and its range of layers, start and end. It returns None if the rank must
+        not have this range."""
         reached: dict[int, tuple[float, list[int]]] = {0: (-_ENDLESS, [])}
         for rank, stages in enumerate(self._blocks):
             following: dict[int, tuple[float, list[int]]] = {}
@@ -162,8 +164,9 @@ class Planner:
         return reached[self._count][1] if self._count in reached else None
 
     def frontier(self) -> list[Partition]:
-        """All partitions that are best at something: none has more blocks and a slowest stage that
-        is as fast. The one with the most blocks is first."""
+        """The partitions that no other partition beats in blocks and in speed together: no other
+        has more blocks and a slowest stage that is at least as fast. The one with the most blocks
+        is first."""
         found: list[Partition] = []
         limit: float | None = None
         while (partition := self.best(limit)) is not None:

@@ -1,4 +1,4 @@
-"""A plan as one SVG picture: a column for each rank, of weights, KV and what idles."""
+"""A plan as one SVG picture: a column for each rank, with weights, KV and idle memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STYLE = (
 
 
 def draw(plans: Mapping[str, Plan], frontier: Sequence[Partition] = ()) -> str:
-    """The picture: plans side by side, and under them the frontier of tokens and balance."""
+    """The picture: plans side by side, and below them the frontier of blocks and balance."""
     marks = [_legend(), _columns(plans)]
     height = _TOP + _HEIGHT + 92
     if len(frontier) > 1:
@@ -107,7 +107,7 @@ def _columns(plans: Mapping[str, Plan]) -> str:
 
 
 def _scale(most: int, step: int) -> list[str]:
-    """Lines across the columns, with the bytes that they stand for."""
+    """Horizontal lines across the columns, with their values in bytes."""
     marks = []
     for nbytes in range(0, most + step, step):
         y = _TOP + _HEIGHT - nbytes / most * _HEIGHT
@@ -120,7 +120,8 @@ def _scale(most: int, step: int) -> list[str]:
 
 
 def _frontier(frontier: Sequence[Partition], top: float) -> str:
-    """Blocks over the time of the slowest stage, each partition a dot, as many named as fit."""
+    """Blocks over the time of the slowest stage: a dot for each partition, with its name where
+    there is room."""
     across = _Span([each.slowest for each in frontier], _LEFT, _WIDTH - _RIGHT)
     floor = top + _FRONTIER_HEIGHT - 56
     up = _Span([float(each.blocks) for each in frontier], floor, top + 48)
@@ -152,7 +153,7 @@ def _frontier(frontier: Sequence[Partition], top: float) -> str:
             f"{each.blocks:,} blocks, slowest stage {each.slowest:.3g}</title></circle>"
         )
         width = text_width(cut, _TEXT)
-        # To the right, under it, over it to the left: the first place where nothing is.
+        # Tries right of the dot, below it, above it to the left, and takes the first free place.
         for left, line in ((x + 9, y + 4), (x + 4, y + 18), (x - 4 - width, y - 9)):
             room = (left, line - 10, left + width, line + 3)
             if left >= _LEFT and room[2] <= _WIDTH and room[3] <= floor + 4:
@@ -169,7 +170,7 @@ def _meet(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
 
 
 class _Span:
-    """An axis from the round number under its least value to the one over its greatest."""
+    """An axis from the round number below its least value to the one above its greatest."""
 
     def __init__(self, values: Sequence[float], start: float, end: float) -> None:
         low, high = min(values), max(values)

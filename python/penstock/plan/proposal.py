@@ -1,4 +1,4 @@
-"""Plans: what a model holds over a pipeline, partition by partition and split by split."""
+"""Plans: how much KV a model holds over a pipeline, for each partition and each split."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from penstock.plan.split import Room, Split
 from penstock.plan.table import Outcome, RankFacts
 
 RUNTIME_BYTES = 1 << 30
-"""Taken for what a CUDA context, graphs and communication buffers need on a device; an estimate,
-as no two drivers agree."""
+"""Bytes that a CUDA context, graphs and communication buffers take on a device. An estimate, since
+drivers differ."""
 
 _ACTIVATION_ROWS = 16
-"""Hidden states alive at the peak of a forward pass, in multiples of batch times hidden size: those
-of a gated feed-forward layer of the usual width (3.5 times hidden, twice) and of attention beside
-the residual. An estimate."""
+"""Activations alive at the peak of a forward pass, in multiples of batch times hidden size: a gated
+feed-forward layer of the usual width (3.5 times hidden, twice), attention, and the residual. An
+estimate."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One partition of a model, and what its KV memory holds under each split."""
+    """One partition of a model, and how much its KV memory holds under each split."""
 
     partition: tuple[int, ...]
     stages: tuple[tuple[int, int], ...]
     token_bytes: tuple[int, ...]
-    """KV of a token, by rank."""
+    """Bytes of one token's KV, by rank."""
     block_bytes: tuple[int, ...]
     weights: tuple[int, ...]
-    """Bytes on each rank."""
+    """Bytes of weights, by rank."""
     outcomes: tuple[Outcome, ...]
 
     @property
     def ranks(self) -> list[RankFacts]:
-        """What the tables say of each rank."""
+        """The facts about each rank that the tables show."""
         return [
             RankFacts(str(rank), f"{start}-{end - 1} ({end - start})", block, weights)
             for rank, ((start, end), block, weights) in enumerate(
@@ -48,7 +48,7 @@ class Plan:
 
 
 def reserve(model: Model, serving: Serving) -> int:
-    """Bytes of a device that neither weights nor KV can have, estimated."""
+    """Estimated bytes of a device that neither weights nor KV can use."""
     activations = serving.batched_tokens * model.hidden * model.element_bytes * _ACTIVATION_ROWS
     return activations // serving.tp + RUNTIME_BYTES
 
@@ -63,18 +63,18 @@ def plan(
     tokens: int | None = None,
     devices: Sequence[Device] | None = None,
 ) -> Plan:
-    """What a partition holds.
+    """The plan for a partition: how many blocks and tokens it holds.
 
     Args:
-        memory: bytes for KV on all pipeline ranks together (each tensor-parallel rank alike), as
-            `--kv-cache-memory-bytes` beside `--enable-pp-prop-kv-cache`: split evenly, as vLLM
-            does, and in proportion.
-        tokens: tokens to hold, instead: as much memory as they need.
-        devices: what each rank computes on. Without `memory` and `tokens`, KV takes what the
-            weights leave.
+        memory: bytes for KV on all pipeline ranks together, the same on each tensor-parallel rank.
+            This is the meaning of `--kv-cache-memory-bytes` with `--enable-pp-prop-kv-cache`. The
+            plan shows two splits: even, as in vLLM, and proportional.
+        tokens: instead of `memory`, tokens to hold. The plan takes as much memory as they need.
+        devices: the device of each rank. Without `memory` and `tokens`, KV takes the memory that
+            the weights leave.
 
     Raises:
-        ConfigError: sizes that do not fit, with the numbers.
+        ConfigError: the sizes do not fit; the message has the numbers.
     """
     cuts = stages(partition, len(model.layers))
     if devices is not None and len(devices) != len(cuts):

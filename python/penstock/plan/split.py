@@ -1,7 +1,8 @@
 """How the KV memory of a pipeline is split over its ranks, in bytes and blocks.
 
-A block has a part on every rank, so the rank with the fewest blocks decides for all. What a rank
-needs for a block is its share of the model's layers; vLLM gives every rank the same bytes.
+A block has a part on every rank, so the rank with the fewest blocks decides for all. The bytes that
+a rank needs for a block follow from its share of the model's layers. But vLLM gives every rank the
+same bytes.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from penstock.errors import ConfigError
 
 @dataclass(frozen=True)
 class Split:
-    """Blocks that a pipeline holds, and each rank's bytes."""
+    """The number of blocks that a pipeline holds, and each rank's bytes."""
 
     blocks: int
     given: tuple[int, ...]
     """Bytes set aside for KV, by rank."""
     used: tuple[int, ...]
-    """Bytes of them that blocks take."""
+    """Bytes of `given` that blocks take, by rank."""
 
     @property
     def idle(self) -> tuple[int, ...]:
@@ -30,21 +31,21 @@ class Split:
 
 @dataclass(frozen=True)
 class Room:
-    """What a device really has free; ranks with the same `device` share it."""
+    """The bytes that a device really has free. Ranks with the same `device` share them."""
 
     device: Hashable
     free: int
 
 
 def uniform(block_bytes: Sequence[int], given: Sequence[int]) -> Split:
-    """Every rank has its bytes of its own, as vLLM splits them.
+    """The split when every rank has fixed bytes of its own, as in vLLM.
 
     Args:
         block_bytes: bytes of a block on each rank; 0 where a rank has no layer with KV.
         given: bytes set aside on each rank.
 
     Returns:
-        A split of no blocks if some rank cannot hold one.
+        The split. It has no blocks if some rank cannot hold one.
 
     Raises:
         ConfigError: no rank has a layer with KV.
@@ -57,13 +58,13 @@ def uniform(block_bytes: Sequence[int], given: Sequence[int]) -> Split:
 def proportional(
     block_bytes: Sequence[int], total: int, rooms: Sequence[Room] | None = None
 ) -> Split:
-    """The pipeline's bytes in proportion to what a block takes on each rank, so that none idle.
+    """The pipeline's bytes, in proportion to the bytes of a block on each rank, so that none idle.
 
     Args:
         block_bytes: bytes of a block on each rank; 0 where a rank has no layer with KV.
         total: bytes for all ranks together.
-        rooms: what each rank's device has free. Where the proportional share is more, all ranks
-            get fewer blocks.
+        rooms: the free bytes of each rank's device. If a proportional share is larger than that,
+            all ranks get fewer blocks.
 
     Raises:
         ConfigError: no rank has a layer with KV, or there is no room for a block.
@@ -82,7 +83,7 @@ def proportional(
 
 
 def of_blocks(block_bytes: Sequence[int], blocks: int) -> Split:
-    """Exactly what so many blocks take on each rank, and not a byte more."""
+    """The split with exactly the bytes that this number of blocks takes on each rank."""
     used = tuple(blocks * need for need in block_bytes)
     return Split(blocks, used, used)
 
@@ -91,7 +92,8 @@ def check_rooms(split: Split, rooms: Sequence[Room]) -> None:
     """Refuses a split that does not fit.
 
     Raises:
-        ConfigError: names the ranks, what they need and what their device has free.
+        ConfigError: some ranks need more than their device has free. The message names the ranks
+            and both numbers.
     """
     for device in dict.fromkeys(room.device for room in rooms):
         ranks = [rank for rank, room in enumerate(rooms) if room.device == device]

@@ -17,7 +17,7 @@ _LOG_WIDTH = 120
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What does not depend on the split; `weights` is None where nobody knows."""
+    """The facts about a rank that do not depend on the split. `weights` is None if unknown."""
 
     name: str
     layers: str
@@ -27,18 +27,19 @@ class RankFacts:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A split, and what it holds."""
+    """A split, with the tokens and requests that it holds."""
 
     name: str
     split: Split
     tokens: int
     concurrency: float
-    """Requests of the greatest length that fit."""
+    """How many requests of the greatest length fit."""
     rank_concurrency: tuple[float | None, ...]
-    """Those that each rank's bytes would hold if no other rank held fewer; None where a rank keeps
-    no KV."""
+    """By rank: how many such requests would fit if only this rank's bytes counted. None for a rank
+    that keeps no KV."""
     starts: bool
-    """Whether that is enough for vLLM to start: one such request, and the block it keeps back."""
+    """Whether the blocks are enough for vLLM to start. It needs one such request, and the block
+    that it keeps back."""
 
     @classmethod
     def of(
@@ -49,12 +50,12 @@ class Outcome:
         request_blocks: int,
         max_length: int,
     ) -> Outcome:
-        """What a split holds.
+        """The outcome of a split.
 
         Args:
             block_bytes: bytes of a block on each rank.
             request_blocks: blocks of a request of the greatest length.
-            max_length: tokens of such a request.
+            max_length: tokens of a request of the greatest length.
         """
         by_rank = tuple(
             given // need / request_blocks if need else None
@@ -71,8 +72,10 @@ class Outcome:
 
 
 def splits(ranks: Sequence[RankFacts], outcomes: Sequence[Outcome]) -> Table:
-    """A row a rank, with what each split gives it and how many of the longest requests that holds;
-    then a row for all ranks."""
+    """The table of splits: a row for each rank, then rows for all ranks together.
+
+    A row has, for each split, the bytes that the rank gets and how many of the longest requests
+    these bytes hold."""
     table = Table(box=None, pad_edge=False)
     table.add_column("rank")
     weighed = all(rank.weights is not None for rank in ranks)
@@ -109,14 +112,14 @@ def splits(ranks: Sequence[RankFacts], outcomes: Sequence[Outcome]) -> Table:
 
 
 def as_text(table: Table) -> str:
-    """The table for a log, without colours."""
+    """The table as text for a log, without colours."""
     out = StringIO()
     Console(file=out, width=_LOG_WIDTH, no_color=True, highlight=False).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 def size(nbytes: int) -> str:
-    """Bytes in binary units, to three decimals: what differs by a block shows.
+    """Bytes in binary units, with up to three decimals, so that a difference of one block shows.
 
     >>> size(0), size(1536), size(10 << 30)
     ('0', '1.5 KiB', '10 GiB')

@@ -21,12 +21,13 @@ _HEADS = ("lm_head.", "output.weight", "embed_out.")
 
 
 def weigh(model: Model, folder: Path) -> Model:
-    """The model with weights as its files have them; as it was if the folder has none.
+    """The model with the weights' bytes from its files; the same model if the folder has no files.
 
-    With an index whose files are not there, the index's total is spread as estimated.
+    If there is an index but some of its files are missing, the index's total is spread over the
+    layers in proportion to the estimates.
 
     Raises:
-        ConfigError: a file or the index is damaged.
+        ConfigError: a file or the index is damaged, or the files lack weights.
     """
     files = sorted(folder.glob("*.safetensors"))
     index = folder / INDEX
@@ -45,7 +46,8 @@ def weigh(model: Model, folder: Path) -> Model:
             if any(mark in name for mark in _ENCODERS):
                 front += nbytes
             elif found := _LAYER.search(name):
-                # Layers behind the last predict several tokens at once; vLLM leaves them out.
+                # Layers after the last one are for predicting several tokens at once. vLLM leaves
+                # them out.
                 if (layer := int(found[1])) < len(layers):
                     layers[layer] += nbytes
             elif any(mark in name for mark in _EMBEDDINGS):
@@ -98,8 +100,8 @@ def _read_index(path: Path) -> tuple[int, set[str]]:
 
 
 def _loaded_bytes(tensor: Tensor, element_bytes: int) -> int:
-    """What it will take: floating-point tensors are loaded in the type that the model computes in,
-    quantized ones as they are."""
+    """Bytes that a tensor takes once it is loaded. Floating-point tensors are loaded in the type
+    that the model computes in, quantized tensors as they are."""
     if tensor.dtype in _FLOATS:
         return math.prod(tensor.shape) * element_bytes
     return tensor.end - tensor.begin

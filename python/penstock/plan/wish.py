@@ -1,4 +1,4 @@
-"""What an operator asks of KV memory, as vLLM's ``additional_config`` carries it."""
+"""The operator's wishes for KV memory, as vLLM's ``additional_config`` carries them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKENS = "penstock.kv_cache_tokens"
 
 @dataclass(frozen=True)
 class Wish:
-    """What the operator asks for."""
+    """The operator's wishes: a proportional split, a number of tokens, or both."""
 
     proportional: bool = False
     tokens: int | None = None
@@ -25,7 +25,7 @@ class Wish:
         """Reads vLLM's ``additional_config``.
 
         Raises:
-            ConfigError: a value of the wrong kind.
+            ConfigError: a value is of the wrong kind.
         """
         proportional = additional.get(PROPORTIONAL, False)
         tokens = additional.get(TOKENS)

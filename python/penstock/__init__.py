@@ -1,4 +1,4 @@
-"""Penstock: KV cache carried between a shared pool and the engines that use it.
+"""Penstock: carries KV cache between a shared pool and the engines that use it.
 
 >>> import penstock
 >>> with penstock.open("memory://?size=64MiB") as pool:

@@ -1,4 +1,4 @@
-"""The native part. Timeouts are in seconds, sizes and offsets in bytes."""
+"""The native module. Timeouts are in seconds, sizes and offsets in bytes."""
 
 from builtins import list as _list
 from collections.abc import Callable, Iterable, Sequence
@@ -39,18 +39,19 @@ _Span: TypeAlias = tuple[int, int, int, int]
 
 @disjoint_base
 class Advisor:
-    """What steps and loads of one engine take, and what follows from it for the next request.
+    """Learns how long steps and loads of one engine take, and advises what to load.
 
-    Times are given to it, from one clock. A `policy` is `auto`, `always` or `never`; another
-    raises `ConfigError`."""
+    The caller gives all times, in seconds of one clock. A `policy` is `auto`, `always` or `never`;
+    any other raises `ConfigError`."""
 
     def __new__(cls, tokens_per_step: int, lanes: int = 1) -> Self:
-        """`lanes` objects of a load are fetched at a time."""
+        """`tokens_per_step` is the most tokens of a step. `lanes` is the number of objects that a
+        load fetches at a time."""
     def on_step(self, now: float, step: int, tokens: int, pairs: int) -> None:
-        """A step goes to the workers that computes so many tokens of prompts, which attend to
+        """A step that computes `tokens` prompt tokens goes to the workers. These tokens attend to
         `pairs` tokens in sum."""
     def on_output(self, now: float, steps: Iterable[int]) -> None:
-        """A step is done; `steps` names it if it computed prompts."""
+        """Steps are done. `steps` names those of them that computed prompts."""
     def on_begin(
         self,
         now: float,
@@ -61,11 +62,11 @@ class Advisor:
         patience: float | None = None,
         is_probe: bool = False,
     ) -> None:
-        """A load, prefetch or probe begins, with so many bytes from either tier. It is given up
-        after `patience` seconds if nothing comes."""
+        """A load, prefetch or probe begins. `host_bytes` come from host memory and `pool_bytes`
+        from the pool. It is given up after `patience` seconds if nothing has come."""
     def on_end(self, number: int, seconds: float, missing_bytes: int) -> int | None:
-        """It is over: it took so long, and `missing_bytes` of it did not come. Returns the bytes
-        that came of a probe, None if it was none."""
+        """The load, prefetch or probe `number` is over. It took `seconds`, and `missing_bytes` of
+        it did not come. Returns the bytes that a probe brought; None for a load or a prefetch."""
     def advise(
         self,
         first: int,
@@ -75,69 +76,75 @@ class Advisor:
         *,
         may_check: bool = False,
     ) -> Choice:
-        """How far to load a prompt of `prompt` tokens, of which `first` are computed, where loads
-        may end at `reaches`, from the nearest; not at all now and then, if it `may_check` whether
-        that pays."""
+        """How far to load a prompt of `prompt` tokens. The first `first` tokens are computed.
+
+        A load may end at any of `reaches`, the nearest first. With `may_check`, the answer is "not
+        at all" now and then, to check whether loading pays."""
     def awaits_lookup(
         self, first: int, reach: Reach, prompt: int, latency: float | None, policy: str = "auto"
     ) -> bool:
-        """Whether a request waits for its look-up; else it is computed, and the answer is for the
-        next one.
+        """Whether a request waits for its look-up. If not, the request is computed, and the answer
+        serves the next request.
 
-        `reach` is what it would load if the pool had all that is asked for, and `latency` what the
-        last look-up took, infinite if it failed: load and look-up together are to pay. Nor does it
-        wait when it is time to see what computing takes."""
+        `reach` is the load if the pool had all blocks of the look-up. `latency` is the time of the
+        last look-up, infinite if it failed. A request waits if load and look-up together are
+        expected to pay. Even then it does not wait if it is time to measure computing, and the load
+        does not clearly pay."""
     def patience(
         self, choice: Choice, host_bytes: int, pool_bytes: int, objects: int
     ) -> float | None:
-        """Seconds after which to give up a load of so many objects that begins now, as advised, if
-        nothing of it comes; None for no reason to."""
+        """Seconds after which to give up a load, if nothing of it has come. None if there is no
+        reason to give it up.
+
+        The load begins now, as advised in `choice`, and has `objects` objects."""
     def saved_seconds(self, first: int, end: int, prompt: int) -> float | None:
-        """Time that a load of a prompt's tokens from `first` to `end` saves of its computation,
-        without what the load takes; None before a step of hundreds of tokens was seen."""
+        """Seconds of computation that a load of a prompt's tokens from `first` to `end` saves. The
+        time of the load itself is not subtracted. None before a step of hundreds of tokens was
+        seen."""
     def wants_probe(
         self, now: float, first: int, reach: Reach, prompt: int, block: tuple[int, int]
     ) -> int:
-        """Blocks to get from the pool now, for nobody, only to measure it; 0 as a rule.
+        """Blocks to fetch from the pool now for a probe, which only measures the pool. Mostly 0.
 
-        A prompt of `prompt` tokens is computed from `first` on, of which `reach` could have been
-        loaded, of blocks of so many bytes and objects."""
+        A prompt of `prompt` tokens is computed from `first` on, though `reach` could have been
+        loaded. `block` is the bytes and the objects of a block."""
     def load_seconds(self, reach: Reach) -> float | None:
-        """Expected time of a load that begins now; None if nothing is known of the pool that it
-        needs, infinite if the pool is in doubt."""
+        """Expected seconds of a load that begins now. None if it needs the pool and nothing is
+        known of the pool's speed; infinite if the pool is in doubt."""
 
 def attended(first: int, end: int) -> int:
-    """Tokens that the tokens from `first` to `end` attend to, each all before it and itself."""
+    """Sum over the tokens from `first` to `end` of the tokens that each attends to: all tokens
+    before it, and itself."""
 
 @final
 class Choice:
-    """What to do about a run of tokens that could be loaded."""
+    """The decision about a run of tokens that could be loaded. Times are in seconds."""
 
     def __new__(cls, end: int, load: float | None, recompute: float | None) -> Choice: ...
     @property
     def end(self) -> int:
-        """Load up to this token; the run's beginning if nothing is to be loaded."""
+        """Load up to this token. If nothing is to be loaded, this is the start of the run."""
     @property
     def load(self) -> float | None:
         """Expected time of the load; None if it is not known."""
     @property
     def recompute(self) -> float | None:
-        """Expected time to compute what is not loaded, if nothing were; None if it is not
+        """Expected time to compute the prompt's rest if nothing is loaded; None if it is not
         known."""
 
 @final
 class Reach:
-    """Where a load of a run of tokens may end, and what is to be moved up to there."""
+    """A token at which a load may end, and the bytes to move for a load up to there."""
 
     def __new__(cls, end: int, host_bytes: int, pool_bytes: int) -> Reach: ...
     @property
     def end(self) -> int: ...
     @property
     def host_bytes(self) -> int:
-        """Bytes that host memory has."""
+        """Bytes that are in host memory."""
     @property
     def pool_bytes(self) -> int:
-        """Bytes that only the pool has."""
+        """Bytes that are only in the pool."""
 
 @final
 class Buffer:
@@ -388,8 +395,8 @@ class Fence: ...
 
 @final
 class Catalogue:
-    """What a scheduler half knows of blocks: which are in the pool, which in host memory, which are
-    on their way. Requests go by the engine's names; groups by their positions."""
+    """The scheduler half's knowledge of blocks: which are in the pool, which are in host memory,
+    and which are under way. Requests go by the engine's ids, groups by their positions."""
 
     def __new__(
         cls,

@@ -1,7 +1,7 @@
-"""Replay of traces over fleets: what a pool would find, before there is one.
+"""Simulation: replays a trace over a fleet, to see what a pool would find before there is one.
 
-`Trace.read` reads a trace, `Fleet` says what is simulated, `replay` does it with the policies that
-Penstock itself evicts with, and the rule by which it loads or recomputes.
+`Trace.read` reads a trace. `Fleet` describes the nodes, their caches and the pool. `replay` runs
+the simulation, with Penstock's own eviction policies and its own rule for loading or recomputing.
 """
 
 from penstock._native import Trace

@@ -1,4 +1,4 @@
-"""What is simulated, and what comes of it."""
+"""The fleet to simulate, and the results of a replay."""
 
 from __future__ import annotations
 
@@ -19,30 +19,32 @@ class Tier:
     """A cache of a fleet, and how fast one node reads it."""
 
     nbytes: int
-    """Bytes that it holds; 0 if there is none."""
+    """Bytes that the cache holds; 0 if there is no such cache."""
     policy: str
     bandwidth: float
-    """Bytes a second."""
+    """Bytes per second."""
     latency: float
     """Seconds before the first byte."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What each node's engine is set to, as far as loads depend on it: as vLLM and the connector
-    are set if nothing is said."""
+    """The settings of each node's engine that matter for loads. The defaults are those of vLLM and
+    of the connector."""
 
     load_policy: str = "auto"
-    """Whether to load what can be loaded: `auto`, where it is expected to be faster than
-    recomputing, by what this node's steps and loads took; `always`; or `never`."""
+    """When to load blocks that can be loaded: `auto`, `always` or `never`. With `auto`, a node
+    loads where it expects this to be faster than recomputing, by the times that its own steps and
+    loads took."""
     tokens_per_step: int = 8192
-    """Of prompts, at most; vLLM's `max_num_batched_tokens` for servers on large GPUs."""
+    """The most prompt tokens of a step: vLLM's `max_num_batched_tokens`, with its value for servers
+    on large GPUs."""
     get_lanes: int = 2
     """Blocks of a load that are fetched at a time."""
     lookup_timeout: float = 0.25
     """Seconds after which a look-up counts as a miss."""
     load_timeout: float = 0.5
-    """Seconds a load may take at least; `load_floor` adds to it by size."""
+    """Seconds that every load may take; `load_floor` adds to it by size."""
     load_floor: float = 64 << 20
     """Bytes per second below which a load is given up."""
 
@@ -55,18 +57,18 @@ class Fleet:
     host: Tier
     pool: Tier
     bytes_per_token: int
-    """KV of one token, all layers, all ranks of a node together."""
+    """Bytes of one token's KV, all layers, all ranks of a node together."""
     prefill_speed: float
-    """Tokens that a node computes a second."""
+    """Prompt tokens that a node computes per second."""
     routing: str = "random"
     windows: int = 1
-    """Parts of the trace's duration that are counted one by one."""
+    """Number of equal parts of the trace's duration that are counted separately."""
     engine: Engine = Engine()
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over requests. Blocks are loaded in a row from the first of a prompt, or not at all."""
+    """Sums over requests. A load takes a prompt's blocks in a row from the first one, or none."""
 
     requests: int
     input_tokens: int
@@ -74,7 +76,7 @@ class Sums:
     host_blocks: int
     """Blocks loaded from the node's own cache."""
     pool_blocks: int
-    """Blocks loaded from the pool, behind those."""
+    """Blocks loaded from the pool; they follow the prompt's blocks from the node's own cache."""
     computed_tokens: int
     read_bytes: int
     """Bytes that all nodes read from the pool, to load them or to measure it."""
@@ -89,22 +91,25 @@ class Sums:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a replay found."""
+    """The results of a replay."""
 
     total: Sums
     windows: Sequence[Sums]
     ttft: Mapping[float, float]
-    """Seconds to the first token that this share of requests does not exceed: the look-up, if it is
-    waited for, what is loaded, or waited for in vain, and what is computed. No queue is in it."""
+    """Share of requests → seconds to the first token that this share does not exceed.
+
+    The time is the sum of the look-up, if the request waits for it, the load, also a load that
+    brings nothing, and the computation. It has no time in a queue."""
     busiest_node: int
-    """Requests of the node that had the most."""
+    """Requests of the node that had the most requests."""
     host_blocks_held: int
     pool_blocks_held: int
 
 
 def replay(trace: Trace, fleet: Fleet, progress: Callable[[int], None] | None = None) -> Outcome:
-    """Replays a trace over a fleet, each node of which loads or recomputes by the rule that engines
-    follow; `progress` is told how many requests are done.
+    """Replays a trace over a fleet. Each node loads or recomputes by the same rule as an engine.
+
+    `progress` is called with the number of requests that are done.
 
     Raises:
         ConfigError: the fleet makes no sense.

@@ -35,7 +35,8 @@ class Panel:
 
 
 def draw(panels: Sequence[Panel]) -> str:
-    """Panels under one another. Of lines that lie on one another all but the first are dashed."""
+    """The picture, with one panel below the other. If lines lie on one another, all but the first
+    are dashed."""
     height = len(panels) * (_TOP + _TALL + _GAP)
     marks = [_panel(number * (_TOP + _TALL + _GAP), panel) for number, panel in enumerate(panels)]
     return (
@@ -94,8 +95,10 @@ def _panel(top: float, panel: Panel) -> str:
 
 
 def _dashes(places: Mapping[str, Line]) -> dict[str, str]:
-    """Attributes of lines by name: those that are within two pixels of an earlier one at most of
-    their points leave gaps, through which it, and each other of them, shows."""
+    """SVG attributes of the lines, by name.
+
+    A line that runs within two pixels of an earlier one, at most of its points, is drawn with gaps.
+    The gaps are such that all lines in the same place show."""
     over: dict[str, list[str]] = {}
     for name, line in places.items():
         under = next((base for base in over if _is_on(line, places[base])), None)

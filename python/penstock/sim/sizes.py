@@ -1,4 +1,4 @@
-"""How large a pool, how many servers, how much network."""
+"""The size of a pool: its bytes, its servers and its network traffic."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from penstock._native import Trace
 from penstock.sim.fleet import Fleet, Sums, replay
 
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Sizes of a pool that are tried, as shares of all the trace's different blocks."""
+"""Pool sizes to try, as shares of all different blocks of the trace."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """A pool of one size under the trace."""
+    """A pool of one size, with its results under the trace."""
 
     nbytes: int
     hit_ratio: float
     servers: int
     read_rate: float
-    """Bytes a second that all nodes read, in the window with the most traffic."""
+    """Bytes per second that all nodes read, in the window with the most traffic."""
     write_rate: float
-    """Bytes a second that all nodes write, in the same window."""
+    """Bytes per second that all nodes write, in the same window."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Pools from small to one that holds everything."""
+    """Pools of several sizes. The largest one holds all blocks of the trace."""
 
     tried: Sequence[Size]
     enough: Size
-    """The smallest tried whose hits are `share` of what the largest finds."""
+    """The smallest tried size whose hit ratio is at least `share` of the largest one's."""
     share: float
 
 
@@ -44,10 +44,10 @@ def size_pool(
     share: float = 0.95,
     progress: Callable[[int], None] | None = None,
 ) -> Sizes:
-    """Tries pools of several sizes, in front of which each node has the fleet's own cache.
+    """Tries pools of several sizes. In front of each pool, the nodes keep the fleet's own caches.
 
-    `server_bytes` is what one server of the pool holds. Rates are means over the fleet's windows,
-    so the shorter a window, the higher the peak.
+    `server_bytes` is the size of one server of the pool. Rates are means over one of the fleet's
+    windows, so the peak is higher if the windows are shorter.
 
     Raises:
         ConfigError: the fleet makes no sense.

@@ -1,12 +1,13 @@
-"""LoRA adapters by their content, which goes into the hashes of the blocks computed with them.
+"""LoRA adapters, identified by their content. The content goes into the hashes of their blocks.
 
-vLLM's block hashes hold an adapter's name and path. What lies under a path changes: an adapter that
-was trained again would hit the KV of the one before it, in a pool that outlives servers. So the
-engine core adds the digest of the adapter's files to every block's hash, and every worker compares
-that digest with what it has loaded before it stores or loads a block.
+vLLM's block hashes hold an adapter's name and path. But the files under a path may change, and a
+pool outlives servers. So an adapter that was trained again would hit the KV of its predecessor. To
+prevent this, the engine core adds the digest of the adapter's files to every block's hash. Before a
+worker stores or loads a block, it compares that digest with the adapter that it has loaded.
 
-Content that was replaced under an adapter's number is *retired*: blocks of before and after may
-carry one hash in the engine's own prefix cache, so none of them is shared any more.
+If the content under an adapter's number is replaced, the old content is *retired*. Blocks from
+before and after may have the same hash in the engine's own prefix cache, so no block of retired
+content is shared any more.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _FILES = (
     "adapter_model.bin",
     "adapter_model.pt",
 )
-"""What vLLM reads of an adapter's folder."""
+"""The files that vLLM reads in an adapter's folder."""
 
 _READ_BYTES = 1 << 20
 
@@ -38,14 +39,14 @@ class Adapter:
     """vLLM's ``lora_int_id``."""
     folder: str
     variant: str
-    """Options that change what is computed from the same files."""
+    """Options that change the result of computing with the same files."""
     digest: str
-    """Of its content; empty if nobody can tell what it is: its blocks are not shared."""
+    """Digest of its content; empty if the content is not known. Then its blocks are not shared."""
 
 
 def content_digest(folder: Path, variant: str) -> str:
-    """SHA-256 of all that vLLM reads of an adapter, and of the way it reads it; empty if the files
-    are not there, or change meanwhile.
+    """SHA-256 of all files that vLLM reads of an adapter, and of the options that it reads them
+    with (`variant`). Empty if the files are missing, or change meanwhile.
 
     Reads the files whole, as vLLM does when it loads them.
     """
@@ -64,7 +65,8 @@ def content_digest(folder: Path, variant: str) -> str:
 
 
 def files_state(folder: Path) -> list[tuple[str, int, int, int]]:
-    """Name, size, time of change and inode of each file: differs after a file was replaced.
+    """Name, size, time of change and inode of each file. The result differs after a file was
+    replaced.
 
     Raises:
         OSError: the folder cannot be read.
@@ -81,9 +83,9 @@ def files_state(folder: Path) -> list[tuple[str, int, int, int]]:
 
 @dataclass
 class NamedAdapters:
-    """The engine core's side: the content that requests' blocks are named by.
+    """The engine core's side: the content that goes into the block hashes of requests.
 
-    Used by the thread that takes requests in and by the scheduler's.
+    Two threads use it: the one that takes requests in, and the scheduler's.
     """
 
     _known: dict[int, tuple[str, str]] = field(default_factory=dict)
@@ -97,11 +99,11 @@ class NamedAdapters:
             if number not in self._known:
                 self._known[number] = folder, content_digest(Path(folder), variant)
             known, digest = self._known[number]
-            # A worker that has the number loaded would go on with the folder it has.
+            # A worker that has this number loaded goes on with the old folder.
             return Adapter(number, folder, variant, digest if folder == known else "")
 
     def on_loaded(self, number: int, folder: str, variant: str) -> None:
-        """The operator loaded an adapter: for the first time, or in place of what it was."""
+        """The operator loaded an adapter, for the first time or in place of an older one."""
         digest = content_digest(Path(folder), variant)
         with self._lock:
             _, previous = self._known.get(number, ("", digest))
@@ -115,7 +117,7 @@ class NamedAdapters:
 
 
 class LoadedAdapters:
-    """A worker's side: the content that it computes with."""
+    """A worker's side: the content that the worker computes with."""
 
     def __init__(self) -> None:
         self._loaded: dict[int, str] = {}
@@ -130,9 +132,10 @@ class LoadedAdapters:
         self._loaded[number] = digest
 
     def agrees(self, adapter: Adapter) -> bool:
-        """Whether blocks named by this adapter are what this worker computes with it.
+        """Whether this worker computes with the same content as the adapter in the block hashes.
 
-        Where the model has not read it yet, which is before its first step, the files are read.
+        If the model has not read the adapter yet, which is so before its first step, this reads
+        the files.
         """
         loaded = self._loaded.get(adapter.number)
         if loaded is None:

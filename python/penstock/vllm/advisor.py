@@ -1,6 +1,6 @@
-"""The native advisor, whose decisions are in the log at debug level.
+"""The native advisor, with its decisions in the log at debug level.
 
-It watches and answers; what is done is the scheduler half's. Times are given to it.
+The advisor watches and answers. The scheduler half acts. The caller gives all times.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ logger = logging.getLogger("vllm.penstock")
 
 ALWAYS, NEVER, AUTO = "always", "never", "auto"
 POLICIES = (AUTO, ALWAYS, NEVER)
-"""Whether to load what can be loaded: where it is expected to pay, always, or never; by the names
-that the native part knows."""
+"""Load policies, by the names that the native module knows: load where it is expected to pay,
+always, or never."""
 
 
 class Advisor(_native.Advisor):
-    """What steps and loads take, and what follows from it for the next request."""
+    """Learns how long steps and loads take, and advises what to load."""
 
     def on_end(self, number: int, seconds: float, missing_bytes: int) -> int | None:
         arrived = super().on_end(number, seconds, missing_bytes)

@@ -1,4 +1,4 @@
-"""What the ranks must agree on, and the namespace that follows from it."""
+"""The facts that ranks must agree on, and the namespaces that follow from them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from penstock.vllm.settings import Settings
 logger = logging.getLogger("vllm.penstock")
 
 _FORMAT = 2
-"""Version of what goes into a namespace; raised when equal descriptions change meaning."""
+"""Version of the descriptions behind namespaces. Raised when the same description gets another
+meaning."""
 
 
 _PUBLISH_SECONDS = 300.0
 
 _EQUAL_SHARES = ("num_blocks", "layers_per_object", "host_blocks")
-"""What ranks must have alike."""
+"""Values of a rank that must be equal on all ranks."""
 
 _EQUAL = ("page_tokens", "interior", "content_bytes")
-"""What ranks must have alike of a group that they share."""
+"""Values of a group that must be equal on all ranks that hold a part of it."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,12 @@ class ModelFacts:
 
     name: str
     ranks: tuple[int, int]
-    """Of the pipeline, and of tensor parallelism."""
+    """Number of pipeline ranks, and of tensor-parallel ranks."""
     extent: tuple[int, int]
     """Layers and KV heads of the whole model."""
     identity: Mapping[str, Any]
-    """What must agree before two engines share anything, whatever their ranks: plain JSON."""
+    """Everything that must agree before two engines share objects, whatever their ranks. Plain
+    JSON."""
 
 
 class Agreement:
@@ -57,7 +59,7 @@ class Agreement:
         groups: Groups,
         hash_seed: Callable[[], bytes],
     ) -> None:
-        """`hash_seed` tells what starts every chain of block hashes, once the engine is up."""
+        """`hash_seed` returns the seed of every chain of block hashes, once the engine is up."""
         self._settings = settings
         self._model = model
         self._groups = groups
@@ -66,16 +68,15 @@ class Agreement:
         self._namespaces: tuple[bytes, ...] = ()
         self._publish_next = 0.0
         self.spans: list[list[Span]] = []
-        """Of each group, the distinct spans that together hold a block; all must be present for
-        a hit."""
+        """By group: the distinct spans that together hold a block. A hit needs all of them."""
         self.ranks_of_group: list[int] = []
-        """By group, ranks that hold a part of its blocks."""
+        """By group: number of ranks that hold a part of its blocks."""
         self.block_bytes: list[int] = []
-        """By group, bytes of a block on all ranks together."""
+        """By group: bytes of a block on all ranks together."""
         self.block_objects: list[int] = []
-        """By group, objects of a block that one rank has."""
+        """By group: objects of a block on one rank."""
         self.prefetch_blocks = 0
-        """Blocks of host memory that may be kept for requests that wait."""
+        """The most blocks of host memory that may be kept for waiting requests."""
 
     @property
     def ranks(self) -> int:
@@ -83,11 +84,11 @@ class Agreement:
         return len(self._shares)
 
     def accept(self, shares: Mapping[tuple[int, int], RankShare]) -> None:
-        """Checks that the shares make up the model's KV cache, once and without gaps.
+        """Checks that the shares make up the model's whole KV cache, each part once.
 
         Raises:
-            ConfigError: a rank is missing, or two ranks differ where they must not; the message
-                has both sides' numbers.
+            ConfigError: a rank is missing, or two ranks differ where they must be equal. The
+                message has the numbers of both.
             LayoutError: the ranks' spans leave a gap, overlap, or cannot be cut into objects.
         """
         pipeline, tensor = self._model.ranks
@@ -134,7 +135,7 @@ class Agreement:
             self.block_bytes.append(sum(part.block_bytes for part in found.values()))
             self.block_objects.append(max(1, len(self.spans[-1]) // len(found)))
         if self._settings.host_tier:
-            # As many as the ranks' engines keep at most.
+            # The native engines of the ranks keep no more than this.
             self.prefetch_blocks = next(iter(holding.values())).host_blocks // 2
         self._shares = dict(shares)
 
@@ -151,10 +152,10 @@ class Agreement:
 
     @property
     def namespaces(self) -> tuple[bytes, ...]:
-        """Of each group, the digest of everything that must agree before two engines share its
+        """By group: the digest of everything that must agree before two engines share the group's
         objects.
 
-        Made on first use, when the engine's block-hash seed is known.
+        Computed on first use, because the engine's block-hash seed is known by then.
         """
         if not self._namespaces:
             for position in range(len(self._groups)):
@@ -165,10 +166,10 @@ class Agreement:
         return self._namespaces
 
     def publish(self, store: Store) -> None:
-        """Leaves the namespace's description in the pool, for `penstock pool ls`.
+        """Puts the namespaces' descriptions into the pool, for `penstock pool ls`.
 
-        Called when a store has succeeded; returns at once. Repeated now and then, since a pool
-        may be emptied.
+        Called when a store has succeeded, and returns at once. Publishes again now and then,
+        because a pool may be emptied.
         """
         now = time.monotonic()
         if now < self._publish_next:
@@ -204,10 +205,11 @@ class Agreement:
 
 
 def model_facts(settings: Settings, vllm_config: Any) -> ModelFacts:
-    """What the ranks of this engine must agree on, from vLLM's configuration.
+    """The facts about the model that all ranks of this engine must agree on, from vLLM's
+    configuration.
 
     Raises:
-        ConfigError: nothing tells which weights these are.
+        ConfigError: nothing tells which weights the model has.
     """
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     return ModelFacts(

@@ -34,19 +34,20 @@ if TYPE_CHECKING:
 
 
 class Orders(KVConnectorMetadata):  # type: ignore[misc]
-    """Envelope for the scheduler half's orders."""
+    """vLLM's envelope for the scheduler half's orders."""
 
     def __init__(self, orders: StepOrders) -> None:
         self.orders = orders
 
 
 class Report(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """Envelope for worker halves' reports."""
+    """vLLM's envelope for the reports of worker halves."""
 
     def __init__(self, report: WorkerReport, failed_requests: set[str]) -> None:
         self.report = report
         self.failed_requests = failed_requests
-        """Of which nothing counts as loaded, where vLLM does not ask for them."""
+        """Requests whose load counts as failed as a whole, for versions of vLLM that do not ask for
+        them."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> Report:
         """Merges another rank's report into this one."""
@@ -56,14 +57,15 @@ class Report(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
 
 class Share(KVConnectorHandshakeMetadata):  # type: ignore[misc]
-    """Envelope for what a rank tells of itself at start-up."""
+    """vLLM's envelope for a rank's share, sent at start-up."""
 
     def __init__(self, share: RankShare) -> None:
         self.share = share
 
 
 class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """Loads KV blocks from a pool before their request is scheduled, stores every new one."""
+    """Loads a request's KV blocks from a pool before the request is scheduled, and stores every new
+    block."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         compat.check_version()
@@ -97,18 +99,19 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A best-effort cache: a store that is dropped is a miss later, nothing worse."""
+        """False, because the pool is a best-effort cache: a dropped store is only a later miss."""
         return False
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
-        """The layout to ask for where the plugin, which knows more, is not loaded: vLLM drops the
-        wish, with a warning, if the workers' backends do not list it."""
+        """The layout to ask for if the plugin is not loaded. (The plugin knows more.) If the
+        workers' backends do not list this layout, vLLM drops the wish with a warning."""
         return layouts.required(vllm_config)
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
-        """Asked since vLLM 0.33: a copy may still read or write what sleeping would unmap."""
+        """False: a copy may still read or write memory that sleep mode would unmap. vLLM asks since
+        0.33."""
         return False
 
     # --- worker ---------------------------------------------------------------------------
@@ -118,29 +121,29 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.worker.register(kv_memory(self._facts.groups, kv_caches))
 
     def get_handshake_metadata(self) -> Share | None:
-        """What this rank holds, for the scheduler half to check against the others."""
+        """This rank's share. The scheduler half checks it against the other ranks' shares."""
         share = self.worker.share
         return None if share is None else Share(share)
 
     def handle_preemptions(self, kv_connector_metadata: Orders) -> None:
-        """Called before the step that may overwrite preempted requests' blocks, on every runner
-        before its forward pass."""
+        """Called on every model runner before its forward pass, and so before a step that may
+        overwrite the blocks of preempted requests."""
         self.worker.begin_step(kv_connector_metadata.orders)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Submits this step's loads; none is needed by this step's forward pass."""
+        """Submits this step's loads. This step's forward pass needs none of them."""
         self.worker.start_loads(self._orders())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing to wait for: loads end before their request is scheduled."""
+        """Does nothing: a load ends before its request is scheduled."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """Nothing per layer: blocks are stored whole, after the forward pass."""
+        """Does nothing: whole blocks are stored after the forward pass, not single layers."""
 
     def wait_for_save(self) -> None:
-        """Submits this step's stores, now that the forward pass has filled the blocks."""
+        """Submits this step's stores, after the forward pass has filled the blocks."""
         self.worker.start_stores(self._orders())
 
     def _orders(self) -> StepOrders:
@@ -148,15 +151,15 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return orders
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Requests whose blocks may be freed, whose load ended, and of which nothing came. Asked
-        since vLLM 0.30."""
+        """Three sets of requests: those whose blocks may be freed, those whose load ended, and
+        those whose load failed as a whole. vLLM asks since 0.30."""
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
         free, loaded = self.worker.poll()
         return KVConnectorTransferResults(free, loaded, self.worker.take_failed_requests())
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
-        """The same for vLLM 0.29, without those of which nothing came."""
+        """The first two of these sets, for vLLM 0.29."""
         return self.worker.poll()
 
     def get_block_ids_with_load_errors(self) -> set[int]:
@@ -164,7 +167,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self.worker.take_failed_blocks()
 
     def build_connector_worker_meta(self) -> Report | None:
-        """What became of jobs, for the scheduler half."""
+        """The results of jobs, for the scheduler half."""
         report, failed = self.worker.take_report(), self.worker.take_failed_requests()
         if report is None and not failed:
             return None
@@ -175,11 +178,12 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """Called once, with every rank's share; refuses shares that do not fit together."""
+        """Called once, with every rank's share. Refuses shares that do not fit together."""
         self.scheduler.accept_shares({rank: envelope.share for rank, envelope in metadata.items()})
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
-        """Called once: the pool of the engine's own blocks, for what its prefix cache has."""
+        """Called once, with the engine's own block pool. It tells which blocks the engine's prefix
+        cache has."""
         if self._scheduler is not None:
             self._scheduler.bind(compat.cache_probe(gpu_block_pool))
 
@@ -190,12 +194,12 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """How many tokens the pool adds to those computed; None while that is not known."""
+        """How many tokens the pool adds to the computed ones; None while this is not known."""
         tokens = self.scheduler.match(request.request_id, num_computed_tokens)
         return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """The engine allocated blocks for what `get_num_new_matched_tokens` offered."""
+        """The engine allocated blocks for the tokens that `get_num_new_matched_tokens` offered."""
         if num_external_tokens:
             self.scheduler.on_allocated(
                 request.request_id, blocks.get_block_ids(), num_external_tokens
@@ -225,11 +229,11 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """The same, as vLLM asks with the hybrid memory allocator on."""
+        """The same. vLLM asks this way if the hybrid memory allocator is on."""
         return self.scheduler.on_finished(request.request_id, block_ids), None
 
     def reset_cache(self) -> bool:
-        """Forgets what is known of the pool's content; the pool itself is not touched."""
+        """Forgets what is known about the pool's content. Does not touch the pool itself."""
         self.scheduler.forget_presence()
         return True
 

@@ -1,4 +1,4 @@
-"""What the connector counts and measures."""
+"""The connector's counters and histograms."""
 
 from __future__ import annotations
 
@@ -59,14 +59,16 @@ BUCKETS = {
 """Upper bounds of a histogram's buckets, by the last word of its name."""
 
 MOST_TENANTS = 100
-"""Tenants with a series of their own in one engine; the rest are :data:`OTHERS`."""
+"""The most tenants with their own series in one engine. All further ones count as
+:data:`OTHERS`."""
 
 OTHERS = "others"
 
 _MOST_OBSERVATIONS = 10_000
 
 Counts = dict[str, "float | list[float]"]
-"""Name → increment, or values for a histogram. A label follows its name behind a slash."""
+"""Name → increment, or the values of a histogram. If there is a label, the name is followed by a
+slash and the label."""
 
 
 class Counters:
@@ -96,14 +98,14 @@ class Counters:
             self._counts[key] = before + amount
 
     def observe(self, name: str, value: float, label: str | None = None) -> None:
-        """Adds a value to a histogram. What nobody takes for long is not kept beyond a bound."""
+        """Adds a value to a histogram. Drops the value if too many were added since `take`."""
         values = self._counts.setdefault(name if label is None else f"{name}/{label}", [])
         assert isinstance(values, list)
         if len(values) < _MOST_OBSERVATIONS:
             values.append(value)
 
     def take(self) -> Counts | None:
-        """Hands over what there is and starts anew; None if there is nothing."""
+        """Returns everything since the last call, and starts anew; None if there is nothing."""
         if not self._counts:
             return None
         taken, self._counts = self._counts, {}

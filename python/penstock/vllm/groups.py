@@ -1,7 +1,8 @@
-"""The KV-cache groups that blocks are loaded and stored of.
+"""The KV-cache groups whose blocks are loaded and stored.
 
-vLLM gives layers that need different blocks a block table each (hybrid models: some layers attend
-to all tokens, others to the last few). A uniform model has one group.
+In hybrid models some layers attend to all tokens, and others to the last few. Such layers need
+different blocks, so vLLM puts them into different groups, each with a block table. A uniform model
+has one group.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ class Group:
     """Layers that share one block table."""
 
     index: int
-    """Among vLLM's groups, of which some may not be transferred."""
+    """Its position among vLLM's groups. Not all of vLLM's groups may be transferred."""
     kind: str
-    """vLLM's name for it, like ``full_attention``."""
+    """vLLM's name for its kind, like ``full_attention``."""
     block_size: int
     """Tokens in a block."""
     window: int | None
-    """Tokens that a layer attends to, the present one included; None for all before it."""
+    """Number of tokens that a layer attends to, the present one included. None: all tokens."""
     dtype: str
     layer_names: tuple[str, ...]
 
 
 Groups = tuple[Group, ...]
-"""All groups of a model that are transferred. How far they can be loaded, the catalogue tells."""
+"""All groups of a model that are transferred. The catalogue tells how far they can be loaded."""

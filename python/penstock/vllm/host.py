@@ -1,7 +1,7 @@
-"""The host tier: how host memory is split over the ranks, and what is in it.
+"""The host tier: how host memory is split over the ranks.
 
-A block has a part on every rank, in slots of one size. As with the KV memory itself, each rank gets
-as much as its part of a block takes, so that all of them hold the same number of blocks.
+A block has a part on every rank, in slots of one size. Each rank gets host memory in proportion to
+its part of a block, as with the KV memory itself. So all ranks hold the same number of blocks.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from penstock.layout.geometry import Geometry
 from penstock.plan.split import proportional
 
 LEAST_BYTES = 1 << 30
-"""Of host memory by default, however little a step stores."""
+"""The least host memory by default, however little a step stores."""
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True)
 class Slots:
-    """What one rank holds of every block."""
+    """The slots of host memory that one rank needs for a block."""
 
     per_block: int
-    """Slots that a block takes; 0 on a rank that holds nothing of it."""
+    """Slots that a block takes; 0 on a rank that holds no part of it."""
     payload_bytes: int
-    """Of the largest object."""
+    """Bytes of the largest object."""
 
     @property
     def bytes_per_block(self) -> int:
-        """Host memory that a block takes."""
+        """Bytes of host memory that a block takes."""
         return self.per_block * slot_stride(self.payload_bytes)
 
 
 def stage_slots(
     stage: tuple[int, int], heads: tuple[int, int], layer_bytes: int, geometry: Geometry
 ) -> Slots:
-    """What a rank holds of a block, by the layers of its stage and its KV heads.
+    """The slots that a rank needs for a block, from the layers of its stage and its KV heads.
 
-    `layer_bytes` is one layer's part of a block with those heads.
+    `layer_bytes` is the bytes of one layer's part of a block with these heads.
 
     >>> stage_slots((0, 6), (0, 8), 1000, Geometry(2, 4, None))
     Slots(per_block=6, payload_bytes=1000)
@@ -58,8 +58,9 @@ def stage_slots(
 
 
 def step_blocks(tokens: int, block_sizes: Iterable[int]) -> int:
-    """Blocks of all groups that a step of so many tokens fills, given the groups' tokens a block;
-    with prompts one after the other.
+    """Blocks of all groups that a step of `tokens` fills, for prompts one after the other.
+
+    `block_sizes` are the tokens of a block, by group.
 
     >>> step_blocks(8192, [16])
     512
@@ -68,10 +69,12 @@ def step_blocks(tokens: int, block_sizes: Iterable[int]) -> int:
 
 
 def default_host_bytes(step_bytes: int, machine_bytes: int) -> int:
-    """Host memory where the operator names none, given what the stores of a step take at most.
+    """Bytes of host memory if the operator names none. `step_bytes` is the most that the stores of
+    a step take.
 
-    One step's stores are on their way to the pool while the next one's come, and stores get three
-    quarters of it: two steps' worth, within a quarter of the machine's memory.
+    While the stores of one step are on their way to the pool, those of the next step come. Stores
+    may use three quarters of the host memory. So the default is twice `step_bytes`, but at most a
+    quarter of the machine's memory.
 
     >>> default_host_bytes(2 << 30, 512 << 30) >> 30
     4
@@ -82,7 +85,7 @@ def default_host_bytes(step_bytes: int, machine_bytes: int) -> int:
 
 
 def machine_bytes() -> int:
-    """Memory of this machine, or what its container may use of it."""
+    """Bytes of this machine's memory, or the bytes that its container may use."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         limit = _CGROUP_LIMIT.read_text().strip()
@@ -92,13 +95,14 @@ def machine_bytes() -> int:
 
 
 def host_blocks(host_bytes: int, ranks: Sequence[Slots]) -> int:
-    """Blocks that the host memory of all ranks together holds, by the rule that splits KV memory.
+    """Blocks that the host memory of all ranks together holds. The split over ranks follows the
+    rule for KV memory.
 
     >>> host_blocks(1 << 20, [Slots(6, 8000), Slots(2, 8000)])
     16
 
     Raises:
-        ConfigError: it does not hold one.
+        ConfigError: the memory does not hold one block.
     """
     need = [rank.bytes_per_block for rank in ranks]
     if host_bytes < sum(need):

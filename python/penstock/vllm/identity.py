@@ -1,4 +1,4 @@
-"""Which model this is: what goes into the namespace so that engines share only equal KV."""
+"""The model's identity. It goes into the namespace, so that engines share only equal KV."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SAMPLE_BYTES = 4096
 """Bytes read at the start, the middle and the end of every tensor."""
 
 _FILE_SAMPLES = 64
-"""Places read in a weight file whose tensors cannot be told apart."""
+"""Places to read in a weight file of a format whose tensors cannot be told apart."""
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 _VOLATILE = ("_name_or_path", "transformers_version", "_commit_hash", "_attn_implementation")
-"""Parts of a Hugging Face configuration that say nothing about the model's computation."""
+"""Keys of a Hugging Face configuration that do not change the model's computation."""
 
 
 def config_digest(hf_config: Any) -> str:
@@ -40,15 +40,16 @@ def _without_volatile(content: Any) -> Any:
 
 
 def weights_digest(folder: Path) -> str | None:
-    """SHA-256 over samples of all weights in a model folder; None if it holds none.
+    """SHA-256 over samples of all weights in a model folder; None if the folder has no weights.
 
-    Of each tensor its name, type, shape and three pieces of :data:`SAMPLE_BYTES` are read, so
-    that the cost is a few reads per tensor, not the size of the model. Training changes nearly
-    every element of a tensor it touches; two revisions that agree in every sampled piece but
-    differ elsewhere would be taken for one (set ``penstock.model_id`` apart for such).
+    For each tensor this reads its name, type, shape and three pieces of :data:`SAMPLE_BYTES`. So
+    the cost is a few reads per tensor, whatever the size of the model. Training changes nearly
+    every element of a tensor that it touches. But two revisions that agree in every sampled piece
+    and differ elsewhere have the same digest. Give such revisions different
+    ``penstock.model_id`` values.
 
     Raises:
-        ConfigError: a file that says it is safetensors is not.
+        ConfigError: a file that is named safetensors is not one.
     """
     files = sorted(p for p in folder.iterdir() if p.suffix in _WEIGHT_SUFFIXES and p.is_file())
     if any(p.suffix == ".safetensors" for p in files):
@@ -70,8 +71,8 @@ def weights_digest(folder: Path) -> str | None:
 
 
 def _tensor_places(path: Path, digest: Any) -> Iterator[int]:
-    """Offsets to sample in a safetensors file; what its header says of each tensor goes into the
-    digest."""
+    """Offsets to sample in a safetensors file. Also adds the header's facts about each tensor to
+    the digest."""
     header = read_header(path)
     said = {
         name: {"data_offsets": [each.begin, each.end], "dtype": each.dtype, "shape": each.shape}
@@ -84,7 +85,7 @@ def _tensor_places(path: Path, digest: Any) -> Iterator[int]:
 
 
 def weights_identity(vllm_config: Any, model_id: str) -> str:
-    """What stands for the weights in the namespace.
+    """The text that stands for the weights in the namespace.
 
     Raises:
         ConfigError: the weights are not in files that can be read here, and `model_id` is empty.

@@ -1,9 +1,9 @@
-"""The KV layout inside vLLM: what its backends can address, and what is decided from that.
+"""The KV layout inside vLLM: which layouts the backends can address, and which one is chosen.
 
 vLLM resolves one layout for the whole model in the engine core, from the lists that its workers
-report. Both ends are wrapped, and only for an engine whose connector is Penstock: a worker reports
-what its kernels can do, not only what vLLM lists; the engine core decides with
-:func:`penstock.layout.negotiate.negotiate` and logs the reason.
+report. Penstock wraps both ends, but only acts in an engine whose connector is Penstock. A worker
+then reports all layouts that its kernels can address, not only those that vLLM lists. The engine
+core decides with :func:`penstock.layout.negotiate.negotiate` and logs the reason.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ logger = logging.getLogger("vllm.penstock")
 
 _CPU_KERNELS = "CPU_ATTN"
 _CPU_ADDS = "BLHNC"
-"""vLLM's CPU attention declares LBHNC alone, yet its kernels take the strides of blocks and heads
-from the tensor; a cross-layer tensor differs in the stride of blocks only."""
+"""vLLM's CPU attention lists only LBHNC. But its kernels take the strides of blocks and heads from
+the tensor, and a cross-layer tensor differs only in the stride of blocks."""
 
 _CPU_MLA_VIEW = (
     "vLLM's CPU kernels for MLA flatten a layer's blocks with Tensor.view, which needs each "
@@ -43,7 +43,8 @@ def reported(vllm_config: Any, listed: list[str]) -> list[str]:
 
 
 def _without_split(vllm_config: Any, backends: Sequence[Any], names: list[str]) -> list[str]:
-    """Of these layouts, those that blocks can lie in as the backends' kernels take them."""
+    """The layouts that remain if vLLM has to split its blocks for the backends' kernels. vLLM does
+    this in layer-compact layouts only."""
     size = vllm_config.cache_config.block_size
     kernel_size = compat.kernel_block_size(size, backends)
     if kernel_size != size:
@@ -62,16 +63,16 @@ def _without_split(vllm_config: Any, backends: Sequence[Any], names: list[str]) 
 
 def decide(vllm_config: Any, supported: Sequence[Sequence[str]], specs: Iterable[Any]) -> None:
     """Decides the layout of an engine whose connector is Penstock, and records it where vLLM
-    takes it from; leaves other engines, and what is decided already, alone.
+    reads it. Leaves other engines alone, and layouts that are already decided.
 
     Raises:
-        ConfigError: a layout is asked for that cannot be had, or two different ones are.
+        ConfigError: the operator asks for a layout that is not possible, or for two different ones.
     """
     is_ours = compat.has_penstock(vllm_config)
     if not is_ours or not supported or vllm_config.cache_config.kv_cache_layout is not None:
         return
     wanted = wanted_layout(vllm_config)
-    # Workers of one engine run the same backends; vLLM itself checks that they say the same.
+    # Workers of one engine run the same backends; vLLM itself checks that their lists are equal.
     decision = negotiate(spec_facts(specs), wanted, supported[0])
     logger.info("Penstock: KV layout %s: %s", decision.layout, decision.reason)
     vllm_config.cache_config.kv_cache_layout = decision.layout
@@ -79,14 +80,14 @@ def decide(vllm_config: Any, supported: Sequence[Sequence[str]], specs: Iterable
 
 def required(vllm_config: Any) -> str | None:
     """The layout to ask vLLM for in an engine core without the plugin (VLLM_PLUGINS leaves it out,
-    or the package is not installed).
+    or the package is not installed). None leaves the layout to vLLM.
 
-    By the rule of :func:`decide`, so that the same order of heads and tokens comes out, and engines
-    with and without the plugin share objects. Workers then report what vLLM lists, and nothing else
-    is asked for. None leaves the layout to vLLM.
+    It follows the rule of :func:`decide`. So the order of heads and tokens is the same, and engines
+    with and without the plugin share objects. Without the plugin, workers report only the layouts
+    that vLLM lists, so `auto` asks only for one of those.
 
     Raises:
-        ConfigError: the operator's wishes differ.
+        ConfigError: the operator asks for two different layouts.
     """
     wanted = wanted_layout(vllm_config)
     if wanted != AUTO:
@@ -96,13 +97,13 @@ def required(vllm_config: Any) -> str | None:
     try:
         facts = spec_facts(compat.expected_specs(vllm_config))
     except ConfigError:
-        # State of other kinds, which is refused later: vLLM's own choice does.
+        # The model keeps other kinds of state. It is refused later, so vLLM's own choice will do.
         return None
     return negotiate(facts, AUTO, listed).layout
 
 
 def explain(vllm_config: Any) -> Decision:
-    """What :func:`decide` would say, from the configuration alone: no model is loaded.
+    """The decision of :func:`decide`, from the configuration alone. Loads no model.
 
     Raises:
         ConfigError: as for `decide`.
@@ -115,10 +116,10 @@ def explain(vllm_config: Any) -> Decision:
 
 
 def explain_model(model: str, wanted: str) -> Decision:
-    """What :func:`decide` would say of a model served with Penstock on this machine.
+    """The decision of :func:`decide` for a model served with Penstock on this machine.
 
     Raises:
-        ConfigError: as for `decide`; or the model's configuration does not tell.
+        ConfigError: as for `decide`; or the model's configuration is not enough to decide.
     """
     transfer = {
         "kv_connector": compat.CONNECTOR,
@@ -133,7 +134,7 @@ def wanted_layout(vllm_config: Any) -> str:
     """The operator's wish: the connector's setting, or vLLM's environment variable.
 
     Raises:
-        ConfigError: both are set, to different layouts.
+        ConfigError: both are set, and they differ.
     """
     transfer = vllm_config.kv_transfer_config
     setting = Settings.parse(transfer.kv_connector_extra_config).kv_layout if transfer else AUTO
@@ -149,7 +150,7 @@ def wanted_layout(vllm_config: Any) -> str:
 
 
 def spec_facts(specs: Iterable[Any]) -> SpecFacts:
-    """What matters of the specs of all layers."""
+    """The facts about the specs of all layers that decide the layout."""
     found = list(specs)
     viewed = [spec for spec in found if compat.has_layer_views(spec)]
     kinds = tuple(sorted({compat.spec_kind(spec) for spec in found}))
@@ -157,7 +158,7 @@ def spec_facts(specs: Iterable[Any]) -> SpecFacts:
     if "mla_attention" in kinds and compat.is_cpu():
         layer_compact_because = _CPU_MLA_VIEW
     elif len(lengths) > 1:
-        # Else it groups layers whose specs differ, of which the connector knows none.
+        # Otherwise it groups layers whose specs differ, and the connector knows no such groups.
         layer_compact_because = (
             f"the model has blocks of {' and '.join(map(str, lengths))} tokens, which vLLM makes "
             "equal in layouts that keep each layer in one piece"

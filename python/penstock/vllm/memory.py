@@ -1,8 +1,8 @@
-"""KV memory inside vLLM: the pipeline's total in proportion to what each rank's layers need.
+"""KV memory inside vLLM: splits the pipeline's total in proportion to the needs of each rank.
 
-vLLM gives every rank the same bytes and then as many blocks as fit the rank that needs most. The
-engine core is wrapped where it turns available bytes into blocks; an engine that does not ask for
-it is left alone.
+vLLM gives every rank the same bytes, and then as many blocks as fit on the rank that needs most.
+Penstock wraps the engine core where it turns available bytes into blocks. An engine that does not
+ask for a proportional split or a number of tokens is left alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger("vllm.penstock")
 
 
 def wish(vllm_config: Any) -> Wish:
-    """What is asked of this engine."""
+    """The operator's wish for the KV memory of this engine."""
     additional = vllm_config.additional_config
     return Wish.parse(additional) if isinstance(additional, Mapping) else Wish()
 
@@ -33,17 +33,17 @@ def decide(
     available: Sequence[int],
     rooms: Sequence[Room],
 ) -> list[int]:
-    """Bytes for KV on each worker, instead of `available`, which vLLM would give it.
+    """Bytes for KV on each worker. They replace `available`, the bytes that vLLM would give it.
 
     Args:
-        specs: KV-cache specs by layer, of each worker; pipeline rank after pipeline rank.
-        rooms: what each worker's device has free.
+        specs: KV-cache specs by layer, for each worker, in the order of pipeline ranks.
+        rooms: the free bytes of each worker's device.
 
-    `--kv-cache-memory-bytes` is what all pipeline ranks get together; tensor-parallel ranks of a
-    stage get the same.
+    `--kv-cache-memory-bytes` is the total for all pipeline ranks together. The tensor-parallel
+    ranks of a stage get the same bytes.
 
     Raises:
-        ConfigError: what is asked for does not fit, or goes with no other option given.
+        ConfigError: the operator's wish does not fit, or is at odds with another option.
     """
     asked, cache = wish(vllm_config), vllm_config.cache_config
     ranks = vllm_config.parallel_config.pipeline_parallel_size
@@ -59,7 +59,7 @@ def decide(
     _check(vllm_config, asked, len(specs))
     evenly = list(available)
     if cache.kv_cache_memory_bytes is not None:
-        # vLLM makes the whole of it available on every pipeline rank.
+        # vLLM makes the whole total available on every pipeline rank.
         evenly = [given // ranks for given in available]
     total = sum(evenly)
     need = compat.block_bytes(vllm_config, specs)
@@ -103,10 +103,11 @@ def _check(vllm_config: Any, asked: Wish, workers: int) -> None:
 def _check_fits(
     vllm_config: Any, asked: Split, available: Sequence[int], rooms: Sequence[Room]
 ) -> None:
-    """Refuses tokens that need more than there is, or than the operator allows."""
+    """Refuses a number of tokens that needs more memory than there is, or than the operator
+    allows."""
     split.check_rooms(asked, rooms)
     if vllm_config.cache_config.kv_cache_memory_bytes is None:
-        # vLLM has measured what the model leaves of each device.
+        # vLLM has measured how much memory the model leaves on each device.
         measured = [Room(worker, nbytes) for worker, nbytes in enumerate(available)]
         split.check_rooms(asked, measured)
     elif sum(asked.given) > sum(available):

@@ -1,4 +1,4 @@
-"""What the two halves of the connector say to each other. Plain data, pickled by vLLM."""
+"""The messages between the two halves of the connector. Plain data, pickled by vLLM."""
 
 from __future__ import annotations
 
@@ -12,30 +12,32 @@ Span = tuple[int, int, int, int]
 
 
 IDLE_SECONDS = 0.005
-"""How long workers are left alone if the engine has nothing to do before a load ends: vLLM would
-come and ask every millisecond, and take the processor time that the load needs. A request that
-arrives meanwhile, or whose own load ends before another's, waits so long at most."""
+"""Seconds that workers are left alone if the engine has nothing to do before a load ends.
+
+Otherwise vLLM asks the workers every millisecond, which takes processor time that the load needs. A
+request that arrives meanwhile, or whose own load ends first, waits this long at most."""
 
 
 @dataclass(frozen=True)
 class BlockJob:
     """Blocks of one request to load, to prefetch or to store.
 
-    ``job`` is unique in the life of the scheduler. The blocks' groups are positions among those
-    that are transferred; of a prefetch the block ids mean nothing.
+    ``job`` is unique in the life of the scheduler. A block's group is its position among the
+    transferred groups. In a prefetch, block ids have no meaning.
     """
 
     job: int
     request_id: str
     blocks: Blocks
     timeout: float = 0.0
-    """Seconds until a load or prefetch is given up."""
+    """Seconds after which a load or prefetch is given up."""
     pace: float = 0.0
-    """Seconds that a load gets beyond, in proportion to what has come of it."""
+    """More seconds for a load, in proportion to the share of it that has come."""
     tenant: bytes = field(default=b"", repr=False)
-    """What the request's tenant, and nobody else, gives with requests: goes into the encryption."""
+    """A value that only the request's tenant gives with its requests. It goes into the
+    encryption."""
     adapter: Adapter | None = None
-    """The LoRA adapter that the blocks are named by."""
+    """The LoRA adapter in the blocks' hashes."""
 
 
 @dataclass
@@ -43,54 +45,57 @@ class StepOrders:
     """Scheduler half → every worker half, with each step."""
 
     namespaces: tuple[bytes, ...] = ()
-    """Of each group."""
+    """The namespace of each group."""
     step: int = 0
-    """If not zero, workers name it when they report that the step is done."""
+    """The step's number, or zero. If it is not zero, workers report when the step is done."""
     idle_until: float = 0.0
-    """The engine has nothing to do before a load ends, and leaves its workers alone until this time
-    of the machine's monotonic clock."""
+    """If not zero, the engine has nothing to do before a load ends. It leaves its workers alone
+    until this time of the machine's monotonic clock."""
     loads: list[BlockJob] = field(default_factory=list)
     stores: list[BlockJob] = field(default_factory=list)
     prefetches: list[BlockJob] = field(default_factory=list)
-    """Blocks that a request which waits will load: host memory may have them before."""
+    """Blocks that a waiting request will load later. They may come into host memory before."""
     release: list[int] = field(default_factory=list)
     """Prefetches that nobody waits for any more, after the loads of this step."""
     cancel_loads: list[int] = field(default_factory=list)
-    """Load jobs whose request is gone; they end as soon as nothing writes any more."""
+    """Load jobs whose request is gone. They end as soon as nothing writes any more."""
     flush: list[int] = field(default_factory=list)
     """Store jobs whose source blocks are about to be overwritten."""
     finished: list[str] = field(default_factory=list)
-    """Requests whose blocks wait for their stores to have been read."""
+    """Finished requests whose blocks must stay until their stores have read them."""
 
 
 @dataclass
 class WorkerReport:
-    """Worker halves → scheduler half: what became of jobs since the last step."""
+    """Worker halves → scheduler half: the results of jobs since the last step.
+
+    Blocks are named by their positions in their job.
+    """
 
     steps: set[int] = field(default_factory=set)
-    """Steps that asked for it and are done."""
+    """Numbers of steps that are done; only steps whose orders have a number."""
     released: dict[int, int] = field(default_factory=dict)
     """Store job → number of ranks that have read its blocks."""
     stored: dict[int, int] = field(default_factory=dict)
     """Store job → number of ranks that are done with it."""
     unstored: dict[int, set[int]] = field(default_factory=dict)
-    """Store job → places of the blocks that some rank did not bring into the pool."""
+    """Store job → positions of the blocks that some rank did not bring into the pool."""
     lost: dict[int, set[int]] = field(default_factory=dict)
-    """Load or prefetch → places of the blocks that are not in the pool, or not whole, though a
+    """Load or prefetch → positions of the blocks that are not in the pool, or not whole, though a
     look-up found them."""
     foreign: dict[int, set[int]] = field(default_factory=dict)
-    """Load or prefetch → places of the blocks that are in the pool, encrypted with a key that this
-    engine does not have."""
+    """Load or prefetch → positions of the blocks that are in the pool, but are encrypted with a key
+    that this engine does not have."""
     unloaded: dict[int, set[int]] = field(default_factory=dict)
-    """Load → places of the blocks that it did not get, for whatever reason; all of them where a
+    """Load → positions of the blocks that it did not get, for whatever reason; all positions if a
     load counts as a whole."""
     held: bytes = b""
-    """What came into ranks' host memory, and what went, block by block, each once for every rank:
-    packed by the native engine, for the native catalogue."""
+    """Blocks that came into the ranks' host memory or left it, each once for every rank. Packed by
+    the native engine, for the native catalogue."""
     prefetched: dict[int, int] = field(default_factory=dict)
-    """Prefetch → ranks that are done with it."""
+    """Prefetch → number of ranks that are done with it."""
     seconds: dict[int, float] = field(default_factory=dict)
-    """Load or prefetch → how long it took, on the rank where that was longest."""
+    """Load or prefetch → seconds that it took, on the slowest rank."""
     missing_bytes: dict[int, int] = field(default_factory=dict)
     """Load or prefetch → bytes of it that did not come."""
 
@@ -125,11 +130,11 @@ class WorkerReport:
 
 @dataclass(frozen=True)
 class GroupShare:
-    """What one worker holds of a group.
+    """The part of a group that one worker holds.
 
-    ``layers`` are indices in the whole model; ``block_bytes`` is the KV of one block in them;
-    ``page_tokens`` the tokens of one page as the attention backend sees it (its kernel block);
-    ``interior`` the order of heads and tokens in stored objects.
+    ``layers`` are indices in the whole model. ``block_bytes`` is the bytes of one block's KV in
+    these layers. ``page_tokens`` is the tokens of one page as the attention backend sees it (its
+    kernel block). ``interior`` is the order of heads and tokens in stored objects.
     """
 
     layers: tuple[int, ...]
@@ -141,11 +146,11 @@ class GroupShare:
 
 @dataclass(frozen=True)
 class RankShare:
-    """What one worker holds, told to the scheduler half at start-up.
+    """The part of the KV cache that one worker holds. The scheduler half learns it at start-up.
 
-    ``span`` is None on a pipeline rank without attention layers; ``groups`` has None for a group
-    without layers on this rank. ``layers_per_object`` is None where an object is all that a rank
-    holds.
+    ``span`` is None on a pipeline rank without attention layers. ``groups`` has None for a group
+    without layers on this rank. ``layers_per_object`` is None if an object is all that a rank
+    holds of a block.
     """
 
     span: Span | None
@@ -154,5 +159,5 @@ class RankShare:
     host_blocks: int
     """Blocks that the host memory of all ranks together holds."""
     slots: int
-    """This rank's, for its part of them."""
+    """This rank's slots, for its part of these blocks."""
     layers_per_object: int | None = None

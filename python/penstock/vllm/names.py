@@ -1,8 +1,8 @@
-"""What users write to set the connector. Known without vLLM, and without what it brings."""
+"""Names that users write to configure the connector. Needs neither vLLM nor its dependencies."""
 
 PREFIX = "penstock."
 """Every setting is a key ``penstock.<name>`` of vLLM's ``kv_connector_extra_config``."""
 
 POOL_VARIABLE = "PENSTOCK_POOL"
-"""Environment variable that names the pool when the settings do not: a URL with a password
-stays out of command lines this way."""
+"""Environment variable with the pool's URL, for use if the settings name none. So a URL with a
+password stays out of command lines."""

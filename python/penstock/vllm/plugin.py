@@ -1,7 +1,7 @@
-"""What vLLM runs in each of its processes, found through the entry point `vllm.general_plugins`.
+"""The plugin that vLLM runs in each of its processes, from the entry point `vllm.general_plugins`.
 
-It changes nothing for an engine that does not ask for it, by having Penstock as its connector or by
-a `penstock.` key in its `additional_config`.
+An engine asks for Penstock by naming it as its connector, or by a `penstock.` key in its
+`additional_config`. For any other engine the plugin changes nothing.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ logger = logging.getLogger("vllm.penstock")
 
 
 def register() -> None:
-    """Offers this process what Penstock adds to vLLM."""
+    """Installs Penstock's additions to vLLM in this process."""
     from penstock.vllm import compat, layouts, memory
 
     try:
         compat.check_version()
     except ConfigError as error:
-        # An engine with Penstock's connector is refused by the connector, in the same words.
+        # In an engine with Penstock's connector, the connector refuses, in the same words.
         logger.debug("Penstock: plugin not loaded: %s", error)
         return
     layouts.install()

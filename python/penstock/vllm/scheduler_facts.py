@@ -1,4 +1,4 @@
-"""What the scheduler half is told of vLLM: its configuration, its requests and its steps."""
+"""Translates vLLM's configuration, requests and steps into facts for the scheduler half."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -
     """The scheduler half of this engine.
 
     Raises:
-        ConfigError: the model or the options have something that is not supported.
+        ConfigError: the model or an option is not supported.
     """
     groups = compat.transfer_groups(vllm_config, kv_cache_config)
     adapters = NamedAdapters()
@@ -36,12 +36,12 @@ def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -
 
 
 def arrival(request: Any) -> Arrival:
-    """A new request."""
+    """The facts about a new request."""
     return Arrival(request, request.kv_transfer_params, compat.tenant(request))
 
 
 def step(scheduler_output: Any) -> Step:
-    """What is computed next."""
+    """The facts about the next step."""
     requests, computed = compat.scheduled(scheduler_output)
     return Step(
         requests=requests,

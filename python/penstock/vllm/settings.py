@@ -43,7 +43,7 @@ def _read_size(value: Any) -> Any:
 
 
 def _check_geometry(value: str) -> str:
-    # Zero is a multiple of everything: only the text is checked here, no model is known.
+    # Zero is a multiple of everything, so this checks only the text. No model is known here.
     parse_geometry(value, layers=0, heads=0)
     return value
 
@@ -54,23 +54,23 @@ _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", coerce_numbers_to_str=True))
 class Settings:
-    """What can be set, with the defaults."""
+    """All settings, with their defaults."""
 
     pool: str
     """URL of the pool; or several as tiers, the nearest first, with spaces between."""
     host_bytes: _Count = 0
-    """Host memory for blocks on their way and for those that stay there, the host tier; for all
-    ranks of the engine together. 0, which cannot be asked for: as much as two of the engine's steps
-    may store, and 1 GiB at least."""
+    """Bytes of host memory, for all ranks of the engine together. It holds blocks on their way, and
+    blocks that stay (the host tier). The default 0, which users cannot set, stands for the bytes
+    that two of the engine's steps may store, and at least 1 GiB."""
     host_tier: bool = True
-    """Whether blocks stay in host memory until the room is needed."""
+    """Whether blocks stay in host memory until their room is needed."""
     load_policy: Annotated[str, _one_of(*advisor.POLICIES)] = advisor.AUTO
-    """Whether to load what can be loaded: `auto`, where it is expected to be faster than
-    recomputing; `always`; or `never`."""
+    """When to load blocks that can be loaded: `auto` (where it is expected to be faster than
+    recomputing), `always`, or `never`."""
     lookup_timeout: _Seconds = 0.25
     """Seconds after which a look-up counts as a miss."""
     load_timeout: _Seconds = 0.5
-    """Seconds a load may take at least; `load_floor` adds to it by size."""
+    """Seconds that every load may take; `load_floor` adds to it by size."""
     load_floor: _Count = 64 << 20
     """Bytes per second below which a load is given up."""
     drain_timeout: _Seconds = 5.0
@@ -82,19 +82,22 @@ class Settings:
     copy_lanes: _Count = 1
     """Native threads that copy between KV memory and host memory, per rank."""
     pool_geometry: Annotated[str, AfterValidator(_check_geometry)] = RANK
-    """What one object holds: `rank`, all that a rank has of a block; `portable`, pieces that
-    engines of other pipeline and tensor-parallel degrees find too; or layers x heads, like 4x2."""
+    """The part of a block in one object: `rank` (all that a rank has of a block), `portable`
+    (pieces that engines of other pipeline and tensor-parallel degrees find too), or layers x heads,
+    like 4x2."""
     kv_layout: Annotated[str, _one_of(AUTO, *LAYOUTS)] = AUTO
-    """Layout of the engine's KV cache: `auto` for all layers of a block side by side where spec
-    and attention backend allow it, or a layout's name, refused where it cannot be had."""
+    """Layout of the engine's KV cache: `auto`, or a layout's name. With `auto`, all layers of a
+    block lie side by side where spec and attention backend allow it. A named layout is refused if
+    it is not possible."""
     salt: str = ""
-    """Goes into the namespace: engines with another salt share nothing with this one."""
+    """Text that goes into the namespace. Engines with different salts share nothing."""
     model_id: str = ""
-    """Stands for the weights in the namespace where they cannot be read from files."""
+    """Text that stands for the weights in the namespace, if they cannot be read from files."""
     encryption_key_file: Annotated[str, StringConstraints(min_length=1)] = ""
-    """File of the keys that values are encrypted with; without it the environment variable
-    PENSTOCK_ENCRYPTION_KEYS may hold them. Without either, values are not encrypted. A name that
-    is there and empty is refused: a variable that nobody filled in must not turn encryption off."""
+    """File of the keys that values are encrypted with. Without it, the environment variable
+    PENSTOCK_ENCRYPTION_KEYS may hold the keys. Without either, values are not encrypted. A setting
+    that is present but empty is refused, because a variable that nobody filled in must not turn
+    encryption off."""
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
@@ -119,8 +122,10 @@ class Settings:
             raise ConfigError("; ".join(map(_sentence, error.errors()))) from None
 
     def policy_for(self, params: Mapping[str, Any] | None) -> str:
-        """Load policy of a request with these ``kv_transfer_params``, where it may name its own as
-        ``penstock.load_policy``. One that there is not is said in the log, and counts as none."""
+        """Load policy of a request with these ``kv_transfer_params``.
+
+        A request may name its own policy as ``penstock.load_policy``. A name that does not exist is
+        reported in the log, and the engine's policy applies."""
         wanted = (params or {}).get(PREFIX + "load_policy", self.load_policy)
         if wanted in advisor.POLICIES:
             return str(wanted)
@@ -128,14 +133,15 @@ class Settings:
         return self.load_policy
 
     def load_deadline(self, num_bytes: int) -> float:
-        """Seconds that a load of this size may take."""
+        """Seconds that a load of `num_bytes` may take."""
         return self.load_timeout + num_bytes / self.load_floor
 
 
 def tenant_label(params: Mapping[str, Any] | None) -> str:
-    """What metrics call the tenant of a request with these ``kv_transfer_params``: its
-    ``penstock.tenant``, up to 64 letters, digits, dots, dashes and underscores. Anything else
-    counts as no name, which is empty."""
+    """The tenant's name in metrics, for a request with these ``kv_transfer_params``.
+
+    It is the request's ``penstock.tenant``: up to 64 letters, digits, dots, dashes and underscores.
+    Anything else counts as no name, and the result is empty."""
     wanted = (params or {}).get(PREFIX + "tenant", "")
     return wanted if isinstance(wanted, str) and _TENANT.fullmatch(wanted) else ""
 
@@ -145,7 +151,7 @@ _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @lru_cache(maxsize=64)
 def _warn_of_policy(wanted: str) -> None:
-    # Once each: clients may say it with every request.
+    # Once for each name, as clients may send it with every request.
     logger.warning(
         "Penstock: a request's %sload_policy is %s; %s are known, the engine's counts",
         PREFIX,
@@ -155,7 +161,7 @@ def _warn_of_policy(wanted: str) -> None:
 
 
 def _sentence(problem: Any) -> str:
-    """One of pydantic's findings in a line."""
+    """One of pydantic's findings, as one line."""
     name = problem["loc"][0]
     key, value = PREFIX + name, problem["input"]
     match problem["type"]:

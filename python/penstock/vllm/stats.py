@@ -1,5 +1,6 @@
-"""What the connector counts and measures, in vLLM's own metrics: the only file beside the connector
-that imports vLLM when it is imported."""
+"""The connector's counters and histograms in vLLM's own metrics.
+
+Apart from the connector, only this file imports vLLM when it is imported."""
 
 from __future__ import annotations
 
@@ -32,14 +33,14 @@ class PenstockStats(KVConnectorStats):  # type: ignore[misc]
         self.data = {}
 
     def aggregate(self, other: KVConnectorStats) -> PenstockStats:
-        """Adds what another rank, or a later step, has counted and observed."""
+        """Adds the counts and observations of another rank or of a later step."""
         for key, more in other.data.items():
             before = self.data.get(key)
             self.data[key] = more if before is None else before + more
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """What vLLM's log line shows; of a histogram the mean."""
+        """The values for vLLM's log line. A histogram gives its mean."""
         return {
             key: round(statistics.fmean(value), 6) if isinstance(value, list) else value
             for key, value in self.data.items()
@@ -51,7 +52,7 @@ class PenstockStats(KVConnectorStats):  # type: ignore[misc]
 
 
 class PenstockPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
-    """The same for Prometheus, one series an engine, or one for each of its labels."""
+    """The counters and histograms for Prometheus: one series for each engine and label."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class PenstockPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             )
             for name, documentation in HISTOGRAMS.items()
         }
-        # Zero is a value too: rates begin there.
+        # Start at zero, so that rates have a first value.
         for index in per_engine_labelvalues:
             for name, counter in self._counters.items():
                 self._series(counter, index, *([""] if name in TENANT_COUNTERS else []))

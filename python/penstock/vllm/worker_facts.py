@@ -1,4 +1,4 @@
-"""What the worker half is told of vLLM: facts of its configuration, and services of its process."""
+"""Translates vLLM's configuration into facts for the worker half, and offers it vLLM's services."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from penstock.vllm.worker import KvMemory, Services, View, WorkerFacts
 
 
 def worker_facts(vllm_config: Any, kv_cache_config: Any) -> WorkerFacts:
-    """What vLLM's configuration says, for the rank of this process.
+    """The facts in vLLM's configuration, for the rank of this process.
 
     Raises:
-        ConfigError: it has something that is not supported; the message says what, and what to do.
+        ConfigError: the configuration has something that is not supported. The message says what,
+            and what to do.
     """
     layers, heads = compat.model_extent(vllm_config)
     rank = compat.tp_rank()
@@ -35,7 +36,7 @@ def worker_facts(vllm_config: Any, kv_cache_config: Any) -> WorkerFacts:
 
 
 def services(vllm_config: Any) -> Services:
-    """What vLLM does for the worker half in this process."""
+    """vLLM's services for the worker half in this process."""
     adapters = LoadedAdapters()
     if vllm_config.lora_config is not None:
         compat.watch_adapters(vllm_config, adapters)
@@ -51,7 +52,7 @@ def kv_memory(groups: Groups, kv_caches: Mapping[str, Any]) -> KvMemory:
     """The tensors that vLLM registered, as numbers.
 
     Raises:
-        ConfigError: they are on a device without a copy executor.
+        ConfigError: the tensors are on a device without a copy executor.
     """
     own = [name for group in groups for name in group.layer_names if name in kv_caches]
     return KvMemory(

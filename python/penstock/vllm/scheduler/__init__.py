@@ -1,4 +1,4 @@
-"""The scheduler half: decides which blocks to look up, to load and to store. It imports no vLLM."""
+"""The scheduler half: decides which blocks to look up, to load and to store. Imports no vLLM."""
 
 from penstock.vllm.scheduler.facts import Arrival, EngineFacts, Step
 from penstock.vllm.scheduler.half import SchedulerHalf

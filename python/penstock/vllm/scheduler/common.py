@@ -1,4 +1,4 @@
-"""What the rooms of the scheduler half have in common."""
+"""The objects that all parts of the scheduler half share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from penstock.vllm.settings import Settings
 
 @dataclass(frozen=True)
 class Common:
-    """One engine's: each room is given it, and beside it the rooms that it calls."""
+    """The shared objects of one engine. Each part of the scheduler half gets them, and also the
+    parts that it calls."""
 
     settings: Settings
     facts: EngineFacts
@@ -32,11 +33,13 @@ class Common:
     counters: Counters = field(default_factory=Counters)
 
     def is_shared(self, request: Any) -> bool:
-        """Whether it is known what the request is computed with, and was the same all along."""
+        """Whether the request's blocks may be shared: it uses no adapter, or the adapter's content
+        is known and has never changed."""
         adapter = self.adapter_of(request)
         return adapter is None or self.adapters.shares(adapter)
 
     def last(self, tracked: Tracked) -> int:
-        """Where loads of the request end at the latest: before its last token."""
+        """The last token position at which a load of the request may end. It is before the
+        request's last token."""
         unit = self.catalogue.alignment
         return (tracked.request.num_tokens - 1) // unit * unit

@@ -1,4 +1,4 @@
-"""What the connector has to know of its engine, its requests and its steps, in plain values."""
+"""The facts that the scheduler half needs about its engine, requests and steps, as plain values."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from penstock.vllm.adapters import Adapter
 from penstock.vllm.groups import Groups
 
 BlockTables = Sequence[Sequence[int]]
-"""A request's block ids, by the engine's groups."""
+"""A request's block ids, by group of the engine."""
 
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What holds for an engine as long as it lives."""
+    """The facts about an engine that never change."""
 
     groups: Groups
     hash_tokens: int
@@ -25,14 +25,14 @@ class EngineFacts:
     has_peers: bool
     """Whether other engines compute in step with this one, and would wait for it."""
     leaves_one_token: bool
-    """Whether a load must leave a single token to compute: the engine cannot compute several after
-    some that are in its KV cache."""
+    """Whether a load must leave exactly one token to compute, because the engine cannot compute
+    several tokens after some that are in its KV cache."""
     null_block: int
-    """The block that stands in a block table for one that is not needed any more."""
+    """The id in a block table for a block that is not needed any more."""
 
 
 class EngineRequest(Protocol):
-    """A request as the engine has it; its values change as it is computed."""
+    """A request, as the engine sees it. Its values change while it is computed."""
 
     @property
     def request_id(self) -> str:
@@ -40,23 +40,23 @@ class EngineRequest(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt, and those computed after it."""
+        """Number of tokens: those of the prompt, and those computed after it."""
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens of the prompt."""
 
     @property
     def num_computed_tokens(self) -> int:
-        """Tokens whose KV is in the engine's cache."""
+        """Number of tokens whose KV is in the engine's cache."""
 
     @property
     def block_hashes(self) -> list[bytes]:
-        """Chained hashes, one for every `hash_tokens` tokens that are final."""
+        """Chained hashes, one for every `hash_tokens` final tokens."""
 
     @property
     def skip_reading_prefix_cache(self) -> bool | None:
-        """Whether it is to be computed whole."""
+        """Whether the whole request is to be computed."""
 
 
 @dataclass(frozen=True)
@@ -65,33 +65,33 @@ class Arrival:
 
     request: EngineRequest
     params: Mapping[str, Any] | None
-    """What its client asks of the connector."""
+    """The client's parameters for the connector (``kv_transfer_params``)."""
     tenant: bytes = b""
     """See :attr:`~penstock.vllm.messages.BlockJob.tenant`."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What the engine computes next."""
+    """The step that the engine computes next."""
 
     requests: list[str]
-    """The requests in it."""
+    """The requests in the step."""
     computed: list[int]
-    """Of each, the tokens computed before."""
+    """For each of `requests`, the tokens computed before."""
     tokens: dict[str, int]
-    """Of each, the tokens that the step computes."""
+    """Request → the tokens of it that the step computes."""
     preempted: Iterable[str]
-    """Requests that were put off; the blocks they had may be overwritten by this step."""
+    """Preempted requests. This step may overwrite the blocks that they had."""
     tables: Callable[[str], BlockTables]
     """Request → its block tables with this step."""
     new_blocks: Callable[[], Iterable[int]]
-    """The blocks that were given to requests with this step."""
+    """The blocks that requests get with this step."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether it computes nothing."""
+        """Whether the step computes nothing."""
         return not self.tokens
 
 
 AdapterOf = Callable[[Any], Adapter | None]
-"""The LoRA adapter that a request's blocks are named by; None if it asks for none."""
+"""Request → the LoRA adapter in its blocks' hashes; None if the request asks for none."""

@@ -1,8 +1,8 @@
-"""The scheduler half: hands the engine's calls and the workers' reports to the rooms.
+"""The scheduler half: hands the engine's calls and the workers' reports to its parts.
 
-What a request will load is decided in `loading`, what is stored in `storing`, what is fetched ahead
-in `prefetching`, and what is fetched only to measure in `probing`. The native catalogue knows which
-block is where.
+`loading` decides what a request loads. `storing` decides what is stored. `prefetching` fetches
+blocks ahead of a load, and `probing` fetches blocks only to measure the pool. The native catalogue
+knows which block is where.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class SchedulerHalf:
         """Takes in what every rank holds, keyed by (pipeline rank, tensor-parallel rank).
 
         Raises:
-            ConfigError: they do not make up the model's KV cache.
+            ConfigError: the shares do not make up the model's KV cache.
         """
         agreement = self._common.agreement
         agreement.accept(shares)
@@ -88,7 +88,7 @@ class SchedulerHalf:
         )
 
     def bind(self, is_cached: IsCached) -> None:
-        """Takes what tells which blocks the engine's own prefix cache has."""
+        """Takes the function that tells which blocks the engine's own prefix cache has."""
         self._prefetching.is_cached = is_cached
 
     # --- requests -------------------------------------------------------------------------
@@ -105,18 +105,19 @@ class SchedulerHalf:
         self._loading.look_up(tracked)
 
     def match(self, request_id: str, computed: int) -> int | None:
-        """How many tokens to load beyond the first `computed`, whole blocks in every group; None
-        while that is not known."""
+        """How many tokens to load after the first `computed` tokens; None while this is not known.
+        The tokens are whole blocks in every group."""
         tracked = self._requests.get(request_id)
         return 0 if tracked is None else self._loading.match(tracked, computed)
 
     def on_allocated(self, request_id: str, tables: BlockTables, tokens: int) -> None:
-        """The engine allocated the blocks in `tables`, the last of them for `tokens` tokens to be
-        loaded: what was offered last."""
+        """The engine allocated the blocks in `tables`. The last of them are for the `tokens` tokens
+        to load, from the last offer."""
         self._loading.begin(self._requests[request_id], tables, tokens)
 
     def on_finished(self, request_id: str, tables: BlockTables) -> bool:
-        """Orders the request's last stores; True if its blocks must be kept until they are read."""
+        """Orders the request's last stores. Returns whether the engine must keep the request's
+        blocks until the stores have read them."""
         tracked = self._requests.get(request_id)
         if tracked is None:
             return False
@@ -141,7 +142,7 @@ class SchedulerHalf:
     # --- steps ----------------------------------------------------------------------------
 
     def build_orders(self, step: Step) -> StepOrders:
-        """The orders of this step, with the stores of the blocks that it fills."""
+        """The orders of this step. They include stores of the blocks that the step fills."""
         for request_id in step.preempted:
             self._on_preempted(request_id)
         self._storing.flush_given_away(step.new_blocks)
@@ -169,7 +170,8 @@ class SchedulerHalf:
         if orders.loads or orders.stores or orders.prefetches:
             orders.namespaces = self._common.agreement.namespaces
         if step.is_empty and self._only_loads_run():
-            # Counted from here, as the engine may hand out several steps before the first is done.
+            # Counted from now, because the engine may hand out several steps before the first is
+            # done.
             orders.idle_until = time.monotonic() + IDLE_SECONDS
         return orders
 
@@ -183,8 +185,10 @@ class SchedulerHalf:
         tracked.begin_anew()
 
     def _only_loads_run(self) -> bool:
-        """Whether the engine has nothing to do before a load ends: none of its requests is being
-        computed, here or further down the pipeline, or is about to ask for a load."""
+        """Whether the engine has nothing to do before a load ends.
+
+        This is so if no request is being computed, here or further down the pipeline, and no
+        request is about to ask for a load."""
         if not self._catalogue.loads or self._common.facts.has_peers:
             return False
         return not any(
@@ -193,12 +197,12 @@ class SchedulerHalf:
             for tracked in self._requests.values()
         )
 
-    # --- what became of it ----------------------------------------------------------------
+    # --- results --------------------------------------------------------------------------
 
     def on_worker_output(
         self, report: WorkerReport | None, loaded: Iterable[str], freed: Iterable[str]
     ) -> None:
-        """Takes in what the workers report with a step."""
+        """Takes in the workers' reports of a step."""
         self._common.advisor.on_output(time.monotonic(), report.steps if report else ())
         if report is not None:
             self._take_in(report)
@@ -211,7 +215,7 @@ class SchedulerHalf:
             self._requests.pop(request_id, None)
 
     def _take_in(self, report: WorkerReport) -> None:
-        # What jobs found comes before their ends, with which they are forgotten.
+        # The findings of jobs come before the ends of jobs, because a job is forgotten at its end.
         for number, positions in report.lost.items():
             self._catalogue.lose(number, list(positions))
         for number, positions in report.foreign.items():
@@ -227,13 +231,13 @@ class SchedulerHalf:
             self._storing.on_stored(number, ranks, report.unstored.get(number, set()))
 
     def forget_presence(self) -> None:
-        """Forgets which blocks are in the pool; look-ups will tell again."""
+        """Forgets which blocks are in the pool. Later look-ups find out again."""
         self._catalogue.forget_pool()
 
     def take_counts(self) -> Counts | None:
-        """What was counted and measured since the last call."""
+        """The counts and measurements since the last call; None if there are none."""
         return self._common.counters.take()
 
     def shutdown(self) -> None:
-        """Ends the look-up threads; unanswered look-ups are dropped."""
+        """Ends the look-up threads, and drops unanswered look-ups."""
         self._lookups.shutdown()

@@ -1,9 +1,13 @@
 """Loading: how much of a request comes from the pool or from host memory.
 
-One rule: the longest run of tokens, from the first that the engine does not have, whose blocks a
-look-up found present on all ranks (of a group with a window only those of the last window); never
-the prompt's last token, so that a load leaves the engine in the state of its own prefix-cache hit;
-and no more of it than is expected to be there sooner than it could be computed.
+A load begins at the first token that the engine does not have. It takes the longest run of tokens
+that meets three conditions:
+
+- A look-up found the run's blocks present on all ranks. In a group with a window, only the blocks
+  of the last window count.
+- The run ends before the prompt's last token. So the engine is in the same state as after a hit in
+  its own prefix cache.
+- The run is expected to be loaded sooner than it could be computed.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from penstock.vllm.scheduler.transfers import Transfers
 
 
 class Loading:
-    """Offers loads to the engine, and follows those that it takes."""
+    """Offers loads to the engine, and follows the loads that the engine takes."""
 
     def __init__(
         self,
@@ -41,10 +45,10 @@ class Loading:
         self._probing = probing
         self._savings = savings
         self._unloaded: dict[int, set[int]] = {}
-        """By load: positions of its blocks that did not come, as far as ranks have said."""
+        """Load → positions of its blocks that did not come, from the ranks' reports so far."""
 
     def look_up(self, tracked: Tracked) -> None:
-        """Starts the request's look-up, unless host memory has all of it."""
+        """Starts the request's look-up, unless host memory has all of the request."""
         request, catalogue = tracked.request, self._catalogue
         tracked.awaits = tracked.unawaited_from = tracked.advice = None
         catalogue.extend(tracked.id, request.block_hashes)
@@ -56,8 +60,8 @@ class Loading:
             self._lookups.start(tracked)
 
     def match(self, tracked: Tracked, first: int) -> int | None:
-        """How many tokens to load from `first` on; None while that is not known, or will be a
-        local hit."""
+        """How many tokens to load from `first` on. None while this is not known, or if the tokens
+        will soon be a local hit."""
         tokens = self._match(tracked, first)
         if tokens is None:
             self._savings.begin_wait(tracked)
@@ -88,7 +92,7 @@ class Loading:
         if choice is None:
             return 0
         if self._catalogue.is_loading(tracked.id, first, choice.end):
-            # Once another request has loaded the block, this is a local hit.
+            # Another request is loading the block. After that, this request has a local hit.
             return None
         tracked.offer = Offer(first, choice)
         return choice.end - first
@@ -108,7 +112,8 @@ class Loading:
     def advise(self, tracked: Tracked, first: int) -> Choice | None:
         """How far to load from the token `first`; None for not at all.
 
-        The engine asks in each step until it has room. It hears the same while nothing changes.
+        The engine asks in each step until it has room. The answer stays the same while nothing
+        changes.
         """
         reaches = tuple(self._catalogue.reaches(tracked.id, first, self._common.last(tracked)))
         advice = tracked.advice
@@ -150,11 +155,11 @@ class Loading:
         self._common.orders.next.loads.append(job)
 
     def cancel(self, job: int) -> None:
-        """The request of a load is gone. The engine keeps the blocks until the load has ended."""
+        """The load's request is gone. The engine keeps the blocks until the load has ended."""
         self._common.orders.next.cancel_loads.append(job)
 
     def note_unloaded(self, unloaded: dict[int, set[int]]) -> None:
-        """Takes in which blocks of loads did not come on some rank."""
+        """Notes blocks of loads that did not come on some rank."""
         for number, positions in unloaded.items():
             self._unloaded.setdefault(number, set()).update(positions)
 

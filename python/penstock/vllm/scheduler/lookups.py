@@ -1,4 +1,4 @@
-"""Look-ups: what the pool is asked of a request."""
+"""Look-ups: ask the pool which blocks of a request it has."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from penstock.vllm.scheduler.requests import Tracked
 
 
 class Lookups:
-    """Those under way. Each is answered within the timeout; late ones found nothing."""
+    """The look-ups under way. Each is answered within the timeout; a late one counts as a miss."""
 
     def __init__(self, common: Common) -> None:
         self._common = common
         self._lookup = Lookup(common.store)
         self.latency: float | None = None
-        """Seconds that the last one took, infinite if it failed; None before the first."""
+        """Seconds that the last look-up took, infinite if it failed; None before the first."""
 
     def start(self, tracked: Tracked) -> None:
-        """Asks for all blocks of the request; more look-ups than may wait are not started."""
+        """Asks for all blocks of the request. Starts no look-up if too many are waiting."""
         agreement, counters = self._common.agreement, self._common.counters
         asked = self._common.catalogue.ask(
             tracked.id,
@@ -35,7 +35,7 @@ class Lookups:
         counters.count("lookup_failures", asked is None)
 
     def take_answers(self) -> None:
-        """Takes in what has been answered."""
+        """Takes in the answers that have come."""
         found, failed, seconds = self._common.catalogue.take_answers(self._lookup)
         self._common.counters.count("lookup_hit_blocks", found)
         self._common.counters.count("lookup_failures", failed)
@@ -45,7 +45,7 @@ class Lookups:
             self.latency = seconds[-1]
 
     def is_under_way(self, tracked: Tracked) -> bool:
-        """Whether the request's look-up has yet to be answered."""
+        """Whether the request's look-up is not answered yet."""
         return bool(self._common.catalogue.is_asked(tracked.id))
 
     def drop(self, tracked: Tracked) -> None:
@@ -58,5 +58,5 @@ class Lookups:
         self._common.catalogue.pause(tracked.id, self._lookup)
 
     def shutdown(self) -> None:
-        """Ends the threads; unanswered look-ups are dropped."""
+        """Ends the threads, and drops unanswered look-ups."""
         self._lookup.shutdown()

@@ -1,4 +1,4 @@
-"""The orders of the next step, as the rooms of the scheduler half fill them in."""
+"""The orders of the next step. All parts of the scheduler half add to them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from penstock.vllm.messages import StepOrders
 
 
 class Orders:
-    """What goes to the workers with the next step, and the numbers of jobs."""
+    """The orders that go to the workers with the next step, and the numbers for jobs."""
 
     def __init__(self) -> None:
         self.next = StepOrders()
-        """Those being made."""
+        """The orders of the next step so far."""
         self._numbers = 0
 
     def number(self) -> int:
-        """A number for a job or a step that was never given before."""
+        """A new number for a job or a step; never the same twice."""
         self._numbers += 1
         return self._numbers
 
     def take(self) -> StepOrders:
-        """Hands over the orders and begins with the next."""
+        """Returns the orders, and begins those of the step after."""
         taken, self.next = self.next, StepOrders()
         return taken

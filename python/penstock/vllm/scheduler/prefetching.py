@@ -1,6 +1,6 @@
-"""Prefetching: what a request will load comes into host memory while it waits for its turn.
+"""Prefetching: brings the blocks of a request's load into host memory while the request waits.
 
-A probe is a prefetch for nobody: it measures the pool.
+A probe is a prefetch that serves no request. It only measures the pool.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from penstock.vllm.scheduler.requests import Phase, Tracked
 from penstock.vllm.scheduler.transfers import Transfers
 
 IsCached = Callable[[bytes, int], bool]
-"""Of a block's hash and the engine's group: whether the engine's own prefix cache has the block."""
+"""Block hash and group of the engine → whether the engine's own prefix cache has the block."""
 
 
 @dataclass
 class _Prefetch:
     ranks: int
-    """That are not done with it yet."""
+    """Number of ranks that are not done with it yet."""
     is_probe: bool
     is_released: bool = False
 
 
 class Prefetching:
-    """Prefetches that some rank has yet to do, or whose blocks are kept for a request."""
+    """The open prefetches: some rank is not done with them, or their blocks are kept for a
+    request."""
 
     def __init__(self, common: Common, transfers: Transfers) -> None:
         self._common = common
@@ -35,10 +36,10 @@ class Prefetching:
         self._transfers = transfers
         self._open: dict[int, _Prefetch] = {}
         self._undecided: dict[str, Tracked] = {}
-        """Requests of which it was not decided yet what to prefetch. It is decided once, however
-        long a request waits."""
+        """Requests whose prefetch is not decided yet. It is decided once, however long the request
+        waits."""
         self.is_cached: IsCached = lambda block_hash, group: False
-        """What the engine's own prefix cache has need not be prefetched."""
+        """Tells which blocks need no prefetch, because the engine's own prefix cache has them."""
 
     # --- requests that wait ---------------------------------------------------------------
 
@@ -56,7 +57,7 @@ class Prefetching:
         is_answered: Callable[[Tracked], bool],
         advise: Callable[[Tracked, int], Choice | None],
     ) -> None:
-        """Orders what requests that wait for their turn will load, as far as it is advised."""
+        """Orders prefetches for requests that wait for their turn, as far as `advise` says."""
         for tracked in list(self._undecided.values()):
             if self._room() <= 0:
                 return
@@ -80,8 +81,10 @@ class Prefetching:
         self._common.counters.count("prefetches", tracked.prefetch is not None)
 
     def _cached_tokens(self, tracked: Tracked) -> int:
-        """Tokens at the prompt's beginning that the engine has in its own cache, about: a beginning
-        stays there longer than what follows it, so some blocks tell of the others."""
+        """About how many tokens of the prompt's beginning the engine has in its own cache.
+
+        The beginning of a prompt stays in that cache longer than the rest. So a binary search over
+        the blocks is enough."""
         end = self._common.last(tracked)
         for group in self._common.facts.groups:
             if group.window is None:
@@ -103,7 +106,7 @@ class Prefetching:
     # --- prefetches -----------------------------------------------------------------------
 
     def probe(self, tracked: Tracked, first: int, end: int, blocks: int) -> bool:
-        """Fetches some blocks that host memory lacks; whether there are any."""
+        """Fetches some blocks that host memory lacks. Returns whether there are any."""
         return self._begin(tracked, first, end, blocks, is_probe=True) is not None
 
     def _begin(
@@ -121,7 +124,7 @@ class Prefetching:
         return number
 
     def release(self, tracked: Tracked) -> None:
-        """The request waits no more for what was prefetched for it."""
+        """The request no longer needs the blocks that were prefetched for it."""
         if tracked.prefetch is not None:
             self._release(tracked.prefetch)
             tracked.prefetch = None
@@ -134,7 +137,7 @@ class Prefetching:
         self._end_if_over(number)
 
     def on_done(self, number: int, ranks: int) -> None:
-        """So many ranks are done with it."""
+        """`ranks` more ranks are done with the prefetch."""
         prefetch = self._open[number]
         prefetch.ranks -= ranks
         if prefetch.ranks:

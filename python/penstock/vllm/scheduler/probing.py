@@ -1,5 +1,7 @@
-"""Probing: what is not loaded is counted, and now and then some of it is fetched all the same, for
-nobody: of a pool from which nothing is loaded nobody would know when it has become faster."""
+"""Probing: counts the tokens that are not loaded, and now and then fetches some of their blocks.
+
+Such a fetch serves no request; it measures the pool. If nothing is ever loaded from a pool, nobody
+notices when the pool has become faster."""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from penstock.vllm.scheduler.requests import Phase, Tracked
 
 
 class Probing:
-    """What was declined, and measurements in its stead."""
+    """Counts declined loads, and orders probes in their place."""
 
     def __init__(self, common: Common, lookups: Lookups, prefetching: Prefetching) -> None:
         self._common = common
@@ -21,8 +23,8 @@ class Probing:
         self._lookups = lookups
         self._prefetching = prefetching
         self._unawaited: dict[str, tuple[Tracked, int]] = {}
-        """Requests that are computed without their look-up's answer, and where their loads end at
-        the latest."""
+        """Requests that are computed without their look-up's answer, each with the last token at
+        which its load could end."""
 
     def note_unawaited(self, tracked: Tracked, first: int) -> None:
         """The request is computed from the token `first`, though its look-up is under way."""
@@ -32,8 +34,9 @@ class Probing:
         self._unawaited[tracked.id] = tracked, self._common.last(tracked)
 
     def decline_unawaited(self) -> None:
-        """Once the answer has come for which a request did not wait, before it was computed, it is
-        known what was declined."""
+        """Counts declined loads of requests that did not wait for their look-up.
+
+        Once the answer has come, it is known what such a request could have loaded."""
         over = [
             request_id
             for request_id, (tracked, _) in self._unawaited.items()
@@ -47,13 +50,15 @@ class Probing:
                 self.decline(tracked, first, reaches[-1].end)
 
     def forget(self, tracked: Tracked) -> None:
-        """The request is gone, begins anew, or has its answer in time after all."""
+        """The request is gone, begins anew, or got its answer in time after all."""
         if self._unawaited.pop(tracked.id, None) is not None:
             tracked.unawaited_from = None
 
     def decline(self, tracked: Tracked, first: int, end: int) -> None:
-        """Tokens are computed that could be loaded: once a request, they are counted, and some of
-        them are got all the same, if the pool was not measured for long."""
+        """The tokens from `first` to `end` are computed, though they could be loaded.
+
+        They are counted once for each request. If the pool was not measured for long, a probe
+        fetches some of their blocks."""
         if tracked.is_declined or end <= first:
             return
         tracked.is_declined = True

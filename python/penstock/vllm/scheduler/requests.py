@@ -1,4 +1,4 @@
-"""What the scheduler half knows of a request."""
+"""The scheduler half's knowledge of a request."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from penstock.vllm.scheduler.facts import EngineRequest
 
 
 class Phase(Enum):
-    """Where a request is."""
+    """The state of a request."""
 
     WAITING = auto()
-    """For its turn: it has just come, was preempted, or its load is over."""
+    """It waits for its turn: it has just come, was preempted, or its load is over."""
     LOADING = auto()
     """It has blocks, into which its load is written."""
     RUNNING = auto()
     """It is being computed."""
     ENDED = auto()
-    """The engine is done with it; a load or stores of its blocks are not."""
+    """The engine is done with it, but a load or stores of its blocks are still under way."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Advice:
-    """What was advised last, and of what: asked again, the same is said."""
+    """The last advice, and the question that it answers. The same question gets the same answer."""
 
     first: int
     reaches: tuple[Reach, ...]
@@ -51,30 +51,31 @@ class Tracked:
 
     request: EngineRequest
     policy: str
-    """Whether to load what can be loaded: its own word on it, or the engine's."""
+    """The load policy: the request's own, or the engine's."""
     tenant: bytes = b""
     label: str = ""
-    """What metrics call its tenant."""
+    """Its tenant's name in metrics."""
     phase: Phase = Phase.WAITING
     awaits: bool | None = None
-    """Whether the engine, once it has room for the request, waits for its look-up; None if it has
-    had none yet."""
+    """Whether the engine waits for the request's look-up once it has room for the request; None if
+    it has had no room yet."""
     unawaited_from: int | None = None
-    """The token from which it is computed without its look-up's answer; None if that came."""
+    """The token from which it is computed without its look-up's answer; None if the answer came."""
     advice: Advice | None = None
     offer: Offer | None = None
-    """What was offered to the engine last."""
+    """The last offer to the engine."""
     load: BlockJob | None = None
     prefetch: int | None = None
     """The prefetch that keeps blocks for it."""
     is_declined: bool = False
-    """Whether less was offered than could have been."""
+    """Whether less was offered than could have been loaded."""
     is_failed: bool = False
-    """Whether a load did not bring everything: another could fail in the same way, for ever."""
+    """Whether a load did not bring everything. Then no other load is tried, as it could fail in the
+    same way for ever."""
     waits_since: float | None = None
-    """Since when it waits for its look-up or its load, though it could be computed."""
+    """Since when it has been waiting for its look-up or its load, though it could be computed."""
     stores: set[int] = field(default_factory=set)
-    """Store jobs whose source some rank has yet to read."""
+    """Store jobs whose source blocks some rank has not read yet."""
 
     @property
     def id(self) -> str:
@@ -82,7 +83,7 @@ class Tracked:
         return self.request.request_id
 
     def begin_anew(self) -> None:
-        """It waits for its turn again, and nothing of the past counts."""
+        """The request waits for its turn again, with a fresh state."""
         self.phase = Phase.WAITING
         self.is_failed = False
         self.awaits = self.unawaited_from = self.advice = self.waits_since = None

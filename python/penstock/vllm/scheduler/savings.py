@@ -1,4 +1,4 @@
-"""What loading is worth: seconds of prefill that it saves, and seconds that requests wait."""
+"""The worth of loading: seconds of prefill that it saves, and seconds that requests wait for it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _MOST_PENDING = 1_000
 
 
 class Savings:
-    """Of one engine, counted for each tenant.
+    """The savings of one engine, counted for each tenant.
 
-    A load saves what its tokens would have taken to compute, by what steps of hundreds of tokens
-    took in this engine; loads before the first such step are valued with it.
+    A load saves the time that computing its tokens would have taken. This time is estimated from
+    this engine's own steps of hundreds of tokens. Loads before the first such step are counted once
+    that step is known.
     """
 
     def __init__(self, common: Common) -> None:
@@ -23,7 +24,7 @@ class Savings:
         self._pending: deque[tuple[str, int, int, int]] = deque(maxlen=_MOST_PENDING)
 
     def begin_wait(self, tracked: Tracked) -> None:
-        """The request could be computed, and waits for its look-up or a load instead."""
+        """The request could be computed, but waits for its look-up or its load."""
         if tracked.waits_since is None:
             tracked.waits_since = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""Storing: a block is stored in the step that fills it, unless it is known to be in the pool, or on
+"""Storing: a block is stored in the step that fills it, unless it is known to be in the pool or on
 its way there."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.vllm.scheduler.transfers import Transfers
 
 @dataclass
 class _Store:
-    """One that some rank has yet to do its part of."""
+    """A store that some rank is not done with."""
 
     tracked: Tracked
     unread: int
@@ -54,13 +54,13 @@ class Storing:
         self._common.orders.next.stores.append(self._transfers.job(number, tracked, blocks))
 
     def flush_given_away(self, new_blocks: Callable[[], Iterable[int]]) -> None:
-        """Blocks that left a window may have been given to others: workers are to have read them
-        before the step."""
+        """Orders workers to read blocks before the step, if the engine has given them to other
+        requests. This happens to blocks that left a window."""
         if self._catalogue.is_reading:
             self._common.orders.next.flush.extend(self._catalogue.readers(list(new_blocks())))
 
     def on_released(self, number: int, ranks: int) -> None:
-        """So many ranks have read a store's blocks."""
+        """`ranks` more ranks have read a store's blocks."""
         store = self._under_way[number]
         store.unread -= ranks
         if not store.unread:
@@ -68,7 +68,8 @@ class Storing:
             store.tracked.stores.discard(number)
 
     def on_stored(self, number: int, ranks: int, unstored: set[int]) -> None:
-        """So many ranks are done with a store, but for the blocks at these positions."""
+        """`ranks` more ranks are done with a store. They did not bring the blocks at the positions
+        `unstored` into the pool."""
         store = self._under_way[number]
         store.undone -= ranks
         store.unstored |= unstored

@@ -1,4 +1,4 @@
-"""Loads and prefetches under way: what they move, how long they may take and how long they took."""
+"""Loads and prefetches under way: their bytes, how long they may take and how long they took."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from penstock.vllm.scheduler.common import Common
 from penstock.vllm.scheduler.requests import Tracked
 
 Moved = tuple[int, int, int]
-"""Bytes in host memory and bytes in the pool, over all ranks; objects on one rank."""
+"""Bytes from host memory and bytes from the pool, over all ranks; objects on one rank."""
 
 
 class Transfers:
-    """Those of one engine. Its advisor learns from them."""
+    """The loads and prefetches of one engine. The engine's advisor learns from them."""
 
     def __init__(self, common: Common) -> None:
         self._common = common
         self._loads: dict[int, tuple[str, float | None]] = {}
-        """By load: the tier that it comes from, and how long it was expected to take."""
+        """Load → the tier that it comes from, and the seconds that it was expected to take."""
         self._took: dict[int, tuple[float, int]] = {}
-        """By job: how long it took and bytes that it did not get, as far as ranks have said."""
+        """Job → seconds that it took and bytes that it did not get, from the ranks' reports so
+        far."""
 
     def begin(
         self,
@@ -33,7 +34,7 @@ class Transfers:
         *,
         is_probe: bool = False,
     ) -> BlockJob:
-        """One that begins now; `choice` is what was advised of it."""
+        """The job of a load or prefetch that begins now. `choice` is the advice for a load."""
         host_bytes, pool_bytes, objects = moved
         timeout, pace, patience = (
             self._common.settings.load_deadline(host_bytes + pool_bytes),
@@ -58,7 +59,7 @@ class Transfers:
         timeout: float = 0.0,
         pace: float = 0.0,
     ) -> BlockJob:
-        """What workers are told of a job of a request's blocks."""
+        """The workers' description of a job on a request's blocks."""
         return BlockJob(
             job=number,
             request_id=tracked.id,
@@ -70,14 +71,14 @@ class Transfers:
         )
 
     def note(self, report: WorkerReport) -> None:
-        """Takes in what ranks say of those that ended there."""
+        """Takes in the ranks' reports of jobs that ended there."""
         for number, seconds in report.seconds.items():
             longest, missing = self._took.get(number, (0.0, 0))
             missing += report.missing_bytes.get(number, 0)
             self._took[number] = max(longest, seconds), missing
 
     def end(self, number: int) -> None:
-        """One has ended on all ranks."""
+        """A load or prefetch has ended on all ranks."""
         seconds, missing = self._took.pop(number, (0.0, 0))
         self._common.advisor.on_end(number, seconds, missing)
         tier, expected = self._loads.pop(number, (None, None))

@@ -1,6 +1,6 @@
 """The worker half: a rank's share of the KV cache, its native engine, and its jobs.
 
-It holds no policy, and nothing in it imports vLLM: what it needs to know comes as facts
+It makes no policy decisions, and nothing in it imports vLLM. It gets its knowledge of vLLM as facts
 (`facts.py`).
 """
 

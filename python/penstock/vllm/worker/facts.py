@@ -1,4 +1,4 @@
-"""What the worker half needs to know of the engine that it serves, in plain numbers."""
+"""The facts that the worker half needs about the engine that it serves, as plain numbers."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from penstock.vllm.adapters import Adapter
 from penstock.vllm.groups import Groups
 
 View = tuple[int, int, Sequence[int], Sequence[int], int, int, int]
-"""A layer's KV: its index in the whole model, address, shape and strides in elements, bytes of an
-element, and address and bytes of the memory that it is a view of."""
+"""A layer's KV: its index in the whole model, address, shape in elements, strides in elements,
+bytes of an element, and address and bytes of the memory that it is a view of."""
 
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """What vLLM's configuration says of the engine and of this rank."""
+    """The facts in vLLM's configuration about the engine and this rank."""
 
     groups: Groups
     num_blocks: int
     """Blocks of each group's table."""
     layers: int
-    """Of the whole model."""
+    """Layers of the whole model."""
     heads: int
     """KV heads of the whole model."""
     stages: Sequence[tuple[int, int]]
     """The layers of each pipeline stage, as half-open ranges."""
     tensor_ranks: int
-    """Ranks of each stage."""
+    """Tensor-parallel ranks of each stage."""
     own_heads: tuple[int, int]
     """The KV heads that this rank holds, as a half-open range."""
     replica: tuple[int, int]
-    """This rank's number among those that hold the same heads, and how many they are."""
+    """This rank's number among the ranks that hold the same heads, and the number of such ranks."""
     tokens_per_step: int
-    """That a step computes at most."""
+    """The most tokens that a step computes."""
     requests_per_step: int
-    """That a step computes at most."""
+    """The most requests that a step computes."""
     continues_prefixes: bool = True
     """Whether the engine can compute several tokens after some that it has in its KV cache."""
 
@@ -46,13 +46,13 @@ class KvMemory:
     """The registered KV cache."""
 
     views: Sequence[Sequence[View]]
-    """By group, of the layers of this rank."""
+    """By group: the views of this rank's layers."""
     cuda_device: int | None = None
-    """The ordinal of the device that it is on; None for host memory."""
+    """The ordinal of the CUDA device that holds the memory; None for host memory."""
 
 
 def _nothing_to_do(on: bool) -> None:
-    """Nobody waits beside this engine."""
+    """Does nothing: no process waits for messages here."""
 
 
 def _no_stream(device: int) -> int:
@@ -61,14 +61,14 @@ def _no_stream(device: int) -> int:
 
 @dataclass(frozen=True)
 class Services:
-    """What the worker half asks of its surroundings. The defaults are for host memory, without
-    adapters."""
+    """The services that the worker half needs from its process. The defaults are for host memory,
+    without adapters."""
 
     current_stream: Callable[[int], int] = _no_stream
-    """The handle of the stream that this thread gives a CUDA device its work on."""
+    """CUDA device → the handle of the stream on which this thread gives the device its work."""
     engine_cores: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Threads started inside may run on all cores that are meant for the engine."""
+    """Threads started inside this context may run on all cores that are meant for the engine."""
     rest: Callable[[bool], None] = _nothing_to_do
-    """Has this process sleep between messages, while true."""
+    """Given True, makes this process sleep between messages."""
     agrees: Callable[[Adapter], bool] = lambda adapter: True
-    """Whether blocks named by an adapter are what this rank computes with it."""
+    """Whether this rank computes with the same content as the adapter in the block hashes."""

@@ -1,8 +1,11 @@
 """Turns the scheduler half's orders into engine jobs and reports them, callback by callback.
 
-No call waits for I/O while there is anything to compute. `begin_step` waits for copies in progress
-(memory speed) when vLLM is about to overwrite their source, and while the engine has nothing to do
-before a load ends, `poll` sleeps for some milliseconds at most.
+No call waits for I/O while there is anything to compute. Only two calls wait:
+
+- `begin_step` waits for copies in progress (at memory speed) if vLLM is about to overwrite their
+  source.
+- `poll` sleeps for some milliseconds at most, while the engine has nothing to do before a load
+  ends.
 """
 
 from __future__ import annotations
@@ -32,11 +35,11 @@ class WorkerHalf:
         self._jobs: Jobs | None = None
         self._share: RankShare | None = None
         self._cuda_device: int | None = None
-        """Where the KV cache is; None for host memory."""
+        """The ordinal of the CUDA device that holds the KV cache; None for host memory."""
         self._before_step: Fence | None = None
-        """Behind all that was computed before this step."""
+        """A fence after everything that was computed before this step."""
         self._idle_until = 0.0
-        """When the engine wants an answer, though no load has ended; long ago as a rule."""
+        """When the engine wants an answer even if no load has ended; mostly a time in the past."""
 
     def register(self, memory: KvMemory) -> None:
         """Takes in the KV cache and starts the native engine on it.
@@ -44,7 +47,7 @@ class WorkerHalf:
         Raises:
             Unavailable: the CUDA driver cannot be used.
             LayoutError: the memory's layout cannot be proven.
-            ConfigError: it is not what vLLM configured.
+            ConfigError: the memory is not what vLLM configured.
         """
         registered = register(self._settings, self._facts, memory, self._services)
         self._engine, self._share = registered.engine, registered.share
@@ -65,9 +68,10 @@ class WorkerHalf:
         """Called before anything of the step is computed. Returns when none of the jobs to flush
         reads its blocks any more.
 
-        What was told to the device until now may read the blocks that the step's loads are for,
-        since they were others' before; of what it is told later nothing touches them, as vLLM does
-        not zero blocks that will be loaded (`get_loaded_kv_cache_group_ids`).
+        The blocks that the step's loads write may have belonged to other requests before. So work
+        that the device has now may still read them, and loads must wait for a fence after it. Work
+        that the device gets later does not touch these blocks, as vLLM does not zero blocks that
+        will be loaded (`get_loaded_kv_cache_group_ids`).
         """
         engine, jobs = self._running()
         if orders.loads:
@@ -87,7 +91,7 @@ class WorkerHalf:
             jobs.report.steps.add(orders.step)
         after, self._before_step = self._before_step, None
         if orders.loads and after is None:
-            # Nobody announced the step: no earlier point is known.
+            # `begin_step` was not called, so no earlier point is known.
             after = self._raise_fence()
         for job in orders.loads:
             jobs.load(job, after)
@@ -99,8 +103,8 @@ class WorkerHalf:
             jobs.release(number)
 
     def start_stores(self, orders: StepOrders) -> None:
-        """Submits the step's stores; their blocks are complete now, or will be when the device has
-        computed what it was told to."""
+        """Submits the step's stores. Their blocks are complete now, or will be once the device has
+        done the work that it has."""
         _, jobs = self._running()
         jobs.name_groups(orders.namespaces)
         after = self._raise_fence() if orders.stores else None
@@ -109,7 +113,7 @@ class WorkerHalf:
         jobs.finish(orders.finished)
 
     def _raise_fence(self) -> Fence | None:
-        """A fence behind all that the device has been told to compute; host memory needs none."""
+        """A fence after all work that the device has now; None for host memory."""
         if self._cuda_device is None:
             return None
         engine, _ = self._running()
@@ -117,7 +121,7 @@ class WorkerHalf:
         return engine.raise_fence(stream, cuda_device=self._cuda_device)
 
     def poll(self) -> tuple[set[str], set[str]]:
-        """Takes in what the engine finished.
+        """Takes in the jobs that the engine finished.
 
         Returns:
             Requests whose blocks may be freed, and requests whose load ended.
@@ -125,7 +129,7 @@ class WorkerHalf:
         engine, jobs = self._running()
         if self._idle_until and jobs.is_loading:
             left = self._idle_until - time.monotonic()
-            # The scheduler's clock is another on another machine.
+            # On another machine the scheduler has another clock, so the wait is bounded.
             engine.wait(min(max(left, 0.0), IDLE_SECONDS))
         jobs.poll()
         self._services.rest(self._idle_until > 0)
@@ -136,19 +140,19 @@ class WorkerHalf:
         return set() if self._jobs is None else self._jobs.take_failed_blocks()
 
     def take_failed_requests(self) -> set[str]:
-        """Requests of which nothing counts as loaded, since the last call."""
+        """Requests whose load failed as a whole, since the last call."""
         return set() if self._jobs is None else self._jobs.take_failed_requests()
 
     def take_report(self) -> WorkerReport | None:
-        """What the scheduler half should know, since the last call."""
+        """The report for the scheduler half, since the last call; None if there is nothing."""
         return None if self._jobs is None else self._jobs.take_report()
 
     def take_counts(self) -> Counts | None:
-        """What was counted since the last call; None if nothing was."""
+        """The counts since the last call; None if there are none."""
         return self._counters.take()
 
     def shutdown(self) -> None:
-        """Lets stores reach the pool for a bounded time, then ends all native threads."""
+        """Waits a bounded time for stores to reach the pool, then ends all native threads."""
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.drain(self._settings.drain_timeout)

@@ -1,4 +1,5 @@
-"""A rank's jobs: handed to its engine, and what became of them, for vLLM and the scheduler half."""
+"""A rank's jobs: hands them to its native engine, and reports their results to vLLM and the
+scheduler half."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ logger = logging.getLogger("vllm.penstock")
 
 
 class Jobs:
-    """Those of one engine that are not over, and what there is to tell of those that are."""
+    """The jobs of one engine that are under way, and the reports of those that are over."""
 
     def __init__(
         self,
@@ -24,8 +25,9 @@ class Jobs:
         whole_loads: bool,
         agrees: Callable[[Adapter], bool],
     ) -> None:
-        """With `whole_loads` a load that misses a block is of no use: vLLM knows no part of it
-        then. `agrees` tells whether this rank computes with an adapter as requests name it."""
+        """With `whole_loads`, a load that misses a block fails as a whole, because vLLM cannot use
+        a part of it. `agrees` tells whether this rank computes with the same content as the adapter
+        in the block hashes."""
         self._engine = engine
         self._counters = counters
         self._whole_loads = whole_loads
@@ -33,14 +35,14 @@ class Jobs:
         self._loads: dict[int, BlockJob] = {}
         self._stores: dict[int, BlockJob] = {}
         self._unread: dict[str, set[int]] = {}
-        """By request: its stores that have not read all their blocks."""
+        """Request → its stores that have not read all their blocks."""
         self._finished: set[str] = set()
         self._loaded: set[str] = set()
         self._failed_blocks: set[int] = set()
         self._failed_requests: set[str] = set()
         self._is_named = False
         self._has_warned = False
-        """Whether the log says already that there are values that cannot be decrypted."""
+        """Whether the log already has the warning about values that cannot be decrypted."""
         self.report = WorkerReport()
         self._on_event = {
             Event.RELEASED: self._on_released,
@@ -52,21 +54,21 @@ class Jobs:
     # --- orders ---------------------------------------------------------------------------
 
     def name_groups(self, namespaces: Sequence[bytes]) -> None:
-        """Takes in the groups' namespaces, which are known with the first job."""
+        """Takes in the groups' namespaces. They come with the first job."""
         if namespaces and not self._is_named:
             for group, namespace in enumerate(namespaces):
                 self._engine.name_group(group, namespace)
             self._is_named = True
 
     def load(self, job: BlockJob, after: Fence | None) -> None:
-        """Loads blocks into vLLM's, once `after` is passed."""
+        """Loads blocks into vLLM's blocks, once the device has passed the fence `after`."""
         self._loads[job.job] = job
         self._counters.count("loads")
         if not self._is_agreed(job):
             self._engine.decline_load(job.job, job.blocks)
             return
-        # Whatever follows a missing block is of no use: of a group that attends to all tokens it
-        # cannot be computed on from, of several groups it is all or nothing.
+        # Blocks after a missing block are of no use. In a group that attends to all tokens, the
+        # engine cannot continue from them. With several groups, a load is all or nothing.
         self._engine.submit_load(
             job.job,
             job.blocks,
@@ -78,7 +80,7 @@ class Jobs:
         )
 
     def cancel_load(self, number: int) -> None:
-        """Nobody wants this load any more; it is over as soon as nothing writes."""
+        """Nobody wants this load any more. It is over as soon as nothing writes."""
         if number in self._loads:
             self._engine.cancel(number)
 
@@ -87,11 +89,11 @@ class Jobs:
         self._engine.submit_prefetch(job.job, job.blocks, job.timeout, tenant=job.tenant)
 
     def release(self, number: int) -> None:
-        """Nobody waits any more for what this prefetch brings."""
+        """Nobody waits any more for the blocks of this prefetch."""
         self._engine.release(number)
 
     def store(self, job: BlockJob, after: Fence | None) -> None:
-        """Stores vLLM's blocks, once `after` is passed."""
+        """Stores vLLM's blocks, once the device has passed the fence `after`."""
         self._stores[job.job] = job
         self._unread.setdefault(job.request_id, set()).add(job.job)
         if self._is_agreed(job):
@@ -100,28 +102,29 @@ class Jobs:
             self._engine.decline_store(job.job, job.blocks)
 
     def finish(self, requests: Iterable[str]) -> None:
-        """Requests that are over, whose blocks may be freed once no store reads them."""
+        """These requests are over. Their blocks may be freed once no store reads them."""
         self._finished.update(requests)
 
     def _is_agreed(self, job: BlockJob) -> bool:
-        """Whether the job's blocks are named by what this rank computes with."""
+        """Whether the adapter in the job's block hashes has the content that this rank computes
+        with."""
         return job.adapter is None or self._agrees(job.adapter)
 
-    # --- what is under way ----------------------------------------------------------------
+    # --- jobs under way -------------------------------------------------------------------
 
     @property
     def is_loading(self) -> bool:
-        """Whether a load is not over."""
+        """Whether a load is under way."""
         return bool(self._loads)
 
     def stores_among(self, numbers: Iterable[int]) -> list[int]:
-        """Those of these jobs that are stores under way."""
+        """The jobs among `numbers` that are stores under way."""
         return [number for number in numbers if number in self._stores]
 
-    # --- what became of them --------------------------------------------------------------
+    # --- results --------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Takes in what the engine finished."""
+        """Takes in the jobs that the engine finished."""
         for completion in self._engine.poll():
             self._on_event[completion.event](completion)
         if self._is_named:
@@ -147,12 +150,12 @@ class Jobs:
         return failed
 
     def take_failed_requests(self) -> set[str]:
-        """Requests of which nothing counts as loaded, since the last call."""
+        """Requests whose load failed as a whole, since the last call."""
         failed, self._failed_requests = self._failed_requests, set()
         return failed
 
     def take_report(self) -> WorkerReport | None:
-        """What the scheduler half should know, since the last call."""
+        """The report for the scheduler half, since the last call; None if there is nothing."""
         if self.report.is_empty():
             return None
         report, self.report = self.report, WorkerReport()
@@ -199,7 +202,7 @@ class Jobs:
         self.report.unloaded[done.job] = set(missing)
 
     def _on_fetched(self, done: Completion) -> None:
-        """Takes in how long it took, and why blocks did not come."""
+        """Notes how long a load or prefetch took, and why blocks did not come."""
         self.report.seconds[done.job] = done.seconds
         if done.missing_bytes:
             self.report.missing_bytes[done.job] = done.missing_bytes

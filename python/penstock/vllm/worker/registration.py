@@ -1,4 +1,4 @@
-"""What a rank holds: its layouts, its objects, its host memory, and the engine on them."""
+"""Registration of a rank: its layouts, its objects, its host memory, and the engine on them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ logger = logging.getLogger("vllm.penstock")
 _LEAST_SLOTS = 4
 
 _NO_POOL = "memory://?size=1MiB"
-"""Of a rank that holds nothing: nothing ever gets there."""
+"""The pool of a rank that holds no KV. Nothing is ever stored there."""
 
 
 @dataclass(frozen=True)
 class Registered:
-    """A rank's engine, and what it is told of the rank."""
+    """A rank's native engine, and the rank's share for the scheduler half."""
 
     engine: Engine
     share: RankShare
@@ -43,13 +43,13 @@ def register(
 ) -> Registered:
     """Detects the layout of the registered memory and starts the native engine on it.
 
-    A rank without attention layers gets an engine too, by which its part of every job is done at
-    once.
+    A rank without attention layers gets an engine too. That engine finishes the rank's part of
+    every job at once.
 
     Raises:
         Unavailable: the CUDA driver cannot be used.
         LayoutError: the memory's layout cannot be proven.
-        ConfigError: it is not what vLLM configured.
+        ConfigError: the memory is not what vLLM configured.
     """
     layers = [layer for views in memory.views for layer, *_ in views]
     if not layers:
@@ -110,7 +110,7 @@ class _Held:
 
     descriptor: Descriptor
     pages: int
-    """vLLM's block is so many of the attention backend's."""
+    """Number of the attention backend's pages in one of vLLM's blocks."""
     spans: Sequence[Span]
     """The objects that make up a block."""
 
@@ -176,7 +176,7 @@ def _open_store(settings: Settings) -> Store:
 
 
 def _layer_bytes(facts: WorkerFacts, descriptors: Mapping[int, Descriptor]) -> int:
-    """One layer's part of a block on this rank, in the group where it is largest."""
+    """Bytes of one layer's part of a block on this rank, in the group where it is largest."""
     largest = 0
     for position, descriptor in descriptors.items():
         pages = facts.groups[position].block_size // descriptor.tokens
@@ -224,8 +224,8 @@ def _step_blocks(facts: WorkerFacts) -> int:
 
 
 def _step_objects(facts: WorkerFacts, held: Mapping[int, _Held]) -> int:
-    """Most objects that this rank stores of a step: each request in it may fill one block more
-    than its tokens do."""
+    """The most objects that this rank stores for a step. Each request in the step may fill one
+    block more than its tokens alone would."""
     requests = facts.requests_per_step * len(facts.groups)
     per_block = max(len(group.spans) for group in held.values())
     return (_step_blocks(facts) + requests) * per_block

@@ -1,7 +1,7 @@
-"""What Penstock needs from vLLM's inside, for the versions it knows.
+"""Penstock's access to vLLM's internals, for the supported versions.
 
-Every version check and every use of a name that vLLM does not document is in this package, a file a
-subject. vLLM is imported when it is needed, not with this package.
+Every version check and every use of a name that vLLM does not document is in this package, with one
+file for each subject. vLLM is imported when it is needed, not with this package.
 """
 
 from __future__ import annotations

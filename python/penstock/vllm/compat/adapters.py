@@ -1,4 +1,4 @@
-"""LoRA adapters: their content in the hashes of blocks, and what a model has read of them."""
+"""LoRA adapters: puts their content into block hashes, and watches which content a model reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.vllm.adapters import (
 
 
 class _Adapters:
-    """What this process knows of LoRA adapters: of the engine that came up last in it."""
+    """This process's knowledge of LoRA adapters, for the engine that it started last."""
 
     named: NamedAdapters | None = None
     loaded: LoadedAdapters | None = None
@@ -24,17 +24,17 @@ class _Adapters:
 
 
 def adapter(request: Any) -> Adapter | None:
-    """The LoRA adapter that the request's blocks are named by; None if it asks for none."""
+    """The LoRA adapter in the request's block hashes; None if the request asks for none."""
     if (asked := request.lora_request) is None:
         return None
-    # A request without a full block has no hash yet.
+    # A request without a full block has no hash yet, so its adapter may be unknown.
     unknown = Adapter(asked.lora_int_id, asked.lora_path, variant="", digest="")
     return cast("Adapter", getattr(request, "penstock_adapter", unknown))
 
 
 def name_adapters(vllm_config: Any, named: NamedAdapters) -> None:
-    """Has the hashes of blocks hold the content of their request's LoRA adapter, in this engine
-    core."""
+    """Makes block hashes in this engine core include the content of their request's LoRA
+    adapter."""
     from vllm.v1.core import kv_cache_utils
     from vllm.v1.engine.core import EngineCore
 
@@ -49,7 +49,7 @@ def name_adapters(vllm_config: Any, named: NamedAdapters) -> None:
         if not found or _Adapters.named is None:
             return found
         if (adapter := getattr(request, "penstock_adapter", None)) is None:
-            # Once a request: all its blocks are of one chain.
+            # Once for each request, because all its blocks are in one chain.
             asked = request.lora_request
             adapter = _Adapters.named.name(
                 asked.lora_int_id, _adapter_folder(asked), _adapter_variant(asked)
@@ -94,18 +94,19 @@ def watch_adapters(vllm_config: Any, loaded: LoadedAdapters) -> None:
 
 
 def _adapter_folder(asked: Any) -> str:
-    """Where the files of a LoRA request's adapter are, downloaded if they come from a hub."""
+    """The folder of a LoRA request's adapter. Downloads the files if they come from a hub."""
     from vllm.lora.utils import get_adapter_absolute_path
 
     try:
         return str(get_adapter_absolute_path(asked.lora_path))
     except Exception:
-        # Of many kinds, by hub and network; vLLM raises it again when it loads the adapter.
+        # Hubs and networks raise many kinds of errors. vLLM raises the error again when it loads
+        # the adapter.
         return str(asked.lora_path)
 
 
 def _adapter_options(vllm_config: Any) -> str:
-    """What the engine's options make of an adapter's files."""
+    """The engine's options that change the result of computing with an adapter's files."""
     lora = vllm_config.lora_config
     names = ("lora_dtype", "target_modules", "enable_moe_shared_loras")
     return " ".join(f"{name}={getattr(lora, name, None)}" for name in names)

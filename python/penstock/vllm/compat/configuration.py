@@ -1,4 +1,4 @@
-"""What vLLM's configuration says of an engine."""
+"""Facts about an engine from vLLM's configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def has_penstock(vllm_config: Any) -> bool:
 
 
 def engine_config(model: str, transfer: dict[str, Any]) -> Any:
-    """vLLM's configuration for serving a model, with defaults for all else; loads no weights."""
+    """vLLM's configuration for serving a model, with defaults for the rest. Loads no weights."""
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
 
@@ -26,10 +26,10 @@ def engine_config(model: str, transfer: dict[str, Any]) -> Any:
 
 
 def tokens_per_step(vllm_config: Any) -> int:
-    """Tokens that a step computes at most."""
+    """The most tokens that a step computes."""
     return int(vllm_config.scheduler_config.max_num_batched_tokens)
 
 
 def requests_per_step(vllm_config: Any) -> int:
-    """Requests that a step computes at most."""
+    """The most requests that a step computes."""
     return min(int(vllm_config.scheduler_config.max_num_seqs), tokens_per_step(vllm_config))

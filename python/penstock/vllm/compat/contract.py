@@ -1,7 +1,8 @@
-"""What Penstock takes from a vLLM, checked against that vLLM's sources: nothing of it is imported.
+"""The contract with vLLM: checks Penstock's uses of a vLLM against that vLLM's sources.
 
-A name must be there, and take what it is given here. What is wrapped, or overridden by the
-connector, must have just the parameters that are known: vLLM itself calls it.
+The check imports nothing from that vLLM. Every name that Penstock uses must exist, and accept the
+parameters that Penstock gives it. vLLM itself calls the functions that Penstock wraps and the
+methods that the connector overrides. So these must have exactly the known parameters.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _KV_CONNECTOR = "vllm.distributed.kv_transfer.kv_connector"
 _BASE = f"{_KV_CONNECTOR}.v1.base"
 _OURS = Path(__file__).parent.parent / "connector.py"
 _OWN = ("scheduler", "worker", "_orders")
-"""What the connector has for itself."""
+"""Members of the connector that are its own, not vLLM's."""
 _NEWER = ("supports_sleep_mode",)
 """Hooks that not every version has."""
 
@@ -137,7 +138,7 @@ USES = (
 
 
 class Sources:
-    """The package folder of a vLLM, read file by file as names are looked up."""
+    """The package folder of a vLLM. Files are read when a name in them is looked up."""
 
     def __init__(self, package: Path) -> None:
         self._package = package
@@ -145,14 +146,15 @@ class Sources:
 
     @property
     def version(self) -> str | None:
-        """As its build has written it down; None in a checkout that was not built."""
+        """The version that vLLM's build wrote down; None in a checkout that was not built."""
         found = self.find("vllm._version", "__version__")
         value = getattr(found, "value", None)
         return str(value.value) if isinstance(value, ast.Constant) else None
 
     def find(self, module: str, name: str) -> _Definition | None:
-        """The definition of a name, followed through imports; of a class what it defines itself,
-        its bases' members by their own names."""
+        """The definition of a name, followed through imports.
+
+        A member of a class is found only in the class that defines it, not in derived classes."""
         first, _, method = name.partition(".")
         found = self._names(module).get(first)
         if isinstance(found, ast.ImportFrom):
@@ -180,7 +182,8 @@ class Sources:
 
 
 def _defined(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
-    """Names that statements define, those under a condition first: what is said plainly counts."""
+    """Names that statements define. Names under a condition come first, so that an unconditional
+    definition wins."""
     for statement in body:
         if isinstance(statement, (ast.If, ast.Try)):
             yield from _defined([*statement.body, *statement.orelse])
@@ -199,7 +202,7 @@ def _defined(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def _members(node: ast.ClassDef) -> dict[str, _Definition]:
-    """What a class defines in its body, and attributes that its `__init__` sets."""
+    """The names that a class defines in its body, and the attributes that its `__init__` sets."""
     found: dict[str, _Definition] = {}
     for method in node.body:
         if isinstance(method, _Function) and method.name == "__init__":
@@ -224,10 +227,10 @@ def _absolute(module: str, statement: ast.ImportFrom, is_package: bool) -> str:
 def violations(
     package: Path, more: tuple[Use, ...] = (), unasked: tuple[str, ...] = ()
 ) -> list[str]:
-    """What of the vLLM in this package folder is not as Penstock needs it, in words.
+    """All points, in words, in which the vLLM in this package folder is not as Penstock needs it.
 
     Args:
-        more: what is used of this version, beside :data:`USES`.
+        more: uses of this version, in addition to :data:`USES`.
         unasked: methods of the connector that this version does not call.
     """
     sources = Sources(package)
@@ -251,7 +254,8 @@ def _of_uses(sources: Sources, uses: Iterable[Use]) -> Iterator[str]:
 
 
 def _mismatch(function: _Function, given: tuple[str, ...], *, exactly: bool) -> str | None:
-    """Why a function does not take just what it is given, or what a wrapper passes on."""
+    """Why a function does not accept the given parameters; None if it does. With `exactly`, it must
+    take these and no others."""
     arguments = function.args
     names = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
     if names[:1] in (["self"], ["cls"]):
@@ -272,7 +276,8 @@ def _mismatch(function: _Function, given: tuple[str, ...], *, exactly: bool) -> 
 
 
 def _of_connector(sources: Sources, unasked: tuple[str, ...]) -> Iterator[str]:
-    """The base class against the connector: what vLLM calls, and what it must find."""
+    """Compares the connector with vLLM's base class: the methods that vLLM calls, and those that a
+    connector must have."""
     ours = _methods(_class(ast.parse(_OURS.read_text()).body, "PenstockConnector"))
     theirs: dict[str, _Function] = {}
     for name in ("KVConnectorBase_V1", "SupportsHMA"):
@@ -318,7 +323,7 @@ def package_in(folder: Path) -> Path | None:
 
 
 def installed_package() -> Path | None:
-    """The folder of the installed vLLM, which is not imported; None if there is none."""
+    """The folder of the installed vLLM; None if there is none. Does not import vLLM."""
     spec = importlib.util.find_spec("vllm")
     locations = None if spec is None else spec.submodule_search_locations
     return Path(next(iter(locations))) if locations else None

@@ -1,4 +1,4 @@
-"""Where the KV cache is, and which cores are for whom."""
+"""The device that holds the KV cache, and the cores that threads may use."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ def is_cpu() -> bool:
 
 
 def cuda_device(devices: AbstractSet[Any]) -> int | None:
-    """The ordinal of the CUDA device that the KV cache's tensors are on, given all their devices;
-    None for host memory.
+    """The ordinal of the CUDA device that the KV cache's tensors are on; None for host memory.
+    `devices` are the devices of all the tensors.
 
     Raises:
-        ConfigError: they are on several, or on one of a kind that nothing here copies from.
+        ConfigError: the tensors are on several devices, or on a kind of device that Penstock cannot
+            copy from.
     """
     kinds = {device.type for device in devices}
     if len(devices) > 1 or not kinds <= {"cpu", "cuda"}:
@@ -35,7 +36,7 @@ def cuda_device(devices: AbstractSet[Any]) -> int | None:
 
 
 def current_stream(cuda_device: int) -> int:
-    """The handle of the stream that this thread gives the device its work on."""
+    """The handle of the stream on which this thread gives the device its work."""
     import torch
 
     return int(torch.cuda.current_stream(cuda_device).cuda_stream)
@@ -45,11 +46,13 @@ def current_stream(cuda_device: int) -> int:
 def operators_cores() -> Iterator[None]:
     """On a CPU, threads started inside may run on every core that the operator gave to the engine.
 
-    vLLM's CPU worker is bound to the cores that the model computes on, and threads inherit that:
+    vLLM binds its CPU worker to the cores that the model computes on, and threads inherit this. So
     copies and transfers would take the model's time while other cores idle. The process that
-    started the worker has the cores as the operator set them. Beside a GPU the model needs few, and
-    a worker's cores are those near its device (``--numa-bind``): threads stay on them, and the
-    memory that they bring into being is near it too.
+    started the worker still has the operator's cores.
+
+    With a GPU, the model needs few cores, and a worker's cores are those near its device
+    (``--numa-bind``). Threads stay on these cores, so the memory that they allocate is near the
+    device too.
     """
     if not is_cpu():
         yield

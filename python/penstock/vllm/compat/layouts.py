@@ -8,7 +8,7 @@ from typing import Any, cast
 
 
 def attention_backends(vllm_config: Any) -> list[Any]:
-    """The attention backend classes of the model; of the default one where none is loaded."""
+    """The model's attention backend classes; the default backend if no model is loaded."""
     from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 
     return cast("list[Any]", get_current_attn_backends(vllm_config))
@@ -22,13 +22,13 @@ def listed_layouts(backends: Sequence[Any]) -> list[str]:
 
 
 def kernel_block_size(block_size: int, backends: Sequence[Any]) -> int:
-    """Tokens of the blocks that the kernels take; vLLM splits its own where they are larger."""
+    """Tokens of the blocks that the kernels take. If vLLM's blocks are larger, vLLM splits them."""
     from vllm.v1.worker.utils import select_common_block_size
 
     try:
         return int(select_common_block_size(block_size, list(backends)))
     except ValueError:
-        # There is no such size: vLLM refuses to start, and says so itself.
+        # No size fits. vLLM itself refuses to start and says so.
         return block_size
 
 
@@ -44,9 +44,12 @@ def wrap_layout_resolution(
     report: Callable[[Any, Callable[[], list[str]]], list[str]],
     decide: Callable[[Any, Sequence[Sequence[str]], Sequence[Any]], None],
 ) -> None:
-    """Has `report` say which layouts this process's worker supports, given its configuration and
-    vLLM's own answer, and `decide` called before the engine core resolves the layout, with its
-    configuration, all workers' answers and all specs. Wraps once in a process."""
+    """Installs two hooks, once in a process.
+
+    `report` answers which layouts this process's worker supports. It gets the worker's
+    configuration and a function that returns vLLM's own answer. `decide` is called before the
+    engine core resolves the layout. It gets the engine's configuration, all workers' answers and
+    all specs."""
     from vllm.v1.engine import core
     from vllm.v1.worker.worker_base import WorkerBase
 

@@ -1,4 +1,4 @@
-"""KV memory: what a block takes on each worker, and vLLM's split of memory into blocks."""
+"""KV memory: bytes of a block on each worker, and a hook in vLLM's split of memory into blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.vllm.compat.versions import installed
 
 
 def block_bytes(vllm_config: Any, specs: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Bytes that a block takes on each worker, given its layers' KV-cache specs."""
+    """Bytes that a block takes on each worker, from the KV-cache specs of the worker's layers."""
     planning = installed().PLANNING
     groups = planning.kv_cache_groups(vllm_config, _merged(specs))
     return [
@@ -35,7 +35,7 @@ def request_blocks(vllm_config: Any, specs: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _merged(specs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A new dictionary each time: vLLM changes the one that it groups."""
+    """The specs of all workers in a new dictionary, because vLLM changes the one that it groups."""
     return {name: spec for own in specs for name, spec in own.items()}
 
 
@@ -43,8 +43,8 @@ def wrap_kv_memory(
     asks: Callable[[Any], bool],
     decide: Callable[[Any, Sequence[Mapping[str, Any]], Sequence[int], Sequence[Room]], list[int]],
 ) -> None:
-    """Has `decide` say how many bytes of KV each worker gets, in engines whose configuration
-    `asks` for it. Wraps once in a process."""
+    """Makes `decide` set the bytes of KV that each worker gets, once in a process. It applies to
+    engines for whose configuration `asks` returns True."""
     from vllm.v1.engine import core
     from vllm.v1.executor import Executor
 
@@ -67,7 +67,8 @@ def wrap_kv_memory(
         if not (asks(vllm_config) and any(specs)):
             return configure(vllm_config, specs, available, *more)
         available = decide(vllm_config, specs, available, rooms)
-        # vLLM divides by the bytes of a block, which on a rank without attention layers are none.
+        # vLLM divides by the bytes of a block. On a rank without attention layers these are zero,
+        # so such ranks are left out.
         own = iter(configure(vllm_config, *_with_layers(specs, available), *more))
         configs = [next(own) if layers else None for layers in specs]
         return [config or _without_layers(configs) for config in configs]
@@ -82,7 +83,7 @@ def _with_layers(specs: list[Any], available: list[int]) -> tuple[list[Any], lis
 
 
 def _without_layers(configs: Sequence[Any]) -> Any:
-    """The configuration of a worker that has no layer in any group, beside those of the others."""
+    """The configuration of a worker that has no layer in any group, made from another worker's."""
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
     other = next(config for config in configs if config is not None)
@@ -96,10 +97,12 @@ def _without_layers(configs: Sequence[Any]) -> Any:
 
 
 def _room(worker: Any) -> Room:
-    """Run in each worker after it has measured what the model takes: what its device has free, less
-    what --gpu-memory-utilization keeps back for buffers that are made later, and what the graphs
-    will take that are captured later. vLLM estimates that only where it measures the KV memory
-    itself: with --kv-cache-memory-bytes what is kept back has to do."""
+    """The free bytes of a worker's device. Runs in each worker after it has measured the model.
+
+    On a GPU, two amounts are subtracted: the memory that --gpu-memory-utilization keeps back for
+    later buffers, and the memory of graphs that are captured later. vLLM estimates the graphs only
+    if it measures the KV memory itself. With --kv-cache-memory-bytes, the memory kept back has to
+    be enough."""
     import socket
 
     host = socket.gethostname()

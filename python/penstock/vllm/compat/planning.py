@@ -1,4 +1,4 @@
-"""vLLM's planning of KV memory: groups of layers, and what a block of them takes."""
+"""vLLM's planning of KV memory: groups of layers, and the bytes of a block."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from penstock.vllm.compat.uses import Use
 
 @dataclass(frozen=True)
 class Planning:
-    """The functions that plan, as one version of vLLM has them."""
+    """The planning functions of one version of vLLM."""
 
     module: str
-    """Where they are."""
+    """The module that has them."""
     pool_bytes_takes: tuple[str, ...]
     """Parameters of ``_pool_bytes_per_block``."""
     configs_take: tuple[str, ...]
@@ -23,7 +23,7 @@ class Planning:
 
     @property
     def uses(self) -> tuple[Use, ...]:
-        """For the contract."""
+        """The uses of these functions, for the contract."""
         worker = ("global_kv_cache_groups", "worker_spec")
         return (
             Use(self.module, "get_kv_cache_groups", ("vllm_config", "kv_cache_spec")),
@@ -38,11 +38,11 @@ class Planning:
         )
 
     def kv_cache_groups(self, vllm_config: Any, specs: Mapping[str, Any]) -> Any:
-        """The groups of all layers, given their specs; changes the mapping."""
+        """The groups of all layers, from their specs. Changes the mapping `specs`."""
         return self._function("get_kv_cache_groups")(vllm_config, specs)
 
     def worker_groups(self, groups: Any, own: Mapping[str, Any]) -> Any:
-        """The groups as one worker has them, given the specs of its layers."""
+        """The groups of one worker, from the specs of its layers."""
         return self._function("_project_kv_cache_groups_to_worker")(groups, own)
 
     def bytes_per_block(self, vllm_config: Any, groups: Any) -> int:

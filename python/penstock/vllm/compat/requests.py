@@ -9,24 +9,25 @@ from typing import Any
 from penstock.vllm.compat.versions import installed
 
 NULL_BLOCK = 0
-"""The block that stands in a block table for one that is not needed any more."""
+"""The id in a block table for a block that is not needed any more."""
 
 
 @functools.cache
 def _hashing() -> Any:
-    """vLLM's module of block hashes; asked for many times a step."""
+    """vLLM's module of block hashes. Cached, because it is needed many times in a step."""
     from vllm.v1.core import kv_cache_utils
 
     return kv_cache_utils
 
 
 def none_hash() -> bytes:
-    """The hash that starts every chain of block hashes; set once the engine core is up."""
+    """The hash that starts every chain of block hashes. It is set once the engine core is up."""
     return bytes(_hashing().NONE_HASH)
 
 
 def cache_probe(block_pool: Any) -> Callable[[bytes, int], bool]:
-    """Tells of a block's hash and vLLM's group whether the engine's own prefix cache has it."""
+    """A function: block hash and group of vLLM → whether the engine's own prefix cache has the
+    block."""
 
     def is_cached(block_hash: bytes, group: int) -> bool:
         return block_pool.get_cached_block(block_hash, [group]) is not None
@@ -35,19 +36,19 @@ def cache_probe(block_pool: Any) -> Callable[[bytes, int], bool]:
 
 
 def hash_block_size(vllm_config: Any, kv_cache_config: Any) -> int | None:
-    """Tokens of the blocks that hashes are made of; None for those of the only group."""
+    """Tokens of the blocks that hashes are computed over; None for the only group's block size."""
     return installed().hash_block_size(vllm_config, kv_cache_config)
 
 
 def tenant(request: Any) -> bytes:
-    """The request's cache salt, which is part of its first block's hash and so of all; none if it
-    has none."""
+    """The request's cache salt; empty if it has none. The salt is part of the first block's hash,
+    and so of all block hashes."""
     salt: str | None = request.cache_salt
     return (salt or "").encode(errors="surrogatepass")
 
 
 def scheduled(scheduler_output: Any) -> tuple[list[str], list[int]]:
-    """The requests of this step, and of each the tokens computed before."""
+    """The requests of this step, and for each the number of tokens computed before."""
     new, cached = scheduler_output.scheduled_new_reqs, scheduler_output.scheduled_cached_reqs
     requests, computed = cached.req_ids, cached.num_computed_tokens
     if new:
@@ -64,7 +65,7 @@ def block_tables(scheduler_output: Any) -> Callable[[str], Sequence[Sequence[int
 
 
 def newly_allocated(scheduler_output: Any) -> Iterator[int]:
-    """The blocks that requests scheduled in this step were given with it."""
+    """The blocks that requests scheduled in this step got with it."""
     for request in scheduler_output.scheduled_new_reqs:
         for blocks in request.block_ids:
             yield from blocks

@@ -1,4 +1,4 @@
-"""KV-cache groups and specs: what can be transferred, and what is refused."""
+"""KV-cache groups and specs: which can be transferred, and which are refused."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ _SEEDED_HASHES = ("xxhash", "xxhash_cbor")
 
 
 def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
-    """The KV-cache groups that the connector loads and stores: all that vLLM finds by prefix.
+    """The KV-cache groups that the connector loads and stores: all groups that vLLM finds by
+    prefix.
 
     Raises:
-        ConfigError: says what the model or the options have that is not supported, and what to
-            do about it.
+        ConfigError: the model or an option is not supported. The message says what, and what to do
+            about it.
     """
     if not kv_cache_config.kv_cache_groups:
         raise ConfigError("the model keeps no KV cache, so there is nothing to pool")
@@ -51,7 +52,7 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
         "KV scales calculated at run time": bool(
             getattr(vllm_config.cache_config, "calculate_kv_scales", False)
         ),
-        # Either may take the KV cache's memory away under a copy that was ordered before.
+        # Both may take the KV cache's memory away during a copy that was ordered before.
         "sleep mode (--enable-sleep-mode, --enable-cumem-allocator)": bool(
             vllm_config.model_config.enable_sleep_mode
             or vllm_config.model_config.enable_cumem_allocator
@@ -65,8 +66,9 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
 
 
 def _zeroes_early(vllm_config: Any, kv_cache_config: KVCacheConfig) -> bool:
-    """Whether vLLM overwrites blocks of a preempted request before the connector is told of the
-    preemption: a store that still reads them would keep zeros under the hash of what they were.
+    """Whether vLLM overwrites blocks of a preempted request before it tells the connector about the
+    preemption. Then a store that still reads them would put zeros into the pool, under the hash of
+    the old content.
 
     Model runner V2 zeroes new blocks first (`update_requests`, then `pre_forward`); V1 tells
     connectors first (`handle_preemptions`, then `_update_states`).
@@ -84,7 +86,7 @@ def _check_group(group: Any) -> None:
     }
     spec = group.kv_cache_spec
     kind = spec_kind(spec)
-    # Exactly these: what derives from them may keep more.
+    # Exactly these classes, because a derived class may keep more state.
     if type(spec) is not known.get(kind):
         raise ConfigError(
             f"the model's layer {group.layer_names[0]} and {len(group.layer_names) - 1} others "
@@ -112,8 +114,8 @@ def _refuse(problems: Iterable[str]) -> None:
 def continues_prefixes(vllm_config: Any) -> bool:
     """Whether the engine can compute several tokens after some that are in its KV cache.
 
-    vLLM's CPU kernels for MLA cannot, for which reason it switches its prefix cache off there:
-    what is left to compute after a load must be a single token, as in decoding.
+    vLLM's CPU kernels for MLA cannot, so vLLM switches its prefix cache off there. A load must then
+    leave exactly one token to compute, as in decoding.
     """
     return not (vllm_config.model_config.use_mla and is_cpu())
 
@@ -140,12 +142,12 @@ def spec_kind(spec: Any) -> str:
 
 
 def has_layer_views(spec: Any) -> bool:
-    """Whether vLLM makes a view of the KV cache for each layer with this spec."""
+    """Whether vLLM makes one view of the KV cache for each layer with this spec."""
     return installed().has_layer_views(spec)
 
 
 def expected_specs(vllm_config: Any) -> list[Any]:
-    """The KV-cache specs of the model's layers, a spec a kind, from its configuration alone.
+    """The KV-cache specs of the model's layers, one for each kind, from its configuration alone.
 
     Raises:
         ConfigError: the model keeps state that only the loaded model can describe.

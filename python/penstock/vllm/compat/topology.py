@@ -20,7 +20,7 @@ def layer_index(layer_name: str) -> int:
 
 
 def model_extent(vllm_config: Any) -> tuple[int, int]:
-    """Layers and KV heads of the whole model; MLA has one latent, which counts as a head."""
+    """Layers and KV heads of the whole model. For MLA, the one latent counts as a head."""
     model = vllm_config.model_config
     heads = 1 if model.use_mla else int(model.get_total_num_kv_heads())
     return int(model.get_total_num_hidden_layers()), heads
@@ -50,7 +50,7 @@ def kv_head_range(vllm_config: Any, tp_rank: int) -> tuple[int, int]:
 
 
 def kv_replica(vllm_config: Any, tp_rank: int) -> tuple[int, int]:
-    """The rank's number among the ranks that hold the same KV heads, and how many they are."""
+    """The rank's number among ranks that hold the same KV heads, and the number of such ranks."""
     _, total = model_extent(vllm_config)
     count = max(1, vllm_config.parallel_config.tensor_parallel_size // total)
     return tp_rank % count, count

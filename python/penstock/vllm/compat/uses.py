@@ -1,4 +1,4 @@
-"""What a use of vLLM's inside looks like, for the contract."""
+"""The description of a use of vLLM's internals, for the contract."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Use:
-    """A name of vLLM's that is used here."""
+    """A name in vLLM that Penstock uses."""
 
     module: str
     name: str
-    """In the module; a method as ``Class.method``."""
+    """Its name in the module; a method as ``Class.method``."""
     parameters: tuple[str, ...] | None = None
-    """Those that it is given here, in order and without ``self``; None if it is not called."""
+    """The parameters that Penstock gives it, in order and without ``self``; None if Penstock does
+    not call it."""
     is_wrapped: bool = False
-    """Whether vLLM calls it through a wrapper of ours, which takes these and no others."""
+    """Whether vLLM calls it through Penstock's wrapper, which takes exactly these parameters."""

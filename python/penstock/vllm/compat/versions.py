@@ -1,6 +1,7 @@
-"""Which versions of vLLM Penstock works with, and what differs between them.
+"""The versions of vLLM that Penstock works with, and the differences between them.
 
-A version that differs has a file of its own here, which also says which names it uses.
+A version that differs has its own file in this package. That file also lists the names that
+Penstock uses in this version.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SUPPORTED = ("0.29", "0.30", "0.31", "0.32")
 
 
 class Differences(Protocol):
-    """What a version's file has."""
+    """The functions and values in a version's file."""
 
     USES: tuple[Use, ...]
     UNASKED: tuple[str, ...]
@@ -33,7 +34,8 @@ class Differences(Protocol):
     PLANNING: Planning
 
     def hash_block_size(self, vllm_config: Any, kv_cache_config: Any) -> int | None:
-        """Tokens of the blocks that hashes are made of; None for those of the only group."""
+        """Tokens of the blocks that hashes are computed over; None for the only group's block
+        size."""
 
     def prefix_cacheable_groups(self, kv_cache_config: Any) -> tuple[int, ...]:
         """Numbers of the KV-cache groups that vLLM finds by prefix."""
@@ -42,7 +44,7 @@ class Differences(Protocol):
         """Whether vLLM makes a view of the KV cache for each layer of this kind."""
 
     def adapt_scheduler(self) -> None:
-        """Has vLLM's scheduler, in this process, do what it does itself in other versions."""
+        """Makes vLLM's scheduler in this process do what other versions do by themselves."""
 
 
 _FILES: dict[str, Differences] = {
@@ -51,16 +53,16 @@ _FILES: dict[str, Differences] = {
     "0.32": cast("Differences", vllm_0_32),
     "0.33": cast("Differences", vllm_0_33),
 }
-"""By the first minor version that they are for, oldest first."""
+"""First minor version that a file is for → the file, oldest first."""
 
 
 def differences(version: str) -> Differences:
-    """The file for a version of vLLM: that of the newest one not after it."""
+    """The file for a version of vLLM: the newest file that is not for a later version."""
     first, *_ = _FILES.values()
     try:
         asked = Version(version)
     except InvalidVersion:
-        # Of a checkout that was not built: as new as can be.
+        # A checkout that was not built has no version. Take it as the newest one.
         asked = Version(str(sys.maxsize))
     return next(
         (file for since, file in reversed(_FILES.items()) if asked >= Version(since)), first
@@ -76,17 +78,17 @@ def installed() -> Differences:
 
 
 def adapt_scheduler() -> None:
-    """Has vLLM's scheduler, in this process, do what the connector needs of it and this version
-    does not do itself."""
+    """Makes vLLM's scheduler in this process do what the connector needs, if this version does not
+    do it by itself."""
     installed().adapt_scheduler()
 
 
 def check_version() -> None:
-    """Refuses a vLLM that Penstock does not know; of a newer one that has all that is needed it
-    only says so.
+    """Refuses a vLLM that Penstock does not know. A newer version that has everything Penstock
+    needs is only logged.
 
     Raises:
-        ConfigError: with the versions that are known, or with what a newer one has otherwise.
+        ConfigError: the message has the known versions, or the differences of a newer version.
     """
     import vllm
 
@@ -106,7 +108,8 @@ def check_version() -> None:
 
 
 def violations(package: Path, version: str) -> list[str]:
-    """What of the vLLM in this package folder, of this version, is not as Penstock needs it."""
+    """All points in which the vLLM in this package folder, of this version, is not as Penstock
+    needs it."""
     file = differences(version)
     return contract.violations(package, file.USES, file.UNASKED)
 

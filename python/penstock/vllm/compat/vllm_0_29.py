@@ -52,14 +52,15 @@ def has_layer_views(spec: Any) -> bool:
 
 
 def adapt_scheduler() -> None:
-    """Has vLLM's scheduler, in this process, do two things that later versions do themselves.
+    """Makes vLLM's scheduler in this process do two things that later versions do by themselves.
 
-    It shows the connector the block tables of all requests of a step, not only of those that have
-    got a block with it: a block may be full after a step that gave none, and it may have been given
-    away since an older table.
+    First, the scheduler shows the connector the block tables of all requests of a step, not only of
+    requests that got a block with the step. A block may become full in a step that gave the request
+    no block. And a block in an older table may have been given away since.
 
-    It recomputes requests of which a block did not come. This version is told of blocks only, and
-    cannot tell which of several groups one is of: such requests travel with the workers' reports.
+    Second, the scheduler recomputes requests for which a block did not come. This version learns
+    only block ids, and cannot tell which of several groups a block belongs to. So such requests
+    travel with the workers' reports.
     """
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import RequestStatus

@@ -29,7 +29,7 @@ SINCE = (
     Use("vllm.v1.kv_cache_interface", "KVCacheConfig.prefix_cacheable_group_ids"),
     Use("vllm.v1.kv_cache_interface", "KVCacheSpec.has_layer_views"),
 )
-"""Used of this version and of all later ones."""
+"""Uses of this version and of all later ones."""
 
 USES = (*PLANNING.uses, *SINCE, BLOCK_SIZES)
 
@@ -37,7 +37,7 @@ UNASKED: tuple[str, ...] = ()
 
 
 def hash_block_size(vllm_config: Any, kv_cache_config: Any) -> int | None:
-    """Tokens of the blocks that hashes are made of; None for those of the only group."""
+    """Tokens of the blocks that hashes are computed over; None for the only group's block size."""
     from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
     return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])
@@ -54,4 +54,4 @@ def has_layer_views(spec: Any) -> bool:
 
 
 def adapt_scheduler() -> None:
-    """Nothing is missing."""
+    """Does nothing: this version's scheduler does all that is needed."""

@@ -26,6 +26,6 @@ adapt_scheduler = vllm_0_30.adapt_scheduler
 
 
 def hash_block_size(vllm_config: Any, kv_cache_config: Any) -> int | None:
-    """Tokens of the blocks that hashes are made of; None for those of the only group."""
+    """Tokens of the blocks that hashes are computed over; None for the only group's block size."""
     found: int | None = kv_cache_config.hash_block_size
     return found

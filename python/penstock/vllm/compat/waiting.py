@@ -9,18 +9,18 @@ _REST_MILLISECONDS = 5
 
 
 class _Rest:
-    """Whether this process has nothing to hurry for."""
+    """Whether this process sleeps between messages."""
 
     on = False
 
 
 def rest(on: bool) -> None:
-    """Has this process sleep until the next message between engine core and workers, while `on`,
+    """While `on`, makes this process sleep until the next message between engine core and workers,
     instead of asking its queue over and over.
 
-    vLLM's processes spin on their queues for a second after each message, which saves some
-    microseconds a step. While all requests wait for loads that takes a core from the loads and
-    saves nothing.
+    vLLM's processes spin on their queues for a second after each message. This saves some
+    microseconds in each step. But while all requests wait for loads, it saves nothing and takes a
+    core from the loads.
     """
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 
@@ -32,7 +32,7 @@ def rest(on: bool) -> None:
     @functools.wraps(wait)
     def wrapped_wait(self: Any, timeout_ms: int | None = None) -> None:
         if _Rest.on:
-            # As if the last message had come long ago: the queue then waits for its socket.
+            # Pretend that the last message came long ago, so that the queue waits for its socket.
             self.last_read = float("-inf")
             timeout_ms = min(_REST_MILLISECONDS, timeout_ms or _REST_MILLISECONDS)
         wait(self, timeout_ms)

@@ -1,4 +1,4 @@
-"""Charts as inline SVG. Colours come from the page's style: every mark names a class of it."""
+"""Charts as inline SVG. Every mark names a class of the page's style, which gives its colour."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from penstock.axis import decimal_label, decimal_step, text_width
 _WIDTH = 960
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 16, 34, 10
 _TEXT = 12
-"""Size of the page's text in a chart."""
+"""Size of text in a chart."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar from zero to `value`, with a line on to `upper`."""
+    """A bar from zero to `value`, with a line from there to `upper`."""
 
     kind: str
     value: float
@@ -27,7 +27,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Dot:
-    """A value beside the one that it is compared with."""
+    """A value, and the value that it is compared with (`other`)."""
 
     kind: str
     value: float
@@ -37,14 +37,15 @@ class Dot:
 
 @dataclass(frozen=True)
 class Column:
-    """Parts that lie on one another, by their kind, the lowest first."""
+    """A column of stacked parts, by their kind, the lowest first."""
 
     parts: Mapping[str, float]
     title: str
 
 
 def grouped_bars(groups: Sequence[tuple[str, Sequence[Bar]]], unit: str) -> str:
-    """Lying bars, a group under each heading; behind each bar its value and what `upper` is."""
+    """Horizontal bars, with a group under each heading. After each bar stand its `value` and its
+    `upper`."""
     bar, gap, heading = 20, 5, 24
     bars = [each for _, group in groups for each in group]
     left = 20 + max(text_width(each.label, _TEXT) for each in bars)
@@ -86,7 +87,7 @@ def _upper(bar: Bar) -> str:
 
 
 def dots(values: Sequence[Dot], unit: str) -> str:
-    """A dot for each value, joined by a stem to a grey one for what it is compared with."""
+    """A dot for each value, joined by a stem to a grey dot for the value it is compared with."""
     height = 260
     axis = _Axis(max(max(each.value, each.other) for each in values), height, unit)
     step = (_WIDTH - _LEFT - _RIGHT) / len(values)
@@ -105,7 +106,7 @@ def dots(values: Sequence[Dot], unit: str) -> str:
 
 
 def stacked_columns(columns: Sequence[Column], unit: str) -> str:
-    """A column for each, its parts on one another."""
+    """A column of stacked parts for each of `columns`."""
     height = 220
     axis = _Axis(max(sum(each.parts.values()) for each in columns), height, unit)
     step = (_WIDTH - _LEFT - _RIGHT) / len(columns)
@@ -127,7 +128,7 @@ def stacked_columns(columns: Sequence[Column], unit: str) -> str:
 
 
 class _Axis:
-    """An upright axis from zero, with round numbers at its lines and its unit above them."""
+    """A vertical axis from zero, with round numbers at its lines and the unit above them."""
 
     def __init__(self, largest: float, height: float, unit: str) -> None:
         self._step = decimal_step(max(largest, 1.0))

@@ -1,8 +1,8 @@
-"""What a measurement ran on: the head of every result, so that a figure can be judged.
+"""The environment of a measurement. It is the head of every result, so that figures can be judged.
 
-The one place that says so: `penstock bench … --json` and everything under `benches/` put
-:func:`describe`'s answer into their JSON. It is asked for before anything is measured, since it
-holds the load that the machine had then.
+Only this module describes it: `penstock bench … --json` and everything under `benches/` put
+:func:`describe`'s result into their JSON. They call it before they measure anything, because the
+result holds the machine's load at that time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PACKAGES = (
 SERVERS = ("redis-server", "valkey-server")
 
 CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-"""The host's default for TCP sockets; it decides loopback figures more than any client does."""
+"""The host's default for TCP sockets. It matters more for loopback figures than any client does."""
 
 _NOT_MEASURED = ("docs", "*.md", "benches/results")
 """Parts of a checkout that no figure depends on."""
@@ -63,8 +63,8 @@ def describe() -> dict[str, Any]:
 
 
 def command(argv: list[str]) -> str:
-    """The command as it is to be typed in this directory, from the interpreter's own arguments
-    (`sys.orig_argv`). Passwords are left out, and so is the interpreter of an installed program.
+    """The command as a user would type it in this directory, from the interpreter's own arguments
+    (`sys.orig_argv`). Leaves out passwords, and the interpreter of an installed program.
 
     >>> command(["python", "-m", "benches.clients", "--sizes", "64KiB"])
     'python -m benches.clients --sizes 64KiB'
@@ -125,11 +125,11 @@ def _server_version(binary: str) -> str | None:
 
 
 def source(file: Path) -> dict[str, Any]:
-    """The commit of the checkout that `file` belongs to, and which files differ from it; None
-    where Penstock is installed, not checked out."""
+    """The commit of the checkout that `file` belongs to, and the files that differ from it. Both
+    are None if Penstock is installed, not checked out."""
     try:
         root = _git(file.parent, "rev-parse", "--show-toplevel")
-        # An environment may lie in another project's checkout.
+        # An environment may lie in another project's checkout, so check that the file is in it.
         _git(file.parent, "ls-files", "--error-unmatch", file.name)
         commit = _git(file.parent, "rev-parse", "--short", "HEAD")
         measured = [".", *(f":(exclude){part}" for part in _NOT_MEASURED)]

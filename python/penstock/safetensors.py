@@ -1,8 +1,8 @@
-"""The headers of safetensors files: which tensors a file has, and where. No tensor is read.
+"""The headers of safetensors files: the tensors of a file and their places. Reads no tensor.
 
-A file begins with the length of its header (8 bytes, little endian) and the header, JSON that gives
-each tensor's type, shape and place. The format's own library does not tell places, and `penstock
-plan` does without what vLLM brings.
+A file begins with the length of its header (8 bytes, little endian), followed by the header. The
+header is JSON that gives each tensor's type, shape and place. The format's own library does not
+give places, and `penstock plan` must work without vLLM's dependencies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from penstock.errors import ConfigError
 
 _MAX_HEADER = 100 << 20
-"""What the format's own library allows."""
+"""The limit of the format's own library."""
 
 
 @dataclass(frozen=True)
@@ -25,27 +25,27 @@ class Tensor:
     """One tensor of a file."""
 
     dtype: str
-    """As the format writes it: F32, BF16, U8, …"""
+    """The type's name in the format: F32, BF16, U8, …"""
     shape: tuple[int, ...]
     begin: int
     end: int
-    """Where its bytes lie, from where the file's data begins."""
+    """Its bytes are from `begin` to `end`, counted from the start of the file's data."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a file holds."""
+    """The tensors of a file, and where their data begins."""
 
     tensors: dict[str, Tensor]
     data: int
-    """Where its data begins."""
+    """Offset in the file at which its data begins."""
 
 
 def read_header(path: Path) -> Header:
     """The header of a file.
 
     Raises:
-        ConfigError: the file cannot be read, or is not a safetensors file.
+        ConfigError: the file cannot be read, or it is not a safetensors file.
     """
     try:
         with path.open("rb") as file:

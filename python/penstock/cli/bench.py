@@ -1,4 +1,4 @@
-"""`penstock bench`: how fast a pool is from here; its other targets have files of their own."""
+"""`penstock bench`: how fast a pool is from here. Other targets have their own files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SIZES = "64KiB,256KiB,1MiB,4MiB"
 SAMPLES = 64
-"""Values fetched and stored one by one for the latencies."""
+"""Number of values that are fetched and stored one by one, to measure latencies."""
 
 _IN_FLIGHT_BYTES = 16 << 20
 _GIB = 1 << 30
@@ -55,7 +55,7 @@ class Row:
     get_p50_ms: float = 0.0
     get_p99_ms: float = 0.0
     misses: int = 0
-    """Values gone before they were fetched: the pool is smaller than what was stored."""
+    """Values that were gone before they were fetched: the pool is smaller than the stored data."""
 
 
 @dataclass
@@ -74,7 +74,7 @@ class _Measured:
 
 
 class WrongContent(PenstockError):
-    """A verified value was not the one that was stored under its key."""
+    """A value passed verification, but is not the one that was stored under its key."""
 
     kind = "wrong_content"
 
@@ -128,8 +128,8 @@ def _sizes(text: str) -> list[int]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures what the target says."""
-    # First of all, as it holds the load that the machine has now.
+    """Runs the measurement of the chosen target."""
+    # Taken first, because it holds the machine's load before the measurement.
     args.environment = environment.describe() if args.json else None
     other = _OTHERS.get(args.target)
     return _run_pool(args) if other is None else int(other.run(args))
@@ -141,12 +141,12 @@ def _run_pool(args: argparse.Namespace) -> int:
         words.pool_url(args), client_name="penstock-bench", connections=max(8, args.threads)
     )
     rows = []
-    # Beside the figures on standard output, or none if nobody watches.
+    # Progress goes to standard error, if that is a terminal. Figures go to standard output.
     screen = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with (
         Pool(store, _NAMESPACE, timeout=args.timeout) as pool,
-        # Redrawn between batches only: a thread that draws would be measured as well.
+        # Redrawn only between batches, because a drawing thread would be measured too.
         Progress(
             *columns,
             console=screen,
@@ -261,7 +261,7 @@ class _Worker:
         """Times values one by one."""
         buffer = self._buffers[0]
         numbers = list(self._numbers)[:SAMPLES]
-        # Leaves connections and memory as they are in the middle of work.
+        # Brings connections and memory into the state that they have during work.
         self._pool.put(self._key(numbers[0]), buffer)
         self._pool.remove([self._key(numbers[0])])
         for number in numbers:
@@ -282,7 +282,7 @@ class _Worker:
             self._pool.remove([self._key(number) for number in numbers])
 
     def _check(self, number: int, buffer: bytearray, nbytes: int) -> None:
-        # The checksum of all bytes was verified on arrival; the stamp tells whose they are.
+        # The checksum of all bytes was verified on arrival. The stamp shows which value it is.
         if nbytes != len(buffer) or _STAMP.unpack_from(buffer) != (self._run_id, number):
             raise WrongContent(f"value {number} came back as another one")
 

@@ -20,12 +20,13 @@ from penstock.errors import PenstockError
 from penstock.layout.negotiate import LAYOUTS
 
 PER_CALL = 4
-"""Blocks copied one after the other into one piece, as into slots of the engine's arena."""
+"""Blocks that one call copies one after the other into one piece, as into slots of the engine's
+arena."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a KV cache; `content_bytes` are key and value of one token and head."""
+    """Sizes of a KV cache. `content_bytes` is the bytes of key and value of one token and head."""
 
     layers: int
     heads: int
@@ -41,26 +42,26 @@ class Shape:
 
 @dataclass
 class Row:
-    """Figures for one layout: medians over passes, ratios pass by pass against memcpy of the same
-    bytes, whole blocks, in the same pass."""
+    """Figures for one layout: medians over passes. A ratio compares with a memcpy of the same bytes
+    as whole blocks, in the same pass."""
 
     layout: str
     interior: str
     """Order of heads and tokens in the contiguous copy."""
     pieces: int
-    """Runs of memory that a block lies in."""
+    """Number of separate runs of memory that a block lies in."""
     gather_gb_s: float = 0.0
     gather_to_memcpy: float = 0.0
     summed_to_memcpy: float = 0.0
-    """Gather with the checksum that a store computes on the way."""
+    """Ratio of a gather that also computes the checksum, as a store does."""
     scatter_gb_s: float = 0.0
     scatter_to_memcpy: float = 0.0
     cpu_us_per_block: float = 0.0
-    """Of the gather, without checksum."""
+    """CPU time of the gather without checksum, in microseconds per block."""
 
 
 class WrongBytes(PenstockError):
-    """A block that was copied out and back is not what it was."""
+    """A block changed when it was copied out and back."""
 
     kind = "wrong_bytes"
 

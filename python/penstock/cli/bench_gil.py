@@ -18,35 +18,36 @@ from penstock.cli.mover import Mover, OtherProcess, seconds_queued
 from penstock.errors import ConfigError
 
 _STEPS = range(250)
-"""Of the loop between two looks at the clock. All its integers are among the small ones that
-CPython keeps: the speed of a loop that makes new ones depends on how full the interpreter's memory
-happens to be, by up to a tenth, and so on objects that were made before."""
+"""Steps of the loop between two looks at the clock. All integers in it are small ones that CPython
+keeps. A loop that makes new integers depends on how full the interpreter's memory is, and so on
+objects that were made before; its speed differs by up to a tenth."""
 _BETWEEN_STEPS = 1e-3
-"""Seconds between two looks at what the engine has finished; vLLM's are further apart."""
+"""Seconds between two polls of the engine. vLLM's polls are further apart."""
 
 
 @dataclass
 class Report:
-    """Medians over passes; ratios are of one pass."""
+    """Medians over passes. Each ratio is computed within one pass."""
 
     steps_per_second_alone: float
     steps_per_second_beside: float
     steps_per_second_other_process: float
-    """While another process moves the same blocks: what sharing the machine costs, without a
-    common interpreter's lock."""
+    """Speed while another process moves the same blocks. It shows the cost of sharing the machine,
+    without a shared interpreter lock."""
     kept: float
-    """Beside the engine, to alone."""
+    """Ratio of the speed with the engine in this process to the speed alone."""
     kept_other_process: float
-    """Beside the other process, to alone."""
+    """Ratio of the speed with the other process to the speed alone."""
     kept_to_other_process: float
-    """Beside the engine, to beside the other process: what the lock leaves."""
+    """Ratio of the speed with the engine in this process to the speed with the other process. It
+    shows how much speed the interpreter lock leaves."""
     waits_per_second_alone: float
     waits_per_second_beside: float
-    """How often the loop gave its core up to wait, its calls of the engine aside. Waiting for the
-    interpreter's lock is that (a thread that wants it gets it within 5 ms, and then keeps it as
-    long as it likes); slow memory, or a core in common, is not."""
+    """How often the loop gave up its core in order to wait, not counting its calls of the engine.
+    Waiting for the interpreter lock counts. (A thread that wants the lock gets it within 5 ms, and
+    then keeps it as long as it likes.) Slow memory or a shared core does not count."""
     moved_gib_per_second: float
-    """Bytes stored and loaded while the loop ran."""
+    """GiB per second stored and loaded while the loop ran."""
     moved_other_process_gib_per_second: float
 
 
@@ -76,13 +77,13 @@ def run(args: argparse.Namespace) -> int:
     """Measures and shows the figures.
 
     Raises:
-        ConfigError: there is one core only, where both would take turns in any case.
+        ConfigError: there is only one core. There the loop and the engine take turns in any case.
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise ConfigError("one core is not enough: the loop and the engine need one each")
     url, timeout = words.pool_url(args), args.timeout
-    # The engine's threads, and the other process, stay where this thread is when it starts them.
+    # The engine's threads and the other process inherit the cores that this thread has now.
     os.sched_setaffinity(0, cores[1:])
     try:
         with Mover(url, timeout) as mover, OtherProcess(url, timeout) as other:
@@ -104,7 +105,7 @@ def _measure(mover: Mover, other: OtherProcess, args: argparse.Namespace) -> Rep
     rates: dict[Mover | OtherProcess, list[float]] = {mover: [], other: []}
     for number in range(args.passes + 1):
         without = _count(args.seconds, None)
-        # The first pass connects, and maps memory.
+        # The first pass is not counted: it connects and maps memory.
         if number:
             alone.append(without)
         for one in (mover, other) if number % 2 else (other, mover):
@@ -129,7 +130,7 @@ def _measure(mover: Mover, other: OtherProcess, args: argparse.Namespace) -> Rep
 
 
 class _Pass(NamedTuple):
-    """Of the loop, a second."""
+    """Steps and waits of the loop, per second."""
 
     steps: float
     waits: float
@@ -149,9 +150,11 @@ def _kept(these: list[_Pass], those: list[_Pass]) -> float:
 
 
 def _count(seconds: float, step: Callable[[], float] | None) -> _Pass:
-    """Of a loop that does nothing but count, and to call `step` every millisecond, which returns
-    seconds not to be counted. Nor is the time counted that the loop waits for its core, which
-    other programs use; that for the interpreter's lock is."""
+    """Runs a loop that only counts, and calls `step` every millisecond.
+
+    `step` returns seconds that do not count. Time in which the loop waits for its core, because
+    other programs use it, does not count either. Time in which it waits for the interpreter lock
+    counts."""
     start, queued, waits = time.perf_counter(), seconds_queued(), _switches()
     end, due, low, steps, uncounted = start + seconds, start, 0, 0, 0.0
     while (now := time.perf_counter()) < end:
@@ -170,7 +173,7 @@ def _count(seconds: float, step: Callable[[], float] | None) -> _Pass:
 
 
 def _switches() -> int:
-    """How often this thread has given its core up of its own accord (getrusage(2))."""
+    """How often this thread has given up its core voluntarily (getrusage(2))."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 

@@ -24,7 +24,7 @@ _BATCH = 1000
 
 @dataclass
 class Row:
-    """Milliseconds from asking to knowing, over passes."""
+    """Milliseconds from question to answer, over passes."""
 
     chunks: int
     p50_ms: float
@@ -58,7 +58,7 @@ def _counts(text: str) -> list[int]:
 def run(args: argparse.Namespace) -> int:
     """Measures every count and shows the figures."""
     store = Store.open(words.pool_url(args), client_name="penstock-bench")
-    # Of this run only: another may be under way in the same pool.
+    # Only for this run, because another run may use the same pool at the same time.
     salt = os.urandom(8)
     chunks = [
         hashlib.sha256(salt + n.to_bytes(4, "little")).digest() for n in range(max(args.chunks))
@@ -103,7 +103,7 @@ def _measure(lookup: Lookup, chunks: list[bytes], args: argparse.Namespace) -> R
                 f"{answer.count(False):,} of {len(chunks):,} objects are gone: the pool is too "
                 "small for them, or somebody purges it"
             )
-        # The first one connects.
+        # The first pass is not counted: it connects.
         if number:
             seconds.append(taken)
     ordered = sorted(seconds)

@@ -1,4 +1,4 @@
-"""`penstock doctor --cuda-device`: both ways to copy pieces from and to a device, as measured."""
+"""`penstock doctor --cuda-device`: measures both ways to copy pieces from and to a device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.cli import words
 
 @dataclass(frozen=True)
 class PieceRow:
-    """Copies of pieces of one size."""
+    """Measured copies of pieces of one size."""
 
     piece_bytes: int
     copy_engine_gb_s: float
@@ -21,10 +21,11 @@ class PieceRow:
 
 @dataclass(frozen=True)
 class Direction:
-    """Copies one way."""
+    """Measured copies in one direction."""
 
     copy_engine_from: int
-    """Mean bytes of a piece from which the copy engines are used; smaller ones go by kernel."""
+    """Mean bytes of a piece from which on the copy engines are used. A kernel copies smaller
+    pieces."""
     rows: list[PieceRow]
 
 
@@ -48,7 +49,7 @@ def measure(device: int) -> dict[str, Direction]:
 
 
 def run(device: int, *, as_json: bool) -> int:
-    """Measures and shows it."""
+    """Measures the copies and shows the figures."""
     found = measure(device)
     if as_json:
         document = {name: asdict(direction) for name, direction in found.items()}

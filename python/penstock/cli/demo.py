@@ -60,8 +60,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the demo; 0 if all outputs are equal and blocks were loaded, else 1."""
-    # The demo's rooms need what vLLM installs, which the other commands do without.
+    """Runs the demo. Returns 0 if all outputs are equal and blocks were loaded, else 1."""
+    # Imported here, because the demo needs packages that vLLM installs, and other commands do not.
     from penstock.demo import report, workload
     from penstock.demo.forecast import save_requests
     from penstock.demo.measure import measure

@@ -1,4 +1,4 @@
-"""`penstock doctor`: can this pool serve, and what should be changed?"""
+"""`penstock doctor`: can this pool serve, and what should the operator change?"""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _ACL = (
 
 @dataclass
 class Report:
-    """What was found and measured."""
+    """The findings and measurements."""
 
     url: str
     findings: list[Finding] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Report:
 
     @property
     def can_serve(self) -> bool:
-        """Whether nothing was found that keeps the pool from serving."""
+        """Whether the pool can serve: no finding has the level `fail`."""
         return all(finding.level != "fail" for finding in self.findings)
 
 
@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _explain_layout(args: argparse.Namespace) -> int:
-    # What vLLM installs is only needed here.
+    # Imported here, because only this check needs packages that vLLM installs.
     from penstock.vllm.layouts import explain_model
 
     decision = explain_model(args.model, args.kv_layout)
@@ -167,8 +167,8 @@ def _check_vllm(args: argparse.Namespace) -> int:
 
 
 def examine(store: Store, timeout: float, keys: EncryptionKeys | None = None) -> Report:
-    """Looks at everything; what fails becomes a finding, not an exception. With keys, it measures
-    with encrypted values."""
+    """Runs all checks. A failure becomes a finding, not an exception. With keys, the values that it
+    measures with are encrypted."""
     report = Report(store.url)
     try:
         facts = store.describe(timeout=timeout)
@@ -176,7 +176,7 @@ def examine(store: Store, timeout: float, keys: EncryptionKeys | None = None) ->
         report.findings.append(Finding("connection", "fail", str(error), _connect_advice(store)))
         return report
     except Denied as error:
-        # Engines do without; whether this user may put and get is seen below.
+        # Engines do not need these facts. Whether this user may put and get is checked below.
         facts = {}
         report.findings.append(Finding("settings", "note", str(error), f"grant it: {_ACL}"))
     except StoreError as error:

@@ -1,4 +1,4 @@
-"""What the settings of a pool mean for KV caching, and what to change."""
+"""Findings about a pool: what its settings mean for KV caching, and what to change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock._native import EncryptionKeys
 from penstock.cli import words
 
 Level = Literal["ok", "note", "warn", "fail"]
-"""`note` may be as wanted, `warn` should be changed, with `fail` the pool cannot serve."""
+"""`note`: may be as wanted. `warn`: should be changed. `fail`: the pool cannot serve."""
 
 _MEMORY_SHARE = 0.75
 _SMALL_VALUE_BYTES = 64 << 20
@@ -25,7 +25,7 @@ _NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "lus
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check: str
     level: Level
@@ -35,7 +35,7 @@ class Finding:
 
 
 def of_url(url: str) -> Iterator[Finding]:
-    """What the way to the server means. The URL is without credentials."""
+    """Findings about the connection to the server. The URL is without credentials."""
     parts = urlsplit(url)
     scheme, _, topology = parts.scheme.partition("+")
     if scheme not in ("redis", "valkey") or topology == "unix":
@@ -65,7 +65,7 @@ def _host(place: str) -> str:
 
 
 def of_keys(keys: EncryptionKeys) -> Finding:
-    """Which keys there are, by what machines can be compared by."""
+    """The encryption keys, with fingerprints by which machines can be compared."""
     (first, fingerprint), *others = keys.fingerprints
     also = "".join(f", also {name} ({mark})" for name, mark in others)
     return Finding("keys", "ok", f"encrypts with {first} ({fingerprint}){also}")
@@ -79,7 +79,7 @@ def _is_this_machine(host: str) -> bool:
 
 
 def of_server(facts: Mapping[str, str]) -> Iterator[Finding]:
-    """What a Valkey or Redis server reports of itself."""
+    """Findings about a Valkey or Redis server, from its own report."""
     yield _version(facts)
     yield from _state(facts)
     if not any(name.startswith("config:") for name in facts):
@@ -130,7 +130,7 @@ def _memory(facts: Mapping[str, str]) -> Iterator[Finding]:
     limit = _number(facts, "config:maxmemory", "maxmemory")
     used = _number(facts, "used_memory")
     policies = facts.get("config:maxmemory-policy") or facts.get("maxmemory_policy") or ""
-    # A cluster's nodes may differ: the one that matters is the worst.
+    # A cluster's nodes may differ. The worst one matters.
     policy = min(policies.split(" | "), key=lambda each: each.startswith("allkeys-"))
     if limit == 0:
         total = _number(facts, "total_system_memory") or 0
@@ -202,7 +202,7 @@ def _number(facts: Mapping[str, str], *names: str) -> int | None:
 
 
 def of_directory(facts: Mapping[str, str]) -> Iterator[Finding]:
-    """What a directory pool reports of itself, and what its file system means."""
+    """Findings about a directory pool, from its own report and from its file system."""
     path = Path(facts["path"])
     capacity, free = int(facts["capacity_bytes"]), int(facts["disk_free_bytes"])
     used = _number(facts, "used_bytes")
@@ -221,7 +221,7 @@ def of_directory(facts: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def of_shared_memory(facts: Mapping[str, str]) -> Iterator[Finding]:
-    """What a pool in shared memory reports of itself."""
+    """Findings about a pool in shared memory, from its own report."""
     capacity, used = int(facts["capacity_bytes"]), int(facts["used_bytes"])
     yield Finding("capacity", "ok", f"{words.size(used)} used of {words.size(capacity)}")
     yield Finding(
@@ -235,7 +235,7 @@ def of_shared_memory(facts: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def filesystem_type(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> str:
-    """The type of the file system that holds a path; empty if that cannot be told."""
+    """The type of the file system that holds a path; empty if it is not known."""
     path = path.resolve()
     best, kind = -1, ""
     try:
@@ -244,9 +244,9 @@ def filesystem_type(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) 
         return ""
     for line in lines:
         mount, _, source = line.partition(" - ")
-        # Spaces and the like are octal escapes there.
+        # The file writes spaces and the like as octal escapes.
         point = Path(mount.split()[4].encode().decode("unicode_escape"))
-        # Of several mounts on one point the last one counts.
+        # If one point has several mounts, the last one counts.
         if path.is_relative_to(point) and len(point.parts) >= best:
             best, kind = len(point.parts), source.split()[0]
     return kind

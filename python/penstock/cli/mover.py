@@ -1,4 +1,4 @@
-"""Blocks that an engine stores and loads at full rate, for what is measured beside it."""
+"""A load for benches: an engine that stores and loads blocks at full rate."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 def seconds_queued() -> float:
-    """How long this thread was ready to run and did not (proc(5), `schedstat`)."""
+    """Seconds in which this thread was ready to run but did not run (proc(5), `schedstat`)."""
     try:
         return int(_SCHEDSTAT.read_text().split()[1]) / 1e9
     except OSError:
-        # A kernel that does not keep it.
+        # This kernel does not keep the figure.
         return 0.0
 
 
@@ -46,14 +46,14 @@ class _Half:
         self._keys: list[bytes] = []
 
     def clear(self, store: Store, timeout: float) -> None:
-        """Removes what is stored of it."""
+        """Removes this half's values from the store."""
         if not self._keys:
             self._keys = [key for key, _ in store.list(self.namespace, timeout=timeout)]
         store.remove(self._keys, timeout=timeout)
 
 
 class Mover:
-    """Stores blocks and loads them again: one half of them is stored while the other is loaded."""
+    """Stores blocks and loads them again. One half of them is stored while the other is loaded."""
 
     def __init__(self, url: str, timeout: float) -> None:
         self._timeout = timeout
@@ -64,14 +64,14 @@ class Mover:
         self._engine = Engine(
             self._store,
             slot_bytes=_SHAPE.block_bytes,
-            # Some are kept for loads; stores that find none are dropped.
+            # Some slots are kept for loads. A store that finds no free slot is dropped.
             slots=2 * _SHAPE.blocks,
             # Every load goes to the pool.
             keep=False,
             get_lanes=1,
         )
         address = Buffer(self._memory, writable=True).address
-        # Of this run only.
+        # Only for this run.
         salt = os.urandom(8).hex()
         self._halves = [_Half(half, salt) for half in range(2)]
         for half in self._halves:
@@ -79,7 +79,7 @@ class Mover:
             self._engine.name_group(half.group, half.namespace)
         self._jobs = 0
         self._under_way: dict[int, tuple[Event, int]] = {}
-        """By job: the event that ends it, and the half that it moves."""
+        """Job → the event that ends it, and the half that it moves."""
         self._going = False
         self._moved = 0
         self._began = 0.0
@@ -91,14 +91,16 @@ class Mover:
         self._engine.shutdown(self._timeout)
 
     def go(self) -> None:
-        """Begins to move."""
+        """Starts moving blocks."""
         self._going, self._moved, self._began = True, 0, time.perf_counter()
         for half in range(2):
             self._submit(Event.STORED, half)
 
     def step(self) -> float:
-        """Sees to what has ended: the next job of its half begins. Does not wait for a block.
-        Returns the seconds of clearing up, which only a bench does, less those queued.
+        """For each job that has ended, starts the next job of its half. Does not wait for a block.
+
+        Returns the seconds that it spent on removing values, which only a bench does. Seconds in
+        which the thread waited for its core are not in it.
 
         Raises:
             StoreError: a block was not stored, or not loaded.
@@ -125,16 +127,17 @@ class Mover:
         return clearing
 
     def wait(self) -> None:
-        """Waits for something to see to.
+        """Waits until a job has ended.
 
         Raises:
-            StoreError: nothing has ended for too long.
+            StoreError: no job has ended for too long.
         """
         if not self._engine.wait(self._timeout):
             raise StoreError(f"no block was moved in {self._timeout} seconds")
 
     def rest(self) -> float:
-        """Returns when nothing moves any more: bytes stored and loaded in a second since `go`.
+        """Stops, and waits until nothing moves any more. Returns the bytes stored and loaded per
+        second since `go`.
 
         Raises:
             StoreError: as for `step` and `wait`.
@@ -174,12 +177,12 @@ class OtherProcess:
         self._process.join()
 
     def go(self) -> None:
-        """As for a mover."""
+        """As :meth:`Mover.go`."""
         self._orders.send("go")
         self._answer()
 
     def rest(self) -> float:
-        """As for a mover."""
+        """As :meth:`Mover.rest`."""
         self._orders.send("rest")
         return self._answer()
 

@@ -1,4 +1,4 @@
-"""`penstock plan`: KV memory over a pipeline, before anything is started."""
+"""`penstock plan`: plans KV memory over a pipeline, before anything is started."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _add_memory(parser: argparse.ArgumentParser) -> None:
-    """What there is to split, and the devices that it is on."""
+    """Adds options for the memory to split, and for the devices that have it."""
     amount = parser.add_mutually_exclusive_group()
     amount.add_argument(
         "--kv-cache-memory-bytes",
@@ -110,7 +110,7 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_serving(parser: argparse.ArgumentParser) -> None:
-    """What vLLM is told, as far as blocks and their number depend on it."""
+    """Adds vLLM's options that decide the size and the number of blocks."""
     parser.add_argument(
         "--max-model-len",
         metavar="N",
@@ -228,7 +228,7 @@ def _each(values: Sequence[Any], ranks: int, option: str) -> list[Any]:
 def _candidates(
     args: argparse.Namespace, model: Model, sizes: KvSizes, devices: list[Device] | None
 ) -> tuple[dict[str, Sequence[int]], list[Partition]]:
-    """Partitions by name, the one to take last; and the frontier, if speeds are given."""
+    """Partitions by name, with the one to use last; and the frontier, if speeds are given."""
     count = len(model.layers)
     if devices is None:
         if args.pp:
@@ -288,7 +288,7 @@ def _frontier(frontier: Sequence[Partition], sizes: KvSizes) -> Table:
 
 
 def _command(args: argparse.Namespace, plan: Plan) -> list[str]:
-    """What to type, with Penstock's server and with vLLM's own."""
+    """The commands to type, with Penstock's server and with vLLM's own."""
     ranks = len(plan.partition)
     options = ["--pipeline-parallel-size", str(ranks)]
     if args.tp > 1:
@@ -329,7 +329,7 @@ def _total(args: argparse.Namespace, ranks: int) -> int | None:
 
 
 def _in_proportion(args: argparse.Namespace, plan: Plan) -> list[str]:
-    """What to change for a proportional split, where the commands ask for vLLM's own."""
+    """Lines that tell how to get a proportional split, if the commands ask for vLLM's own split."""
     if args.kv_cache_memory_bytes is None or args.enable_pp_prop_kv_cache:
         return []
     uniform, proportional = plan.outcomes

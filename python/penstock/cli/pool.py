@@ -1,4 +1,4 @@
-"""`penstock pool`: what lies in a pool."""
+"""`penstock pool`: shows and removes the content of a pool."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Does the action."""
+    """Runs the chosen action."""
     store = Store.open(words.pool_url(args), client_name="penstock-pool")
     with Pool(store, DESCRIPTIONS, timeout=args.timeout) as pool:
         used = _chosen(pool.namespaces(), args.namespace)
@@ -108,7 +108,7 @@ def _ls(used: list[NamespaceUsage], as_json: bool) -> None:
         console.print("The pool is empty.")
         return
     table = Table(box=None, header_style="bold")
-    # Whole, since a purge wants to be told of it.
+    # The whole name, because `purge` needs it.
     table.add_column("namespace", no_wrap=True, min_width=2 * DIGEST_BYTES)
     table.add_column("what")
     table.add_column("objects", justify="right")

@@ -1,6 +1,7 @@
 """`penstock serve`: vLLM's server with Penstock in it.
 
-Composes one `vllm serve` command and becomes it, so signals and the exit status are vLLM's own.
+It composes a `vllm serve` command and replaces itself by it. So signals and the exit status are
+vLLM's own.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ _OPTIONS = (
     "load_policy",
     "encryption_key_file",
 )
-"""Settings of the connector that have options of their own."""
+"""Settings of the connector that have their own options."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A `vllm serve` command, with what has to be added to its environment."""
+    """A `vllm serve` command, and the variables to add to its environment."""
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     shown: str
-    """The whole as one would type it into a shell, with secrets masked."""
+    """The whole command line as a user would type it into a shell, with secrets masked."""
 
 
 def compose(
@@ -68,29 +69,33 @@ def compose(
 ) -> Launch:
     """The `vllm serve` command for `model` over the pool at the URL `pool`.
 
-    `host_bytes` is the engine's host memory, by default what the connector takes to be enough;
-    `options` go to vLLM as they are; `kv_layout` is the layout to ask for, `pool_geometry` what an
-    object of the pool holds; `load_policy` whether to load what can be loaded; `proportional`
-    splits KV memory over pipeline ranks by what they need, and `kv_tokens` sets it to what so many
-    tokens take; `encryption_key_file` has the keys that values are encrypted with; `settings` are
-    more of the connector's, without the `penstock.` before their names.
+    Args:
+        host_bytes: the engine's host memory; by default the connector decides.
+        options: vLLM's options. They go to vLLM as they are.
+        kv_layout: the layout to ask for.
+        pool_geometry: the part of a block that one object of the pool holds.
+        load_policy: when to load blocks that can be loaded.
+        proportional: whether to split KV memory over pipeline ranks by their needs.
+        kv_tokens: sets KV memory to the bytes that this number of tokens takes.
+        encryption_key_file: file of the keys that values are encrypted with.
+        settings: other settings of the connector, without the `penstock.` before their names.
 
     Raises:
         ConfigError: the pool's URL or a key is wrong, or an option is at odds with Penstock.
         StoreError: the pool's directory cannot be used, or the keys cannot be read.
     """
-    # Asks for what vLLM brings, which other commands do without.
+    # Imported here, because it needs packages that vLLM installs, and other commands do not.
     from penstock.vllm.settings import Settings
 
-    # Opening connects to nothing yet: a server that is down must not keep vLLM from starting.
+    # Opening does not connect yet. A server that is down must not keep vLLM from starting.
     store = Store.open(pool)
     if not store.capabilities()["shared"]:
         raise ConfigError(f"{store.url} is private to a process: vLLM's processes cannot share it")
     _check_options(options, environ)
-    # Every worker reads them, minutes later: what is wrong with them is better said now.
+    # Every worker reads the keys, but minutes later. Report errors in them now.
     EncryptionKeys.load(encryption_key_file)
 
-    # A command line is open to every user of the machine (ps), an environment is not.
+    # Every user of the machine can read a command line (ps), but not an environment.
     environment = {POOL_VARIABLE: pool} if _has_secret(pool) else {}
     key_file = encryption_key_file and str(Path(encryption_key_file).absolute())
     chosen = {
@@ -122,7 +127,8 @@ def compose(
 def _extra_config(
     chosen: Mapping[str, tuple[Any, Any]], settings: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The connector's settings: those chosen that are not the default beside them, and others."""
+    """The connector's settings: the values in `chosen` that differ from their default, and
+    `settings`."""
     extra = {PREFIX + name: value for name, (value, default) in chosen.items() if value != default}
     for name, value in settings.items():
         if name in _OPTIONS:
@@ -134,7 +140,7 @@ def _extra_config(
 def _additional_config(
     options: Sequence[str], *, proportional: bool, kv_tokens: int | None
 ) -> dict[str, Any]:
-    """What the plugin is told of how KV memory is split."""
+    """The plugin's settings for the split of KV memory."""
     if proportional and kv_tokens is None:
         _check_proportional(options)
     asked = {PROPORTIONAL: proportional or None, TOKENS: kv_tokens}
@@ -149,7 +155,7 @@ def _has_secret(pool: str) -> bool:
 
 
 def _named(options: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """The long options by their names as vLLM reads them, each with its value or what follows."""
+    """The long options by their names as vLLM reads them, each with its value or the next word."""
     for option, following in zip_longest(options, options[1:]):
         if option.startswith("--"):
             name, equals, value = option[2:].partition("=")
@@ -179,8 +185,8 @@ def _check_options(options: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def _check_proportional(options: Sequence[str]) -> None:
-    """Refuses a proportional split of no given total, before a model is loaded for nothing."""
-    # An option may stand in a file too: then the engine core refuses what is missing there.
+    """Refuses a proportional split without a total, before a model is loaded for nothing."""
+    # An option may also be in a configuration file. Then the engine core checks it.
     if not {"kv-cache-memory-bytes", "config"} & dict(_named(options)).keys():
         raise ConfigError(
             "--enable-pp-prop-kv-cache requires --kv-cache-memory-bytes, the bytes that all "
@@ -189,7 +195,7 @@ def _check_proportional(options: Sequence[str]) -> None:
 
 
 def _with_additional(options: Sequence[str], additional: Mapping[str, Any]) -> list[str]:
-    """vLLM's options with these keys in its additional configuration, beside the operator's."""
+    """vLLM's options, with these keys added to the operator's additional configuration."""
     if not additional:
         return list(options)
     kept: list[str] = []
@@ -216,8 +222,8 @@ def default_pool() -> str:
 
 
 def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command to `penstock`'s parser. Options that it does not know are vLLM's: the caller
-    leaves them in the namespace's `vllm_options`."""
+    """Adds the command to `penstock`'s parser. Options that it does not know are vLLM's. The caller
+    puts them into the namespace's `vllm_options`."""
     parser = subparsers.add_parser(
         "serve",
         help="run vLLM's server over a pool",
@@ -260,7 +266,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _add_kv_cache(parser: argparse.ArgumentParser) -> None:
-    """How KV lies in memory and in the pool, how much there is, and when it is loaded."""
+    """Adds options for KV: its layout in memory and in the pool, its size, and when to load it."""
     parser.add_argument(
         "--kv-layout",
         metavar="LAYOUT",
@@ -300,7 +306,7 @@ def _add_kv_cache(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Becomes vLLM's server; returns only from --dry-run."""
+    """Replaces this process by vLLM's server. Returns only with --dry-run."""
     launch = compose(
         args.model,
         args.pool or default_pool(),

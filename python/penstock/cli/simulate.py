@@ -1,4 +1,4 @@
-"""`penstock simulate`: what caches and a pool would have found under a trace."""
+"""`penstock simulate`: the hits that caches and a pool would have had under a trace."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _add_fleet(parser: argparse.ArgumentParser) -> None:
-    """Nodes, what they and the pool hold, and by which rules."""
+    """Adds options for nodes, for the sizes of their caches and the pool, and for policies."""
     parser.add_argument("--nodes", metavar="N", type=words.count_argument, default=4)
     parser.add_argument(
         "--host-bytes",
@@ -112,7 +112,7 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_speeds(parser: argparse.ArgumentParser) -> None:
-    """How fast nodes compute and read, and whether they load."""
+    """Adds options for how fast nodes compute and read, and for when they load."""
     parser.add_argument(
         "--prefill-speed",
         metavar="N",
@@ -145,7 +145,7 @@ def _add_speeds(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_reading(parser: argparse.ArgumentParser) -> None:
-    """How the trace is read and counted."""
+    """Adds options for how the trace is read and counted."""
     parser.add_argument(
         "--windows",
         metavar="N",
@@ -178,7 +178,7 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulates and prints what came of it."""
+    """Simulates, and prints the results."""
     bytes_per_token = _bytes_per_token(args)
     with _progress(args.json) as bar:
         bar.begin("reading", None)
@@ -231,7 +231,7 @@ def _bytes_per_token(args: argparse.Namespace) -> int:
 
 
 def _arrangements(fleet: Fleet) -> dict[str, Fleet]:
-    """The fleet as given, and with each of its tiers alone."""
+    """The fleet as given, and the fleet with each of its tiers alone."""
     no_host, no_pool = replace(fleet.host, nbytes=0), replace(fleet.pool, nbytes=0)
     found = {}
     if fleet.host.nbytes:
@@ -244,7 +244,7 @@ def _arrangements(fleet: Fleet) -> dict[str, Fleet]:
 
 
 def _bounds(trace: Trace, fleet: Fleet) -> dict[str, float]:
-    """Hit ratios that no policy can beat, of one cache for all nodes."""
+    """Hit ratios that no policy can beat, with one cache for all nodes."""
     blocks = max(1, trace.blocks)
     total = fleet.host.nbytes * fleet.nodes + fleet.pool.nbytes
     capacity = total // (trace.block_tokens * fleet.bytes_per_token)
@@ -396,14 +396,14 @@ def _document(
 
 
 class _Bar:
-    """What is being done, and how far it is."""
+    """A progress bar for one part of the work after the other."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._task = progress.add_task("")
 
     def begin(self, name: str, total: int | None) -> Tell:
-        """Starts the next part; returns what is to be told how much of it is done."""
+        """Starts the next part. Returns a function to call with the amount that is done."""
         self._progress.reset(self._task, total=total, description=name)
         return lambda done: self._progress.update(self._task, completed=done)
 

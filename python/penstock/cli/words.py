@@ -19,17 +19,17 @@ _PAGE_WIDTH = 160
 
 
 def console() -> Console:
-    """Where a command writes for people; colours only if that is a terminal."""
+    """The console that a command writes to for people. It has colours only on a terminal."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else _PAGE_WIDTH)
 
 
 def print_json(document: Any) -> None:
-    """Writes for programs: one JSON document on standard output."""
+    """Writes one JSON document to standard output, for programs."""
     print(json.dumps(document, indent=2))
 
 
 def print_measurement(args: argparse.Namespace, found: Mapping[str, Any]) -> None:
-    """Writes what a bench found for programs, behind the head that was taken when it began."""
+    """Writes a bench's results for programs, after the environment that was taken at its start."""
     print_json({"environment": args.environment} | dict(found))
 
 
@@ -57,7 +57,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def description(described: Mapping[str, Any] | None) -> str:
-    """What a namespace is, in one line.
+    """A namespace's description in one line.
 
     >>> description({"kind": "pool", "name": "docs"})
     'pool "docs"'
@@ -99,7 +99,7 @@ def add_pool_url(parser: argparse.ArgumentParser) -> None:
 
 
 def add_counts(parser: argparse.ArgumentParser, *counts: tuple[str, int, str]) -> None:
-    """Adds options that are whole numbers: name, default and what they count."""
+    """Adds options that are whole numbers. `counts` has for each: name, default, help text."""
     for name, default, text in counts:
         parser.add_argument(
             f"--{name}",
@@ -113,7 +113,7 @@ def add_counts(parser: argparse.ArgumentParser, *counts: tuple[str, int, str]) -
 def add_measurement(
     parser: argparse.ArgumentParser, *, passes: int, timed: str | None = None
 ) -> None:
-    """Adds what benches have in common: passes, JSON, and a timeout if something is `timed`."""
+    """Adds options that all benches have: passes, JSON, and a timeout if something is `timed`."""
     add_counts(parser, ("passes", passes, "passes, whose median counts"))
     if timed is not None:
         parser.add_argument(
@@ -140,7 +140,7 @@ def pool_url(args: argparse.Namespace) -> str:
     """The pool that the command line or the environment names.
 
     Raises:
-        ConfigError: neither does.
+        ConfigError: neither names one.
     """
     url: str | None = args.url or os.environ.get(POOL_VARIABLE)
     if not url:

@@ -1,1 +1,1 @@
-"""The demonstration: two vLLM servers that share one pool, measured against one without it."""
+"""The demonstration: two vLLM servers that share one pool, measured against one without a pool."""

@@ -1,4 +1,4 @@
-"""A vLLM server as the demo sees it: prompts of token ids in, tokens and times out."""
+"""A vLLM server as the demo sees it: it takes prompts of token ids, and gives tokens and times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ANSWER_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server said to one prompt."""
+    """A server's answer to one prompt."""
 
     tokens: tuple[int, ...]
     first_token: float
@@ -28,7 +28,7 @@ class Answer:
     seconds: float
     """Seconds from sending the request to the last token."""
     cached_tokens: int
-    """Prompt tokens that vLLM took from its own cache or the pool, by its own count."""
+    """Prompt tokens that vLLM took from its own cache or the pool, as vLLM counts them."""
 
 
 @dataclass(frozen=True)
@@ -65,19 +65,20 @@ class Engine:
             base_url=f"http://127.0.0.1:{port}/v1",
             api_key="none",
             timeout=_ANSWER_SECONDS,
-            # A request that is sent again unseen would be measured as one.
+            # A retry that nobody sees would be measured as part of one request.
             max_retries=0,
-            # No connection waits between requests, to be closed under the next.
+            # No connection stays open between requests, as the server could close it just before
+            # the next one.
             default_headers={"Connection": "close"},
-            # The loopback interface is not behind the environment's proxy.
+            # Do not use the environment's proxy for the loopback interface.
             http_client=openai.DefaultHttpxClient(trust_env=False),
         )
 
     def is_ready(self) -> bool:
-        """Whether it answers requests.
+        """Whether the server answers requests.
 
         Raises:
-            ServerFailed: it ended, or took too long.
+            ServerFailed: the server ended, or took too long to start.
         """
         self._server.check(_START_SECONDS)
         try:
@@ -94,7 +95,7 @@ class Engine:
         begin = time.perf_counter()
         try:
             chunks = self._client.completions.create(
-                # Whichever the server has.
+                # Empty: the model that the server has.
                 model="",
                 prompt=None,
                 max_tokens=max_tokens,
@@ -102,7 +103,8 @@ class Engine:
                 stream=True,
                 stream_options={"include_usage": True},
                 extra_body={
-                    # As an argument it would be looked at token by token: 40 ms for 4,000.
+                    # Not passed as an argument, because the client would then check it token by
+                    # token, which takes 40 ms for 4,000 tokens.
                     "prompt": list(prompt),
                     "ignore_eos": True,
                     "return_token_ids": True,
@@ -112,7 +114,7 @@ class Engine:
         except openai.APIStatusError as error:
             raise ServerFailed(f"{self.name} answered {error.status_code}: {error.body}") from error
         except Exception as error:
-            # Some versions of the client let errors of what they are built on through.
+            # Some versions of the client also raise errors of their own dependencies.
             self._server.check(float("inf"))
             raise ServerFailed(
                 f"{self.name} broke off: {error!r}{self._server.log_tail()}"
@@ -135,7 +137,7 @@ class Engine:
 
         return Counters(
             total("loaded_tokens"),
-            # Some may come while a request waits, ahead of its load.
+            # Some bytes may come as a prefetch while a request waits, before its load.
             total("loaded_bytes") + total("prefetched_bytes"),
             total("stored_bytes"),
         )
@@ -157,7 +159,7 @@ def _read(chunks: Iterable[Completion], begin: float) -> Answer:
     for chunk in chunks:
         arrived = time.perf_counter()
         for choice in chunk.choices:
-            # vLLM's own field; a chunk may have none.
+            # vLLM's own field. Some chunks do not have it.
             new = getattr(choice, "token_ids", None) or ()
             if new:
                 first, last = (first if tokens else arrived), arrived

@@ -1,4 +1,4 @@
-"""What the demo measured, in numbers: the one source of its table, its JSON and its report."""
+"""The demo's figures. Its table, its JSON and its report all come from them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Row:
-    """All requests that met one situation."""
+    """The figures of all requests in one situation."""
 
     situation: Situation
     requests: int
@@ -34,21 +34,21 @@ class Row:
     local_tokens: int
     penstock: Latency
     recomputed: Latency
-    """The same prompts without Penstock and without a prefix cache."""
+    """Times of the same prompts without Penstock and without a prefix cache."""
 
 
 @dataclass(frozen=True)
 class Hits:
-    """Shares of the prompts' whole blocks that need not be computed."""
+    """Shares of the prompts' whole blocks that the nodes did not have to compute."""
 
     found: float
     expected: float
-    """By `penstock simulate`."""
+    """The share that `penstock simulate` expects."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """A run of the demo."""
+    """The figures of one run of the demo."""
 
     workload: str
     cuts: tuple[str, ...]
@@ -58,23 +58,24 @@ class Figures:
     rows: tuple[Row, ...]
     comparisons: tuple[Comparison, ...]
     moved: Counters
-    """Tokens and bytes that both nodes loaded and stored in all."""
+    """Tokens and bytes that both nodes together loaded and stored."""
     hits: Hits | None = None
-    """Of a trace, whose answers are in no later prompt: the simulator knows prompts alone."""
+    """Only for a trace, where no prompt contains an earlier answer: the simulator knows only
+    prompts."""
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
+        """Number of tokens of all prompts."""
         return sum(row.prompt_tokens for row in self.rows)
 
     @property
     def differing(self) -> tuple[Comparison, ...]:
-        """The requests whose output is not that of the run without Penstock."""
+        """The requests whose output differs from the output without Penstock."""
         return tuple(comparison for comparison in self.comparisons if not comparison.equal)
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """Why the demo failed, in words; empty if it did not."""
+        """Why the demo failed, in words; empty if it did not fail."""
         found = []
         if self.differing:
             found.append(

@@ -1,4 +1,4 @@
-"""What the simulator expects of the requests that the demo sent, beside what was found."""
+"""The hit ratio that the simulator expects for the demo's requests, and the one that was found."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from penstock.demo.workload import NODES
 from penstock.sim import Fleet, Tier, Trace, replay
 
 _SPACING = 1_000.0
-"""Milliseconds between requests: they were sent one after the other."""
+"""Milliseconds between requests in the trace. The demo sends them one after the other."""
 
 
 def save_requests(exchanges: Sequence[Exchange], path: Path) -> None:
     """Writes the requests as a trace in Mooncake's format, with blocks of `BLOCK_TOKENS` tokens.
-    Answers are not in it."""
+    The trace has no answers."""
     numbers: dict[bytes, int] = {}
     with path.open("w", encoding="utf-8") as file:
         for position, exchange in enumerate(exchanges):
@@ -33,7 +33,7 @@ def save_requests(exchanges: Sequence[Exchange], path: Path) -> None:
 
 def expected_hit_ratio(exchanges: Sequence[Exchange]) -> float:
     """Share of the prompts' whole blocks that the demo's two nodes over one pool should find, by
-    `penstock simulate`. None of its caches is full."""
+    `penstock simulate`. No cache in the simulation gets full."""
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "requests.jsonl"
         save_requests(exchanges, path)

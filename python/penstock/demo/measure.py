@@ -38,9 +38,11 @@ _HOST_BYTES = 256 << 20
 def measure(
     workload: Workload, pool: str | None, pool_server: str | None, console: Console
 ) -> Figures:
-    """Runs `workload` over the pool at the URL `pool`, or over a `pool_server` ("valkey", "redis")
-    started for it, or else over a directory that is removed after. When this returns or raises, no
-    process is left.
+    """Runs `workload` over a pool, and measures it.
+
+    With `pool_server` ("valkey" or "redis"), the pool is such a server, started for this run.
+    Otherwise it is the pool at the URL `pool`. Without either, it is a directory that is removed
+    afterwards. No process is left when this function returns or raises.
 
     Raises:
         ServerFailed: a server did not start, ended, or broke off.
@@ -76,7 +78,7 @@ def _run(
         model = model_folder(cache_folder() / "demo")
         progress.update(bar, completed=1)
 
-        # All at once: most of a start is imports on one core.
+        # Start all servers at once, as most of a start is imports on one core.
         bar = progress.add_task("start of three vLLM servers", total=3)
         nodes, reference = _start_engines(model, pool, folder, processes)
         engines = [*nodes, reference]
@@ -107,7 +109,7 @@ def _sum_of(nodes: Sequence[Engine]) -> Counters:
 def _start_engines(
     model: Path, pool: str, folder: Path, processes: Processes
 ) -> tuple[list[Engine], Engine]:
-    # A pool that was used before may hold these very blocks; a salt makes it a fresh one.
+    # A pool that was used before may hold the same blocks. A salt gives this run a fresh namespace.
     salt = secrets.token_hex(8)
     first, second = _shares_of_cores()
     common = [
@@ -128,7 +130,7 @@ def _start_engines(
             [*command, *common, "--port", str(port)],
             folder / f"{name.replace(' ', '-')}.log",
             {
-                # Sockets that vLLM leaves behind go with the folder.
+                # Sockets that vLLM leaves behind are removed with the folder.
                 "TMPDIR": str(folder),
                 "VLLM_CPU_OMP_THREADS_BIND": cores,
                 "VLLM_NO_USAGE_STATS": "1",
@@ -149,7 +151,7 @@ def _start_engines(
 
 
 def _shares_of_cores() -> tuple[str, str]:
-    """This process's cores in two halves of one size, as vLLM's CPU build reads them."""
+    """This process's cores in two equal halves, written as vLLM's CPU build reads them."""
     cores = sorted(os.sched_getaffinity(0))
     half = max(1, len(cores) // 2)
     first, second = cores[:half], cores[half : 2 * half] or cores[:half]

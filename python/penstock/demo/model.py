@@ -1,8 +1,8 @@
 """A small Llama with random weights and a byte-level tokenizer, made on the spot.
 
-The output of such a model means nothing, and that is enough: it depends on every token before it,
-so a block of KV cache that is wrong shows as another output. A token is a byte of UTF-8, hence the
-length of a text in tokens is known without a tokenizer.
+The output of such a model means nothing. But each output token depends on every token before it, so
+a wrong block of KV cache shows as a different output. That is enough for the demo. A token is a
+byte of UTF-8, so the length of a text in tokens is known without a tokenizer.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import tempfile
 from pathlib import Path
 
 CONTEXT_TOKENS = 16_384
-"""The longest prompt with its answer, in tokens."""
+"""The most tokens of a prompt and its answer together."""
 
 VOCABULARY = 512
 """Ids that the model may produce: the 256 bytes, the three marks below, and ids without a text."""
 
 BEGIN, USER, ASSISTANT = 256, 257, 258
-"""Marks of a conversation: its beginning, and whose turn follows."""
+"""Special tokens of a conversation: its beginning, and whose turn follows."""
 
 _MARKS = {"<|begin|>": BEGIN, "<|user|>": USER, "<|assistant|>": ASSISTANT}
 
@@ -28,7 +28,7 @@ _CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
-# With the usual 0.02 greedy output is one token repeated, which would hide errors in the KV cache.
+# With the usual 0.02, greedy output is one repeated token. That would hide errors in the KV cache.
 _INITIALIZER_RANGE = 0.12
 
 _FORMAT = "1"
@@ -40,7 +40,7 @@ def encode(text: str) -> list[int]:
 
 
 def model_folder(parent: Path) -> Path:
-    """The folder of the model beneath `parent`; made on the first call, in seconds."""
+    """The model's folder under `parent`. The first call makes it, which takes seconds."""
     folder = parent / f"llama-random-{_FORMAT}"
     if (folder / "config.json").exists():
         return folder
@@ -49,7 +49,7 @@ def model_folder(parent: Path) -> Path:
     try:
         _save_tokenizer(scratch)
         _save_weights(scratch)
-        # Whole or not at all: another process may make the same folder, and one of both stays.
+        # Put it in place whole or not at all. If two processes make the folder, one of them stays.
         try:
             scratch.rename(folder)
         except OSError:
@@ -84,7 +84,7 @@ def _save_tokenizer(folder: Path) -> None:
 
 
 def _byte_characters() -> list[str]:
-    """The printable character that byte-level vocabularies write for each byte, by byte."""
+    """The printable character for each byte value, as byte-level vocabularies write it."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]

@@ -24,7 +24,7 @@ _LOG_LINES = 25
 
 
 class ServerFailed(PenstockError):
-    """A server ended, or did not come up in time; the message holds the end of its log."""
+    """A server ended, or did not come up in time. The message has the end of its log."""
 
     kind = "server_failed"
 
@@ -41,8 +41,10 @@ _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """Inside, the first signal that ends a program raises :class:`Interrupted`; later ones are
-    ignored, so what cleans up is not interrupted again. `held` puts the exception off."""
+    """A context in which the first signal that ends a program raises :class:`Interrupted`.
+
+    Later signals are ignored, so that they do not interrupt the clean-up. `held` delays the
+    exception."""
 
     def __init__(self) -> None:
         self._holds = 0
@@ -60,7 +62,8 @@ class Interruption:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Inside, nothing is interrupted; a signal that came meanwhile raises at the end."""
+        """A context in which nothing is interrupted. If a signal came meanwhile, it raises at the
+        end."""
         self._holds += 1
         try:
             yield
@@ -82,7 +85,7 @@ class Interruption:
 
 
 class Processes:
-    """All the servers of a demo; none of their processes is left after the `with` block."""
+    """All servers of a demo. After the `with` block, none of their processes is left."""
 
     def __init__(self, interruption: Interruption) -> None:
         self._interruption = interruption
@@ -98,8 +101,8 @@ class Processes:
     def start(
         self, name: str, command: Sequence[str], log: Path, environ: Mapping[str, str] | None = None
     ) -> Server:
-        """Starts a program; its output goes to the file `log`."""
-        # Else a signal could come between the program's start and its entry into the list.
+        """Starts a program. Its output goes to the file `log`."""
+        # Otherwise a signal could come after the program's start, but before it is in the list.
         with self._interruption.held():
             server = Server(name, command, log, environ)
             self._servers.append(server)
@@ -107,7 +110,7 @@ class Processes:
 
 
 class Server:
-    """A program in a session of its own, so that a Ctrl-C at the terminal reaches only the demo."""
+    """A program in its own session, so that a Ctrl-C at the terminal reaches only the demo."""
 
     def __init__(
         self, name: str, command: Sequence[str], log: Path, environ: Mapping[str, str] | None = None
@@ -141,7 +144,8 @@ class Server:
         return f"; the end of its log {self._log}:\n" + "\n".join(f"  {line}" for line in lines)
 
     def family(self) -> list[psutil.Process]:
-        """The program, what descends from it, and what has left it but not its session."""
+        """The program, its descendants, and processes that are no longer descendants but still in
+        its session."""
         session = self._process.pid
         family = []
         for process in psutil.process_iter():
@@ -173,8 +177,8 @@ def _stop_all(servers: Sequence[Server]) -> None:
 def free_port() -> int:
     """A TCP port of the loopback interface that nobody listens on.
 
-    It lies below those that Linux gives to connections (`ip_local_port_range`, from 32768 on), so
-    that nobody takes it in passing while a server is starting.
+    It is below the ports that Linux gives to connections (`ip_local_port_range`, from 32768 on). So
+    no connection takes it by chance while a server is starting.
     """
     while True:
         port = random.SystemRandom().randrange(12_000, 30_000)
@@ -184,10 +188,10 @@ def free_port() -> int:
 
 
 def start_pool_server(processes: Processes, kind: str, folder: Path) -> str:
-    """Starts Valkey or Redis on a unix socket in `folder`; its URL as a pool.
+    """Starts Valkey or Redis on a unix socket in `folder`. Returns its URL as a pool.
 
     Raises:
-        ServerFailed: it is not installed, or does not start.
+        ServerFailed: the server is not installed, or does not start.
     """
     program = shutil.which(f"{kind}-server")
     if program is None:

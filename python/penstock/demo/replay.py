@@ -14,17 +14,18 @@ from penstock.demo.model import BEGIN, VOCABULARY
 from penstock.demo.workload import NODES, Workload
 
 BLOCK_TOKENS = 128
-"""Tokens of a block of KV cache: what is stored, found and loaded as a whole."""
+"""Tokens of a block of KV cache. A block is stored, found and loaded as a whole."""
 
 REST_SECONDS = 1.1
-"""Between an answer and the next request. vLLM's processes ask their queues over and over for a
-second after a message: on few cores they would take time from the next server's request."""
+"""Seconds between an answer and the next request. vLLM's processes ask their queues over and over
+for a second after a message. On few cores, this would take time from the next server's request."""
 
 
 class Situation(Enum):
-    """What a prompt meets, by what the nodes were sent before: where the largest part of it should
-    come from. It is worked out before the request is sent, so a load that fails does not turn a
-    warm request into a cold one."""
+    """The expected source of the largest part of a prompt, from the earlier requests to the nodes.
+
+    It is computed before the request is sent. So a load that fails does not turn a warm request
+    into a cold one."""
 
     COLD = "cold"
     OTHER_NODE = "warm on the other node"
@@ -33,7 +34,7 @@ class Situation(Enum):
 
 @dataclass(frozen=True)
 class Exchange:
-    """One step as it went."""
+    """One step of the workload, with its results."""
 
     conversation: int
     turn: int
@@ -61,7 +62,8 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A step beside the same prompt on the engine without Penstock and without any cache."""
+    """A step, and the answer to the same prompt on the engine without Penstock and without any
+    cache."""
 
     exchange: Exchange
     reference: Answer
@@ -73,13 +75,13 @@ class Comparison:
 
 
 class Sightings:
-    """Which prefixes each node was sent, in whole blocks."""
+    """The prefixes that each node has got, in whole blocks."""
 
     def __init__(self) -> None:
         self._seen: list[set[bytes]] = [set() for _ in range(NODES)]
 
     def situation(self, prompt: Sequence[int], node: int) -> Situation:
-        """What `prompt` meets on `node`, which is then taken to have seen it."""
+        """The situation of `prompt` on `node`. Afterwards `node` counts as having seen it."""
         names = chain(prompt)
         # vLLM always computes the last token itself.
         reusable = names[: (len(prompt) - 1) // BLOCK_TOKENS]
@@ -113,9 +115,10 @@ def _shared(names: Sequence[bytes], seen: set[bytes]) -> int:
 
 
 def warm_up(nodes: Sequence[Engine], reference: Engine, tokens: int) -> None:
-    """Has every engine compute a prompt of `tokens` tokens that only it has seen, and every node
-    then answer the others', so that no request that is measured pays for memory or for code that is
-    used for the first time."""
+    """Warms up all engines, so that no measured request pays for the first use of memory or code.
+
+    Every engine computes a prompt of `tokens` tokens that only it has seen. Then every node answers
+    the prompts of the other nodes."""
     prompts = [
         [BEGIN, *((number + token) % VOCABULARY for token in range(1, tokens))]
         for number in range(len(nodes) + 1)
@@ -131,8 +134,8 @@ def warm_up(nodes: Sequence[Engine], reference: Engine, tokens: int) -> None:
 def replay(
     workload: Workload, nodes: Sequence[Engine], reference: Engine, progress: Callable[[], None]
 ) -> list[Comparison]:
-    """Sends the steps one after the other, each to its node and to `reference`, in turn: whatever
-    the machine does to one of them, it does to the other. Calls `progress` after each step."""
+    """Sends the steps one after the other, each to its node and to `reference`. So the state of the
+    machine affects both alike. Calls `progress` after each step."""
     sightings = Sightings()
     histories: dict[int, tuple[int, ...]] = {}
     before = [node.counters() for node in nodes]
@@ -143,7 +146,7 @@ def replay(
         prompt = (*history, *step.tokens)
         situation = sightings.situation(prompt, step.node)
         time.sleep(max(0.0, step.pause - REST_SECONDS))
-        # Each node goes first as often as the reference does.
+        # Each node goes first as often as the reference.
         order = [node, reference] if number // NODES % 2 == 0 else [reference, node]
         answers = {}
         for engine in order:

@@ -1,4 +1,4 @@
-"""The demo's report: one HTML file that needs nothing else, readable in a light and a dark room."""
+"""The demo's report: one HTML file that needs no other file, with a light and a dark style."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the demo asks: conversations about long documents, or an agent's recorded requests.
+"""The demo's requests: conversations about long documents, or an agent's recorded requests.
 
 Every step names the node that it goes to. A conversation changes nodes with each of its steps, as
-under a router that looks only at load.
+with a router that looks only at load.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Step:
     turn: int
     node: int
     tokens: tuple[int, ...]
-    """The prompt, or what follows the conversation's last prompt and its answer."""
+    """The prompt; if `follows`, only its part after the conversation's last prompt and answer."""
     follows: bool
     """Whether `tokens` continue the conversation's last step."""
     answer_tokens: int = _ANSWER_TOKENS
@@ -78,16 +78,16 @@ class Workload:
     title: str
     steps: tuple[Step, ...]
     cuts: tuple[str, ...] = ()
-    """What was left out of the material so that it fits the model and the time, in words."""
+    """The parts of the material that were left out to fit the model and the time, in words."""
 
 
 def documents(conversations: int) -> Workload:
-    """Conversations about sources of Python's standard library, a module each.
+    """Conversations about sources of Python's standard library, with one module for each.
 
-    All first turns come first, then all second ones: people read an answer before they go on.
+    All first turns come before all second turns, because people read an answer before they go on.
 
     Raises:
-        ConfigError: there are not so many modules.
+        ConfigError: there are fewer modules than conversations.
     """
     texts = list(_documents())
     if not 1 <= conversations <= len(texts):
@@ -117,17 +117,18 @@ def _documents() -> Iterator[str]:
             path = folder / module / "__init__.py"
         if path.exists():
             source = path.read_bytes()[:_DOCUMENT_TOKENS]
-            # A whole number of lines, so that no character is cut in two.
+            # Cut at a line's end, so that no character is cut in two.
             yield source[: source.rfind(b"\n")].decode(errors="replace")
 
 
 def trace(path: Path) -> Workload:
-    """An agent's requests from a file of JSON lines, plain or gzipped, with the fields `timestamp`
-    (microseconds), `input`, `output` (texts) and `session_id`; in the order of their timestamps,
-    with the pauses between them cut to a second.
+    """An agent's requests from a file of JSON lines, plain or gzipped.
+
+    Each line has the fields `timestamp` (microseconds), `input`, `output` (texts) and `session_id`.
+    Requests are in the order of their timestamps. Pauses between them are cut to a second.
 
     Raises:
-        ConfigError: the file cannot be read, or is of another form.
+        ConfigError: the file cannot be read, or has another form.
     """
     sessions = _sessions(path)
     chosen: list[tuple[int, Step]] = []
@@ -139,7 +140,7 @@ def trace(path: Path) -> Workload:
         for timestamp, prompt, answer in session[:_TRACE_SESSION_REQUESTS]:
             tokens = (BEGIN, *encode(prompt))
             cut = tokens[:_TRACE_PROMPT_TOKENS]
-            # Cut to the same beginning, two prompts are one; the second would show nothing.
+            # Two prompts cut to the same beginning are equal. The second one would show nothing.
             if cut != tokens and cut in seen:
                 continue
             full = len(chosen) == _TRACE_REQUESTS or total + len(cut) > _TRACE_TOTAL_TOKENS
@@ -176,7 +177,7 @@ def trace(path: Path) -> Workload:
 
 
 def _sessions(path: Path) -> dict[str, list[tuple[int, str, str]]]:
-    """By session: time, prompt and answer of its requests, as the file has them."""
+    """Session → time, prompt and answer of its requests, in the order of the file."""
     sessions: dict[str, list[tuple[int, str, str]]] = {}
     for number, record in _records(path):
         try:

@@ -12,7 +12,7 @@ from penstock.axis import decimal_label, decimal_step, text_width
 _WIDTH = 960
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 16, 34, 10
 _TEXT = 12
-"""Size of text in a chart."""
+"""Size of the page's text in a chart."""
 
 
 @dataclass(frozen=True)

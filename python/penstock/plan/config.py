@@ -307,8 +307,8 @@ def _window(reader: _Reader, family: Family, layer: int) -> int | None:
 
 
 def _without_shared(kvs: list[Kv | None], reader: _Reader) -> list[Kv | None]:
-    """The layers' KV, without the layers at the end that keep none because they read the KV of
-    others."""
+    """The layers' KV, with None for the layers at the end that read the KV of other layers and keep
+    none."""
     shared = int(reader.get("num_kv_shared_layers", 0))
     return kvs[: len(kvs) - shared] + [None] * shared
 

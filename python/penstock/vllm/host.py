@@ -74,7 +74,7 @@ def default_host_bytes(step_bytes: int, machine_bytes: int) -> int:
 
     While the stores of one step are on their way to the pool, those of the next step come. Stores
     may use three quarters of the host memory. So the default is twice `step_bytes`, but at most a
-    quarter of the machine's memory.
+    quarter of the machine's memory, and in any case at least :data:`LEAST_BYTES`.
 
     >>> default_host_bytes(2 << 30, 512 << 30) >> 30
     4

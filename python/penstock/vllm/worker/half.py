@@ -1,6 +1,6 @@
 """Turns the scheduler half's orders into engine jobs and reports them, callback by callback.
 
-No call waits for I/O while there is anything to compute. Only two calls wait:
+No call waits for I/O while there is anything to compute. Two calls of a step may wait:
 
 - `begin_step` waits for copies in progress (at memory speed) if vLLM is about to overwrite their
   source.

@@ -83,9 +83,24 @@ unit() {
     stage 'Python tests' 600 python -m pytest -q --ignore tests/e2e --timeout 120
 }
 
+# Rust and Python tests beside each other: for whoever waits for them.
 check() {
     lint
-    unit
+    local written python begin=$SECONDS status=0 python_status=0
+    written=$(mktemp)
+    timeout --kill-after=20 600 python -m pytest -q --ignore tests/e2e --timeout 120 \
+        >"$written" 2>&1 &
+    python=$!
+    rust_tests || status=$?
+    wait "$python" || python_status=$?
+    printf '\n== Python tests\n'
+    cat "$written"
+    rm -f "$written"
+    summary+=("$(printf '%-44s %4d s' 'Python tests, beside them' $((SECONDS - begin)))")
+    if ((python_status)); then
+        summary[-1]+="  FAILED: status $python_status"
+    fi
+    return $((status ? status : python_status))
 }
 
 all() {

@@ -101,7 +101,7 @@ impl EngineConfig {
         }
     }
 
-    /// Makes the queues hold what the owner stores in [`STEPS`] steps of `objects` objects each,
+    /// Makes the queues hold what the owner stores in `STEPS` steps of `objects` objects each,
     /// whatever the objects' size. They never become smaller than by default.
     #[must_use]
     pub fn with_steps_of(mut self, objects: usize) -> Self {

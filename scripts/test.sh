@@ -50,6 +50,11 @@ stage() {
 
 # Rust tests that had to be skipped pass: what they say of it is at the end of all that is written.
 rust_tests() {
+    if ! cargo nextest --version >/dev/null 2>&1; then
+        stage 'Rust tests' 1200 cargo test --quiet --workspace --locked --no-fail-fast -- \
+            --show-output
+        return
+    fi
     local written=target/nextest/default/junit.xml status=0
     rm -f "$written"
     stage 'Rust tests' 900 cargo nextest run --workspace --locked --no-fail-fast || status=$?
@@ -73,14 +78,11 @@ lint() {
     stage 'cargo clippy' 900 cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
 }
 
+python_tests=(timeout --kill-after=20 600 python -m pytest -q --ignore tests/e2e --timeout 120)
+
 unit() {
-    if cargo nextest --version >/dev/null 2>&1; then
-        rust_tests
-    else
-        stage 'Rust tests' 1200 cargo test --quiet --workspace --locked --no-fail-fast -- \
-            --show-output
-    fi
-    stage 'Python tests' 600 python -m pytest -q --ignore tests/e2e --timeout 120
+    rust_tests
+    stage 'Python tests' 620 "${python_tests[@]}"
 }
 
 # Rust and Python tests beside each other: for whoever waits for them.
@@ -88,8 +90,7 @@ check() {
     lint
     local written python begin=$SECONDS status=0 python_status=0
     written=$(mktemp)
-    timeout --kill-after=20 600 python -m pytest -q --ignore tests/e2e --timeout 120 \
-        >"$written" 2>&1 &
+    "${python_tests[@]}" >"$written" 2>&1 &
     python=$!
     rust_tests || status=$?
     wait "$python" || python_status=$?

@@ -91,7 +91,7 @@ def metrics() -> str:
     histograms = [
         (
             f"`vllm:penstock_{name}`",
-            ", ".join(f"`{label}`" for label in HISTOGRAM_LABELS.get(name, ())),
+            f"`{HISTOGRAM_LABELS[name][0]}`" if name in HISTOGRAM_LABELS else "",
             text,
         )
         for name, text in HISTOGRAMS.items()

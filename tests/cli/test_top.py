@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
-from penstock.cli.fleet import Activity, Sample, activity, address, watch
+from penstock.cli.activity import Activity, Sample, activity, address, total, watch
 from penstock.cli.main import main
 from penstock.demo.processes import free_port
 from penstock.errors import ConfigError
@@ -36,6 +36,7 @@ class FakeTraffic:
         self.running = Gauge("vllm:num_requests_running", "x", labels, registry=registry)
         self.lookups = counter("penstock_lookups")
         self.loaded = counter("penstock_loaded_bytes")
+        self.prefetched = counter("penstock_prefetched_bytes")
         self.failed = counter("penstock_lookup_failures")
         self.saved = counter("penstock_prefill_saved_seconds", "tenant")
         self.waited = counter("penstock_load_wait_seconds", "tenant")
@@ -52,7 +53,8 @@ class FakeTraffic:
         for engine in "01":
             self.running.labels(engine).set(3)
             self.lookups.labels(engine).inc(5)
-            self.loaded.labels(engine).inc(1 << 30)
+            self.loaded.labels(engine).inc(1 << 29)
+            self.prefetched.labels(engine).inc(1 << 29)
             self.queries.labels(engine).inc(1000)
             self.hits.labels(engine).inc(750)
             self.saved.labels(engine, "red").inc(20)
@@ -123,6 +125,24 @@ def test_json_has_a_line_for_each_reading(
     [found] = documents[1]["engines"].values()
     assert found["failures"] == 0
     assert int(documents[1]["pool"]["capacity_bytes"]) == 64 << 20
+
+
+def test_engines_together_add_up_but_for_shares(engine: FakeTraffic) -> None:
+    url = address(f"127.0.0.1:{engine.port}")
+    readings = watch([url], 0.1, 2)
+    next(readings)
+    engine.serve_requests()
+    one = next(readings)[url]
+    assert isinstance(one, Activity)
+    both = total([one, one])
+    assert (both.running, both.saved_seconds) == (12, 2 * one.saved_seconds)
+    assert both.hit_share is both.load_seconds is both.kv_usage is None
+
+
+def test_readings_are_one_at_least(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["top", "127.0.0.1:1", "--count", "0"])
+    assert "must be at least 1" in capsys.readouterr().err
 
 
 def test_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from penstock.demo.processes import free_port
-from penstock.vllm.counters import COUNTERS, HISTOGRAM_LABELS, HISTOGRAMS, TIERS, Counters
+from penstock.vllm.counters import COUNTERS, HISTOGRAM_LABELS, HISTOGRAMS, Counters
 from penstock.vllm.stats import PenstockPromMetrics
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,8 @@ class Engine:
         for name in COUNTERS:
             counters.count(name, 3)
         for name in HISTOGRAMS:
-            for label in TIERS if name in HISTOGRAM_LABELS else (None,):
+            _, labels = HISTOGRAM_LABELS.get(name, ("", (None,)))
+            for label in labels:
                 counters.observe(name, 0.9, label)
         for tenant, saved in (("red", 2.0), ("", 1.0)):
             counters.count_for(tenant, "prefill_saved_seconds", saved)
@@ -197,7 +198,6 @@ def test_the_dashboard_hides_no_metric() -> None:
         "lookups_not_awaited",
         "loads",
         "prefetches",
-        "prefetched_bytes",
         "probes",
         "stored_blocks",
         "unpinned_bytes",

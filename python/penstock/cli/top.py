@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from rich.text import Text
 from penstock import Pool
 from penstock._native import Store
 from penstock.cli import words
-from penstock.cli.fleet import Activity, address, watch
+from penstock.cli.activity import Activity, address, total, watch
 from penstock.errors import PenstockError
 from penstock.pool.namespace import DESCRIPTIONS
 
@@ -50,7 +50,10 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="time between two readings (default: %(default)s)",
     )
     parser.add_argument(
-        "--count", metavar="N", type=int, help="end after so many readings, instead of never"
+        "--count",
+        metavar="N",
+        type=words.count_argument,
+        help="end after so many readings, instead of never",
     )
     parser.add_argument(
         "--json", action="store_true", help="write one JSON document a line instead, a reading each"
@@ -136,7 +139,7 @@ def _page(seen: Seen, facts: dict[str, Any] | None, interval: float, width: int)
     working = [each for each in seen.values() if isinstance(each, Activity)]
     if len(seen) > 1:
         table.add_section()
-        cells = [f"{len(working)} of {len(seen)} answer", *_sums(working)]
+        cells = [f"{len(working)} of {len(seen)} answer", *_cells(total(working))]
         table.add_row(*(cells[place] for place in places), style="bold")
     lines: list[Any] = [table]
     if facts is not None:
@@ -156,7 +159,7 @@ def _cells(each: Activity | OSError) -> list[Text | str]:
     failures = Text(f"{each.failures:,.0f}", style="red" if each.failures else "")
     return [
         f"{each.running:.0f}/{each.waiting:.0f}",
-        f"{each.kv_usage:.0%}",
+        _share(each.kv_usage),
         _share(each.hit_share),
         _number(each.lookups),
         _time(each.lookup_seconds),
@@ -167,28 +170,6 @@ def _cells(each: Activity | OSError) -> list[Text | str]:
         f"{each.saved_seconds:,.1f} s",
         _number(each.saved_rate),
         failures,
-    ]
-
-
-def _sums(working: Sequence[Activity]) -> list[str]:
-    def total(name: str) -> float | None:
-        found = [value for each in working if (value := getattr(each, name)) is not None]
-        return sum(found) if found else None
-
-    failures = total("failures") or 0.0
-    return [
-        f"{total('running') or 0:.0f}/{total('waiting') or 0:.0f}",
-        "",
-        "",
-        _number(total("lookups")),
-        "",
-        "",
-        _size(total("pool_bytes")),
-        _size(total("host_bytes")),
-        _size(total("stored_bytes")),
-        f"{total('saved_seconds') or 0.0:,.1f} s",
-        _number(total("saved_rate")),
-        f"{failures:,.0f}",
     ]
 
 

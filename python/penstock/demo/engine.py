@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import http.client
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import openai
 from openai.types import Completion
-from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.demo.processes import Server, ServerFailed
+from penstock.exposition import totals
 
 _START_SECONDS = 420.0
 _ANSWER_SECONDS = 120.0
@@ -127,13 +126,10 @@ class Engine:
 
     def counters(self) -> Counters:
         """Penstock's counters since the server's start; zeros without Penstock."""
-        sums: defaultdict[str, float] = defaultdict(float)
-        for metric in text_string_to_metric_families(self._get("/metrics")[1]):
-            for sample in metric.samples:
-                sums[sample.name] += sample.value
+        sums = totals(self._get("/metrics")[1])
 
         def total(name: str) -> int:
-            return int(sums[f"vllm:penstock_{name}_total"])
+            return int(sums.get(f"vllm:penstock_{name}_total", 0))
 
         return Counters(
             total("loaded_tokens"),

@@ -46,11 +46,8 @@ HISTOGRAMS = {
 }
 """Histogram → documentation; each appears as ``vllm:penstock_<histogram>``."""
 
-HISTOGRAM_LABELS = {"load_seconds": ("tier",)}
-"""Histograms with a label of their own."""
-
-TIERS = ("pool", "host")
-"""Values of that label."""
+HISTOGRAM_LABELS = {"load_seconds": ("tier", ("pool", "host"))}
+"""Histogram → its own label, and the values that this can have."""
 
 BUCKETS = {
     "seconds": (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),

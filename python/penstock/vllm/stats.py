@@ -18,7 +18,6 @@ from penstock.vllm.counters import (
     HISTOGRAM_LABELS,
     HISTOGRAMS,
     TENANT_COUNTERS,
-    TIERS,
     Counts,
 )
 
@@ -75,7 +74,7 @@ class PenstockPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             name: self._histogram_cls(
                 name=f"vllm:penstock_{name}",
                 documentation=documentation,
-                labelnames=[*labelnames, *HISTOGRAM_LABELS.get(name, ())],
+                labelnames=[*labelnames, *HISTOGRAM_LABELS.get(name, ())[:1]],
                 buckets=BUCKETS[name.rpartition("_")[2]],
             )
             for name, documentation in HISTOGRAMS.items()
@@ -85,8 +84,11 @@ class PenstockPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             for name, counter in self._counters.items():
                 self._series(counter, index, *([""] if name in TENANT_COUNTERS else []))
             for name, histogram in self._histograms.items():
-                for label in TIERS if name in HISTOGRAM_LABELS else [None]:
-                    self._series(histogram, index, *([] if label is None else [label]))
+                if name not in HISTOGRAM_LABELS:
+                    self._series(histogram, index)
+                    continue
+                for value in HISTOGRAM_LABELS[name][1]:
+                    self._series(histogram, index, value)
 
     def _series(self, metric: Any, engine_idx: int, *label: str) -> Any:
         return metric.labels(*self._labels[engine_idx], *label)

@@ -8,9 +8,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from penstock.errors import ConfigError
+from penstock.exposition import totals
 
 _MOST_BYTES = 64 << 20
 """Of one answer: more is no page of metrics."""
@@ -33,7 +35,7 @@ class Activity:
     """Requests that are being computed."""
     waiting: float
     """Requests that wait for their turn."""
-    kv_usage: float
+    kv_usage: float | None
     """Share of vLLM's KV cache that is in use."""
     hit_share: float | None
     """Tokens that came from the pool or from host memory, to those that vLLM's own cache lacked."""
@@ -44,7 +46,7 @@ class Activity:
     load_seconds: float | None
     """Of one, on average."""
     pool_bytes: float | None
-    """Loaded from the pool, a second."""
+    """Loaded or fetched ahead from the pool, a second."""
     host_bytes: float | None
     """Loaded from host memory, a second."""
     stored_bytes: float | None
@@ -92,16 +94,9 @@ def read(url: str, timeout: float) -> Sample:
     Raises:
         OSError: it does not answer, or with no metrics.
     """
-    from prometheus_client.parser import text_string_to_metric_families
-
     try:
         with urllib.request.urlopen(url, timeout=timeout) as answer:
-            text = answer.read(_MOST_BYTES).decode()
-        values: dict[str, float] = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if not sample.name.endswith("_bucket"):
-                    values[sample.name] = values.get(sample.name, 0.0) + sample.value
+            values = totals(answer.read(_MOST_BYTES).decode())
     except urllib.error.HTTPError as error:
         raise OSError(f"HTTP {error.code}") from None
     except (ValueError, http.client.HTTPException) as error:
@@ -150,7 +145,7 @@ def activity(before: Sample | None, now: Sample) -> Activity:
     asked = grown("external_prefix_cache_queries_total")
     hits = grown("external_prefix_cache_hits_total")
     saved, waited = "penstock_prefill_saved_seconds_total", "penstock_load_wait_seconds_total"
-    saved_rate, waited_rate = rate(saved), rate(waited)
+    saved_rate, wait_rate = rate(saved), rate(waited)
     return Activity(
         running=value("num_requests_running"),
         waiting=value("num_requests_waiting"),
@@ -159,13 +154,25 @@ def activity(before: Sample | None, now: Sample) -> Activity:
         lookups=rate("penstock_lookups_total"),
         lookup_seconds=each("penstock_lookup_seconds"),
         load_seconds=each("penstock_load_seconds"),
-        pool_bytes=rate("penstock_loaded_bytes_total"),
+        pool_bytes=rate("penstock_loaded_bytes_total", "penstock_prefetched_bytes_total"),
         host_bytes=rate("penstock_kept_bytes_total"),
         stored_bytes=rate("penstock_stored_bytes_total"),
         saved_seconds=value(saved) - value(waited),
-        saved_rate=None if saved_rate is None else saved_rate - (waited_rate or 0.0),
+        saved_rate=None if saved_rate is None or wait_rate is None else saved_rate - wait_rate,
         failures=sum(value(f"penstock_{name}") for name in _FAILURES),
     )
+
+
+def total(of: Sequence[Activity]) -> Activity:
+    """What several engines do together. Shares and averages are left out: they do not add up."""
+
+    def added(name: str) -> float:
+        return sum(getattr(each, name) or 0.0 for each in of)
+
+    names = ("kv_usage", "hit_share", "lookup_seconds", "load_seconds")
+    alone: dict[str, Any] = dict.fromkeys(names)
+    together = {field.name: added(field.name) for field in fields(Activity)}
+    return Activity(**(together | alone))
 
 
 def watch(

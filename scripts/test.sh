@@ -85,12 +85,12 @@ unit() {
     stage 'Python tests' 620 "${python_tests[@]}"
 }
 
-# Rust and Python tests beside each other: for whoever waits for them.
+# Rust and Python tests beside each other, without those that take long: for whoever waits for them.
 check() {
     lint
     local written python begin=$SECONDS status=0 python_status=0
     written=$(mktemp)
-    "${python_tests[@]}" >"$written" 2>&1 &
+    "${python_tests[@]}" -m 'not long' >"$written" 2>&1 &
     python=$!
     rust_tests || status=$?
     wait "$python" || python_status=$?

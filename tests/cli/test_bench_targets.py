@@ -39,6 +39,7 @@ def test_a_pool_too_small_for_the_look_up_is_told(capsys: pytest.CaptureFixture[
     assert "the pool is too small" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_loop_beside_the_engine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     cores = os.sched_getaffinity(0)
@@ -54,6 +55,7 @@ def test_a_loop_beside_the_engine(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert Store.open(url).usage(timeout=5) == []
 
 
+@pytest.mark.long
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_loop_that_waits_for_the_lock_is_noticed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path

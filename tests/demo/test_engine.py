@@ -76,7 +76,7 @@ def engine(
     # Nobody listens there: what asks a proxy fails.
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     web = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = Thread(target=web.serve_forever)
+    thread = Thread(target=web.serve_forever, args=(0.02,))
     thread.start()
     program = Server("the server", ["sleep", "60"], tmp_path / "log")
     yield Engine("the server", program, web.server_address[1])

@@ -28,10 +28,13 @@ ROOT = Path(__file__).parents[2]
 DASHBOARD = json.loads((ROOT / "deploy/grafana/penstock.json").read_text())
 ALERTS = ROOT / "deploy/prometheus/penstock-alerts.yml"
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("prometheus") is None or shutil.which("promtool") is None,
-    reason="prometheus is not installed (scripts/install-servers.sh installs it)",
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        shutil.which("prometheus") is None or shutil.which("promtool") is None,
+        reason="prometheus is not installed (scripts/install-servers.sh installs it)",
+    ),
+]
 
 
 class Engine:
@@ -51,7 +54,7 @@ class Engine:
         ]
         self.port = free_port()
         self._server = ThreadingHTTPServer(("127.0.0.1", self.port), _page_of(registry))
-        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
         self._thread.start()
 
     def work(self) -> None:

@@ -7,8 +7,11 @@ import os
 from pathlib import Path
 
 import psutil
+import pytest
 
 import penstock
+
+pytestmark = pytest.mark.long
 
 CYCLES = 10_000
 WARM_UP = 1_000

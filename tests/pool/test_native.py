@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -19,16 +17,6 @@ from penstock.pool.namespace import (
     publish_namespace,
     read_namespace,
 )
-
-
-def test_the_stubs_are_those_of_the_module() -> None:
-    checked = subprocess.run(
-        [sys.executable, "-m", "mypy.stubtest", "penstock._native"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.mark.parametrize(

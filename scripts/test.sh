@@ -22,6 +22,9 @@ of_each_version=(
     tests/e2e/test_pipeline_memory.py::test_a_proportional_split_holds_the_sum
 )
 
+# The version that an upgrade to this one starts from: that before the native catalogue.
+version_before=f733200
+
 # stage NAME SECONDS COMMAND...: runs the command, for so long at the most. With some=tests it fails
 # if none ran, of which cargo says that all went well.
 stage() {
@@ -123,6 +126,8 @@ all() {
         stage "end-to-end tests with vLLM $version" 900 scripts/vllm-version.sh "$VIRTUAL_ENV" \
             "$version" python -m pytest -q "${of_each_version[@]}" --timeout 600
     done
+    stage "rolling upgrade from $version_before" 900 scripts/version-before.sh "$VIRTUAL_ENV" \
+        "$version_before" python -m pytest -q tests/e2e/test_rolling_upgrade.py --timeout 600
     stage 'end-to-end tests on the real vLLM' 4400 python -m pytest -q tests/e2e --timeout 900
 }
 

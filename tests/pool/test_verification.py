@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock import Pool, errors
 from penstock._native import Store
-from penstock.pool.namespace import object_key
+from penstock.pool.namespace import DIGEST_BYTES, namespace_digest, object_key
 from tests.servers import Server
 
 HEADER = 64
@@ -47,6 +48,16 @@ def tampered(redis_server: Server) -> Iterator[Tampered]:
     tampered = Tampered(redis_server)
     yield tampered
     tampered.pool.close()
+
+
+def test_another_format_of_values_is_another_namespace(tampered: Tampered) -> None:
+    tampered.pool.put("key", VALUE)
+    raw = tampered.read("key")
+    assert raw[:4] == b"PNSK"
+    version = int.from_bytes(raw[4:6], "little")
+    # Else an engine of one version would remove what one of another version stored.
+    text = b"penstock namespace %d\n{}" % version
+    assert namespace_digest({}) == hashlib.sha256(text).digest()[:DIGEST_BYTES]
 
 
 def flip(raw: bytes, at: int, bit: int = 0) -> bytes:

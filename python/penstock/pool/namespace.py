@@ -31,6 +31,8 @@ DIGEST_BYTES = 16
 DESCRIPTION_LIMIT = 64 << 10
 """The most bytes that a description's JSON may have."""
 
+# The number is the format version of values. Versions of Penstock with different formats then use
+# different namespaces, so a rolling upgrade makes neither remove what it cannot read.
 _DIGEST_DOMAIN = b"penstock namespace 1\n"
 WHOLE = (0, 1, 0, 1)
 """The span of an object that is not cut by layers or heads."""

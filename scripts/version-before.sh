@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Runs a command with the version of Penstock that an upgrade starts from: its Python package is in
+# the folder that PENSTOCK_TEST_BEFORE names. It is built from the repository's history, once.
+#
+# Usage: scripts/version-before.sh VENV COMMIT COMMAND [ARGUMENT...]
+set -euo pipefail
+
+venv=$1 commit=$2
+shift 2
+folder=$(realpath -m "$venv")/penstock-$commit
+
+if [[ ! -e $folder/.done ]]; then
+    if ! git cat-file -e "$commit^{commit}" 2>/dev/null; then
+        printf 'skipped: an upgrade from %s, as this checkout has not its history\n' "$commit" >&2
+        exit 0
+    fi
+    source=$(mktemp -d)
+    trap 'rm -rf "$source"' EXIT
+    git archive "$commit" | tar --extract --directory "$source"
+    # A debug build, in a folder of its own: its crates have the names of today's.
+    (cd "$source" && CARGO_TARGET_DIR=$source/target \
+        cargo build --quiet --locked --package penstock-py --features pyo3/extension-module)
+    rm -rf "$folder"
+    cp -r "$source/python" "$folder"
+    cp "$source/target/debug/lib_native.so" "$folder/penstock/_native.abi3.so"
+    touch "$folder/.done"
+fi
+
+export PENSTOCK_TEST_BEFORE=$folder
+exec "$@"

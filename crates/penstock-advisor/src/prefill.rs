@@ -31,8 +31,11 @@ pub struct Prefill {
     fit: Fit<3>,
     /// How many steps the fit is made of.
     fitted: u32,
-    /// A fit of long steps alone: the time of short steps says little about a whole prompt's.
+    /// A fit of long steps alone: the time of short steps says little about a whole prompt's. The
+    /// first one is left out once there is another, because it sets up what later steps use.
     long: Fit<3>,
+    /// How many steps `long` was told of.
+    long_steps: u32,
 }
 
 impl Prefill {
@@ -43,6 +46,7 @@ impl Prefill {
             fit: Fit::new(STEP_DECAY),
             fitted: 0,
             long: Fit::new(STEP_DECAY),
+            long_steps: 0,
         }
     }
 
@@ -59,12 +63,17 @@ impl Prefill {
             self.fit.forget();
             self.long.forget();
             self.fitted = 0;
+            self.long_steps = 0;
         }
         let size = features[0] + SHORT_STEP;
         self.fit.observe(features, seconds, size);
         self.fitted = self.fitted.saturating_add(1);
         if tokens >= LONG_STEP {
+            if self.long_steps == 1 {
+                self.long.forget();
+            }
             self.long.observe(features, seconds, size);
+            self.long_steps = self.long_steps.saturating_add(1);
         }
     }
 

@@ -250,6 +250,19 @@ fn what_is_saved_is_told_by_long_steps_alone() {
 }
 
 #[test]
+fn the_first_long_step_counts_for_savings_only_while_it_is_the_only_one() {
+    let mut prefill = Prefill::new(8192);
+    let pairs = attended(0, 1800);
+    // It set something up, but not so much that all is forgotten for it.
+    prefill.observe(1800, pairs, 1.7);
+    near(prefill.saved_seconds(0, 1792, 1800), 1.7, 0.02);
+    for _ in 0..3 {
+        prefill.observe(1800, pairs, 0.95);
+        near(prefill.saved_seconds(0, 1792, 1800), 0.95, 0.02);
+    }
+}
+
+#[test]
 fn what_is_not_known_is_found_out_by_loading() {
     assert_eq!(choose(0, [(512, None)], 600, &prefill(0.001, 0.0)).end, 512);
     let unknown = Prefill::new(2048);

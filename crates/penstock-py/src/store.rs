@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_store::layers::{Breaker, BreakerSettings};
-use penstock_store::sealed::Got;
+use penstock_store::sealed::{Carried, Finding, Got};
+use penstock_store::value::Rejection;
 use penstock_store::{KEY_BYTES, Key, Keyring, Namespace, OpenOptions, PutOutcome, SealedStore};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -53,13 +54,15 @@ fn payload_bytes(py: Python<'_>, key: &Key, got: Got) -> PyResult<Option<u64>> {
             let message = format!("the value has {bytes} bytes, more than its destination");
             Err(raised::TooSmall::new_err((message, bytes)))
         }
-        Got::Rejected(rejection) => {
-            let message = format!("{rejection} ({key})");
-            let arguments = (message, rejection.name(), rejection.is_foreign());
-            Err(raised::Rejected::new_err(arguments))
-        }
+        Got::Rejected(rejection) => Err(rejected(key, rejection)),
         Got::Failed(error) => Err(store_error(py, &error)),
     }
+}
+
+fn rejected(key: &Key, rejection: Rejection) -> PyErr {
+    let message = format!("{rejection} ({key})");
+    let arguments = (message, rejection.name(), rejection.is_foreign());
+    raised::Rejected::new_err(arguments)
 }
 
 fn key(py: Python<'_>, bytes: &[u8]) -> PyResult<Key> {
@@ -98,6 +101,18 @@ fn value(
 ) -> PyResult<Value> {
     let (key, parts) = (self::key(py, key)?, parts(buffers, writable)?);
     Ok(Value { key, parts })
+}
+
+/// Keys, each with a whole value. Python does not change its bytes, so they may be read without the
+/// GIL.
+fn whole<'b>(
+    py: Python<'_>,
+    items: &'b [(Bound<'_, PyBytes>, Bound<'_, PyBytes>)],
+) -> PyResult<Vec<(Key, &'b [u8])>> {
+    items
+        .iter()
+        .map(|(key, value)| Ok((self::key(py, key.as_bytes())?, value.as_bytes())))
+        .collect()
 }
 
 pub(crate) fn seconds(py: Python<'_>, timeout: f64) -> PyResult<Duration> {
@@ -267,6 +282,73 @@ impl Store {
             .map(|(got, into)| match payload_bytes(py, &into.key, got) {
                 Ok(bytes) => bytes.into_py_any(py),
                 Err(error) => Ok(error.into_value(py).into_any()),
+            })
+            .collect()
+    }
+
+    /// Fetches several whole values: as they lie in the store, header in front, not verified. Each
+    /// key comes with the bytes that its value is expected to have; another number costs a second
+    /// fetch. For each, returns its bytes, None, or the exception. A directory or shared memory
+    /// does not count this as a use of the values.
+    #[pyo3(signature = (items, *, timeout))]
+    fn get_whole(
+        &self,
+        py: Python<'_>,
+        items: Vec<(Bound<'_, PyBytes>, u64)>,
+        timeout: f64,
+    ) -> PyResult<Vec<Py<PyAny>>> {
+        let batch = items
+            .iter()
+            .map(|(key, bytes)| Ok((self::key(py, key.as_bytes())?, *bytes)))
+            .collect::<PyResult<Vec<_>>>()?;
+        let deadline = deadline(py, timeout)?;
+        without_gil(py, || Ok(self.inner.get_whole(&batch, deadline)))?
+            .into_iter()
+            .map(|outcome| match outcome {
+                Ok(value) => value.map(|value| PyBytes::new(py, &value)).into_py_any(py),
+                Err(error) => Ok(store_error(py, &error).into_value(py).into_any()),
+            })
+            .collect()
+    }
+
+    /// Examines several whole values. For each, returns what was found, and why: `("sound", "")`,
+    /// `("unreadable", reason)` or `("damaged", reason)`. The values stay as they are.
+    fn examine(
+        &self,
+        py: Python<'_>,
+        items: Vec<(Bound<'_, PyBytes>, Bound<'_, PyBytes>)>,
+    ) -> PyResult<Vec<(&'static str, &'static str)>> {
+        let batch = whole(py, &items)?;
+        let findings = without_gil(py, || {
+            let examine = |(key, value): &(Key, &[u8])| self.inner.examine(key, value);
+            Ok(batch.iter().map(examine).collect::<Vec<_>>())
+        })?;
+        let words = |finding: Finding| match finding {
+            Finding::Sound => ("sound", ""),
+            Finding::Unreadable(rejection) => ("unreadable", rejection.name()),
+            Finding::Damaged(rejection) => ("damaged", rejection.name()),
+        };
+        Ok(findings.into_iter().map(words).collect())
+    }
+
+    /// Stores several whole values as they are, each after an examination. For each, returns what
+    /// `put` would return, or the exception: `Rejected` for a damaged value, which is not stored.
+    #[pyo3(signature = (items, *, timeout))]
+    fn put_whole(
+        &self,
+        py: Python<'_>,
+        items: Vec<(Bound<'_, PyBytes>, Bound<'_, PyBytes>)>,
+        timeout: f64,
+    ) -> PyResult<Vec<Py<PyAny>>> {
+        let (batch, deadline) = (whole(py, &items)?, deadline(py, timeout)?);
+        without_gil(py, || Ok(self.inner.put_whole(&batch, deadline)))?
+            .into_iter()
+            .zip(&batch)
+            .map(|(carried, (key, _))| match carried {
+                Carried::Stored => true.into_py_any(py),
+                Carried::AlreadyPresent => false.into_py_any(py),
+                Carried::Refused(why) => Ok(rejected(key, why).into_value(py).into_any()),
+                Carried::Failed(error) => Ok(store_error(py, &error).into_value(py).into_any()),
             })
             .collect()
     }

@@ -77,7 +77,7 @@ pub struct GetRequest<'a, 'b> {
     pub key: Key,
     /// Where the value's bytes go, in order.
     pub into: &'a mut [IoSliceMut<'b>],
-    /// As [`PutRequest::position`].
+    /// As [`PutRequest::position`]; or [`GetRequest::NO_USE`].
     pub position: u64,
     /// Whether [`Self::checksum`] is wanted.
     pub wants_checksum: bool,
@@ -91,6 +91,10 @@ pub struct GetRequest<'a, 'b> {
 }
 
 impl<'a, 'b> GetRequest<'a, 'b> {
+    /// The position of a get that is no use of its value. Stores that note positions then keep the
+    /// time of use that they have noted.
+    pub const NO_USE: u64 = u64::MAX;
+
     /// A request that no store has seen. Its value's checksum is not wanted, and its place in a
     /// prompt is not known.
     pub fn new(key: Key, into: &'a mut [IoSliceMut<'b>]) -> Self {

@@ -99,18 +99,7 @@ impl Keyring {
         context: &[u8],
         expected_payload_len: u64,
     ) -> std::result::Result<Opener, Rejection> {
-        let truncated = Rejection::Truncated {
-            expected: (ENCRYPTED_HEADER_BYTES as u64).saturating_add(expected_payload_len),
-            found: beginning.len() as u64,
-        };
-        let first = beginning.first_chunk::<HEADER_BYTES>().ok_or(truncated)?;
-        let checksum = value::verify_encrypted(first, key, expected_payload_len)?;
-        let header = beginning
-            .first_chunk::<ENCRYPTED_HEADER_BYTES>()
-            .ok_or(truncated)?;
-        if Checksum::of(&header[FINGERPRINT_AT..]) != checksum {
-            return Err(Rejection::HeaderChecksum);
-        }
+        let header = check_header(beginning, key, expected_payload_len)?;
         let secret = self
             .by_fingerprint(&header[FINGERPRINT_AT..SALT_AT])
             .ok_or(Rejection::UnknownKey)?;
@@ -163,6 +152,37 @@ impl Keyring {
         slices::scatter(&copy, into);
         Ok(())
     }
+}
+
+/// Checks an encrypted value as far as that needs no key: its header and its length, but not its
+/// payload. The value is header and payload in one piece.
+pub(crate) fn check_closed(value: &[u8], key: &Key) -> std::result::Result<(), Rejection> {
+    let value_bytes = value.len() as u64;
+    let payload_len = value_bytes.saturating_sub(ENCRYPTED_HEADER_BYTES as u64);
+    check_header(value, key, payload_len)?;
+    value::check_length(ENCRYPTED_HEADER_BYTES, value_bytes, payload_len)
+}
+
+/// Checks the header of an encrypted value against what the reader asked for. `beginning` is as
+/// much of the value as arrived in one piece.
+fn check_header<'v>(
+    beginning: &'v [u8],
+    key: &Key,
+    expected_payload_len: u64,
+) -> std::result::Result<&'v [u8; ENCRYPTED_HEADER_BYTES], Rejection> {
+    let truncated = Rejection::Truncated {
+        expected: (ENCRYPTED_HEADER_BYTES as u64).saturating_add(expected_payload_len),
+        found: beginning.len() as u64,
+    };
+    let first = beginning.first_chunk::<HEADER_BYTES>().ok_or(truncated)?;
+    let checksum = value::verify_encrypted(first, key, expected_payload_len)?;
+    let header = beginning
+        .first_chunk::<ENCRYPTED_HEADER_BYTES>()
+        .ok_or(truncated)?;
+    if Checksum::of(&header[FINGERPRINT_AT..]) != checksum {
+        return Err(Rejection::HeaderChecksum);
+    }
+    Ok(header)
 }
 
 /// Opens the payload of a value whose header has been checked.

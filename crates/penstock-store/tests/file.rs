@@ -309,6 +309,7 @@ fn of_a_prompt_the_end_goes_first_as_its_blocks_are_read() {
     prompt::put(&*store, false);
     age(root.path());
     prompt::read(&*store);
+    prompt::look(&*store);
     prompt::assert_the_beginning_stays(&*store, 0);
 }
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 use behaviour::{bytes, fresh_namespace, key, soon};
 use penstock_store::layers::{Breaker, BreakerSettings, Faults, Faulty, Tiered};
 use penstock_store::sealed::{
-    Destination, Got, HeaderRoom, LARGEST_HEADER_BYTES, SealedStore, Wanted,
+    Carried, Destination, Finding, Got, HeaderRoom, LARGEST_HEADER_BYTES, SealedStore, Wanted,
 };
 use penstock_store::value::{Checksum, Rejection};
 use penstock_store::{
@@ -517,4 +517,148 @@ proptest! {
             other => prop_assert!(false, "{:?}", other),
         }
     }
+}
+
+/// The value as it lies there.
+fn whole(store: &SealedStore, key: &Key, expected: u64) -> Option<Vec<u8>> {
+    let mut values = store.get_whole(&[(*key, expected)], soon());
+    values.remove(0).unwrap()
+}
+
+#[test]
+fn a_whole_value_comes_as_it_lies_however_long_it_was_expected_to_be() {
+    let below = memory();
+    let store = over(&below, Some(OURS));
+    let (there, absent) = (key(fresh_namespace(), 0), key(fresh_namespace(), 1));
+    put(&store, &there, &bytes(1, 1000)).unwrap();
+    let lies = raw(&*below, &there);
+    for expected in [0, 1, lies.len() as u64, 1 << 20] {
+        assert_eq!(whole(&store, &there, expected).as_ref(), Some(&lies));
+    }
+    assert_eq!(whole(&store, &absent, 100), None);
+    assert_eq!(store.get_whole(&[], soon()).len(), 0);
+}
+
+#[test]
+fn what_is_found_of_a_whole_value_depends_on_who_looks() {
+    let key = key(fresh_namespace(), 0);
+    let payload = bytes(1, 1000);
+    let made = |keys, context| {
+        let store = over(&memory(), keys);
+        let seal = store
+            .seal(&key, context, std::iter::once(&payload[..]))
+            .unwrap();
+        let value = seal.value(std::iter::once(&payload[..]), 0);
+        store.put_many(&[value], soon()).remove(0).unwrap();
+        raw(&**store.store(), &key)
+    };
+    let found = |keys, value: &[u8]| over(&memory(), keys).examine(&key, value);
+    let plain = made(None, &b""[..]);
+    let (ours, tenants) = (made(Some(OURS), &b""[..]), made(Some(OURS), b"tenant"));
+    let unreadable = Finding::Unreadable;
+    assert_eq!(found(None, &plain), Finding::Sound);
+    assert_eq!(found(Some(OURS), &ours), Finding::Sound);
+    for (keys, value, why) in [
+        (Some(OURS), &plain, Rejection::Unencrypted),
+        (None, &ours, Rejection::Encrypted),
+        (Some(THEIRS), &ours, Rejection::UnknownKey),
+        (Some(OURS), &tenants, Rejection::Authentication),
+    ] {
+        assert_eq!(found(keys, value), unreadable(why));
+    }
+    let mut later = plain.clone();
+    later[4] = 9;
+    assert_eq!(
+        found(None, &later),
+        unreadable(Rejection::Version { found: 9 })
+    );
+    // Without the key, all but the payload of an encrypted value is checked.
+    for (value, from) in [(&plain, plain.len()), (&ours, 128)] {
+        for at in (0..from).filter(|at| !(4..6).contains(at)) {
+            let mut changed = value.clone();
+            changed[at] ^= 1;
+            let found = found(None, &changed);
+            assert!(matches!(found, Finding::Damaged(_)), "{at}: {found:?}");
+        }
+        for end in [0, 63, 64, 127, 128, value.len() - 1] {
+            let found = found(None, &value[..end]);
+            assert!(matches!(found, Finding::Damaged(_)), "{end}: {found:?}");
+        }
+    }
+}
+
+#[test]
+fn whole_values_are_put_as_they_are_and_damaged_ones_are_not() {
+    let namespace = fresh_namespace();
+    let keys: Vec<Key> = (0..3).map(|n| key(namespace, n)).collect();
+    let from = over(&memory(), Some(OURS));
+    let mut values: Vec<Vec<u8>> = Vec::new();
+    for (n, key) in (0..).zip(&keys) {
+        put(&from, key, &bytes(n, 500)).unwrap();
+        values.push(raw(&**from.store(), key));
+    }
+    values[1].truncate(400);
+    let into = over(&memory(), None);
+    let batch: Vec<(Key, &[u8])> = keys
+        .iter()
+        .zip(&values)
+        .map(|(key, value)| (*key, &value[..]))
+        .collect();
+    let outcomes = into.put_whole(&batch, soon());
+    assert!(
+        matches!(
+            outcomes[..],
+            [Carried::Stored, Carried::Refused(_), Carried::Stored]
+        ),
+        "{outcomes:?}"
+    );
+    assert!(matches!(
+        into.put_whole(&batch[..1], soon())[0],
+        Carried::AlreadyPresent
+    ));
+    assert!(!has(&**into.store(), &keys[1]));
+    for n in [0, 2] {
+        assert_eq!(raw(&**into.store(), &keys[n]), values[n]);
+    }
+    // Whoever has the key reads what was carried.
+    let reader = over(into.store(), Some(OURS));
+    assert_payload(&reader, keys[2], &bytes(2, 500));
+}
+
+#[test]
+fn a_look_at_a_whole_value_is_no_use_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("file://{}?size=16MiB", folder.path().display());
+    let below = open(&url, &OpenOptions::default()).unwrap();
+    let store = over(&below, None);
+    let key = key(fresh_namespace(), 0);
+    put(&store, &key, &bytes(1, 1000)).unwrap();
+    let path = walk(folder.path());
+    let year = std::time::Duration::from_secs(365 * 86_400);
+    let before = std::time::SystemTime::now() - year;
+    std::fs::File::open(&path)
+        .unwrap()
+        .set_modified(before)
+        .unwrap();
+    let used_at = || std::fs::metadata(&path).unwrap().modified().unwrap();
+    assert!(whole(&store, &key, 1064).is_some());
+    assert_eq!(used_at(), before);
+    assert_payload(&store, key, &bytes(1, 1000));
+    assert!(used_at() > before);
+}
+
+/// The file of the one value in a directory.
+fn walk(folder: &std::path::Path) -> std::path::PathBuf {
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let entry = entry.unwrap();
+            if entry.file_type().unwrap().is_dir() {
+                folders.push(entry.path());
+            } else if entry.metadata().unwrap().len() == 1064 {
+                return entry.path();
+            }
+        }
+    }
+    panic!("no value");
 }

@@ -99,6 +99,8 @@ fn of_a_prompt_the_end_goes_first() {
         if is_read {
             prompt::read(&*store);
         }
+        // That changes nothing: a scrub's order must not become the order of use.
+        prompt::look(&*store);
         // A sixteenth of what there is room for.
         prompt::assert_the_beginning_stays(&*store, 80 / 16);
     }

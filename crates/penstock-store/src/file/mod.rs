@@ -187,7 +187,7 @@ impl FileStore {
         };
         let metadata = file.metadata().map_err(failed)?;
         let used_at = time_of_use(request.position);
-        if was_used_long_ago(&metadata, used_at) {
+        if request.position != GetRequest::NO_USE && was_used_long_ago(&metadata, used_at) {
             note_use(&file, used_at);
         }
         let bytes = metadata.len();

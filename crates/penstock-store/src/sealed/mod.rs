@@ -11,9 +11,13 @@
 //!
 //! A put has two: [`SealedStore::seal`] or [`SealedStore::seal_in_place`], then
 //! [`SealedStore::put_many`].
+//!
+//! [`SealedStore::get_whole`], [`SealedStore::examine`] and [`SealedStore::put_whole`] are for
+//! operators: they judge and carry values as they lie, without removing any.
 
 mod get;
 mod put;
+mod whole;
 
 use std::io::IoSliceMut;
 use std::sync::Arc;
@@ -24,6 +28,7 @@ use smallvec::SmallVec;
 
 pub use get::{Arrival, Destination, Got, Rejected, Verified, Wanted};
 pub use put::{Seal, SealedInPlace, SealedValue};
+pub use whole::{Carried, Finding};
 
 use crate::value::{ENCRYPTED_HEADER_BYTES, HEADER_BYTES};
 use crate::{Capabilities, Key, Keyring, Listed, Namespace, Result, Store, StoreStats};

@@ -120,7 +120,9 @@ impl ShmStore {
                 return Ok(GetOutcome::TooLarge(found.bytes));
             }
             if self.segment.read_value(&found, request.into, deadline)? {
-                self.segment.note_use(&found, request.position);
+                if request.position != GetRequest::NO_USE {
+                    self.segment.note_use(&found, request.position);
+                }
                 return Ok(GetOutcome::Hit(found.bytes));
             }
         }

@@ -46,6 +46,20 @@ pub fn read(store: &dyn Store) {
     }
 }
 
+/// Looks at each block as a scrub does, from the last to the first: no use of any.
+pub fn look(store: &dyn Store) {
+    let mut into = vec![0; BYTES];
+    for key in keys().into_iter().rev() {
+        let into = &mut [IoSliceMut::new(&mut into)];
+        let mut batch = [GetRequest {
+            position: GetRequest::NO_USE,
+            ..GetRequest::new(key, into)
+        }];
+        store.get_many(&mut batch, soon());
+        assert!(matches!(batch[0].outcome, Some(Ok(GetOutcome::Hit(_)))));
+    }
+}
+
 /// Puts others, until some of the prompt has to go: what is left is its beginning, of whose end so
 /// many may be going already.
 pub fn assert_the_beginning_stays(store: &dyn Store, going: usize) {

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "ArchiveError",
     "Closed",
     "ConfigError",
     "Denied",
@@ -84,6 +85,12 @@ class TooSmall(PenstockError, ValueError):
         super().__init__(message)
         #: Bytes of the value.
         self.nbytes = nbytes
+
+
+class ArchiveError(PenstockError, ValueError):
+    """A file is no archive of a pool, or is cut off or damaged. The message says where."""
+
+    kind = "archive"
 
 
 class StoreError(PenstockError):

@@ -8,7 +8,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.demo.engine import Answer, Counters
+from penstock.completions import Answer
+from penstock.demo.engine import Counters
 from penstock.demo.forecast import expected_hit_ratio, found_hit_ratio, save_requests
 from penstock.demo.replay import BLOCK_TOKENS, Exchange, Situation, chain
 

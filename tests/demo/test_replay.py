@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.demo.engine import Answer, Counters, Engine
+from penstock.completions import Answer
+from penstock.demo.engine import Counters, Engine
 from penstock.demo.replay import (
     BLOCK_TOKENS,
     REST_SECONDS,

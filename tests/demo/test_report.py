@@ -14,7 +14,8 @@ from rich.console import Console
 
 from penstock import chart
 from penstock.cli.demo import show
-from penstock.demo.engine import Answer, Counters
+from penstock.completions import Answer
+from penstock.demo.engine import Counters
 from penstock.demo.figures import Figures, percentile, summarise
 from penstock.demo.replay import Comparison, Exchange, Situation
 from penstock.demo.report import render

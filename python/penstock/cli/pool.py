@@ -1,4 +1,4 @@
-"""`penstock pool`: shows and removes the content of a pool."""
+"""`penstock pool`: shows and removes the content of a pool. Longer work has its own files."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from penstock import Pool
 from penstock._native import Store
-from penstock.cli import words
+from penstock.cli import pool_archive, pool_verify, pool_warm, words
+from penstock.cli.namespaces import add_namespace, add_timeout, chosen
 from penstock.errors import ConfigError
 from penstock.pool import NamespaceUsage
 from penstock.pool.namespace import DESCRIPTIONS, DIGEST_BYTES, object_key
@@ -38,7 +38,9 @@ _SHOWN_FACTS = (
 
 def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to `penstock`'s parser."""
-    parser = subparsers.add_parser("pool", help="what lies in a pool: stats, ls, purge")
+    parser = subparsers.add_parser(
+        "pool", help="what lies in a pool: stats, ls, purge, verify, export, import, warm"
+    )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     stats = actions.add_parser("stats", help="objects, bytes and use of the whole pool")
     ls = actions.add_parser("ls", help="objects and bytes by namespace, in words")
@@ -51,26 +53,21 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     for action in (stats, ls, purge):
         words.add_pool_url(action)
         action.add_argument("--json", action="store_true", help="write one JSON document instead")
-        action.add_argument(
-            "--namespace",
-            metavar="NS",
-            help="only this one: its digest as `ls` shows it, or the beginning of it",
-        )
-        action.add_argument(
-            "--timeout",
-            metavar="SECONDS",
-            type=words.seconds_argument,
-            default=60.0,
-            help="longest that listing, or removing a batch, may take (default: %(default)s)",
-        )
+        add_namespace(action)
+        add_timeout(action, "listing, or removing a batch,")
     purge.add_argument("--yes", action="store_true", help="do not ask")
+    for other in (pool_verify, pool_archive, pool_warm):
+        other.add_parsers(actions)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the chosen action."""
+    if (run_action := getattr(args, "run_action", None)) is not None:
+        status: int = run_action(args)
+        return status
     store = Store.open(words.pool_url(args), client_name="penstock-pool")
     with Pool(store, DESCRIPTIONS, timeout=args.timeout) as pool:
-        used = _chosen(pool.namespaces(), args.namespace)
+        used = chosen(pool.namespaces(), args.namespace)
         if args.action == "ls":
             _ls(used, args.json)
         elif args.action == "stats":
@@ -78,16 +75,6 @@ def run(args: argparse.Namespace) -> int:
         else:
             return _purge(store, used, args)
     return 0
-
-
-def _chosen(used: list[NamespaceUsage], beginning: str | None) -> list[NamespaceUsage]:
-    if beginning is None:
-        return used
-    found = [one for one in used if one.digest.hex().startswith(beginning.lower())]
-    if not beginning or len(found) != 1:
-        count = f"{len(found)} namespaces begin" if found else "no namespace begins"
-        raise ConfigError(f"{count} with {beginning!r}; `penstock pool ls` shows them")
-    return found
 
 
 def _as_json(one: NamespaceUsage) -> dict[str, Any]:
@@ -160,7 +147,7 @@ def _purge(store: Store, used: list[NamespaceUsage], args: argparse.Namespace) -
             print("Nothing was removed.", file=sys.stderr)
             return 1
     removed = 0
-    with Progress(transient=True, disable=args.json or not sys.stdout.isatty()) as progress:
+    with words.progress(args.json) as progress:
         task = progress.add_task("removing", total=objects)
         for one in used:
             keys = [key for key, _ in store.list(one.digest, timeout=args.timeout)]

@@ -7,9 +7,10 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from penstock._native import parse_size
 from penstock.errors import ConfigError
@@ -23,9 +24,22 @@ def console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else _PAGE_WIDTH)
 
 
-def print_json(document: Any) -> None:
-    """Writes one JSON document to standard output, for programs."""
-    print(json.dumps(document, indent=2))
+def progress(as_json: bool) -> Progress:
+    """A progress bar on standard error. It is not shown with JSON, or if that is no terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=as_json or not sys.stderr.isatty(),
+    )
+
+
+def print_json(document: Any, to: TextIO | None = None) -> None:
+    """Writes one JSON document to `to`, or to standard output, for programs."""
+    print(json.dumps(document, indent=2), file=to)
 
 
 def print_measurement(args: argparse.Namespace, found: Mapping[str, Any]) -> None:
@@ -157,6 +171,27 @@ def size_argument(text: str) -> int:
     if nbytes == 0:
         raise argparse.ArgumentTypeError("must be over 0 bytes")
     return nbytes
+
+
+def rate_argument(text: str) -> int:
+    """A rate on the command line, in bytes a second."""
+    return size_argument(text.strip().removesuffix("/s"))
+
+
+def tokens_argument(text: str) -> int:
+    """A rate on the command line, in tokens a second."""
+    return count_argument(text.strip().removesuffix("/s"))
+
+
+def share_argument(text: str) -> float:
+    """A share on the command line, over 0 and up to 1: a number, or percent."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not a share: {text!r}; write 10% or 0.1") from None
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"must be over 0 and at most 100%, not {text}")
+    return share
 
 
 def count_argument(text: str) -> int:

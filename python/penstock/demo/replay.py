@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from penstock.demo.engine import Answer, Counters, Engine
+from penstock.completions import Answer
+from penstock.demo.engine import Counters, Engine
 from penstock.demo.model import BEGIN, VOCABULARY
 from penstock.demo.workload import NODES, Workload
 

@@ -1,0 +1,71 @@
+"""Files of prompts: JSON Lines, one prompt a line, as text or as token ids."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import ConfigError, IoError
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as a server gets it."""
+
+    content: str | tuple[int, ...]
+    """Text, or token ids."""
+    model: str = ""
+    """A model or adapter of the server; empty for the server's own model."""
+    cache_salt: str | None = None
+    """The tenant's, if there is one."""
+
+    def digest(self) -> bytes:
+        """16 bytes that another prompt does not have."""
+        text = json.dumps([self.content, self.model, self.cache_salt])
+        return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def read_prompts(path: Path) -> Iterator[Prompt]:
+    """The prompts of a file, each once, in their order. The file is read as they are asked for.
+
+    A line is a text, a list of token ids, or an object with one of both as ``prompt``. An object
+    may also have ``model`` and ``cache_salt``. Empty lines are left out.
+
+    Raises:
+        ConfigError: a line is not a prompt.
+        IoError: the file cannot be read.
+    """
+    seen: set[bytes] = set()
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                try:
+                    prompt = _prompt(json.loads(line))
+                except (ValueError, RecursionError) as error:
+                    raise ConfigError(f"{path}, line {number}: {error}") from error
+                if (digest := prompt.digest()) not in seen:
+                    seen.add(digest)
+                    yield prompt
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: {error}") from error
+    except OSError as error:
+        raise IoError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _prompt(line: Any) -> Prompt:
+    fields = line if isinstance(line, dict) else {"prompt": line}
+    content = fields.get("prompt")
+    model, salt = fields.get("model", ""), fields.get("cache_salt")
+    if isinstance(content, list) and all(type(token) is int and token >= 0 for token in content):
+        content = tuple(content)
+    if not isinstance(content, (str, tuple)) or not content:
+        raise ValueError("a prompt is a text or a list of token ids, and not empty")
+    if not isinstance(model, str) or not isinstance(salt, str | None):
+        raise ValueError("model and cache_salt are texts")
+    return Prompt(content, model, salt)

@@ -58,7 +58,7 @@ class Completions:
     ) -> None:
         """`url` is the server's, as ``http://host:port``. `timeout` bounds the wait for each part
         of an answer, in seconds. With `uses_proxy`, the environment's proxy is used."""
-        self._url = url
+        self.url = url
         self._client = openai.OpenAI(
             base_url=f"{url}/v1",
             api_key=api_key,
@@ -117,7 +117,7 @@ class Completions:
         """
         try:
             answer = self._client.post(
-                f"{self._url}/tokenize",
+                f"{self.url}/tokenize",
                 body={"prompt": text} | ({"model": model} if model else {}),
                 cast_to=dict[str, Any],
             )

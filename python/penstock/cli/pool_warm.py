@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -116,21 +116,23 @@ def run(args: argparse.Namespace) -> int:
         return _count(server, total, args)
     before = _metrics(metrics)
     warmed = Warmed(total)
+    last: Prompt | None = None
     begin = time.monotonic()
     with words.progress(args.json) as progress:
         task = progress.add_task("warming", total=total)
-        for outcome in _answers(server, args):
+        for prompt, outcome in _answers(server, args):
             if isinstance(outcome, PenstockError):
                 warmed.refused += 1
                 if len(warmed.refusals) < _SHOWN_REFUSALS:
                     warmed.refusals.append(str(outcome))
             else:
+                last = prompt
                 warmed.answered += 1
                 warmed.prompt_tokens += outcome.prompt_tokens
                 warmed.cached_tokens += outcome.cached_tokens
             progress.advance(task)
     warmed.seconds = time.monotonic() - begin
-    after = _settled(metrics)
+    after = _settled(metrics, lambda: None if last is None else _ask(server, last, args))
     warmed.stored_blocks = int(after[_STORED] - before[_STORED])
     warmed.stores_lost = int(sum(after.get(name, 0) - before.get(name, 0) for name in _LOST))
     _report(warmed, args.json)
@@ -155,31 +157,35 @@ def _count(server: Completions, total: int, args: argparse.Namespace) -> int:
     return 0
 
 
-def _answers(server: Completions, args: argparse.Namespace) -> Iterator[Answer | PenstockError]:
-    """The server's answers and refusals, as they come.
+def _ask(server: Completions, prompt: Prompt, args: argparse.Namespace) -> Answer:
+    model = prompt.model or args.model
+    return server.complete(prompt.content, 1, model=model, cache_salt=prompt.cache_salt)
+
+
+def _answers(
+    server: Completions, args: argparse.Namespace
+) -> Iterator[tuple[Prompt, Answer | PenstockError]]:
+    """The prompts with the server's answers and refusals, as they come.
 
     Raises:
         BrokenOff: the server does not answer.
     """
-    from penstock.completions import Refused
+    from penstock.completions import BrokenOff, Refused
 
     pace = Pace(args.rate)
 
-    def ask(prompt: Prompt) -> Answer | PenstockError:
+    def ask(prompt: Prompt) -> tuple[Prompt, Answer | PenstockError]:
         try:
-            answer = server.complete(
-                prompt.content,
-                1,
-                model=prompt.model or args.model,
-                cache_salt=prompt.cache_salt,
-            )
+            answer = _ask(server, prompt, args)
         except Refused as error:
-            return error
+            return prompt, error
+        except BrokenOff as error:
+            raise BrokenOff(f"the server at {server.url} {error}") from error
         pace.spend(answer.prompt_tokens - answer.cached_tokens)
-        return answer
+        return prompt, answer
 
     with ThreadPoolExecutor(args.concurrency) as threads:
-        under_way: set[Future[Answer | PenstockError]] = set()
+        under_way: set[Future[tuple[Prompt, Answer | PenstockError]]] = set()
         for prompt in read_prompts(args.file):
             if len(under_way) == args.concurrency:
                 done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
@@ -201,14 +207,16 @@ def _metrics(url: str) -> Mapping[str, float]:
     return values
 
 
-def _settled(url: str) -> Mapping[str, float]:
-    """The server's metrics once no more blocks are stored."""
+def _settled(url: str, nudge: Callable[[], object]) -> Mapping[str, float]:
+    """The server's metrics once no more blocks are stored. `nudge` sends a cheap request: vLLM
+    counts with its steps, and without requests it takes none."""
     give_up = time.monotonic() + _SETTLE_SECONDS
     values = _metrics(url)
     changed = time.monotonic()
     while changed + _QUIET_SECONDS > time.monotonic() < give_up:
         time.sleep(_POLL_SECONDS)
-        with suppress(Unreachable):
+        with suppress(PenstockError):
+            nudge()
             now = _metrics(url)
             if any(now.get(name) != values.get(name) for name in (_STORED, *_LOST)):
                 changed = time.monotonic()

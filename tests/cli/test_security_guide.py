@@ -31,7 +31,7 @@ def server(request: pytest.FixtureRequest) -> Server:
 def url(server: Server) -> Url:
     """The URL of each user of the guide; the guide's lines have been run."""
     lines = [line for line in GUIDE.read_text().splitlines() if line.startswith("ACL SETUSER")]
-    assert [shlex.split(line)[2] for line in lines] == ["engine", "watcher", "purger"]
+    assert [shlex.split(line)[2] for line in lines] == ["engine", "watcher", "purger", "scrubber"]
     for line in lines:
         reply = server.command(*line.replace("PASSWORD", PASSWORD).split())
         assert reply == b"+OK\r\n", (line, reply)
@@ -85,3 +85,17 @@ def test_only_who_purges_removes(
     assert "a" in stored
     assert main(["pool", "purge", url("purger"), "--yes"]) == 0
     assert stored.contains(["a", "b"]) == [False, False]
+
+
+def test_who_scrubs_verifies_and_carries(
+    server: Server, url: Url, stored: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pool", "verify", url("watcher")]) == 1
+    archive = str(tmp_path / "archive")
+    assert main(["pool", "export", url("scrubber"), archive]) == 0
+    name = f"penstock:{stored.namespace.hex()}:{Pool.identity('a').hex()}:l0-1.h0-1"
+    assert server.command("SET", name, b"damaged") == b"+OK\r\n"
+    assert main(["pool", "verify", url("scrubber"), "--remove"]) == 0
+    assert "a" not in stored
+    assert main(["pool", "import", archive, url("scrubber")]) == 0
+    assert stored.get_many(["a", "b"]) == [b"KV", b"more KV"]

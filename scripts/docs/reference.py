@@ -18,7 +18,7 @@ from typing import Any, cast, get_type_hints
 from unittest import mock
 
 from penstock.cli import words
-from penstock.cli.main import make_parser
+from penstock.cli.main import STATUSES, make_parser
 from penstock.plan import wish
 from penstock.vllm.counters import COUNTERS, HISTOGRAM_LABELS, HISTOGRAMS, TENANT_COUNTERS
 from penstock.vllm.names import POOL_VARIABLE, PREFIX
@@ -122,6 +122,16 @@ def commands() -> str:
         "# Command line",
         "",
         f"{_GENERATED} It shows what `--help` prints for each command.",
+        "",
+        "Every command ends with one of these exit statuses:",
+        "",
+        *_table(
+            ("status", "meaning"),
+            [
+                (f"{status}", f"{meaning[0].upper()}{meaning[1:]}.")
+                for status, meaning in STATUSES.items()
+            ],
+        ),
     ]
     for parser in parsers():
         level = "#" * min(4, 1 + len(parser.prog.split()))

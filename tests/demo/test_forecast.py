@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.completions import Answer
 from penstock.demo.engine import Counters
-from penstock.demo.forecast import expected_hit_ratio, found_hit_ratio, save_requests
+from penstock.demo.forecast import expected_hit_ratio, found_hit_ratio, requests_text
 from penstock.demo.replay import BLOCK_TOKENS, Exchange, Situation, chain
 
 
@@ -46,7 +46,7 @@ def test_what_was_found_is_counted_in_blocks() -> None:
 
 def test_requests_are_saved_in_mooncakes_format(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
-    save_requests([exchange(prompt(1, 2)), exchange(prompt(1, 3), cached=128)], path)
+    path.write_text(requests_text([exchange(prompt(1, 2)), exchange(prompt(1, 3), cached=128)]))
     first, second = (json.loads(line) for line in path.read_text().splitlines())
     assert first["hash_ids"] == [0, 1]
     assert second["hash_ids"] == [0, 2]

@@ -60,7 +60,7 @@ fn open_one(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     let (scheme, _) = url.split_once(':').unwrap_or_default();
     match scheme {
         "memory" => open_memory(&parse(url)?),
-        "file" => open_file(&parse(url)?),
+        "file" => open_file(url),
         "shm" => open_shm(&parse(url)?),
         "unix" | "redis+unix" | "valkey+unix" => resp::open(url, options),
         _ if matches!(
@@ -84,12 +84,14 @@ fn open_memory(url: &Url) -> Result<Arc<dyn Store>> {
     Ok(Arc::new(MemoryStore::new(size)))
 }
 
-fn open_file(url: &Url) -> Result<Arc<dyn Store>> {
-    let path = (!url.has_host() && url.path().len() > 1)
+fn open_file(text: &str) -> Result<Arc<dyn Store>> {
+    let url = parse(text)?;
+    // A parsed URL is always absolute: `file:pool` would become `/pool`.
+    let path = (text.starts_with("file://") && !url.has_host() && url.path().len() > 1)
         .then(|| url.to_file_path().ok())
         .flatten()
         .ok_or_else(|| config("a file pool's URL has three slashes and an absolute path"))?;
-    let store = FileStore::open(&path, size_of(url)?)?;
+    let store = FileStore::open(&path, size_of(&url)?)?;
     Ok(Arc::new(store))
 }
 

@@ -81,6 +81,8 @@ fn what_is_not_a_pool_is_refused_with_what_would_be() {
         "memory://host?size=1G",
         "memory:///path?size=1G",
         "file://relative/path",
+        "file:relative/path",
+        "file:/one/slash",
         "file:///",
         "file:///pool?size=",
         "file:///pool?bytes=1",

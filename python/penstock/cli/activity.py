@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Any
+from urllib.parse import urlsplit
 
 from penstock.errors import ConfigError
 from penstock.exposition import totals
@@ -78,12 +79,19 @@ def address(text: str) -> str:
     'https://vllm.example/metrics'
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is neither, or it has credentials, which are not sent to engines.
     """
     url = text if "://" in text else f"http://{text}"
     scheme, _, rest = url.partition("://")
     host, slash, path = rest.partition("/")
-    if scheme not in ("http", "https") or not host:
+    if "@" in host:
+        # The text is not repeated: it holds a password.
+        raise ConfigError("an engine's URL has no user and no password: metrics need none")
+    try:
+        is_engine = scheme in ("http", "https") and bool(host) and urlsplit(url).port != 0
+    except ValueError:
+        is_engine = False
+    if not is_engine:
         raise ConfigError(f"{text!r} is no engine: give host:port, or the URL of its metrics")
     return f"{scheme}://{host}/{path}" if slash and path else f"{scheme}://{host}/metrics"
 

@@ -31,6 +31,7 @@ DEFAULT_SIZES = "64KiB,256KiB,1MiB,4MiB"
 SAMPLES = 64
 """Number of values that are fetched and stored one by one, to measure latencies."""
 
+_MOST_THREADS = 1024
 _IN_FLIGHT_BYTES = 16 << 20
 _GIB = 1 << 30
 _STAMP = struct.Struct("<QQ")
@@ -107,7 +108,13 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         default="256MiB",
         help="bytes moved each way in a pass (default: %(default)s)",
     )
-    words.add_counts(pool, ("threads", 1, "threads that put and get at once"))
+    pool.add_argument(
+        "--threads",
+        metavar="N",
+        type=_threads,
+        default=1,
+        help="threads that put and get at once (default: %(default)s)",
+    )
     pool.add_argument(
         "--batch",
         metavar="N",
@@ -125,6 +132,13 @@ def _sizes(text: str) -> list[int]:
     if min(sizes) < _SMALLEST:
         raise argparse.ArgumentTypeError(f"values need at least {_SMALLEST} bytes to be told apart")
     return sizes
+
+
+def _threads(text: str) -> int:
+    threads = words.count_argument(text)
+    if threads > _MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"must be at most {_MOST_THREADS:,}, not {threads:,}")
+    return threads
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from penstock._native import Buffer, Descriptor
 from penstock.cli import words
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError
 from penstock.layout.negotiate import LAYOUTS
 
 PER_CALL = 4
@@ -131,10 +131,17 @@ def measure(shape: Shape, passes: int) -> tuple[float, list[Row]]:
     """Memcpy's GB/s, and a row for each layout and for each conversion of the interior.
 
     Raises:
+        ConfigError: there is no memory for so many bytes.
         WrongBytes: a block changed on its way out and back.
     """
-    memory = mmap.mmap(-1, shape.blocks * shape.block_bytes)
-    payload = mmap.mmap(-1, PER_CALL * shape.block_bytes)
+    try:
+        memory = mmap.mmap(-1, shape.blocks * shape.block_bytes)
+        payload = mmap.mmap(-1, PER_CALL * shape.block_bytes)
+    except (OSError, OverflowError):
+        raise ConfigError(
+            f"no memory for {shape.blocks:,} blocks of {words.size(shape.block_bytes)}: give fewer "
+            "layers, heads or tokens, or a smaller --total"
+        ) from None
     whole = (0, shape.layers, 0, shape.heads)
     base = Buffer(memory, writable=True).address
     cases = []

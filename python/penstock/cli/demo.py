@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from penstock.cli import words
 from penstock.cli.words import print_json, size
 
 if TYPE_CHECKING:
@@ -45,7 +46,11 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="replay an agent's requests (JSON lines, may be gzipped) in place of conversations",
     )
     material.add_argument(
-        "--conversations", type=int, default=8, help="how many (default: %(default)s)"
+        "--conversations",
+        metavar="N",
+        type=words.count_argument,
+        default=8,
+        help="how many (default: %(default)s)",
     )
     parser.add_argument("--report", metavar="FILE", type=Path, help="write an HTML report there")
     parser.add_argument(
@@ -63,14 +68,15 @@ def run(args: argparse.Namespace) -> int:
     """Runs the demo. Returns 0 if all outputs are equal and blocks were loaded, else 1."""
     # Imported here, because the demo needs packages that vLLM installs, and other commands do not.
     from penstock.demo import report, workload
-    from penstock.demo.forecast import save_requests
+    from penstock.demo.forecast import requests_text
     from penstock.demo.measure import measure
     from penstock.demo.processes import Interrupted
 
     console = Console(stderr=args.json, highlight=False)
     material = workload.trace(args.trace) if args.trace else workload.documents(args.conversations)
     try:
-        figures = measure(material, args.pool, args.pool_server, console)
+        pool = None if args.pool is None else words.named_pool(args.pool)
+        figures = measure(material, pool, args.pool_server, console)
     except Interrupted as signal:
         console.print(f"stopped by {signal}; no server is left", style="yellow")
         return 128 + signal.number
@@ -79,12 +85,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         show(figures, console)
     if args.report:
-        args.report.parent.mkdir(parents=True, exist_ok=True)
-        args.report.write_text(report.render(figures), encoding="utf-8")
+        words.write_file(args.report, report.render(figures))
         console.print(f"report: {args.report.resolve().as_uri()}", soft_wrap=True)
     if args.requests:
-        args.requests.parent.mkdir(parents=True, exist_ok=True)
-        save_requests([each.exchange for each in figures.comparisons], args.requests)
+        exchanges = [each.exchange for each in figures.comparisons]
+        words.write_file(args.requests, requests_text(exchanges))
     for failure in figures.failures:
         console.print(f"FAILED: {failure}", style="bold red")
     return 1 if figures.failures else 0

@@ -18,8 +18,17 @@ from penstock import Pool
 from penstock._native import EncryptionKeys, Store
 from penstock.cli import cuda_copies, findings, words
 from penstock.cli.findings import Finding, Level
-from penstock.errors import ConfigError, Denied, Full, NotFound, StoreError, TimedOut, Unreachable
-from penstock.layout.negotiate import AUTO
+from penstock.errors import (
+    ConfigError,
+    Denied,
+    Full,
+    NotFound,
+    PenstockError,
+    StoreError,
+    TimedOut,
+    Unreachable,
+)
+from penstock.layout.negotiate import AUTO, LAYOUTS
 from penstock.pool.namespace import namespace_digest
 
 if TYPE_CHECKING:
@@ -28,6 +37,8 @@ if TYPE_CHECKING:
 ROUND_TRIPS = 50
 VALUES = 8
 VALUE_BYTES = 1 << 20
+
+_LAST_DEVICE = 1023
 
 _NAMESPACE = namespace_digest({"kind": "penstock doctor"})
 _MARKS: dict[Level, tuple[str, str]] = {
@@ -80,12 +91,14 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--kv-layout",
         metavar="LAYOUT",
         default=AUTO,
-        help="with --model: the layout to ask for (default: %(default)s)",
+        choices=(AUTO, *LAYOUTS),
+        help=f"with --model: the layout to ask for: auto, or {', '.join(LAYOUTS)} (default: "
+        "%(default)s)",
     )
     parser.add_argument(
         "--cuda-device",
         metavar="ORDINAL",
-        type=int,
+        type=_ordinal,
         help="measure copies of pieces from and to this device, both ways to make them; no pool "
         "is looked at",
     )
@@ -116,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
         return cuda_copies.run(args.cuda_device, as_json=args.json)
     if args.vllm is not None:
         return _check_vllm(args)
-    keys = EncryptionKeys.load(args.encryption_key_file)
+    keys = words.encryption_keys(args.encryption_key_file)
     tiers = [Store.open(url, client_name="penstock-doctor") for url in words.pool_url(args).split()]
     reports = [examine(store, args.timeout, keys) for store in tiers]
     can_serve = all(report.can_serve for report in reports)
@@ -132,15 +145,39 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _explain_layout(args: argparse.Namespace) -> int:
+    _check_folder(args.model)
     # Imported here, because only this check needs packages that vLLM installs.
     from penstock.vllm.layouts import explain_model
 
-    decision = explain_model(args.model, args.kv_layout)
+    try:
+        decision = explain_model(args.model, args.kv_layout)
+    except (OSError, ValueError) as error:
+        if isinstance(error, PenstockError):
+            raise
+        # vLLM's own error has the reason, over many lines.
+        raise ConfigError(f"vLLM cannot read the configuration of {args.model}: {error}") from None
     if args.json:
         words.print_json({"model": args.model, **asdict(decision)})
     else:
         words.console().print(f"{args.model}: KV layout {decision.layout}: {decision.reason}")
     return 0
+
+
+def _check_folder(model: str) -> None:
+    """Refuses what is no model's folder, before vLLM takes it for a name and asks the network."""
+    path = Path(model)
+    if path.exists():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"{model} has no config.json: give a model's folder, or its name")
+    elif not model or model.startswith(("/", ".", "~")):
+        raise ConfigError(f"there is no folder {model!r}: give a model's folder, or its name")
+
+
+def _ordinal(text: str) -> int:
+    """The number of a device, from 0, on the command line."""
+    if not text.isascii() or not text.isdecimal() or int(text) > _LAST_DEVICE:
+        raise argparse.ArgumentTypeError(f"a device's number from 0, not {text!r}")
+    return int(text)
 
 
 def _check_vllm(args: argparse.Namespace) -> int:

@@ -1,9 +1,9 @@
 """`penstock`: one table of commands, one way to fail.
 
 A command is a module of this package with two functions: ``add_parser(subparsers)`` adds its
-parser, ``run(args)`` does the work and returns the exit status: 0 done, 1 failed or cannot
-serve, 2 wrong usage. A command whose parser has the default ``passes_options=True`` gets the
-options that its parser does not know in ``args.vllm_options``.
+parser, ``run(args)`` does the work and returns the exit status (`STATUSES`). A command whose parser
+has the default ``passes_options=True`` gets the options that its parser does not know in
+``args.vllm_options``.
 """
 
 from __future__ import annotations
@@ -12,25 +12,53 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 import penstock
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, Denied, PenstockError, TimedOut, Unreachable
 
 COMMANDS = ("serve", "plan", "simulate", "doctor", "pool", "top", "bench", "demo")
 """Modules of this package that are commands, in the order in which help lists them."""
 
 OK, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
+STATUSES: Mapping[int, str] = {
+    OK: "done",
+    FAILED: "the command ran, and failed or found something wrong: a pool that does not answer or "
+    "refuses, one that cannot serve, outputs that differ; or a question answered with no",
+    WRONG_USAGE: "the call is wrong, or a setting or a file that it names: the same call fails "
+    "again until that is changed",
+    INTERRUPTED: "ended by Ctrl-C",
+}
+"""What exit statuses mean, for all commands. `serve` becomes `vllm serve`, whose status counts."""
+
+_NEXT_STEPS: Mapping[type[PenstockError], str] = {
+    Unreachable: "check that the server runs and that the pool's URL names it",
+    Denied: "give credentials that may do this, as valkey://user:password@host",
+    TimedOut: "find out what holds the pool up, or allow more time",
+}
+"""What to do next, where an error of a store does not say."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that knows options by their full names only, and whose errors take one line."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **options})
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program."""
+        self.exit(WRONG_USAGE, f"{self.prog}: {message}; `{self.prog} --help` tells more\n")
+
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="penstock",
         description="KV cache carried between a shared pool and the engines that use it.",
-        epilog="`penstock COMMAND --help` tells more. Exit status: 0 done, 1 failed or cannot "
-        "serve, 2 wrong usage.",
-        allow_abbrev=False,
+        epilog="`penstock COMMAND --help` tells more. Exit status: 0 done; 1 failed, or found "
+        "something wrong; 2 wrong call or configuration.",
     )
     parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -48,14 +76,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if getattr(args, "passes_options", False):
         args.vllm_options = unknown
     elif unknown:
-        parser.error(f"unknown arguments: {' '.join(unknown)}")
+        _chosen(parser, args).error(f"unknown arguments: {' '.join(unknown)}")
     try:
         status: int = args.run(args)
         sys.stdout.flush()
     except ConfigError as error:
         return _fail(error, WRONG_USAGE)
     except PenstockError as error:
-        return _fail(error, FAILED)
+        next_step = _NEXT_STEPS.get(type(error))
+        return _fail(f"{error}: {next_step}" if next_step else error, FAILED)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("penstock"):
             raise
@@ -71,6 +100,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     return status
+
+
+def _chosen(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.ArgumentParser:
+    """The parser of the command that was called, or of its action."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return _chosen(action.choices[getattr(args, action.dest)], args)
+    return parser
 
 
 def _fail(error: PenstockError | str, status: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 import multiprocessing
@@ -178,12 +179,16 @@ class OtherProcess:
 
     def go(self) -> None:
         """As :meth:`Mover.go`."""
-        self._orders.send("go")
-        self._answer()
+        self._ask("go")
 
     def rest(self) -> float:
         """As :meth:`Mover.rest`."""
-        self._orders.send("rest")
+        return self._ask("rest")
+
+    def _ask(self, order: str) -> float:
+        # The process may have failed and ended since the last order. Its last answer says why.
+        with contextlib.suppress(BrokenPipeError):
+            self._orders.send(order)
         return self._answer()
 
     def _answer(self) -> float:

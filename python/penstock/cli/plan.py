@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from penstock._native import parse_size
 from penstock.cli import words
 from penstock.errors import ConfigError
 from penstock.plan import config, plot, proposal, table, weights
@@ -38,7 +37,6 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "split uniformly, as vLLM does, and in proportion to what the layers need. With the "
         "devices' memory it finds the partition that holds the most tokens. Reads a Hugging Face "
         "configuration; needs neither a GPU nor vLLM.",
-        allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", type=Path, help="model folder, or a config.json")
     ranks = parser.add_mutually_exclusive_group(required=True)
@@ -170,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = list(plans.values())[-1]
     command = _command(args, chosen)
     if args.plot is not None:
-        args.plot.write_text(plot.draw(plans, frontier))
+        words.write_file(args.plot, plot.draw(plans, frontier))
     if args.json:
         words.print_json(_document(model, sizes, plans, frontier, reserve, command))
         return 0
@@ -211,7 +209,8 @@ def _devices(args: argparse.Namespace, reserve: int) -> list[Device] | None:
         if budget <= 0:
             raise ConfigError(
                 f"rank {rank}: {int(nbytes * args.gpu_memory_utilization):,} bytes of its device "
-                f"may be used, and {reserve:,} are for activations and the runtime"
+                f"may be used, and {reserve:,} are for activations and the runtime: give more "
+                "--device-memory, or less --reserve"
             )
         devices.append(Device(budget, speed))
     return devices
@@ -404,10 +403,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _sizes(text: str) -> list[int]:
-    try:
-        return [parse_size(part) for part in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return [words.size_argument(part) for part in text.split(",")]
 
 
 def _speeds(text: str) -> list[float]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from penstock._native import EncryptionKeys, Store, parse_size
+from penstock._native import Store
 from penstock.cli import words
 from penstock.errors import ConfigError
 from penstock.layout.geometry import RANK
@@ -90,10 +90,13 @@ def compose(
     # Opening does not connect yet. A server that is down must not keep vLLM from starting.
     store = Store.open(pool)
     if not store.capabilities()["shared"]:
-        raise ConfigError(f"{store.url} is private to a process: vLLM's processes cannot share it")
+        raise ConfigError(
+            f"{store.url} is private to a process: vLLM's processes cannot share it; name a "
+            "directory, shared memory or a server"
+        )
     _check_options(options, environ)
     # Every worker reads the keys, but minutes later. Report errors in them now.
-    EncryptionKeys.load(encryption_key_file)
+    words.encryption_keys(encryption_key_file)
 
     # Every user of the machine can read a command line (ps), but not an environment.
     environment = {POOL_VARIABLE: pool} if _has_secret(pool) else {}
@@ -172,7 +175,7 @@ def _check_options(options: Sequence[str], environ: Mapping[str, str]) -> None:
         if name == "no-enable-prefix-caching":
             raise ConfigError(
                 "--no-enable-prefix-caching leaves blocks without the hashes that Penstock finds "
-                "them by"
+                "them by; leave it out"
             )
         if name == "prefix-caching-hash-algo" and str(value).startswith("xxhash"):
             seed = environ.get("PYTHONHASHSEED", "")
@@ -211,7 +214,7 @@ def _with_additional(options: Sequence[str], additional: Mapping[str, Any]) -> l
         except ValueError:
             given = None
         if not isinstance(given, dict):
-            raise ConfigError("--additional-config is not a JSON object")
+            raise ConfigError("--additional-config is not a JSON object, as '{\"name\": 1}'")
     merged = json.dumps({**given, **additional}, separators=(",", ":"))
     return [*kept, "--additional-config", merged]
 
@@ -233,7 +236,6 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "[--pool-geometry GEOMETRY] [--load-policy POLICY] [--enable-pp-prop-kv-cache] "
         "[--kv-cache-tokens N] [--encryption-key-file FILE] [--set NAME=VALUE] [--dry-run] "
         "[VLLM OPTION ...]",
-        allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", help="model, as for `vllm serve`")
     parser.add_argument(
@@ -246,6 +248,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--host-bytes",
         metavar="SIZE",
+        type=words.size_argument,
         help="host memory, all ranks together, for blocks on their way and for those that stay in "
         "it until the room is needed (default: as much as two steps may store, 1 GiB at least)",
     )
@@ -309,8 +312,8 @@ def run(args: argparse.Namespace) -> int:
     """Replaces this process by vLLM's server. Returns only with --dry-run."""
     launch = compose(
         args.model,
-        args.pool or default_pool(),
-        None if args.host_bytes is None else _size(args.host_bytes),
+        default_pool() if args.pool is None else words.named_pool(args.pool),
+        args.host_bytes,
         args.vllm_options,
         kv_layout=args.kv_layout,
         pool_geometry=args.pool_geometry,
@@ -324,13 +327,6 @@ def run(args: argparse.Namespace) -> int:
     if not args.dry_run:
         os.execve(vllm_program(), launch.arguments, {**os.environ, **launch.environment})
     return 0
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise ConfigError(f"--host-bytes: {error}") from None
 
 
 def _setting(text: str) -> tuple[str, str]:

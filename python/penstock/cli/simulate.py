@@ -209,7 +209,7 @@ def run(args: argparse.Namespace) -> int:
             tell = bar.begin("pools of other sizes", trace.requests * len(SHARES))
             sizes = size_pool(trace, fleet, server_bytes=args.server_bytes, progress=tell)
         if args.plot is not None:
-            args.plot.write_text(_plots(trace, fleet, outcomes, bar))
+            words.write_file(args.plot, _plots(trace, fleet, outcomes, bar))
     if args.json:
         words.print_json(_document(trace, fleet, outcomes, bounds, sizes))
         return 0

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+import urllib.error
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -36,7 +37,6 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="watch engines and their pool: hits, seconds saved, loads, queues, failures",
         description="Reads the metrics of vLLM servers every few seconds and shows what each does "
         "with its pool. Rates are those of the last interval. Ends with Ctrl-C.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "engines", metavar="ENGINE", nargs="+", help="host:port of a vLLM server, or a metrics URL"
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     urls = list(dict.fromkeys(map(address, args.engines)))
     pool = None
     if args.pool is not None:
-        store = Store.open(args.pool, client_name="penstock-top")
+        store = Store.open(words.named_pool(args.pool), client_name="penstock-top")
         pool = Pool(store, DESCRIPTIONS, timeout=args.interval)
     seen: Seen = {}
     with pool or nullcontext():
@@ -142,6 +142,9 @@ def _page(seen: Seen, facts: dict[str, Any] | None, interval: float, width: int)
         cells = [f"{len(working)} of {len(seen)} answer", *_cells(total(working))]
         table.add_row(*(cells[place] for place in places), style="bold")
     lines: list[Any] = [table]
+    gone = {url: each for url, each in seen.items() if isinstance(each, OSError)}
+    if gone:
+        lines += [Text(), *(Text(f"{_name(url)}: {_reason(each)}") for url, each in gone.items())]
     if facts is not None:
         lines += [Text(), Text(_pool_line(facts))]
     saved = "saved: seconds of prefill less seconds waited, since the engine started"
@@ -151,6 +154,13 @@ def _page(seen: Seen, facts: dict[str, Any] | None, interval: float, width: int)
 
 def _name(url: str) -> str:
     return url.removeprefix("http://").removesuffix("/metrics")
+
+
+def _reason(error: OSError) -> str:
+    """Why an engine did not answer."""
+    if isinstance(error, urllib.error.URLError) and isinstance(error.reason, OSError):
+        error = error.reason
+    return error.strerror or str(error)
 
 
 def _cells(each: Activity | OSError) -> list[Text | str]:

@@ -7,16 +7,23 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from penstock._native import parse_size
-from penstock.errors import ConfigError
+from penstock._native import EncryptionKeys, parse_size
+from penstock.errors import ConfigError, IoError
 from penstock.vllm.names import POOL_VARIABLE
 
 _PAGE_WIDTH = 160
+
+MOST_COUNTED = (1 << 31) - 1
+"""The largest whole number on the command line."""
+
+MOST_SECONDS = 365 * 24 * 3600
+"""The longest time on the command line: a year."""
 
 
 def console() -> Console:
@@ -156,10 +163,53 @@ def pool_url(args: argparse.Namespace) -> str:
     Raises:
         ConfigError: neither names one.
     """
-    url: str | None = args.url or os.environ.get(POOL_VARIABLE)
+    url: str | None = os.environ.get(POOL_VARIABLE) if args.url is None else named_pool(args.url)
     if not url:
         raise ConfigError(f"no pool: give its URL, or set {POOL_VARIABLE}")
     return url
+
+
+def named_pool(url: str) -> str:
+    """The URL of a pool as it was given on the command line.
+
+    Raises:
+        ConfigError: it is empty, as a shell's variable is that nobody has set. The command must not
+            go on with another pool.
+    """
+    if not url.strip():
+        raise ConfigError(
+            "the pool's URL is empty: is a variable not set? Give it, or leave it out"
+        )
+    return url
+
+
+def encryption_keys(file: str | None) -> EncryptionKeys | None:
+    """The keys of the file that the command line names, or of the environment.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds no keys.
+    """
+    if file == "":
+        raise ConfigError("--encryption-key-file is empty: name a file, or leave it out")
+    try:
+        return EncryptionKeys.load(file)
+    except IoError as error:
+        raise ConfigError(f"{error}: name a file that you may read") from None
+
+
+def write_file(path: Path, text: str) -> None:
+    """Writes a file that the command line names, and the folders above it.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}; name another file"
+        ) from None
 
 
 def size_argument(text: str) -> int:
@@ -195,22 +245,26 @@ def share_argument(text: str) -> float:
 
 
 def count_argument(text: str) -> int:
-    """A whole number from 1 on the command line."""
+    """A whole number from 1 to `MOST_COUNTED` on the command line."""
     try:
         number = int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"not a number: {text!r}") from None
+        raise argparse.ArgumentTypeError(f"not a whole number: {text!r}") from None
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    if number > MOST_COUNTED:
+        raise argparse.ArgumentTypeError(f"must be at most {MOST_COUNTED:,}, not {number:,}")
     return number
 
 
 def seconds_argument(text: str) -> float:
-    """A time on the command line, over 0 seconds."""
+    """A time on the command line, over 0 seconds and up to `MOST_SECONDS`."""
     try:
         seconds = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"not a number of seconds: {text!r}") from None
-    if not 0 < seconds < float("inf"):
+    if not seconds > 0:
         raise argparse.ArgumentTypeError(f"must be over 0 seconds, not {text}")
+    if seconds > MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"must be at most a year ({MOST_SECONDS} s), not {text}")
     return seconds

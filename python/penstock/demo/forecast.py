@@ -15,20 +15,21 @@ _SPACING = 1_000.0
 """Milliseconds between requests in the trace. The demo sends them one after the other."""
 
 
-def save_requests(exchanges: Sequence[Exchange], path: Path) -> None:
-    """Writes the requests as a trace in Mooncake's format, with blocks of `BLOCK_TOKENS` tokens.
-    The trace has no answers."""
+def requests_text(exchanges: Sequence[Exchange]) -> str:
+    """The requests as a trace in Mooncake's format, with blocks of `BLOCK_TOKENS` tokens. The trace
+    has no answers."""
     numbers: dict[bytes, int] = {}
-    with path.open("w", encoding="utf-8") as file:
-        for position, exchange in enumerate(exchanges):
-            ids = [numbers.setdefault(name, len(numbers)) for name in chain(exchange.prompt)]
-            entry = {
-                "timestamp": position * _SPACING,
-                "input_length": len(exchange.prompt),
-                "output_length": len(exchange.answer.tokens),
-                "hash_ids": ids,
-            }
-            file.write(json.dumps(entry) + "\n")
+    lines = []
+    for position, exchange in enumerate(exchanges):
+        ids = [numbers.setdefault(name, len(numbers)) for name in chain(exchange.prompt)]
+        entry = {
+            "timestamp": position * _SPACING,
+            "input_length": len(exchange.prompt),
+            "output_length": len(exchange.answer.tokens),
+            "hash_ids": ids,
+        }
+        lines.append(json.dumps(entry) + "\n")
+    return "".join(lines)
 
 
 def expected_hit_ratio(exchanges: Sequence[Exchange]) -> float:
@@ -36,7 +37,7 @@ def expected_hit_ratio(exchanges: Sequence[Exchange]) -> float:
     `penstock simulate`. No cache in the simulation gets full."""
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "requests.jsonl"
-        save_requests(exchanges, path)
+        path.write_text(requests_text(exchanges), encoding="utf-8")
         trace = Trace.read(path, block_tokens=BLOCK_TOKENS)
     unbounded = Tier(max(1, trace.blocks) * BLOCK_TOKENS, "lru", bandwidth=1e9, latency=0.0)
     fleet = Fleet(NODES, unbounded, unbounded, bytes_per_token=1, prefill_speed=1e3)

@@ -91,7 +91,7 @@ def documents(conversations: int) -> Workload:
     """
     texts = list(_documents())
     if not 1 <= conversations <= len(texts):
-        raise ConfigError(f"conversations: 1 to {len(texts)}, not {conversations}")
+        raise ConfigError(f"--conversations: 1 to {len(texts)}, not {conversations}")
     steps = []
     for turn in range(_TURNS):
         for conversation in range(conversations):
@@ -183,10 +183,10 @@ def _sessions(path: Path) -> dict[str, list[tuple[int, str, str]]]:
         try:
             entry = (int(record["timestamp"]), str(record["input"]), str(record["output"]))
             sessions.setdefault(str(record["session_id"]), []).append(entry)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{path}, line {number}: not a request of a trace: {error!r}"
-            ) from None
+        except KeyError as error:
+            raise ConfigError(f"{path}, line {number}: a request needs {error}") from None
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{path}, line {number}: not a request: {error}") from None
     if not sessions:
         raise ConfigError(f"{path} holds no requests")
     return sessions
@@ -197,7 +197,8 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raw = path.read_bytes()
         text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path} cannot be read: {reason}") from None
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
             try:

@@ -85,6 +85,9 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+_WANTED = "give a config.json of Hugging Face's, or a model's folder"
+
+
 def load(path: Path) -> tuple[dict[str, Any], Path]:
     """The configuration in a model folder or a `config.json`, and the folder.
 
@@ -95,13 +98,13 @@ def load(path: Path) -> tuple[dict[str, Any], Path]:
     try:
         config = json.loads(file.read_text())
     except FileNotFoundError:
-        raise ConfigError(
-            f"{file}: no such file; give a config.json of Hugging Face's, or a model's folder"
-        ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{file}: not a readable configuration: {error}") from None
+        raise ConfigError(f"{file}: no such file; {_WANTED}") from None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{file} is not JSON: {error}; {_WANTED}") from None
     if not isinstance(config, dict):
-        raise ConfigError(f"{file}: not a configuration: no object at its top")
+        raise ConfigError(f"{file} has no JSON object at its top; {_WANTED}")
     return config, file.parent
 
 
@@ -166,10 +169,8 @@ class _Reader:
     def size(self, name: str, default: int | None = None) -> int:
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            said = "is missing" if value is None else f"is {value!r}"
-            raise ConfigError(
-                f"configuration of {self._architecture}: {name} {said}, not a positive number"
-            )
+            said = "is missing" if value is None else f"is {value!r}, not a positive whole number"
+            raise ConfigError(f"configuration of {self._architecture}: {name} {said}")
         return value
 
     @property

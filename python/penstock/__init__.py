@@ -7,9 +7,8 @@
 b'its keys and values'
 """
 
+from penstock._native import __version__
 from penstock.errors import PenstockError
 from penstock.pool import AsyncPool, Pool, open, open_async
 
 __all__ = ["AsyncPool", "PenstockError", "Pool", "__version__", "open", "open_async"]
-
-__version__ = "0.1.0"

@@ -26,6 +26,7 @@ __all__ = [
     "Reach",
     "Store",
     "Trace",
+    "__version__",
     "attended",
     "check_ranks",
     "cuda_calibration",
@@ -34,6 +35,8 @@ __all__ = [
     "parse_size",
     "slot_stride",
 ]
+
+__version__: str
 
 _Span: TypeAlias = tuple[int, int, int, int]
 

@@ -20,6 +20,8 @@ use pyo3::prelude::*;
 
 #[pymodule]
 mod _native {
+    use pyo3::prelude::*;
+
     #[pymodule_export]
     use crate::advisor::{Advisor, Choice, Reach, attended};
     #[pymodule_export]
@@ -42,4 +44,10 @@ mod _native {
     use crate::sim::Trace;
     #[pymodule_export]
     use crate::store::{Store, parse_size};
+
+    /// The version is that of Cargo's workspace.
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
 }

@@ -8,6 +8,7 @@
 #   make soak [SOAK_SECONDS=300] [SEED=N]             random faults for so long, every byte checked
 #   make lint                                         linters and type checkers only
 #   make docs                                         the site, in site/: strict, links checked
+#   make wheels                                       what is published, in dist/: wheels, sources, checked
 #   make deny                                         licences and origins of the crates that are built in
 #   make venv                                         only the environment, with Penstock built into it
 #   make lock                                         pins the newest versions of requirements/*.in
@@ -15,6 +16,8 @@
 PYTHON ?= $(or $(shell command -v python3.11),python3)
 VENV ?= .venv
 DOCS_VENV ?= .venv-docs
+PACKAGES_VENV ?= .venv-packages
+ARCHITECTURES ?= x86_64 aarch64
 POOL ?= file
 TRACE ?=
 DEMO_OPTIONS ?=
@@ -31,7 +34,7 @@ UV_INSTALL := $(UV) pip install --quiet --python $(BIN)/python --no-deps --compi
 export VIRTUAL_ENV := $(abspath $(VENV))
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help demo check unit e2e test soak lint docs deny venv lock clean
+.PHONY: help demo check unit e2e test soak lint docs wheels deny venv lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -75,12 +78,18 @@ docs: $(DOCS_VENV)/.done
 	    $(DOCS_VENV)/bin/python -m mkdocs build --quiet --strict --site-dir site
 	@$(DOCS_VENV)/bin/python -m scripts.docs.check site
 
+# Takes some minutes for each architecture. For aarch64: rustup target add aarch64-unknown-linux-gnu
+wheels: $(PACKAGES_VENV)/.done
+	scripts/wheels.sh $(PACKAGES_VENV) dist $(ARCHITECTURES)
+
+# An environment with tools of its own: what requirements/NAME.txt says, and nothing else.
 $(DOCS_VENV)/.done: requirements/docs.txt
-	@echo "the site's environment: $(DOCS_VENV), with $(PYTHON)"
-	@$(PYTHON) -m venv $(DOCS_VENV)
-	@$(DOCS_VENV)/bin/pip install --quiet uv
-	@scripts/uv.sh $(DOCS_VENV) pip install --quiet --python $(DOCS_VENV)/bin/python --no-deps \
-	    -r requirements/docs.txt
+$(PACKAGES_VENV)/.done: requirements/packages.txt
+$(DOCS_VENV)/.done $(PACKAGES_VENV)/.done:
+	@echo "environment: $(@D) for $<, with $(PYTHON)"
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/pip install --quiet uv
+	@scripts/uv.sh $(@D) pip install --quiet --python $(@D)/bin/python --no-deps -r $<
 	@touch $@
 
 # Advisories are left out: their list comes from GitHub, which not every machine reaches.
@@ -126,4 +135,4 @@ lock: $(DONE)/uv
 	scripts/lock.sh $(VENV)
 
 clean:
-	rm -rf $(VENV) $(DOCS_VENV) target demo-report site
+	rm -rf $(VENV) $(DOCS_VENV) $(PACKAGES_VENV) target demo-report dist site

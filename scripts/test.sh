@@ -81,7 +81,8 @@ lint() {
     stage 'cargo clippy' 900 cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
 }
 
-python_tests=(timeout --kill-after=20 600 python -m pytest -q --ignore tests/e2e --timeout 120)
+python_tests=(timeout --kill-after=20 600 python -m pytest -q --ignore tests/e2e
+    --ignore tests/packages --timeout 120)
 
 unit() {
     rust_tests
@@ -111,6 +112,9 @@ all() {
     stage 'Redis and Valkey servers' 300 scripts/install-servers.sh
     lint
     unit
+    # Some 30 s, as the wheel holds what the environment's own build has compiled.
+    stage 'packages: used without vLLM and without Rust' 900 \
+        python -m pytest -q tests/packages --timeout 600
     some=tests stage 'Rust documentation tests' 600 cargo test --quiet --workspace --locked --doc
     some=tests stage 'models (loom): shared memory' 600 env RUSTFLAGS='--cfg loom' \
         CARGO_TARGET_DIR=target/loom cargo test --quiet -p penstock-store --locked --test shm_loom

@@ -68,12 +68,18 @@ Name = tuple[int, bytes]
 
 
 class PlainEngine:
-    """One engine with `ranks` pipeline ranks of two layers each."""
+    """One engine with `ranks` pipeline ranks of two layers each; `more` are settings."""
 
-    def __init__(self, groups: Sequence[Group], ranks: int = 1, policy: str = "always") -> None:
+    def __init__(
+        self, groups: Sequence[Group], ranks: int = 1, policy: str = "always", **more: Any
+    ) -> None:
         self.groups = tuple(groups)
         settings = Settings(
-            "memory://?size=64MiB", load_policy=policy, lookup_timeout=30.0, load_timeout=60.0
+            "memory://?size=64MiB",
+            load_policy=policy,
+            lookup_timeout=30.0,
+            load_timeout=60.0,
+            **more,
         )
         facts = EngineFacts(self.groups, HASH_TOKENS, 64, False, False, 0)
         layers = ranks * LAYERS_A_RANK
@@ -150,12 +156,13 @@ class PlainEngine:
         request_id: str,
         tokens: Sequence[int],
         params: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> Asked:
         """A request comes."""
         request = Asked(request_id, list(tokens), len(tokens))
         request.hash_blocks()
         self.requests[request_id] = request
-        self.half.on_new_request(Arrival(request, params))
+        self.half.on_new_request(Arrival(request, params, b"", trace_headers))
         return request
 
     def match(self, request: Asked, computed: int = 0) -> int | None:
@@ -257,8 +264,9 @@ class PlainEngine:
         self._unread[part.job.request_id].discard((part.job.job, part.rank))
         self._tell(WorkerReport(released={part.job.job: 1}))
 
-    def end(self, part: Part, missing: Sequence[int] = ()) -> None:
-        """A rank is done with a job, but for the blocks at these positions."""
+    def end(self, part: Part, missing: Sequence[int] = (), late: Sequence[int] = ()) -> None:
+        """A rank is done with a job, but for the blocks at these positions. `missing` ones are not
+        in the pool; `late` ones of a load or prefetch did not come in time."""
         job = part.job.job
         if part.kind == "store" and not part.is_read:
             self._read(part)
@@ -274,12 +282,14 @@ class PlainEngine:
         report = WorkerReport(seconds={job: 0.001})
         if missing:
             report.lost = {job: set(missing)}
-            report.missing_bytes = {job: 1024 * len(missing)}
+        unloaded = {*missing, *late}
+        if unloaded:
+            report.missing_bytes = {job: 1024 * len(unloaded)}
         if part.kind == "prefetch":
             report.prefetched = {job: 1}
             self._tell(report)
             return
-        report.unloaded = {job: set(missing)} if missing else {}
+        report.unloaded = {job: unloaded} if unloaded else {}
         self._loads_left[job] -= 1
         over = not self._loads_left[job]
         self._tell(report, [part.job.request_id] if over else [])

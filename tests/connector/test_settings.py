@@ -36,6 +36,8 @@ def test_an_empty_name_does_not_turn_encryption_off() -> None:
         ("salt", 7, "7"),
         ("kv_layout", "BLHNC", "BLHNC"),
         ("pool_geometry", "4x2", "4x2"),
+        ("otlp_endpoint", "http://[::1]:4318", "http://[::1]:4318"),
+        ("otlp_endpoint", "", ""),
     ],
 )
 def test_values_are_read_as_json_or_a_command_line_has_them(
@@ -57,6 +59,8 @@ def test_values_are_read_as_json_or_a_command_line_has_them(
         ("load_timeout", "inf", "penstock.load_timeout: should be a finite number"),
         ("host_tier", "maybe", "penstock.host_tier: true or false, not 'maybe'"),
         ("kv_layout", "XYZ", "penstock.kv_layout: one of auto, "),
+        ("otlp_endpoint", "grpc://me:secret@host", "penstock.otlp_endpoint: not the URL of an OTL"),
+        ("otlp_endpoint", "http://[::1", "penstock.otlp_endpoint: not the URL of an OTLP/HTTP"),
         ("load_policy", "sometimes", "penstock.load_policy: one of auto, always, never; not 'som"),
         ("pool_geometry", "3", "penstock.pool_geometry: pool geometry '3'"),
         ("encryption_key_file", "", "penstock.encryption_key_file is empty: name a file"),

@@ -17,6 +17,7 @@ from penstock.cli.main import make_parser
 from penstock.plan import wish
 from penstock.vllm.counters import COUNTERS, HISTOGRAMS, TENANT_COUNTERS
 from penstock.vllm.names import PREFIX
+from penstock.vllm.scheduler.spans import ATTRIBUTES, OUTCOMES
 from penstock.vllm.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -286,6 +287,13 @@ def test_every_metric_is_in_the_reference() -> None:
         for cells in rows("docs/reference/settings.md", heading)
     ]
     assert sorted(named) == sorted({*counters(), *HISTOGRAMS})
+
+
+def test_spans_are_in_the_reference() -> None:
+    page = "docs/reference/settings.md"
+    said = {cells[0].strip("`") for cells in rows(page, "# Spans")}
+    assert said == {f"penstock.{name}" for name in ATTRIBUTES}
+    assert {cells[0].strip("`") for cells in rows(page, "## Outcomes of a span")} == {*OUTCOMES}
 
 
 def test_every_variable_that_users_set_is_in_the_docs() -> None:

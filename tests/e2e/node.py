@@ -184,6 +184,7 @@ class Node:
         *,
         cache_salt: str | None = None,
         adapter: Adapter | None = None,
+        trace_headers: dict[str, str] | None = None,
         **sampling: Any,
     ) -> int:
         """Starts a request; returns its number for `answer` and `abort`."""
@@ -193,6 +194,7 @@ class Node:
             max_tokens=max_tokens,
             salt={} if cache_salt is None else {"cache_salt": cache_salt},
             adapter=adapter and dataclasses.asdict(adapter),
+            trace_headers=trace_headers,
             sampling=sampling,
         )
 
@@ -297,6 +299,7 @@ async def _serve(args: dict[str, Any]) -> None:
             params,
             str(number),
             lora_request=request["adapter"] and LoRARequest(**request["adapter"]),
+            trace_headers=request["trace_headers"],
         ):
             final = output
         assert final is not None

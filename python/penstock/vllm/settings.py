@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -45,6 +46,18 @@ def _read_size(value: Any) -> Any:
 def _check_geometry(value: str) -> str:
     # Zero is a multiple of everything, so this checks only the text. No model is known here.
     parse_geometry(value, layers=0, heads=0)
+    return value
+
+
+def _check_endpoint(value: str) -> str:
+    # The value is not shown, because a URL may hold a password.
+    try:
+        parts = urlsplit(value)
+        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        is_usable = False
+    if value and not is_usable:
+        raise ValueError("not the URL of an OTLP/HTTP collector, such as http://127.0.0.1:4318")
     return value
 
 
@@ -98,6 +111,10 @@ class Settings:
     PENSTOCK_ENCRYPTION_KEYS may hold the keys. Without either, values are not encrypted. A setting
     that is present but empty is refused, because a variable that nobody filled in must not turn
     encryption off."""
+    otlp_endpoint: Annotated[str, AfterValidator(_check_endpoint)] = ""
+    """URL of an OpenTelemetry collector that takes OTLP over HTTP, such as http://127.0.0.1:4318.
+    It gets a span of each request that looks for blocks. `/v1/traces` is added to a URL without a
+    path. By default there are no spans."""
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:

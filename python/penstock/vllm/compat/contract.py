@@ -85,6 +85,7 @@ USES = (
             "kv_transfer_params",
             "lora_request",
             "cache_salt",
+            "trace_headers",
             "skip_reading_prefix_cache",
         )
     ),

@@ -13,6 +13,7 @@ from penstock.vllm.counters import Counters
 from penstock.vllm.scheduler.facts import AdapterOf, EngineFacts
 from penstock.vllm.scheduler.orders import Orders
 from penstock.vllm.scheduler.requests import Tracked
+from penstock.vllm.scheduler.spans import Spans
 from penstock.vllm.settings import Settings
 
 
@@ -29,6 +30,8 @@ class Common:
     store: Store
     adapters: NamedAdapters
     adapter_of: AdapterOf
+    spans: Spans | None = None
+    """None if spans are off."""
     orders: Orders = field(default_factory=Orders)
     counters: Counters = field(default_factory=Counters)
 

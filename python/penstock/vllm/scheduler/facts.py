@@ -68,6 +68,8 @@ class Arrival:
     """The client's parameters for the connector (``kv_transfer_params``)."""
     tenant: bytes = b""
     """See :attr:`~penstock.vllm.messages.BlockJob.tenant`."""
+    trace_headers: Mapping[str, str] | None = None
+    """The W3C trace context that the request came with: `traceparent`, `tracestate`."""
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,11 @@ from penstock.vllm.scheduler.prefetching import IsCached, Prefetching
 from penstock.vllm.scheduler.probing import Probing
 from penstock.vllm.scheduler.requests import Phase, Tracked
 from penstock.vllm.scheduler.savings import Savings
+from penstock.vllm.scheduler.spans import Spans
 from penstock.vllm.scheduler.storing import Storing
 from penstock.vllm.scheduler.transfers import Transfers
 from penstock.vllm.settings import Settings, tenant_label
+from penstock.vllm.tracing import Exporter
 
 
 class SchedulerHalf:
@@ -51,6 +53,7 @@ class SchedulerHalf:
             Store.open(settings.pool, client_name="penstock-scheduler").guarded(),
             adapters,
             adapter_of,
+            Spans(Exporter(settings.otlp_endpoint)) if settings.otlp_endpoint else None,
         )
         self._catalogue, self._orders = self._common.catalogue, self._common.orders
         self._requests: dict[str, Tracked] = {}
@@ -98,7 +101,7 @@ class SchedulerHalf:
         request = arrival.request
         policy = self._common.settings.policy_for(arrival.params)
         label = tenant_label(arrival.params)
-        tracked = Tracked(request, policy, arrival.tenant, label)
+        tracked = Tracked(request, policy, arrival.tenant, label, arrival.trace_headers)
         self._requests[tracked.id] = tracked
         self._catalogue.add(tracked.id, request.num_prompt_tokens)
         self._prefetching.note_arrival(tracked)
@@ -122,6 +125,8 @@ class SchedulerHalf:
         if tracked is None:
             return False
         tracked.phase = Phase.ENDED
+        if self._common.spans is not None:
+            self._common.spans.abort(tracked)
         self._lookups.take_answers()
         self._probing.decline_unawaited()
         if tracked.load is None:
@@ -154,6 +159,8 @@ class SchedulerHalf:
         for place in started:
             tracked = self._requests[step.requests[place]]
             tracked.phase = Phase.RUNNING
+            if self._common.spans is not None:
+                self._common.spans.end_without_load(tracked)
             self._prefetching.forget(tracked)
         self._probing.decline_unawaited()
         for place, computed in filled:
@@ -220,6 +227,8 @@ class SchedulerHalf:
             self._catalogue.lose(number, list(positions))
         for number, positions in report.foreign.items():
             self._catalogue.set_foreign(number, list(positions))
+        if self._common.spans is not None:
+            self._common.spans.note_lost((*report.lost, *report.foreign))
         self._catalogue.change_host(report.held)
         self._transfers.note(report)
         self._loading.note_unloaded(report.unloaded)
@@ -239,5 +248,7 @@ class SchedulerHalf:
         return self._common.counters.take()
 
     def shutdown(self) -> None:
-        """Ends the look-up threads, and drops unanswered look-ups."""
+        """Ends the look-up threads, drops unanswered look-ups, and sends the last spans."""
         self._lookups.shutdown()
+        if self._common.spans is not None:
+            self._common.spans.shutdown()

@@ -54,7 +54,11 @@ class Loading:
         catalogue.extend(tracked.id, request.block_hashes)
         last = self._common.last(tracked)
         held = catalogue.reaches(tracked.id, 0, last)
-        if (held and held[-1].end == last) or not self._common.is_shared(request):
+        is_shared = self._common.is_shared(request)
+        if self._common.spans is not None:
+            may_load = is_shared and last > 0 and not request.skip_reading_prefix_cache
+            self._common.spans.begin(tracked, may_load=may_load)
+        if (held and held[-1].end == last) or not is_shared:
             catalogue.do_without(tracked.id)
         else:
             self._lookups.start(tracked)
@@ -150,6 +154,8 @@ class Loading:
         self._prefetching.release(tracked)
         tracked.load, tracked.phase = job, Phase.LOADING
         self._savings.begin_wait(tracked)
+        if self._common.spans is not None:
+            self._common.spans.begin_load(tracked, number, tokens, blocks, *moved[:2])
         if self._catalogue.is_reading:
             self._common.orders.next.flush.extend(self._catalogue.readers(blocks.block_ids))
         self._common.orders.next.loads.append(job)
@@ -169,9 +175,11 @@ class Loading:
         assert job is not None
         assert tracked.offer is not None
         self._savings.end_wait(tracked)
-        self._transfers.end(job.job)
+        seconds = self._transfers.end(job.job)
         self._catalogue.end(job.job)
         unloaded = self._unloaded.pop(job.job, set())
+        if self._common.spans is not None:
+            self._common.spans.end_load(tracked, job.job, seconds, len(unloaded))
         if tracked.phase is Phase.ENDED:
             return
         tracked.phase = Phase.WAITING

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -46,6 +47,26 @@ class Advice:
 
 
 @dataclass
+class LoadSpan:
+    """A request's OpenTelemetry span so far. Times are nanoseconds of the wall clock."""
+
+    began: int
+    """When the look-up began."""
+    waited: float = 0.0
+    """Seconds that the request has waited for its look-up or its load."""
+    load_began: int | None = None
+    tokens: int = 0
+    """Tokens of its load."""
+    blocks: int = 0
+    """Blocks of its load."""
+    host_bytes: int = 0
+    pool_bytes: int = 0
+    is_lost: bool = False
+    """Whether some block of its load was not in the pool, not whole, or encrypted with another
+    key."""
+
+
+@dataclass
 class Tracked:
     """One request of the engine."""
 
@@ -55,6 +76,8 @@ class Tracked:
     tenant: bytes = b""
     label: str = ""
     """Its tenant's name in metrics."""
+    trace_headers: Mapping[str, str] | None = None
+    """See :attr:`~penstock.vllm.scheduler.facts.Arrival.trace_headers`."""
     phase: Phase = Phase.WAITING
     awaits: bool | None = None
     """Whether the engine waits for the request's look-up once it has room for the request; None if
@@ -74,6 +97,8 @@ class Tracked:
     same way for ever."""
     waits_since: float | None = None
     """Since when it has been waiting for its look-up or its load, though it could be computed."""
+    span: LoadSpan | None = None
+    """Its span, while it may still load; None if spans are off."""
     stores: set[int] = field(default_factory=set)
     """Store jobs whose source blocks some rank has not read yet."""
 

@@ -33,6 +33,8 @@ class Savings:
         if tracked.waits_since is not None:
             waited = time.monotonic() - tracked.waits_since
             tracked.waits_since = None
+            if tracked.span is not None:
+                tracked.span.waited += waited
             self._common.counters.count_for(tracked.label, "load_wait_seconds", waited)
 
     def on_loaded(self, tracked: Tracked, first: int, end: int) -> None:

@@ -77,8 +77,9 @@ class Transfers:
             missing += report.missing_bytes.get(number, 0)
             self._took[number] = max(longest, seconds), missing
 
-    def end(self, number: int) -> None:
-        """A load or prefetch has ended on all ranks."""
+    def end(self, number: int) -> float:
+        """A load or prefetch has ended on all ranks. Returns the seconds that it took on the
+        slowest rank."""
         seconds, missing = self._took.pop(number, (0.0, 0))
         self._common.advisor.on_end(number, seconds, missing)
         tier, expected = self._loads.pop(number, (None, None))
@@ -86,3 +87,4 @@ class Transfers:
             self._common.counters.observe("load_seconds", seconds, tier)
             if expected:
                 self._common.counters.observe("load_to_expected_ratio", seconds / expected)
+        return seconds

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import pty
 import re
-import struct
-import subprocess
 import sys
-import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +15,7 @@ from penstock.cli.activity import Activity, Sample, activity, address, total, wa
 from penstock.cli.main import main
 from penstock.demo.processes import free_port
 from penstock.errors import ConfigError
+from tests.terminal import shown_in_terminal
 
 
 class FakeTraffic:
@@ -151,25 +146,8 @@ def test_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def in_terminal(columns: int, *arguments: str) -> str:
-    """What a terminal of this width shows of the command, without its control sequences."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
-    program = [str(Path(sys.executable).with_name("penstock")), "top", *arguments]
-    environ = os.environ | {"TERM": "xterm", "COLUMNS": "", "LINES": ""}
-    with subprocess.Popen(program, stdout=theirs, stderr=theirs, env=environ) as process:
-        os.close(theirs)
-        shown = b""
-        while True:
-            try:
-                more = os.read(ours, 65536)
-            except OSError:
-                break
-            if not more:
-                break
-            shown += more
-        assert process.wait(60) == 0
-    os.close(ours)
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    program = str(Path(sys.executable).with_name("penstock"))
+    return shown_in_terminal(columns, [program, "top", *arguments])
 
 
 @pytest.mark.parametrize(("columns", "has"), [(140, "look-ups/s"), (80, "pool in/s"), (50, "hits")])

@@ -5,12 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import math
-import shutil
 import subprocess
 import threading
-import time
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,18 +19,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from penstock.demo.processes import free_port
 from penstock.vllm.counters import COUNTERS, HISTOGRAM_LABELS, HISTOGRAMS, Counters
 from penstock.vllm.stats import PenstockPromMetrics
+from tests.prometheus import ALERTS, DASHBOARD, Prometheus, needed, targets
 
-ROOT = Path(__file__).parents[2]
-DASHBOARD = json.loads((ROOT / "deploy/grafana/penstock.json").read_text())
-ALERTS = ROOT / "deploy/prometheus/penstock-alerts.yml"
-
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(
-        shutil.which("prometheus") is None or shutil.which("promtool") is None,
-        reason="prometheus is not installed (scripts/install-servers.sh installs it)",
-    ),
-]
+pytestmark = [pytest.mark.long, needed]
 
 
 class Engine:
@@ -96,22 +83,10 @@ def _page_of(registry: CollectorRegistry) -> type[BaseHTTPRequestHandler]:
 
 
 @pytest.fixture(scope="module")
-def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a Prometheus that has scraped an engine at work for a while."""
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """A Prometheus that has scraped an engine at work for a while."""
     folder = tmp_path_factory.mktemp("prometheus")
-    engine, port = Engine(), free_port()
-    scrape = {"job_name": "vllm", "static_configs": [{"targets": [f"127.0.0.1:{engine.port}"]}]}
-    config = folder / "prometheus.yml"
-    # JSON is YAML.
-    config.write_text(
-        json.dumps(
-            {
-                "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-                "rule_files": [str(ALERTS)],
-                "scrape_configs": [scrape],
-            }
-        )
-    )
+    engine = Engine()
     stopped = threading.Event()
 
     def work() -> None:
@@ -120,72 +95,34 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     thread = threading.Thread(target=work)
     thread.start()
-    command = [
-        "prometheus",
-        f"--config.file={config}",
-        f"--storage.tsdb.path={folder}/data",
-        f"--web.listen-address=127.0.0.1:{port}",
-    ]
-    with (folder / "log").open("wb") as log, subprocess.Popen(command, stderr=log) as server:
-        try:
-            address = f"http://127.0.0.1:{port}"
-            _wait_for_samples(address)
-            yield address
-        finally:
-            server.kill()
-            stopped.set()
-            thread.join()
-            engine.close()
-
-
-def _wait_for_samples(address: str) -> None:
-    end = time.monotonic() + 60
-    while True:
-        try:
-            found = query(address, "count_over_time(vllm:penstock_loads_total[1m]) >= 4")
-            if found:
-                return
-        except OSError:
-            pass
-        assert time.monotonic() < end, "Prometheus has scraped nothing"
-        time.sleep(0.2)
-
-
-def query(address: str, expression: str) -> list[dict[str, Any]]:
-    """What an instant query gives."""
-    url = f"{address}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
-    return found
-
-
-def targets() -> list[tuple[str, str]]:
-    """The title of each panel with each of its queries, as Grafana would send them."""
-    return [
-        (panel["title"], target["expr"].replace("$__rate_interval", "30s").replace("$model", ".*"))
-        for panel in DASHBOARD["panels"]
-        for target in panel["targets"]
-    ]
+    try:
+        with Prometheus(folder, {"one": f"127.0.0.1:{engine.port}"}, [ALERTS]) as server:
+            server.wait_for("count_over_time(vllm:penstock_loads_total[1m]) >= 4")
+            yield server
+    finally:
+        stopped.set()
+        thread.join()
+        engine.close()
 
 
 @pytest.mark.parametrize(
     ("title", "expression"), targets(), ids=lambda text: str(text)[:60].replace("/", " ")
 )
 def test_every_query_of_the_dashboard_returns_data(
-    prometheus: str, title: str, expression: str
+    prometheus: Prometheus, title: str, expression: str
 ) -> None:
-    found = query(prometheus, expression)
+    found = prometheus.query(expression)
     assert found, (title, expression)
     assert all(math.isfinite(float(each["value"][1])) for each in found), (title, found)
 
 
-def test_the_figure_that_pays_for_the_pool_is_right(prometheus: str) -> None:
+def test_the_figure_that_pays_for_the_pool_is_right(prometheus: Prometheus) -> None:
     [(_, net)] = [each for each in targets() if each[0] == "Prefill seconds saved, net"]
     [tenants] = [each[1] for each in targets() if each[0] == "Net seconds saved, by tenant"]
-    [all_of_it] = query(prometheus, net)
+    [all_of_it] = prometheus.query(net)
     by_tenant = {
         each["metric"].get("tenant", ""): float(each["value"][1])
-        for each in query(prometheus, tenants)
+        for each in prometheus.query(tenants)
     }
     # Ten steps a second, or fewer on a busy machine; of each 2.7 s net of a second's 3.
     assert by_tenant["red"] == pytest.approx(2 * by_tenant[""], rel=0.2)
@@ -207,10 +144,10 @@ def test_the_dashboard_hides_no_metric() -> None:
     }
 
 
-def test_the_model_can_be_chosen(prometheus: str) -> None:
+def test_the_model_can_be_chosen(prometheus: Prometheus) -> None:
     [choice] = [each for each in DASHBOARD["templating"]["list"] if each["name"] == "model"]
     asked = choice["query"]["query"].removeprefix("label_values(").removesuffix(", model_name)")
-    assert {each["metric"]["model_name"] for each in query(prometheus, asked)} == {"m"}
+    assert {each["metric"]["model_name"] for each in prometheus.query(asked)} == {"m"}
 
 
 def series(name: str, values: str) -> dict[str, str]:

@@ -38,6 +38,31 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Lru<K, S> {
         self.queue.push_back(&mut self.slab, node);
     }
 
+    /// The weight of an entry, if it is held. Asking is not a use.
+    pub fn weight_of(&self, key: &K) -> Option<u64> {
+        let node = self.index.get(key)?;
+        Some(self.slab.get(*node).1)
+    }
+
+    /// Evicts until the weight is no more than `capacity`. Of the last entry to go, only as much
+    /// goes as has to; the rest stays the next to go.
+    ///
+    /// This is for entries that stand for several things of weight one. What is left of an entry is
+    /// then what would be left if each of them had an entry.
+    pub fn shrink_to(&mut self, capacity: u64) {
+        while let Some(node) = self.queue.front().filter(|_| self.weight > capacity) {
+            let excess = self.weight - capacity;
+            let (_, weight) = self.slab.get_mut(node);
+            if *weight > excess {
+                *weight -= excess;
+                self.weight -= excess;
+                return;
+            }
+            let (key, _) = self.release(node);
+            self.index.remove(&key);
+        }
+    }
+
     fn release(&mut self, node: u32) -> (K, u64) {
         self.queue.unlink(&mut self.slab, node);
         let (key, weight) = self.slab.free(node);

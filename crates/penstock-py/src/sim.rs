@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use penstock_sim::{
-    EngineSettings, Fleet, Outcome, PolicyKind, ReadOptions, Routing, Speed, Sums, bounds,
+    EngineSettings, Fleet, Outcome, PolicyKind, ReadOptions, Routing, Scale, Speed, Sums, Tiers,
+    bounds,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -33,11 +34,12 @@ impl Trace {
         &self,
         py: Python<'_>,
         fleet: &Fleet,
+        tiers: &[Tiers],
         progress: Option<Py<PyAny>>,
-    ) -> PyResult<penstock_sim::Outcome> {
+    ) -> PyResult<Vec<Outcome>> {
         let mut raised = None;
-        let outcome = py.detach(|| {
-            fleet.replay(&self.trace, |done| {
+        let outcomes = py.detach(|| {
+            fleet.compare(&self.trace, tiers, |done| {
                 let told = Python::attach(|py| {
                     py.check_signals()?;
                     let tell = progress.as_ref().map(|tell| tell.call1(py, (done,)));
@@ -50,8 +52,8 @@ impl Trace {
         if let Some(error) = raised {
             return Err(error);
         }
-        let outcome = outcome.map_err(|error| sim_error(py, &error))?;
-        Ok(outcome.expect("a replay that nobody stopped"))
+        let outcomes = outcomes.map_err(|error| sim_error(py, &error))?;
+        Ok(outcomes.expect("a replay that nobody stopped"))
     }
 }
 
@@ -84,19 +86,45 @@ impl Trace {
         self.format
     }
 
-    #[getter]
-    fn requests(&self) -> usize {
-        self.trace.requests().len()
+    #[pyo3(signature = (populations, *, common_share=0.05, stagger=60.0, seed=0))]
+    fn scaled(
+        &self,
+        py: Python<'_>,
+        populations: u32,
+        common_share: f64,
+        stagger: f64,
+        seed: u64,
+    ) -> PyResult<Self> {
+        let scale = Scale {
+            populations,
+            common_share,
+            stagger,
+            seed,
+        };
+        let trace = py.detach(|| self.trace.scaled(&scale));
+        Ok(Self {
+            trace: trace.map_err(|error| sim_error(py, &error))?,
+            format: self.format,
+        })
     }
 
     #[getter]
-    fn sessions(&self) -> u32 {
-        let numbers = self.trace.requests().iter().map(|r| r.session + 1);
-        numbers.max().unwrap_or(0)
+    fn populations(&self) -> u32 {
+        self.trace.populations()
     }
 
     #[getter]
-    fn blocks(&self) -> usize {
+    fn requests(&self) -> u64 {
+        self.trace.request_count()
+    }
+
+    #[getter]
+    fn sessions(&self) -> u64 {
+        self.trace.session_count()
+    }
+
+    #[getter]
+    fn blocks(&self) -> u64 {
         self.trace.block_count()
     }
 
@@ -106,14 +134,18 @@ impl Trace {
     }
 
     #[getter]
+    fn common_blocks(&self) -> u32 {
+        self.trace.common_blocks()
+    }
+
+    #[getter]
     fn block_tokens(&self) -> u32 {
         self.trace.block_tokens
     }
 
     #[getter]
     fn input_tokens(&self) -> u64 {
-        let requests = self.trace.requests().iter();
-        requests.map(|r| u64::from(r.input_tokens)).sum()
+        self.trace.input_tokens()
     }
 
     /// The duration in seconds.
@@ -127,8 +159,9 @@ impl Trace {
         py.detach(|| bounds::infinite(&self.trace))
     }
 
-    fn belady_hits(&self, py: Python<'_>, capacity: u64) -> u64 {
-        py.detach(|| bounds::belady(&self.trace, capacity))
+    fn belady_hits(&self, py: Python<'_>, capacity: u64) -> PyResult<u64> {
+        let hits = py.detach(|| bounds::belady(&self.trace, capacity));
+        hits.map_err(|error| sim_error(py, &error))
     }
 
     fn hits(&self, py: Python<'_>, policy: &str, capacity: u64) -> PyResult<u64> {
@@ -136,7 +169,7 @@ impl Trace {
         Ok(py.detach(|| penstock_sim::hits(&self.trace, policy, capacity)))
     }
 
-    #[pyo3(signature = (*, nodes, host_bytes, pool_bytes, bytes_per_token, policy, pool_policy,
+    #[pyo3(signature = (*, nodes, host_bytes, tiers, bytes_per_token, policy, pool_policy,
         routing, prefill_speed, host_speed, pool_speed, load_policy, tokens_per_step, get_lanes,
         lookup_timeout, load_timeout, load_floor, windows=1, progress=None))]
     #[expect(clippy::too_many_arguments, reason = "named in Python")]
@@ -145,7 +178,7 @@ impl Trace {
         py: Python<'py>,
         nodes: u32,
         host_bytes: u64,
-        pool_bytes: u64,
+        tiers: Vec<(bool, u64)>,
         bytes_per_token: u64,
         policy: &str,
         pool_policy: &str,
@@ -161,13 +194,13 @@ impl Trace {
         load_floor: f64,
         windows: u32,
         progress: Option<Py<PyAny>>,
-    ) -> PyResult<Bound<'py, PyDict>> {
+    ) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let wrong = |error| sim_error(py, &error);
         let speed = |(bandwidth, latency)| Speed { bandwidth, latency };
         let fleet = Fleet {
             nodes,
             host_bytes,
-            pool_bytes,
+            pool_bytes: 0,
             bytes_per_token,
             policy: policy.parse::<PolicyKind>().map_err(wrong)?,
             pool_policy: pool_policy.parse::<PolicyKind>().map_err(wrong)?,
@@ -185,8 +218,10 @@ impl Trace {
             pool: speed(pool_speed),
             windows,
         };
-        let outcome = self.run(py, &fleet, progress)?;
-        document(py, &outcome)
+        let tiers = tiers.into_iter();
+        let tiers: Vec<_> = tiers.map(|(host, pool_bytes)| Tiers { host, pool_bytes }).collect();
+        let outcomes = self.run(py, &fleet, &tiers, progress)?;
+        outcomes.iter().map(|outcome| document(py, outcome)).collect()
     }
 }
 

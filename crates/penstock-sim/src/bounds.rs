@@ -2,17 +2,22 @@
 
 use std::collections::BinaryHeap;
 
+use crate::error::{Error, Result};
+use crate::scale::Arrivals;
 use crate::trace::Trace;
 
 /// Hits of a cache that never evicts: blocks that requests find in a row from their first.
 pub fn infinite(trace: &Trace) -> u64 {
-    let mut seen = vec![false; trace.unique_blocks() as usize];
+    let mut seen = vec![false; trace.run_count() as usize];
     let mut hits = 0;
-    for request in trace.requests() {
-        let blocks = trace.blocks(request);
-        hits += blocks.iter().take_while(|&&b| seen[b as usize]).count() as u64;
-        for &block in blocks {
-            seen[block as usize] = true;
+    let mut arrivals = Arrivals::of(trace);
+    let mut runs = Vec::new();
+    while let Some(arrival) = arrivals.next(&mut runs) {
+        let known = runs[arrival.runs].iter();
+        let found = known.take_while(|run| seen[run.name as usize]);
+        hits += found.map(|run| u64::from(run.len)).sum::<u64>();
+        for run in runs.drain(..) {
+            seen[run.name as usize] = true;
         }
     }
     hits
@@ -24,22 +29,29 @@ pub fn infinite(trace: &Trace) -> u64 {
 ///
 /// If several blocks have their next use in the same request, the last of them goes first. So a
 /// block is never evicted before the blocks that follow it.
-pub fn belady(trace: &Trace, capacity: u64) -> u64 {
+///
+/// # Errors
+/// The trace has several populations: their future does not fit into memory.
+pub fn belady(trace: &Trace, capacity: u64) -> Result<u64> {
+    if trace.populations() > 1 {
+        let what = "the bound that knows the future (Belady) is for traces that are not scaled";
+        return Err(Error::Config(what.into()));
+    }
     const NEVER: u32 = u32::MAX;
     let capacity = usize::try_from(capacity).unwrap_or(usize::MAX);
     let count = trace.requests().len();
     // For every place in the trace: the request that next uses the block at this place, and which
     // of that request's blocks it is.
-    let mut next_uses = vec![(NEVER, 0); trace.block_count()];
+    let mut next_uses = vec![(NEVER, 0); trace.block_count() as usize];
     let mut last_seen = vec![(NEVER, 0); trace.unique_blocks() as usize];
-    let mut place = trace.block_count();
-    let sequence: Vec<&[u32]> = trace.requests().iter().map(|r| trace.blocks(r)).collect();
-    for number in (0..count).rev() {
-        let request = u32::try_from(number).expect("fewer than 2^32 requests");
-        for (depth, &block) in sequence[number].iter().enumerate().rev() {
-            place -= 1;
+    let mut place = next_uses.len();
+    for (number, request) in trace.requests().iter().enumerate().rev() {
+        let number = u32::try_from(number).expect("fewer than 2^32 requests");
+        let mut depth = trace.blocks(request).count() as u32;
+        for block in trace.blocks(request).rev() {
+            (place, depth) = (place - 1, depth - 1);
             next_uses[place] = last_seen[block as usize];
-            last_seen[block as usize] = (request, depth as u32);
+            last_seen[block as usize] = (number, depth);
         }
     }
     // Held blocks, by the request that uses them next. Once a request is over, its list is never
@@ -49,12 +61,12 @@ pub fn belady(trace: &Trace, capacity: u64) -> u64 {
     let mut held_until = vec![NEVER; trace.unique_blocks() as usize];
     let (mut farthest, mut held, mut hits) = (0usize, 0usize, 0u64);
     let mut place = 0;
-    for blocks in sequence {
-        let found = blocks
-            .iter()
-            .take_while(|&&b| held_until[b as usize] != NEVER);
+    for request in trace.requests() {
+        let found = trace
+            .blocks(request)
+            .take_while(|&block| held_until[block as usize] != NEVER);
         hits += found.count() as u64;
-        for &block in blocks {
+        for block in trace.blocks(request) {
             let (next, depth) = next_uses[place];
             place += 1;
             let until = std::mem::replace(&mut held_until[block as usize], next);
@@ -77,5 +89,5 @@ pub fn belady(trace: &Trace, capacity: u64) -> u64 {
             }
         }
     }
-    hits
+    Ok(hits)
 }

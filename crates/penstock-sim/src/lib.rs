@@ -9,16 +9,19 @@
 pub mod bounds;
 mod cache;
 mod error;
+mod flow;
 mod node;
 mod reader;
 mod replay;
 mod route;
+mod scale;
 mod trace;
 
 pub use cache::PolicyKind;
 pub use error::{Error, Result};
 pub use node::{EngineSettings, Speed};
 pub use reader::{ReadOptions, Reading, parse, read};
-pub use replay::{Fleet, Outcome, Sums, hits};
+pub use replay::{Fleet, Outcome, Sums, Tiers, hits};
 pub use route::Routing;
+pub use scale::Scale;
 pub use trace::{Request, Trace};

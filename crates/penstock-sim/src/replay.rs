@@ -1,10 +1,12 @@
 //! A fleet under a trace: nodes with caches of their own, a pool that they share, or both.
 
-use crate::cache::{Cache, PolicyKind};
+use crate::cache::{Cache, PolicyKind, Scratch};
 use crate::error::{Error, Result};
-use crate::node::{EngineSettings, Machine, Node, Prompt, Speed};
-use crate::route::{Router, Routing};
-use crate::trace::{Request, Trace};
+use crate::flow;
+use crate::node::{EngineSettings, Speed};
+use crate::route::Routing;
+use crate::scale::Arrivals;
+use crate::trace::Trace;
 
 /// What is simulated. Sizes are in bytes, times in seconds.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +59,7 @@ pub struct Sums {
 }
 
 impl Sums {
-    fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         self.requests += other.requests;
         self.input_tokens += other.input_tokens;
         self.blocks += other.blocks;
@@ -88,11 +90,17 @@ pub struct Outcome {
     pub host_blocks_held: u64,
 }
 
-/// Requests between two calls of a replay's `progress`.
-const PROGRESS_EVERY: usize = 64;
+/// Which tiers a fleet has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tiers {
+    /// Whether nodes have their own caches.
+    pub host: bool,
+    /// What the pool holds; 0 for none.
+    pub pool_bytes: u64,
+}
 
 impl Fleet {
-    fn check(&self, trace: &Trace) -> Result<()> {
+    fn check(&self, trace: &Trace, tiers: &[Tiers]) -> Result<()> {
         let speeds = [
             ("prefill speed", self.prefill_speed),
             ("host bandwidth", self.host.bandwidth),
@@ -128,7 +136,8 @@ impl Fleet {
             return Err(Error::Config(what.into()));
         }
         let block = self.block_bytes(trace);
-        for (name, bytes) in [("host", self.host_bytes), ("pool", self.pool_bytes)] {
+        let pools = tiers.iter().map(|tiers| ("pool", tiers.pool_bytes));
+        for (name, bytes) in pools.chain([("host", self.host_bytes)]) {
             if bytes > 0 && bytes < block {
                 let what = format!("the {name} tier of {bytes} bytes holds no block of {block}");
                 return Err(Error::Config(what));
@@ -138,7 +147,7 @@ impl Fleet {
     }
 
     /// Bytes of a whole block. A block that the end of a prompt cuts short takes as much room.
-    fn block_bytes(&self, trace: &Trace) -> u64 {
+    pub(crate) fn block_bytes(&self, trace: &Trace) -> u64 {
         self.bytes_per_token
             .saturating_mul(u64::from(trace.block_tokens))
     }
@@ -151,120 +160,29 @@ impl Fleet {
     pub fn replay(
         &self,
         trace: &Trace,
-        mut progress: impl FnMut(usize) -> bool,
+        progress: impl FnMut(u64) -> bool,
     ) -> Result<Option<Outcome>> {
-        self.check(trace)?;
-        let mut replay = Replay::new(self, trace);
-        for (number, request) in trace.requests().iter().enumerate() {
-            if number % PROGRESS_EVERY == 0 && !progress(number) {
-                return Ok(None);
-            }
-            replay.step(number, request);
-        }
-        progress(trace.requests().len());
-        Ok(Some(replay.outcome()))
-    }
-}
-
-struct Replay<'a> {
-    fleet: &'a Fleet,
-    trace: &'a Trace,
-    block_bytes: u64,
-    router: Router,
-    nodes: Vec<Node>,
-    hosts: Vec<Cache>,
-    pool: Option<Cache>,
-    by_node: Vec<u64>,
-    windows: Vec<Sums>,
-    ttft: Vec<f32>,
-}
-
-impl<'a> Replay<'a> {
-    fn new(fleet: &'a Fleet, trace: &'a Trace) -> Self {
-        let block_bytes = fleet.block_bytes(trace);
-        let machine = Machine {
-            block_bytes,
-            block_tokens: u64::from(trace.block_tokens),
-            prefill_speed: fleet.prefill_speed,
-            host: fleet.host,
-            pool: (fleet.pool_bytes > 0).then_some(fleet.pool),
+        let tiers = Tiers {
+            host: self.host_bytes > 0,
+            pool_bytes: self.pool_bytes,
         };
-        let hosts = if fleet.host_bytes > 0 { fleet.nodes } else { 0 };
-        let host = || Cache::new(fleet.policy, fleet.host_bytes / block_bytes);
-        let pool = || Cache::new(fleet.pool_policy, fleet.pool_bytes / block_bytes);
-        Self {
-            fleet,
-            trace,
-            block_bytes,
-            router: Router::new(fleet.routing, fleet.nodes, trace.unique_blocks()),
-            nodes: (0..fleet.nodes)
-                .map(|_| Node::new(machine, fleet.engine))
-                .collect(),
-            hosts: (0..hosts).map(|_| host()).collect(),
-            pool: (fleet.pool_bytes > 0).then(pool),
-            by_node: vec![0; fleet.nodes as usize],
-            windows: vec![Sums::default(); fleet.windows as usize],
-            ttft: Vec::with_capacity(trace.requests().len()),
-        }
+        let outcomes = self.compare(trace, &[tiers], progress)?;
+        Ok(outcomes.and_then(|mut outcomes| outcomes.pop()))
     }
 
-    #[expect(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        reason = "estimates of time"
-    )]
-    fn step(&mut self, number: usize, request: &Request) {
-        let fleet = self.fleet;
-        let blocks = self.trace.blocks(request);
-        let node = self.router.route(number as u64, request, blocks) as usize;
-        self.by_node[node] += 1;
-
-        let host = self.hosts.get(node).map_or(0, |cache| cache.find(blocks));
-        let pool = self.pool.as_ref().map(|cache| cache.find(blocks));
-        let prompt = Prompt {
-            tokens: u64::from(request.input_tokens),
-            blocks: blocks.len() as u64,
-            in_host: host as u64,
-            in_pool: pool.unwrap_or(0) as u64,
-        };
-        let served = self.nodes[node].serve(request.at as f64 / 1e6, &prompt);
-        self.ttft.push(served.seconds as f32);
-
-        let mut written = 0;
-        if let Some(cache) = self.hosts.get_mut(node) {
-            cache.use_blocks(blocks, host);
-        }
-        if let Some(cache) = &mut self.pool {
-            written = cache.use_blocks(blocks, pool.unwrap_or(0));
-        }
-        let duration = u128::from(self.trace.duration()) + 1;
-        let window = u128::from(request.at) * u128::from(fleet.windows) / duration;
-        self.windows[window as usize].add(&Sums {
-            requests: 1,
-            input_tokens: prompt.tokens,
-            blocks: prompt.blocks,
-            host_blocks: served.host_blocks,
-            pool_blocks: served.pool_blocks,
-            computed_tokens: served.computed_tokens,
-            read_bytes: served.read_blocks * self.block_bytes,
-            written_bytes: written * self.block_bytes,
-        });
-    }
-
-    fn outcome(mut self) -> Outcome {
-        let mut total = Sums::default();
-        for window in &self.windows {
-            total.add(window);
-        }
-        self.ttft.sort_by(f32::total_cmp);
-        Outcome {
-            total,
-            windows: self.windows,
-            ttft: self.ttft,
-            busiest_node: self.by_node.iter().copied().max().unwrap_or(0),
-            pool_blocks_held: self.pool.map_or(0, |cache| cache.len() as u64),
-            host_blocks_held: self.hosts.iter().map(|cache| cache.len() as u64).sum(),
-        }
+    /// Replays a trace once, over fleets that differ from this one in their tiers only. Gives an
+    /// outcome for each of `tiers`, the same as replays one by one would.
+    ///
+    /// # Errors
+    /// The fleet makes no sense.
+    pub fn compare(
+        &self,
+        trace: &Trace,
+        tiers: &[Tiers],
+        progress: impl FnMut(u64) -> bool,
+    ) -> Result<Option<Vec<Outcome>>> {
+        self.check(trace, tiers)?;
+        Ok(flow::run(self, trace, tiers, progress))
     }
 }
 
@@ -285,12 +203,11 @@ impl<'a> Replay<'a> {
 /// ```
 pub fn hits(trace: &Trace, policy: PolicyKind, capacity: u64) -> u64 {
     let mut cache = Cache::new(policy, capacity);
-    let mut hits = 0;
-    for request in trace.requests() {
-        let blocks = trace.blocks(request);
-        let found = cache.find(blocks);
-        cache.use_blocks(blocks, found);
-        hits += found as u64;
+    let mut arrivals = Arrivals::of(trace);
+    let (mut runs, mut scratch, mut hits) = (Vec::new(), Scratch::default(), 0);
+    while arrivals.next(&mut runs).is_some() {
+        hits += u64::from(cache.use_prompt(&runs, &mut scratch).blocks);
+        runs.clear();
     }
     hits
 }

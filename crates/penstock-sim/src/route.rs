@@ -3,7 +3,8 @@
 use std::str::FromStr;
 
 use crate::error::Error;
-use crate::trace::Request;
+use crate::scale::Arrival;
+use crate::trace::Run;
 
 /// The ways to route, by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,14 @@ impl FromStr for Routing {
     }
 }
 
+/// Spreads numbers evenly (SplitMix64). The same number always gives the same one.
+pub(crate) const fn spread(number: u64) -> u64 {
+    let mut x = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
 const NOWHERE: u32 = u32::MAX;
 /// Prefix-aware routing passes over a node with more than this many times the mean load.
 const OVERLOAD: f64 = 2.0;
@@ -52,7 +61,7 @@ const FORGET_AFTER: f64 = 60e6;
 pub(crate) struct Router {
     routing: Routing,
     nodes: u32,
-    /// For each block, the node that used it last.
+    /// For each run of blocks, the node that used it last.
     last: Vec<u32>,
     /// Tokens sent to each node lately, as of `at`.
     loads: Vec<f64>,
@@ -62,12 +71,12 @@ pub(crate) struct Router {
 }
 
 impl Router {
-    pub(crate) fn new(routing: Routing, nodes: u32, blocks: u32) -> Self {
+    pub(crate) fn new(routing: Routing, nodes: u32, runs: u32) -> Self {
         let is_aware = routing == Routing::PrefixAware;
         Self {
             routing,
             nodes,
-            last: vec![NOWHERE; if is_aware { blocks as usize } else { 0 }],
+            last: vec![NOWHERE; if is_aware { runs as usize } else { 0 }],
             loads: vec![0.0; if is_aware { nodes as usize } else { 0 }],
             total: 0.0,
             at: 0,
@@ -76,26 +85,23 @@ impl Router {
     }
 
     /// The node for a request, the `number`th of its trace.
-    pub(crate) fn route(&mut self, number: u64, request: &Request, blocks: &[u32]) -> u32 {
+    pub(crate) fn route(&mut self, number: u64, request: &Arrival, prompt: &[Run]) -> u32 {
         if self.nodes == 1 {
             return 0;
         }
         match self.routing {
-            Routing::Random => self.spread(number),
-            Routing::Sticky => self.spread(u64::from(request.session)),
-            Routing::PrefixAware => self.aware(number, request, blocks),
+            Routing::Random => self.any(number),
+            Routing::Sticky => self.any(request.session),
+            Routing::PrefixAware => self.aware(number, request, prompt),
         }
     }
 
-    /// Picks a node by a number (SplitMix64). The same number always gives the same node.
-    fn spread(&self, number: u64) -> u32 {
-        let mut x = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((x ^ (x >> 31)) % u64::from(self.nodes)) as u32
+    /// A node, the same for the same number.
+    fn any(&self, number: u64) -> u32 {
+        (spread(number) % u64::from(self.nodes)) as u32
     }
 
-    fn aware(&mut self, number: u64, request: &Request, blocks: &[u32]) -> u32 {
+    fn aware(&mut self, number: u64, request: &Arrival, prompt: &[Run]) -> u32 {
         // Loads are kept relative to a growing scale, so that no load has to be aged by itself.
         #[expect(clippy::cast_precision_loss, reason = "a few digits will do")]
         let passed = (request.at - self.at) as f64;
@@ -108,10 +114,8 @@ impl Router {
             self.total /= self.scale;
             self.scale = 1.0;
         }
-        let known = blocks
-            .iter()
-            .take_while(|&&b| self.last[b as usize] != NOWHERE);
-        let holder = known.last().map(|&block| self.last[block as usize]);
+        let last = prompt.iter().map(|run| self.last[run.name as usize]);
+        let holder = last.take_while(|&node| node != NOWHERE).last();
         let limit = OVERLOAD * self.total / f64::from(self.nodes);
         let node = match holder.filter(|&node| self.loads[node as usize] <= limit) {
             Some(node) => node,
@@ -120,15 +124,15 @@ impl Router {
         let load = f64::from(request.input_tokens.max(1)) * self.scale;
         self.loads[node as usize] += load;
         self.total += load;
-        for &block in blocks {
-            self.last[block as usize] = node;
+        for run in prompt {
+            self.last[run.name as usize] = node;
         }
         node
     }
 
     /// The better of two nodes chosen at random (Mitzenmacher, 2001).
     fn less_loaded(&self, number: u64) -> u32 {
-        let (a, b) = (self.spread(number), self.spread(!number));
+        let (a, b) = (self.any(number), self.any(!number));
         if self.loads[a as usize] <= self.loads[b as usize] {
             a
         } else {

@@ -1,5 +1,7 @@
 //! Least squares that forget old observations.
 
+use std::sync::OnceLock;
+
 /// Coefficients are preferred over earlier ones only if they explain this share more of the
 /// observations' squares: more than rounding does.
 const EXPLAINS: f64 = 1e-7;
@@ -43,7 +45,9 @@ pub struct Fit<const N: usize> {
     products: [[f64; N]; N],
     targets: [f64; N],
     square: f64,
-    coefficients: Option<[f64; N]>,
+    is_empty: bool,
+    /// Found when they are first asked for.
+    coefficients: OnceLock<[f64; N]>,
 }
 
 impl<const N: usize> Fit<N> {
@@ -60,13 +64,14 @@ impl<const N: usize> Fit<N> {
             products: [[0.0; N]; N],
             targets: [0.0; N],
             square: 0.0,
-            coefficients: None,
+            is_empty: true,
+            coefficients: OnceLock::new(),
         }
     }
 
     /// The coefficients: seconds for one unit of each feature. None before the first observation.
     pub fn coefficients(&self) -> Option<&[f64; N]> {
-        self.coefficients.as_ref()
+        (!self.is_empty).then(|| self.coefficients.get_or_init(|| self.solve()))
     }
 
     /// Takes in how long something with these features took. The error counts relative to `size`,
@@ -84,7 +89,8 @@ impl<const N: usize> Fit<N> {
             }
         }
         self.square = self.decay * self.square + weight * seconds * seconds;
-        self.coefficients = Some(self.solve());
+        self.is_empty = false;
+        self.coefficients = OnceLock::new();
     }
 
     /// Forgets all observations.
@@ -94,18 +100,24 @@ impl<const N: usize> Fit<N> {
 
     /// Seconds to expect; none before the first observation.
     pub fn predict(&self, features: [f64; N]) -> Option<f64> {
-        let coefficients = self.coefficients.as_ref()?;
+        let coefficients = self.coefficients()?;
         let terms = coefficients.iter().zip(&features);
         Some(terms.fold(0.0, |sum, (c, f)| sum + c * f))
     }
 
     fn solve(&self) -> [f64; N] {
+        let system = Scaled::of(self);
         let (mut best, mut best_error) = ([0.0; N], self.square);
         for size in 1..=N {
             // With up to three features, rising numbers list the subsets of one size in the order
             // of their features.
             for subset in (1u32..1 << N).filter(|subset| subset.count_ones() as usize == size) {
-                let Some(solution) = self.solve_for(subset) else {
+                // Other features, or more of them, must explain something more. No error is below
+                // zero.
+                if best_error <= EXPLAINS * self.square {
+                    return best;
+                }
+                let Some(solution) = system.solve_for(subset) else {
                     continue;
                 };
                 if solution.iter().any(|&c| c < 0.0) {
@@ -113,13 +125,35 @@ impl<const N: usize> Fit<N> {
                 }
                 let explained = solution.iter().zip(&self.targets);
                 let error = self.square - explained.fold(0.0, |sum, (c, t)| sum + c * t);
-                // Other features, or more of them, must explain something more.
                 if error < best_error - EXPLAINS * self.square {
                     (best, best_error) = (solution, error);
                 }
             }
         }
         best
+    }
+}
+
+/// The equations of a fit, scaled to ones on the diagonal, so that the same ridge suits tokens and
+/// bytes.
+struct Scaled<const N: usize> {
+    scale: [f64; N],
+    matrix: [[f64; N]; N],
+    right: [f64; N],
+}
+
+impl<const N: usize> Scaled<N> {
+    fn of(fit: &Fit<N>) -> Self {
+        let scale: [f64; N] = std::array::from_fn(|i| fit.products[i][i].sqrt());
+        let entry = |i: usize, j: usize| {
+            let ridge = if i == j { RIDGE } else { 0.0 };
+            fit.products[i][j] / (scale[i] * scale[j]) + ridge
+        };
+        Self {
+            scale,
+            matrix: std::array::from_fn(|i| std::array::from_fn(|j| entry(i, j))),
+            right: std::array::from_fn(|i| fit.targets[i] / scale[i]),
+        }
     }
 
     /// The coefficients of the features in `subset`; the others' are zero. None if the observations
@@ -132,23 +166,20 @@ impl<const N: usize> Fit<N> {
             count += 1;
         }
         let chosen = &chosen[..count];
-        // Scaled to ones on the diagonal, so that the same ridge suits tokens and bytes.
-        let scale: [f64; N] = std::array::from_fn(|i| self.products[i][i].sqrt());
-        if chosen.iter().any(|&i| scale[i] <= 0.0) {
+        if chosen.iter().any(|&i| self.scale[i] <= 0.0) {
             return None;
         }
         let mut rows = [([0.0; N], 0.0); N];
         for (row, &i) in chosen.iter().enumerate() {
             for (column, &j) in chosen.iter().enumerate() {
-                let ridge = if i == j { RIDGE } else { 0.0 };
-                rows[row].0[column] = self.products[i][j] / (scale[i] * scale[j]) + ridge;
+                rows[row].0[column] = self.matrix[i][j];
             }
-            rows[row].1 = self.targets[i] / scale[i];
+            rows[row].1 = self.right[i];
         }
         eliminate(&mut rows[..count])?;
         let mut solution = [0.0; N];
         for (row, &i) in chosen.iter().enumerate() {
-            solution[i] = rows[row].1 / rows[row].0[row] / scale[i];
+            solution[i] = rows[row].1 / rows[row].0[row] / self.scale[i];
         }
         Some(solution)
     }

@@ -219,9 +219,14 @@ impl Trace {
             windows,
         };
         let tiers = tiers.into_iter();
-        let tiers: Vec<_> = tiers.map(|(host, pool_bytes)| Tiers { host, pool_bytes }).collect();
+        let tiers: Vec<_> = tiers
+            .map(|(host, pool_bytes)| Tiers { host, pool_bytes })
+            .collect();
         let outcomes = self.run(py, &fleet, &tiers, progress)?;
-        outcomes.iter().map(|outcome| document(py, outcome)).collect()
+        outcomes
+            .iter()
+            .map(|outcome| document(py, outcome))
+            .collect()
     }
 }
 

@@ -167,11 +167,17 @@ impl Pool {
             cache: Cache::new(fleet.pool_policy, nbytes / fleet.block_bytes(trace)),
             scratch: Scratch::default(),
         };
-        sizes.into_iter().filter(|&size| size > 0).map(pool).collect()
+        sizes
+            .into_iter()
+            .filter(|&size| size > 0)
+            .map(pool)
+            .collect()
     }
 
     fn ask(&mut self, requests: &[Asked], runs: &[Run], found: &mut Vec<Found>) {
-        let prompts = requests.iter().map(|asked| &runs[asked.request.runs.clone()]);
+        let prompts = requests
+            .iter()
+            .map(|asked| &runs[asked.request.runs.clone()]);
         found.extend(prompts.map(|prompt| self.cache.use_prompt(prompt, &mut self.scratch)));
     }
 }
@@ -216,7 +222,9 @@ impl Group {
         let has_hosts = fleet.host_bytes > 0 && tiers.iter().any(|tiers| tiers.host);
         let host = |_| Cache::new(fleet.policy, fleet.host_bytes / block_bytes);
         let arrangement = |tiers: &Tiers| {
-            let pool = pools.iter().position(|pool| pool.nbytes == tiers.pool_bytes);
+            let pool = pools
+                .iter()
+                .position(|pool| pool.nbytes == tiers.pool_bytes);
             let machine = Machine {
                 block_bytes,
                 block_tokens: u64::from(trace.block_tokens),
@@ -227,7 +235,9 @@ impl Group {
             Arrangement {
                 has_host: tiers.host && fleet.host_bytes > 0,
                 pool,
-                nodes: (0..count).map(|_| Node::new(machine, fleet.engine)).collect(),
+                nodes: (0..count)
+                    .map(|_| Node::new(machine, fleet.engine))
+                    .collect(),
                 windows: vec![Sums::default(); fleet.windows as usize],
                 ttft: Vec::new(),
             }
@@ -265,7 +275,8 @@ impl Group {
                 let in_host = if arrangement.has_host { in_host } else { 0 };
                 let node = asked.node as usize / self.groups;
                 let sums = arrangement.serve(node, asked, in_host, in_pool, self.block_bytes);
-                let window = u128::from(asked.request.at) * u128::from(self.windows) / self.duration;
+                let window =
+                    u128::from(asked.request.at) * u128::from(self.windows) / self.duration;
                 arrangement.windows[window as usize].add(&sums);
             }
         }

@@ -60,11 +60,15 @@ impl Trace {
         }
         if !(0.0..=1.0).contains(&scale.common_share) {
             let share = scale.common_share;
-            return Err(Error::Config(format!("{share} is no share of the sessions")));
+            return Err(Error::Config(format!(
+                "{share} is no share of the sessions"
+            )));
         }
         if !(0.0..=3e7).contains(&scale.stagger) {
             let stagger = scale.stagger;
-            return Err(Error::Config(format!("populations cannot start over {stagger} seconds")));
+            return Err(Error::Config(format!(
+                "populations cannot start over {stagger} seconds"
+            )));
         }
         if scale.populations == 1 {
             return Ok(self.clone());
@@ -116,7 +120,11 @@ impl Trace {
             for run in &self.spans {
                 if is_common[run.name as usize] == wanted {
                     numbers[run.name as usize] = name;
-                    trace.spans.push(Run { name, first, ..*run });
+                    trace.spans.push(Run {
+                        name,
+                        first,
+                        ..*run
+                    });
                     (name, first) = (name + 1, first + run.len);
                 }
             }

@@ -15,7 +15,7 @@ fn reading(text: &str) -> Result<Reading, String> {
 fn prompts(trace: &Trace) -> Vec<(u64, Vec<u32>)> {
     let requests = trace.requests().iter();
     requests
-        .map(|r| (r.at / 1000, trace.blocks(r).to_vec()))
+        .map(|r| (r.at / 1000, trace.blocks(r).collect()))
         .collect()
 }
 

@@ -4,12 +4,20 @@ use std::path::Path;
 
 use penstock_advisor::LoadPolicy;
 use penstock_sim::{
-    EngineSettings, Fleet, PolicyKind, ReadOptions, Routing, Speed, Trace, bounds, hits, parse,
+    EngineSettings, Fleet, PolicyKind, ReadOptions, Routing, Scale, Speed, Tiers, Trace, bounds,
+    hits, parse,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 const BLOCK: u32 = 512;
+
+fn scale(populations: u32) -> Scale {
+    Scale {
+        populations,
+        ..Scale::default()
+    }
+}
 
 /// A trace of Mooncake's format, a request each second.
 fn trace(prompts: &[Vec<u32>]) -> Trace {
@@ -108,7 +116,7 @@ proptest! {
     #[test]
     fn nothing_beats_the_bounds(prompts in prompts(), capacity in 1u64..12) {
         let trace = trace(&prompts);
-        let belady = bounds::belady(&trace, capacity);
+        let belady = bounds::belady(&trace, capacity).unwrap();
         prop_assert!(belady <= bounds::infinite(&trace));
         for policy in PolicyKind::ALL {
             prop_assert!(hits(&trace, policy, capacity) <= belady, "{}", policy.name());
@@ -119,7 +127,7 @@ proptest! {
     fn a_cache_for_everything_finds_what_no_bound_does(prompts in prompts()) {
         let trace = trace(&prompts);
         let all = u64::from(trace.unique_blocks());
-        prop_assert_eq!(bounds::belady(&trace, all), bounds::infinite(&trace));
+        prop_assert_eq!(bounds::belady(&trace, all).unwrap(), bounds::infinite(&trace));
         for policy in PolicyKind::ALL {
             prop_assert_eq!(hits(&trace, policy, all), bounds::infinite(&trace));
         }
@@ -137,7 +145,7 @@ proptest! {
             .iter()
             .map(|path| (1..=path.len()).map(|end| path[..end].iter().fold(1, |n, s| n * 2 + s)).collect())
             .collect();
-        prop_assert_eq!(bounds::belady(&trace(&tree), capacity as u64), best_of_all(&tree, capacity));
+        prop_assert_eq!(bounds::belady(&trace(&tree), capacity as u64).unwrap(), best_of_all(&tree, capacity));
     }
 }
 
@@ -251,4 +259,49 @@ fn a_replay_stops_when_it_is_told_to_and_refuses_what_makes_no_sense() {
         ..fleet(1, 1, 0)
     };
     assert!(odd.replay(&trace, |_| true).is_err());
+}
+
+#[test]
+fn tiers_compared_at_once_give_what_each_gives_alone() {
+    let prompts: Vec<Vec<u32>> = (0..3000)
+        .map(|n: u32| {
+            let conversation = n * 7919 % 300;
+            (0..2 + n / 600)
+                .map(|block| conversation * 100 + block)
+                .collect()
+        })
+        .collect();
+    let trace = trace(&prompts).scaled(&scale(4)).unwrap();
+    let fleet = |host, pool| Fleet {
+        pool_policy: PolicyKind::S3Fifo,
+        ..fleet(7, host, pool)
+    };
+    let bytes = |blocks| blocks * u64::from(BLOCK);
+    let tiers = [
+        (true, 0),
+        (false, 900),
+        (true, 900),
+        (true, 300),
+        (false, 0),
+    ]
+    .map(|(host, blocks)| Tiers {
+        host,
+        pool_bytes: bytes(blocks),
+    });
+    let mut told = Vec::new();
+    let tell = |done| {
+        told.push(done);
+        true
+    };
+    let outcomes = fleet(40, 0).compare(&trace, &tiers, tell).unwrap().unwrap();
+    assert_eq!(told.last(), Some(&12_000));
+    assert!(told.is_sorted() && told.len() > 2);
+    for (tiers, together) in tiers.iter().zip(outcomes) {
+        let host = if tiers.host { 40 } else { 0 };
+        let alone = fleet(host, tiers.pool_bytes / u64::from(BLOCK));
+        let alone = alone.replay(&trace, |_| true).unwrap().unwrap();
+        assert_eq!(together.total, alone.total, "{tiers:?}");
+        assert_eq!(together.windows, alone.windows, "{tiers:?}");
+        assert_eq!(together.ttft, alone.ttft, "{tiers:?}");
+    }
 }

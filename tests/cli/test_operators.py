@@ -346,6 +346,24 @@ class TestWarm:
         # A token of each is computed: half a second's work, not two and a half seconds'.
         assert time.monotonic() - begin >= 0.5
 
+    def test_files_that_are_refused_before_anything_is_sent(
+        self,
+        tmp_path: Path,
+        vllm: tuple[type[Vllm], str],
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        handler, address = vllm
+        (tmp_path / "half").write_text("[1, 2]\nnonsense\n")
+        for name, status, words in [
+            ("half", 2, "half, line 2: "),
+            ("absent", 1, "No such file"),
+            (".", 2, "give a regular file"),
+            ("/dev/null", 2, "give a regular file"),
+        ]:
+            assert main(["pool", "warm", str(tmp_path / name), address]) == status
+            assert words in capsys.readouterr().err
+        assert handler.asked == []
+
     def test_a_server_that_goes_away_ends_with_1(
         self,
         file: Path,

@@ -287,7 +287,7 @@ impl Store {
     }
 
     /// Fetches several whole values: as they lie in the store, header in front, not verified. Each
-    /// key comes with the bytes that its value is expected to have; another number costs a second
+    /// key comes with the bytes that its value is expected to have; a longer value costs a second
     /// fetch. For each, returns its bytes, None, or the exception. A directory or shared memory
     /// does not count this as a use of the values.
     #[pyo3(signature = (items, *, timeout))]

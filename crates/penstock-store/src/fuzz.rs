@@ -7,13 +7,15 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 
 use bolero::check;
 use penstock_layout::Span;
 
 use crate::resp::fuzz as resp;
-use crate::value::{self, Checksum, HEADER_BYTES};
-use crate::{Key, Namespace, OpenOptions, file, open};
+use crate::sealed::Finding;
+use crate::value::{self, Checksum, ENCRYPTED_HEADER_BYTES, HEADER_BYTES};
+use crate::{Key, Keyring, MemoryStore, Namespace, OpenOptions, SealedStore, file, open};
 
 /// The corpus of a test.
 fn corpus(test: &str) -> Vec<Vec<u8>> {
@@ -123,6 +125,37 @@ fn changed_values() {
             bytes[at] ^= change;
             let accepted = value::verify_value(&bytes, &key, length).is_ok();
             assert_eq!(accepted, *change == 0);
+        });
+}
+
+/// Any change to an encrypted value is found out by who has the key, and by others if it is in the
+/// header. Any bytes in place of a value are looked at without harm.
+#[test]
+fn whole_values() {
+    let key = Key::new(Namespace([7; 16]), &[9; 32], Span::new(0..4, 0..2).unwrap()).unwrap();
+    let line = "ours:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    let over = |line: Option<&str>| {
+        let keys = line.map(|line| Arc::new(Keyring::parse(line).unwrap()));
+        SealedStore::new(Arc::new(MemoryStore::new(1 << 20)), keys)
+    };
+    check!()
+        .with_type::<(Vec<u8>, usize, u8)>()
+        .for_each(|(payload, at, change)| {
+            let (ours, others) = (over(Some(line)), over(None));
+            ours.examine(&key, payload);
+            others.examine(&key, payload);
+            let mut sealed = payload.clone();
+            let keys = ours.keys().unwrap();
+            let header = keys.seal(&key, b"", &mut sealed).unwrap();
+            let mut bytes = [&header[..], &sealed].concat();
+            let at = at % bytes.len();
+            bytes[at] ^= change;
+            let is_sound = ours.examine(&key, &bytes) == Finding::Sound;
+            assert_eq!(is_sound, *change == 0);
+            // Another version's value is not damaged, as far as this one can say.
+            let is_in_header = at < ENCRYPTED_HEADER_BYTES && !(4..6).contains(&at);
+            let is_damaged = matches!(others.examine(&key, &bytes), Finding::Damaged(_));
+            assert_eq!(is_damaged, *change != 0 && is_in_header, "{at}");
         });
 }
 

@@ -532,7 +532,7 @@ fn a_whole_value_comes_as_it_lies_however_long_it_was_expected_to_be() {
     let (there, absent) = (key(fresh_namespace(), 0), key(fresh_namespace(), 1));
     put(&store, &there, &bytes(1, 1000)).unwrap();
     let lies = raw(&*below, &there);
-    for expected in [0, 1, lies.len() as u64, 1 << 20] {
+    for expected in [0, 1, lies.len() as u64, 1 << 20, u64::MAX] {
         assert_eq!(whole(&store, &there, expected).as_ref(), Some(&lies));
     }
     assert_eq!(whole(&store, &absent, 100), None);

@@ -110,6 +110,8 @@ def run(args: argparse.Namespace) -> int:
         api_key=os.environ.get("OPENAI_API_KEY") or "none",
         timeout=args.timeout,
     )
+    if args.file.exists() and not args.file.is_file():
+        raise ConfigError(f"{args.file} is read twice: give a regular file")
     # A first pass, so that nothing is sent if a line is wrong.
     total = sum(1 for _ in read_prompts(args.file))
     if args.dry_run:

@@ -39,7 +39,7 @@ pub enum Carried {
 
 impl SealedStore {
     /// Gets whole values, not verified, in the batch's order. Each key comes with the bytes that
-    /// its value is expected to have, header included; another length costs a second get. `None`
+    /// its value is expected to have, header included; a longer value costs a second get. `None`
     /// is a value that is not there.
     pub fn get_whole(
         &self,
@@ -70,9 +70,11 @@ impl SealedStore {
     }
 
     fn get_sized(&self, batch: &[(Key, u64)], deadline: Instant) -> Vec<Result<Arrived>> {
+        // A server may say of a value what it likes: that must not cost any amount of memory.
+        let most = self.store.capabilities().max_value_bytes;
         let mut values: Vec<Vec<u8>> = batch
             .iter()
-            .map(|&(_, bytes)| vec![0; usize::try_from(bytes).unwrap_or(usize::MAX)])
+            .map(|&(_, bytes)| vec![0; usize::try_from(bytes.min(most)).unwrap_or(usize::MAX)])
             .collect();
         let mut memory: Vec<[IoSliceMut<'_>; 1]> = values
             .iter_mut()

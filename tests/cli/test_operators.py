@@ -404,6 +404,7 @@ class TestPrompts:
         [
             *("{", "1", "null", "{}", "[]", '""', "[1, true]", "[-1]", '{"prompt": 5}', "[[1]]"),
             *('{"prompt": "a", "model": 5}', '{"prompt": "a", "cache_salt": []}', "[" * 100_000),
+            '"\\ud800"',
         ],
     )
     def test_a_line_that_is_no_prompt_is_named(self, tmp_path: Path, line: str) -> None:

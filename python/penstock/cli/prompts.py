@@ -68,4 +68,8 @@ def _prompt(line: Any) -> Prompt:
         raise ValueError("a prompt is a text or a list of token ids, and not empty")
     if not isinstance(model, str) or not isinstance(salt, str | None):
         raise ValueError("model and cache_salt are texts")
+    for text in (content, model, salt):
+        if isinstance(text, str):
+            # JSON can hold halves of characters, and a request cannot.
+            text.encode()
     return Prompt(content, model, salt)

@@ -19,7 +19,7 @@ import pytest
 import penstock
 from penstock.cli import main
 from penstock.cli.prompts import Prompt, read_prompts
-from penstock.errors import ConfigError, IoError
+from penstock.errors import ConfigError
 from tests.servers import Server
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
@@ -200,8 +200,8 @@ class TestArchives:
     ) -> None:
         with penstock.open(redis_server.unix_url) as pool:
             pool.put("key", b"value")
-        assert main(["pool", "export", redis_server.unix_url, str(tmp_path / "no/file")]) == 1
-        assert "cannot write" in capsys.readouterr().err
+        assert main(["pool", "export", redis_server.unix_url, str(tmp_path / "no/file")]) == 2
+        assert "there is no folder" in capsys.readouterr().err
         redis_server.kill()
         folder = tmp_path / "folder"
         folder.mkdir()
@@ -218,8 +218,9 @@ class TestArchives:
             (["export", f"{url} {url}", str(tmp_path / "x")], 2, "one tier"),
             (["export", "nonsense", str(tmp_path / "x")], 2, "not a pool URL"),
             (["import", str(there), url], 1, "not an archive of a pool"),
-            (["import", str(tmp_path / "absent"), url], 1, "No such file"),
-            (["import", str(tmp_path), url], 1, "Is a directory"),
+            (["import", str(tmp_path / "absent"), url], 2, "is no file"),
+            (["import", str(there), " "], 2, "URL is empty"),
+            (["import", str(tmp_path), url], 2, "is no file"),
         ]:
             assert main(["pool", *arguments]) == status
             assert words in capsys.readouterr().err
@@ -356,7 +357,7 @@ class TestWarm:
         (tmp_path / "half").write_text("[1, 2]\nnonsense\n")
         for name, status, words in [
             ("half", 2, "half, line 2: "),
-            ("absent", 1, "No such file"),
+            ("absent", 2, "No such file"),
             (".", 2, "give a regular file"),
             ("/dev/null", 2, "give a regular file"),
         ]:
@@ -414,7 +415,7 @@ class TestPrompts:
             list(read_prompts(file))
 
     def test_files_that_cannot_be_read(self, tmp_path: Path) -> None:
-        with pytest.raises(IoError, match="No such file"):
+        with pytest.raises(ConfigError, match="No such file"):
             list(read_prompts(tmp_path / "absent"))
         (tmp_path / "binary").write_bytes(b"\xff\xfe")
         with pytest.raises(ConfigError, match="not UTF-8"):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from penstock import Pool
-from penstock._native import EncryptionKeys, Store
+from penstock._native import Store
 from penstock.cli import words
 from penstock.cli.namespaces import add_rate, add_timeout, chosen
 from penstock.errors import ConfigError, IoError, PenstockError
@@ -154,8 +154,8 @@ def run_import(args: argparse.Namespace) -> int:
 
 
 def _store(args: argparse.Namespace) -> Store:
-    keys = EncryptionKeys.load(args.encryption_key_file)
-    store = Store.open(args.url, client_name="penstock-pool")
+    keys = words.encryption_keys(args.encryption_key_file)
+    store = Store.open(words.named_pool(args.url), client_name="penstock-pool")
     return store if keys is None else store.encrypted(keys)
 
 
@@ -186,6 +186,8 @@ def _output(name: str) -> Iterator[BinaryIO]:
     path = Path(name)
     if path.exists():
         raise ConfigError(f"{name} is there already; give another name, or remove it")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{name} cannot be written: there is no folder {path.parent}")
     try:
         with tempfile.NamedTemporaryFile(
             dir=path.parent, prefix=f".{path.name}.", delete=False
@@ -204,7 +206,7 @@ def _output(name: str) -> Iterator[BinaryIO]:
         # Some of these are errors of the operating system too.
         raise
     except OSError as error:
-        raise IoError(f"cannot write {name}: {error.strerror or error}") from error
+        raise IoError(f"{name} cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager
@@ -212,11 +214,14 @@ def _input(name: str) -> Iterator[BinaryIO]:
     if name == _STREAM:
         yield sys.stdin.buffer
         return
+    path = Path(name)
+    if not path.exists() or path.is_dir():
+        raise ConfigError(f"{name} is no file: name one that `penstock pool export` wrote")
     try:
-        with Path(name).open("rb") as file:
+        with path.open("rb") as file:
             yield file
     except PenstockError:
         # Some of these are errors of the operating system too.
         raise
     except OSError as error:
-        raise IoError(f"cannot read {name}: {error.strerror or error}") from error
+        raise IoError(f"{name} cannot be read: {error.strerror or error}") from error

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock import Pool
-from penstock._native import EncryptionKeys, Store
+from penstock._native import Store
 from penstock.cli import words
 from penstock.cli.namespaces import add_namespace, add_rate, add_timeout, chosen
 from penstock.pool import NamespaceUsage
@@ -55,7 +55,7 @@ def add_parsers(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Verifies; returns 1 if something damaged is left."""
-    keys = EncryptionKeys.load(args.encryption_key_file)
+    keys = words.encryption_keys(args.encryption_key_file)
     pace = Pace(args.rate)
     pools = []
     for url in words.pool_url(args).split():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import ConfigError, IoError
+from penstock.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,7 @@ def read_prompts(path: Path) -> Iterator[Prompt]:
     may also have ``model`` and ``cache_salt``. Empty lines are left out.
 
     Raises:
-        ConfigError: a line is not a prompt.
-        IoError: the file cannot be read.
+        ConfigError: the file cannot be read, or a line is not a prompt.
     """
     seen: set[bytes] = set()
     try:
@@ -55,7 +54,9 @@ def read_prompts(path: Path) -> Iterator[Prompt]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text: {error}") from error
     except OSError as error:
-        raise IoError(f"cannot read {path}: {error.strerror or error}") from error
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror or error}; name a file of prompts"
+        ) from error
 
 
 def _prompt(line: Any) -> Prompt:

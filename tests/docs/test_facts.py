@@ -23,15 +23,27 @@ from penstock.vllm.settings import Settings
 ROOT = Path(__file__).parents[2]
 
 OTHERS_OPTIONS = {"--cfg", "--example", "--ipc", "--lib", "--release", "--shm-size", "--strict"}
-OTHERS_OPTIONS |= {"--test", "--workspace"}
-"""Of cargo, rustc, mypy and containers."""
+OTHERS_OPTIONS |= {"--test", "--workspace", "--sign"}
+OTHERS_OPTIONS |= {
+    "--build-arg",
+    "--device",
+    "--env",
+    "--file",
+    "--gpus",
+    "--publish",
+    "--rm",
+    "--tag",
+}
+OTHERS_OPTIONS |= {"--tag", "--filename", "--kustomize", "--namespace", "--output"}
+"""Of cargo, rustc, mypy and git; of containers; of kubectl."""
 
 OTHERS_FILES = {"ask.py", "config.json", "plots.svg"}
 """The quick start's, which readers write; a model's; and one that a command would write."""
 
-KINDS = ("rs", "py", "pyi", "md", "toml", "sh", "txt", "svg", "json", "ptx", "yml")
+KINDS = ("rs", "py", "pyi", "md", "toml", "sh", "txt", "svg", "json", "ptx", "yml", "yaml")
 FOLDERS = (
     ".ci",
+    ".github",
     "benches",
     "crates",
     "deploy",

@@ -525,6 +525,22 @@ class Trace:
         text_bytes_per_token: float = 4.0,
         session_interval: float = 60.0,
     ) -> Trace: ...
+    def scaled(
+        self,
+        populations: int,
+        *,
+        common_share: float = 0.05,
+        stagger: float = 60.0,
+        seed: int = 0,
+    ) -> Trace:
+        """The trace of so many populations of users. Each asks for the same prompts with texts of
+        its own. Blocks that at least `common_share` of the sessions use are common to all. The
+        beginnings of the populations are spread over `stagger` seconds, by `seed`.
+
+        Raises:
+            ConfigError: the numbers make no sense, or there would be 2^32 different blocks."""
+    @property
+    def populations(self) -> int: ...
     @property
     def format(self) -> str: ...
     @property
@@ -535,6 +551,9 @@ class Trace:
     def blocks(self) -> int: ...
     @property
     def unique_blocks(self) -> int: ...
+    @property
+    def common_blocks(self) -> int:
+        """Different blocks that all populations share; 0 if there is one population."""
     @property
     def block_tokens(self) -> int: ...
     @property
@@ -549,7 +568,7 @@ class Trace:
         *,
         nodes: int,
         host_bytes: int,
-        pool_bytes: int,
+        tiers: Sequence[tuple[bool, int]],
         bytes_per_token: int,
         policy: str,
         pool_policy: str,
@@ -565,4 +584,4 @@ class Trace:
         load_floor: float,
         windows: int = 1,
         progress: Callable[[int], object] | None = None,
-    ) -> _Replay: ...
+    ) -> list[_Replay]: ...

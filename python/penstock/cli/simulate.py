@@ -4,40 +4,34 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from penstock._native import Trace
 from penstock.cli import words
+from penstock.cli.simulate_panels import panels
+from penstock.cli.simulate_words import (
+    Results,
+    arrangements,
+    document,
+    print_results,
+    weigh,
+)
+from penstock.errors import ConfigError
 from penstock.plan import config
 from penstock.plan.kv import KvSizes, Serving
-from penstock.sim import (
-    POLICIES,
-    ROUTINGS,
-    Engine,
-    Fleet,
-    Outcome,
-    Sizes,
-    Tier,
-    replay,
-    size_pool,
-)
-from penstock.sim.plot import Panel, draw
-from penstock.sim.sizes import SHARES
+from penstock.sim import POLICIES, ROUTINGS, Engine, Fleet, Prices, Tier, Tiers, compare
+from penstock.sim.plot import draw
+from penstock.sim.sizes import tried_sizes, weigh_sizes
 from penstock.vllm.advisor import POLICIES as LOAD_POLICIES
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
-
-_NODES_TRIED = (1, 2, 4, 8, 16, 32)
-Tell = Callable[[int], None]
 
 
 def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,7 +42,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Replays a trace of requests over nodes with caches of their own, over a pool "
         "that they share, and over both, through the policies that Penstock evicts with, and the "
         "rule by which its engines load or recompute. Shows hits, traffic and estimated times to "
-        "first token, beside what no policy can beat, and how large a pool the trace asks for. "
+        "first token, beside what no policy can beat, how large a pool the trace asks for, and, "
+        "with prices, what it saves. "
         "Reads Mooncake's traces, coding sessions of kv-cache-tester, agent traces of LMCache, and "
         "vLLM's KV events, as JSON lines, gzipped or not. Needs neither a GPU nor vLLM.",
         allow_abbrev=False,
@@ -67,8 +62,10 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_fleet(parser)
     _add_speeds(parser)
     _add_reading(parser)
+    _add_scale(parser)
+    _add_prices(parser)
     parser.add_argument(
-        "--no-sizes", action="store_true", help="do not try pools of other sizes: much faster"
+        "--no-sizes", action="store_true", help="do not try pools of other sizes: faster"
     )
     parser.add_argument("--plot", metavar="FILE", type=Path, help="write the plots as one SVG")
     parser.add_argument("--json", action="store_true", help="write JSON")
@@ -177,8 +174,85 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_scale(parser: argparse.ArgumentParser) -> None:
+    """Adds options for how a trace of few users becomes one of many."""
+    parser.add_argument(
+        "--scale",
+        metavar="K",
+        type=words.count_argument,
+        default=1,
+        help="replay the trace for K populations of users, each with texts of its own (default: "
+        "%(default)s, the trace as it is). Give as many nodes as take that load",
+    )
+    parser.add_argument(
+        "--common-share",
+        metavar="X",
+        type=_share_argument,
+        default=0.05,
+        help="a block is common to all populations if this share of the trace's sessions uses it "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--stagger",
+        metavar="SECONDS",
+        type=words.seconds_argument,
+        default=60.0,
+        help="time over which the beginnings of the populations are spread (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed",
+        metavar="N",
+        type=words.count_argument,
+        default=1,
+        help="gives other beginnings if it is another (default: %(default)s)",
+    )
+
+
+def _add_prices(parser: argparse.ArgumentParser) -> None:
+    """Adds options for what things cost. All prices are in one currency."""
+    for name, meaning, default in (
+        ("gpu-hour", "a GPU for an hour; with it, the output says what pools save in money", None),
+        ("pool-gib-month", "a GiB of the pool's memory for a month, servers included", None),
+        ("network-gib", "a GiB moved between a node and the pool", 0.0),
+    ):
+        shown = "" if default is None else " (default: 0)"
+        parser.add_argument(
+            f"--price-{name}",
+            metavar="X",
+            type=_price_argument,
+            default=default,
+            help=f"price of {meaning}{shown}",
+        )
+    parser.add_argument(
+        "--gpus-per-node",
+        metavar="N",
+        type=words.count_argument,
+        default=1,
+        help="GPUs of a node, which together have its prefill speed (default: %(default)s)",
+    )
+
+
+def _share_argument(text: str) -> float:
+    return _number_argument(text, 1.0)
+
+
+def _price_argument(text: str) -> float:
+    return _number_argument(text, 1e12)
+
+
+def _number_argument(text: str, most: float) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not a number: {text!r}") from None
+    if not 0 <= number <= most:
+        raise argparse.ArgumentTypeError(f"must be from 0 to {most:g}, not {text}")
+    return number
+
+
 def run(args: argparse.Namespace) -> int:
     """Simulates, and prints the results."""
+    prices = _prices(args)
     bytes_per_token = _bytes_per_token(args)
     with _progress(args.json) as bar:
         bar.begin("reading", None)
@@ -187,7 +261,7 @@ def run(args: argparse.Namespace) -> int:
             block_tokens=args.block_tokens,
             text_bytes_per_token=args.text_bytes_per_token,
             session_interval=args.session_interval,
-        )
+        ).scaled(args.scale, common_share=args.common_share, stagger=args.stagger, seed=args.seed)
         fleet = Fleet(
             nodes=args.nodes,
             host=Tier(args.host_bytes, args.policy, args.host_bandwidth, args.host_latency),
@@ -198,28 +272,46 @@ def run(args: argparse.Namespace) -> int:
             windows=args.windows,
             engine=Engine(load_policy=args.load_policy),
         )
-        outcomes = {
-            name: replay(trace, each, bar.begin(name, trace.requests))
-            for name, each in _arrangements(fleet).items()
-        }
-        bar.begin("bounds", None)
-        bounds = _bounds(trace, fleet)
+        named = arrangements(fleet)
+        tried = [] if args.no_sizes else tried_sizes(trace, fleet)
+        tiers = [*named.values(), *(Tiers(fleet.host.nbytes > 0, nbytes) for nbytes in tried)]
+        bar.begin("replay", trace.requests)
+        found = compare(trace, fleet, tiers, bar.tell)
+        outcomes = dict(zip(named, found, strict=False))
         sizes = None
-        if not args.no_sizes:
-            tell = bar.begin("pools of other sizes", trace.requests * len(SHARES))
-            sizes = size_pool(trace, fleet, server_bytes=args.server_bytes, progress=tell)
+        if tried:
+            by_size = dict(zip(tried, found[len(named) :], strict=True))
+            sizes = weigh_sizes(trace, fleet, by_size, args.server_bytes)
+        money = None if prices is None else weigh(trace, fleet, outcomes, sizes, prices)
+        bar.begin("bounds", None)
+        results = Results(trace, fleet, outcomes, _bounds(trace, fleet), sizes, money)
         if args.plot is not None:
-            words.write_file(args.plot, _plots(trace, fleet, outcomes, bar))
+            words.write_file(args.plot, draw(panels(results, bar)))
     if args.json:
-        words.print_json(_document(trace, fleet, outcomes, bounds, sizes))
+        words.print_json(document(results))
         return 0
     console = words.console()
-    _print(console, trace, fleet, outcomes, bounds)
-    if sizes is not None:
-        _print_sizes(console, sizes, args.server_bytes)
+    print_results(console, results, args.server_bytes)
     if args.plot is not None:
         console.print(f"\npicture: {args.plot}")
     return 0
+
+
+def _prices(args: argparse.Namespace) -> Prices | None:
+    """The prices that the command line gives; None if it gives none."""
+    given = (args.price_gpu_hour, args.price_pool_gib_month)
+    if given == (None, None):
+        return None
+    if None in given:
+        raise ConfigError("money needs both --price-gpu-hour and --price-pool-gib-month")
+    if args.no_sizes and not args.pool_bytes:
+        raise ConfigError("no pool to weigh: give --pool-bytes, or leave out --no-sizes")
+    return Prices(
+        gpu_hour=args.price_gpu_hour,
+        pool_gib_month=args.price_pool_gib_month,
+        network_gib=args.price_network_gib,
+        gpus_per_node=args.gpus_per_node,
+    )
 
 
 def _bytes_per_token(args: argparse.Namespace) -> int:
@@ -230,169 +322,16 @@ def _bytes_per_token(args: argparse.Namespace) -> int:
     return KvSizes(model, Serving()).token_bytes(0, len(model.layers))
 
 
-def _arrangements(fleet: Fleet) -> dict[str, Fleet]:
-    """The fleet as given, and the fleet with each of its tiers alone."""
-    no_host, no_pool = replace(fleet.host, nbytes=0), replace(fleet.pool, nbytes=0)
-    found = {}
-    if fleet.host.nbytes:
-        found["private caches"] = replace(fleet, pool=no_pool)
-    if fleet.pool.nbytes:
-        found["shared pool"] = replace(fleet, host=no_host)
-    if len(found) == 2:
-        found["both"] = fleet
-    return found
-
-
 def _bounds(trace: Trace, fleet: Fleet) -> dict[str, float]:
     """Hit ratios that no policy can beat, with one cache for all nodes."""
     blocks = max(1, trace.blocks)
     total = fleet.host.nbytes * fleet.nodes + fleet.pool.nbytes
     capacity = total // (trace.block_tokens * fleet.bytes_per_token)
     found = {"no bound": trace.infinite_hits() / blocks}
-    if capacity:
+    # What the bound knows of the future of a scaled trace does not fit into memory.
+    if capacity and trace.populations == 1:
         found["Belady, all the fleet's memory"] = trace.belady_hits(capacity) / blocks
     return found
-
-
-def _print(
-    console: Console,
-    trace: Trace,
-    fleet: Fleet,
-    outcomes: Mapping[str, Outcome],
-    bounds: Mapping[str, float],
-) -> None:
-    footprint = trace.unique_blocks * trace.block_tokens * fleet.bytes_per_token
-    console.print(
-        f"{trace.requests:,} requests of {trace.sessions:,} sessions in "
-        f"{trace.duration / 60:,.1f} min, {trace.input_tokens:,} prompt tokens, format: "
-        f"{trace.format}"
-    )
-    console.print(
-        f"{trace.blocks:,} blocks of {trace.block_tokens} tokens, {trace.unique_blocks:,} "
-        f"different: {words.size(footprint)} of KV, {words.size(fleet.bytes_per_token)} a token"
-    )
-    console.print(
-        f"{fleet.nodes} nodes, routing {fleet.routing}; a node computes "
-        f"{fleet.prefill_speed:,.0f} tokens/s\n"
-    )
-    if outcomes:
-        table = Table(box=None, pad_edge=False)
-        for number, name in enumerate(
-            ("", "hits", "private", "pool", "computed", "read", "written", "TTFT p50", "p99")
-        ):
-            table.add_column(name, justify="right" if number else "left")
-        for name, outcome in outcomes.items():
-            total = outcome.total
-            blocks = max(1, total.blocks)
-            table.add_row(
-                name,
-                f"{total.hit_ratio:.1%}",
-                f"{total.host_blocks / blocks:.1%}",
-                f"{total.pool_blocks / blocks:.1%}",
-                f"{total.computed_tokens:,} tokens",
-                words.size(total.read_bytes),
-                words.size(total.written_bytes),
-                words.milliseconds(outcome.ttft[0.5]),
-                words.milliseconds(outcome.ttft[0.99]),
-            )
-        console.print(table)
-        console.print("TTFT: look-up, load, then what is left to compute, without any queue\n")
-    for name, ratio in bounds.items():
-        console.print(f"bound, {name}: {ratio:.1%}")
-
-
-def _print_sizes(console: Console, sizes: Sizes, server_bytes: int) -> None:
-    table = Table(title="\npools", title_justify="left", box=None, pad_edge=False)
-    for name in ("size", "hits", "servers", "peak read", "peak written"):
-        table.add_column(name, justify="right")
-    for each in sizes.tried:
-        table.add_row(
-            words.size(each.nbytes),
-            f"{each.hit_ratio:.1%}",
-            f"{each.servers:,}",
-            f"{words.size(each.read_rate)}/s",
-            f"{words.size(each.write_rate)}/s",
-            style="bold" if each is sizes.enough else None,
-        )
-    console.print(table)
-    enough = sizes.enough
-    gigabits = (enough.read_rate + enough.write_rate) * 8 / 1e9
-    console.print(
-        f"\nA pool of {words.size(enough.nbytes)} finds {sizes.share:.0%} of what the largest "
-        f"does: servers of {words.size(server_bytes)}: {enough.servers}, {gigabits:,.1f} Gbit/s "
-        "at the peak, over all of them."
-    )
-
-
-def _plots(trace: Trace, fleet: Fleet, outcomes: Mapping[str, Outcome], bar: _Bar) -> str:
-    blocks = max(1, trace.blocks)
-    block_bytes = trace.block_tokens * fleet.bytes_per_token
-    capacities = sorted({max(1, round(trace.unique_blocks * share)) for share in SHARES})
-    tell = bar.begin("plots: capacities", len(capacities) * (len(POLICIES) + 1))
-    curves: dict[str, list[tuple[float, float]]] = {}
-    done = 0
-    for capacity in capacities:
-        x = float(capacity * block_bytes)
-        for policy in POLICIES:
-            found = trace.hits(policy, capacity) / blocks
-            curves.setdefault(policy, []).append((x, found))
-            done += 1
-            tell(done)
-        curves.setdefault("Belady", []).append((x, trace.belady_hits(capacity) / blocks))
-        done += 1
-        tell(done)
-    panels = [Panel("hits of one cache, over its capacity", "capacity", curves, words.size)]
-    if outcomes:
-        by_nodes: dict[str, list[tuple[float, float]]] = {}
-        for nodes in sorted({*_NODES_TRIED, fleet.nodes}):
-            for name, each in _arrangements(replace(fleet, nodes=nodes)).items():
-                tell = bar.begin(f"plots: {nodes} nodes", trace.requests)
-                ratio = replay(trace, each, tell).total.hit_ratio
-                by_nodes.setdefault(name, []).append((float(nodes), ratio))
-        title = "hits over nodes, each with the same cache"
-        panels.append(Panel(title, "nodes", by_nodes, "{:g}".format))
-        minutes = trace.duration / fleet.windows / 60
-        over_time = {
-            name: [
-                ((number + 0.5) * minutes, window.hit_ratio)
-                for number, window in enumerate(outcome.windows)
-            ]
-            for name, outcome in outcomes.items()
-        }
-        panels.append(Panel("hits over time", "minutes", over_time))
-    return draw(panels)
-
-
-def _document(
-    trace: Trace,
-    fleet: Fleet,
-    outcomes: Mapping[str, Outcome],
-    bounds: Mapping[str, float],
-    sizes: Sizes | None,
-) -> dict[str, Any]:
-    return {
-        "trace": {
-            "format": trace.format,
-            "requests": trace.requests,
-            "sessions": trace.sessions,
-            "seconds": trace.duration,
-            "input_tokens": trace.input_tokens,
-            "block_tokens": trace.block_tokens,
-            "blocks": trace.blocks,
-            "unique_blocks": trace.unique_blocks,
-        },
-        "fleet": asdict(fleet),
-        "outcomes": {
-            name: asdict(outcome)
-            | {
-                "hit_ratio": outcome.total.hit_ratio,
-                "ttft": {f"p{share * 100:g}": value for share, value in outcome.ttft.items()},
-            }
-            for name, outcome in outcomes.items()
-        },
-        "bounds": dict(bounds),
-        "sizes": None if sizes is None else asdict(sizes),
-    }
 
 
 class _Bar:
@@ -402,10 +341,13 @@ class _Bar:
         self._progress = progress
         self._task = progress.add_task("")
 
-    def begin(self, name: str, total: int | None) -> Tell:
-        """Starts the next part. Returns a function to call with the amount that is done."""
+    def begin(self, name: str, total: int | None) -> None:
+        """Starts the next part."""
         self._progress.reset(self._task, total=total, description=name)
-        return lambda done: self._progress.update(self._task, completed=done)
+
+    def tell(self, done: int) -> None:
+        """Notes how much of the part is done."""
+        self._progress.update(self._task, completed=done)
 
 
 @contextmanager

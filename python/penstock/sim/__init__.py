@@ -2,6 +2,7 @@
 
 `Trace.read` reads a trace. `Fleet` describes the nodes, their caches and the pool. `replay` runs
 the simulation, with Penstock's own eviction policies and its own rule for loading or recomputing.
+`compare` runs it once for several sets of tiers. `saving` says what a pool saves in money.
 """
 
 from penstock._native import Trace
@@ -13,8 +14,11 @@ from penstock.sim.fleet import (
     Outcome,
     Sums,
     Tier,
+    Tiers,
+    compare,
     replay,
 )
+from penstock.sim.money import Load, Prices, Saving, break_even_bytes, saving
 from penstock.sim.sizes import Sizes, size_pool
 
 __all__ = [
@@ -22,11 +26,18 @@ __all__ = [
     "ROUTINGS",
     "Engine",
     "Fleet",
+    "Load",
     "Outcome",
+    "Prices",
+    "Saving",
     "Sizes",
     "Sums",
     "Tier",
+    "Tiers",
     "Trace",
+    "break_even_bytes",
+    "compare",
     "replay",
+    "saving",
     "size_pool",
 ]

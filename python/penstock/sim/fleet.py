@@ -67,6 +67,21 @@ class Fleet:
 
 
 @dataclass(frozen=True)
+class Tiers:
+    """Which tiers a fleet has."""
+
+    has_host: bool
+    """Whether nodes have their own caches, of the fleet's size."""
+    pool_bytes: int
+    """Bytes that the pool holds; 0 for none."""
+
+    @classmethod
+    def of(cls, fleet: Fleet) -> Tiers:
+        """The fleet's own tiers."""
+        return cls(fleet.host.nbytes > 0, fleet.pool.nbytes)
+
+
+@dataclass(frozen=True)
 class Sums:
     """Sums over requests. A load takes a prompt's blocks in a row from the first one, or none."""
 
@@ -114,10 +129,27 @@ def replay(trace: Trace, fleet: Fleet, progress: Callable[[int], None] | None = 
     Raises:
         ConfigError: the fleet makes no sense.
     """
+    (found,) = compare(trace, fleet, [Tiers.of(fleet)], progress)
+    return found
+
+
+def compare(
+    trace: Trace,
+    fleet: Fleet,
+    tiers: Sequence[Tiers],
+    progress: Callable[[int], None] | None = None,
+) -> list[Outcome]:
+    """Replays a trace once, over fleets that differ in their `tiers` alone: an outcome for each.
+
+    The outcomes are those of replays one by one, in a fraction of the time.
+
+    Raises:
+        ConfigError: the fleet makes no sense.
+    """
     found = trace.replay(
         nodes=fleet.nodes,
         host_bytes=fleet.host.nbytes,
-        pool_bytes=fleet.pool.nbytes,
+        tiers=[(each.has_host, each.pool_bytes) for each in tiers],
         bytes_per_token=fleet.bytes_per_token,
         policy=fleet.host.policy,
         pool_policy=fleet.pool.policy,
@@ -129,11 +161,14 @@ def replay(trace: Trace, fleet: Fleet, progress: Callable[[int], None] | None = 
         windows=fleet.windows,
         progress=progress,
     )
-    return Outcome(
-        total=Sums(**found["total"]),
-        windows=[Sums(**window) for window in found["windows"]],
-        ttft=found["ttft"],
-        busiest_node=found["busiest_node"],
-        host_blocks_held=found["host_blocks_held"],
-        pool_blocks_held=found["pool_blocks_held"],
-    )
+    return [
+        Outcome(
+            total=Sums(**each["total"]),
+            windows=[Sums(**window) for window in each["windows"]],
+            ttft=each["ttft"],
+            busiest_node=each["busiest_node"],
+            host_blocks_held=each["host_blocks_held"],
+            pool_blocks_held=each["pool_blocks_held"],
+        )
+        for each in found
+    ]

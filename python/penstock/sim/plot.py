@@ -1,4 +1,4 @@
-"""A simulation as one SVG picture: hits over capacity, over nodes and over time."""
+"""A simulation as one SVG picture: hits, times or money over pool sizes, nodes or time."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ _DASH = 7
 _MANY = 20
 _STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#333}.soft{fill:#667}.value{font-weight:600}"
-    ".line{stroke:#d5d9e0;fill:none}.data{fill:none;stroke-width:2}"
+    ".line{stroke:#d5d9e0;fill:none}.zero{stroke:#667}.data{fill:none;stroke-width:2}"
 )
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines of hit ratios over one axis.
+    """Lines of values over one axis.
 
     With `label` the axis is logarithmic, and `label` writes the values at its powers of two.
+    `factor` and `unit` say how values are written: a hit ratio of 0.5 as 50%.
     """
 
     title: str
     axis: str
     lines: Mapping[str, Line]
     label: Callable[[float], str] | None = None
+    factor: float = 100.0
+    unit: str = "%"
 
 
 def draw(panels: Sequence[Panel]) -> str:
@@ -48,22 +51,24 @@ def draw(panels: Sequence[Panel]) -> str:
 
 def _panel(top: float, panel: Panel) -> str:
     axis = _Across(panel)
-    most = max((y for line in panel.lines.values() for _, y in line), default=0.0)
-    step = decimal_step(max(most, 0.01) * 100)
-    count = max(1, math.ceil(most * 100 / step - 1e-9))
-    ceiling = count * step / 100
+    values = [y * panel.factor for line in panel.lines.values() for _, y in line]
+    high, low = max([0.0, *values]), min([0.0, *values])
+    step = decimal_step(max(high - low, 1.0))
+    lowest = math.floor(low / step + 1e-9)
+    highest = max(math.ceil(high / step - 1e-9), lowest + 1)
     floor = top + _TOP + _TALL
 
     def up(y: float) -> float:
-        return floor - y / ceiling * _TALL
+        return floor - (y * panel.factor / step - lowest) / (highest - lowest) * _TALL
 
     marks = [f'<text class="value" x="{_LEFT}" y="{top + 24}">{escape(panel.title)}</text>']
-    for line in range(count + 1):
-        y = line * step / 100
+    for line in range(lowest, highest + 1):
+        y = up(line * step / panel.factor)
+        kind = "line zero" if line == 0 > lowest else "line"
         marks.append(
-            f'<path class="line" d="M{_LEFT} {up(y):.1f}H{_WIDTH - _RIGHT}"/>'
-            f'<text class="soft" x="{_LEFT - 8}" y="{up(y) + 4:.1f}" text-anchor="end">'
-            f"{decimal_label(line * step, step)}%</text>"
+            f'<path class="{kind}" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>'
+            f'<text class="soft" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">'
+            f"{decimal_label(line * step, step)}{escape(panel.unit)}</text>"
         )
     for value, label in axis.ticks:
         marks.append(
@@ -76,15 +81,16 @@ def _panel(top: float, panel: Panel) -> str:
     )
     places = {name: [(axis.at(x), up(y)) for x, y in line] for name, line in panel.lines.items()}
     dashes = _dashes(places)
-    for number, (name, ratios) in enumerate(panel.lines.items()):
+    for number, (name, data) in enumerate(panel.lines.items()):
         colour = _COLOURS[number % len(_COLOURS)]
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places[name])
         drawn = f'class="data" stroke="{colour}"{dashes[name]}'
         marks.append(f'<polyline {drawn} points="{points}"/>')
         marks.extend(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{3.5 if len(ratios) <= _MANY else 2}" '
-            f'fill="{colour}"><title>{escape(name)}: {ratio:.1%}</title></circle>'
-            for (x, y), (_, ratio) in zip(places[name], ratios, strict=True)
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{3.5 if len(data) <= _MANY else 2}" '
+            f'fill="{colour}"><title>{escape(name)}: {value * panel.factor:,.4g}'
+            f"{escape(panel.unit)}</title></circle>"
+            for (x, y), (_, value) in zip(places[name], data, strict=True)
         )
         left, y = _WIDTH - _RIGHT + 14, top + _TOP + 10 + 22 * number
         marks.append(

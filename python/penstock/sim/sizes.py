@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from penstock._native import Trace
-from penstock.sim.fleet import Fleet, Sums, replay
+from penstock.sim.fleet import Fleet, Outcome, Tiers, compare
 
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Pool sizes to try, as shares of all different blocks of the trace."""
@@ -19,7 +19,13 @@ class Size:
 
     nbytes: int
     hit_ratio: float
+    computed_tokens: int
+    """Prompt tokens that all nodes compute."""
+    ttft: Mapping[float, float]
+    """As `Outcome.ttft`."""
     servers: int
+    read_bytes: int
+    written_bytes: int
     read_rate: float
     """Bytes per second that all nodes read, in the window with the most traffic."""
     write_rate: float
@@ -34,6 +40,13 @@ class Sizes:
     enough: Size
     """The smallest tried size whose hit ratio is at least `share` of the largest one's."""
     share: float
+
+
+def tried_sizes(trace: Trace, fleet: Fleet) -> list[int]:
+    """The pool sizes that `size_pool` tries, in bytes, the smallest first."""
+    block_bytes = trace.block_tokens * fleet.bytes_per_token
+    blocks = sorted({max(1, round(trace.unique_blocks * part)) for part in SHARES})
+    return [count * block_bytes for count in blocks]
 
 
 def size_pool(
@@ -52,33 +65,38 @@ def size_pool(
     Raises:
         ConfigError: the fleet makes no sense.
     """
-    block_bytes = trace.block_tokens * fleet.bytes_per_token
+    sizes = tried_sizes(trace, fleet)
+    has_host = fleet.host.nbytes > 0
+    outcomes = compare(trace, fleet, [Tiers(has_host, nbytes) for nbytes in sizes], progress)
+    return weigh_sizes(trace, fleet, dict(zip(sizes, outcomes, strict=True)), server_bytes, share)
+
+
+def weigh_sizes(
+    trace: Trace,
+    fleet: Fleet,
+    outcomes: Mapping[int, Outcome],
+    server_bytes: int,
+    share: float = 0.95,
+) -> Sizes:
+    """What the outcomes of pools of several sizes in bytes, the smallest first, mean for servers
+    and for the network."""
     window = max(trace.duration, 1e-6) / fleet.windows
 
-    def rate(sums: Sums) -> float:
-        return (sums.read_bytes + sums.written_bytes) / window
-
-    tried: list[Size] = []
-    blocks = sorted({max(1, round(trace.unique_blocks * part)) for part in SHARES})
-    for number, count in enumerate(blocks):
-        pool = replace(fleet.pool, nbytes=count * block_bytes)
-        before = number * trace.requests
-
-        def tell(done: int, before: int = before) -> None:
-            if progress is not None:
-                progress(before + done)
-
-        found = replay(trace, replace(fleet, pool=pool), tell)
-        peak = max(found.windows, key=rate)
-        tried.append(
-            Size(
-                nbytes=pool.nbytes,
-                hit_ratio=found.total.hit_ratio,
-                servers=math.ceil(pool.nbytes / server_bytes),
-                read_rate=peak.read_bytes / window,
-                write_rate=peak.written_bytes / window,
-            )
+    def size(nbytes: int, outcome: Outcome) -> Size:
+        peak = max(outcome.windows, key=lambda sums: sums.read_bytes + sums.written_bytes)
+        return Size(
+            nbytes=nbytes,
+            hit_ratio=outcome.total.hit_ratio,
+            computed_tokens=outcome.total.computed_tokens,
+            ttft=outcome.ttft,
+            servers=math.ceil(nbytes / server_bytes),
+            read_bytes=outcome.total.read_bytes,
+            written_bytes=outcome.total.written_bytes,
+            read_rate=peak.read_bytes / window,
+            write_rate=peak.written_bytes / window,
         )
+
+    tried = [size(nbytes, outcome) for nbytes, outcome in outcomes.items()]
     target = share * tried[-1].hit_ratio
     enough = next(each for each in tried if each.hit_ratio >= target)
     return Sizes(tried, enough, share)

@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from penstock.cli import main
+from tests.pictures import faults
 
 
 @pytest.fixture
@@ -65,6 +66,64 @@ def test_a_table_for_people_and_a_picture(trace, capsys, tmp_path):
     texts = [each.text for each in ElementTree.fromstring(picture.read_text()).iter() if each.text]
     assert any("over its capacity" in text for text in texts)
     assert {"lru", "s3fifo", "prefix", "Belady"} <= set(texts)
+
+
+PRICES = ["--price-gpu-hour", "3", "--price-pool-gib-month", "0.5"]
+
+
+def test_a_scaled_trace_has_the_same_hits_and_its_own_panels(trace, capsys, tmp_path):
+    picture = tmp_path / "plots.svg"
+    options = ["--bytes-per-token", "1KiB", "--host-bytes", "64MiB", "--pool-bytes", "4GiB"]
+    more = ["--scale", "20", "--nodes", "80", *PRICES, "--plot", str(picture), "--json"]
+    assert main(["simulate", trace, *options, *more]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["trace"]["populations"] == 20
+    assert found["trace"]["requests"] == 2000
+    assert found["trace"]["common_blocks"] == 0
+    assert list(found["bounds"]) == ["no bound"]
+    assert found["outcomes"]["shared pool"]["hit_ratio"] == found["bounds"]["no bound"]
+    said = words_of(picture)
+    assert any("on 80 nodes" in text for text in map(str.lower, said))
+    assert any(text.startswith("A pool of") for text in said)
+    assert faults(picture.read_text()) == []
+
+
+def words_of(picture):
+    return [each.text for each in ElementTree.fromstring(picture.read_text()).iter() if each.text]
+
+
+def test_money_is_what_loads_save_less_what_the_pool_costs(trace, capsys):
+    options = ["--bytes-per-token", "1KiB", "--pool-bytes", "1GiB", *PRICES]
+    assert main(["simulate", trace, *options, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    given, total = found["money"]["given"], found["outcomes"]["shared pool"]["total"]
+    saved = total["input_tokens"] - total["computed_tokens"]
+    assert given["gpu_seconds"] == pytest.approx(saved / 10_000)
+    assert given["gpu_money"] == pytest.approx(saved / 10_000 / 99 * 730 * 3)
+    assert given["pool_money"] == 0.5
+    assert given["net"] == pytest.approx(given["gpu_money"] - 0.5)
+    assert found["money"]["against"] == "no caches at all"
+    assert found["money"]["verdict"].startswith("A pool of 1 GiB saves")
+    assert len(found["money"]["tried"]) == len(found["sizes"]["tried"])
+    assert found["money"]["assumed"]
+
+
+def test_a_pool_that_saves_nothing_is_said_to(trace, capsys):
+    options = ["--bytes-per-token", "1KiB", "--pool-bytes", "1GiB", *PRICES]
+    assert main(["simulate", trace, *options, "--load-policy", "never"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "A pool of 1 GiB saves no prefill, and costs 0.50 a month." in said
+    assert "No pool of the sizes tried pays for itself." in said
+
+
+def test_prices_need_each_other_and_a_pool(trace, capsys):
+    options = ["simulate", trace, "--bytes-per-token", "1KiB"]
+    assert main([*options, *PRICES[:2]]) == 2
+    assert "needs both --price-gpu-hour and --price-pool-gib-month" in capsys.readouterr().err
+    assert main([*options, *PRICES, "--no-sizes"]) == 2
+    assert "no pool to weigh" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main([*options, "--price-gpu-hour", "-1"])
 
 
 def test_a_model_says_what_a_token_takes(trace, capsys, tmp_path):

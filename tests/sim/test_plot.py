@@ -39,6 +39,42 @@ def test_no_label_crosses_another(times: list[Line], capacities: list[Line]) -> 
     assert faults(picture) == []
 
 
+def money_up_to(limit: float) -> st.SearchStrategy[list[Line]]:
+    points = st.tuples(st.floats(1, 1e15), st.floats(-limit, limit, allow_nan=False))
+    lines = st.lists(points, min_size=1, max_size=9).map(sorted)
+    return st.lists(lines, min_size=1, max_size=3)
+
+
+@given(money_up_to(5000), money_up_to(9.9e6), st.lists(ratios, min_size=1, max_size=9))
+def test_money_and_times_fit_beside_their_axis(
+    little: list[Line], much: list[Line], seconds: list[float]
+) -> None:
+    names = ["net", "GPU time saved", "costs"]
+    title = "A pool of 1023.9 TiB saves 99.9% of prefill, but costs 123,456,789,012 a month more"
+    times = {"TTFT p99": [(float(place + 1), each) for place, each in enumerate(seconds)]}
+    picture = draw(
+        [
+            Panel(title, "pool, money", dict(zip(names, little, strict=False)), size, 1.0, ""),
+            Panel(title, "pool, money", dict(zip(names, much, strict=False)), size, 1e-3, "k"),
+            Panel("first tokens", "nodes", times, "{:,.0f}".format, 1000.0, " ms"),
+        ]
+    )
+    assert faults(picture) == []
+
+
+def test_what_is_lost_lies_below_the_line_of_zero() -> None:
+    line = [(1.0, 20_000.0), (2.0, -40_000.0)]
+    picture = draw([Panel("net", "pool", {"net": line}, size, 1e-3, "k")])
+    assert {"20k", "0", "-20k", "-40k"} <= set(words(picture))
+    marks = list(ElementTree.fromstring(picture).iter())
+    (zero,) = (each for each in marks if each.get("class") == "line zero")
+    height = float(zero.attrib["d"].split()[1].split("H")[0])
+    (drawn,) = polylines(picture)
+    gained, lost = (float(point.split(",")[1]) for point in drawn.attrib["points"].split())
+    assert gained < height < lost
+    assert lost - height == pytest.approx(2 * (height - gained), abs=0.2)
+
+
 def test_time_is_linear_and_has_round_numbers() -> None:
     """Sixty windows of ten minutes: their middles span a factor of 119."""
     line = [((number + 0.5) / 6, 0.5) for number in range(60)]

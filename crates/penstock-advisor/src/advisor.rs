@@ -1,6 +1,6 @@
 //! How long the steps and transfers of one engine take, and what that means for the next request.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 use crate::checks::Checks;
 use crate::choice::{Choice, choose, patience};
@@ -85,9 +85,9 @@ pub struct Advisor {
     prefill: Prefill,
     host: Tier,
     pool: Tier,
-    steps: HashMap<u64, Step>,
+    steps: FxHashMap<u64, Step>,
     last_output: f64,
-    transfers: HashMap<u64, UnderWay>,
+    transfers: FxHashMap<u64, UnderWay>,
     probes: Probes,
     checks: Checks,
 }
@@ -101,9 +101,9 @@ impl Advisor {
             prefill: Prefill::new(tokens_per_step),
             host: Tier::default(),
             pool: Tier::default(),
-            steps: HashMap::new(),
+            steps: FxHashMap::default(),
             last_output: 0.0,
-            transfers: HashMap::new(),
+            transfers: FxHashMap::default(),
             probes: Probes::new(lanes),
             checks: Checks::new(),
         }

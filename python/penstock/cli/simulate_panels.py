@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from penstock.cli import words
-from penstock.cli.simulate_words import Money, Results, arrangements, verdict
+from penstock.cli.simulate_words import Money, Results, arrangements, finding
 from penstock.sim import POLICIES, Sizes, compare
 from penstock.sim.plot import Line, Panel
 from penstock.sim.sizes import tried_sizes
@@ -59,7 +59,7 @@ def _money(money: Money) -> Panel:
             (float(each.pool_bytes), -each.pool_money - each.network_money) for each in money.tried
         ],
     }
-    title = verdict(money.best).rstrip(".")
+    title = finding(money).rstrip(".")
     return Panel(title, "pool, money for a month", lines, words.size, factor, unit)
 
 
@@ -97,7 +97,7 @@ def _policies(results: Results, bar: Bar) -> Panel:
             curves.setdefault(policy, []).append((x, ratio))
         best = trace.belady_hits(capacity) / max(1, trace.blocks)
         curves.setdefault("Belady", []).append((x, best))
-    return Panel("hits of one cache, over its capacity", "capacity", curves, words.size)
+    return Panel("Hits of one cache, over its capacity", "capacity", curves, words.size)
 
 
 def _nodes(results: Results, bar: Bar) -> Iterator[Panel]:
@@ -137,7 +137,9 @@ def _time(results: Results) -> Panel:
         ]
         for name, outcome in results.outcomes.items()
     }
-    return Panel("hits over time", "minutes", lines)
+    name, outcome = list(results.outcomes.items())[-1]
+    title = f"Hits over time: {outcome.total.hit_ratio:.0%} on average ({name})"
+    return Panel(title, "minutes", lines)
 
 
 def _times(title: str, axis: str, lines: _Points, label: Callable[[float], str]) -> Panel:

@@ -123,6 +123,13 @@ def verdict(each: Saving) -> str:
     return f"{saves}, and {amount(each.net)} a month after its own cost."
 
 
+def finding(money: Money) -> str:
+    """In one sentence, the best that any of the pools does."""
+    if money.best.net < 0:
+        return "No pool of the sizes tried pays for itself."
+    return verdict(money.best)
+
+
 def print_results(console: Console, results: Results, server_bytes: int) -> None:
     """Prints everything for people."""
     _print_head(console, results.trace, results.fleet)
@@ -227,12 +234,13 @@ def _print_money(console: Console, money: Money) -> None:
         )
     console.print(table)
     console.print(f"\n{verdict(money.subject)}")
-    if money.given is not None and money.best.net > money.given.net:
-        console.print(f"The best of all sizes tried: {verdict(money.best)}")
+    if money.best != money.subject or money.best.net < 0:
+        console.print(finding(money))
     console.print(_break_even(money))
     prices = money.prices
     console.print(
-        f"\nprices: {amount(prices.gpu_hour)} for a GPU-hour ({prices.gpus_per_node} GPUs a node), "
+        f"\nprices: {amount(prices.gpu_hour)} for a GPU-hour (GPUs of a node: "
+        f"{prices.gpus_per_node}), "
         f"{amount(prices.pool_gib_month)} for a GiB of the pool a month, "
         f"{prices.network_gib:g} for a GiB moved"
     )
@@ -251,16 +259,15 @@ ASSUMED = (
 def _break_even(money: Money) -> str:
     subject = money.subject
     price = (
-        f"That pool pays while a GiB costs less than {amount(subject.break_even_price)} a month."
+        f"A pool of {words.size(subject.pool_bytes)} pays while a GiB costs less than "
+        f"{amount(subject.break_even_price)} a month."
     )
-    if not money.tried:
-        return price
-    if all(each.net < 0 for each in money.tried):
-        return f"No pool of the sizes tried pays for itself. {price}"
     even = break_even_bytes(money.tried)
-    if even is None:
-        return f"Break-even: even the largest pool tried pays. {price}"
-    return f"Break-even: a pool of {words.size(even)} costs as much as it saves. {price}"
+    if even is not None:
+        return f"Break-even: a pool of {words.size(even)} costs as much as it saves. {price}"
+    if money.tried and money.tried[-1].net >= 0:
+        return f"Break-even: beyond the largest pool tried. {price}"
+    return f"Break-even: none of the sizes tried. {price}" if money.tried else price
 
 
 def document(results: Results) -> dict[str, Any]:

@@ -65,10 +65,12 @@ def _panel(top: float, panel: Panel) -> str:
     for line in range(lowest, highest + 1):
         y = up(line * step / panel.factor)
         kind = "line zero" if line == 0 > lowest else "line"
+        # Nothing is nothing, in thousands or in millions.
+        unit = "" if line == 0 and panel.unit.isalpha() else escape(panel.unit)
         marks.append(
             f'<path class="{kind}" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>'
             f'<text class="soft" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">'
-            f"{decimal_label(line * step, step)}{escape(panel.unit)}</text>"
+            f"{decimal_label(line * step, step)}{unit}</text>"
         )
     for value, label in axis.ticks:
         marks.append(

@@ -10,8 +10,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use crate::cache::{Cache, Found, Scratch};
+use crate::fleet::{Fleet, Outcome, Sums, Tiers};
 use crate::node::{Machine, Node, Prompt};
-use crate::replay::{Fleet, Outcome, Sums, Tiers};
 use crate::route::Router;
 use crate::scale::{Arrival, Arrivals};
 use crate::trace::{Run, Trace};

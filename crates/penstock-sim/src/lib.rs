@@ -9,19 +9,22 @@
 pub mod bounds;
 mod cache;
 mod error;
+mod fleet;
 mod flow;
 mod node;
 mod reader;
 mod replay;
 mod route;
 mod scale;
+mod spread;
 mod trace;
 
 pub use cache::PolicyKind;
 pub use error::{Error, Result};
+pub use fleet::{Fleet, Outcome, Sums, Tiers};
 pub use node::{EngineSettings, Speed};
 pub use reader::{ReadOptions, Reading, parse, read};
-pub use replay::{Fleet, Outcome, Sums, Tiers, hits};
+pub use replay::hits;
 pub use route::Routing;
 pub use scale::Scale;
 pub use trace::{Request, Trace};

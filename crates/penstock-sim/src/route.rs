@@ -4,6 +4,7 @@ use std::str::FromStr;
 
 use crate::error::Error;
 use crate::scale::Arrival;
+use crate::spread::spread;
 use crate::trace::Run;
 
 /// The ways to route, by name.
@@ -42,14 +43,6 @@ impl FromStr for Routing {
             Error::Config(format!("the routing {text:?} is none of {known}"))
         })
     }
-}
-
-/// Spreads numbers evenly (SplitMix64). The same number always gives the same one.
-pub(crate) const fn spread(number: u64) -> u64 {
-    let mut x = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 const NOWHERE: u32 = u32::MAX;

@@ -10,7 +10,7 @@ use std::collections::binary_heap::PeekMut;
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::route::spread;
+use crate::spread::spread;
 use crate::trace::{Request, Run, Trace};
 
 /// How a trace is scaled.
@@ -48,7 +48,6 @@ impl Trace {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
         reason = "numbers of sessions, and microseconds of less than a year, are exact"
     )]
     pub fn scaled(&self, scale: &Scale) -> Result<Self> {

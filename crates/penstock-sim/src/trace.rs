@@ -263,11 +263,10 @@ impl Builder {
     /// Joins blocks that are always asked for together. As blocks are numbered in the order in
     /// which they come, such blocks have numbers in a row.
     fn find_runs(&self, unique: u32) -> Vec<Run> {
-        /// For each block, whether the one before it (after it) is always its neighbour by number.
-        const ALWAYS: u8 = 0b11;
+        // Whether the block before (after) a block is always its neighbour by number.
         const BEFORE: u8 = 0b01;
         const AFTER: u8 = 0b10;
-        let mut neighbours = vec![ALWAYS; unique as usize];
+        let mut neighbours = vec![BEFORE | AFTER; unique as usize];
         for request in &self.requests {
             let blocks = &self.blocks[request.first..request.first + request.count as usize];
             for (place, &block) in blocks.iter().enumerate() {

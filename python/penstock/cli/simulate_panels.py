@@ -68,14 +68,14 @@ def _sizes(sizes: Sizes) -> Iterator[Panel]:
     hits = [(float(each.nbytes), each.hit_ratio) for each in sizes.tried]
     title = f"A pool of {words.size(enough.nbytes)} finds {enough.hit_ratio:.0%} of all blocks"
     yield Panel(title, "pool", {"hits": hits}, words.size)
-    first, last = sizes.tried[0].ttft[0.5], enough.ttft[0.5]
-    change = "the same" if first <= last else f"{1 - last / first:.0%} shorter"
+    smallest, median = sizes.tried[0], enough.ttft[0.5]
     title = (
-        f"With it, half of the first tokens come within {words.milliseconds(last)}, {change} "
-        f"than with {words.size(sizes.tried[0].nbytes)}"
-        if first > last
-        else f"With it, half of the first tokens come within {words.milliseconds(last)}"
+        f"{words.size(enough.nbytes)}: half of the first tokens come within "
+        f"{words.milliseconds(median)}"
     )
+    if median < smallest.ttft[0.5]:
+        sooner = 1 - median / smallest.ttft[0.5]
+        title += f", {sooner:.0%} sooner than with {words.size(smallest.nbytes)}"
     lines: _Points = {}
     for share in _TTFT_SHARES:
         points = [(float(each.nbytes), each.ttft[share]) for each in sizes.tried]
@@ -117,14 +117,13 @@ def _nodes(results: Results, bar: Bar) -> Iterator[Panel]:
         for share in _TTFT_SHARES:
             line = times.setdefault(f"TTFT p{share * 100:g}", [])
             line.append((float(nodes), found[-1].ttft[share]))
-    ends = [hits[name][-1][1] for name in named]
-    each = ", ".join(f"{name} {end:.0%}" for name, end in zip(named, ends, strict=True))
-    title = f"Hits on {tried[-1]:,} nodes, each with the same cache: {each}"
+    own = tried.index(fleet.nodes)
+    each = ", ".join(f"{name} {hits[name][own][1]:.0%}" for name in named)
+    title = f"Hits on {fleet.nodes:,} nodes, each with the same cache: {each}"
     yield Panel(title, "nodes", hits, "{:,.0f}".format)
-    median = words.milliseconds(times["TTFT p50"][-1][1])
-    title = (
-        f"On {tried[-1]:,} nodes, half of the first tokens come within {median} ({[*named][-1]})"
-    )
+    median = words.milliseconds(times["TTFT p50"][own][1])
+    last = [*named][-1]
+    title = f"On {fleet.nodes:,} nodes, half of the first tokens come within {median} ({last})"
     yield _times(title, "nodes", times, "{:,.0f}".format)
 
 

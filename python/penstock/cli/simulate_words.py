@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -236,14 +236,13 @@ def _print_money(console: Console, money: Money) -> None:
     console.print(f"\n{verdict(money.subject)}")
     if money.best != money.subject or money.best.net < 0:
         console.print(finding(money))
-    console.print(_break_even(money))
+    for line in _break_even(money):
+        console.print(line)
     prices = money.prices
-    console.print(
-        f"\nprices: {amount(prices.gpu_hour)} for a GPU-hour (GPUs of a node: "
-        f"{prices.gpus_per_node}), "
-        f"{amount(prices.pool_gib_month)} for a GiB of the pool a month, "
-        f"{prices.network_gib:g} for a GiB moved"
-    )
+    console.print(f"\nprice: {amount(prices.gpu_hour)} for a GPU-hour")
+    console.print(f"price: {amount(prices.pool_gib_month)} for a GiB of the pool a month")
+    console.print(f"price: {prices.network_gib:g} for a GiB moved to or from the pool")
+    console.print(f"given: GPUs of a node: {prices.gpus_per_node}")
     for line in ASSUMED:
         console.print(f"assumed: {line}")
 
@@ -256,18 +255,19 @@ ASSUMED = (
 )
 
 
-def _break_even(money: Money) -> str:
+def _break_even(money: Money) -> Iterator[str]:
+    even = break_even_bytes(money.tried)
+    if even is not None:
+        yield f"Break-even: a pool of {words.size(even)} costs as much as it saves."
+    elif money.tried and money.tried[-1].net >= 0:
+        yield "Break-even: beyond the largest pool tried."
+    elif money.tried:
+        yield "Break-even: none of the sizes tried."
     subject = money.subject
-    price = (
+    yield (
         f"A pool of {words.size(subject.pool_bytes)} pays while a GiB costs less than "
         f"{amount(subject.break_even_price)} a month."
     )
-    even = break_even_bytes(money.tried)
-    if even is not None:
-        return f"Break-even: a pool of {words.size(even)} costs as much as it saves. {price}"
-    if money.tried and money.tried[-1].net >= 0:
-        return f"Break-even: beyond the largest pool tried. {price}"
-    return f"Break-even: none of the sizes tried. {price}" if money.tried else price
 
 
 def document(results: Results) -> dict[str, Any]:

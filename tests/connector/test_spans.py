@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.collector import Collector, Received
 from tests.connector.engine import Asked, PlainEngine
 
 FULL = Group(0, "full_attention", 4, None, "bfloat16", ())
+ROOT = Path(__file__).parents[2]
 PROMPT = list(range(100, 121))
 """Five blocks and a token."""
 
@@ -192,7 +194,7 @@ def test_off_nothing_of_it_is_imported() -> None:
         "PlainEngine([Group(0, 'full_attention', 4, None, 'bfloat16', ())]); "
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, cwd=ROOT)
     assert run.stdout == b"[]\n"
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from urllib.parse import urlsplit
 
+from penstock import __version__
 from penstock.errors import ConfigError
 from penstock.vllm.names import PREFIX
 
@@ -65,7 +65,7 @@ class Exporter:
         self._provider.add_span_processor(
             BatchSpanProcessor(OTLPSpanExporter(endpoint=traces_url(endpoint)))
         )
-        self._tracer = self._provider.get_tracer("penstock", version("penstock"))
+        self._tracer = self._provider.get_tracer("penstock", __version__)
         self._propagator = TraceContextTextMapPropagator()
 
     def export(self, span: Span) -> None:

@@ -104,12 +104,26 @@ def test_without_a_trace_the_span_begins_one(collector: Collector) -> None:
 def test_what_could_be_loaded_and_is_computed_is_told(collector: Collector) -> None:
     plain = engine(collector, policy="never")
     plain.put_prompt(PROMPT)
-    request = plain.ask("r", PROMPT)
-    assert plain.match(request) == 0
+    plain.ask("r", PROMPT)
+    # This policy waits for no look-up.
+    while plain.half._catalogue.is_asked("r"):
+        assert plain.half.match("r", 0) == 0
+    assert plain.half.match("r", 0) == 0
     plain.step({"r": 21})
     span = only_span(plain, collector)
     assert span.attributes["penstock.outcome"] == "recomputed"
     assert span.attributes["penstock.found_tokens"] == 20
+
+
+def test_what_is_computed_before_its_look_up_is_answered(collector: Collector) -> None:
+    plain = engine(collector)
+    request = plain.ask("r", PROMPT)
+    assert plain.match(request) == 0
+    plain.half._probing.note_unawaited(plain.half._requests["r"], 0)
+    plain.step({"r": 21})
+    span = only_span(plain, collector)
+    assert span.attributes["penstock.outcome"] == "recomputed"
+    assert "penstock.found_tokens" not in span.attributes
 
 
 @pytest.mark.parametrize(

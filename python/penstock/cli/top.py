@@ -78,9 +78,9 @@ def run(args: argparse.Namespace) -> int:
                 if args.json:
                     print(json.dumps(_document(seen, facts)), flush=True)
                 elif screen is not None:
-                    screen.update(_page(seen, facts, args.interval, console.width), refresh=True)
+                    screen.update(page(seen, facts, args.interval, console.width), refresh=True)
                 else:
-                    console.print(_page(seen, facts, args.interval, console.width))
+                    console.print(page(seen, facts, args.interval, console.width))
     return int(all(isinstance(each, OSError) for each in seen.values()))
 
 
@@ -124,7 +124,9 @@ _WITHIN = {
 """The columns of terminals that are narrower than so many characters."""
 
 
-def _page(seen: Seen, facts: dict[str, Any] | None, interval: float, width: int) -> Group:
+def page(seen: Seen, facts: dict[str, Any] | None, interval: float, width: int) -> Group:
+    """A reading as a terminal of `width` columns shows it. `facts` are the pool's, if it is
+    watched."""
     shown = next((names for most, names in _WITHIN.items() if width < most), _COLUMNS)
     places = [_COLUMNS.index(name) for name in shown]
     table = Table(box=None, header_style="bold", pad_edge=False)

@@ -123,8 +123,11 @@ class Spans:
         if tracked.label:
             values["tenant"] = tracked.label
         if (advice := tracked.advice) is not None:
-            found = advice.reaches[-1].end - advice.first if advice.reaches else 0
-            values |= {"cached_tokens": advice.first, "found_tokens": found}
+            values["cached_tokens"] = advice.first
+            # What is not known yet is not nothing.
+            if tracked.unawaited_from is None:
+                found = advice.reaches[-1].end - advice.first if advice.reaches else 0
+                values["found_tokens"] = found
             if (choice := advice.choice) is not None:
                 for name, expected in (("load", choice.load), ("recompute", choice.recompute)):
                     if expected is not None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
+import math
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-PENSTOCK = str(Path(sys.executable).with_name("penstock"))
-START_SECONDS = 420.0
+from tests.prometheus import needed as prometheus_needed
+from tests.prometheus import targets
+from tests.terminal import shown_in_terminal
+from tests.watched import PENSTOCK, START_SECONDS, WatchedDemo, processes_in, start_demo
 
 
 @pytest.fixture
@@ -26,29 +30,12 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def start_demo(
-    folder: Path, *options: str, material: tuple[str, str] = ("--conversations", "1")
-) -> subprocess.Popen[str]:
-    """A demo that runs in `folder`, and so does everything that it starts."""
-    return subprocess.Popen(
-        [PENSTOCK, "demo", *material, "--json", *options],
-        cwd=folder,
-        env={**os.environ, "TMPDIR": str(folder)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def running_in(folder: Path) -> list[str]:
     """The names of the processes that run in `folder`."""
     found = []
-    for process in psutil.process_iter():
-        try:
-            if process.cwd() == str(folder):
-                found.append(process.name())
-        except psutil.Error:
-            continue
+    for process in processes_in(folder):
+        with contextlib.suppress(psutil.Error):
+            found.append(process.name())
     return found
 
 
@@ -60,21 +47,81 @@ def wait_until(condition: Callable[[], bool], demo: subprocess.Popen[str]) -> No
         time.sleep(0.05)
 
 
-def test_a_turn_on_the_other_server_loads_what_the_first_computed(folder: Path) -> None:
-    page = folder / "report" / "index.html"
-    demo = start_demo(folder, "--report", str(page))
-    out, err = demo.communicate(timeout=580)
-    assert demo.returncode == 0, err
-    figures = json.loads(out)
+@dataclass(frozen=True)
+class Seen:
+    """What a demo said, and what was seen of its servers meanwhile."""
+
+    figures: dict[str, Any]
+    page: str
+    left: list[str]
+    """Names of processes that it left behind."""
+    top: list[dict[str, Any]]
+    """What `penstock top --json` said."""
+    terminal: str
+    """What `penstock top` showed in a terminal."""
+    answers: list[tuple[str, str, list[float]]]
+    """Of each query of the dashboard: its panel's title, the query, and the values found."""
+
+
+@pytest.fixture(scope="module")
+def seen() -> Iterator[Seen]:
+    """One demo, for all tests that look at it from another side."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        page = folder / "report" / "index.html"
+        with WatchedDemo(folder, "--report", str(page)) as watched:
+            command = watched.top("--json", "--count", "2", "--interval", "1")
+            top = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            terminal = shown_in_terminal(140, watched.top("--count", "1"))
+            figures, _ = watched.finish()
+            answers = [
+                (title, query, [float(each["value"][1]) for each in found])
+                for title, query in targets("2m")
+                if [(found := watched.prometheus.query(query))]
+            ]
+        readings = [json.loads(line) for line in top.splitlines()]
+        left = running_in(folder)
+        yield Seen(figures, page.read_text(), left, readings, terminal, answers)
+
+
+def test_a_turn_on_the_other_server_loads_what_the_first_computed(seen: Seen) -> None:
+    figures = seen.figures
     assert figures["failures"] == []
-    assert figures["outputs_equal"] == figures["requests"] == 3
+    assert figures["outputs_equal"] == figures["requests"] == 12
     other_node = figures["time_to_first_token"]["warm on the other node"]
-    # All whole blocks of the first turn's prompt and answer but at most one.
-    assert other_node["loaded_tokens"] > other_node["prompt_tokens"] - 300
+    # All whole blocks of the first turn's prompt and answer but at most one, in each conversation.
+    assert other_node["loaded_tokens"] > other_node["prompt_tokens"] - 4 * 300
     assert figures["loaded_bytes"] >= other_node["loaded_tokens"] * 8 * 4 * 64 * 2 * 4
     assert figures["stored_bytes"] >= figures["loaded_bytes"]
-    assert "<svg" in page.read_text()
-    assert running_in(folder) == []
+    assert "<svg" in seen.page
+    assert seen.left == []
+
+
+@prometheus_needed
+def test_every_query_of_the_dashboard_has_data_of_real_servers(seen: Seen) -> None:
+    assert len(seen.answers) == len(targets())
+    assert [query for _, query, values in seen.answers if not values] == []
+    # A query may say that there is nothing to tell only where nothing happened.
+    unknown = {
+        (title, query) for title, query, values in seen.answers if any(map(math.isnan, values))
+    }
+    assert unknown == set()
+    values = {(title, query): values for title, query, values in seen.answers}
+    for (title, query), found in values.items():
+        if title.startswith("Failures"):
+            assert set(found) == {0}, query
+        elif title in ("Prefill seconds saved, net", "Tokens that came from the pool"):
+            assert found[0] > 0, (query, found)
+
+
+def test_top_sees_the_demos_servers(seen: Seen) -> None:
+    assert len(seen.top) == 2
+    engines = seen.top[1]["engines"]
+    assert len(engines) == 2
+    assert all("error" not in each for each in engines.values())
+    assert sum(each["failures"] for each in engines.values()) == 0
+    assert "2 of 2 answer" in seen.terminal
+    assert "gone" not in seen.terminal
 
 
 def write_trace(path: Path) -> None:

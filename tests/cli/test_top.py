@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from rich.console import Console
 
 from penstock.cli.activity import Activity, Sample, activity, address, total, watch
 from penstock.cli.main import main
+from penstock.cli.top import page
 from penstock.demo.processes import free_port
 from penstock.errors import ConfigError
 from tests.terminal import shown_in_terminal
@@ -148,6 +150,30 @@ def test_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
 def in_terminal(columns: int, *arguments: str) -> str:
     program = str(Path(sys.executable).with_name("penstock"))
     return shown_in_terminal(columns, [program, "top", *arguments])
+
+
+@pytest.mark.parametrize("columns", [140, 80, 50])
+def test_one_that_is_gone_is_told_at_every_width(engine: FakeTraffic, columns: int) -> None:
+    addresses = [f"127.0.0.1:{engine.port}", f"127.0.0.1:{free_port()}"]
+    shown = in_terminal(columns, *addresses, "--count", "1")
+    assert "gone" in shown
+    assert "1 of 2 answer" in shown
+
+
+def test_a_small_loss_is_not_less_than_zero(
+    engine: FakeTraffic, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.waited.labels("0", "red").inc(0)
+    url = address(f"127.0.0.1:{engine.port}")
+    readings = watch([url], 0.5, 2)
+    next(readings)
+    engine.waited.labels("0", "red").inc(0.001)
+    seen = next(readings)[url]
+    assert isinstance(seen, Activity)
+    assert seen.saved_rate is not None
+    assert -0.005 < seen.saved_rate < 0
+    Console(width=140).print(page({url: seen}, None, 2.0, 140))
+    assert "-0.00" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("columns", "has"), [(140, "look-ups/s"), (80, "pool in/s"), (50, "hits")])

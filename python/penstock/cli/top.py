@@ -136,6 +136,9 @@ def page(seen: Seen, facts: dict[str, Any] | None, interval: float, width: int) 
             name, justify="left" if is_first else "right", no_wrap=not is_first, overflow="fold"
         )
     for url, each in seen.items():
+        if isinstance(each, OSError):
+            table.add_row(_name(url), Text("gone", style="red"))
+            continue
         cells = [_name(url), *_cells(each)]
         table.add_row(*(cells[place] for place in places))
     working = [each for each in seen.values() if isinstance(each, Activity)]
@@ -165,9 +168,7 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def _cells(each: Activity | OSError) -> list[Text | str]:
-    if isinstance(each, OSError):
-        return [Text("gone", style="red"), *[""] * (len(_COLUMNS) - 2)]
+def _cells(each: Activity) -> list[Text | str]:
     failures = Text(f"{each.failures:,.0f}", style="red" if each.failures else "")
     return [
         f"{each.running:.0f}/{each.waiting:.0f}",
@@ -206,7 +207,8 @@ def _share(value: float | None) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.2f}"
+    # Plus zero: a loss that rounds to nothing has no sign.
+    return "-" if value is None else f"{round(value, 2) + 0.0:,.2f}"
 
 
 def _time(value: float | None) -> str:

@@ -101,11 +101,10 @@ def test_a_turn_on_the_other_server_loads_what_the_first_computed(seen: Seen) ->
 def test_every_query_of_the_dashboard_has_data_of_real_servers(seen: Seen) -> None:
     assert len(seen.answers) == len(targets())
     assert [query for _, query, values in seen.answers if not values] == []
-    # A query may say that there is nothing to tell only where nothing happened.
-    unknown = {
-        (title, query) for title, query, values in seen.answers if any(map(math.isnan, values))
-    }
-    assert unknown == set()
+    # A demo loads nothing from host memory: what such a load takes is not known. All else is.
+    unknown = {title for title, _, values in seen.answers if any(map(math.isnan, values))}
+    assert unknown <= {"Loads, by tier"}
+    assert not any(all(map(math.isnan, values)) for _, _, values in seen.answers)
     values = {(title, query): values for title, query, values in seen.answers}
     for (title, query), found in values.items():
         if title.startswith("Failures"):

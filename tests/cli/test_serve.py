@@ -185,7 +185,6 @@ def test_the_pool_is_a_directory_of_the_user_by_default(
         (["--prefix-caching-hash-algo=xxhash_cbor"], "PYTHONHASHSEED"),
         (["--pool", "memory://?size=1GiB"], "private"),
         (["--pool", "ftp://cache.example"], "pool URL"),
-        (["--host-bytes", "much"], "--host-bytes"),
         (["--set", "colour=red"], "colour"),
         (["--set", "load_timeout"], "NAME=VALUE"),
         (["--set", "pool=file:///elsewhere"], "--pool"),

@@ -161,8 +161,11 @@ def options() -> set[str]:
                     take(each)
 
     take(make_parser())
+    programs = (
+        r"(benches|crates|tests/soak|tests/cli/golden|python/penstock/cli/serve)\b.*\.(py|rs)"
+    )
     for program in files():
-        if re.match(r"(benches|crates|tests/soak|python/penstock/cli/serve)\b.*\.(py|rs)", program):
+        if re.match(programs, program):
             found.update(re.findall(r'"(--[a-z][a-z0-9-]+)"', (ROOT / program).read_text()))
     return found
 

@@ -94,7 +94,8 @@ def test_commands_are_the_same_on_every_machine(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.delenv("PENSTOCK_POOL")
     assert reference.commands() == page
-    assert max(map(len, re.sub(r"^#.*|^This page.*", "", page, flags=re.M).splitlines())) <= 80
+    helps = re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert max(len(line) for text in helps for line in text.splitlines()) <= 80
 
 
 def test_every_generated_page_is_in_the_navigation() -> None:

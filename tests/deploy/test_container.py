@@ -35,8 +35,8 @@ def test_instructions_are_known() -> None:
     known = {"ARG", "COPY", "ENTRYPOINT", "FROM", "RUN", "WORKDIR"}
     assert {word for word, _ in instructions()} == known
     images = dict(rest.split("=") for word, rest in instructions() if word == "ARG")
-    # A name without its registry is another image on another machine.
-    assert all(image.startswith("docker.io/") and ":" in image for image in images.values())
+    # Without a tag, an image is another one tomorrow.
+    assert all(":" in image for image in images.values())
     assert re.search(r":v(\d+\.\d+)\.", images["VLLM_IMAGE"])[1] in SUPPORTED
     rust = re.search(r"rust:(\d+\.\d+)", images["RUST_IMAGE"])[1]
     oldest = re.search(r'^rust-version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.M)[1]

@@ -14,6 +14,8 @@ ANEW = "`python -m tests.cli.golden --write` makes all pages anew; read what it 
 
 pytestmark = [
     pytest.mark.long,
+    # Hundreds of calls, which the first test waits for.
+    pytest.mark.timeout(600),
     pytest.mark.skipif(
         sys.version_info[:2] != (3, 11), reason="argparse words its messages in other ways"
     ),

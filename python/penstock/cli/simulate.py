@@ -33,6 +33,8 @@ from penstock.vllm.advisor import POLICIES as LOAD_POLICIES
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
+_HIGHEST_PRICE = 1e12
+
 
 def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to `penstock`'s parser."""
@@ -186,8 +188,8 @@ def _add_scale(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--common-share",
-        metavar="X",
-        type=_share_argument,
+        metavar="SHARE",
+        type=words.share_argument,
         default=0.05,
         help="a block is common to all populations if this share of the trace's sessions uses it "
         "(default: %(default)s)",
@@ -218,7 +220,7 @@ def _add_prices(parser: argparse.ArgumentParser) -> None:
         shown = "" if default is None else " (default: 0)"
         parser.add_argument(
             f"--price-{name}",
-            metavar="X",
+            metavar="PRICE",
             type=_price_argument,
             default=default,
             help=f"price of {meaning}{shown}",
@@ -232,22 +234,14 @@ def _add_prices(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _share_argument(text: str) -> float:
-    return _number_argument(text, 1.0)
-
-
 def _price_argument(text: str) -> float:
-    return _number_argument(text, 1e12)
-
-
-def _number_argument(text: str, most: float) -> float:
     try:
-        number = float(text)
+        price = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"not a number: {text!r}") from None
-    if not 0 <= number <= most:
-        raise argparse.ArgumentTypeError(f"must be from 0 to {most:g}, not {text}")
-    return number
+        raise argparse.ArgumentTypeError(f"not a price: {text!r}") from None
+    if not 0 <= price <= _HIGHEST_PRICE:
+        raise argparse.ArgumentTypeError(f"must be from 0 to {_HIGHEST_PRICE:g}, not {text}")
+    return price
 
 
 def run(args: argparse.Namespace) -> int:

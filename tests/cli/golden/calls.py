@@ -51,6 +51,10 @@ OUTPUTS = ("folder", "empty/file", "/dev/full")
 WRONG: Mapping[str, Sequence[str]] = {
     "N": NUMBERS,
     "SIZE": SIZES,
+    "SIZE/s": (*SIZES, "1MiB/h"),
+    "TOKENS/s": (*NUMBERS, "5/h"),
+    "K": NUMBERS,
+    "PRICE": ("much", "-1", "nan", "inf"),
     "SECONDS": SECONDS,
     "SIZE[,SIZE…]": (*SIZES, "64KiB,", "4B"),
     "N[,N…]": (*NUMBERS, "1,"),
@@ -64,7 +68,18 @@ WRONG: Mapping[str, Sequence[str]] = {
 }
 """Wrong values of options, by what help calls the value."""
 
-FREE = ("GEOMETRY", "POLICY", "LAYOUT", "NAME=VALUE", "MODEL", "FOLDER", "FILE", "URL", "CONFIG")
+FREE = (
+    "NAME",
+    "GEOMETRY",
+    "POLICY",
+    "LAYOUT",
+    "NAME=VALUE",
+    "MODEL",
+    "FOLDER",
+    "FILE",
+    "URL",
+    "CONFIG",
+)
 """Options whose wrong values depend on the command: see `own`."""
 
 BASE: Mapping[str, Sequence[str]] = {
@@ -74,6 +89,9 @@ BASE: Mapping[str, Sequence[str]] = {
     "top": ("127.0.0.1:1", "--count", "1"),
     "demo": (),
     "bench copy": (),
+    "pool export": (POOL, "new.pool"),
+    "pool import": ("archive.pool", POOL),
+    "pool warm": ("prompts.jsonl", "127.0.0.1:1"),
 }
 """A command's smallest right call. Of others it is the command with a pool."""
 
@@ -150,6 +168,8 @@ def own(command: str) -> Iterator[Sequence[str]]:
                 ("trace.jsonl", "--model", "absent"),
                 ("trace.jsonl", "--model", "damaged.json"),
                 (*base, "--pool-bytes", "1GiB", "--routing", "sideways"),
+                (*base, "--price-pool-gib-month", "4"),
+                (*base, "--price-gpu-hour", "2"),
             )
         case "top":
             for engine in (
@@ -182,6 +202,29 @@ def own(command: str) -> Iterator[Sequence[str]]:
             yield "--trace", "trace.jsonl", "--conversations", "2"
         case "pool purge":
             yield (POOL,)
+        case "pool verify":
+            yield POOL, "--sample", "0%"
+            yield POOL, "--sample", "101%"
+        case "pool export":
+            yield (POOL,)
+            for pool in (*POOLS, *SERVERS):
+                yield pool, "new.pool"
+            for file in (*OUTPUTS, "archive.pool"):
+                yield POOL, file
+            yield f"memory://?size=1MiB {POOL}", "new.pool"
+        case "pool import":
+            yield ("archive.pool",)
+            for file in (*FILES, "cut.pool", "damaged.pool", "newer.pool"):
+                yield file, POOL
+            for pool in (*POOLS, *SERVERS):
+                yield "archive.pool", pool
+        case "pool warm":
+            yield ("prompts.jsonl",)
+            for file in (*FILES, "damaged.jsonl", "other.jsonl"):
+                yield file, "127.0.0.1:1"
+            for engine in ("", "ftp://engine.example", "127.0.0.1:99999", "127.0.0.1:$PORT"):
+                yield "prompts.jsonl", engine
+            yield "prompts.jsonl", f"http://me:{PASSWORD}@127.0.0.1:{CLOSED_PORT}"
 
 
 def calls(command: str, parser: argparse.ArgumentParser) -> Iterator[Call]:
@@ -205,7 +248,7 @@ def _calls(command: str, parser: argparse.ArgumentParser) -> Iterator[Sequence[s
         yield ()
     if command != "serve":
         yield *base, "--colour", "red"
-    if any(action.dest == "url" for action in parser._actions):
+    if command not in BASE and any(action.dest == "url" for action in parser._actions):
         for pool in (*POOLS, *SERVERS):
             yield (pool,)
     yield from own(command)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import penstock
+from penstock.cli.main import main
 from tests.servers import Server
 
 PASSWORD = "hunter2"
@@ -27,6 +28,9 @@ CLOSED_PORT = 1
 
 _VERSION_AT = 8
 """Where the segment of a pool in shared memory has its format's version."""
+
+_ARCHIVE_VERSION_AT = 8
+"""Where an archive of a pool has its format's version."""
 
 _CONFIG = {
     "model_type": "llama",
@@ -114,3 +118,11 @@ def _furnish(folder: Path) -> None:
 
     with penstock.open(f"file://{folder}/pool?size=64MiB", namespace="docs") as pool:
         pool.put("key", bytes(1000))
+    archive = folder / "archive.pool"
+    assert main(["pool", "export", f"file://{folder}/pool", str(archive), "--json"]) == 0
+    whole = archive.read_bytes()
+    (folder / "cut.pool").write_bytes(whole[:-100])
+    (folder / "damaged.pool").write_bytes(whole[:-200] + bytes(1) + whole[-199:])
+    newer = _ARCHIVE_VERSION_AT
+    (folder / "newer.pool").write_bytes(whole[:newer] + b"\x63" + whole[newer + 1 :])
+    (folder / "prompts.jsonl").write_text('"The penstock"\n')

@@ -29,7 +29,7 @@ Points = Sequence[Sequence[float]]
 _COLUMN, _LINE = 40, 26
 """Pixels of a column and of a line of Grafana's grid."""
 _MARGIN, _GAP = 8, 8
-_SECONDS = 175
+_SECONDS = 150
 """The time that is shown. The servers are still loading then: some panels show the last value."""
 _LEFT, _TOP = 58, 44
 _TEXT = 12

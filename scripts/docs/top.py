@@ -22,7 +22,7 @@ from penstock.cli.activity import Activity
 from penstock.cli.top import page
 
 PICTURE = ROOT / "docs/pictures/top.svg"
-_COLUMNS = 114
+_COLUMNS = 140
 
 # Without the font that rich would make a browser fetch.
 _FORMAT = re.sub(r"@font-face {{.*?}}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)

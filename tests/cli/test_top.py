@@ -152,6 +152,19 @@ def in_terminal(columns: int, *arguments: str) -> str:
     return shown_in_terminal(columns, [program, "top", *arguments])
 
 
+@pytest.mark.parametrize("columns", [80, 110, 140])
+def test_names_of_busy_engines_are_not_squeezed(
+    columns: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wide figures leave room for the names."""
+    size = float(1023.99 * (1 << 20))
+    busy = Activity(10, 10, 1.0, 1.0, 100.0, 0.005991, 0.07965, size, size, size, 9999.9, 9.99, 999)
+    Console(width=columns).print(
+        page({"http://10.10.10.10:8000/metrics": busy}, None, 2.0, columns)
+    )
+    assert "10.10.10.10:8000 " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("columns", [140, 80, 50])
 def test_one_that_is_gone_is_told_at_every_width(engine: FakeTraffic, columns: int) -> None:
     addresses = [f"127.0.0.1:{engine.port}", f"127.0.0.1:{free_port()}"]
@@ -187,4 +200,4 @@ def test_a_terminal_shows_as_much_as_it_has_room_for(
     assert has in shown
     assert "36.0 s" in shown
     assert max(len(line) for line in re.split(r"[\r\n]+", shown)) <= columns
-    assert ("look-ups/s" in shown) == (columns >= 100)
+    assert ("look-ups/s" in shown) == (columns >= 140)

@@ -119,7 +119,7 @@ _COLUMNS = (
 
 _WITHIN = {
     60: ("engine", "hits", "saved", "failures"),
-    100: ("engine", "run/wait", "hits", "load", "pool in/s", "saved", "failures"),
+    140: ("engine", "run/wait", "hits", "load", "pool in/s", "saved", "failures"),
 }
 """The columns of terminals that are narrower than so many characters."""
 

@@ -7,12 +7,13 @@ that pages are the same everywhere.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,13 +88,17 @@ def room() -> Iterator[Room]:
 
 
 def _furnish(folder: Path) -> None:
+    # Messages tell modes, which must not come from the umask.
     (folder / "folder").mkdir()
+    (folder / "folder").chmod(0o755)
     (folder / "empty").touch()
+    (folder / "empty").chmod(0o644)
     (folder / "unreadable").write_text("{}")
     (folder / "unreadable").chmod(0)
     (folder / "damaged.json").write_text('{"model_type": "llama", "num_hidden')
     (folder / "list.json").write_text("[1, 2]")
     (folder / "binary").write_bytes(bytes(range(256)))
+    (folder / "binary").chmod(0o644)
     (folder / "damaged.gz").write_bytes(gzip.compress(b"{}" * 1000)[:30])
 
     (folder / "config.json").write_text(json.dumps(_CONFIG))
@@ -119,10 +124,11 @@ def _furnish(folder: Path) -> None:
     with penstock.open(f"file://{folder}/pool?size=64MiB", namespace="docs") as pool:
         pool.put("key", bytes(1000))
     archive = folder / "archive.pool"
-    assert main(["pool", "export", f"file://{folder}/pool", str(archive), "--json"]) == 0
+    with redirect_stdout(io.StringIO()):
+        assert main(["pool", "export", f"file://{folder}/pool", str(archive)]) == 0
     whole = archive.read_bytes()
     (folder / "cut.pool").write_bytes(whole[:-100])
-    (folder / "damaged.pool").write_bytes(whole[:-200] + bytes(1) + whole[-199:])
+    (folder / "damaged.pool").write_bytes(whole[:-200] + b"!" + whole[-199:])
     newer = _ARCHIVE_VERSION_AT
     (folder / "newer.pool").write_bytes(whole[:newer] + b"\x63" + whole[newer + 1 :])
     (folder / "prompts.jsonl").write_text('"The penstock"\n')

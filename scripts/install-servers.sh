@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs redis-server and valkey-server from the distribution's packages, for the tests, the demo
-# and the benchmarks, which start their own servers and stop them again; and prometheus, for the
-# tests of the dashboard.
+# and the benchmarks, which start their own servers and stop them again; prometheus, for the tests of
+# the dashboard; and curl, which the quick start uses.
 #
 # Where the release itself has no Valkey (Debian 12), its backports are used for this one package;
 # the source entry is derived from the machine's own and lives only while this script runs. Services
@@ -14,8 +14,8 @@ set -eu
 say() { printf 'install-servers: %s\n' "$*" >&2; }
 has() { command -v "$1" >/dev/null 2>&1; }
 
-if has redis-server && has valkey-server && has prometheus; then
-    say "redis-server, valkey-server and prometheus are installed already"
+if has redis-server && has valkey-server && has prometheus && has curl; then
+    say "redis-server, valkey-server, prometheus and curl are installed already"
     exit 0
 fi
 has apt-get || { say "no apt-get here: install redis-server and valkey-server by hand"; exit 3; }
@@ -134,10 +134,17 @@ install_prometheus() {
     keep_stopped prometheus
 }
 
+install_curl() {
+    has curl && return 0
+    say "installing curl"
+    apt "" install --no-install-recommends curl
+}
+
 apt "" update
 install_redis || true
 install_valkey || true
 install_prometheus || true
+install_curl || true
 
 missing=
 for server in redis-server valkey-server; do

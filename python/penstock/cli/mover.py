@@ -112,10 +112,14 @@ class Mover:
             if done.event != wanted:
                 continue
             del self._under_way[done.job]
-            good = Outcome.STORED if wanted == Event.STORED else Outcome.LOADED
-            failed = {str(outcome) for outcome in done.outcomes if outcome != good}
-            if failed:
-                raise StoreError(f"blocks were not {good}: {', '.join(sorted(failed))}")
+            # Which blocks failed and which were dropped depends on when the lanes gave up.
+            if wanted == Event.STORED and set(done.outcomes) != {Outcome.STORED}:
+                raise StoreError("the pool did not take all blocks: `penstock doctor` says why")
+            if wanted == Event.LOADED and set(done.outcomes) != {Outcome.LOADED}:
+                raise StoreError(
+                    "the pool did not give back all blocks: it may be too small; "
+                    "`penstock doctor` tells more"
+                )
             self._moved += done.stored_bytes + done.loaded_bytes
             if wanted == Event.STORED:
                 self._submit(Event.LOADED, half)

@@ -90,7 +90,7 @@ def test_it_brings_what_it_says_and_no_more(environment: Environment) -> None:
 
 def test_what_needs_no_vllm_can_be_imported(environment: Environment) -> None:
     wrong = {name: why for name, why in imported(environment).items() if why}
-    assert {name.split(".")[1] for name in wrong} == {"demo", "vllm"}
+    assert {name.split(".")[1] for name in wrong} == {"completions", "demo", "vllm"}
 
 
 def test_with_the_extra_only_vllm_is_missing(

@@ -1,9 +1,10 @@
-"""Which namespaces of a pool a command is for."""
+"""Namespaces of a pool on the command line: which a command is for, and how they are shown."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 from penstock.cli import words
 from penstock.errors import ConfigError
@@ -53,3 +54,13 @@ def chosen(used: Sequence[NamespaceUsage], beginning: str | None) -> list[Namesp
         count = f"{len(found)} namespaces begin" if found else "no namespace begins"
         raise ConfigError(f"{count} with {beginning!r}; `penstock pool ls` shows them")
     return found
+
+
+def namespace_as_json(one: NamespaceUsage) -> dict[str, Any]:
+    """A namespace in a document."""
+    return {
+        "namespace": one.digest.hex(),
+        "objects": one.objects,
+        "bytes": one.nbytes,
+        "description": one.description,
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -12,7 +12,7 @@ from rich.text import Text
 from penstock import Pool
 from penstock._native import Store
 from penstock.cli import pool_archive, pool_verify, pool_warm, words
-from penstock.cli.namespaces import add_namespace, add_timeout, chosen
+from penstock.cli.namespaces import add_namespace, add_timeout, chosen, namespace_as_json
 from penstock.errors import ConfigError
 from penstock.pool import NamespaceUsage
 from penstock.pool.namespace import DESCRIPTIONS, DIGEST_BYTES, object_key
@@ -77,18 +77,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _as_json(one: NamespaceUsage) -> dict[str, Any]:
-    return {
-        "namespace": one.digest.hex(),
-        "objects": one.objects,
-        "bytes": one.nbytes,
-        "description": one.description,
-    }
-
-
 def _ls(used: list[NamespaceUsage], as_json: bool) -> None:
     if as_json:
-        words.print_json([_as_json(one) for one in used])
+        words.print_json([namespace_as_json(one) for one in used])
         return
     console = words.console()
     if not used:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 from penstock import Pool
 from penstock._native import Store
 from penstock.cli import words
-from penstock.cli.namespaces import add_rate, add_timeout, chosen
+from penstock.cli.namespaces import add_rate, add_timeout, chosen, namespace_as_json
 from penstock.errors import ConfigError, IoError, PenstockError
-from penstock.pool import NamespaceUsage
 from penstock.pool.archive import Archive, export_namespaces, import_archive
 from penstock.pool.namespace import DESCRIPTIONS
 from penstock.pool.pace import Pace
@@ -85,7 +84,7 @@ def run_export(args: argparse.Namespace) -> int:
     document: dict[str, Any] = {
         "file": args.file,
         "dry_run": args.dry_run,
-        "namespaces": [_as_json(one) for one in used],
+        "namespaces": [namespace_as_json(one) for one in used],
     }
     # Where the archive goes to standard output, the report must not.
     to = sys.stderr if args.file == _STREAM and not args.dry_run else sys.stdout
@@ -146,7 +145,7 @@ def run_import(args: argparse.Namespace) -> int:
     document = {
         "file": args.file,
         "dry_run": args.dry_run,
-        "namespaces": [_as_json(one) for one in archive.namespaces],
+        "namespaces": [namespace_as_json(one) for one in archive.namespaces],
         **asdict(imported),
     }
     _say(sentence, document, args.json, sys.stdout)
@@ -157,15 +156,6 @@ def _store(args: argparse.Namespace) -> Store:
     keys = words.encryption_keys(args.encryption_key_file)
     store = Store.open(words.named_pool(args.url), client_name="penstock-pool")
     return store if keys is None else store.encrypted(keys)
-
-
-def _as_json(one: NamespaceUsage) -> dict[str, Any]:
-    return {
-        "namespace": one.digest.hex(),
-        "objects": one.objects,
-        "bytes": one.nbytes,
-        "description": one.description,
-    }
 
 
 def _say(sentence: str, document: dict[str, Any], as_json: bool, to: TextIO) -> None:

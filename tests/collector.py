@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gzip
 import threading
+from contextlib import ExitStack
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+
+from tests.web import serving
 
 
 @dataclass(frozen=True)
@@ -36,25 +39,18 @@ class Collector:
         self._came = threading.Condition()
         self.answers = threading.Event()
         self.answers.set()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        # A connection that stays open must not keep the test from ending.
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._open = ExitStack()
+        self.url = ""
+        """The endpoint, without a path."""
 
     def __enter__(self) -> Collector:
-        self._thread.start()
+        port = self._open.enter_context(serving(self._handler()))
+        self.url = f"http://127.0.0.1:{port}"
         return self
 
     def __exit__(self, *_: object) -> None:
         self.answers.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    @property
-    def url(self) -> str:
-        """The endpoint, without a path."""
-        return f"http://127.0.0.1:{self._server.server_port}"
+        self._open.close()
 
     def spans(self, *names: str, timeout: float = 30.0) -> list[Received]:
         """All that came, once there is a span of each of these names."""

@@ -7,10 +7,9 @@ import os
 import pty
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,9 @@ import penstock
 from penstock.cli import main
 from penstock.cli.prompts import Prompt, read_prompts
 from penstock.errors import ConfigError
+from penstock.pool.pace import Pace
 from tests.servers import Server
+from tests.web import serving
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 
@@ -281,13 +282,8 @@ class TestWarm:
         monkeypatch.setattr("penstock.cli.pool_warm._POLL_SECONDS", 0.05)
         monkeypatch.delenv("HTTP_PROXY", raising=False)
         handler = type("Own", (Vllm,), {"asked": []})
-        web = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        thread = threading.Thread(target=web.serve_forever, args=(0.02,))
-        thread.start()
-        yield handler, f"127.0.0.1:{web.server_address[1]}"
-        web.shutdown()
-        thread.join()
-        web.server_close()
+        with serving(handler) as port:
+            yield handler, f"127.0.0.1:{port}"
 
     @pytest.fixture
     def file(self, tmp_path: Path) -> Path:
@@ -337,14 +333,23 @@ class TestWarm:
         assert all(asked == sent[2] for asked in again)
 
     def test_what_is_cached_does_not_count_for_the_rate(
-        self, tmp_path: Path, vllm: tuple[type[Vllm], str]
+        self, tmp_path: Path, vllm: tuple[type[Vllm], str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         _, address = vllm
+        spent: list[float] = []
+        spend = Pace.spend
+
+        def record(pace: Pace, amount: float) -> None:
+            spent.append(amount)
+            spend(pace, amount)
+
+        monkeypatch.setattr(Pace, "spend", record)
         file = tmp_path / "prompts.jsonl"
         file.write_text("\n".join(json.dumps([number] * 5) for number in range(10)))
         begin = time.monotonic()
         assert main(["pool", "warm", str(file), address, "--rate", "20/s"]) == 0
-        # A token of each is computed: half a second's work, not two and a half seconds'.
+        # Of five tokens each, four are cached.
+        assert spent == [1] * 10
         assert time.monotonic() - begin >= 0.5
 
     def test_files_that_are_refused_before_anything_is_sent(

@@ -6,15 +6,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 
 from penstock.demo.engine import Counters, Engine
 from penstock.demo.processes import Server, ServerFailed
+from tests.web import serving
 
 Script = Iterator[Any]
 """Chunks of an answer, and seconds to wait between them; None breaks off."""
@@ -75,15 +75,10 @@ def engine(
 ) -> Iterator[Engine]:
     # Nobody listens there: what asks a proxy fails.
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    web = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = Thread(target=web.serve_forever, args=(0.02,))
-    thread.start()
     program = Server("the server", ["sleep", "60"], tmp_path / "log")
-    yield Engine("the server", program, web.server_address[1])
-    program.terminate()
-    web.shutdown()
-    thread.join()
-    web.server_close()
+    with serving(handler) as port:
+        yield Engine("the server", program, port)
+        program.terminate()
 
 
 def test_tokens_are_timed_when_they_arrive(engine: Engine, handler: type[Handler]) -> None:

@@ -8,7 +8,7 @@ import math
 import subprocess
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from penstock.demo.processes import free_port
 from penstock.vllm.counters import COUNTERS, HISTOGRAM_LABELS, HISTOGRAMS, Counters
 from penstock.vllm.stats import PenstockPromMetrics
 from tests.prometheus import ALERTS, DASHBOARD, Prometheus, needed, targets
+from tests.web import serving
 
 pytestmark = [pytest.mark.long, needed]
 
@@ -28,7 +28,7 @@ class Engine:
     """The connector's own metrics, and vLLM's that the dashboard shows, under steady traffic."""
 
     def __init__(self) -> None:
-        registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         types: dict[Any, Any] = {
             kind: functools.partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram)
         }
@@ -39,10 +39,6 @@ class Engine:
             Counter(f"vllm:external_prefix_cache_{name}", "x", names, registry=registry)
             for name in ("queries", "hits")
         ]
-        self.port = free_port()
-        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), _page_of(registry))
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self._thread.start()
 
     def work(self) -> None:
         """A step in which everything happens that is counted."""
@@ -59,11 +55,6 @@ class Engine:
         self._metrics.observe(counters.take() or {})
         for counter in self._cache:
             counter.labels("m", "0").inc(5)
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 def _page_of(registry: CollectorRegistry) -> type[BaseHTTPRequestHandler]:
@@ -96,13 +87,15 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        with Prometheus(folder, {"one": f"127.0.0.1:{engine.port}"}, [ALERTS]) as server:
+        with (
+            serving(_page_of(engine.registry)) as port,
+            Prometheus(folder, {"one": f"127.0.0.1:{port}"}, [ALERTS]) as server,
+        ):
             server.wait_for("count_over_time(vllm:penstock_loads_total[1m]) >= 4")
             yield server
     finally:
         stopped.set()
         thread.join()
-        engine.close()
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,6 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "with prices, what it saves. "
         "Reads Mooncake's traces, coding sessions of kv-cache-tester, agent traces of LMCache, and "
         "vLLM's KV events, as JSON lines, gzipped or not. Needs neither a GPU nor vLLM.",
-        allow_abbrev=False,
     )
     parser.add_argument("trace", metavar="TRACE", type=Path)
     kv = parser.add_mutually_exclusive_group(required=True)

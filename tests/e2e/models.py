@@ -110,6 +110,34 @@ def deepseek_v2(folder: Path, *, seed: int = 0) -> Path:
     return _save(folder, DeepseekV2ForCausalLM, config, seed, "float32")
 
 
+def qwen3(folder: Path, *, text: str, seed: int = 0) -> Path:
+    """A Qwen3 with a tokenizer that has words for `text`. Other text has a token for each byte."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = {"bos_token": "<|begin|>", "eos_token": "<|end|>", "pad_token": "<|pad|>"}
+    trainer = trainers.BpeTrainer(
+        special_tokens=list(special.values()),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([text * 100], trainer)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    config = Qwen3Config(
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        **_COMMON | {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 40_960},
+    )
+    return _save(folder, Qwen3ForCausalLM, config, seed, "bfloat16")
+
+
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 8192,

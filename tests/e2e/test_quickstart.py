@@ -33,6 +33,7 @@ import psutil
 import pytest
 
 from penstock.demo.processes import free_port
+from tests.e2e import models
 
 pytestmark = pytest.mark.e2e
 
@@ -247,43 +248,10 @@ def reader() -> Iterator[Reader]:
     """A reader in a folder with a short path, in which the model lies."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         made = Reader(Path(name))
-        save_model(made.folder / MODEL)
+        models.qwen3(made.folder / MODEL, text=PROMPT)
         yield made
         for terminal in made.terminals:
             terminal.kill()
-
-
-def save_model(folder: Path) -> None:
-    """A small Qwen3 with random weights, and a tokenizer that knows the page's prompt."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        special_tokens=["<|end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([PROMPT * 100], trainer)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>").save_pretrained(folder)
-    config = Qwen3Config(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=40_960,
-        # With the usual 0.02, greedy output is one repeated token.
-        initializer_range=0.12,
-        tie_word_embeddings=False,
-    )
-    torch.manual_seed(20_260_101)
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
 def page_for(folder: Path) -> str:

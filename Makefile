@@ -1,8 +1,8 @@
 # The main jobs. Everything lives in $(VENV) and target/; nothing is done twice (`make clean` starts anew).
 #
 #   make demo [POOL=file|valkey|redis] [TRACE=FILE]   two vLLM servers share one pool; writes demo-report/
-#   make check                                        lint, types, unit tests: what to run while working
-#   make unit                                         only the unit tests, Rust's and Python's
+#   make check                                        lint, types, unit tests but the long ones: what to run while working
+#   make unit                                         all unit tests, Rust's and Python's
 #   make e2e [T='tests/e2e/test_x.py -k WORD']        end-to-end tests on the real vLLM
 #   make test                                         everything CI runs
 #   make soak [SOAK_SECONDS=300] [SEED=N]             random faults for so long, every byte checked

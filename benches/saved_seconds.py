@@ -23,7 +23,8 @@ from benches.connectors import ENGINE_ENVIRONMENT
 from benches.end_to_end import BLOCK, KV_BYTES, MODELS
 
 WARM_UPS = 3
-"""New prompts that both engines compute first: they set up what later ones use."""
+"""New prompts that both engines compute first, at rest too: they set up what later ones use, and
+the estimate rests on them at first."""
 
 
 def prompt(seed: str, tokens: int) -> list[int]:
@@ -116,8 +117,8 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Both engines' times, prompt by prompt: one that is stored, then one that is not."""
     for tokens in fresh[:WARM_UPS]:
-        second.ask(tokens, max_tokens=1)
-        plain.ask(tokens, max_tokens=1)
+        ask(second, tokens)
+        ask(plain, tokens)
     rows = []
     pairs = zip(stored, fresh[WARM_UPS:], strict=True)
     for number, tokens in enumerate(tokens for pair in pairs for tokens in pair):

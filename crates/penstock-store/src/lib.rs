@@ -22,6 +22,7 @@ pub mod sealed;
 mod shm;
 mod size;
 mod slices;
+mod tenant;
 pub mod value;
 
 pub use contract::{
@@ -38,3 +39,4 @@ pub use options::OpenOptions;
 pub use sealed::SealedStore;
 pub use shm::ShmStore;
 pub use size::parse_size;
+pub use tenant::Tenant;

@@ -44,6 +44,16 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Lru<K, S> {
         Some(self.slab.get(*node).1)
     }
 
+    /// The entries with their weights, the next victim first. Looking is not a use.
+    pub fn oldest_first(&self) -> impl Iterator<Item = (&K, u64)> {
+        std::iter::successors(self.queue.front(), |&node| Queue::next(&self.slab, node)).map(
+            |node| {
+                let (key, weight) = self.slab.get(node);
+                (key, *weight)
+            },
+        )
+    }
+
     /// Evicts until the weight is no more than `capacity`. Of the last entry to go, only as much
     /// goes as has to; the rest stays the next to go.
     ///

@@ -79,6 +79,8 @@ proptest! {
                     prop_assert_eq!(policy.evict(), oldest.and_then(|key| naive.take(key)));
                 }
             }
+            let oldest_first = policy.oldest_first().map(|(&key, weight)| (key, weight));
+            prop_assert!(oldest_first.eq(naive.0.iter().copied()));
         }
     }
 

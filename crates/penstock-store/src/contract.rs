@@ -116,6 +116,10 @@ pub struct Listed {
     pub key: Key,
     /// Bytes of its value, header included.
     pub bytes: u64,
+    /// When it was used last, in a unit of the store's own: of two objects in one listing, the one
+    /// with the smaller number was used earlier. 0 from stores on servers, which do not say. To be
+    /// listed is no use.
+    pub last_use: u64,
 }
 
 /// Counters of one store handle since it was opened.
@@ -193,6 +197,11 @@ pub trait Store: Send + Sync {
 
     /// Counters since this handle was opened.
     fn stats(&self) -> StoreStats;
+
+    /// What a value of this length takes up of the store's bound, in bytes, if the store has one.
+    fn charge(&self, value_bytes: u64) -> u64 {
+        value_bytes
+    }
 
     /// The stores that this one is made of, the nearest first; empty if it is not made of several.
     /// If a value does not verify, [`crate::SealedStore::mend`] looks at each of them.

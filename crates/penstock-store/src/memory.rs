@@ -76,7 +76,7 @@ impl MemoryStore {
             return Ok(PutOutcome::AlreadyPresent);
         }
         evicted.extend(held.values.insert(*key, value));
-        held.recency.insert(*key, bytes + ENTRY_BYTES);
+        held.recency.insert(*key, self.charge(bytes));
         let replaced = evicted.len();
         while held.recency.weight() > self.capacity {
             let Some((victim, _)) = held.recency.evict() else {
@@ -164,13 +164,13 @@ impl Store for MemoryStore {
         deadline::check(deadline).inspect_err(|_| self.counters.failed())?;
         // A copy, so that the visitor may use the store.
         let held = self.held.lock();
-        let listed: Vec<Listed> = held
-            .values
-            .iter()
-            .filter(|(key, _)| namespace.is_none_or(|namespace| key.namespace == namespace))
-            .map(|(key, value)| Listed {
+        let listed: Vec<Listed> = (0..)
+            .zip(held.recency.oldest_first())
+            .filter(|(_, (key, _))| namespace.is_none_or(|namespace| key.namespace == namespace))
+            .map(|(last_use, (key, charge))| Listed {
                 key: *key,
-                bytes: value.len() as u64,
+                bytes: charge - ENTRY_BYTES,
+                last_use,
             })
             .collect();
         drop(held);
@@ -190,5 +190,9 @@ impl Store for MemoryStore {
 
     fn stats(&self) -> StoreStats {
         self.counters.snapshot()
+    }
+
+    fn charge(&self, value_bytes: u64) -> u64 {
+        value_bytes.saturating_add(ENTRY_BYTES)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use url::Url;
 
 use crate::file::FileStore;
-use crate::layers::{Breaker, BreakerSettings, Tiered};
+use crate::layers::{Breaker, BreakerSettings, Quota, Quotas, Tiered};
 use crate::memory::MemoryStore;
 use crate::shm::ShmStore;
 use crate::{Error, ErrorKind, OpenOptions, Result, Store, parse_size, resp};
@@ -17,6 +17,9 @@ const ACCEPTED: &str = "memory://?size=1GiB, shm://NAME?size=1GiB, file:///absol
 
 /// Opens the store that a URL names. Several URLs with white space between them, the nearest first,
 /// open as one store ([`Tiered`]).
+///
+/// Stores that this crate bounds (memory, directories, shared memory) keep quotas: `&quota=` with
+/// what [`Quotas::add`] takes, as often as needed.
 ///
 /// Opening checks the URL. For a directory or shared memory, it also checks that this can be used.
 /// It does not wait for a server, which may come up later. Fails with [`ErrorKind::Config`] on
@@ -62,26 +65,31 @@ fn open_one(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
         "memory" => open_memory(&parse(url)?),
         "file" => open_file(url),
         "shm" => open_shm(&parse(url)?),
-        "unix" | "redis+unix" | "valkey+unix" => resp::open(url, options),
-        _ if matches!(
-            scheme
-                .trim_end_matches("+sentinel")
-                .trim_end_matches("+cluster"),
-            "redis" | "valkey" | "rediss" | "valkeys"
-        ) =>
-        {
-            resp::open(url, options)
-        }
+        _ if is_server(scheme) && has_quota(url) => Err(Error::new(
+            ErrorKind::Config,
+            "a server's pool takes no quotas, because the server itself evicts: give each tenant \
+             a server of its own, each with its maxmemory, or use a file:// or shm:// pool",
+        )),
+        _ if is_server(scheme) => resp::open(url, options),
         _ => Err(config("not a pool URL")),
     }
+}
+
+fn is_server(scheme: &str) -> bool {
+    let topology_aside = scheme
+        .trim_end_matches("+sentinel")
+        .trim_end_matches("+cluster");
+    matches!(scheme, "unix" | "redis+unix" | "valkey+unix")
+        || matches!(topology_aside, "redis" | "valkey" | "rediss" | "valkeys")
 }
 
 fn open_memory(url: &Url) -> Result<Arc<dyn Store>> {
     if url.has_host() || !matches!(url.path(), "" | "/") {
         return Err(config("a memory pool has neither host nor path"));
     }
-    let size = size_of(url)?.ok_or_else(|| config("a memory pool needs a size"))?;
-    Ok(Arc::new(MemoryStore::new(size)))
+    let Bounds { size, quotas } = bounds_of(url)?;
+    let size = size.ok_or_else(|| config("a memory pool needs a size"))?;
+    with_quotas(Arc::new(MemoryStore::new(size)), quotas)
 }
 
 fn open_file(text: &str) -> Result<Arc<dyn Store>> {
@@ -91,8 +99,8 @@ fn open_file(text: &str) -> Result<Arc<dyn Store>> {
         .then(|| url.to_file_path().ok())
         .flatten()
         .ok_or_else(|| config("a file pool's URL has three slashes and an absolute path"))?;
-    let store = FileStore::open(&path, size_of(&url)?)?;
-    Ok(Arc::new(store))
+    let Bounds { size, quotas } = bounds_of(&url)?;
+    with_quotas(Arc::new(FileStore::open(&path, size)?), quotas)
 }
 
 fn open_shm(url: &Url) -> Result<Arc<dyn Store>> {
@@ -101,7 +109,8 @@ fn open_shm(url: &Url) -> Result<Arc<dyn Store>> {
         .host_str()
         .filter(|_| is_name && matches!(url.path(), "" | "/"))
         .ok_or_else(|| config("a shared-memory pool's URL has a name and no path"))?;
-    Ok(Arc::new(ShmStore::open(name, size_of(url)?)?))
+    let Bounds { size, quotas } = bounds_of(url)?;
+    with_quotas(Arc::new(ShmStore::open(name, size)?), quotas)
 }
 
 fn parse(url: &str) -> Result<Url> {
@@ -114,21 +123,46 @@ fn parse(url: &str) -> Result<Url> {
     Ok(url)
 }
 
-/// The `size` parameter, the only one there is.
-fn size_of(url: &Url) -> Result<Option<u64>> {
-    let mut size = None;
+fn with_quotas(store: Arc<dyn Store>, quotas: Quotas) -> Result<Arc<dyn Store>> {
+    if quotas.is_empty() {
+        return Ok(store);
+    }
+    Ok(Arc::new(Quota::new(store, quotas)?))
+}
+
+/// What a URL of a store that this crate bounds says about its bounds.
+#[derive(Default)]
+struct Bounds {
+    size: Option<u64>,
+    quotas: Quotas,
+}
+
+/// The parameters `size` and `quota`, the only ones there are.
+fn bounds_of(url: &Url) -> Result<Bounds> {
+    let mut bounds = Bounds::default();
     for (name, value) in url.query_pairs() {
-        if name != "size" || size.is_some() {
-            return Err(config(&format!(
-                "parameter {name:?} is unknown or given twice"
-            )));
-        }
-        size = Some(parse_size(&value)?).filter(|&size| size > 0);
-        if size.is_none() {
-            return Err(config("a pool of no bytes holds nothing"));
+        match &*name {
+            "size" if bounds.size.is_none() => {
+                bounds.size = Some(parse_size(&value)?).filter(|&size| size > 0);
+                if bounds.size.is_none() {
+                    return Err(config("a pool of no bytes holds nothing"));
+                }
+            }
+            "quota" => bounds.quotas.add(&value)?,
+            _ => {
+                return Err(config(&format!(
+                    "parameter {name:?} is unknown or given twice"
+                )));
+            }
         }
     }
-    Ok(size)
+    Ok(bounds)
+}
+
+/// Whether a URL has a quota among its parameters. Not every server's URL is one for [`Url`].
+fn has_quota(url: &str) -> bool {
+    let query = url.split_once('?').map_or("", |(_, query)| query);
+    query.split('&').any(|part| part.starts_with("quota="))
 }
 
 fn config(problem: &str) -> Error {

@@ -52,11 +52,16 @@ impl Tenant {
     }
 }
 
+impl fmt::Display for Tenant {
+    /// The digest's ten digits, the last ones of the tenant's namespaces.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
 impl fmt::Debug for Tenant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Tenant(")?;
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
-        write!(f, ")")
+        write!(f, "Tenant({self})")
     }
 }
 

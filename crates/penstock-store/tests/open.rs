@@ -87,6 +87,7 @@ fn what_is_not_a_pool_is_refused_with_what_would_be() {
         "file:///pool?size=",
         "file:///pool?bytes=1",
         "file:///pool?size=1G#x",
+        "memory://?quota=tenant/red:1M",
     ] {
         fails(url);
     }
@@ -107,4 +108,57 @@ fn errors_do_not_repeat_passwords() {
         let message = fails(url);
         assert!(!message.contains("hunter2"), "{message}");
     }
+}
+
+#[test]
+fn a_quota_that_is_none_is_refused_with_what_would_be() {
+    let namespace = "ab".repeat(16);
+    for quota in [
+        "",
+        "1GiB",
+        "red:1GiB",
+        "tenant/red",
+        "tenant/:1GiB",
+        "tenant/a b:1GiB",
+        "tenant/red:0",
+        "tenant/red:1G&quota=tenant/red:2G",
+        "tenant/*:1G&quota=tenant/*:1G",
+        "user/red:1GiB",
+        "namespace/ab:1GiB",
+        "namespace/*:1GiB",
+        &format!(
+            "namespace/{namespace}:1G&quota=namespace/{}:1G",
+            "AB".repeat(16)
+        ),
+    ] {
+        for pool in [
+            "memory://?size=1M",
+            "file:///nowhere/pool?size=1M",
+            "shm://none?size=1M",
+        ] {
+            let message = fails(&format!("{pool}&quota={quota}"));
+            for accepted in ["tenant/NAME:", "tenant/*:", "namespace/HEX:", "pool ls"] {
+                assert!(message.contains(accepted), "{quota}: {message}");
+            }
+        }
+    }
+    assert!(fails("memory://?size=1M&quota=tenant/red:lots").contains("not a size: \"lots\""));
+}
+
+#[test]
+fn servers_take_no_quotas() {
+    for url in [
+        "redis://h?quota=tenant/red:1GiB",
+        "valkeys://h/1?name=x&quota=tenant/red:1GiB",
+        "valkey+cluster://a,b?quota=tenant/*:1GiB",
+        "redis+sentinel://a,b/master?quota=namespace/0:1GiB",
+        "unix:///nowhere.sock?db=1&quota=tenant/*:1GiB",
+        "memory://?size=1MiB redis://h?quota=tenant/*:1GiB",
+    ] {
+        let message = fails(url);
+        for said in ["server's pool takes no quotas", "maxmemory", "shm://"] {
+            assert!(message.contains(said), "{url}: {message}");
+        }
+    }
+    assert!(!fails("http://h?quota=tenant/*:1GiB").contains("server's pool"));
 }

@@ -278,6 +278,7 @@ impl Store for FileStore {
                 visit(Listed {
                     key,
                     bytes: file.len(),
+                    last_use: since_the_epoch(file.modified()?),
                 });
             }
             Ok(())
@@ -317,6 +318,10 @@ impl Store for FileStore {
 
     fn stats(&self) -> StoreStats {
         self.directory.counters.snapshot()
+    }
+
+    fn charge(&self, value_bytes: u64) -> u64 {
+        charge(value_bytes)
     }
 }
 
@@ -358,6 +363,12 @@ fn create_options() -> OpenOptions {
 fn time_of_use(position: u64) -> SystemTime {
     let now = SystemTime::now();
     now.checked_sub(recency::earlier(position)).unwrap_or(now)
+}
+
+/// Nanoseconds from 1970 to a time; 0 for times before.
+fn since_the_epoch(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_nanos().try_into().unwrap_or(u64::MAX))
 }
 
 /// Whether the noted time of a value's use is so old that it should be renewed.

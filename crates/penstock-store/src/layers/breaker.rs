@@ -132,4 +132,8 @@ impl Store for Breaker {
     fn stats(&self) -> StoreStats {
         self.inner.stats()
     }
+
+    fn charge(&self, value_bytes: u64) -> u64 {
+        self.inner.charge(value_bytes)
+    }
 }

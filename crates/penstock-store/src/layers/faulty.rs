@@ -238,6 +238,10 @@ impl Store for Faulty {
     fn stats(&self) -> StoreStats {
         self.inner.stats()
     }
+
+    fn charge(&self, value_bytes: u64) -> u64 {
+        self.inner.charge(value_bytes)
+    }
 }
 
 fn too_late() -> Error {

@@ -76,6 +76,7 @@ fn scan(
                 listed.push(Listed {
                     key,
                     bytes: count(reply)?,
+                    last_use: 0,
                 });
                 Ok(())
             }
@@ -83,7 +84,11 @@ fn scan(
     )?;
     ask_each(connection, "EXISTS", &empty, deadline, |key, reply| {
         if count(reply)? > 0 {
-            listed.push(Listed { key, bytes: 0 });
+            listed.push(Listed {
+                key,
+                bytes: 0,
+                last_use: 0,
+            });
         }
         Ok(())
     })?;

@@ -203,6 +203,7 @@ impl Store for ShmStore {
                 visit(Listed {
                     key,
                     bytes: found.bytes,
+                    last_use: self.segment.used_at(&found),
                 });
             }
         }
@@ -235,5 +236,10 @@ impl Store for ShmStore {
 
     fn stats(&self) -> StoreStats {
         self.counters.snapshot()
+    }
+
+    fn charge(&self, value_bytes: u64) -> u64 {
+        let geometry = &self.segment.geometry;
+        geometry.pages_of(value_bytes) * geometry.page_bytes
     }
 }

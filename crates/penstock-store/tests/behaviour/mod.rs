@@ -15,14 +15,15 @@ pub mod sealed;
 
 use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use penstock_layout::Span;
 use penstock_store::value::{self, HEADER_BYTES};
 use penstock_store::{
     ErrorKind, GetOutcome, GetRequest, Key, Namespace, PutOutcome, PutRequest, Result, Store,
+    Tenant,
 };
 
 /// Runs every check that the store's capabilities allow.
@@ -66,15 +67,20 @@ pub fn get_one(store: &dyn Store, namespace: Namespace) -> Result<GetOutcome> {
     store.get(&key(namespace, 0), into, soon())
 }
 
+/// Whose namespaces all fresh ones are, if somebody's.
+pub static TENANT: OnceLock<Tenant> = OnceLock::new();
+
 /// A namespace that no other check uses, in this process or another.
 pub fn fresh_namespace() -> Namespace {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let mut bytes = [0; 16];
     let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
-    bytes[..8].copy_from_slice(&now.to_le_bytes());
-    bytes[8..12].copy_from_slice(&std::process::id().to_le_bytes());
-    bytes[12..].copy_from_slice(&(NEXT.fetch_add(1, Ordering::Relaxed) as u32).to_le_bytes());
-    Namespace(bytes)
+    bytes[..4].copy_from_slice(&(NEXT.fetch_add(1, Ordering::Relaxed) as u32).to_le_bytes());
+    bytes[4..12].copy_from_slice(&now.to_le_bytes());
+    bytes[12..].copy_from_slice(&std::process::id().to_le_bytes());
+    TENANT.get().map_or(Namespace(bytes), |tenant| {
+        Namespace(bytes).of_tenant(*tenant)
+    })
 }
 
 /// The n-th key of a namespace.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from penstock import Pool
 from penstock._native import Store
-from penstock.cli import pool_archive, pool_verify, pool_warm, words
+from penstock.cli import pool_archive, pool_verify, pool_warm, quotas, words
 from penstock.cli.namespaces import add_namespace, add_timeout, chosen, namespace_as_json
 from penstock.errors import ConfigError
 from penstock.pool import NamespaceUsage
@@ -109,8 +110,10 @@ def _stats(pool: Pool, used: list[NamespaceUsage], as_json: bool) -> None:
     }
     facts = pool.describe()
     shown = {name: facts[name] for name in _SHOWN_FACTS if name in facts}
+    accounts = quotas.accounts(facts, used)
     if as_json:
-        words.print_json({"url": pool.url, **totals, "store": shown})
+        of_accounts = {"quotas": [asdict(one) for one in accounts]} if accounts else {}
+        words.print_json({"url": pool.url, **totals, "store": shown, **of_accounts})
         return
     table = Table.grid(padding=(0, 2))
     table.add_row("namespaces", f"{totals['namespaces']:,}")
@@ -123,6 +126,9 @@ def _stats(pool: Pool, used: list[NamespaceUsage], as_json: bool) -> None:
     console = words.console()
     console.print(Text(pool.url, style="bold"))
     console.print(table)
+    if accounts:
+        console.print()
+        console.print(quotas.table(accounts))
 
 
 def _purge(store: Store, used: list[NamespaceUsage], args: argparse.Namespace) -> int:

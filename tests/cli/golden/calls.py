@@ -31,6 +31,8 @@ POOLS = (
     "file:///",
     "file://$ROOM/empty",
     f"{POOL}?size=much",
+    f"{POOL}?quota=team",
+    "valkey://cache.example?quota=tenant/red:1GiB",
     "memory://",
     "shm://$NEWER",
     f"memory://?size=1MiB valkey://me:{PASSWORD}@",

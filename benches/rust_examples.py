@@ -2,7 +2,8 @@
 
 It builds an example of `penstock-store` in release mode and runs it. `encryption_throughput`
 measures sealing and opening of values. `shm_throughput` measures a pool of its own in shared memory
-against memcpy. Words after `--` go to the example, such as ``--passes 15``. Run it as
+against memcpy. `quota_cost` measures puts with and without quotas. Words after `--` go to the
+example, such as ``--passes 15``. Run it as
 ``python -m benches.rust_examples encryption_throughput``.
 """
 
@@ -17,7 +18,7 @@ from typing import Any
 
 from benches import report
 
-EXAMPLES = ("encryption_throughput", "shm_throughput")
+EXAMPLES = ("encryption_throughput", "quota_cost", "shm_throughput")
 POOL = f"bench-{os.getpid()}"
 POOL_SIZE = "200MiB"
 ROOT = Path(__file__).parents[1]

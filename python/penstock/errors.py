@@ -14,6 +14,7 @@ __all__ = [
     "ConfigError",
     "Denied",
     "Full",
+    "OverQuota",
     "IoError",
     "LayoutError",
     "NotFound",
@@ -121,6 +122,12 @@ class Full(StoreError):
     """The store has no room, and its policy does not make any."""
 
     kind = "full"
+
+
+class OverQuota(Full):
+    """The account that the object counts for has no room in its quota now. Others have."""
+
+    kind = "over_quota"
 
 
 class Unavailable(StoreError):

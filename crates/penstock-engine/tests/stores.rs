@@ -184,19 +184,21 @@ fn a_failing_store_costs_its_jobs_and_then_nothing_until_it_is_tried_again() {
 }
 
 #[test]
-fn a_value_too_large_for_the_store_does_not_stop_others() {
-    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
-    let engine = engine(&store, config(4), &kv);
-    store.fail_puts(Some(ErrorKind::Config));
-    engine
-        .submit_store(1, vec![block_of(1, 1)], Fence::NONE)
-        .unwrap();
-    assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Config)]);
-    store.fail_puts(None);
-    engine
-        .submit_store(2, vec![block_of(1, 1)], Fence::NONE)
-        .unwrap();
-    assert_eq!(outcomes(&engine, 2), [Outcome::Stored(BLOCK_BYTES as u64)]);
+fn a_value_that_is_refused_for_itself_does_not_stop_others() {
+    for kind in [ErrorKind::Config, ErrorKind::OverQuota] {
+        let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+        let engine = engine(&store, config(4), &kv);
+        store.fail_puts(Some(kind));
+        engine
+            .submit_store(1, vec![block_of(1, 1)], Fence::NONE)
+            .unwrap();
+        assert_eq!(outcomes(&engine, 1), [Outcome::Failed(kind)]);
+        store.fail_puts(None);
+        engine
+            .submit_store(2, vec![block_of(1, 1)], Fence::NONE)
+            .unwrap();
+        assert_eq!(outcomes(&engine, 2), [Outcome::Stored(BLOCK_BYTES as u64)]);
+    }
 }
 
 #[test]

@@ -17,6 +17,7 @@ pub(crate) mod raised {
     import_exception!(penstock.errors, ConfigError);
     import_exception!(penstock.errors, Denied);
     import_exception!(penstock.errors, Full);
+    import_exception!(penstock.errors, OverQuota);
     import_exception!(penstock.errors, IoError);
     import_exception!(penstock.errors, LayoutError);
     import_exception!(penstock.errors, ProtocolError);
@@ -77,6 +78,7 @@ pub(crate) fn store_error(_: Python<'_>, error: &penstock_store::Error) -> PyErr
         ErrorKind::Unreachable => raised::Unreachable::new_err(message),
         ErrorKind::TimedOut => raised::TimedOut::new_err(message),
         ErrorKind::Denied => raised::Denied::new_err(message),
+        ErrorKind::OverQuota => raised::OverQuota::new_err(message),
         ErrorKind::Full => raised::Full::new_err(message),
         ErrorKind::Unavailable => raised::Unavailable::new_err(message),
         ErrorKind::Protocol => raised::ProtocolError::new_err(message),

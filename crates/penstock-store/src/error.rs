@@ -16,6 +16,9 @@ pub enum ErrorKind {
     Denied,
     /// The store has no room and its policy does not make any.
     Full,
+    /// The account that the object counts for has no room in its quota now. Other accounts are not
+    /// concerned.
+    OverQuota,
     /// The store answers, but cannot serve now (loading, read-only replica, cluster down).
     Unavailable,
     /// The peer said something the protocol does not allow here.
@@ -29,7 +32,12 @@ impl ErrorKind {
     pub fn is_retryable(self) -> bool {
         matches!(
             self,
-            Self::Unreachable | Self::TimedOut | Self::Full | Self::Unavailable | Self::Io
+            Self::Unreachable
+                | Self::TimedOut
+                | Self::Full
+                | Self::OverQuota
+                | Self::Unavailable
+                | Self::Io
         )
     }
 
@@ -41,6 +49,7 @@ impl ErrorKind {
             Self::TimedOut => "timed_out",
             Self::Denied => "denied",
             Self::Full => "full",
+            Self::OverQuota => "over_quota",
             Self::Unavailable => "unavailable",
             Self::Protocol => "protocol",
             Self::Io => "io",

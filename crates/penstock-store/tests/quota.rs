@@ -153,10 +153,7 @@ fn put_at_once(handles: &[&Quota], tenant: &str, round: u64) -> u64 {
                     let key = key(of(tenant, (n % 3) as u8), n);
                     match put(&**store, &key, &bytes(n, size)) {
                         Ok(_) => _ = stored.fetch_add(1, Ordering::Relaxed),
-                        Err(error) => assert!(matches!(
-                            error.kind(),
-                            ErrorKind::Full | ErrorKind::Unavailable
-                        )),
+                        Err(error) => assert_eq!(error.kind(), ErrorKind::OverQuota),
                     }
                 }
             });
@@ -445,10 +442,7 @@ fn a_census_that_is_stuck_costs_puts_of_its_accounts_only() {
     let store = stuck.with(&["tenant/red:1MiB"]);
     let start = Instant::now();
     for _ in 0..100 {
-        assert_eq!(
-            kind_of(put(&*store, &red, b"value")),
-            ErrorKind::Unavailable
-        );
+        assert_eq!(kind_of(put(&*store, &red, b"value")), ErrorKind::OverQuota);
         put(&*store, &blue, b"value").unwrap();
         assert!(get(&*store, &key(of("red", 0), 1)).is_some());
         assert_eq!(store.contains(&[red, blue], soon()).unwrap(), [false, true]);

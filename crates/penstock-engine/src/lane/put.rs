@@ -66,9 +66,14 @@ fn put(inner: &Inner, batch: Vec<Put>) {
     };
     inner.counters.put_calls.fetch_add(1, Ordering::Relaxed);
 
-    // A value that the store will never accept says nothing about the next one.
-    let failed =
-        |outcome: &Outcome| matches!(outcome, Outcome::Failed(kind) if *kind != ErrorKind::Config);
+    // A value that the store will never accept, or not from this tenant now, says nothing about the
+    // next one.
+    let failed = |outcome: &Outcome| {
+        let Outcome::Failed(kind) = outcome else {
+            return false;
+        };
+        !matches!(kind, ErrorKind::Config | ErrorKind::OverQuota)
+    };
     inner
         .queues
         .store_takes_puts(is_there && !outcomes.iter().all(failed));

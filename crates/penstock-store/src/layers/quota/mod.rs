@@ -36,8 +36,7 @@ const CENSUS_WAIT: Duration = Duration::from_secs(2);
 /// of its quota, the thread evicts the account's least recently used values down to 90 %. Other
 /// accounts' values stay. A put that would pass the quota meanwhile waits up to 200 ms for the
 /// thread, but never if the thread has been behind for longer than that. It then fails with
-/// [`ErrorKind::Full`]; or with [`ErrorKind::Unavailable`] if what the account has is not counted
-/// yet. A value larger than its quota fails with [`ErrorKind::Config`].
+/// [`ErrorKind::OverQuota`], also if what the account has is not counted yet. A value larger than its quota fails with [`ErrorKind::Config`].
 ///
 /// The bound is exact as long as one handle puts. Each further handle, of this process or another,
 /// may bring an account 5 % of its quota above it, or one value if that is more, until the next
@@ -100,7 +99,10 @@ impl Quota {
         // A put that failed may have stored its value, unless the store refused it.
         let may_be_there = match &request.outcome {
             Some(Ok(outcome)) => *outcome == crate::PutOutcome::Stored,
-            Some(Err(error)) => !matches!(error.kind(), ErrorKind::Full | ErrorKind::Config),
+            Some(Err(error)) => !matches!(
+                error.kind(),
+                ErrorKind::Full | ErrorKind::OverQuota | ErrorKind::Config
+            ),
             None => true,
         };
         let accounts = self.keeper.shared.quotas.accounts_of(request.key.namespace);
@@ -149,11 +151,11 @@ fn refused(name: &str, quota: u64, charge: u64, refusal: Refusal) -> Error {
             format!("a value that takes {charge} bytes is larger than its quota of {quota}"),
         ),
         Refusal::NoRoom => (
-            ErrorKind::Full,
+            ErrorKind::OverQuota,
             format!("the quota of {quota} bytes is used up until old values are evicted"),
         ),
         Refusal::NotCounted => (
-            ErrorKind::Unavailable,
+            ErrorKind::OverQuota,
             format!("what there is of the quota of {quota} bytes is being counted"),
         ),
     };

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_engine::{
-    Block, Device, Engine, EngineConfig, Event, Fence, KvGroup, Outcome, Region,
+    Block, Device, Engine, EngineConfig, Event, Fence, KvGroup, Outcome, Owner, Region,
 };
 use penstock_layout::{Descriptor, KvLayout, Span};
 use penstock_store::{Key, Keyring, Namespace, OpenOptions, open};
@@ -74,7 +74,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let keys: Vec<Key> = all.iter().map(key).collect();
             let cpu = cpu_seconds()?;
             let start = Instant::now();
-            engine.submit_store(1, &all, Arc::default(), Fence::NONE)?;
+            engine.submit_store(1, &all, &Owner::default(), Fence::NONE)?;
             let (over, released) = finish(&engine, start)?;
             (stores, releases) = (stores.min(over), releases.min(released));
             store_cpu += cpu_seconds()? - cpu;
@@ -83,7 +83,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             engine.submit_load(
                 1,
                 &all,
-                Arc::default(),
+                &Owner::default(),
                 start + Duration::from_secs(60),
                 true,
                 Fence::NONE,

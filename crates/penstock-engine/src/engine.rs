@@ -48,7 +48,7 @@ const WATCH: &str = "penstock-fence";
 /// use std::time::{Duration, Instant};
 ///
 /// use penstock_engine::{
-///     Block, Completion, Device, Engine, EngineConfig, Event, Fence, KvGroup, Outcome, Region,
+///     Block, Completion, Device, Engine, EngineConfig, Event, Fence, KvGroup, Outcome, Owner, Region,
 /// };
 /// use penstock_layout::{Descriptor, KvLayout, Span};
 /// use penstock_store::{MemoryStore, Namespace};
@@ -73,11 +73,11 @@ const WATCH: &str = "penstock-fence";
 ///     completions.pop().unwrap().event
 /// };
 /// let block = |block| Block { group: 0, block, chunk: [5; 32], parent: None };
-/// engine.submit_store(1, &[block(0)], Arc::default(), Fence::NONE)?;
+/// engine.submit_store(1, &[block(0)], &Owner::default(), Fence::NONE)?;
 /// assert_eq!(last_event().blocks(), [Outcome::Stored(BYTES as u64)]);
 ///
 /// let soon = Instant::now() + Duration::from_secs(10);
-/// engine.submit_load(2, &[block(1)], Arc::default(), soon, true, Fence::NONE)?;
+/// engine.submit_load(2, &[block(1)], &Owner::default(), soon, true, Fence::NONE)?;
 /// // The arena still had it: the host tier.
 /// assert_eq!(last_event().blocks(), [Outcome::Kept(BYTES as u64)]);
 /// drop(engine);
@@ -170,8 +170,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Sets the namespace under which a group's objects are stored. It can be set once; setting the
-    /// same one again is no error. Jobs of a group without a namespace are refused.
+    /// Sets the namespace under which a group's objects are stored, and from which tenants'
+    /// namespaces are made. It can be set once; setting the same one again is no error. Jobs of a
+    /// group without a namespace are refused.
     pub fn name(&self, group: u16, namespace: Namespace) -> Result<(), EngineError> {
         let groups = self.groups.read();
         let known = groups
@@ -179,7 +180,8 @@ impl Engine {
             .ok_or(EngineError::NotRegistered { group })?;
         let others = groups.values().filter(|other| other.number() != group);
         for other in others {
-            if other.namespace() == Some(namespace) {
+            // Tenants' namespaces keep only the family.
+            if other.namespace().map(Namespace::family) == Some(namespace.family()) {
                 let other = other.number();
                 return Err(EngineError::NamespaceTaken { group, other });
             }
@@ -267,16 +269,16 @@ impl Engine {
     /// call returns all blocks that are there. Before the first call, nothing is remembered.
     pub fn take_host_changes(&self) -> Vec<HostChange> {
         let groups = self.groups.read();
-        let by_namespace: HashMap<Namespace, &Group> = groups
+        let by_family: HashMap<_, &Group> = groups
             .values()
-            .filter_map(|group| Some((group.namespace()?, group)))
+            .filter_map(|group| Some((group.namespace()?.family(), group)))
             .collect();
         let mut held = self.held.lock();
         let changes = self.inner.queues.host_tier().take_changes().into_iter();
         changes
             .filter_map(|(key, came)| {
-                let group = by_namespace.get(&key.namespace)?;
-                held.note(group.number(), key.chunk, came, group.objects())
+                let group = by_family.get(&key.namespace.family())?;
+                held.note(group.number(), &key, came, group.objects())
             })
             .collect()
     }

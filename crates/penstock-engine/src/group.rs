@@ -12,7 +12,7 @@ use crate::job::{Plan, Transfer};
 use crate::outcome::Part;
 use crate::region::Region;
 use crate::registration::Registration;
-use crate::{Block, Chunk, EngineError, Parent};
+use crate::{Block, Chunk, EngineError, Owner, Parent};
 
 /// Which part of a group of layers lies in this engine's memory, and where.
 #[derive(Clone, Debug)]
@@ -172,12 +172,13 @@ impl Group {
         &self,
         block: &Block,
         work: Work,
-        tenant: &Arc<[u8]>,
+        owner: &Owner,
         plan: &mut Plan,
     ) -> Result<(), EngineError> {
-        let Some(&namespace) = self.namespace.get() else {
+        let Some(&shared) = self.namespace.get() else {
             return Err(EngineError::Unnamed { group: self.number });
         };
+        let namespace = owner.namespace(shared);
         let mut bytes = 0;
         if let Some(held) = &self.held {
             bytes = held.objects.iter().map(|(_, bytes)| *bytes as u64).sum();
@@ -196,7 +197,7 @@ impl Group {
                             parent: block.parent.map(|Parent { chunk, .. }| key(chunk)),
                             position: block.parent.map_or(0, |parent| parent.tokens),
                             pages: pages.clone(),
-                            context: Arc::clone(tenant),
+                            context: Arc::clone(&owner.salt),
                             bytes,
                         }
                     }));

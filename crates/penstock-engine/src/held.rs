@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use penstock_store::CHUNK_BYTES;
+use penstock_store::{CHUNK_BYTES, Key, Namespace};
 
 use crate::Chunk;
 
@@ -62,40 +62,65 @@ impl HostChange {
     }
 }
 
-/// Counts the objects in host memory of each block that has any there.
+/// Counts what host memory has of each block.
+///
+/// A block may be there more than once, in namespaces of several tenants: if they gave their
+/// requests the same salt. It counts as there while it is whole in one of them.
 #[derive(Default)]
 pub(crate) struct HeldBlocks {
-    objects: HashMap<(u16, Chunk), usize>,
+    /// The objects of each block that is there in part.
+    parts: HashMap<(Namespace, Chunk), usize>,
+    /// The namespaces in which a block is whole.
+    whole: HashMap<(u16, Chunk), usize>,
 }
 
 impl HeldBlocks {
-    /// Notes that an object of a block came or went. `whole` is the number of the block's objects.
-    /// Returns the change that this makes for the block, if any.
+    /// Notes that an object of a group's block came or went. `whole` is the number of the block's
+    /// objects. Returns the change that this makes for the block, if any.
     pub(crate) fn note(
         &mut self,
         group: u16,
-        chunk: Chunk,
+        object: &Key,
         came: bool,
         whole: usize,
     ) -> Option<HostChange> {
-        let place = (group, chunk);
-        let before = self.objects.get(&place).copied().unwrap_or(0);
+        let chunk = object.chunk;
+        let part = (object.namespace, chunk);
+        let times = self.whole.get(&(group, chunk)).copied().unwrap_or(0);
+        let before = match self.parts.remove(&part) {
+            Some(objects) => objects,
+            None if came || times == 0 => 0,
+            None => whole,
+        };
         let after = if came {
             before + 1
         } else {
             before.saturating_sub(1)
         };
-        if after == 0 {
-            self.objects.remove(&place);
-        } else {
-            self.objects.insert(place, after);
+        if (1..whole).contains(&after) {
+            self.parts.insert(part, after);
         }
-        ((before == whole) != (after == whole)).then_some(HostChange { group, chunk, came })
+        if (before == whole) == (after == whole) {
+            return None;
+        }
+        let times_after = if came {
+            times + 1
+        } else {
+            times.saturating_sub(1)
+        };
+        if times_after == 0 {
+            self.whole.remove(&(group, chunk));
+        } else {
+            self.whole.insert((group, chunk), times_after);
+        }
+        let is_change = (times == 0) != (times_after == 0);
+        is_change.then_some(HostChange { group, chunk, came })
     }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use penstock_layout::Span;
     use proptest::prelude::*;
 
     use super::*;
@@ -128,16 +153,22 @@ mod tests {
         }
 
         #[test]
-        fn a_block_is_there_while_all_its_objects_are(
-            whole in 1..5_usize, picks in prop::collection::vec((0..3_u8, 0..5_usize), 0..200)
+        fn a_block_is_there_while_one_owner_has_all_its_objects(
+            whole in 1..5_usize,
+            picks in prop::collection::vec((0..3_u8, 0..2_u8, 0..5_usize), 0..200),
         ) {
             let mut held = HeldBlocks::default();
             let mut objects = std::collections::HashSet::new();
             let mut there = std::collections::HashSet::new();
-            for (block, object) in picks {
-                let object = (block, object % whole);
+            for (block, owner, object) in picks {
+                let object = (block, owner, object % whole);
                 let came = objects.insert(object) || !objects.remove(&object);
-                if let Some(change) = held.note(7, [block; CHUNK_BYTES], came, whole) {
+                let key = Key {
+                    namespace: Namespace([owner; 16]),
+                    chunk: [block; CHUNK_BYTES],
+                    span: Span::new(0..1, 0..1).unwrap(),
+                };
+                if let Some(change) = held.note(7, &key, came, whole) {
                     prop_assert_eq!((change.group, change.came), (7, came));
                     let is_news = if came {
                         there.insert(block)
@@ -146,8 +177,12 @@ mod tests {
                     };
                     prop_assert!(is_news);
                 }
-                let all = |block: &u8| objects.iter().filter(|(b, _)| b == block).count() == whole;
-                prop_assert!((0..3).all(|block| there.contains(&block) == all(&block)));
+                let has_all = |block, owner| {
+                    let own = |object: &&(u8, u8, usize)| (object.0, object.1) == (block, owner);
+                    objects.iter().filter(own).count() == whole
+                };
+                let is_there = |block| (0..2).any(|owner| has_all(block, owner));
+                prop_assert!((0..3).all(|block| there.contains(&block) == is_there(block)));
             }
         }
     }

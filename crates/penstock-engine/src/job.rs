@@ -61,7 +61,7 @@ pub(crate) struct Transfer {
     pub(crate) position: u64,
     /// The pages of its block. They mean nothing for a prefetch.
     pub(crate) pages: Range<u64>,
-    /// The tenant's part of the encryption.
+    /// The owner's part of the encryption.
     pub(crate) context: Arc<[u8]>,
     /// Payload bytes.
     pub(crate) bytes: usize,

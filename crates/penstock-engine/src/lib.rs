@@ -25,6 +25,7 @@ mod lookup;
 #[cfg(all(test, loom))]
 mod loom_models;
 mod outcome;
+mod owner;
 mod queue;
 mod region;
 mod registration;
@@ -49,6 +50,7 @@ pub use held::{HostChange, NotHostChanges};
 pub use job::Deadline;
 pub use lookup::{Answer, Lookup, LookupConfig};
 pub use outcome::{Outcome, Outcomes, Tally};
+pub use owner::Owner;
 pub use region::Region;
 pub use stats::EngineStats;
 

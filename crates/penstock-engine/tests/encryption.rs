@@ -174,24 +174,24 @@ fn tampered_values_are_rejected_removed_and_written_nowhere() {
 }
 
 #[test]
-fn a_tenants_objects_open_for_that_tenant_alone() {
+fn objects_of_a_salt_open_with_that_salt_alone() {
     let (probe, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     kv.fill(0, 1);
     let engine = engine(&probe, with(ring(&[A]), 4), &kv);
-    let load = |tenant, n| {
-        engine.load_for(tenant, 2, vec![block_of(n, 1)]);
+    let load = |salt, n| {
+        engine.load_for(&salted(salt), 2, vec![block_of(n, 1)]);
         outcomes(&engine, 2)
     };
-    engine.store_for("one", 1, vec![block_of(1, 0)]);
+    engine.store_for(&salted("one"), 1, vec![block_of(1, 0)]);
     assert_eq!(outcomes(&engine, 1), [STORED]);
     assert_eq!(store(&engine, vec![block_of(2, 0)]), [STORED]);
     let (one, none) = (probe.value(&key(1)), probe.value(&key(2)));
     assert_eq!(load("one", 1), [LOADED]);
-    for (n, tenant, value) in [(1, "", &one), (1, "two", &one), (2, "one", &none)] {
+    for (n, salt, value) in [(1, "", &one), (1, "two", &one), (2, "one", &none)] {
         assert_eq!(
-            load(tenant, n),
+            load(salt, n),
             [Outcome::Rejected(Rejection::Authentication)],
-            "{n} {tenant:?}"
+            "{n} {salt:?}"
         );
         eventually("the value is removed", || !probe.has(&key(n)));
         probe.plant(&key(n), value);

@@ -420,15 +420,91 @@ fn what_does_not_verify_is_not_kept() {
 }
 
 #[test]
-fn of_another_tenant_is_another_value() {
+fn with_another_salt_it_is_another_value() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     let rig = engine(&store, keeping(4), &kv);
     kv.fill(0, 0);
-    rig.store_for("tenant", 1, vec![block_of(0, 0)]);
+    rig.store_for(&salted("one"), 1, vec![block_of(0, 0)]);
     outcomes(&rig, 1);
-    rig.load_for("other", 2, vec![block_of(0, 0)]);
-    // Without keys the tenant means nothing to the store.
+    rig.load_for(&salted("other"), 2, vec![block_of(0, 0)]);
+    // Without keys the salt means nothing to the store.
     assert_eq!(outcomes(&rig, 2), [Outcome::Loaded(BYTES)]);
-    rig.load_for("tenant", 3, vec![block_of(0, 0)]);
+    rig.load_for(&salted("one"), 3, vec![block_of(0, 0)]);
     assert_eq!(outcomes(&rig, 3), [Outcome::Kept(BYTES)]);
+}
+
+#[test]
+fn a_tenants_values_are_its_own() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let rig = engine(&store, keeping(8), &kv);
+    let (red, blue) = (tenant("red"), tenant("blue"));
+    let mut known = HashMap::new();
+    kv.fill(0, 5);
+    rig.store_for(&red, 1, chain(&[5], Some(4)));
+    assert_eq!(outcomes(&rig, 1), [Outcome::Stored(BYTES)]);
+    assert!(store.has(&key_for(&red, 5)));
+    assert!(!store.has(&key(5)));
+    assert_eq!(index(&rig, &mut known), [5]);
+    rig.load_for(&red, 2, vec![block_of(5, 1)]);
+    assert_eq!(outcomes(&rig, 2), [Outcome::Kept(BYTES)]);
+    // Neither the other tenant nor everybody else has it, in host memory or in the store.
+    rig.load_for(&blue, 3, vec![block_of(5, 2)]);
+    assert_eq!(outcomes(&rig, 3), [Outcome::Miss]);
+    assert_eq!(load_block(&rig, 4, 3, 5), Outcome::Miss);
+
+    // A block that is there for both counts as there once, until it is gone for both.
+    rig.store_for(&blue, 5, vec![block_of(5, 0)]);
+    assert_eq!(outcomes(&rig, 5), [Outcome::Stored(BYTES)]);
+    assert_eq!(rig.take_host_changes(), []);
+    for n in 10..17 {
+        store_block(&rig, &kv, n, 0, n);
+    }
+    let held = index(&rig, &mut known);
+    assert!(held.contains(&5), "{held:?}");
+    rig.load_for(&blue, 20, vec![block_of(5, 1)]);
+    assert_eq!(outcomes(&rig, 20), [Outcome::Kept(BYTES)]);
+    rig.load_for(&red, 21, vec![block_of(5, 2)]);
+    assert_eq!(outcomes(&rig, 21), [Outcome::Loaded(BYTES)]);
+    for n in 30..38 {
+        store_block(&rig, &kv, n, 0, n);
+    }
+    assert_eq!(index(&rig, &mut known), (30..38).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_prefetch_and_its_load_have_one_tenant() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let red = tenant("red");
+    {
+        let rig = engine(&store, keeping(8), &kv);
+        kv.fill(0, 5);
+        rig.store_for(&red, 1, vec![block_of(5, 0)]);
+        assert_eq!(outcomes(&rig, 1), [Outcome::Stored(BYTES)]);
+    }
+    let rig = engine(&store, keeping(8), &kv);
+    let mut known = HashMap::new();
+    assert_eq!(prefetch(&rig, 1, &[5]), [Outcome::Miss]);
+    rig.release(1);
+    rig.prefetch_for(&red, 2, vec![block_of(5, 0)]);
+    assert_eq!(outcomes(&rig, 2), [Outcome::Loaded(BYTES)]);
+    assert_eq!(index(&rig, &mut known), [5]);
+    store.fail(Some(ErrorKind::Unreachable));
+    rig.load_for(&red, 3, vec![block_of(5, 7)]);
+    assert_eq!(outcomes(&rig, 3), [Outcome::Kept(BYTES)]);
+    assert_eq!(kv.read(7, share()), pattern(5));
+    rig.release(2);
+}
+
+#[test]
+fn a_tenants_job_can_be_given_up() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let red = tenant("red");
+    let rig = engine(&store, keeping(8), &kv);
+    store.hold_gets(true);
+    rig.load_for(&red, 1, vec![block_of(5, 0)]);
+    rig.cancel(1);
+    assert_eq!(outcomes(&rig, 1), [Outcome::Cancelled]);
+    store.hold_gets(false);
+    rig.store_for(&red, 2, vec![block_of(5, 0)]);
+    assert_eq!(outcomes(&rig, 2), [Outcome::Stored(BYTES)]);
 }

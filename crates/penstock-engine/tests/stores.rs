@@ -399,6 +399,13 @@ fn what_cannot_be_is_refused_at_once() {
         engine.name(1, NAMESPACE),
         Err(EngineError::NamespaceTaken { group: 1, other: 0 })
     ));
+    // A tenant's namespaces could not be told apart.
+    let mut similar = NAMESPACE;
+    similar.0[15] ^= 1;
+    assert!(matches!(
+        engine.name(1, similar),
+        Err(EngineError::NamespaceTaken { group: 1, other: 0 })
+    ));
     assert!(matches!(
         engine.register(0, kv.group()),
         Err(EngineError::AlreadyRegistered { group: 0 })

@@ -77,6 +77,13 @@ impl Namespace {
         made
     }
 
+    /// What all namespaces have in common that are made from one: itself, and those of tenants.
+    pub fn family(self) -> [u8; KEPT_BYTES] {
+        let mut kept = [0; KEPT_BYTES];
+        kept.copy_from_slice(&self.0[..KEPT_BYTES]);
+        kept
+    }
+
     /// The tenant whose objects alone are in this namespace. `None` if it is no tenant's.
     pub fn tenant(self) -> Option<Tenant> {
         let (mark, rest) = self.0[KEPT_BYTES..].split_at(MARK.len());
@@ -129,6 +136,8 @@ mod tests {
             }
         }
         assert_eq!(other.of_tenant(red).tenant(), Some(red));
+        assert_eq!(other.of_tenant(red).family(), other.family());
+        assert_ne!(one.family(), other.family());
         assert_eq!(one.of_tenant(red).of_tenant(blue), one.of_tenant(blue));
         // Stored objects are found by it: it must never change.
         assert_eq!(

@@ -11,13 +11,12 @@ use crate::job::Plan;
 use crate::load_job::{Aim, LoadJob, LoadSpec};
 use crate::store_job::StoreJob;
 use crate::table::Job;
-use crate::{Block, Deadline, EngineError, Fence, Outcome};
+use crate::{Block, Deadline, EngineError, Fence, Outcome, Owner};
 
 impl Engine {
     /// Stores blocks. Before `after` is passed, they may change. Once it is passed, they are read,
     /// and must not change until [`Event::Released`](crate::Event). The time that they may wait for
-    /// a slot also counts only from then on. `tenant` goes into the encryption beside the keys, and
-    /// a load must give the same one. Without keys it has no effect.
+    /// a slot also counts only from then on. Only jobs of the same owner find them again.
     ///
     /// If more objects than the setting `max_outstanding_objects` are outstanding, the job is
     /// dropped: its outcomes say so.
@@ -25,10 +24,10 @@ impl Engine {
         &self,
         job: u64,
         blocks: &[Block],
-        tenant: Arc<[u8]>,
+        owner: &Owner,
         after: Fence,
     ) -> Result<(), EngineError> {
-        let store = self.store_job(job, blocks, &tenant, after)?;
+        let store = self.store_job(job, blocks, owner, after)?;
         if self.table.insert(job, Job::Store(Arc::clone(&store)))? {
             self.inner.queues.host_tier().want(store.objects());
             self.inner.queues.push_gathers(store.tickets());
@@ -42,7 +41,7 @@ impl Engine {
 
     /// Completes a store at once as dropped: for one that must not be done.
     pub fn decline_store(&self, job: u64, blocks: &[Block]) -> Result<(), EngineError> {
-        let store = self.store_job(job, blocks, &Arc::default(), Fence::NONE)?;
+        let store = self.store_job(job, blocks, &Owner::default(), Fence::NONE)?;
         self.table.insert(job, Job::Over)?;
         store.drop_all();
         Ok(())
@@ -54,17 +53,17 @@ impl Engine {
     /// Nothing is fetched or written before `after` is passed, and the deadline moves by the time
     /// that this takes. If it takes longer than the setting `fence_wait`, the job is given up. With
     /// `prefix`, an object is wanted only if all objects before it are loaded: after the first that
-    /// is not, the rest is skipped. `tenant`, and too many outstanding objects, are as for a store.
+    /// is not, the rest is skipped. `owner`, and too many outstanding objects, are as for a store.
     pub fn submit_load(
         &self,
         job: u64,
         blocks: &[Block],
-        tenant: Arc<[u8]>,
+        owner: &Owner,
         deadline: impl Into<Deadline>,
         prefix: bool,
         after: Fence,
     ) -> Result<(), EngineError> {
-        let plan = self.plan(blocks, Work::Load, &tenant)?;
+        let plan = self.plan(blocks, Work::Load, owner)?;
         let held = self.inner.queues.host_tier().find(&plan.objects);
         let spec = LoadSpec {
             aim: Aim::Blocks,
@@ -82,7 +81,7 @@ impl Engine {
 
     /// Completes a load at once as dropped: for one that must not be done.
     pub fn decline_load(&self, job: u64, blocks: &[Block]) -> Result<(), EngineError> {
-        let plan = self.plan(blocks, Work::Load, &Arc::default())?;
+        let plan = self.plan(blocks, Work::Load, &Owner::default())?;
         let held = plan.objects.iter().map(|_| None).collect();
         let spec = LoadSpec {
             aim: Aim::Blocks,
@@ -106,10 +105,10 @@ impl Engine {
         &self,
         job: u64,
         blocks: &[Block],
-        tenant: Arc<[u8]>,
+        owner: &Owner,
         deadline: Instant,
     ) -> Result<(), EngineError> {
-        let plan = self.plan(blocks, Work::Prefetch, &tenant)?;
+        let plan = self.plan(blocks, Work::Prefetch, owner)?;
         if self.table.get(job).is_some() {
             return Err(EngineError::DuplicateJob(job));
         }
@@ -131,10 +130,10 @@ impl Engine {
         &self,
         job: u64,
         blocks: &[Block],
-        tenant: &Arc<[u8]>,
+        owner: &Owner,
         after: Fence,
     ) -> Result<Arc<StoreJob>, EngineError> {
-        let plan = self.plan(blocks, Work::Store, tenant)?;
+        let plan = self.plan(blocks, Work::Store, owner)?;
         Ok(StoreJob::new(
             job,
             plan,
@@ -176,7 +175,7 @@ impl Engine {
     }
 
     /// The objects of a job's blocks.
-    fn plan(&self, blocks: &[Block], work: Work, tenant: &Arc<[u8]>) -> Result<Plan, EngineError> {
+    fn plan(&self, blocks: &[Block], work: Work, owner: &Owner) -> Result<Plan, EngineError> {
         if self.inner.queues.is_closed() {
             return Err(EngineError::Closed);
         }
@@ -187,7 +186,7 @@ impl Engine {
             let group = block.group;
             let known = groups.get(&group);
             let known = known.ok_or(EngineError::NotRegistered { group })?;
-            known.plan(block, work, tenant, &mut plan)?;
+            known.plan(block, work, owner, &mut plan)?;
         }
         Ok(plan)
     }

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use penstock_engine::{
     Block, Completion, Deadline, Device, Engine, EngineConfig, EngineError, Event, Fence, KvGroup,
-    Outcome, Parent, Region,
+    Outcome, Owner, Parent, Region,
 };
 use penstock_layout::{Axis, Descriptor, Interior, KvLayout, Span};
 use penstock_store::{
     Capabilities, Error, ErrorKind, GetRequest, Key, Listed, MemoryStore, Namespace, PutRequest,
-    Result, Store, StoreStats,
+    Result, Store, StoreStats, Tenant,
 };
 
 pub const LAYERS: u16 = 3;
@@ -46,6 +46,30 @@ pub fn key_of(n: u64, span: Span) -> Key {
 }
 
 pub const NAMESPACE: Namespace = Namespace([3; 16]);
+
+/// Who has a salt of this text.
+pub fn salted(salt: &str) -> Owner {
+    Owner {
+        salt: Arc::from(salt.as_bytes()),
+        tenant: None,
+    }
+}
+
+/// The tenant of this name, with a salt.
+pub fn tenant(name: &str) -> Owner {
+    Owner {
+        tenant: Some(Tenant::named(name).unwrap()),
+        ..salted("salt")
+    }
+}
+
+/// A tenant's key of this number.
+pub fn key_for(owner: &Owner, n: u64) -> Key {
+    Key {
+        namespace: NAMESPACE.of_tenant(owner.tenant.unwrap()),
+        ..key(n)
+    }
+}
 
 /// A block that holds what the key of this number names.
 pub fn block_of(n: u64, block: u64) -> Block {
@@ -219,7 +243,7 @@ impl std::ops::Deref for Rig<'_> {
     }
 }
 
-/// As the engine's own, of no tenant.
+/// As the engine's own, for everybody.
 impl<'kv> Rig<'kv> {
     pub fn submit_store(
         &self,
@@ -228,7 +252,7 @@ impl<'kv> Rig<'kv> {
         after: Fence,
     ) -> std::result::Result<(), EngineError> {
         self.engine
-            .submit_store(job, &blocks, Arc::default(), after)
+            .submit_store(job, &blocks, &Owner::default(), after)
     }
 
     pub fn submit_load(
@@ -239,9 +263,8 @@ impl<'kv> Rig<'kv> {
         prefix: bool,
         after: Fence,
     ) -> std::result::Result<(), EngineError> {
-        let tenant = Arc::default();
         self.engine
-            .submit_load(job, &blocks, tenant, deadline, prefix, after)
+            .submit_load(job, &blocks, &Owner::default(), deadline, prefix, after)
     }
 
     pub fn submit_prefetch(
@@ -251,22 +274,27 @@ impl<'kv> Rig<'kv> {
         deadline: Instant,
     ) -> std::result::Result<(), EngineError> {
         self.engine
-            .submit_prefetch(job, &blocks, Arc::default(), deadline)
+            .submit_prefetch(job, &blocks, &Owner::default(), deadline)
     }
 
-    /// A store for a tenant.
-    pub fn store_for(&self, tenant: &str, job: u64, blocks: Vec<Block>) {
-        let tenant = Arc::from(tenant.as_bytes());
+    /// A store for one owner.
+    pub fn store_for(&self, owner: &Owner, job: u64, blocks: Vec<Block>) {
         self.engine
-            .submit_store(job, &blocks, tenant, Fence::NONE)
+            .submit_store(job, &blocks, owner, Fence::NONE)
             .unwrap();
     }
 
-    /// A load for a tenant.
-    pub fn load_for(&self, tenant: &str, job: u64, blocks: Vec<Block>) {
-        let tenant = Arc::from(tenant.as_bytes());
+    /// A load for one owner.
+    pub fn load_for(&self, owner: &Owner, job: u64, blocks: Vec<Block>) {
         self.engine
-            .submit_load(job, &blocks, tenant, soon(), true, Fence::NONE)
+            .submit_load(job, &blocks, owner, soon(), true, Fence::NONE)
+            .unwrap();
+    }
+
+    /// A prefetch for one owner.
+    pub fn prefetch_for(&self, owner: &Owner, job: u64, blocks: Vec<Block>) {
+        self.engine
+            .submit_prefetch(job, &blocks, owner, soon())
             .unwrap();
     }
 

@@ -12,7 +12,7 @@ use super::machine::Machine;
 use super::{Cache, Sizes, pattern};
 use crate::{
     Block, Completion, CudaError, Device, Engine, EngineConfig, EngineError, Event, Fence, KvGroup,
-    Outcome,
+    Outcome, Owner,
 };
 
 pub(super) const LONG: Duration = Duration::from_secs(60);
@@ -110,7 +110,7 @@ fn what_was_stored_is_loaded_while_the_arena_is_pinned_and_after() {
                 block.chunk[1] = round as u8;
             }
             engine
-                .submit_store(job, &wanted, Arc::default(), Fence::NONE)
+                .submit_store(job, &wanted, &Owner::default(), Fence::NONE)
                 .unwrap();
             let stored = outcomes(&engine, job);
             assert!(
@@ -124,7 +124,7 @@ fn what_was_stored_is_loaded_while_the_arena_is_pinned_and_after() {
                 .submit_load(
                     job + 1,
                     &wanted,
-                    Arc::default(),
+                    &Owner::default(),
                     deadline,
                     true,
                     Fence::NONE,
@@ -187,7 +187,7 @@ fn without_pinned_memory_or_a_measurement_jobs_go_on() {
         register(&engine, &cache).unwrap();
         eventually("it has failed", || machine.state.lock().failed);
         engine
-            .submit_store(1, &numbered(&[1, 2]), Arc::default(), Fence::NONE)
+            .submit_store(1, &numbered(&[1, 2]), &Owner::default(), Fence::NONE)
             .unwrap();
         let stored = outcomes(&engine, 1);
         assert!(
@@ -263,19 +263,19 @@ fn a_copy_that_fails_fails_its_object() {
                 let wanted = numbered(&[block]);
                 if is_load {
                     engine
-                        .submit_store(job, &wanted, Arc::default(), Fence::NONE)
+                        .submit_store(job, &wanted, &Owner::default(), Fence::NONE)
                         .unwrap();
                     outcomes(&engine, job);
                     job += 1;
                     machine.fail(call, 0);
                     let deadline = Instant::now() + LONG;
                     engine
-                        .submit_load(job, &wanted, Arc::default(), deadline, true, Fence::NONE)
+                        .submit_load(job, &wanted, &Owner::default(), deadline, true, Fence::NONE)
                         .unwrap();
                 } else {
                     machine.fail(call, 0);
                     engine
-                        .submit_store(job, &wanted, Arc::default(), Fence::NONE)
+                        .submit_store(job, &wanted, &Owner::default(), Fence::NONE)
                         .unwrap();
                 }
                 let told = outcomes(&engine, job);
@@ -291,7 +291,7 @@ fn a_copy_that_fails_fails_its_object() {
             .submit_load(
                 job,
                 &numbered(&[1]),
-                Arc::default(),
+                &Owner::default(),
                 deadline,
                 true,
                 Fence::NONE,
@@ -314,7 +314,7 @@ fn blocks_are_released_only_when_they_have_been_read() {
     let before = cache.memory.read();
     let blocks: Vec<u64> = (0..6).collect();
     engine
-        .submit_store(1, &numbered(&blocks), Arc::default(), Fence::NONE)
+        .submit_store(1, &numbered(&blocks), &Owner::default(), Fence::NONE)
         .unwrap();
     let mut polled = Vec::new();
     let end = Instant::now() + LONG;
@@ -338,7 +338,7 @@ fn blocks_are_released_only_when_they_have_been_read() {
         .submit_load(
             2,
             &numbered(&blocks),
-            Arc::default(),
+            &Owner::default(),
             deadline,
             true,
             Fence::NONE,

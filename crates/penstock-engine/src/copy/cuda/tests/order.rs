@@ -12,7 +12,7 @@ use super::super::CudaExecutor;
 use super::jobs::{LONG, completions, eventually, numbered, outcomes, register};
 use super::machine::{Machine, Stream, Thing, handle_of};
 use super::{Cache, Sizes, pattern};
-use crate::{Device, Engine, EngineConfig, Event, Fence, Outcome};
+use crate::{Device, Engine, EngineConfig, Event, Fence, Outcome, Owner};
 
 /// Small pieces, for the kernel, and large ones.
 const CONTENTS: [u64; 2] = [256, 65_536];
@@ -110,7 +110,7 @@ impl Rig {
     fn store(&self, job: u64, blocks: &[u64], after: Fence) {
         let submitted = self
             .engine
-            .submit_store(job, &numbered(blocks), Arc::default(), after);
+            .submit_store(job, &numbered(blocks), &Owner::default(), after);
         submitted.unwrap();
     }
 
@@ -118,7 +118,7 @@ impl Rig {
         let (blocks, deadline) = (numbered(blocks), Instant::now() + within);
         let submitted =
             self.engine
-                .submit_load(job, &blocks, Arc::default(), deadline, true, after);
+                .submit_load(job, &blocks, &Owner::default(), deadline, true, after);
         submitted.unwrap();
     }
 

@@ -34,6 +34,7 @@ __all__ = [
     "objects",
     "parse_size",
     "slot_stride",
+    "tenant_namespace",
 ]
 
 __version__: str
@@ -371,7 +372,13 @@ class Engine:
     def unregister(self) -> None: ...
     def raise_fence(self, stream: int, *, cuda_device: int) -> Fence: ...
     def submit_store(
-        self, job: int, blocks: Blocks, *, tenant: bytes | None = None, after: Fence | None = None
+        self,
+        job: int,
+        blocks: Blocks,
+        *,
+        salt: bytes | None = None,
+        tenant: str = "",
+        after: Fence | None = None,
     ) -> None: ...
     def submit_load(
         self,
@@ -381,11 +388,18 @@ class Engine:
         *,
         prefix: bool = False,
         pace: float = 0.0,
-        tenant: bytes | None = None,
+        salt: bytes | None = None,
+        tenant: str = "",
         after: Fence | None = None,
     ) -> None: ...
     def submit_prefetch(
-        self, job: int, blocks: Blocks, timeout: float, *, tenant: bytes | None = None
+        self,
+        job: int,
+        blocks: Blocks,
+        timeout: float,
+        *,
+        salt: bytes | None = None,
+        tenant: str = "",
     ) -> None: ...
     def decline_store(self, job: int, blocks: Blocks) -> None: ...
     def decline_load(self, job: int, blocks: Blocks) -> None: ...
@@ -429,6 +443,8 @@ class Catalogue:
         namespaces: Sequence[bytes],
         spans: Sequence[Sequence[tuple[int, int, int, int]]],
         timeout: float,
+        *,
+        tenant: str = "",
     ) -> int | None: ...
     def take_answers(self, lookup: Lookup) -> tuple[int, int, list[float]]: ...
     def do_without(self, request: str) -> None: ...
@@ -506,6 +522,7 @@ def check_ranks(
     heads_per_object: int | None = None,
 ) -> tuple[list[_Span], list[tuple[int, int]]]: ...
 def parse_size(text: str) -> int: ...
+def tenant_namespace(namespace: bytes, tenant: str) -> bytes: ...
 
 class _Replay(TypedDict):
     total: dict[str, int]

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock._native import tenant_namespace
 from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.agreement import Agreement, ModelFacts
 from penstock.vllm.groups import Group
@@ -124,25 +125,30 @@ class PlainEngine:
 
     # --- the pool -------------------------------------------------------------------------
 
-    def keys(self, name: Name) -> Iterator[bytes]:
-        """Keys of a block's objects."""
+    def keys(self, name: Name, tenant: str = "") -> Iterator[bytes]:
+        """Keys of a block's objects, of a tenant or of nobody."""
         group, block_hash = name
+        namespace = self.agreement.namespaces[group]
+        if tenant:
+            namespace = tenant_namespace(namespace, tenant)
         for span in self.agreement.spans[group]:
-            yield self.agreement.namespaces[group] + block_hash + struct.pack("<4H", *span)
+            yield namespace + block_hash + struct.pack("<4H", *span)
 
-    def put(self, name: Name) -> None:
+    def put(self, name: Name, tenant: str = "") -> None:
         """Puts a block into the pool, as another engine would."""
-        for key in self.keys(name):
+        for key in self.keys(name, tenant):
             self.half._common.store.put(key, b"value", timeout=5.0)
         self.pool.add(name)
 
-    def put_prompt(self, tokens: Sequence[int], groups: Sequence[int] = (0,)) -> None:
+    def put_prompt(
+        self, tokens: Sequence[int], groups: Sequence[int] = (0,), tenant: str = ""
+    ) -> None:
         """Puts all blocks of a prompt, in some groups."""
         prompt = Asked("", list(tokens), len(tokens))
         prompt.hash_blocks()
         for group in groups:
             for block_hash in self.names(prompt, group):
-                self.put((group, block_hash))
+                self.put((group, block_hash), tenant)
 
     def names(self, request: Asked, group: int) -> list[bytes]:
         """Hashes of the request's full blocks in a group."""
@@ -157,12 +163,13 @@ class PlainEngine:
         tokens: Sequence[int],
         params: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        salt: bytes = b"",
     ) -> Asked:
-        """A request comes."""
+        """A request comes. Its block hashes do not hold the salt."""
         request = Asked(request_id, list(tokens), len(tokens))
         request.hash_blocks()
         self.requests[request_id] = request
-        self.half.on_new_request(Arrival(request, params, b"", trace_headers))
+        self.half.on_new_request(Arrival(request, params, salt, trace_headers))
         return request
 
     def match(self, request: Asked, computed: int = 0) -> int | None:
@@ -276,7 +283,7 @@ class PlainEngine:
             names -= {name for i, name in enumerate(self.names_of_store[job]) if i in missing}
             if not any(other.job.job == job for other in self.parts):
                 for name in names:
-                    self.put(name)
+                    self.put(name, part.job.tenant)
             self._tell(WorkerReport(stored={job: 1}, unstored={job: set(missing)}))
             return
         report = WorkerReport(seconds={job: 0.001})

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock._native import Blocks, host_changes
+from penstock._native import Blocks, Store, host_changes, tenant_namespace
 from penstock.errors import ConfigError
 from penstock.vllm.adapters import Adapter
 from penstock.vllm.groups import Group
@@ -26,6 +26,7 @@ from tests.connector.ranks import (
     BLOCKS,
     FULL,
     LAYER_BYTES,
+    NAMESPACES,
     TOKENS,
     WINDOW,
     Rank,
@@ -278,12 +279,29 @@ def test_values_of_another_key_are_foreign_and_those_damaged_are_lost(
     assert len(warnings) == 1
     counted = reader.counts()
     assert (counted["foreign_objects"], counted.get("rejected_objects")) == (2, None)
-    # Another tenant's are damaged, as far as can be told.
-    report = writer.run(loads=[job(4, blocks((1, 5)), tenant=b"other")])
+    # With another salt, they are damaged, as far as can be told.
+    report = writer.run(loads=[job(4, blocks((1, 5)), salt=b"other")])
     assert (report.foreign, report.lost) == ({}, {4: {0}})
     assert writer.counts()["rejected_objects"] == 1
     reader.half.shutdown()
     writer.half.shutdown()
+
+
+@pytest.mark.parametrize("host_tier", [False, True])
+def test_a_tenants_blocks_are_in_its_namespace(tmp_path: Path, host_tier: bool) -> None:
+    settings = on_disk(tmp_path, host_tier=host_tier)
+    rank = Rank(settings)
+    rank.fill(0, 5)
+    rank.run(stores=[job(1, blocks((5, 0)), tenant="red")])
+    used = [namespace for namespace, *_ in Store.open(settings.pool).usage(timeout=30)]
+    assert used == [tenant_namespace(NAMESPACES[0], "red")]
+    for number, tenant in ((2, "blue"), (3, ""), (4, "red")):
+        report = rank.run(loads=[job(number, blocks((5, number)), tenant=tenant)])
+        assert report.lost == ({} if tenant == "red" else {number: {0}}), tenant
+    assert rank.block(4) == rank.block(0) != rank.block(3)
+    report = rank.run(prefetches=[job(5, blocks((5, 0)), tenant="blue")])
+    assert report.lost == {5: {0}}
+    rank.half.shutdown()
 
 
 def test_memory_that_vllm_did_not_configure_is_refused() -> None:
@@ -295,7 +313,7 @@ def test_memory_that_vllm_did_not_configure_is_refused() -> None:
 
 def test_orders_pass_between_processes() -> None:
     orders = StepOrders(
-        namespaces=(bytes(16),), loads=[job(1, blocks((0, 1), (2, 3)), tenant=b"secret")]
+        namespaces=(bytes(16),), loads=[job(1, blocks((0, 1), (2, 3)), salt=b"secret")]
     )
     assert pickle.loads(pickle.dumps(orders)) == orders
     assert "secret" not in repr(orders)

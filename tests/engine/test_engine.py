@@ -229,11 +229,11 @@ def test_an_engine_of_an_encrypted_store_encrypts_for_the_tenant(
     engine = Engine(store.encrypted(keys).guarded(), slot_bytes=BLOCK_BYTES, slots=4)
     register(engine, kv)
     kv.fill(0, 1)
-    engine.submit_store(1, blocks((0, 0), (1, 0)), tenant=b"tenant")
+    engine.submit_store(1, blocks((0, 0), (1, 0)), salt=b"salt")
     assert outcomes(engine, 1) == [Outcome.STORED] * 2
     sizes = [p.stat().st_size for p in (tmp_path / "pool").rglob("*") if p.is_file()]
     assert sizes.count(128 + BLOCK_BYTES) == 2
-    engine.submit_load(2, blocks((0, 5)), 30, tenant=b"tenant")
+    engine.submit_load(2, blocks((0, 5)), 30, salt=b"salt")
     assert outcomes(engine, 2) == [Outcome.LOADED]
     assert kv.block(5) == kv.block(0)
     engine.submit_load(3, blocks((1, 6)), 30)

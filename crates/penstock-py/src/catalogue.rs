@@ -14,7 +14,7 @@ use crate::blocks::{Blocks, padded};
 use crate::engine::Lookup;
 use crate::errors::{config_error, engine_error, raised};
 use crate::layout::{SpanTuple, span};
-use crate::store::{namespace, seconds};
+use crate::store::{namespace, seconds, tenant};
 
 /// The result, or the exception for its error.
 fn raising<T>(result: Result<T, CatalogueError>) -> PyResult<T> {
@@ -143,8 +143,11 @@ impl Catalogue {
     // --- look-ups -------------------------------------------------------------------------
 
     /// Starts the request's look-up. For each group, give its namespace, and the spans of the
-    /// objects that make up a block. Returns the number of blocks that are asked for. Returns None
-    /// if too many look-ups wait: then the request does without.
+    /// objects that make up a block. With `tenant`, a name, the blocks are looked for in namespaces
+    /// of this tenant. Returns the number of blocks that are asked for. Returns None if too many
+    /// look-ups wait: then the request does without.
+    #[pyo3(signature = (request, lookup, namespaces, spans, timeout, *, tenant = ""))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn ask(
         &mut self,
         py: Python<'_>,
@@ -153,13 +156,16 @@ impl Catalogue {
         namespaces: Vec<Vec<u8>>,
         spans: Vec<Vec<SpanTuple>>,
         timeout: f64,
+        tenant: &str,
     ) -> PyResult<Option<usize>> {
         let timeout = seconds(py, timeout)?;
+        let tenant = self::tenant(py, tenant)?;
         let queries = raising(self.native.ask(request))?;
         let numbers: Vec<u64> = queries.iter().map(|query| query.number).collect();
         let mut asked = 0;
         for query in queries {
-            let namespace = namespace(py, &namespaces[query.group])?;
+            let shared = namespace(py, &namespaces[query.group])?;
+            let namespace = tenant.map_or(shared, |tenant| shared.of_tenant(tenant));
             let spans = spans[query.group].iter().map(|&tuple| span(py, tuple));
             let spans = spans.collect::<PyResult<Vec<_>>>()?;
             asked += query.blocks;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use penstock_engine::{
     Deadline, Device, Engine as Native, EngineConfig, EngineStats, Fault, Fence as NativeFence,
-    HostChange, KvGroup, Lookup as NativeLookup, LookupConfig, Replica,
+    HostChange, KvGroup, Lookup as NativeLookup, LookupConfig, Owner, Replica,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -17,7 +17,7 @@ use crate::completion::Completion;
 use crate::cuda::device;
 use crate::errors::{engine_error, interruptibly};
 use crate::layout::{Descriptor, SpanTuple, span};
-use crate::store::{Store, namespace, seconds};
+use crate::store::{Store, namespace, seconds, tenant};
 
 /// A point in a CUDA device's work that jobs wait for. It is passed once the device has computed
 /// everything that a stream had been given when the fence was raised.
@@ -147,29 +147,35 @@ impl Engine {
     }
 
     /// Stores blocks. They must not change until the job's event `RELEASED`. Nothing is read before
-    /// the fence `after` is passed. `tenant` goes into the encryption beside the keys, and a load
-    /// must give the same one. If too many jobs are outstanding, all blocks are dropped.
-    #[pyo3(signature = (job, blocks, *, tenant = None, after = None))]
+    /// the fence `after` is passed. If too many jobs are outstanding, all blocks are dropped.
+    ///
+    /// `salt` goes into the encryption beside the keys. With `tenant`, a name, the objects lie in
+    /// namespaces of this tenant. A load must give the same of both.
+    #[pyo3(signature = (job, blocks, *, salt = None, tenant = "", after = None))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn submit_store(
         &self,
         py: Python<'_>,
         job: u64,
         blocks: &Bound<'_, Blocks>,
-        tenant: Option<&[u8]>,
+        salt: Option<&[u8]>,
+        tenant: &str,
         after: Option<&Bound<'_, Fence>>,
     ) -> PyResult<()> {
+        let owner = owner(py, salt, tenant)?;
         self.native
-            .submit_store(job, &blocks.get().blocks, shared(tenant), behind(after))
+            .submit_store(job, &blocks.get().blocks, &owner, behind(after))
             .map_err(|error| engine_error(py, &error))
     }
 
     /// Loads blocks, which must be left alone until the job's event `LOADED`. Nothing is fetched or
-    /// written before `after` is passed, and the job's time counts from there. `after`, `tenant`
+    /// written before `after` is passed, and the job's time counts from there. `salt`, `tenant`
     /// and too many jobs are as for a store. After `timeout` seconds, the rest is given up. This
     /// moment is later by a part of `pace` seconds: the same part as the part of the bytes that has
     /// come. With `prefix`, everything after an object that was not loaded is skipped.
     #[pyo3(signature = (
-        job, blocks, timeout, *, prefix = false, pace = 0.0, tenant = None, after = None
+        job, blocks, timeout, *, prefix = false, pace = 0.0, salt = None, tenant = "",
+        after = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn submit_load(
@@ -180,32 +186,36 @@ impl Engine {
         timeout: f64,
         prefix: bool,
         pace: f64,
-        tenant: Option<&[u8]>,
+        salt: Option<&[u8]>,
+        tenant: &str,
         after: Option<&Bound<'_, Fence>>,
     ) -> PyResult<()> {
         let at = Instant::now() + seconds(py, timeout)?;
         let deadline = Deadline::paced(at, bound(py, pace)?);
         let (blocks, after) = (&blocks.get().blocks, behind(after));
+        let owner = owner(py, salt, tenant)?;
         self.native
-            .submit_load(job, blocks, shared(tenant), deadline, prefix, after)
+            .submit_load(job, blocks, &owner, deadline, prefix, after)
             .map_err(|error| engine_error(py, &error))
     }
 
     /// Gets blocks into host memory, where they stay until the job is released: a load finds them
     /// there. A prefetch goes behind all loads, and objects that find no room are dropped. The
     /// blocks' ids mean nothing. After `timeout` seconds, the rest is given up.
-    #[pyo3(signature = (job, blocks, timeout, *, tenant = None))]
+    #[pyo3(signature = (job, blocks, timeout, *, salt = None, tenant = ""))]
     fn submit_prefetch(
         &self,
         py: Python<'_>,
         job: u64,
         blocks: &Bound<'_, Blocks>,
         timeout: f64,
-        tenant: Option<&[u8]>,
+        salt: Option<&[u8]>,
+        tenant: &str,
     ) -> PyResult<()> {
         let deadline = Instant::now() + seconds(py, timeout)?;
+        let owner = owner(py, salt, tenant)?;
         self.native
-            .submit_prefetch(job, &blocks.get().blocks, shared(tenant), deadline)
+            .submit_prefetch(job, &blocks.get().blocks, &owner, deadline)
             .map_err(|error| engine_error(py, &error))
     }
 
@@ -321,9 +331,12 @@ impl Drop for Lookup {
 /// Longer than any operation of a lane.
 const LAST_WAIT: Duration = Duration::from_secs(60);
 
-/// The bytes of a tenant; none without one.
-fn shared(tenant: Option<&[u8]>) -> Arc<[u8]> {
-    tenant.map_or_else(Arc::default, Arc::from)
+/// Whose blocks a job moves.
+fn owner(py: Python<'_>, salt: Option<&[u8]>, name: &str) -> PyResult<Owner> {
+    Ok(Owner {
+        salt: salt.map_or_else(Arc::default, Arc::from),
+        tenant: tenant(py, name)?,
+    })
 }
 
 /// Host memory that a slot takes if its payload has up to `slot_bytes`.

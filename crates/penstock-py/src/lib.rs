@@ -43,7 +43,7 @@ mod _native {
     #[pymodule_export]
     use crate::sim::Trace;
     #[pymodule_export]
-    use crate::store::{Store, parse_size};
+    use crate::store::{Store, parse_size, tenant_namespace};
 
     /// The version is that of Cargo's workspace.
     #[pymodule_init]

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use penstock_store::layers::{Breaker, BreakerSettings};
 use penstock_store::sealed::{Carried, Finding, Got};
 use penstock_store::value::Rejection;
-use penstock_store::{KEY_BYTES, Key, Keyring, Namespace, OpenOptions, PutOutcome, SealedStore};
+use penstock_store::{
+    KEY_BYTES, Key, Keyring, Namespace, OpenOptions, PutOutcome, SealedStore, Tenant,
+};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -137,6 +139,30 @@ pub(crate) fn namespace(py: Python<'_>, digest: &[u8]) -> PyResult<Namespace> {
             format!("a namespace digest has 16 bytes, not {}", digest.len()),
         )
     })
+}
+
+/// The tenant of this name; none for an empty one.
+pub(crate) fn tenant(py: Python<'_>, name: &str) -> PyResult<Option<Tenant>> {
+    match name {
+        "" => Ok(None),
+        name => named(py, name).map(Some),
+    }
+}
+
+fn named(py: Python<'_>, tenant: &str) -> PyResult<Tenant> {
+    Tenant::named(tenant).map_err(|error| store_error(py, &error))
+}
+
+/// The namespace for those objects of a namespace, 16 bytes, that belong to the tenant of this
+/// name.
+#[pyfunction]
+pub(crate) fn tenant_namespace<'py>(
+    py: Python<'py>,
+    namespace: &[u8],
+    tenant: &str,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let (shared, tenant) = (self::namespace(py, namespace)?, named(py, tenant)?);
+    Ok(PyBytes::new(py, &shared.of_tenant(tenant).0))
 }
 
 #[pymethods]

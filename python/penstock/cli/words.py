@@ -84,6 +84,8 @@ def description(described: Mapping[str, Any] | None) -> str:
     'pool "docs"'
     >>> description({"model": "m", "kv_dtype": "torch.bfloat16", "block_size": 128, "spans": []})
     'model m, KV bfloat16, blocks of 128 tokens'
+    >>> description({"model": "m", "tenant": "red"})
+    'model m, tenant red'
     >>> description(None)
     'not described'
     """
@@ -104,6 +106,8 @@ def description(described: Mapping[str, Any] | None) -> str:
         words.append(f"blocks of {described['block_size']} tokens")
     if described.get("salt"):
         words.append("salted")
+    if "tenant" in described:
+        words.append(f"tenant {described['tenant']}")
     return ", ".join(words)
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock._native import Store
-from penstock.errors import ConfigError, StoreError
+from penstock._native import tenant_namespace
+from penstock.errors import ConfigError
 from penstock.layout import check_ranks
 from penstock.layout.geometry import parse_geometry
-from penstock.pool.namespace import namespace_digest, publish_namespace
+from penstock.pool.namespace import namespace_digest
 from penstock.vllm import compat, identity
 from penstock.vllm.groups import Groups
 from penstock.vllm.messages import RankShare, Span
@@ -24,9 +22,6 @@ logger = logging.getLogger("vllm.penstock")
 _FORMAT = 2
 """Version of the descriptions behind namespaces. Raised when the same description gets another
 meaning."""
-
-
-_PUBLISH_SECONDS = 300.0
 
 _EQUAL_SHARES = ("num_blocks", "layers_per_object", "host_blocks")
 """Values of a rank that must be equal on all ranks."""
@@ -66,7 +61,6 @@ class Agreement:
         self._hash_seed = hash_seed
         self._shares: dict[tuple[int, int], RankShare] = {}
         self._namespaces: tuple[bytes, ...] = ()
-        self._publish_next = 0.0
         self.spans: list[list[Span]] = []
         """By group: the distinct spans that together hold a block. A hit needs all of them."""
         self.ranks_of_group: list[int] = []
@@ -165,23 +159,17 @@ class Agreement:
                 logger.info("Penstock: namespace %s: %s", digest.hex(), facts)
         return self._namespaces
 
-    def publish(self, store: Store) -> None:
-        """Puts the namespaces' descriptions into the pool, for `penstock pool ls`.
-
-        Called when a store has succeeded, and returns at once. Publishes again now and then,
-        because a pool may be emptied.
-        """
-        now = time.monotonic()
-        if now < self._publish_next:
-            return
-        self._publish_next = now + _PUBLISH_SECONDS
-        described = [
-            (namespace, {"model": self._model.name, **self._facts(position)})
-            for position, namespace in enumerate(self.namespaces)
-        ]
-        threading.Thread(
-            target=_publish, args=(store, described), name="penstock-publish", daemon=True
-        ).start()
+    def describe(self, tenant: str = "") -> list[tuple[bytes, dict[str, Any]]]:
+        """The groups' namespaces, each with its description for people; those of a tenant, if
+        `tenant` names one."""
+        described = []
+        for position, shared in enumerate(self.namespaces):
+            facts = {"model": self._model.name, **self._facts(position)}
+            if tenant:
+                described.append((tenant_namespace(shared, tenant), facts | {"tenant": tenant}))
+            else:
+                described.append((shared, facts))
+        return described
 
     def _facts(self, position: int) -> dict[str, Any]:
         if not self._shares:
@@ -225,11 +213,3 @@ def model_facts(settings: Settings, vllm_config: Any) -> ModelFacts:
             "hash": vllm_config.cache_config.prefix_caching_hash_algo,
         },
     )
-
-
-def _publish(store: Store, described: Sequence[tuple[bytes, dict[str, Any]]]) -> None:
-    try:
-        for namespace, description in described:
-            publish_namespace(store, namespace, description)
-    except StoreError as error:
-        logger.warning("Penstock: could not describe the namespace in the pool: %s", error)

@@ -33,9 +33,11 @@ class BlockJob:
     """Seconds after which a load or prefetch is given up."""
     pace: float = 0.0
     """More seconds for a load, in proportion to the share of it that has come."""
-    tenant: bytes = field(default=b"", repr=False)
-    """A value that only the request's tenant gives with its requests. It goes into the
-    encryption."""
+    salt: bytes = field(default=b"", repr=False)
+    """The request's cache salt, which is in its blocks' hashes; empty if it has none. It goes into
+    the encryption."""
+    tenant: str = ""
+    """The tenant in whose namespaces the blocks are; empty for blocks that nobody owns."""
     adapter: Adapter | None = None
     """The LoRA adapter in the blocks' hashes."""
 

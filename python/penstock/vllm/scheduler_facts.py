@@ -38,7 +38,7 @@ def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -
 def arrival(request: Any) -> Arrival:
     """The facts about a new request."""
     return Arrival(
-        request, request.kv_transfer_params, compat.tenant(request), request.trace_headers
+        request, request.kv_transfer_params, compat.cache_salt(request), request.trace_headers
     )
 
 

@@ -154,8 +154,8 @@ class Settings:
         return self.load_timeout + num_bytes / self.load_floor
 
 
-def tenant_label(params: Mapping[str, Any] | None) -> str:
-    """The tenant's name in metrics, for a request with these ``kv_transfer_params``.
+def tenant_name(params: Mapping[str, Any] | None) -> str:
+    """The name of the tenant, for a request with these ``kv_transfer_params``.
 
     It is the request's ``penstock.tenant``: up to 64 letters, digits, dots, dashes and underscores.
     Anything else counts as no name, and the result is empty."""

@@ -27,11 +27,11 @@ from penstock.vllm.compat.requests import (
     NULL_BLOCK,
     block_tables,
     cache_probe,
+    cache_salt,
     hash_block_size,
     newly_allocated,
     none_hash,
     scheduled,
-    tenant,
 )
 from penstock.vllm.compat.specs import (
     check_block_hashing,
@@ -62,6 +62,7 @@ __all__ = [
     "block_bytes",
     "block_tables",
     "cache_probe",
+    "cache_salt",
     "check_block_hashing",
     "check_version",
     "continues_prefixes",
@@ -90,7 +91,6 @@ __all__ = [
     "scheduled",
     "spec_kind",
     "stages",
-    "tenant",
     "tokens_per_step",
     "tp_rank",
     "transfer_groups",

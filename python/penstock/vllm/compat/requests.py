@@ -1,4 +1,4 @@
-"""Requests and steps: hashes of blocks, tables of blocks, tenants."""
+"""Requests and steps: hashes of blocks, tables of blocks, cache salts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def hash_block_size(vllm_config: Any, kv_cache_config: Any) -> int | None:
     return installed().hash_block_size(vllm_config, kv_cache_config)
 
 
-def tenant(request: Any) -> bytes:
+def cache_salt(request: Any) -> bytes:
     """The request's cache salt; empty if it has none. The salt is part of the first block's hash,
     and so of all block hashes."""
     salt: str | None = request.cache_salt

@@ -10,6 +10,7 @@ from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.advisor import Advisor
 from penstock.vllm.agreement import Agreement
 from penstock.vllm.counters import Counters
+from penstock.vllm.descriptions import Descriptions
 from penstock.vllm.scheduler.facts import AdapterOf, EngineFacts
 from penstock.vllm.scheduler.orders import Orders
 from penstock.vllm.scheduler.requests import Tracked
@@ -28,6 +29,7 @@ class Common:
     catalogue: Catalogue
     advisor: Advisor
     store: Store
+    descriptions: Descriptions
     adapters: NamedAdapters
     adapter_of: AdapterOf
     spans: Spans | None = None

@@ -66,8 +66,8 @@ class Arrival:
     request: EngineRequest
     params: Mapping[str, Any] | None
     """The client's parameters for the connector (``kv_transfer_params``)."""
-    tenant: bytes = b""
-    """See :attr:`~penstock.vllm.messages.BlockJob.tenant`."""
+    salt: bytes = b""
+    """See :attr:`~penstock.vllm.messages.BlockJob.salt`."""
     trace_headers: Mapping[str, str] | None = None
     """The W3C trace context that the request came with: `traceparent`, `tracestate`."""
 

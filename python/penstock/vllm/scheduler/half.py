@@ -16,6 +16,7 @@ from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.advisor import Advisor
 from penstock.vllm.agreement import Agreement
 from penstock.vllm.counters import Counts
+from penstock.vllm.descriptions import Descriptions
 from penstock.vllm.messages import IDLE_SECONDS, RankShare, StepOrders, WorkerReport
 from penstock.vllm.scheduler.common import Common
 from penstock.vllm.scheduler.facts import AdapterOf, Arrival, BlockTables, EngineFacts, Step
@@ -28,7 +29,7 @@ from penstock.vllm.scheduler.savings import Savings
 from penstock.vllm.scheduler.spans import Spans
 from penstock.vllm.scheduler.storing import Storing
 from penstock.vllm.scheduler.transfers import Transfers
-from penstock.vllm.settings import Settings, tenant_label
+from penstock.vllm.settings import Settings, tenant_name
 from penstock.vllm.tracing import Exporter
 
 
@@ -43,6 +44,7 @@ class SchedulerHalf:
         adapters: NamedAdapters,
         adapter_of: AdapterOf,
     ) -> None:
+        store = Store.open(settings.pool, client_name="penstock-scheduler").guarded()
         groups = [(group.block_size, group.window) for group in facts.groups]
         self._common = Common(
             settings,
@@ -50,7 +52,8 @@ class SchedulerHalf:
             agreement,
             Catalogue(groups, facts.hash_tokens),
             Advisor(facts.tokens_per_step, settings.get_lanes),
-            Store.open(settings.pool, client_name="penstock-scheduler").guarded(),
+            store,
+            Descriptions(store, agreement.describe),
             adapters,
             adapter_of,
             Spans(Exporter(settings.otlp_endpoint)) if settings.otlp_endpoint else None,
@@ -100,8 +103,8 @@ class SchedulerHalf:
         """Starts the request's look-up."""
         request = arrival.request
         policy = self._common.settings.policy_for(arrival.params)
-        label = tenant_label(arrival.params)
-        tracked = Tracked(request, policy, arrival.tenant, label, arrival.trace_headers)
+        label = tenant_name(arrival.params)
+        tracked = Tracked(request, policy, arrival.salt, label, arrival.trace_headers)
         self._requests[tracked.id] = tracked
         self._catalogue.add(tracked.id, request.num_prompt_tokens)
         self._prefetching.note_arrival(tracked)

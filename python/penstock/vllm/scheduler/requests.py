@@ -73,9 +73,10 @@ class Tracked:
     request: EngineRequest
     policy: str
     """The load policy: the request's own, or the engine's."""
-    tenant: bytes = b""
+    salt: bytes = b""
+    """See :attr:`~penstock.vllm.messages.BlockJob.salt`."""
     label: str = ""
-    """Its tenant's name in metrics."""
+    """The name of its tenant, if it gives one: in metrics, whoever owns the blocks."""
     trace_headers: Mapping[str, str] | None = None
     """See :attr:`~penstock.vllm.scheduler.facts.Arrival.trace_headers`."""
     phase: Phase = Phase.WAITING
@@ -106,6 +107,13 @@ class Tracked:
     def id(self) -> str:
         """The engine's name for it."""
         return self.request.request_id
+
+    @property
+    def tenant(self) -> str:
+        """The tenant that owns its blocks; empty if nobody does.
+
+        Without a salt of its own, a request shares blocks with requests of others."""
+        return self.label if self.salt else ""
 
     def begin_anew(self) -> None:
         """The request waits for its turn again, with a fresh state."""

@@ -80,4 +80,4 @@ class Storing:
         stored = self._catalogue.end_store(number, sorted(store.unstored))
         self._common.counters.count("stored_blocks", stored)
         if stored:
-            self._common.agreement.publish(self._common.store)
+            self._common.descriptions.publish(store.tracked.tenant)

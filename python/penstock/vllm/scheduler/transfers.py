@@ -66,6 +66,7 @@ class Transfers:
             blocks=blocks,
             timeout=timeout,
             pace=pace,
+            salt=tracked.salt,
             tenant=tracked.tenant,
             adapter=self._common.adapter_of(tracked.request),
         )

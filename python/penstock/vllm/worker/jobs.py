@@ -75,6 +75,7 @@ class Jobs:
             job.timeout,
             prefix=True,
             pace=job.pace,
+            salt=job.salt,
             tenant=job.tenant,
             after=after,
         )
@@ -86,7 +87,9 @@ class Jobs:
 
     def prefetch(self, job: BlockJob) -> None:
         """Gets blocks into host memory."""
-        self._engine.submit_prefetch(job.job, job.blocks, job.timeout, tenant=job.tenant)
+        self._engine.submit_prefetch(
+            job.job, job.blocks, job.timeout, salt=job.salt, tenant=job.tenant
+        )
 
     def release(self, number: int) -> None:
         """Nobody waits any more for the blocks of this prefetch."""
@@ -97,7 +100,9 @@ class Jobs:
         self._stores[job.job] = job
         self._unread.setdefault(job.request_id, set()).add(job.job)
         if self._is_agreed(job):
-            self._engine.submit_store(job.job, job.blocks, tenant=job.tenant, after=after)
+            self._engine.submit_store(
+                job.job, job.blocks, salt=job.salt, tenant=job.tenant, after=after
+            )
         else:
             self._engine.decline_store(job.job, job.blocks)
 

@@ -98,6 +98,9 @@ def test_with_one_salt_and_two_names_each_finds_what_is_its_own() -> None:
 def test_what_host_memory_holds_for_another_name_is_lost_once() -> None:
     engine = PlainEngine([FULL])
     red = engine.ask("red", PROMPT, RED, salt=b"salt")
+    assert engine.match(red) == 0
+    computed(engine, red)
+    engine.settle()
     for chunk in engine.names(red, 0):
         engine.half._catalogue.change_host(b"\0\0\1" + chunk)
     blue = engine.ask("blue", PROMPT, BLUE, salt=b"salt")

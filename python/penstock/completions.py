@@ -6,7 +6,7 @@ It uses OpenAI's client, which vLLM brings.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,8 @@ class Completions:
         # Empty: the model that the server has.
         model: str = "",
         cache_salt: str | None = None,
+        # For the server's connector.
+        kv_transfer_params: Mapping[str, Any] | None = None,
     ) -> Answer:
         """The greedy continuation of `prompt` (text or token ids) by `max_tokens` tokens.
 
@@ -102,6 +104,7 @@ class Completions:
                     "ignore_eos": True,
                     "return_token_ids": True,
                     **({} if cache_salt is None else {"cache_salt": cache_salt}),
+                    **({"kv_transfer_params": kv_transfer_params} if kv_transfer_params else {}),
                 },
             )
             return _read(chunks, begin)

@@ -290,7 +290,7 @@ class TestWarm:
         lines: list[Any] = [
             list(range(10)),
             "a text of five words",
-            {"prompt": [1, 2, 3, 4, 5], "model": "adapter", "cache_salt": "tenant's", "x": 1},
+            {"prompt": [1, 2, 3, 4, 5], "model": "adapter", "cache_salt": "its", "tenant": "red"},
             list(range(10)),
             list(range(60)),
         ]
@@ -327,7 +327,9 @@ class TestWarm:
         assert {asked["max_tokens"] for asked in sent} == {1}
         assert [asked["model"] for asked in sent] == ["m", "m", "adapter", "m"]
         salts = [asked.get("cache_salt") for asked in sent]
-        assert salts == [None, None, "tenant's", None]
+        assert salts == [None, None, "its", None]
+        params = [asked.get("kv_transfer_params") for asked in sent]
+        assert params == [None, None, {"penstock.tenant": "red"}, None]
         # So that the server counts to the end.
         assert again
         assert all(asked == sent[2] for asked in again)
@@ -398,17 +400,22 @@ class TestWarm:
 class TestPrompts:
     def test_forms(self, tmp_path: Path) -> None:
         file = tmp_path / "prompts"
-        file.write_text('"text"\n[1, 2]\n{"prompt": "text"}\n{"prompt": "text", "model": "m"}\n')
+        file.write_text(
+            '"text"\n[1, 2]\n{"prompt": "text"}\n{"prompt": "text", "model": "m"}\n'
+            '{"prompt": "text", "tenant": "red"}\n{"prompt": "text", "x": 1}\n'
+        )
         assert list(read_prompts(file)) == [
             Prompt("text"),
             Prompt((1, 2)),
             Prompt("text", "m"),
+            Prompt("text", tenant="red"),
         ]
 
     @pytest.mark.parametrize(
         "line",
         [
             *("{", "1", "null", "{}", "[]", '""', "[1, true]", "[-1]", '{"prompt": 5}', "[[1]]"),
+            *('{"prompt": "a", "tenant": 5}', '{"prompt": "a", "tenant": "not a name"}'),
             *('{"prompt": "a", "model": 5}', '{"prompt": "a", "cache_salt": []}', "[" * 100_000),
             '"\\ud800"',
         ],

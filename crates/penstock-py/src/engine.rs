@@ -152,7 +152,6 @@ impl Engine {
     /// `salt` goes into the encryption beside the keys. With `tenant`, a name, the objects lie in
     /// namespaces of this tenant. A load must give the same of both.
     #[pyo3(signature = (job, blocks, *, salt = None, tenant = "", after = None))]
-    #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn submit_store(
         &self,
         py: Python<'_>,

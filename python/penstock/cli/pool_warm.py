@@ -18,6 +18,7 @@ from penstock.cli.activity import address, read
 from penstock.cli.prompts import Prompt, read_prompts
 from penstock.errors import ConfigError, PenstockError, Unreachable
 from penstock.pool.pace import Pace
+from penstock.vllm.names import TENANT
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -68,7 +69,7 @@ def add_parsers(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="FILE",
         type=Path,
         help="JSON Lines: each a text, a list of token ids, or an object with one of both as "
-        "prompt, and perhaps model and cache_salt",
+        "prompt, and perhaps model, cache_salt and tenant",
     )
     parser.add_argument("engine", metavar="ENGINE", help="host:port of a vLLM server, or its URL")
     parser.add_argument(
@@ -161,7 +162,13 @@ def _count(server: Completions, total: int, args: argparse.Namespace) -> int:
 
 def _ask(server: Completions, prompt: Prompt, args: argparse.Namespace) -> Answer:
     model = prompt.model or args.model
-    return server.complete(prompt.content, 1, model=model, cache_salt=prompt.cache_salt)
+    return server.complete(
+        prompt.content,
+        1,
+        model=model,
+        cache_salt=prompt.cache_salt,
+        kv_transfer_params={TENANT: prompt.tenant} if prompt.tenant else None,
+    )
 
 
 def _answers(

@@ -1,7 +1,15 @@
 """Names that users write to configure the connector. Needs neither vLLM nor its dependencies."""
 
+import re
+
 PREFIX = "penstock."
 """Every setting is a key ``penstock.<name>`` of vLLM's ``kv_connector_extra_config``."""
+
+TENANT = PREFIX + "tenant"
+"""The key of a request's ``kv_transfer_params`` that names its tenant."""
+
+TENANT_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""What a tenant's name may be."""
 
 POOL_VARIABLE = "PENSTOCK_POOL"
 """Environment variable with the pool's URL, for use if the settings name none. So a URL with a

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any
@@ -25,7 +24,7 @@ from penstock.errors import ConfigError
 from penstock.layout.geometry import RANK, parse_geometry
 from penstock.layout.negotiate import AUTO, LAYOUTS
 from penstock.vllm import advisor
-from penstock.vllm.names import POOL_VARIABLE, PREFIX
+from penstock.vllm.names import POOL_VARIABLE, PREFIX, TENANT, TENANT_NAME
 
 logger = logging.getLogger("vllm.penstock")
 
@@ -159,11 +158,8 @@ def tenant_name(params: Mapping[str, Any] | None) -> str:
 
     It is the request's ``penstock.tenant``: up to 64 letters, digits, dots, dashes and underscores.
     Anything else counts as no name, and the result is empty."""
-    wanted = (params or {}).get(PREFIX + "tenant", "")
-    return wanted if isinstance(wanted, str) and _TENANT.fullmatch(wanted) else ""
-
-
-_TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
+    wanted = (params or {}).get(TENANT, "")
+    return wanted if isinstance(wanted, str) and TENANT_NAME.fullmatch(wanted) else ""
 
 
 @lru_cache(maxsize=64)

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use penstock_engine::{Chunk, HostChange};
+use penstock_store::Tenant;
 
 use crate::CatalogueError;
 use crate::error::Result;
@@ -31,7 +32,7 @@ pub struct Holding {
 /// let mut catalogue = Catalogue::new(Groups::new(vec![group], 16)?, 1000);
 /// catalogue.set_holdings(vec![Holding { ranks: 1, bytes: 4096, objects: 1 }])?;
 ///
-/// catalogue.add("a", 40)?;
+/// catalogue.add("a", 40, None)?;
 /// catalogue.extend("a", &[[1; 32], [2; 32]])?;
 /// let queries = catalogue.ask("a")?;
 /// catalogue.answer(queries[0].number, Some(&[true, false]));
@@ -112,17 +113,26 @@ impl Catalogue {
         self.len() == 0
     }
 
-    /// A request has come.
+    /// A request has come. Its blocks belong to `tenant`, if there is one: what is known of other
+    /// blocks of the same chunks says nothing about them.
     ///
     /// # Errors
     /// A request of this name exists already.
-    pub fn add(&mut self, id: &str, prompt_tokens: u64) -> Result<()> {
+    pub fn add(&mut self, id: &str, prompt_tokens: u64, tenant: Option<Tenant>) -> Result<()> {
         if self.requests.contains_key(id) {
             return Err(CatalogueError::DuplicateRequest(id.to_owned()));
         }
-        let request = Request::new(prompt_tokens, self.groups.count());
+        let request = Request::new(prompt_tokens, tenant, self.groups.count());
         self.requests.insert(id.into(), request);
         Ok(())
+    }
+
+    /// The tenant that owns the request's blocks.
+    ///
+    /// # Errors
+    /// The request is not known.
+    pub fn tenant(&self, id: &str) -> Result<Option<Tenant>> {
+        self.request(id).map(|request| request.tenant)
     }
 
     /// The number of the request's hashes that were handed over.
@@ -146,7 +156,8 @@ impl Catalogue {
             // A block is named by the last hash within it.
             let last = (blocks.len() + 1) * step - 1 - known;
             let chunks = hashes.iter().skip(last).step_by(step).copied();
-            self.index.refer(group as u16, chunks, blocks);
+            self.index
+                .refer(group as u16, request.tenant, chunks, blocks);
         }
         Ok(())
     }
@@ -172,11 +183,20 @@ impl Catalogue {
     /// # Errors
     /// There is no such group.
     pub fn change_host(&mut self, change: &HostChange) -> Result<()> {
-        let &HostChange { group, chunk, came } = change;
+        let &HostChange {
+            group,
+            tenant,
+            chunk,
+            came,
+        } = change;
         if usize::from(group) >= self.groups.count() {
             return Err(CatalogueError::Config("a change in no known group"));
         }
-        let name = Name { group, chunk };
+        let name = Name {
+            group,
+            tenant,
+            chunk,
+        };
         self.index.change_ranks(name, if came { 1 } else { -1 });
         Ok(())
     }

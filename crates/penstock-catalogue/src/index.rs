@@ -13,14 +13,17 @@
 
 use hashbrown::HashTable;
 use penstock_engine::Chunk;
+use penstock_store::Tenant;
 
 use crate::free::Free;
 use crate::remembered::Remembered;
 
-/// Identifies the content of a block among all others of the engine.
+/// Identifies the content of a block among all others of the engine, and whose it is: tenants that
+/// give the same salt have the same chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Name {
     pub(crate) group: u16,
+    pub(crate) tenant: Option<Tenant>,
     pub(crate) chunk: Chunk,
 }
 
@@ -124,6 +127,7 @@ impl Index {
         };
         let nothing = Name {
             group: 0,
+            tenant: None,
             chunk: [0; 32],
         };
         index.names.resize(bound, nothing);
@@ -169,12 +173,17 @@ impl Index {
     pub(crate) fn refer(
         &mut self,
         group: u16,
+        tenant: Option<Tenant>,
         chunks: impl ExactSizeIterator<Item = Chunk>,
         numbers: &mut Vec<Number>,
     ) {
         self.reserve(chunks.len());
         numbers.reserve(chunks.len());
-        let mut chunks = chunks.map(|chunk| Name { group, chunk });
+        let mut chunks = chunks.map(|chunk| Name {
+            group,
+            tenant,
+            chunk,
+        });
         for name in chunks.by_ref() {
             let known = match numbers.last() {
                 Some(&before) => self.follower(before, &name),
@@ -411,13 +420,22 @@ mod tests {
         // All names fall into a few buckets, so that names which only look alike must be told
         // apart.
         chunk[8..16].copy_from_slice(&n.to_le_bytes());
-        Name { group: 0, chunk }
+        Name {
+            group: 0,
+            tenant: None,
+            chunk,
+        }
     }
 
     /// Names one block that follows another.
     fn refer(index: &mut Index, before: Option<Number>, name: Name) -> Number {
         let mut numbers = Vec::from_iter(before);
-        index.refer(name.group, [name.chunk].into_iter(), &mut numbers);
+        index.refer(
+            name.group,
+            name.tenant,
+            [name.chunk].into_iter(),
+            &mut numbers,
+        );
         *numbers.last().unwrap()
     }
 
@@ -536,7 +554,7 @@ mod tests {
                     names.push(code);
                 }
                 let chunks: Vec<Chunk> = names.iter().map(|&code| name(code).chunk).collect();
-                index.refer(0, chunks.into_iter(), &mut numbers);
+                index.refer(0, None, chunks.into_iter(), &mut numbers);
                 for &number in &numbers {
                     index.set_in_pool(number, in_pool);
                     index.list(number);

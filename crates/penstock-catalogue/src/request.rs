@@ -1,11 +1,15 @@
 //! What is known of one request.
 
+use penstock_store::Tenant;
+
 use crate::groups::Groups;
 use crate::index::Number;
 
 /// Blocks and progress of a request.
 pub(crate) struct Request {
     pub(crate) prompt_tokens: u64,
+    /// The owner of its blocks.
+    pub(crate) tenant: Option<Tenant>,
     /// Hashes that were handed over.
     pub(crate) hashes: usize,
     /// For each group: the request's blocks, from the first.
@@ -33,9 +37,10 @@ pub(crate) enum Lookup {
 }
 
 impl Request {
-    pub(crate) fn new(prompt_tokens: u64, groups: usize) -> Self {
+    pub(crate) fn new(prompt_tokens: u64, tenant: Option<Tenant>, groups: usize) -> Self {
         Self {
             prompt_tokens,
+            tenant,
             hashes: 0,
             blocks: vec![Vec::new(); groups],
             considered: vec![0; groups],

@@ -5,6 +5,7 @@ use penstock_catalogue::{
     Catalogue, CatalogueError, Group, Groups, Holding, LookupState, Scheduled,
 };
 use penstock_engine::{Chunk, HostChange, Parent};
+use penstock_store::Tenant;
 
 const TOKENS: u64 = 16;
 const BYTES: u64 = 1000;
@@ -16,6 +17,7 @@ fn chunk(n: u8) -> Chunk {
 fn change(n: u8, came: bool) -> HostChange {
     HostChange {
         group: 0,
+        tenant: None,
         chunk: chunk(n),
         came,
     }
@@ -46,7 +48,7 @@ fn catalogue(windows: &[Option<u64>], ranks: u32) -> Catalogue {
 
 /// A request of four blocks, one of whose groups' look-ups finds these.
 fn looked_up(catalogue: &mut Catalogue, id: &str, present: &[bool]) {
-    catalogue.add(id, 4 * TOKENS + 1).unwrap();
+    catalogue.add(id, 4 * TOKENS + 1, None).unwrap();
     catalogue.extend(id, &chunks(1..5)).unwrap();
     for query in catalogue.ask(id).unwrap() {
         catalogue.answer(query.number, Some(present));
@@ -109,7 +111,7 @@ fn what_a_job_did_not_find_is_not_there_and_what_cannot_be_decrypted_is_not_load
 #[test]
 fn a_look_up_is_over_once_all_its_groups_have_answered() {
     let mut catalogue = catalogue(&[None, Some(2 * TOKENS)], 1);
-    catalogue.add("a", 65).unwrap();
+    catalogue.add("a", 65, None).unwrap();
     catalogue.extend("a", &chunks(1..5)).unwrap();
     assert_eq!(catalogue.lookup("a"), Ok(LookupState::None));
     let queries = catalogue.ask("a").unwrap();
@@ -132,7 +134,7 @@ fn a_look_up_is_over_once_all_its_groups_have_answered() {
 fn of_a_look_up_that_failed_nothing_is_loaded() {
     let mut catalogue = catalogue(&[None], 1);
     looked_up(&mut catalogue, "a", &[true; 4]);
-    catalogue.add("b", 65).unwrap();
+    catalogue.add("b", 65, None).unwrap();
     catalogue.extend("b", &chunks(1..5)).unwrap();
     let queries = catalogue.ask("b").unwrap();
     catalogue.answer(queries[0].number, None);
@@ -140,7 +142,7 @@ fn of_a_look_up_that_failed_nothing_is_loaded() {
     catalogue.do_without("a").unwrap();
     assert_eq!(ends(&catalogue, "a"), []);
     // A short prompt has nothing to ask for.
-    catalogue.add("c", 5).unwrap();
+    catalogue.add("c", 5, None).unwrap();
     assert_eq!(catalogue.ask("c"), Ok(vec![]));
     assert_eq!(catalogue.lookup("c"), Ok(LookupState::Over));
 }
@@ -148,7 +150,7 @@ fn of_a_look_up_that_failed_nothing_is_loaded() {
 #[test]
 fn a_preempted_request_is_looked_up_and_stored_anew() {
     let mut catalogue = catalogue(&[None], 1);
-    catalogue.add("a", 65).unwrap();
+    catalogue.add("a", 65, None).unwrap();
     catalogue.extend("a", &chunks(1..5)).unwrap();
     let queries = catalogue.ask("a").unwrap();
     let step = |catalogue: &mut Catalogue, computed, tokens| {
@@ -222,7 +224,7 @@ fn prefetches_share_no_block_and_keep_theirs_until_they_are_released() {
 #[test]
 fn blocks_that_left_a_window_are_not_stored_and_those_that_may_leave_have_readers() {
     let mut catalogue = catalogue(&[None, Some(2 * TOKENS)], 1);
-    catalogue.add("a", 65).unwrap();
+    catalogue.add("a", 65, None).unwrap();
     catalogue.extend("a", &chunks(1..5)).unwrap();
     let null = 0;
     let table = |group: usize, index: usize| match (group, index) {
@@ -267,4 +269,47 @@ fn nothing_is_left_of_what_nobody_names() {
     assert!(catalogue.is_empty());
     let unknown = CatalogueError::UnknownRequest("a".to_owned());
     assert_eq!(catalogue.remove("a"), Err(unknown));
+}
+
+#[test]
+fn what_is_known_of_one_tenants_blocks_says_nothing_about_anothers() {
+    let mut catalogue = catalogue(&[None], 1);
+    let [red, blue] = ["red", "blue"].map(|name| Some(Tenant::named(name).unwrap()));
+    let table = |_: usize, index: usize| Some(index as u64 + 1);
+    for (job, id, tenant) in [(1, "a", red), (2, "b", blue), (3, "c", None)] {
+        catalogue.add(id, 65, tenant).unwrap();
+        assert_eq!(catalogue.tenant(id), Ok(tenant));
+        catalogue.extend(id, &chunks(1..5)).unwrap();
+        assert_eq!(ends(&catalogue, id), []);
+        // Each stores all of them, though the others are on their way or there.
+        let blocks = catalogue.begin_store(id, job, 64, 0, table).unwrap();
+        let blocks: Vec<Chunk> = blocks.unwrap().iter().map(|block| block.chunk).collect();
+        assert_eq!(blocks, chunks(1..5));
+        catalogue.end_store(job, &[]).unwrap();
+    }
+    for n in 1..5 {
+        let change = HostChange {
+            tenant: red,
+            ..change(n, true)
+        };
+        catalogue.change_host(&change).unwrap();
+    }
+    assert_eq!(ends(&catalogue, "a"), [(4, 4 * BYTES, 0)]);
+    assert_eq!(ends(&catalogue, "b"), []);
+    for query in catalogue.ask("b").unwrap() {
+        catalogue.answer(query.number, Some(&[true, true, true, false]));
+    }
+    assert_eq!(ends(&catalogue, "b"), [(3, 0, 3 * BYTES)]);
+    for id in ["a", "b", "c"] {
+        catalogue.remove(id).unwrap();
+    }
+    // A later request of each finds what was known of its own.
+    catalogue.add("d", 65, red).unwrap();
+    catalogue.extend("d", &chunks(1..5)).unwrap();
+    assert_eq!(ends(&catalogue, "d"), [(4, 4 * BYTES, 0)]);
+    catalogue.add("e", 65, blue).unwrap();
+    catalogue.extend("e", &chunks(1..5)).unwrap();
+    let blocks = catalogue.begin_store("e", 4, 64, 0, table).unwrap();
+    let blocks: Vec<Chunk> = blocks.unwrap().iter().map(|block| block.chunk).collect();
+    assert_eq!(blocks, [chunk(4)]);
 }

@@ -278,7 +278,14 @@ impl Engine {
         changes
             .filter_map(|(key, came)| {
                 let group = by_family.get(&key.namespace.family())?;
-                held.note(group.number(), &key, came, group.objects())
+                let is_shared = group.namespace() == Some(key.namespace);
+                let change = HostChange {
+                    group: group.number(),
+                    tenant: key.namespace.tenant().filter(|_| !is_shared),
+                    chunk: key.chunk,
+                    came,
+                };
+                held.note(change, group.objects())
             })
             .collect()
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use penstock_store::{CHUNK_BYTES, Key, Namespace};
+use penstock_store::{CHUNK_BYTES, TENANT_BYTES, Tenant};
 
 use crate::Chunk;
 
@@ -11,6 +11,8 @@ use crate::Chunk;
 pub struct HostChange {
     /// The group of layers, as registered.
     pub group: u16,
+    /// The tenant whose block it is, if it is one's.
+    pub tenant: Option<Tenant>,
     /// The content of the block.
     pub chunk: Chunk,
     /// Whether the block came. If not, it went.
@@ -22,8 +24,12 @@ pub struct HostChange {
 #[error("not an encoding of changes in host memory: {0} bytes")]
 pub struct NotHostChanges(usize);
 
-/// Bytes of one change: the group, whether the block came, the chunk.
-const CHANGE_BYTES: usize = 2 + 1 + CHUNK_BYTES;
+/// Bytes of one change: the group, marks, the tenant or zeros, the chunk.
+const CHANGE_BYTES: usize = 2 + 1 + TENANT_BYTES + CHUNK_BYTES;
+/// Set if the block came.
+const CAME: u8 = 1;
+/// Set if the block is a tenant's.
+const OWNED: u8 = 2;
 
 impl HostChange {
     /// The bytes from which [`decode`](Self::decode) makes the same changes. Two encodings, one
@@ -32,7 +38,9 @@ impl HostChange {
         let mut bytes = Vec::with_capacity(changes.len() * CHANGE_BYTES);
         for change in changes {
             bytes.extend_from_slice(&change.group.to_le_bytes());
-            bytes.push(change.came.into());
+            let owned = if change.tenant.is_some() { OWNED } else { 0 };
+            bytes.push(owned | if change.came { CAME } else { 0 });
+            bytes.extend(change.tenant.map_or([0; TENANT_BYTES], Tenant::to_bytes));
             bytes.extend_from_slice(&change.chunk);
         }
         bytes
@@ -49,87 +57,69 @@ impl HostChange {
 
     fn decode_one(bytes: &[u8; CHANGE_BYTES]) -> Option<Self> {
         let (group, rest) = bytes.split_first_chunk()?;
-        let (&came, chunk) = rest.split_first()?;
-        Some(Self {
+        let (&marks, rest) = rest.split_first()?;
+        let (&tenant, chunk) = rest.split_first_chunk()?;
+        let tenant = match marks & OWNED {
+            0 if tenant == [0; TENANT_BYTES] => None,
+            0 => return None,
+            _ => Some(Tenant::from_bytes(tenant)),
+        };
+        (marks <= CAME | OWNED).then_some(Self {
             group: u16::from_le_bytes(*group),
+            tenant,
             chunk: chunk.try_into().ok()?,
-            came: match came {
-                0 => false,
-                1 => true,
-                _ => return None,
-            },
+            came: marks & CAME != 0,
         })
     }
 }
 
-/// Counts what host memory has of each block.
-///
-/// A block may be there more than once, in namespaces of several tenants: if they gave their
-/// requests the same salt. It counts as there while it is whole in one of them.
+/// Counts the objects in host memory of each block that has any there.
 #[derive(Default)]
 pub(crate) struct HeldBlocks {
-    /// The objects of each block that is there in part.
-    parts: HashMap<(Namespace, Chunk), usize>,
-    /// The namespaces in which a block is whole.
-    whole: HashMap<(u16, Chunk), usize>,
+    objects: HashMap<(u16, Option<Tenant>, Chunk), usize>,
 }
 
 impl HeldBlocks {
-    /// Notes that an object of a group's block came or went. `whole` is the number of the block's
-    /// objects. Returns the change that this makes for the block, if any.
-    pub(crate) fn note(
-        &mut self,
-        group: u16,
-        object: &Key,
-        came: bool,
-        whole: usize,
-    ) -> Option<HostChange> {
-        let chunk = object.chunk;
-        let part = (object.namespace, chunk);
-        let times = self.whole.get(&(group, chunk)).copied().unwrap_or(0);
-        let before = match self.parts.remove(&part) {
-            Some(objects) => objects,
-            None if came || times == 0 => 0,
-            None => whole,
-        };
+    /// Notes that an object of a block came or went. `whole` is the number of the block's objects.
+    /// Returns the change if it is one of the whole block.
+    pub(crate) fn note(&mut self, change: HostChange, whole: usize) -> Option<HostChange> {
+        let HostChange {
+            group,
+            tenant,
+            chunk,
+            came,
+        } = change;
+        let place = (group, tenant, chunk);
+        let before = self.objects.get(&place).copied().unwrap_or(0);
         let after = if came {
             before + 1
         } else {
             before.saturating_sub(1)
         };
-        if (1..whole).contains(&after) {
-            self.parts.insert(part, after);
-        }
-        if (before == whole) == (after == whole) {
-            return None;
-        }
-        let times_after = if came {
-            times + 1
+        if after == 0 {
+            self.objects.remove(&place);
         } else {
-            times.saturating_sub(1)
-        };
-        if times_after == 0 {
-            self.whole.remove(&(group, chunk));
-        } else {
-            self.whole.insert((group, chunk), times_after);
+            self.objects.insert(place, after);
         }
-        let is_change = (times == 0) != (times_after == 0);
-        is_change.then_some(HostChange { group, chunk, came })
+        ((before == whole) != (after == whole)).then_some(change)
     }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use penstock_layout::Span;
     use proptest::prelude::*;
 
     use super::*;
 
     fn change() -> impl Strategy<Value = HostChange> {
-        (any::<u16>(), any::<u8>(), any::<bool>()).prop_map(|(group, n, came)| HostChange {
-            group,
-            chunk: [n; CHUNK_BYTES],
-            came,
+        let tenant = prop::option::of(any::<[u8; TENANT_BYTES]>().prop_map(Tenant::from_bytes));
+        (any::<u16>(), tenant, any::<u8>(), any::<bool>()).prop_map(|(group, tenant, n, came)| {
+            HostChange {
+                group,
+                tenant,
+                chunk: [n; CHUNK_BYTES],
+                came,
+            }
         })
     }
 
@@ -146,30 +136,31 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_changes_or_an_error(bytes in prop::collection::vec(0..3_u8, 0..120)) {
+        fn any_bytes_are_changes_or_an_error(bytes in prop::collection::vec(0..4_u8, 0..120)) {
             if let Ok(changes) = HostChange::decode(&bytes) {
                 prop_assert_eq!(HostChange::encode(&changes), bytes);
             }
         }
 
         #[test]
-        fn a_block_is_there_while_one_owner_has_all_its_objects(
-            whole in 1..5_usize,
-            picks in prop::collection::vec((0..3_u8, 0..2_u8, 0..5_usize), 0..200),
+        fn a_block_is_there_while_all_its_objects_are(
+            whole in 1..5_usize, picks in prop::collection::vec((0..4_u8, 0..5_usize), 0..200)
         ) {
             let mut held = HeldBlocks::default();
             let mut objects = std::collections::HashSet::new();
             let mut there = std::collections::HashSet::new();
-            for (block, owner, object) in picks {
-                let object = (block, owner, object % whole);
+            for (block, object) in picks {
+                let object = (block, object % whole);
                 let came = objects.insert(object) || !objects.remove(&object);
-                let key = Key {
-                    namespace: Namespace([owner; 16]),
-                    chunk: [block; CHUNK_BYTES],
-                    span: Span::new(0..1, 0..1).unwrap(),
+                // Of four blocks, two are of the same content, for two tenants.
+                let change = HostChange {
+                    group: 7,
+                    tenant: (block > 0).then_some(Tenant::from_bytes([block; TENANT_BYTES])),
+                    chunk: [block.min(2); CHUNK_BYTES],
+                    came,
                 };
-                if let Some(change) = held.note(7, &key, came, whole) {
-                    prop_assert_eq!((change.group, change.came), (7, came));
+                if let Some(noted) = held.note(change, whole) {
+                    prop_assert_eq!(noted, change);
                     let is_news = if came {
                         there.insert(block)
                     } else {
@@ -177,12 +168,8 @@ mod tests {
                     };
                     prop_assert!(is_news);
                 }
-                let has_all = |block, owner| {
-                    let own = |object: &&(u8, u8, usize)| (object.0, object.1) == (block, owner);
-                    objects.iter().filter(own).count() == whole
-                };
-                let is_there = |block| (0..2).any(|owner| has_all(block, owner));
-                prop_assert!((0..3).all(|block| there.contains(&block) == is_there(block)));
+                let all = |block: &u8| objects.iter().filter(|(b, _)| b == block).count() == whole;
+                prop_assert!((0..4).all(|block| there.contains(&block) == all(&block)));
             }
         }
     }

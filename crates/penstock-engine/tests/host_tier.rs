@@ -5,7 +5,7 @@ mod support;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use penstock_engine::{Block, Chunk, Deadline, EngineConfig, Fence, HostChange, Outcome};
+use penstock_engine::{Block, Chunk, Deadline, EngineConfig, Fence, HostChange, Outcome, Owner};
 use penstock_evict::{Lru, Policy, Prefix};
 use penstock_layout::KvLayout;
 use penstock_store::ErrorKind;
@@ -209,6 +209,7 @@ fn what_came_and_went_unseen_is_no_change() {
     store_block(&rig, &kv, 1, 0, 1);
     let change = |n, came| HostChange {
         group: 0,
+        tenant: None,
         chunk: key(n).chunk,
         came,
     };
@@ -438,13 +439,19 @@ fn a_tenants_values_are_its_own() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     let rig = engine(&store, keeping(8), &kv);
     let (red, blue) = (tenant("red"), tenant("blue"));
-    let mut known = HashMap::new();
+    let change = |owner: &Owner, came| HostChange {
+        group: 0,
+        tenant: owner.tenant,
+        chunk: key(5).chunk,
+        came,
+    };
+    assert_eq!(rig.take_host_changes(), []);
     kv.fill(0, 5);
     rig.store_for(&red, 1, chain(&[5], Some(4)));
     assert_eq!(outcomes(&rig, 1), [Outcome::Stored(BYTES)]);
     assert!(store.has(&key_for(&red, 5)));
     assert!(!store.has(&key(5)));
-    assert_eq!(index(&rig, &mut known), [5]);
+    assert_eq!(rig.take_host_changes(), [change(&red, true)]);
     rig.load_for(&red, 2, vec![block_of(5, 1)]);
     assert_eq!(outcomes(&rig, 2), [Outcome::Kept(BYTES)]);
     // Neither the other tenant nor everybody else has it, in host memory or in the store.
@@ -452,23 +459,19 @@ fn a_tenants_values_are_its_own() {
     assert_eq!(outcomes(&rig, 3), [Outcome::Miss]);
     assert_eq!(load_block(&rig, 4, 3, 5), Outcome::Miss);
 
-    // A block that is there for both counts as there once, until it is gone for both.
     rig.store_for(&blue, 5, vec![block_of(5, 0)]);
     assert_eq!(outcomes(&rig, 5), [Outcome::Stored(BYTES)]);
-    assert_eq!(rig.take_host_changes(), []);
+    assert_eq!(rig.take_host_changes(), [change(&blue, true)]);
     for n in 10..17 {
         store_block(&rig, &kv, n, 0, n);
     }
-    let held = index(&rig, &mut known);
-    assert!(held.contains(&5), "{held:?}");
+    let changes = rig.take_host_changes();
+    assert!(changes.contains(&change(&red, false)), "{changes:?}");
+    assert!(!changes.contains(&change(&blue, false)), "{changes:?}");
     rig.load_for(&blue, 20, vec![block_of(5, 1)]);
     assert_eq!(outcomes(&rig, 20), [Outcome::Kept(BYTES)]);
     rig.load_for(&red, 21, vec![block_of(5, 2)]);
     assert_eq!(outcomes(&rig, 21), [Outcome::Loaded(BYTES)]);
-    for n in 30..38 {
-        store_block(&rig, &kv, n, 0, n);
-    }
-    assert_eq!(index(&rig, &mut known), (30..38).collect::<Vec<_>>());
 }
 
 #[test]
@@ -482,12 +485,14 @@ fn a_prefetch_and_its_load_have_one_tenant() {
         assert_eq!(outcomes(&rig, 1), [Outcome::Stored(BYTES)]);
     }
     let rig = engine(&store, keeping(8), &kv);
-    let mut known = HashMap::new();
     assert_eq!(prefetch(&rig, 1, &[5]), [Outcome::Miss]);
     rig.release(1);
     rig.prefetch_for(&red, 2, vec![block_of(5, 0)]);
     assert_eq!(outcomes(&rig, 2), [Outcome::Loaded(BYTES)]);
-    assert_eq!(index(&rig, &mut known), [5]);
+    let [change] = rig.take_host_changes()[..] else {
+        panic!("not one change");
+    };
+    assert_eq!((change.tenant, change.came), (red.tenant, true));
     store.fail(Some(ErrorKind::Unreachable));
     rig.load_for(&red, 3, vec![block_of(5, 7)]);
     assert_eq!(outcomes(&rig, 3), [Outcome::Kept(BYTES)]);

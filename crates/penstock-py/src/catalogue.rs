@@ -122,9 +122,18 @@ impl Catalogue {
         self.native.len()
     }
 
-    /// Adds a request that has come.
-    fn add(&mut self, request: &str, prompt_tokens: u64) -> PyResult<()> {
-        raising(self.native.add(request, prompt_tokens))
+    /// Adds a request that has come. With `tenant`, a name, its blocks are in namespaces of this
+    /// tenant.
+    #[pyo3(signature = (request, prompt_tokens, *, tenant = ""))]
+    fn add(
+        &mut self,
+        py: Python<'_>,
+        request: &str,
+        prompt_tokens: u64,
+        tenant: &str,
+    ) -> PyResult<()> {
+        let tenant = self::tenant(py, tenant)?;
+        raising(self.native.add(request, prompt_tokens, tenant))
     }
 
     /// Takes in the request's block hashes. The list has all of them; it begins with those that are
@@ -143,11 +152,8 @@ impl Catalogue {
     // --- look-ups -------------------------------------------------------------------------
 
     /// Starts the request's look-up. For each group, give its namespace, and the spans of the
-    /// objects that make up a block. With `tenant`, a name, the blocks are looked for in namespaces
-    /// of this tenant. Returns the number of blocks that are asked for. Returns None if too many
-    /// look-ups wait: then the request does without.
-    #[pyo3(signature = (request, lookup, namespaces, spans, timeout, *, tenant = ""))]
-    #[expect(clippy::too_many_arguments, reason = "Python names them")]
+    /// objects that make up a block. Returns the number of blocks that are asked for. Returns None
+    /// if too many look-ups wait: then the request does without.
     fn ask(
         &mut self,
         py: Python<'_>,
@@ -156,10 +162,9 @@ impl Catalogue {
         namespaces: Vec<Vec<u8>>,
         spans: Vec<Vec<SpanTuple>>,
         timeout: f64,
-        tenant: &str,
     ) -> PyResult<Option<usize>> {
         let timeout = seconds(py, timeout)?;
-        let tenant = self::tenant(py, tenant)?;
+        let tenant = raising(self.native.tenant(request))?;
         let queries = raising(self.native.ask(request))?;
         let numbers: Vec<u64> = queries.iter().map(|query| query.number).collect();
         let mut asked = 0;

@@ -39,4 +39,4 @@ pub use options::OpenOptions;
 pub use sealed::SealedStore;
 pub use shm::ShmStore;
 pub use size::parse_size;
-pub use tenant::Tenant;
+pub use tenant::{TENANT_BYTES, Tenant};

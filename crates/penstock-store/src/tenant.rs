@@ -16,7 +16,8 @@ const KEPT_BYTES: usize = 8;
 /// Follows what is kept. A namespace of no tenant has these bytes there with a probability of 6e-8.
 /// It then counts as a tenant's that nobody has a name for.
 const MARK: [u8; 3] = [0x7e, 0x4a, 0x07];
-const TENANT_BYTES: usize = crate::NAMESPACE_BYTES - KEPT_BYTES - MARK.len();
+/// Bytes of a tenant.
+pub const TENANT_BYTES: usize = crate::NAMESPACE_BYTES - KEPT_BYTES - MARK.len();
 const DOMAIN: &[u8] = b"penstock tenant 1\n";
 const LONGEST_NAME: usize = 64;
 
@@ -49,6 +50,16 @@ impl Tenant {
         let mut tenant = Self([0; TENANT_BYTES]);
         tenant.0.copy_from_slice(&digest.as_ref()[..TENANT_BYTES]);
         Ok(tenant)
+    }
+
+    /// The bytes from which [`from_bytes`](Self::from_bytes) makes the same tenant.
+    pub fn to_bytes(self) -> [u8; TENANT_BYTES] {
+        self.0
+    }
+
+    /// The tenant whose bytes these are.
+    pub fn from_bytes(bytes: [u8; TENANT_BYTES]) -> Self {
+        Self(bytes)
     }
 }
 

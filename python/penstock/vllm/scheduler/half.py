@@ -106,7 +106,7 @@ class SchedulerHalf:
         label = tenant_name(arrival.params)
         tracked = Tracked(request, policy, arrival.salt, label, arrival.trace_headers)
         self._requests[tracked.id] = tracked
-        self._catalogue.add(tracked.id, request.num_prompt_tokens)
+        self._catalogue.add(tracked.id, request.num_prompt_tokens, tenant=tracked.tenant)
         self._prefetching.note_arrival(tracked)
         self._loading.look_up(tracked)
 

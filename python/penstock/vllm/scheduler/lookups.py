@@ -27,7 +27,6 @@ class Lookups:
             agreement.namespaces,
             agreement.spans,
             self._common.settings.lookup_timeout,
-            tenant=tracked.tenant,
         )
         if asked == 0:
             return

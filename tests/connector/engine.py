@@ -20,6 +20,7 @@ from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.agreement import Agreement, ModelFacts
 from penstock.vllm.groups import Group
 from penstock.vllm.messages import BlockJob, GroupShare, RankShare, StepOrders, WorkerReport
+from penstock.vllm.roles import ROLES
 from penstock.vllm.scheduler import SchedulerHalf
 from penstock.vllm.scheduler.facts import Arrival, EngineFacts, Step
 from penstock.vllm.settings import Settings
@@ -72,22 +73,25 @@ class PlainEngine:
     """One engine with `ranks` pipeline ranks of two layers each; `more` are settings."""
 
     def __init__(
-        self, groups: Sequence[Group], ranks: int = 1, policy: str = "always", **more: Any
+        self,
+        groups: Sequence[Group],
+        ranks: int = 1,
+        policy: str = "always",
+        role: str = "kv_both",
+        **more: Any,
     ) -> None:
         self.groups = tuple(groups)
         settings = Settings(
             "memory://?size=64MiB",
             load_policy=policy,
-            lookup_timeout=30.0,
-            load_timeout=60.0,
-            **more,
+            **{"lookup_timeout": 30.0, "load_timeout": 60.0, **more},
         )
         facts = EngineFacts(self.groups, HASH_TOKENS, 64, False, False, 0)
         layers = ranks * LAYERS_A_RANK
         model = ModelFacts("plain", (ranks, 1), (layers, 1), {"config": "plain"})
         self.agreement = Agreement(settings, model, self.groups, lambda: b"seed")
         self.half = SchedulerHalf(
-            settings, facts, self.agreement, NamedAdapters(), lambda request: None
+            settings, facts, self.agreement, NamedAdapters(), lambda request: None, ROLES[role]
         )
         share = {
             (rank, 0): RankShare(

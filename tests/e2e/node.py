@@ -41,6 +41,8 @@ class Answer:
     """Prompt tokens that vLLM counts as cached, locally or from the pool."""
     finish: str
     seconds: float
+    params: dict[str, Any] | None = None
+    """What it tells another engine (`kv_transfer_params`)."""
 
     @property
     def text(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
@@ -85,6 +87,7 @@ class Node:
         *,
         pool: str | None = None,
         settings: dict[str, Any] | None = None,
+        role: str = "kv_both",
         env: dict[str, str] | None = None,
         launch: Callable[..., subprocess.Popen[bytes] | Fork] = new_process,
         **engine_args: Any,
@@ -113,7 +116,7 @@ class Node:
             args["kv_transfer_config"] = {
                 "kv_connector": "PenstockConnector",
                 "kv_connector_module_path": "penstock.vllm.connector",
-                "kv_role": "kv_both",
+                "kv_role": role,
                 "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": extra,
             }
@@ -185,9 +188,13 @@ class Node:
         cache_salt: str | None = None,
         adapter: Adapter | None = None,
         trace_headers: dict[str, str] | None = None,
+        params: dict[str, Any] | None = None,
         **sampling: Any,
     ) -> int:
-        """Starts a request; returns its number for `answer` and `abort`."""
+        """Starts a request; returns its number for `answer` and `abort`. `params` are its
+        `kv_transfer_params`."""
+        if params is not None:
+            sampling["extra_args"] = {"kv_transfer_params": params}
         return self.send(
             "generate",
             prompt=prompt,
@@ -212,6 +219,7 @@ class Node:
             result["cached"],
             result["finish"],
             result["seconds"],
+            result["params"],
         )
 
     def ask(self, prompt: list[int], max_tokens: int = 8, **options: Any) -> Answer:
@@ -313,6 +321,7 @@ async def _serve(args: dict[str, Any]) -> None:
             "cached": final.num_cached_tokens,
             "finish": completion.finish_reason,
             "seconds": time.monotonic() - began,
+            "params": final.kv_transfer_params,
         }
 
     async def handle(message: dict[str, Any]) -> None:

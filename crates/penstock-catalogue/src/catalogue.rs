@@ -23,6 +23,14 @@ pub struct Holding {
     pub objects: u64,
 }
 
+/// A query that is not answered yet.
+pub(crate) struct Asked {
+    pub(crate) request: Box<str>,
+    pub(crate) group: usize,
+    /// Whether the same was asked before for this request.
+    pub(crate) again: bool,
+}
+
 /// The requests of one engine, their blocks, and where these blocks are.
 ///
 /// ```
@@ -47,8 +55,7 @@ pub struct Catalogue {
     pub(crate) index: Index,
     pub(crate) requests: HashMap<Box<str>, Request>,
     pub(crate) jobs: HashMap<u64, Job>,
-    /// For each query of a look-up: the request that it belongs to, and the group.
-    pub(crate) lookups: HashMap<u64, (Box<str>, usize)>,
+    pub(crate) lookups: HashMap<u64, Asked>,
     pub(crate) next_lookup: u64,
     /// For each block that the engine may give away: the store that has yet to read it.
     pub(crate) reading: HashMap<u64, u64>,

@@ -2,7 +2,7 @@
 
 use penstock_engine::Chunk;
 
-use crate::catalogue::{Catalogue, found_mut};
+use crate::catalogue::{Asked, Catalogue, found_mut};
 use crate::error::Result;
 use crate::request::Lookup;
 
@@ -30,11 +30,13 @@ pub enum State {
 
 impl Catalogue {
     /// Begins a look-up of all the request's blocks, with one query for each group. If some group
-    /// has no block of the request, there is nothing to ask, and the result is empty.
+    /// has no block of the request, there is nothing to ask, and the result is empty. Once the
+    /// look-up is over, it may begin again: others may have put more.
     ///
     /// # Errors
     /// The request is not known.
     pub fn ask(&mut self, id: &str) -> Result<Vec<Query>> {
+        let again = matches!(self.request(id)?.lookup, Lookup::Answered { .. });
         self.drop_lookup(id);
         let request = found_mut(&mut self.requests, id)?;
         if request.blocks.iter().any(Vec::is_empty) {
@@ -44,7 +46,12 @@ impl Catalogue {
         let mut queries = Vec::with_capacity(request.blocks.len());
         for (group, numbers) in request.blocks.iter().enumerate() {
             self.next_lookup += 1;
-            self.lookups.insert(self.next_lookup, (id.into(), group));
+            let asked = Asked {
+                request: id.into(),
+                group,
+                again,
+            };
+            self.lookups.insert(self.next_lookup, asked);
             queries.push(Query {
                 number: self.next_lookup,
                 group,
@@ -84,18 +91,19 @@ impl Catalogue {
     }
 
     /// Takes in an answer: for each block, whether the pool has it; none if the query failed.
-    /// Returns how many blocks the pool has. An answer that nobody waits for is ignored.
+    /// Returns how many blocks the pool has, or zero if they were asked for again. An answer that
+    /// nobody waits for is ignored.
     pub fn answer(&mut self, number: u64, present: Option<&[bool]>) -> usize {
-        let Some((id, group)) = self.lookups.remove(&number) else {
+        let Some(asked) = self.lookups.remove(&number) else {
             return 0;
         };
-        let Some(request) = self.requests.get_mut(&id) else {
+        let Some(request) = self.requests.get_mut(&asked.request) else {
             return 0;
         };
         let mut found = 0;
-        for (&number, &is_there) in request.blocks[group].iter().zip(present.unwrap_or(&[])) {
+        for (&number, &is_there) in request.blocks[asked.group].iter().zip(present.unwrap_or(&[])) {
             self.index.set_in_pool(number, is_there);
-            found += usize::from(is_there);
+            found += usize::from(is_there && !asked.again);
         }
         if let Lookup::Asked { left, has_failed } = request.lookup {
             let has_failed = has_failed || present.is_none();
@@ -135,7 +143,8 @@ impl Catalogue {
         if !is_asked {
             return Vec::new();
         }
-        let own = self.lookups.iter().filter(|(_, (whose, _))| **whose == *id);
+        let own = self.lookups.iter();
+        let own = own.filter(|(_, asked)| *asked.request == *id);
         let own: Vec<u64> = own.map(|(&number, _)| number).collect();
         for number in &own {
             self.lookups.remove(number);

@@ -223,14 +223,17 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Whether the request's blocks must be kept until its stores have read them."""
+        """Whether the request's blocks must be kept until its stores have read them, and what the
+        answer tells the engine that goes on with the request."""
         return self.request_finished_all_groups(request, (block_ids,))
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """The same. vLLM asks this way if the hybrid memory allocator is on."""
-        return self.scheduler.on_finished(request.request_id, block_ids), None
+        # Asked first: a request without stores is forgotten at its end.
+        promise = self.scheduler.promise(request.request_id, request.kv_transfer_params)
+        return self.scheduler.on_finished(request.request_id, block_ids), promise
 
     def reset_cache(self) -> bool:
         """Forgets what is known about the pool's content. Does not touch the pool itself."""

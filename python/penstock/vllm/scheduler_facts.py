@@ -8,6 +8,7 @@ from typing import Any
 from penstock.vllm import compat
 from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.agreement import Agreement, model_facts
+from penstock.vllm.roles import role_named
 from penstock.vllm.scheduler import Arrival, EngineFacts, SchedulerHalf, Step
 from penstock.vllm.settings import Settings
 
@@ -18,6 +19,8 @@ def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -
     Raises:
         ConfigError: the model or an option is not supported.
     """
+    transfer = vllm_config.kv_transfer_config
+    role = role_named(transfer.kv_role, consumer_stores=settings.consumer_stores)
     groups = compat.transfer_groups(vllm_config, kv_cache_config)
     adapters = NamedAdapters()
     if vllm_config.lora_config is not None:
@@ -30,9 +33,11 @@ def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -
         has_peers=vllm_config.parallel_config.data_parallel_size > 1,
         leaves_one_token=not compat.continues_prefixes(vllm_config),
         null_block=compat.NULL_BLOCK,
+        engine_id=str(transfer.engine_id),
+        tensor_parallel=vllm_config.parallel_config.tensor_parallel_size,
     )
     agreement = Agreement(settings, model_facts(settings, vllm_config), groups, compat.none_hash)
-    return SchedulerHalf(settings, facts, agreement, adapters, compat.adapter)
+    return SchedulerHalf(settings, facts, agreement, adapters, compat.adapter, role)
 
 
 def arrival(request: Any) -> Arrival:

@@ -85,6 +85,12 @@ class Settings:
     """Seconds that every load may take; `load_floor` adds to it by size."""
     load_floor: _Count = 64 << 20
     """Bytes per second below which a load is given up."""
+    handover_timeout: _Seconds = 5.0
+    """Seconds that a request waits at most for the next block of another engine that computes its
+    prompt."""
+    consumer_stores: bool = False
+    """Whether an engine with `kv_role` kv_consumer stores what it computes. Without it, only
+    prefill engines store."""
     drain_timeout: _Seconds = 5.0
     """Seconds that shutdown waits for stores to reach the pool."""
     get_lanes: _Count = 2

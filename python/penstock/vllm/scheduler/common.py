@@ -11,6 +11,7 @@ from penstock.vllm.advisor import Advisor
 from penstock.vllm.agreement import Agreement
 from penstock.vllm.counters import Counters
 from penstock.vllm.descriptions import Descriptions
+from penstock.vllm.roles import ROLES, Role
 from penstock.vllm.scheduler.facts import AdapterOf, EngineFacts
 from penstock.vllm.scheduler.orders import Orders
 from penstock.vllm.scheduler.requests import Tracked
@@ -34,6 +35,7 @@ class Common:
     adapter_of: AdapterOf
     spans: Spans | None = None
     """None if spans are off."""
+    role: Role = ROLES["kv_both"]
     orders: Orders = field(default_factory=Orders)
     counters: Counters = field(default_factory=Counters)
 

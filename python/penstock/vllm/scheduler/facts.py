@@ -29,6 +29,10 @@ class EngineFacts:
     several tokens after some that are in its KV cache."""
     null_block: int
     """The id in a block table for a block that is not needed any more."""
+    engine_id: str = ""
+    """vLLM's name for the engine."""
+    tensor_parallel: int = 1
+    """Its ranks that share a layer."""
 
 
 class EngineRequest(Protocol):

@@ -1,7 +1,8 @@
 """The scheduler half: hands the engine's calls and the workers' reports to its parts.
 
 `loading` decides what a request loads. `storing` decides what is stored. `prefetching` fetches
-blocks ahead of a load, and `probing` fetches blocks only to measure the pool. The native catalogue
+blocks ahead of a load, and `probing` fetches blocks only to measure the pool. `handover` waits for
+blocks that another engine stores. The native catalogue
 knows which block is where.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from itertools import starmap
+from typing import Any
 
 from penstock._native import Catalogue, Store, attended
 from penstock.vllm.adapters import NamedAdapters
@@ -18,8 +20,10 @@ from penstock.vllm.agreement import Agreement
 from penstock.vllm.counters import Counts
 from penstock.vllm.descriptions import Descriptions
 from penstock.vllm.messages import IDLE_SECONDS, RankShare, StepOrders, WorkerReport
+from penstock.vllm.roles import ROLES, Role
 from penstock.vllm.scheduler.common import Common
 from penstock.vllm.scheduler.facts import AdapterOf, Arrival, BlockTables, EngineFacts, Step
+from penstock.vllm.scheduler.handover import Handover
 from penstock.vllm.scheduler.loading import Loading
 from penstock.vllm.scheduler.lookups import Lookups
 from penstock.vllm.scheduler.prefetching import IsCached, Prefetching
@@ -43,6 +47,7 @@ class SchedulerHalf:
         agreement: Agreement,
         adapters: NamedAdapters,
         adapter_of: AdapterOf,
+        role: Role = ROLES["kv_both"],
     ) -> None:
         store = Store.open(settings.pool, client_name="penstock-scheduler").guarded()
         groups = [(group.block_size, group.window) for group in facts.groups]
@@ -57,6 +62,7 @@ class SchedulerHalf:
             adapters,
             adapter_of,
             Spans(Exporter(settings.otlp_endpoint)) if settings.otlp_endpoint else None,
+            role,
         )
         self._catalogue, self._orders = self._common.catalogue, self._common.orders
         self._requests: dict[str, Tracked] = {}
@@ -64,6 +70,7 @@ class SchedulerHalf:
         self._transfers = Transfers(self._common)
         self._prefetching = Prefetching(self._common, self._transfers)
         self._probing = Probing(self._common, self._lookups, self._prefetching)
+        self._handover = Handover(self._common, self._lookups, self._prefetching)
         self._loading = Loading(
             self._common,
             self._lookups,
@@ -71,6 +78,7 @@ class SchedulerHalf:
             self._prefetching,
             self._probing,
             Savings(self._common),
+            self._handover,
         )
         self._storing = Storing(self._common, self._transfers)
 
@@ -108,6 +116,7 @@ class SchedulerHalf:
         self._requests[tracked.id] = tracked
         self._catalogue.add(tracked.id, request.num_prompt_tokens, tenant=tracked.tenant)
         self._prefetching.note_arrival(tracked)
+        self._handover.note_arrival(tracked, arrival.params)
         self._loading.look_up(tracked)
 
     def match(self, request_id: str, computed: int) -> int | None:
@@ -120,6 +129,11 @@ class SchedulerHalf:
         """The engine allocated the blocks in `tables`. The last of them are for the `tokens` tokens
         to load, from the last offer."""
         self._loading.begin(self._requests[request_id], tables, tokens)
+
+    def promise(self, request_id: str, params: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """What the request's answer tells the engine that goes on with it, if one does."""
+        tracked = self._requests.get(request_id)
+        return None if tracked is None else self._handover.promise(tracked, params)
 
     def on_finished(self, request_id: str, tables: BlockTables) -> bool:
         """Orders the request's last stores. Returns whether the engine must keep the request's
@@ -136,6 +150,7 @@ class SchedulerHalf:
             self._storing.store_filled(tracked, tables, tracked.request.num_computed_tokens)
         self._probing.forget(tracked)
         self._prefetching.forget(tracked)
+        self._handover.forget(tracked)
         self._lookups.drop(tracked)
         self._catalogue.remove(request_id)
         if tracked.load is not None:
@@ -155,6 +170,8 @@ class SchedulerHalf:
             self._on_preempted(request_id)
         self._storing.flush_given_away(step.new_blocks)
         self._lookups.take_answers()
+        if self._handover.waits:
+            self._handover.look_again()
         self._prefetching.order_for_waiting(
             lambda tracked: not self._lookups.is_under_way(tracked), self._loading.advise
         )
@@ -195,15 +212,21 @@ class SchedulerHalf:
         tracked.begin_anew()
 
     def _only_loads_run(self) -> bool:
-        """Whether the engine has nothing to do before a load ends.
+        """Whether the engine has nothing to do before a load ends, or before another engine's
+        blocks come.
 
         This is so if no request is being computed, here or further down the pipeline, and no
         request is about to ask for a load."""
-        if not self._catalogue.loads or self._common.facts.has_peers:
+        is_waiting = self._catalogue.loads or self._handover.waits
+        if not is_waiting or self._common.facts.has_peers:
             return False
         return not any(
             tracked.phase is Phase.RUNNING
-            or (tracked.phase is Phase.WAITING and self._lookups.is_under_way(tracked))
+            or (
+                tracked.phase is Phase.WAITING
+                and not self._handover.is_waiting(tracked)
+                and self._lookups.is_under_way(tracked)
+            )
             for tracked in self._requests.values()
         )
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from penstock._native import Choice, Reach
 from penstock.vllm.scheduler.common import Common
 from penstock.vllm.scheduler.facts import BlockTables
+from penstock.vllm.scheduler.handover import Handover
 from penstock.vllm.scheduler.lookups import Lookups
 from penstock.vllm.scheduler.prefetching import Prefetching
 from penstock.vllm.scheduler.probing import Probing
@@ -36,6 +37,7 @@ class Loading:
         prefetching: Prefetching,
         probing: Probing,
         savings: Savings,
+        handover: Handover,
     ) -> None:
         self._common = common
         self._catalogue = common.catalogue
@@ -44,6 +46,7 @@ class Loading:
         self._prefetching = prefetching
         self._probing = probing
         self._savings = savings
+        self._handover = handover
         self._unloaded: dict[int, set[int]] = {}
         """Load → positions of its blocks that did not come, from the ranks' reports so far."""
 
@@ -78,6 +81,7 @@ class Loading:
         if (
             request.skip_reading_prefix_cache
             or tracked.is_failed
+            or not self._common.role.loads
             or self._common.last(tracked) <= first
         ):
             return 0
@@ -86,6 +90,8 @@ class Loading:
         if self._catalogue.is_asked(tracked.id) is None:
             self.look_up(tracked)
         self._lookups.take_answers()
+        if self._handover.awaits(tracked, first):
+            return None
         if self._lookups.is_under_way(tracked):
             if self._awaits(tracked, first):
                 return None
@@ -135,8 +141,11 @@ class Loading:
         ]
         if not possible:
             return None
+        # A trial of recomputing would do another engine's work again, in front of answers that
+        # this engine computes.
+        may_check = not tracked.is_declined and not tracked.is_taken_over
         choice = self._common.advisor.advise(
-            first, possible, tokens, tracked.policy, may_check=not tracked.is_declined
+            first, possible, tokens, tracked.policy, may_check=may_check
         )
         self._probing.decline(tracked, choice.end, possible[-1].end)
         return choice if choice.end > first else None

@@ -18,8 +18,9 @@ class Lookups:
         self.latency: float | None = None
         """Seconds that the last look-up took, infinite if it failed; None before the first."""
 
-    def start(self, tracked: Tracked) -> None:
-        """Asks for all blocks of the request. Starts no look-up if too many are waiting."""
+    def start(self, tracked: Tracked, *, again: bool = False) -> None:
+        """Asks for all blocks of the request. Starts no look-up if too many are waiting. With
+        `again`, counts nothing but failures: more blocks may be there than at the last look-up."""
         agreement, counters = self._common.agreement, self._common.counters
         asked = self._common.catalogue.ask(
             tracked.id,
@@ -30,8 +31,9 @@ class Lookups:
         )
         if asked == 0:
             return
-        counters.count("lookups")
-        counters.count("lookup_blocks", asked or 0)
+        if not again:
+            counters.count("lookups")
+            counters.count("lookup_blocks", asked or 0)
         counters.count("lookup_failures", asked is None)
 
     def take_answers(self) -> None:

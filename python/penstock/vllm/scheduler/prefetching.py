@@ -37,15 +37,16 @@ class Prefetching:
         self._open: dict[int, _Prefetch] = {}
         self._undecided: dict[str, Tracked] = {}
         """Requests whose prefetch is not decided yet. It is decided once, however long the request
-        waits."""
+        waits, unless another engine is storing blocks for it."""
         self.is_cached: IsCached = lambda block_hash, group: False
         """Tells which blocks need no prefetch, because the engine's own prefix cache has them."""
 
     # --- requests that wait ---------------------------------------------------------------
 
     def note_arrival(self, tracked: Tracked) -> None:
-        """A request has come: it may have to wait."""
-        self._undecided[tracked.id] = tracked
+        """A request has come: it may have to wait. Or it waits, and more of it may be there."""
+        if self._common.role.loads:
+            self._undecided[tracked.id] = tracked
 
     def forget(self, tracked: Tracked) -> None:
         """The request waits no more."""
@@ -77,8 +78,10 @@ class Prefetching:
         choice = advise(tracked, first)
         if choice is None or self._catalogue.lacking(tracked.id, first, choice.end) is None:
             return
-        tracked.prefetch = self._begin(tracked, first, choice.end, self._room())
-        self._common.counters.count("prefetches", tracked.prefetch is not None)
+        number = self._begin(tracked, first, choice.end, self._room())
+        if number is not None:
+            self._common.counters.count("prefetches", not tracked.prefetches)
+            tracked.prefetches.append(number)
 
     def _cached_tokens(self, tracked: Tracked) -> int:
         """About how many tokens of the prompt's beginning the engine has in its own cache.
@@ -125,9 +128,9 @@ class Prefetching:
 
     def release(self, tracked: Tracked) -> None:
         """The request no longer needs the blocks that were prefetched for it."""
-        if tracked.prefetch is not None:
-            self._release(tracked.prefetch)
-            tracked.prefetch = None
+        for number in tracked.prefetches:
+            self._release(number)
+        tracked.prefetches.clear()
 
     def _release(self, number: int) -> None:
         prefetch = self._open[number]

@@ -47,6 +47,22 @@ class Advice:
 
 
 @dataclass
+class Expected:
+    """Blocks that another engine stores, or is about to store."""
+
+    end: int
+    """The token up to which they are expected."""
+    found: int = 0
+    """The token up to which they have come."""
+    until: float | None = None
+    """When the wait ends, unless more comes; None if nobody has waited since more came."""
+    pause: float = 0.002
+    """Seconds until the next look-up, once the last one was answered."""
+    ask_at: float | None = None
+    """When to look again; None while a look-up is under way."""
+
+
+@dataclass
 class LoadSpan:
     """A request's OpenTelemetry span so far. Times are nanoseconds of the wall clock."""
 
@@ -88,9 +104,13 @@ class Tracked:
     advice: Advice | None = None
     offer: Offer | None = None
     """The last offer to the engine."""
+    expected: Expected | None = None
+    """What the request waits for, of another engine's blocks."""
+    is_taken_over: bool = False
+    """Whether another engine computes its prompt."""
     load: BlockJob | None = None
-    prefetch: int | None = None
-    """The prefetch that keeps blocks for it."""
+    prefetches: list[int] = field(default_factory=list)
+    """The prefetches that keep blocks for it."""
     is_declined: bool = False
     """Whether less was offered than could have been loaded."""
     is_failed: bool = False
@@ -119,4 +139,5 @@ class Tracked:
         """The request waits for its turn again, with a fresh state."""
         self.phase = Phase.WAITING
         self.is_failed = False
+        self.expected = None
         self.awaits = self.unawaited_from = self.advice = self.waits_since = None

@@ -38,7 +38,7 @@ class Storing:
 
     def store_filled(self, tracked: Tracked, tables: BlockTables, computed: int) -> None:
         """Orders the store of every new block that is full after `computed` tokens."""
-        if not self._common.is_shared(tracked.request):
+        if not self._common.role.stores or not self._common.is_shared(tracked.request):
             return
         number = self._common.orders.number()
         own = [tables[group.index] for group in self._common.facts.groups]

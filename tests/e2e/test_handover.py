@@ -1,0 +1,185 @@
+"""A prefill engine computes prompts, a decode engine goes on with them: same tokens, and the decode
+engine loads what the prefill engine has stored, whichever way a proxy asks."""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import BLOCK, tokens
+from tests.e2e.node import Answer, Node
+
+pytestmark = pytest.mark.e2e
+
+LENGTHS = (20, 3 * BLOCK - 1, 3 * BLOCK, 3 * BLOCK + 1, 15 * BLOCK + 100)
+"""Prompts without a whole block, around a block's border, and of several steps."""
+
+TO_PREFILL = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+"""What serial proxies send to the prefill engine, as vLLM's toy_proxy_server.py does."""
+
+
+def serial(prefill: Node, decode: Node, prompt: list[int]) -> Answer:
+    """The decode engine gets what the prefill engine's answer says."""
+    first = prefill.ask(prompt, max_tokens=1, params=dict(TO_PREFILL))
+    assert first.params is not None
+    assert first.params["do_remote_prefill"] is True
+    return decode.ask(prompt, params=first.params)
+
+
+def blind(prefill: Node, decode: Node, prompt: list[int]) -> Answer:
+    """Only the engines' roles tell, as with vLLM's disagg_proxy_demo.py."""
+    prefill.ask(prompt, max_tokens=1)
+    return decode.ask(prompt)
+
+
+def concurrent(prefill: Node, decode: Node, prompt: list[int]) -> Answer:
+    """Both get the prompt at once, the decode engine first, as with Mooncake's proxy."""
+    answer = decode.start(prompt, params={"do_remote_prefill": True, "transfer_id": "x"})
+    time.sleep(0.05)
+    params = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": "x"}
+    prefill.ask(prompt, max_tokens=1, params=params)
+    return decode.answer(answer)
+
+
+FAMILIES = (serial, blind, concurrent)
+
+
+def reachable(prompt: list[int]) -> int:
+    """Tokens that an engine takes from another: whole blocks before the last token."""
+    return (len(prompt) - 1) // BLOCK * BLOCK
+
+
+def pair(start: Callable[..., Node], model: Path, pool: str, **options: Any) -> tuple[Node, Node]:
+    """A prefill and a decode engine over one pool."""
+    return (
+        start(model, pool=pool, role="kv_producer", **options),
+        start(model, pool=pool, role="kv_consumer", **options),
+    )
+
+
+def test_all_families_of_proxies(
+    any_pool: str, llama: Path, plain: Node, start: Callable[..., Node]
+) -> None:
+    prefill, decode = pair(start, llama, any_pool)
+    seed = zlib.crc32(any_pool.encode())
+    with prefill, decode:
+        loaded = 0
+        for family in FAMILIES:
+            for length in LENGTHS:
+                seed += 1
+                prompt = tokens(length, seed)
+                cold, own_hit = plain.ask(prompt), plain.ask(prompt)
+                answer = family(prefill, decode, prompt)
+                assert answer.tokens == cold.tokens
+                assert answer.text == own_hit.text
+                loaded += reachable(prompt)
+                # vLLM shows a serial proxy's client what the prefill engine had cached, so only
+                # the counters tell what was loaded.
+                decode.wait_for("loaded_tokens", loaded)
+        seen = decode.counters()
+        assert seen["loaded_tokens"] == loaded
+        assert seen.get("stored_blocks", 0) == 0
+        assert seen.get("handovers_given_up", 0) == 0
+        assert seen.get("load_failed_blocks", 0) == 0
+        # The same prompt again: a prefill engine computes it, though the pool has it.
+        prefill.forget()
+        assert prefill.ask(prompt, max_tokens=1).cached == 0
+        assert prefill.counters().get("loads", 0) == 0
+
+
+def test_many_at_once(llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path) -> None:
+    pool = f"file://{tmp_path}/pool?size=1GiB"
+    # Short steps, so that long prompts come in several. And patience: others come first.
+    steps = {"max_num_batched_tokens": 4 * BLOCK, "settings": {"penstock.handover_timeout": 60.0}}
+    prefill, decode = pair(start, llama, pool, **steps)
+    prompts = [tokens(3 * BLOCK + 17 * n, seed=40_000 + n) for n in range(24)]
+    answers: dict[int, Answer] = {}
+
+    def run(number: int) -> None:
+        family = FAMILIES[number % len(FAMILIES)]
+        answers[number] = family(prefill, decode, prompts[number])
+
+    with prefill, decode:
+        threads = [threading.Thread(target=run, args=(n,)) for n in range(len(prompts))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for number, prompt in enumerate(prompts):
+            assert answers[number].tokens == plain.ask(prompt).tokens
+        decode.wait_for("loaded_tokens", 0.99 * sum(map(reachable, prompts)))
+
+
+def test_a_promise_that_nobody_keeps_costs_the_wait(
+    llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    pool, other = (f"file://{tmp_path}/{name}?size=1GiB" for name in ("pool", "other"))
+    wait = {"penstock.handover_timeout": 2.0}
+    prefill = start(llama, pool=other, role="kv_producer")
+    decode = start(llama, pool=pool, role="kv_both", settings=wait)
+    prompt = tokens(5 * BLOCK, seed=50_000)
+    with prefill, decode:
+        # Promised truly, but for another pool.
+        promise = prefill.ask(prompt, max_tokens=1, params=dict(TO_PREFILL)).params
+        answer = decode.ask(prompt, params=promise)
+        assert answer.tokens == plain.ask(prompt).tokens
+        assert answer.seconds >= 2.0
+        decode.wait_for("handovers_given_up", 1)
+
+        # Nobody waits for what fits neither the prompt nor this engine.
+        assert promise is not None
+        for name, wrong in (("last", "00" * 32), ("namespaces", ["00" * 16]), ("tokens", -1)):
+            prompt = tokens(5 * BLOCK, seed=50_001 + len(name))
+            changed = promise["penstock.promise"] | {name: wrong}
+            if name != "last":
+                changed |= {"last": ""}
+            answer = decode.ask(prompt, params={**promise, "penstock.promise": changed})
+            assert answer.tokens == plain.ask(prompt).tokens
+        counters = decode.counters()
+        assert counters["promises_refused"] == 2
+        # The one that cannot be read counts as an announcement.
+        assert counters["handovers_given_up"] == 2
+
+
+@pytest.mark.parametrize("when", [0.0, 0.3])
+def test_the_prefill_engine_dies(
+    when: float, llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    pool = f"file://{tmp_path}/pool?size=1GiB"
+    prefill, decode = pair(start, llama, pool, settings={"penstock.handover_timeout": 2.0})
+    prompt = tokens(20 * BLOCK, seed=60_000)
+    with decode:
+        answer = decode.start(prompt, params={"do_remote_prefill": True, "transfer_id": "x"})
+        prefill.start(prompt, max_tokens=1, params={"do_remote_decode": True})
+        time.sleep(when)
+        prefill.kill()
+        assert decode.answer(answer, timeout=60).tokens == plain.ask(prompt).tokens
+        decode.wait_for("handovers_given_up", 1)
+
+
+def test_a_request_that_waits_is_aborted(
+    llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    pool = f"file://{tmp_path}/pool?size=1GiB"
+    decode = start(llama, pool=pool, settings={"penstock.handover_timeout": 60.0})
+    with decode:
+        waits = decode.start(tokens(4 * BLOCK, seed=1), params={"do_remote_prefill": True})
+        time.sleep(0.5)
+        decode.abort(waits)
+        assert decode.answer(waits).finish == "abort"
+        prompt = tokens(4 * BLOCK, seed=2)
+        assert decode.ask(prompt).tokens == plain.ask(prompt).tokens
+        decode.forget()

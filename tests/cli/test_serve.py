@@ -55,6 +55,12 @@ def test_the_command_carries_the_connector_and_vllms_own_options(
     }
 
 
+@pytest.mark.parametrize("role", ["both", "producer", "consumer"])
+def test_the_role_reaches_vllm(role: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = dry_run(capsys, "m", "--pool", POOL, "--role", role)
+    assert transfer_config(command)["kv_role"] == f"kv_{role}"
+
+
 def test_layout_and_geometry_reach_the_connector(capsys: pytest.CaptureFixture[str]) -> None:
     command = dry_run(
         capsys, "m", "--pool", POOL, "--kv-layout", "LBHNC", "--pool-geometry", "portable"

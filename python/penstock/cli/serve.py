@@ -27,6 +27,7 @@ from penstock.programs import cache_folder, vllm_program
 from penstock.vllm.advisor import AUTO as AUTO_LOADS
 from penstock.vllm.advisor import POLICIES
 from penstock.vllm.names import POOL_VARIABLE, PREFIX
+from penstock.vllm.roles import BOTH, ROLES
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -61,6 +62,7 @@ def compose(
     kv_layout: str = AUTO,
     pool_geometry: str = RANK,
     load_policy: str = AUTO_LOADS,
+    role: str = BOTH,
     proportional: bool = False,
     kv_tokens: int | None = None,
     encryption_key_file: str | None = None,
@@ -75,6 +77,7 @@ def compose(
         kv_layout: the layout to ask for.
         pool_geometry: the part of a block that one object of the pool holds.
         load_policy: when to load blocks that can be loaded.
+        role: whether this server stores, loads, or does both (`kv_role`, without the `kv_`).
         proportional: whether to split KV memory over pipeline ranks by their needs.
         kv_tokens: sets KV memory to the bytes that this number of tokens takes.
         encryption_key_file: file of the keys that values are encrypted with.
@@ -114,7 +117,7 @@ def compose(
     transfer = {
         "kv_connector": "PenstockConnector",
         "kv_connector_module_path": "penstock.vllm.connector",
-        "kv_role": "kv_both",
+        "kv_role": f"kv_{role}",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": extra,
     }
@@ -233,9 +236,9 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Runs `vllm serve` with Penstock as its KV connector, and prints the command. "
         "Every option that is not named here goes to vLLM.",
         usage="penstock serve MODEL [--pool URL] [--host-bytes SIZE] [--kv-layout LAYOUT] "
-        "[--pool-geometry GEOMETRY] [--load-policy POLICY] [--enable-pp-prop-kv-cache] "
-        "[--kv-cache-tokens N] [--encryption-key-file FILE] [--set NAME=VALUE] [--dry-run] "
-        "[VLLM OPTION ...]",
+        "[--pool-geometry GEOMETRY] [--load-policy POLICY] [--role ROLE] "
+        "[--enable-pp-prop-kv-cache] [--kv-cache-tokens N] [--encryption-key-file FILE] "
+        "[--set NAME=VALUE] [--dry-run] [VLLM OPTION ...]",
     )
     parser.add_argument("model", metavar="MODEL", help="model, as for `vllm serve`")
     parser.add_argument(
@@ -253,6 +256,15 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "it until the room is needed (default: as much as two steps may store, 1 GiB at least)",
     )
     words.add_key_file(parser)
+    parser.add_argument(
+        "--role",
+        metavar="ROLE",
+        default=BOTH,
+        choices=[name.removeprefix("kv_") for name in ROLES],
+        help="both; or, where one server computes prompts and another goes on with them: producer "
+        "for the former, which stores and never loads, consumer for the latter, which loads and "
+        "does not store (default: %(default)s)",
+    )
     parser.add_argument(
         "--set",
         metavar="NAME=VALUE",
@@ -318,6 +330,7 @@ def run(args: argparse.Namespace) -> int:
         kv_layout=args.kv_layout,
         pool_geometry=args.pool_geometry,
         load_policy=args.load_policy,
+        role=args.role,
         proportional=args.enable_pp_prop_kv_cache,
         kv_tokens=args.kv_cache_tokens,
         encryption_key_file=args.encryption_key_file,

@@ -17,8 +17,11 @@ class Role:
     """Whether another engine computes every prompt first, so that its blocks are on their way."""
 
 
+BOTH = "both"
+"""The role of an engine that stores and loads, without vLLM's `kv_`."""
+
 ROLES = {
-    "kv_both": Role(loads=True, stores=True, expects=False),
+    f"kv_{BOTH}": Role(loads=True, stores=True, expects=False),
     "kv_producer": Role(loads=False, stores=True, expects=False),
     "kv_consumer": Role(loads=True, stores=False, expects=True),
 }

@@ -378,6 +378,7 @@ class Engine:
         *,
         salt: bytes | None = None,
         tenant: str = "",
+        awaited: bool = False,
         after: Fence | None = None,
     ) -> None: ...
     def submit_load(

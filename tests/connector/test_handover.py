@@ -197,8 +197,9 @@ class TestPromises:
         engine = PlainEngine([FULL], role="kv_producer")
         request = engine.ask("p", PROMPT, TO_PREFILL)
         assert engine.match(request) == 0
-        engine.step({"p": len(PROMPT)})
-        said = engine.half.promise("p", TO_PREFILL)
+        [store] = engine.step({"p": len(PROMPT)}).stores
+        assert store.is_awaited
+        said = engine.half.promise("p")
         assert said is not None
         said["penstock.promise"] |= more
         return said
@@ -241,12 +242,12 @@ class TestPromises:
     def test_only_who_is_asked_promises(self) -> None:
         for params in (None, {}, {"do_remote_decode": False}):
             engine = PlainEngine([FULL], role="kv_producer")
-            engine.ask("p", PROMPT)
-            assert engine.half.promise("p", params) is None
+            engine.ask("p", PROMPT, params)
+            assert engine.half.promise("p") is None
         # A consumer stores nothing, so it has nothing to promise.
         consumer = PlainEngine([FULL], role="kv_consumer")
-        consumer.ask("p", PROMPT)
-        said = consumer.half.promise("p", TO_PREFILL)
+        consumer.ask("p", PROMPT, TO_PREFILL)
+        said = consumer.half.promise("p")
         assert said is not None
         assert said["penstock.promise"]["tokens"] == 0
 

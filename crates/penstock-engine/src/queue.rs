@@ -30,6 +30,8 @@ struct State {
     gathers: VecDeque<Gather>,
     /// Payload bytes of `gathers`.
     gather_bytes: usize,
+    /// Objects that another engine waits for. They come before all of `puts`.
+    awaited: VecDeque<Put>,
     puts: VecDeque<Put>,
     /// Jobs with queued objects, oldest first.
     loads: VecDeque<Arc<LoadJob>>,
@@ -132,7 +134,7 @@ impl Queues {
             if state.closed || failing {
                 Some(put)
             } else {
-                state.puts.push_back(put);
+                state.puts_like(&put).push_back(put);
                 None
             }
         };
@@ -389,24 +391,42 @@ impl State {
             .collect()
     }
 
+    /// The queue in which an object waits to be put.
+    fn puts_like(&mut self, put: &Put) -> &mut VecDeque<Put> {
+        if put.ticket.is_awaited() {
+            &mut self.awaited
+        } else {
+            &mut self.puts
+        }
+    }
+
     fn take_puts(&mut self, of: impl Fn(u64) -> bool) -> VecDeque<Put> {
-        let (taken, left) = std::mem::take(&mut self.puts)
-            .into_iter()
-            .partition(|put: &Put| of(put.ticket.job_id()));
-        self.puts = left;
-        taken
+        let mut all = VecDeque::new();
+        for queue in [&mut self.awaited, &mut self.puts] {
+            let (taken, left): (VecDeque<_>, _) = std::mem::take(queue)
+                .into_iter()
+                .partition(|put: &Put| of(put.ticket.job_id()));
+            *queue = left;
+            all.extend(taken);
+        }
+        all
     }
 
     fn pop_puts(&mut self, objects: usize, bytes: usize) -> Vec<Put> {
         let mut batch: Vec<Put> = Vec::new();
         let mut batch_bytes = 0;
         while batch.len() < objects {
-            let Some(next) = self.puts.front() else { break };
+            let queue = if self.awaited.is_empty() {
+                &mut self.puts
+            } else {
+                &mut self.awaited
+            };
+            let Some(next) = queue.front() else { break };
             batch_bytes += next.ticket.transfer().bytes;
             if !batch.is_empty() && batch_bytes > bytes {
                 break;
             }
-            batch.extend(self.puts.pop_front());
+            batch.extend(queue.pop_front());
         }
         batch
     }

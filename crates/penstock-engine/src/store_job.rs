@@ -23,6 +23,8 @@ pub(crate) struct StoreJob {
     objects: Vec<Transfer>,
     /// The blocks that the objects make up.
     parts: Vec<Part>,
+    /// Whether another engine waits for them.
+    awaited: bool,
     since: Instant,
     /// No block is read before the fence is passed.
     fence: Fence,
@@ -44,6 +46,7 @@ impl StoreJob {
     pub(crate) fn new(
         id: u64,
         plan: Plan,
+        awaited: bool,
         fence: Fence,
         completions: Arc<Completions>,
         counters: Arc<Counters>,
@@ -60,6 +63,7 @@ impl StoreJob {
             id,
             objects,
             parts,
+            awaited,
             since: Instant::now(),
             fence,
             state: Mutex::new(state),
@@ -164,6 +168,11 @@ impl StoreTicket {
     /// See [`StoreJob::passage`].
     pub(crate) fn passage(&self) -> Passage {
         self.job.passage()
+    }
+
+    /// Whether another engine waits for the object.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.job.awaited
     }
 
     /// Notes that the blocks have been read and are not needed any more.

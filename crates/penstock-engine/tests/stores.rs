@@ -77,6 +77,43 @@ fn what_is_put_is_what_the_blocks_held_when_the_job_was_released() {
 }
 
 #[test]
+fn what_another_engine_waits_for_is_put_before_all_else() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBNHC));
+    let one_by_one = EngineConfig {
+        batch: 1,
+        put_lanes: 1,
+        ..config(8)
+    };
+    let engine = engine(&store, one_by_one, &kv);
+    store.hold_puts(true);
+    let owner = Owner::default();
+    for (job, awaited) in [(1, false), (2, false), (3, false), (4, true), (5, true)] {
+        let blocks = [block_of(job, job % 4)];
+        let submitted = if awaited {
+            engine.submit_awaited_store(job, &blocks, &owner, Fence::NONE)
+        } else {
+            engine.submit_store(job, blocks.to_vec(), Fence::NONE)
+        };
+        submitted.unwrap();
+        released(&engine, job);
+    }
+    store.hold_puts(false);
+    for job in 1..=5 {
+        assert_eq!(
+            outcomes(&engine, job),
+            [Outcome::Stored(BLOCK_BYTES as u64)]
+        );
+    }
+    let puts = store.calls().into_iter().filter_map(|call| match call {
+        Call::Put(keys) => Some(keys),
+        _ => None,
+    });
+    // The first was under way before the others came.
+    let order: Vec<_> = puts.flatten().collect();
+    assert_eq!(order, [1, 4, 5, 2, 3].map(key));
+}
+
+#[test]
 fn under_pressure_stores_are_dropped_and_the_arena_keeps_room_for_loads() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     let engine = engine(&store, config(4), &kv);

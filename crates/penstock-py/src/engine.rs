@@ -152,6 +152,9 @@ impl Engine {
     /// `salt` goes into the encryption beside the keys. With `tenant`, a name, the objects lie in
     /// namespaces of this tenant. A load must give the same of both.
     #[pyo3(signature = (job, blocks, *, salt = None, tenant = "", after = None))]
+    /// If the blocks are `awaited` by another engine, they are put before all others that wait.
+    #[pyo3(signature = (job, blocks, *, salt = None, tenant = "", awaited = false, after = None))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn submit_store(
         &self,
         py: Python<'_>,
@@ -159,12 +162,17 @@ impl Engine {
         blocks: &Bound<'_, Blocks>,
         salt: Option<&[u8]>,
         tenant: &str,
+        awaited: bool,
         after: Option<&Bound<'_, Fence>>,
     ) -> PyResult<()> {
         let owner = owner(py, salt, tenant)?;
-        self.native
-            .submit_store(job, &blocks.get().blocks, &owner, behind(after))
-            .map_err(|error| engine_error(py, &error))
+        let (blocks, after) = (&blocks.get().blocks, behind(after));
+        let submitted = if awaited {
+            self.native.submit_awaited_store(job, blocks, &owner, after)
+        } else {
+            self.native.submit_store(job, blocks, &owner, after)
+        };
+        submitted.map_err(|error| engine_error(py, &error))
     }
 
     /// Loads blocks, which must be left alone until the job's event `LOADED`. Nothing is fetched or

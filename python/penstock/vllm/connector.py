@@ -232,7 +232,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> tuple[bool, dict[str, Any] | None]:
         """The same. vLLM asks this way if the hybrid memory allocator is on."""
         # Asked first: a request without stores is forgotten at its end.
-        promise = self.scheduler.promise(request.request_id, request.kv_transfer_params)
+        promise = self.scheduler.promise(request.request_id)
         return self.scheduler.on_finished(request.request_id, block_ids), promise
 
     def reset_cache(self) -> bool:

@@ -38,6 +38,8 @@ class BlockJob:
     the encryption."""
     tenant: str = ""
     """The tenant in whose namespaces the blocks are; empty for blocks that nobody owns."""
+    is_awaited: bool = False
+    """Whether another engine waits for the blocks of a store."""
     adapter: Adapter | None = None
     """The LoRA adapter in the blocks' hashes."""
 

@@ -27,7 +27,22 @@ impl Engine {
         owner: &Owner,
         after: Fence,
     ) -> Result<(), EngineError> {
-        let store = self.store_job(job, blocks, owner, after)?;
+        self.begin_store(job, self.store_job(job, blocks, owner, false, after)?)
+    }
+
+    /// As [`submit_store`](Self::submit_store), for blocks that another engine waits for. They are
+    /// put before all others that wait.
+    pub fn submit_awaited_store(
+        &self,
+        job: u64,
+        blocks: &[Block],
+        owner: &Owner,
+        after: Fence,
+    ) -> Result<(), EngineError> {
+        self.begin_store(job, self.store_job(job, blocks, owner, true, after)?)
+    }
+
+    fn begin_store(&self, job: u64, store: Arc<StoreJob>) -> Result<(), EngineError> {
         if self.table.insert(job, Job::Store(Arc::clone(&store)))? {
             self.inner.queues.host_tier().want(store.objects());
             self.inner.queues.push_gathers(store.tickets());
@@ -41,7 +56,7 @@ impl Engine {
 
     /// Completes a store at once as dropped: for one that must not be done.
     pub fn decline_store(&self, job: u64, blocks: &[Block]) -> Result<(), EngineError> {
-        let store = self.store_job(job, blocks, &Owner::default(), Fence::NONE)?;
+        let store = self.store_job(job, blocks, &Owner::default(), false, Fence::NONE)?;
         self.table.insert(job, Job::Over)?;
         store.drop_all();
         Ok(())
@@ -131,12 +146,14 @@ impl Engine {
         job: u64,
         blocks: &[Block],
         owner: &Owner,
+        awaited: bool,
         after: Fence,
     ) -> Result<Arc<StoreJob>, EngineError> {
         let plan = self.plan(blocks, Work::Store, owner)?;
         Ok(StoreJob::new(
             job,
             plan,
+            awaited,
             after,
             Arc::clone(&self.completions),
             Arc::clone(&self.inner.counters),

@@ -130,10 +130,10 @@ class SchedulerHalf:
         to load, from the last offer."""
         self._loading.begin(self._requests[request_id], tables, tokens)
 
-    def promise(self, request_id: str, params: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    def promise(self, request_id: str) -> dict[str, Any] | None:
         """What the request's answer tells the engine that goes on with it, if one does."""
         tracked = self._requests.get(request_id)
-        return None if tracked is None else self._handover.promise(tracked, params)
+        return None if tracked is None else self._handover.promise(tracked)
 
     def on_finished(self, request_id: str, tables: BlockTables) -> bool:
         """Orders the request's last stores. Returns whether the engine must keep the request's

@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import Any
 
 from penstock.vllm.advisor import ALWAYS, NEVER
+from penstock.vllm.names import TENANT
 from penstock.vllm.scheduler.common import Common
 from penstock.vllm.scheduler.lookups import Lookups
 from penstock.vllm.scheduler.prefetching import Prefetching
@@ -73,6 +74,7 @@ class Handover:
     def note_arrival(self, tracked: Tracked, params: Mapping[str, Any] | None) -> None:
         """A request has come. Finds out which of its blocks are on their way to the pool."""
         role, request = self._common.role, tracked.request
+        tracked.is_handed_over = is_handed_over(params)
         if not role.loads or tracked.policy == NEVER or request.skip_reading_prefix_cache:
             return
         is_told = is_announced(params)
@@ -172,11 +174,11 @@ class Handover:
 
     # --- the prefill engine ---------------------------------------------------------------
 
-    def promise(self, tracked: Tracked, params: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    def promise(self, tracked: Tracked) -> dict[str, Any] | None:
         """What the request's answer says to the engine that goes on with it; None if none does.
 
         It has the fields that proxies and routers expect, besides the promise."""
-        if not is_handed_over(params):
+        if not tracked.is_handed_over:
             return None
         request, unit = tracked.request, self._catalogue.alignment
         tokens = min(request.num_computed_tokens, request.num_prompt_tokens) // unit * unit
@@ -199,6 +201,8 @@ class Handover:
             "remote_host": "",
             "remote_port": 0,
             "tp_size": self._common.facts.tensor_parallel,
+            # A proxy may send nothing else of what the client sent to this engine.
+            **({TENANT: tracked.label} if tracked.label else {}),
             **promise.as_params(),
         }
 

@@ -106,6 +106,8 @@ class Tracked:
     """The last offer to the engine."""
     expected: Expected | None = None
     """What the request waits for, of another engine's blocks."""
+    is_handed_over: bool = False
+    """Whether another engine goes on with it."""
     is_taken_over: bool = False
     """Whether another engine computes its prompt."""
     load: BlockJob | None = None

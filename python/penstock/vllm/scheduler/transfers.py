@@ -68,6 +68,7 @@ class Transfers:
             pace=pace,
             salt=tracked.salt,
             tenant=tracked.tenant,
+            is_awaited=tracked.is_handed_over,
             adapter=self._common.adapter_of(tracked.request),
         )
 

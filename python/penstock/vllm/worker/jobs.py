@@ -101,7 +101,12 @@ class Jobs:
         self._unread.setdefault(job.request_id, set()).add(job.job)
         if self._is_agreed(job):
             self._engine.submit_store(
-                job.job, job.blocks, salt=job.salt, tenant=job.tenant, after=after
+                job.job,
+                job.blocks,
+                salt=job.salt,
+                tenant=job.tenant,
+                awaited=job.is_awaited,
+                after=after,
             )
         else:
             self._engine.decline_store(job.job, job.blocks)

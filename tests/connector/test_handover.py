@@ -46,20 +46,24 @@ def decoder(policy: str = "always", role: str = "kv_consumer", **more: Any) -> P
     )
 
 
+def take_answer(engine: PlainEngine, request: Asked) -> None:
+    """Waits until the pool has answered."""
+    deadline = time.monotonic() + 30
+    while engine.half._catalogue.is_asked(request.request_id):
+        assert time.monotonic() < deadline
+        engine.half._lookups.take_answers()
+        time.sleep(0.0005)
+
+
 def offer(engine: PlainEngine, clock: Clock, request: Asked) -> int | None:
     """What the engine is offered once the pool was asked again."""
-    name = request.request_id
     engine.match(request)
     # One step plans the next look-up, one starts it.
     for _ in range(2):
         engine.step({})
         clock.now += 0.2
-    deadline = time.monotonic() + 30
-    while engine.half._catalogue.is_asked(name):
-        assert time.monotonic() < deadline
-        engine.half._lookups.take_answers()
-        time.sleep(0.0005)
-    return engine.half.match(name, 0)
+    take_answer(engine, request)
+    return engine.half.match(request.request_id, 0)
 
 
 def counts(engine: PlainEngine) -> dict[str, Any]:
@@ -197,6 +201,7 @@ class TestPromises:
         engine = PlainEngine([FULL], role="kv_producer")
         request = engine.ask("p", PROMPT, TO_PREFILL)
         assert engine.match(request) == 0
+        take_answer(engine, request)
         [store] = engine.step({"p": len(PROMPT)}).stores
         assert store.is_awaited
         said = engine.half.promise("p")
@@ -281,9 +286,7 @@ class TestRoles:
         engine.put_prompt(PROMPT[:12])
         request = engine.ask("r", PROMPT)
         assert engine.match(request) == 0
-        deadline = time.monotonic() + 30
-        while engine.half._catalogue.is_asked("r") and time.monotonic() < deadline:
-            engine.step({})
+        take_answer(engine, request)
         assert engine.match(request) == 0
         orders = engine.step({"r": len(PROMPT)})
         assert not orders.loads

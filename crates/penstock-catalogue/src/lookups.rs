@@ -101,7 +101,10 @@ impl Catalogue {
             return 0;
         };
         let mut found = 0;
-        for (&number, &is_there) in request.blocks[asked.group].iter().zip(present.unwrap_or(&[])) {
+        for (&number, &is_there) in request.blocks[asked.group]
+            .iter()
+            .zip(present.unwrap_or(&[]))
+        {
             self.index.set_in_pool(number, is_there);
             found += usize::from(is_there && !asked.again);
         }

@@ -5,7 +5,8 @@ mod support;
 use std::time::Duration;
 
 use penstock_engine::{
-    Block, EngineConfig, EngineError, Event, Fence, KvGroup, Outcome, Outcomes, Replica, Tally,
+    Block, EngineConfig, EngineError, Event, Fence, KvGroup, Outcome, Outcomes, Owner, Replica,
+    Tally,
 };
 use penstock_layout::{KvLayout, Span};
 use penstock_store::value::verify_value;

@@ -158,13 +158,14 @@ class Handover:
             if expected is None or tracked.phase is not Phase.WAITING:
                 self.forget(tracked)
             elif self._lookups.is_under_way(tracked):
-                expected.ask_at = None
+                continue
             elif expected.ask_at is None:
                 latency = self._lookups.latency or 0.0
                 expected.ask_at = now + max(expected.pause, min(_LATENCIES * latency, 1.0))
                 expected.pause = min(_GROWTH * expected.pause, _LONGEST_PAUSE)
                 self._prefetching.note_arrival(tracked)
             elif now >= expected.ask_at:
+                expected.ask_at = None
                 self._lookups.start(tracked, again=True)
 
     def forget(self, tracked: Tracked) -> None:

@@ -59,7 +59,7 @@ class Expected:
     pause: float = 0.002
     """Seconds until the next look-up, once the last one was answered."""
     ask_at: float | None = None
-    """When to look again; None while a look-up is under way."""
+    """When to look again; None until a look-up has been answered."""
 
 
 @dataclass

@@ -99,7 +99,7 @@ def test_what_has_come_is_fetched_while_the_rest_is_waited_for(clock: Clock) -> 
     assert [len(job.blocks) for old in engine.orders for job in old.prefetches] == [2, 2]
     assert engine.match(request) == 20
     engine.load(request, 0, 20)
-    orders = engine.step({})
+    engine.step({})
     # All prefetches are released with the load.
     prefetches = {job.job for old in engine.orders for job in old.prefetches}
     assert prefetches

@@ -151,7 +151,7 @@ impl Engine {
     ///
     /// `salt` goes into the encryption beside the keys. With `tenant`, a name, the objects lie in
     /// namespaces of this tenant. A load must give the same of both.
-    #[pyo3(signature = (job, blocks, *, salt = None, tenant = "", after = None))]
+    ///
     /// If the blocks are `awaited` by another engine, they are put before all others that wait.
     #[pyo3(signature = (job, blocks, *, salt = None, tenant = "", awaited = false, after = None))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]

@@ -37,12 +37,12 @@ def by_tenant(pool: str) -> dict[str, NamespaceUsage]:
     """The namespaces of vLLM's engines by their tenants. That of everybody has no name."""
     with penstock.open(pool) as opened:
         used = opened.namespaces()
-    engines = [one for one in used if one.description and "model" in one.description]
-    found = {
-        one.description["tenant"] if "tenant" in (one.description or {}) else "": one
-        for one in engines
-    }
-    assert len(found) == len(engines)
+    found = {}
+    for one in used:
+        if one.description and "model" in one.description:
+            name = one.description.get("tenant", "")
+            assert name not in found
+            found[name] = one
     return found
 
 

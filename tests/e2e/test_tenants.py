@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import penstock
 from penstock._native import tenant_namespace
 from penstock.cli import main
 from penstock.pool import NamespaceUsage
-from tests.e2e.conftest import BLOCK, tokens
+from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
 from tests.e2e.node import Node
 
 pytestmark = pytest.mark.e2e
@@ -123,6 +124,36 @@ def test_with_one_salt_each_name_has_its_own(
             asked = [node.start(fresh, **options) for options in (*names, *names)]
             assert [node.answer(number).tokens for number in asked] == [expected] * 4
         assert node.counters().get("load_failed_blocks", 0) == 0
+
+
+@pytest.mark.parametrize("kind", ["file", "shm"])
+def test_a_tenant_stays_within_its_quota_and_others_lose_nothing(
+    kind: str, llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    name = f"test-{uuid.uuid4().hex}"
+    base = f"file://{tmp_path}/pool" if kind == "file" else f"shm://{name}"
+    quota = 6 * KV_BYTES_PER_BLOCK
+    pool = f"{base}?size=256MiB&quota=tenant/red:{quota >> 20}MiB"
+    prompts = [tokens(LENGTH, seed=16_20 + number) for number in range(5)]
+    cold = [plain.ask(prompt).tokens for prompt in prompts]
+    try:
+        with start(llama, pool=pool) as first:
+            for options in (BLUE, RED):
+                for prompt, expected in zip(prompts, cold, strict=True):
+                    assert first.ask(prompt, **options).tokens == expected
+                if options is BLUE:
+                    first.wait_for("stored_blocks", len(prompts) * BLOCKS)
+        used = by_tenant(pool)
+        assert used["blue"].objects == len(prompts) * BLOCKS
+        assert 0 < used["red"].nbytes <= quota
+        with start(llama, pool=pool) as second:
+            for prompt, expected in zip(prompts, cold, strict=True):
+                answer = second.ask(prompt, **BLUE)
+                assert (answer.cached, answer.tokens) == (BLOCKS * BLOCK, expected)
+                assert second.ask(prompt, **RED).tokens == expected
+        assert 0 < by_tenant(pool)["red"].nbytes <= quota
+    finally:
+        Path(f"/dev/shm/penstock-{name}").unlink(missing_ok=True)
 
 
 def test_the_commands_work_on_a_tenants_namespace(

@@ -93,7 +93,7 @@ impl Groups {
     }
 
     /// The number of block hashes that make up a block of a group.
-    pub(crate) fn hashes_per_block(&self, position: usize) -> usize {
+    pub fn hashes_per_block(&self, position: usize) -> usize {
         (self.groups[position].block_tokens / self.hash_tokens) as usize
     }
 
@@ -108,7 +108,7 @@ impl Groups {
     /// The run ends at `limit` at the latest; `first` and `limit` are multiples of the alignment.
     /// Layers that attend to all tokens need every block of the run. The other layers need the
     /// blocks of the window at its end. The result is `first` if nothing can be loaded.
-    pub(crate) fn reach(
+    pub fn reach(
         &self,
         first: u64,
         limit: u64,

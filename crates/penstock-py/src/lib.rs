@@ -12,6 +12,7 @@ mod engine;
 mod errors;
 mod keys;
 mod layout;
+mod lookup;
 mod sealed;
 mod sim;
 mod store;
@@ -40,6 +41,8 @@ mod _native {
     use crate::keys::EncryptionKeys;
     #[pymodule_export]
     use crate::layout::{Descriptor, check_ranks, objects};
+    #[pymodule_export]
+    use crate::lookup::{ModelVariant, PoolFinder, PrefixHasher, PromptPrefix};
     #[pymodule_export]
     use crate::sim::Trace;
     #[pymodule_export]

@@ -84,7 +84,8 @@ def publish_namespace(
 ) -> None:
     """Publishes a namespace's description, unencrypted, so that people without keys can read it.
 
-    If a readable description is already published, that one stays.
+    If a readable description with all these fields is already published, that one stays. An older
+    version of Penstock may have published one with fewer fields.
 
     Raises:
         ConfigError: the description is not plain JSON, or too long.
@@ -96,7 +97,8 @@ def publish_namespace(
             f"a namespace's description may have {DESCRIPTION_LIMIT} bytes, this has {len(text)}"
         )
     store = store.unencrypted()
-    if read_namespace(store, digest, timeout=timeout) is None:
+    published = read_namespace(store, digest, timeout=timeout)
+    if published is None or not description.keys() <= published.keys():
         key = object_key(DESCRIPTIONS, digest)
         # A damaged value may lie there. It must go first, because a put may keep an old value.
         store.remove([key], timeout=timeout)

@@ -44,6 +44,11 @@ class Adapter:
     """Digest of its content; empty if the content is not known. Then its blocks are not shared."""
 
 
+def variant(options: str, *, is_3d: bool) -> str:
+    """The variant of an adapter, from the engine's options and the form of its weights."""
+    return f"{options} is_3d={is_3d}"
+
+
 def content_digest(folder: Path, variant: str) -> str:
     """SHA-256 of all files that vLLM reads of an adapter, and of the options that it reads them
     with (`variant`). Empty if the files are missing, or change meanwhile.

@@ -42,6 +42,9 @@ class ModelFacts:
     identity: Mapping[str, Any]
     """Everything that must agree before two engines share objects, whatever their ranks. Plain
     JSON."""
+    lookup: Callable[[], Mapping[str, Any]] = dict
+    """Tells, once the engine is up, what routers need to find its blocks, beside the identity.
+    Plain JSON."""
 
 
 class Agreement:
@@ -162,13 +165,18 @@ class Agreement:
     def describe(self, tenant: str = "") -> list[tuple[bytes, dict[str, Any]]]:
         """The groups' namespaces, each with its description for people; those of a tenant, if
         `tenant` names one."""
+        # Not part of the digest: how to find blocks, which does not change what is in them.
+        lookup = {
+            **self._model.lookup(),
+            "namespaces": [namespace.hex() for namespace in self.namespaces],
+        }
         described = []
         for position, shared in enumerate(self.namespaces):
             facts = {"model": self._model.name, **self._facts(position)}
             if tenant:
                 described.append((tenant_namespace(shared, tenant), facts | {"tenant": tenant}))
             else:
-                described.append((shared, facts))
+                described.append((shared, facts | {"lookup": lookup | {"position": position}}))
         return described
 
     def _facts(self, position: int) -> dict[str, Any]:

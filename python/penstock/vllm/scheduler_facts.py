@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -25,10 +26,10 @@ def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -
     adapters = NamedAdapters()
     if vllm_config.lora_config is not None:
         compat.name_adapters(vllm_config, adapters)
-    hash_tokens = compat.hash_block_size(vllm_config, kv_cache_config)
+    hash_tokens = compat.hash_block_size(vllm_config, kv_cache_config) or groups[0].block_size
     facts = EngineFacts(
         groups=groups,
-        hash_tokens=hash_tokens or groups[0].block_size,
+        hash_tokens=hash_tokens,
         tokens_per_step=compat.tokens_per_step(vllm_config),
         has_peers=vllm_config.parallel_config.data_parallel_size > 1,
         leaves_one_token=not compat.continues_prefixes(vllm_config),
@@ -36,7 +37,11 @@ def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -
         engine_id=str(transfer.engine_id),
         tensor_parallel=vllm_config.parallel_config.tensor_parallel_size,
     )
-    agreement = Agreement(settings, model_facts(settings, vllm_config), groups, compat.none_hash)
+    model = dataclasses.replace(
+        model_facts(settings, vllm_config),
+        lookup=functools.partial(compat.lookup_facts, vllm_config, hash_tokens),
+    )
+    agreement = Agreement(settings, model, groups, compat.none_hash)
     return SchedulerHalf(settings, facts, agreement, adapters, compat.adapter, role)
 
 

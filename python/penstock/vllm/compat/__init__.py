@@ -15,6 +15,7 @@ from penstock.vllm.compat.configuration import (
     tokens_per_step,
 )
 from penstock.vllm.compat.devices import cuda_device, current_stream, is_cpu, operators_cores
+from penstock.vllm.compat.hashing import lookup_facts
 from penstock.vllm.compat.layouts import (
     attention_backends,
     forced_layout,
@@ -80,6 +81,7 @@ __all__ = [
     "kv_replica",
     "layer_index",
     "listed_layouts",
+    "lookup_facts",
     "model_extent",
     "name_adapters",
     "newly_allocated",

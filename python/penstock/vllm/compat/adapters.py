@@ -12,6 +12,7 @@ from penstock.vllm.adapters import (
     NamedAdapters,
     content_digest,
     files_state,
+    variant,
 )
 
 
@@ -38,7 +39,7 @@ def name_adapters(vllm_config: Any, named: NamedAdapters) -> None:
     from vllm.v1.core import kv_cache_utils
     from vllm.v1.engine.core import EngineCore
 
-    _Adapters.named, _Adapters.options = named, _adapter_options(vllm_config)
+    _Adapters.named, _Adapters.options = named, adapter_options(vllm_config)
     keys, add = kv_cache_utils._gen_lora_extra_hash_keys, EngineCore.add_lora
     if hasattr(keys, "__wrapped__"):
         return
@@ -74,7 +75,7 @@ def watch_adapters(vllm_config: Any, loaded: LoadedAdapters) -> None:
     """Tells `loaded` of the content of every LoRA adapter that this worker's model reads."""
     from vllm.lora.worker_manager import WorkerLoRAManager
 
-    _Adapters.loaded, _Adapters.options = loaded, _adapter_options(vllm_config)
+    _Adapters.loaded, _Adapters.options = loaded, adapter_options(vllm_config)
     load = WorkerLoRAManager._load_adapter
     if hasattr(load, "__wrapped__"):
         return
@@ -105,7 +106,7 @@ def _adapter_folder(asked: Any) -> str:
         return str(asked.lora_path)
 
 
-def _adapter_options(vllm_config: Any) -> str:
+def adapter_options(vllm_config: Any) -> str:
     """The engine's options that change the result of computing with an adapter's files."""
     lora = vllm_config.lora_config
     names = ("lora_dtype", "target_modules", "enable_moe_shared_loras")
@@ -113,4 +114,4 @@ def _adapter_options(vllm_config: Any) -> str:
 
 
 def _adapter_variant(asked: Any) -> str:
-    return f"{_Adapters.options} is_3d={getattr(asked, 'is_3d_lora_weight', False)}"
+    return variant(_Adapters.options, is_3d=getattr(asked, "is_3d_lora_weight", False))

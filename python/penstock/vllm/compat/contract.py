@@ -92,6 +92,17 @@ USES = (
     Use("vllm.v1.core.block_pool", "BlockPool.get_cached_block", ("block_hash", "group_ids")),
     Use(_CACHE, "get_kv_cache_spec_kind", ("kv_cache_spec",)),
     Use(_BLOCKS, "NONE_HASH"),
+    Use(
+        _BLOCKS,
+        "generate_block_hash_extra_keys",
+        ("request", "start_token_idx", "end_token_idx", "start_mm_idx"),
+    ),
+    Use(
+        _BLOCKS,
+        "hash_block_tokens",
+        ("hash_function", "parent_block_hash", "curr_block_token_ids", "extra_keys"),
+    ),
+    Use("vllm.utils.hashing", "get_hash_fn_by_name", ("hash_fn_name",)),
     Use(_BLOCKS, "get_max_concurrency_for_kv_cache_config", ("vllm_config", "kv_cache_config")),
     Use(_BLOCKS, "_gen_lora_extra_hash_keys", ("request",), is_wrapped=True),
     Use("vllm.v1.engine.core", "EngineCore.add_lora", ("lora_request",), is_wrapped=True),

@@ -194,7 +194,7 @@ def missing_commands(name: str) -> list[str]:
                 wrong.append(module)
         if made := re.match(r"make ([a-z0-9]+)", span):
             wrong += [] if made[1] in targets else [made[0]]
-        command = re.match(r"(?:.*/)?penstock ([a-z]+)(?: ([a-z]+))?\b", span)
+        command = re.match(r"(?:.*/)?penstock ([a-z][a-z-]*)(?: ([a-z]+))?\b", span)
         if command and span not in sources() and not takes(command[1], command[2]):
             wrong.append(command[0])
     return wrong

@@ -18,8 +18,9 @@ from typing import Any, NoReturn
 import penstock
 from penstock.errors import ConfigError, Denied, PenstockError, TimedOut, Unreachable
 
-COMMANDS = ("serve", "plan", "simulate", "doctor", "pool", "top", "bench", "demo")
-"""Modules of this package that are commands, in the order in which help lists them."""
+COMMANDS = ("serve", "plan", "simulate", "doctor", "pool", "lookup-server", "top", "bench", "demo")
+"""The commands, in the order in which help lists them. Each is a module of this package, whose name
+has underscores for dashes."""
 
 OK, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -32,6 +33,9 @@ STATUSES: Mapping[int, str] = {
     INTERRUPTED: "ended by Ctrl-C",
 }
 """What exit statuses mean, for all commands. `serve` becomes `vllm serve`, whose status counts."""
+
+_EXTRAS: Mapping[str, str] = {"lookup-server": "lookup"}
+"""Which extra has what a command needs, where that is not `vllm`."""
 
 _NEXT_STEPS: Mapping[type[PenstockError], str] = {
     Unreachable: "check that the server runs and that the pool's URL names it",
@@ -63,7 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
-        module = importlib.import_module(f"penstock.cli.{name}")
+        module = importlib.import_module(f"penstock.cli.{name.replace('-', '_')}")
         module.add_parser(subparsers)
         subparsers.choices[name].set_defaults(run=module.run)
     return parser
@@ -90,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _fail(
             f"`penstock {args.command}` needs {error.name}, which vLLM brings: run it beside vLLM, "
-            "or install penstock[vllm]",
+            f"or install penstock[{_EXTRAS.get(args.command, 'vllm')}]",
             FAILED,
         )
     except KeyboardInterrupt:

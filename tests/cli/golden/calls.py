@@ -67,6 +67,7 @@ WRONG: Mapping[str, Sequence[str]] = {
     "SHARE": ("much", "0", "-1", "nan", "1.5"),
     "ORDINAL": ("first", "-1", "1.5", "nan", "100000000000000000000"),
     "NS": ("", "xyz", "00"),
+    "PORT": ("many", "-1", "1.5", "65536"),
 }
 """Wrong values of options, by what help calls the value."""
 
@@ -82,6 +83,7 @@ FREE = (
     "FILE",
     "URL",
     "CONFIG",
+    "HOST",
 )
 """Options whose wrong values depend on the command: see `own`."""
 
@@ -204,6 +206,28 @@ def own(command: str) -> Iterator[Sequence[str]]:
                 yield "--pool", pool
             yield "--pool", "file:///a", "--pool-server", "valkey"
             yield "--trace", "trace.jsonl", "--conversations", "2"
+        case "lookup-server":
+            for pool in (*POOLS, *SERVERS):
+                yield (pool,)
+            for file in FILES:
+                yield POOL, "--token-file", file
+            yield from (
+                (POOL, *wrong)
+                for wrong in (
+                    ("--host", "0.0.0.0"),
+                    ("--host", "nowhere.invalid"),
+                    ("--host", "nowhere.invalid", "--no-token"),
+                    ("--host", "127.0.0.1", "--port", "$PORT"),
+                    ("--token-file", "keys", "--no-token"),
+                    ("--tls-certificate", "keys"),
+                    ("--tls-certificate", "keys", "--tls-key", "keys"),
+                    ("--tls-certificate", "absent", "--tls-key", "absent"),
+                    ("--tls-certificate", "", "--tls-key", ""),
+                    ("--alias", "llama"),
+                    ("--adapter", "=path"),
+                    ("--tokenizer", "llama="),
+                )
+            )
         case "pool purge":
             yield (POOL,)
         case "pool verify":

@@ -40,7 +40,7 @@ def preload() -> None:
     os.environ["COLUMNS"] = str(WIDTH)
     os.environ["NO_COLOR"] = "1"
     for name in COMMANDS:
-        importlib.import_module(f"penstock.cli.{name}")
+        importlib.import_module(f"penstock.cli.{name.replace('-', '_')}")
     for name in ("vllm.settings", "vllm.compat.versions", "demo.measure"):
         importlib.import_module(f"penstock.{name}")
 

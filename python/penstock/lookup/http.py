@@ -1,0 +1,283 @@
+"""The service over HTTP, as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from penstock.errors import Closed, ConfigError
+from penstock.lookup.measured import Measured
+from penstock.lookup.models import Lora, Refused
+from penstock.lookup.service import Found, Question, Service
+from penstock.lookup.tokenizing import Tokenizers
+
+logger = logging.getLogger("penstock.lookup")
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_INLINE_BYTES = 64 << 10
+"""Bodies up to here are read and hashed at once; longer ones would delay other requests."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one server."""
+
+    body_bytes: int = 8 << 20
+    prompt_tokens: int = 1 << 18
+    concurrency: int = 256
+    """Look-ups at the same time. Further ones are answered 503."""
+    body_seconds: float = 10.0
+    """The longest that a request's body may take to come."""
+
+
+class _Failure(Exception):
+    """A request that gets no look-up."""
+
+    def __init__(self, status: int, message: str, **headers: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers
+
+
+class Application:
+    """`POST /lookup`, `GET /models`, `GET /metrics`, `GET /health`.
+
+    All but `/health` ask for the token, if there is one. No answer and no log shows it, nor a
+    pool's credentials.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        tokenizers: Tokenizers,
+        *,
+        token: str | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._service = service
+        self._tokenizers = tokenizers
+        self._limits = limits or Limits()
+        # Digests are of one length, so that the time of a comparison tells nothing.
+        self._token = None if token is None else _digest(token.encode())
+        self._measured = Measured(service)
+        self._running = 0
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] != "http":
+            raise ValueError(f"this server speaks HTTP, not {scope['type']}")
+        began = time.perf_counter()
+        headers: dict[str, str] = {}
+        try:
+            status, body, kind = await self._serve(scope, receive)
+        except _Failure as failure:
+            status, headers = failure.status, failure.headers
+            body, kind = _json({"error": str(failure)}), b"application/json"
+        except Exception:
+            logger.exception("a request failed by a fault of this server")
+            status, kind = 500, b"application/json"
+            body = _json({"error": "a fault of this server; its log has more"})
+        if scope["path"] == "/lookup":
+            self._measured.note(status, time.perf_counter() - began)
+        listed = [(name.encode(), value.encode()) for name, value in headers.items()]
+        listed += [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": listed})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _serve(
+        self, scope: MutableMapping[str, Any], receive: Receive
+    ) -> tuple[int, bytes, bytes]:
+        path, method = scope["path"], scope["method"]
+        allowed = {"/lookup": "POST", "/models": "GET", "/metrics": "GET", "/health": "GET"}
+        if path not in allowed:
+            raise _Failure(404, f"nothing is here; there are {', '.join(allowed)}")
+        if method != allowed[path]:
+            raise _Failure(405, f"{path} takes {allowed[path]}", allow=allowed[path])
+        if path == "/health":
+            failures = self._service.failures
+            status = 503 if failures and not self._service.models else 200
+            return status, _json({"ok": status == 200}), b"application/json"
+        self._check(scope["headers"])
+        if path == "/metrics":
+            return 200, self._measured.text(), b"text/plain; version=0.0.4; charset=utf-8"
+        if path == "/models":
+            return 200, _json(self._models()), b"application/json"
+        if self._running >= self._limits.concurrency:
+            raise _Failure(503, "too many look-ups at once; ask again", **{"retry-after": "1"})
+        self._running += 1
+        try:
+            body = await self._body(scope["headers"], receive)
+            return 200, _json(_answer(await self._look_up(body))), b"application/json"
+        finally:
+            self._running -= 1
+
+    def _check(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Raises:
+        _Failure: the request does not carry the token.
+        """
+        if self._token is None:
+            return
+        given = next((value for name, value in headers if name == b"authorization"), b"")
+        scheme, _, token = given.partition(b" ")
+        is_right = hmac.compare_digest(_digest(token.strip()), self._token)
+        if scheme.lower() != b"bearer" or not is_right:
+            message = "give the service's token, as Authorization: Bearer TOKEN"
+            raise _Failure(401, message, **{"www-authenticate": "Bearer"})
+
+    async def _body(self, headers: list[tuple[bytes, bytes]], receive: Receive) -> bytes:
+        most = self._limits.body_bytes
+        too_large = _Failure(413, f"a request may have {most} bytes")
+        announced = next((value for name, value in headers if name == b"content-length"), b"0")
+        if not announced.isdigit() or int(announced) > most:
+            raise too_large
+        try:
+            return await asyncio.wait_for(
+                _whole(receive, most, too_large), self._limits.body_seconds
+            )
+        except asyncio.TimeoutError:
+            raise _Failure(408, "the request's body did not come in time") from None
+
+    async def _look_up(self, body: bytes) -> Found:
+        try:
+            asked = _object(body)
+            if len(body) > _INLINE_BYTES or isinstance(asked.get("prompt"), str):
+                pending = await asyncio.to_thread(
+                    lambda: self._service.begin(self._question(asked))
+                )
+            else:
+                pending = self._service.begin(self._question(asked))
+        except Refused as error:
+            raise _Failure(404 if error.is_unknown else 422, str(error)) from None
+        except ConfigError as error:
+            raise _Failure(400, str(error)) from None
+        except Closed as error:
+            raise _Failure(503, str(error)) from None
+        if waits_for := pending.waits_for:
+            self._measured.note_asked()
+            futures = [asyncio.wrap_future(future) for future in waits_for]
+            await asyncio.gather(*futures, return_exceptions=True)
+        found = pending.found()
+        for pool in found.pools:
+            if pool.error is not None:
+                self._measured.note_failure(pool.url, pool.error)
+        if found.pools and all(pool.tokens is None for pool in found.pools):
+            kinds = ", ".join(sorted({str(pool.error) for pool in found.pools}))
+            raise _Failure(503, f"no pool of this model answers: {kinds}", **{"retry-after": "1"})
+        return found
+
+    def _question(self, asked: dict[str, Any]) -> Question:
+        """Raises:
+        ConfigError: it is no question.
+        Refused: the model or its tokenizer is not known.
+        """
+        unknown = asked.keys() - {"model", "prompt", "cache_salt", "lora", "tenant"}
+        if unknown:
+            raise ConfigError(f"a look-up has no {', '.join(sorted(unknown))}")
+        model, prompt = asked.get("model"), asked.get("prompt")
+        if not isinstance(model, str):
+            raise ConfigError('a look-up needs "model": the model\'s name')
+        if isinstance(prompt, str):
+            prompt = self._tokenizers.tokens(model, self._service.described(model), prompt)
+        if not isinstance(prompt, list):
+            raise ConfigError('a look-up needs "prompt": a list of token ids, or text')
+        if len(prompt) > self._limits.prompt_tokens:
+            raise ConfigError(f"a prompt may have {self._limits.prompt_tokens} tokens here")
+        return Question(
+            model,
+            prompt,
+            _text(asked, "cache_salt"),
+            _lora(asked.get("lora")),
+            _text(asked, "tenant"),
+        )
+
+    def _models(self) -> dict[str, Any]:
+        known = [
+            {
+                "name": model.name,
+                "names": sorted(model.names),
+                "namespace": model.namespace.hex(),
+                "block_size": model.block_size,
+            }
+            for model in self._service.models
+        ]
+        return {"models": known, "refused": self._service.refused}
+
+
+async def _whole(receive: Receive, most: int, too_large: _Failure) -> bytes:
+    """A request's whole body, of at most so many bytes."""
+    parts, length = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _Failure(400, "the request ended before its body")
+        parts.append(message.get("body", b""))
+        length += len(parts[-1])
+        if length > most:
+            raise too_large
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+def _digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()
+
+
+def _json(document: Any) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """Raises:
+    ConfigError: it is no JSON object.
+    """
+    # A prompt has thousands of numbers, for which Python's own reader takes three times as long.
+    from msgspec import MsgspecError
+    from msgspec.json import decode
+
+    try:
+        asked = decode(body)
+    except (MsgspecError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the body is no JSON: {error}") from None
+    if not isinstance(asked, dict):
+        raise ConfigError("the body is a JSON object")
+    return asked
+
+
+def _text(asked: dict[str, Any], name: str) -> str | None:
+    value = asked.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise ConfigError(f'"{name}" is text')
+    return value
+
+
+def _lora(asked: Any) -> Lora | str | None:
+    if asked is None or isinstance(asked, str):
+        return asked
+    names = ("name", "path", "digest")
+    if not isinstance(asked, dict) or asked.keys() != set(names):
+        raise ConfigError(f'"lora" is an adapter\'s name, or an object of {", ".join(names)}')
+    values = [_text(asked, name) for name in names]
+    name, path, digest = (value or "" for value in values)
+    if not (name and path and digest):
+        raise ConfigError(f'"lora" has an empty part: it needs {", ".join(names)}')
+    return Lora(name, path, digest)
+
+
+def _answer(found: Found) -> dict[str, Any]:
+    pools = [
+        {name: value for name, value in asdict(pool).items() if name != "error" or value}
+        for pool in found.pools
+    ]
+    return {"model": found.model, "prompt_tokens": found.prompt_tokens, "pools": pools}

@@ -1,0 +1,105 @@
+"""What the look-up service says is what an engine then loads."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock.lookup
+from penstock.lookup import Lora, Service
+from tests.e2e import models
+from tests.e2e.conftest import BLOCK, tokens
+from tests.e2e.node import Adapter, Node
+from tests.servers import Server
+
+pytestmark = pytest.mark.e2e
+
+PROMPTS = 40
+
+
+@pytest.fixture(params=["file", "valkey"])
+def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "file":
+        yield f"file://{tmp_path}/pool?size=1GiB"
+        return
+    with Server("valkey", tmp_path) as server:
+        yield server.unix_url
+
+
+def conversations(seed: int) -> list[tuple[list[int], str | None]]:
+    """Prompts that share beginnings of many lengths, some with a salt of their own."""
+    rng = random.Random(seed)
+    roots = [tokens(rng.randrange(1, 6) * BLOCK, seed=seed + n) for n in range(5)]
+    made: list[tuple[list[int], str | None]] = []
+    for number in range(PROMPTS):
+        root = rng.choice(roots)
+        shared = root[: rng.randrange(1, len(root) + 1)]
+        tail = tokens(rng.randrange(1, 3 * BLOCK), seed=seed + 100 + number)
+        made.append((shared + tail, rng.choice([None, None, None, "red", "blue"])))
+        if rng.random() < 0.3:
+            # The next turn of the same conversation.
+            made.append((shared + tail + tokens(BLOCK, seed=seed + 900 + number), made[-1][1]))
+    return made
+
+
+def opened(pool: str, model: Path) -> Service:
+    """The service, once the engine has described its model."""
+    service = penstock.lookup.open([pool])
+    end = time.monotonic() + 30
+    while not service.models:
+        assert time.monotonic() < end, service.refused
+        time.sleep(0.1)
+        service.refresh()
+    assert service.models[0].name == str(model)
+    return service
+
+
+def test_answers_are_what_an_engine_loads(
+    pool: str, llama: Path, start: Callable[..., Node]
+) -> None:
+    asked = conversations(seed=24)
+    with start(llama, pool=pool) as first, start(llama, pool=pool) as second:
+        for prompt, salt in asked[: len(asked) // 2]:
+            first.ask(prompt, max_tokens=2, cache_salt=salt)
+        first.wait_for("stored_blocks", 20)
+        right, loaded = 0, 0
+        with opened(pool, llama) as service:
+            for (prompt, salt), (other, its_salt) in zip(asked, reversed(asked), strict=True):
+                # Both engines store what they compute, while the service answers.
+                behind = first.start(other, 2, cache_salt=its_salt)
+                second.forget()
+                [found] = service.find(str(llama), prompt, cache_salt=salt).pools
+                answer = second.ask(prompt, max_tokens=2, cache_salt=salt)
+                right += found.tokens == answer.cached
+                loaded += answer.cached
+                first.answer(behind)
+    print(f"{right} of {len(asked)} answers were what the engine loaded, {loaded} tokens")
+    assert loaded > 20 * BLOCK
+    assert right >= 0.95 * len(asked), f"{right} of {len(asked)}"
+
+
+def test_an_adapter_is_found_by_its_content(
+    llama: Path, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    folder = models.lora(tmp_path / "adapter", llama, seed=1)
+    adapter = Adapter("sql", 1, str(folder))
+    pool = f"file://{tmp_path}/pool?size=1GiB"
+    prompt = tokens(4 * BLOCK + 5, seed=77)
+    with start(llama, pool=pool, enable_lora=True, max_lora_rank=8) as node:
+        node.ask(prompt, adapter=adapter)
+        node.wait_for("stored_blocks", 4)
+        with opened(pool, llama) as service:
+            [model] = service.models
+            assert model.hashing.forms == {"plain", "salted", "lora"}
+        adapters = {"sql": str(folder)}
+        with penstock.lookup.open([pool], adapters=adapters) as service:
+            node.forget()
+            [found] = service.find(str(llama), prompt, lora="sql").pools
+            assert found.tokens == node.ask(prompt, adapter=adapter).cached == 4 * BLOCK
+            other = Lora("sql", str(folder), "another")
+            assert service.find(str(llama), prompt, lora=other).pools[0].tokens == 0
+            assert service.find(str(llama), prompt).pools[0].tokens == 0

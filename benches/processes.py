@@ -27,6 +27,11 @@ class Process:
                 start_new_session=True,
             )
 
+    @property
+    def pid(self) -> int:
+        """The program's process."""
+        return self._process.pid
+
     def wait_for_port(self, port: int, timeout: float = 120.0) -> None:
         """Waits until the port answers. If the program ends first, it raises with the log's end."""
         end = time.monotonic() + timeout

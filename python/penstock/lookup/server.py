@@ -7,6 +7,7 @@ import contextlib
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from penstock.lookup.http import Application
 
 _IDLE_SECONDS = 30
 """A connection without a request is closed after so long."""
+_SWITCH_SECONDS = 0.0002
+"""The longest that one of the process's threads may keep the others from Python."""
 _GRACE_SECONDS = 5
 """At the end, requests under way have so long."""
 
@@ -87,6 +90,8 @@ def serve(
                 shown = f"[{host}]" if ":" in host else host
                 ready(f"{scheme}://{shown}:{port}")
 
+        # A thread that comes back with a pool's answer must not wait until many requests are read.
+        sys.setswitchinterval(_SWITCH_SECONDS)
         server = Server(config)
         server.run(sockets=[listener])
         return server.ended_by

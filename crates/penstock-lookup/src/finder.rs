@@ -105,7 +105,9 @@ impl Finder {
         let failed = RefCell::new(None);
         let tokens = reach(variant, prefix, |part, chunks| {
             if failed.borrow().is_some() {
-                return Some(0);
+                // No block is missing where none is asked for: else a search for a shorter run
+                // would not end.
+                return (!chunks.is_empty()).then_some(0);
             }
             self.first_missing(part, chunks, deadline)
                 .unwrap_or_else(|error| {

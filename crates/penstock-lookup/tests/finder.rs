@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use penstock_catalogue::{Group, Groups};
 use penstock_layout::Span;
 use penstock_lookup::{Algorithm, Belief, Extra, Finder, Hasher, Part, Prefix, Variant};
-use penstock_store::{Key, Namespace, OpenOptions, PutRequest, Store, open};
+use penstock_store::{ErrorKind, Key, Namespace, OpenOptions, PutRequest, Store, open};
 use proptest::prelude::*;
 
 const BLOCK: usize = 4;
@@ -161,6 +161,20 @@ fn a_window_needs_the_last_blocks_only() {
     // A block of two hashes is named by the second.
     put(&*store, &part(2, 1), prefix.hashes[7], 1);
     assert_eq!(found(), 8 * BLOCK as u64);
+}
+
+#[test]
+fn a_pool_that_fails_is_an_error_at_once() {
+    let groups = [None, Some(8), Some(40)].map(|window| Group {
+        block_tokens: BLOCK as u64,
+        window,
+    });
+    let groups = Groups::new(groups.to_vec(), BLOCK as u64).unwrap();
+    let variant = Variant::new(groups, vec![part(1, 1), part(2, 1), part(3, 1)]).unwrap();
+    let store = open("unix:///nowhere/absent.sock", &OpenOptions::default()).unwrap();
+    let finder = Finder::new(store, 1000, forgetful());
+    let failure = finder.find(&variant, &prefix(100 * BLOCK), deadline());
+    assert_eq!(failure.unwrap_err().kind(), ErrorKind::Unreachable);
 }
 
 #[test]

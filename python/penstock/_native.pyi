@@ -22,7 +22,11 @@ __all__ = [
     "Event",
     "Fence",
     "Lookup",
+    "ModelVariant",
     "Outcome",
+    "PoolFinder",
+    "PrefixHasher",
+    "PromptPrefix",
     "Reach",
     "Store",
     "Trace",
@@ -509,7 +513,7 @@ class Lookup:
 class PrefixHasher:
     def __new__(cls, algorithm: str, seed: bytes, block_tokens: int) -> PrefixHasher: ...
     def prefix(
-        self, prompt: _list[int], *, lora: Sequence[str] = (), cache_salt: str | None = None
+        self, prompt: _list[int], *, lora: Sequence[str] = ..., cache_salt: str | None = None
     ) -> PromptPrefix: ...
 
 @final

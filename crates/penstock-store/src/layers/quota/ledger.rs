@@ -84,14 +84,15 @@ impl Standing {
         self.used() > self.quota - self.quota / 20
     }
 
-    /// What has to be evicted, so that some room is left or a value that found none has it.
+    /// What has to be evicted, so that some room is left or a value that found none has it. This
+    /// counts only what the census found: what was put meanwhile may be the same values again.
     fn excess(&self) -> u64 {
-        if self.is_nearly_full() || self.wanted > self.quota - self.used().min(self.quota) {
-            let room = self.wanted.max(self.quota / 10);
-            self.used().saturating_sub(self.quota.saturating_sub(room))
-        } else {
-            0
+        let left = self.quota.saturating_sub(self.found);
+        if left >= self.wanted.max(self.quota / 20) {
+            return 0;
         }
+        let room = self.wanted.max(self.quota / 10);
+        self.found.saturating_sub(self.quota.saturating_sub(room))
     }
 }
 
@@ -362,9 +363,16 @@ mod tests {
         ledger.begin_census();
         assert!(census(&mut ledger, 40).is_empty());
         assert_eq!(used(&ledger), 40);
-        // More than 95 %: down to 90 %.
+        // That is no reason to evict it.
+        ledger.take(accounts(), 600).unwrap();
         ledger.begin_census();
-        let excess = census(&mut ledger, 951);
-        assert_eq!(excess.into_values().collect::<Vec<_>>(), [51]);
+        ledger.end_put(accounts(), 600, true);
+        assert!(census(&mut ledger, 640).is_empty());
+        assert_eq!(used(&ledger), 1240);
+        // More than 95 %: down to 90 %.
+        for (found, excess) in [(640, None), (950, None), (951, Some(51)), (1200, Some(300))] {
+            ledger.begin_census();
+            assert_eq!(census(&mut ledger, found).into_values().next(), excess);
+        }
     }
 }

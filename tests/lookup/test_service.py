@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import penstock.lookup
 from penstock._native import Store
 from penstock.errors import Closed, ConfigError, Unreachable
-from penstock.lookup import Lora, Refused, Service
+from penstock.lookup import Lora, Question, Refused, Service
 from penstock.lookup.service import Settings
 from penstock.vllm.adapters import content_digest, variant
 from tests.lookup.pretended import BLOCK, OPTIONS, SPANS, Engine, hashes
@@ -254,6 +255,31 @@ def test_a_pool_that_fails_says_so(tmp_path: Path) -> None:
             assert service.failures == {store.url: "unreachable"}
     with pytest.raises(Unreachable):
         penstock.lookup.open([f"unix://{tmp_path}/valkey.sock"])
+
+
+def test_a_frozen_pool_holds_up_nobody_else(tmp_path: Path) -> None:
+    asked = prompt(4)
+    with Server("valkey", tmp_path) as server:
+        store = Store.open(server.unix_url)
+        Engine(store).put(hashes(asked))
+        memory = Store.open("memory://?size=16MiB")
+        Engine(memory, "other").put(hashes(asked))
+        settings = Settings(believe_found=1e-6, believe_missing=1e-6, timeout=1.0)
+        with Service([store, memory], settings) as service:
+            assert tokens(service, asked) == 3 * BLOCK
+            assert server.process is not None
+            server.process.send_signal(signal.SIGSTOP)
+            try:
+                pending = [service.begin(Question("llama", asked)) for _ in range(3)]
+                # All three wait, and this thread does not.
+                assert all(not future.done() for one in pending for future in one.waits_for)
+                [other] = service.find("other", asked).pools
+                assert other.tokens == 3 * BLOCK
+                wait([future for one in pending for future in one.waits_for])
+                errors = [one.found().pools[0].error for one in pending]
+                assert set(errors) <= {"timed_out", "unavailable"}
+            finally:
+                server.process.send_signal(signal.SIGCONT)
 
 
 def test_threads_agree_while_blocks_come(store: Store) -> None:

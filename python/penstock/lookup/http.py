@@ -12,6 +12,9 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from msgspec import MsgspecError
+from msgspec.json import decode
+
 from penstock.errors import Closed, ConfigError
 from penstock.lookup.measured import Measured
 from penstock.lookup.models import Lora, Refused
@@ -236,14 +239,11 @@ def _json(document: Any) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
+# A prompt has thousands of numbers: Python's own reader would take most of a look-up's time.
 def _object(body: bytes) -> dict[str, Any]:
     """Raises:
     ConfigError: it is no JSON object.
     """
-    # A prompt has thousands of numbers, for which Python's own reader takes three times as long.
-    from msgspec import MsgspecError
-    from msgspec.json import decode
-
     try:
         asked = decode(body)
     except (MsgspecError, ValueError, RecursionError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -10,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from penstock._native import PoolFinder, PromptPrefix, Store
+from penstock._native import ModelVariant, PoolFinder, PromptPrefix, Store
 from penstock.errors import Closed, ConfigError, StoreError
 from penstock.lookup.adapters import Adapters
 from penstock.lookup.models import Lora, Model, Models, Refused, read_models
@@ -18,6 +19,13 @@ from penstock.lookup.models import Lora, Model, Models, Refused, read_models
 __all__ = ["Found", "InPool", "Question", "Service", "Settings", "open"]
 
 logger = logging.getLogger("penstock.lookup")
+
+_IN_PLACE_SECONDS = 0.02
+"""The longest that a pool is asked in place: by the thread that asks, which serves others too."""
+_NEAR_SECONDS = 0.005
+"""A pool that takes longer is asked by other threads for a while."""
+_FAR_SECONDS = 1.0
+"""So long."""
 
 _UNKNOWN_SECONDS = 2.0
 """How long a pool's models are believed, when somebody asks for one that is not among them."""
@@ -88,6 +96,21 @@ class _Pool:
     finder: PoolFinder
     models: Models = field(default_factory=Models)
     failure: str | None = None
+    far_until: float = 0.0
+    """Until when it is not asked in place."""
+
+    def find_in_place(self, variant: ModelVariant, prefix: PromptPrefix) -> int | None:
+        """The tokens that an engine would find; None if the pool is not fast enough."""
+        began = time.monotonic()
+        if began < self.far_until:
+            return None
+        tokens = None
+        with contextlib.suppress(StoreError):
+            tokens = self.finder.find(variant, prefix, timeout=_IN_PLACE_SECONDS)
+        ended = time.monotonic()
+        if tokens is None or ended - began > _NEAR_SECONDS:
+            self.far_until = ended + _FAR_SECONDS
+        return tokens
 
 
 @dataclass(frozen=True)
@@ -209,7 +232,8 @@ engine describes its model when it stores its first block
         return pending.found()
 
     def begin(self, question: Question) -> Pending:
-        """Begins to answer. Does no I/O: what the indexes do not know, threads ask for.
+        """Begins to answer. What the index of a pool does not know, threads ask the pool for. A
+        pool that has answered fast is asked in place, which takes less time than another thread.
 
         Raises:
             Refused, ConfigError, Closed: as :meth:`find`.
@@ -230,6 +254,8 @@ engine describes its model when it stores its first block
                 # Blocks without a salt belong to nobody.
                 variant = own if question.cache_salt else variant
             tokens: int | Future[int] | None = pool.finder.known(variant, prefix)
+            if tokens is None:
+                tokens = pool.find_in_place(variant, prefix)
             if tokens is None:
                 tokens = self._asking.submit(
                     pool.finder.find, variant, prefix, timeout=self.settings.timeout

@@ -172,11 +172,15 @@ class Agreement:
         }
         described = []
         for position, shared in enumerate(self.namespaces):
-            facts = {"model": self._model.name, **self._facts(position)}
+            facts = {
+                "model": self._model.name,
+                "lookup": lookup | {"position": position},
+                **self._facts(position),
+            }
             if tenant:
                 described.append((tenant_namespace(shared, tenant), facts | {"tenant": tenant}))
             else:
-                described.append((shared, facts | {"lookup": lookup | {"position": position}}))
+                described.append((shared, facts))
         return described
 
     def _facts(self, position: int) -> dict[str, Any]:

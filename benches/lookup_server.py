@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import multiprocessing
 import random
 import statistics
@@ -26,6 +25,7 @@ from typing import Any
 
 import psutil
 import uvloop
+from msgspec import json
 from tests.lookup.pretended import NONE_HASH, Engine
 from tests.servers import Server
 
@@ -89,7 +89,7 @@ def store_on(url: str, first: int, blocks: int, rate: float, end: Event, stored:
 
 def request(asked: list[int]) -> bytes:
     """A look-up as it goes over a connection."""
-    body = json.dumps({"model": "llama", "prompt": asked}).encode()
+    body = json.encode({"model": "llama", "prompt": asked})
     head = f"POST /lookup HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
@@ -129,7 +129,7 @@ async def ask(
         if not head.startswith(b"HTTP/1.1 200"):
             outcomes["failed"] += 1
             return
-        pools = json.loads(answer)["pools"]
+        pools = json.decode(answer)["pools"]
         is_right = bool(pools) and pools[0]["tokens"] == expected
         outcomes["right" if is_right else "wrong"] += 1
 

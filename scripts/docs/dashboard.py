@@ -60,8 +60,9 @@ class _Box:
 
 
 def draw(dashboard: Mapping[str, Any], recorded: Mapping[str, Any]) -> str:
-    """The picture, as SVG: each panel at its place, with the recorded answers."""
-    panels = [each for each in dashboard["panels"] if each["type"] in ("stat", "timeseries")]
+    """The picture, as SVG: each panel at its place, with the recorded answers. Panels that came
+    after the recording are left out."""
+    panels = [each for each in dashboard["panels"] if each.get("title") in recorded["panels"]]
     lines = max(each["gridPos"]["y"] + each["gridPos"]["h"] for each in panels)
     width, height = 24 * _COLUMN + 2 * _MARGIN, lines * _LINE + 2 * _MARGIN
     seconds = min(_SECONDS, recorded["seconds"])

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,7 @@ class TestMain:
         program = Path(sys.executable).with_name("penstock")
         shown = subprocess.run([program, "--help"], capture_output=True, text=True, check=True)
         for command in COMMANDS:
-            assert f"\n    {command} " in shown.stdout
+            assert re.search(rf"^    {command}( |$)", shown.stdout, re.MULTILINE)
 
     def test_the_version(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as caught:

@@ -20,9 +20,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from penstock.errors import ConfigError
 from penstock.vllm import compat, layouts
+from penstock.vllm.bootstrap import Bootstrap
 from penstock.vllm.messages import RankShare, StepOrders, WorkerReport
 from penstock.vllm.scheduler import SchedulerHalf
-from penstock.vllm.scheduler_facts import arrival, scheduler_half, step
+from penstock.vllm.scheduler_facts import arrival, bootstrap, scheduler_half, step
 from penstock.vllm.settings import Settings
 from penstock.vllm.stats import PenstockPromMetrics, PenstockStats
 from penstock.vllm.worker import WorkerHalf
@@ -76,11 +77,13 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 "does not come from the pool must be recomputed, not fail its request"
             )
         settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config)
+        self._bootstrap: Bootstrap | None = None
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         if role == KVConnectorRole.SCHEDULER:
             compat.adapt_scheduler()
             self._scheduler = scheduler_half(settings, vllm_config, kv_cache_config)
+            self._bootstrap = bootstrap(settings, vllm_config)
         else:
             self._facts = worker_facts(vllm_config, kv_cache_config)
             self._worker = WorkerHalf(settings, self._facts, services(vllm_config))
@@ -265,7 +268,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return PenstockPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
-        """Ends this half's native threads within a bounded time."""
-        for half in (self._scheduler, self._worker):
-            if half is not None:
-                half.shutdown()
+        """Ends this half's threads within a bounded time."""
+        for part in (self._bootstrap, self._scheduler, self._worker):
+            if part is not None:
+                part.shutdown()

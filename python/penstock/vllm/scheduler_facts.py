@@ -9,6 +9,7 @@ from typing import Any
 from penstock.vllm import compat
 from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.agreement import Agreement, model_facts
+from penstock.vllm.bootstrap import Bootstrap
 from penstock.vllm.roles import role_named
 from penstock.vllm.scheduler import Arrival, EngineFacts, SchedulerHalf, Step
 from penstock.vllm.settings import Settings
@@ -43,6 +44,20 @@ def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -
     )
     agreement = Agreement(settings, model, groups, compat.none_hash)
     return SchedulerHalf(settings, facts, agreement, adapters, compat.adapter, role)
+
+
+def bootstrap(settings: Settings, vllm_config: Any) -> Bootstrap | None:
+    """What answers proxies that ask for this engine's name; None if nobody shall ask, or if another
+    data-parallel rank answers.
+
+    Raises:
+        ConfigError: the address cannot be listened at.
+    """
+    parallel = vllm_config.parallel_config
+    if not settings.bootstrap or parallel.data_parallel_index:
+        return None
+    engine = str(vllm_config.kv_transfer_config.engine_id)
+    return Bootstrap(settings.bootstrap, engine, parallel.data_parallel_size)
 
 
 def arrival(request: Any) -> Arrival:

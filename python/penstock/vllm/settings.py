@@ -24,6 +24,7 @@ from penstock.errors import ConfigError
 from penstock.layout.geometry import RANK, parse_geometry
 from penstock.layout.negotiate import AUTO, LAYOUTS
 from penstock.vllm import advisor
+from penstock.vllm.bootstrap import read_address
 from penstock.vllm.names import POOL_VARIABLE, PREFIX, TENANT, TENANT_NAME
 
 logger = logging.getLogger("vllm.penstock")
@@ -60,6 +61,12 @@ def _check_endpoint(value: str) -> str:
     return value
 
 
+def _check_address(value: str) -> str:
+    if value:
+        read_address(value)
+    return value
+
+
 _Count = Annotated[int, BeforeValidator(_read_size), Field(gt=0)]
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -88,6 +95,9 @@ class Settings:
     handover_timeout: _Seconds = 5.0
     """Seconds that a request waits at most for the next block of another engine that computes its
     prompt."""
+    bootstrap: Annotated[str, AfterValidator(_check_address)] = ""
+    """HOST:PORT at which an engine that stores answers proxies which ask prefill engines for their
+    names, as vLLM's proxy for Mooncake does. Empty: nowhere."""
     consumer_stores: bool = False
     """Whether an engine with `kv_role` kv_consumer stores what it computes. Without it, only
     prefill engines store."""

@@ -194,6 +194,17 @@ def test_a_request_that_goes_while_it_waits(clock: Clock) -> None:
     assert len(engine.half._catalogue) == 0
 
 
+def test_vllm_is_told_where_a_load_comes_from(clock: Clock) -> None:
+    engine = decoder()
+    engine.put_prompt(PROMPT)
+    request = engine.ask("r", PROMPT)
+    assert offer(engine, clock, request) == 20
+    engine.load(request, 0, 20)
+    # This engine's pool is in its own process.
+    assert engine.half.hit_sources("r", 20) == {"host": 20}
+    assert engine.half.hit_sources("gone", 20) == {"host": 20}
+
+
 class TestPromises:
     def promise(self, **more: Any) -> dict[str, Any]:
         """What the answer of a prefill engine has."""

@@ -208,6 +208,14 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 request.request_id, blocks.get_block_ids(), num_external_tokens
             )
 
+    def get_external_cache_hit_sources(
+        self, request: Any, num_external_tokens: int
+    ) -> dict[Any, int]:
+        """The tokens of the load that begins, by the tier that they come from. vLLM asks since
+        0.32."""
+        split = self.scheduler.hit_sources(request.request_id, num_external_tokens)
+        return {compat.hit_source(tier): tokens for tier, tokens in split.items()}
+
     def build_connector_meta(self, scheduler_output: Any) -> Orders:
         """The orders that go to the workers with this step."""
         orders = self.scheduler.build_orders(step(scheduler_output))

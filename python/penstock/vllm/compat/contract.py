@@ -22,7 +22,7 @@ _BASE = f"{_KV_CONNECTOR}.v1.base"
 _OURS = Path(__file__).parent.parent / "connector.py"
 _OWN = ("scheduler", "worker", "_orders")
 """Members of the connector that are its own, not vLLM's."""
-_NEWER = ("supports_sleep_mode",)
+_NEWER = ("supports_sleep_mode", "get_external_cache_hit_sources")
 """Hooks that not every version has."""
 
 

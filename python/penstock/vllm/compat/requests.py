@@ -47,6 +47,13 @@ def cache_salt(request: Any) -> bytes:
     return (salt or "").encode(errors="surrogatepass")
 
 
+def hit_source(tier: str) -> Any:
+    """vLLM's value for a tier's name."""
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+    return CacheHitSource(tier)
+
+
 def scheduled(scheduler_output: Any) -> tuple[list[str], list[int]]:
     """The requests of this step, and for each the number of tokens computed before."""
     new, cached = scheduler_output.scheduled_new_reqs, scheduler_output.scheduled_cached_reqs

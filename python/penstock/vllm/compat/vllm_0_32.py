@@ -16,7 +16,10 @@ PLANNING = Planning(
 
 HASH_BLOCK_SIZE = Use("vllm.v1.kv_cache_interface", "KVCacheConfig.hash_block_size")
 
-USES = (*PLANNING.uses, *vllm_0_30.SINCE, HASH_BLOCK_SIZE)
+SINCE = (HASH_BLOCK_SIZE, Use("vllm.v1.metrics.cache_hit_source", "CacheHitSource"))
+"""What Penstock uses of vLLM since this version."""
+
+USES = (*PLANNING.uses, *vllm_0_30.SINCE, *SINCE)
 
 UNASKED = vllm_0_30.UNASKED
 

@@ -11,7 +11,7 @@ PLANNING = Planning(
     configs_take=(*vllm_0_32.PLANNING.configs_take, "global_kv_cache_groups"),
 )
 
-USES = (*PLANNING.uses, *vllm_0_30.SINCE, vllm_0_32.HASH_BLOCK_SIZE)
+USES = (*PLANNING.uses, *vllm_0_30.SINCE, *vllm_0_32.SINCE)
 
 UNASKED = vllm_0_30.UNASKED
 

@@ -21,6 +21,7 @@ from penstock.vllm.counters import Counts
 from penstock.vllm.descriptions import Descriptions
 from penstock.vllm.messages import IDLE_SECONDS, RankShare, StepOrders, WorkerReport
 from penstock.vllm.roles import ROLES, Role
+from penstock.vllm.scheduler import sources
 from penstock.vllm.scheduler.common import Common
 from penstock.vllm.scheduler.facts import AdapterOf, Arrival, BlockTables, EngineFacts, Step
 from penstock.vllm.scheduler.handover import Handover
@@ -66,6 +67,7 @@ class SchedulerHalf:
         )
         self._catalogue, self._orders = self._common.catalogue, self._common.orders
         self._requests: dict[str, Tracked] = {}
+        self._pool_source = sources.source_of(settings.pool)
         self._lookups = Lookups(self._common)
         self._transfers = Transfers(self._common)
         self._prefetching = Prefetching(self._common, self._transfers)
@@ -134,6 +136,12 @@ class SchedulerHalf:
         """What the request's answer tells the engine that goes on with it, if one does."""
         tracked = self._requests.get(request_id)
         return None if tracked is None else self._handover.promise(tracked)
+
+    def hit_sources(self, request_id: str, tokens: int) -> dict[str, int]:
+        """Where `tokens` tokens of the request's load come from, by vLLM's names of tiers."""
+        tracked = self._requests.get(request_id)
+        host_bytes, pool_bytes = (0, 0) if tracked is None else tracked.load_bytes
+        return sources.split(tokens, host_bytes, pool_bytes, self._pool_source)
 
     def on_finished(self, request_id: str, tables: BlockTables) -> bool:
         """Orders the request's last stores. Returns whether the engine must keep the request's

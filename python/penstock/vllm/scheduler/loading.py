@@ -162,6 +162,7 @@ class Loading:
         job = self._transfers.begin(number, tracked, blocks, moved, offer.choice)
         self._prefetching.release(tracked)
         tracked.load, tracked.phase = job, Phase.LOADING
+        tracked.load_bytes = moved[:2]
         self._savings.begin_wait(tracked)
         if self._common.spans is not None:
             self._common.spans.begin_load(tracked, number, tokens, blocks, *moved[:2])

@@ -111,6 +111,8 @@ class Tracked:
     is_taken_over: bool = False
     """Whether another engine computes its prompt."""
     load: BlockJob | None = None
+    load_bytes: tuple[int, int] = (0, 0)
+    """Bytes of its load, or last load, from host memory and from the pool."""
     prefetches: list[int] = field(default_factory=list)
     """The prefetches that keep blocks for it."""
     is_declined: bool = False

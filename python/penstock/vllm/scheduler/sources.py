@@ -1,0 +1,36 @@
+"""Where the tokens of a load come from, in vLLM's words."""
+
+from __future__ import annotations
+
+HOST, DISK, ELSEWHERE = "host", "disk", "external_unspecified"
+"""vLLM's names of tiers. It has none for a store on the network."""
+
+_TIERS = {"shm": HOST, "memory": HOST, "file": DISK}
+
+
+def source_of(pool: str) -> str:
+    """The tier of a pool, by its URL.
+
+    >>> source_of("file:///var/cache/penstock?size=1GiB")
+    'disk'
+    >>> source_of("valkey://host:6379")
+    'external_unspecified'
+
+    Of several URLs with spaces between, nobody knows which one a value comes from.
+    """
+    tiers = {_TIERS.get(url.partition(":")[0], ELSEWHERE) for url in pool.split()}
+    return tiers.pop() if len(tiers) == 1 else ELSEWHERE
+
+
+def split(tokens: int, host_bytes: int, pool_bytes: int, pool: str) -> dict[str, int]:
+    """So many tokens of a load, by the tiers that have them: in proportion to the bytes.
+
+    >>> split(100, 3, 1, DISK)
+    {'host': 75, 'disk': 25}
+    >>> split(100, 3, 1, HOST)
+    {'host': 100}
+    """
+    of_host = round(tokens * host_bytes / max(host_bytes + pool_bytes, 1))
+    found = {HOST: of_host}
+    found[pool] = found.get(pool, 0) + tokens - of_host
+    return {tier: count for tier, count in found.items() if count}

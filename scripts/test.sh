@@ -132,6 +132,8 @@ all() {
     done
     stage "rolling upgrade from $version_before" 900 scripts/version-before.sh "$VIRTUAL_ENV" \
         "$version_before" python -m pytest -q tests/e2e/test_rolling_upgrade.py --timeout 600
+    stage "vLLM's own proxies" 600 scripts/vllm-examples.sh "$VIRTUAL_ENV" 0.32.0 \
+        python -m pytest -q tests/e2e/test_proxies.py --timeout 500
     stage 'end-to-end tests on the real vLLM' 4400 python -m pytest -q tests/e2e --timeout 900
 }
 

@@ -12,7 +12,7 @@ trap 'status=$?; printf "\n%s\n" "${summary[@]:-}"; exit $status' EXIT
 whole=5100
 
 # What is tried with every version of vLLM, beside the newest, which has all tests: a shared pool,
-# preemption, a hybrid model, LoRA, an uneven pipeline.
+# preemption, a hybrid model, LoRA, an uneven pipeline, KV events.
 of_each_version=(
     'tests/e2e/test_sharing.py::test_second_process_loads[file]'
     tests/e2e/test_requests.py::test_preemption_under_a_tiny_kv_cache
@@ -20,6 +20,7 @@ of_each_version=(
     tests/e2e/test_hybrid.py::test_a_damaged_block_of_either_group_is_recomputed
     tests/e2e/test_adapters.py::test_an_adapter_trained_again_under_its_path_never_hits
     tests/e2e/test_pipeline_memory.py::test_a_proportional_split_holds_the_sum
+    tests/e2e/test_kv_events.py
 )
 
 # The version that an upgrade to this one starts from: that before the native catalogue.

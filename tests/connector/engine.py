@@ -78,6 +78,7 @@ class PlainEngine:
         ranks: int = 1,
         policy: str = "always",
         role: str = "kv_both",
+        announces: bool = False,
         **more: Any,
     ) -> None:
         self.groups = tuple(groups)
@@ -86,7 +87,9 @@ class PlainEngine:
             load_policy=policy,
             **{"lookup_timeout": 30.0, "load_timeout": 60.0, **more},
         )
-        facts = EngineFacts(self.groups, HASH_TOKENS, 64, False, False, 0)
+        facts = EngineFacts(
+            self.groups, HASH_TOKENS, 64, False, False, 0, publishes_events=announces
+        )
         layers = ranks * LAYERS_A_RANK
         model = ModelFacts("plain", (ranks, 1), (layers, 1), {"config": "plain"})
         self.agreement = Agreement(settings, model, self.groups, lambda: b"seed")

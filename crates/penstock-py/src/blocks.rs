@@ -72,6 +72,16 @@ impl Blocks {
         self.blocks.iter().map(|block| block.block).collect()
     }
 
+    /// Each block's group, and the tokens before it in its prompt.
+    #[getter]
+    fn places(&self) -> Vec<(u16, u64)> {
+        let before = |block: &Block| block.parent.as_ref().map_or(0, |parent| parent.tokens);
+        self.blocks
+            .iter()
+            .map(|block| (block.group, before(block)))
+            .collect()
+    }
+
     fn __len__(&self) -> usize {
         self.blocks.len()
     }

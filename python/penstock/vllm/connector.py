@@ -23,7 +23,7 @@ from penstock.vllm import compat, layouts
 from penstock.vllm.bootstrap import Bootstrap
 from penstock.vllm.messages import RankShare, StepOrders, WorkerReport
 from penstock.vllm.scheduler import SchedulerHalf
-from penstock.vllm.scheduler_facts import arrival, bootstrap, scheduler_half, step
+from penstock.vllm.scheduler_facts import arrival, bootstrap, kv_events, scheduler_half, step
 from penstock.vllm.settings import Settings
 from penstock.vllm.stats import PenstockPromMetrics, PenstockStats
 from penstock.vllm.worker import WorkerHalf
@@ -245,6 +245,10 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         # Asked first: a request without stores is forgotten at its end.
         promise = self.scheduler.promise(request.request_id)
         return self.scheduler.on_finished(request.request_id, block_ids), promise
+
+    def take_events(self) -> list[Any]:
+        """KV events of the pool: blocks that this engine stored, and blocks that are gone."""
+        return kv_events(self.scheduler)
 
     def reset_cache(self) -> bool:
         """Forgets what is known about the pool's content. Does not touch the pool itself."""

@@ -12,6 +12,7 @@ from penstock.vllm.agreement import Agreement, model_facts
 from penstock.vllm.bootstrap import Bootstrap
 from penstock.vllm.roles import role_named
 from penstock.vllm.scheduler import Arrival, EngineFacts, SchedulerHalf, Step
+from penstock.vllm.scheduler.events import Stored
 from penstock.vllm.settings import Settings
 
 
@@ -37,6 +38,7 @@ def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -
         null_block=compat.NULL_BLOCK,
         engine_id=str(transfer.engine_id),
         tensor_parallel=vllm_config.parallel_config.tensor_parallel_size,
+        publishes_events=compat.publishes_events(vllm_config),
     )
     model = dataclasses.replace(
         model_facts(settings, vllm_config),
@@ -65,6 +67,19 @@ def arrival(request: Any) -> Arrival:
     return Arrival(
         request, request.kv_transfer_params, compat.cache_salt(request), request.trace_headers
     )
+
+
+def kv_events(half: SchedulerHalf) -> list[Any]:
+    """The pool's events since the last call, as vLLM publishes them."""
+    place = compat.LOCAL if half.is_pool_local else compat.REMOTE
+    return [
+        compat.stored_event(
+            event.request, event.group, event.hashes, event.parent, event.first, place
+        )
+        if isinstance(event, Stored)
+        else compat.removed_event(event.group, event.hashes, place)
+        for event in half.take_events()
+    ]
 
 
 def step(scheduler_output: Any) -> Step:

@@ -101,6 +101,9 @@ class Settings:
     consumer_stores: bool = False
     """Whether an engine with `kv_role` kv_consumer stores what it computes. Without it, only
     prefill engines store."""
+    event_check: _Seconds = 30.0
+    """Seconds after which the pool is asked again for a block that this engine has announced in
+    vLLM's KV events."""
     drain_timeout: _Seconds = 5.0
     """Seconds that shutdown waits for stores to reach the pool."""
     get_lanes: _Count = 2

@@ -15,6 +15,13 @@ from penstock.vllm.compat.configuration import (
     tokens_per_step,
 )
 from penstock.vllm.compat.devices import cuda_device, current_stream, is_cpu, operators_cores
+from penstock.vllm.compat.events import (
+    LOCAL,
+    REMOTE,
+    publishes_events,
+    removed_event,
+    stored_event,
+)
 from penstock.vllm.compat.hashing import lookup_facts
 from penstock.vllm.compat.layouts import (
     attention_backends,
@@ -56,7 +63,9 @@ from penstock.vllm.compat.waiting import rest
 
 __all__ = [
     "CONNECTOR",
+    "LOCAL",
     "NULL_BLOCK",
+    "REMOTE",
     "SUPPORTED",
     "adapt_scheduler",
     "adapter",
@@ -89,12 +98,15 @@ __all__ = [
     "newly_allocated",
     "none_hash",
     "operators_cores",
+    "publishes_events",
+    "removed_event",
     "request_blocks",
     "requests_per_step",
     "rest",
     "scheduled",
     "spec_kind",
     "stages",
+    "stored_event",
     "tokens_per_step",
     "tp_rank",
     "transfer_groups",

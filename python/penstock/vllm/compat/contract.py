@@ -91,6 +91,9 @@ USES = (
     ),
     Use("vllm.v1.core.block_pool", "BlockPool.get_cached_block", ("block_hash", "group_ids")),
     Use(_CACHE, "get_kv_cache_spec_kind", ("kv_cache_spec",)),
+    Use("vllm.distributed.kv_events", "BlockStored"),
+    Use("vllm.distributed.kv_events", "BlockRemoved"),
+    Use(_BLOCKS, "maybe_convert_block_hash", ("hash_bytes",)),
     Use(_BLOCKS, "NONE_HASH"),
     Use(
         _BLOCKS,

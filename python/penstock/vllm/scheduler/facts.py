@@ -33,6 +33,8 @@ class EngineFacts:
     """vLLM's name for the engine."""
     tensor_parallel: int = 1
     """Its ranks that share a layer."""
+    publishes_events: bool = False
+    """Whether vLLM publishes KV events."""
 
 
 class EngineRequest(Protocol):

@@ -23,6 +23,7 @@ from penstock.vllm.messages import IDLE_SECONDS, RankShare, StepOrders, WorkerRe
 from penstock.vllm.roles import ROLES, Role
 from penstock.vllm.scheduler import sources
 from penstock.vllm.scheduler.common import Common
+from penstock.vllm.scheduler.events import Events, Removed, Stored
 from penstock.vllm.scheduler.facts import AdapterOf, Arrival, BlockTables, EngineFacts, Step
 from penstock.vllm.scheduler.handover import Handover
 from penstock.vllm.scheduler.loading import Loading
@@ -82,7 +83,8 @@ class SchedulerHalf:
             Savings(self._common),
             self._handover,
         )
-        self._storing = Storing(self._common, self._transfers)
+        self._events = Events(self._common) if facts.publishes_events else None
+        self._storing = Storing(self._common, self._transfers, self._events)
 
     def accept_shares(self, shares: Mapping[tuple[int, int], RankShare]) -> None:
         """Takes in what every rank holds, keyed by (pipeline rank, tensor-parallel rank).
@@ -180,6 +182,8 @@ class SchedulerHalf:
         self._lookups.take_answers()
         if self._handover.waits:
             self._handover.look_again()
+        if self._events is not None:
+            self._events.watch()
         self._prefetching.order_for_waiting(
             lambda tracked: not self._lookups.is_under_way(tracked), self._loading.advise
         )
@@ -259,6 +263,8 @@ class SchedulerHalf:
         # The findings of jobs come before the ends of jobs, because a job is forgotten at its end.
         for number, positions in report.lost.items():
             self._catalogue.lose(number, list(positions))
+            if self._events is not None:
+                self._tell_lost(number, positions)
         for number, positions in report.foreign.items():
             self._catalogue.set_foreign(number, list(positions))
         if self._common.spans is not None:
@@ -273,6 +279,21 @@ class SchedulerHalf:
         for number, ranks in report.stored.items():
             self._storing.on_stored(number, ranks, report.unstored.get(number, set()))
 
+    def _tell_lost(self, number: int, positions: Iterable[int]) -> None:
+        assert self._events is not None
+        for tracked in self._requests.values():
+            if tracked.load is not None and tracked.load.job == number:
+                self._events.on_lost(tracked, tracked.load.blocks, positions)
+
+    def take_events(self) -> list[Stored | Removed]:
+        """What routers should know since the last call."""
+        return [] if self._events is None else self._events.take()
+
+    @property
+    def is_pool_local(self) -> bool:
+        """Whether all of the pool is in this machine. A directory counts as such."""
+        return sources.is_local(self._common.settings.pool)
+
     def forget_presence(self) -> None:
         """Forgets which blocks are in the pool. Later look-ups find out again."""
         self._catalogue.forget_pool()
@@ -284,5 +305,7 @@ class SchedulerHalf:
     def shutdown(self) -> None:
         """Ends the look-up threads, drops unanswered look-ups, and sends the last spans."""
         self._lookups.shutdown()
+        if self._events is not None:
+            self._events.shutdown()
         if self._common.spans is not None:
             self._common.spans.shutdown()

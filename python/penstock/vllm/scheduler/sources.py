@@ -22,6 +22,15 @@ def source_of(pool: str) -> str:
     return tiers.pop() if len(tiers) == 1 else ELSEWHERE
 
 
+def is_local(pool: str) -> bool:
+    """Whether all URLs of a pool are of this machine's memory or directories.
+
+    >>> is_local("shm://pool file:///var/cache/penstock"), is_local("shm://pool valkey://host")
+    (True, False)
+    """
+    return all(url.partition(":")[0] in _TIERS for url in pool.split())
+
+
 def split(tokens: int, host_bytes: int, pool_bytes: int, pool: str) -> dict[str, int]:
     """So many tokens of a load, by the tiers that have them: in proportion to the bytes.
 

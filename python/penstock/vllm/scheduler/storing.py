@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from penstock._native import Blocks
 from penstock.vllm.scheduler.common import Common
+from penstock.vllm.scheduler.events import Events
 from penstock.vllm.scheduler.facts import BlockTables
 from penstock.vllm.scheduler.requests import Tracked
 from penstock.vllm.scheduler.transfers import Transfers
@@ -22,6 +24,8 @@ class _Store:
     """Ranks that may still read its blocks."""
     undone: int
     """Ranks that are not done with it."""
+    blocks: Blocks | None
+    """Its blocks, if they will be announced."""
     began: float = field(default_factory=time.monotonic)
     unstored: set[int] = field(default_factory=set)
     """Positions of blocks that some rank did not bring into the pool."""
@@ -30,8 +34,9 @@ class _Store:
 class Storing:
     """Stores of one engine."""
 
-    def __init__(self, common: Common, transfers: Transfers) -> None:
+    def __init__(self, common: Common, transfers: Transfers, events: Events | None) -> None:
         self._common = common
+        self._events = events
         self._catalogue = common.catalogue
         self._transfers = transfers
         self._under_way: dict[int, _Store] = {}
@@ -49,7 +54,8 @@ class Storing:
         if blocks is None:
             return
         ranks = self._common.agreement.ranks
-        self._under_way[number] = _Store(tracked, ranks, ranks)
+        announced = blocks if self._events is not None else None
+        self._under_way[number] = _Store(tracked, ranks, ranks, announced)
         tracked.stores.add(number)
         self._common.orders.next.stores.append(self._transfers.job(number, tracked, blocks))
 
@@ -79,5 +85,7 @@ class Storing:
         self._common.counters.observe("store_delay_seconds", time.monotonic() - store.began)
         stored = self._catalogue.end_store(number, sorted(store.unstored))
         self._common.counters.count("stored_blocks", stored)
+        if self._events is not None and store.blocks is not None:
+            self._events.on_stored(store.tracked, store.blocks, store.unstored)
         if stored:
             self._common.descriptions.publish(store.tracked.tenant)

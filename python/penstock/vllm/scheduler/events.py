@@ -1,0 +1,177 @@
+"""Events: tells routers which blocks this engine has brought into the pool, and which are gone.
+
+An engine announces the blocks that it stored. A pool may evict them, and does not tell. So every
+block that was announced is watched: the pool is asked for it now and then. It is reported as gone
+if the pool has it no more, if a load did not find it, or if there are too many to watch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from penstock._native import Blocks, Lookup, tenant_namespace
+from penstock.vllm.groups import Group
+from penstock.vllm.scheduler.common import Common
+from penstock.vllm.scheduler.facts import EngineRequest
+from penstock.vllm.scheduler.requests import Tracked
+
+_MOST_WATCHED = 262_144
+_ASKED_AT_ONCE = 512
+_MOST_PENDING = 10_000
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Blocks of one group and prompt that came into the pool, one after the other."""
+
+    request: EngineRequest
+    group: Group
+    hashes: tuple[bytes, ...]
+    parent: bytes | None
+    """The hash of the block before them; None if they begin the prompt."""
+    first: int
+    """Their first token."""
+
+
+@dataclass(frozen=True)
+class Removed:
+    """Blocks of one group that this engine does not vouch for any more."""
+
+    group: Group
+    hashes: tuple[bytes, ...]
+
+
+_Name = tuple[int, str, bytes]
+"""A group's position, the tenant that owns the block, and the block's hash."""
+
+
+class Events:
+    """The events of one engine that were not taken yet, and the blocks that it has announced."""
+
+    def __init__(self, common: Common) -> None:
+        self._common = common
+        self._lookup = Lookup(common.store, threads=1)
+        self._announced: OrderedDict[_Name, float] = OrderedDict()
+        """Block → when the pool was last known to have it, the earliest first."""
+        self._asked: dict[int, list[_Name]] = {}
+        self._numbers = 0
+        self._pending: deque[Stored | Removed] = deque(maxlen=_MOST_PENDING)
+
+    def __len__(self) -> int:
+        return len(self._announced)
+
+    def take(self) -> list[Stored | Removed]:
+        """The events since the last call."""
+        taken = list(self._pending)
+        self._pending.clear()
+        return taken
+
+    # --- what this engine does ------------------------------------------------------------
+
+    def on_stored(self, tracked: Tracked, blocks: Blocks, unstored: Iterable[int]) -> None:
+        """A store has ended on all ranks. The blocks at the positions `unstored` are not in the
+        pool."""
+        now, missing = time.monotonic(), set(unstored)
+        run: list[bytes] = []
+        at: tuple[int, int] | None = None
+        begun = (0, 0)
+        for position, place in enumerate(blocks.places):
+            if position in missing:
+                continue
+            name = self._name(tracked, place)
+            if place != at:
+                self._tell_stored(tracked, begun, run)
+                begun, run = place, []
+            run.append(name[2])
+            at = place[0], place[1] + self._common.facts.groups[place[0]].block_size
+            self._announced[name] = now
+            self._announced.move_to_end(name)
+        self._tell_stored(tracked, begun, run)
+        beyond = len(self._announced) - _MOST_WATCHED
+        self._tell_removed([self._announced.popitem(last=False)[0] for _ in range(beyond)])
+
+    def on_lost(self, tracked: Tracked, blocks: Blocks, positions: Iterable[int]) -> None:
+        """A load did not find some of its blocks in the pool."""
+        places = blocks.places
+        names = [self._name(tracked, places[position]) for position in positions]
+        self._tell_removed([name for name in names if self._announced.pop(name, None) is not None])
+
+    def _name(self, tracked: Tracked, place: tuple[int, int]) -> _Name:
+        group, first = place
+        return group, tracked.tenant, self._hash(tracked, group, first)
+
+    def _hash(self, tracked: Tracked, group: int, first: int) -> bytes:
+        """The hash of the block of a group that begins at a token."""
+        end = first + self._common.facts.groups[group].block_size
+        return tracked.request.block_hashes[end // self._common.facts.hash_tokens - 1]
+
+    def _tell_stored(self, tracked: Tracked, place: tuple[int, int], run: Sequence[bytes]) -> None:
+        if not run:
+            return
+        position, first = place
+        group = self._common.facts.groups[position]
+        parent = self._hash(tracked, position, first - group.block_size) if first else None
+        self._pending.append(Stored(tracked.request, group, tuple(run), parent, first))
+
+    def _tell_removed(self, names: Sequence[_Name]) -> None:
+        by_group: dict[int, list[bytes]] = {}
+        for group, _, block_hash in names:
+            by_group.setdefault(group, []).append(block_hash)
+        for position, hashes in by_group.items():
+            self._pending.append(Removed(self._common.facts.groups[position], tuple(hashes)))
+
+    # --- what the pool does ---------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Takes in the pool's answers, and asks for the blocks that were not asked for longest."""
+        for number, answer, _ in self._lookup.poll():
+            self._take_answer(self._asked.pop(number), answer)
+        if not self._asked:
+            self._ask()
+
+    def _take_answer(self, names: Sequence[_Name], answer: list[bool] | str) -> None:
+        if isinstance(answer, str):
+            # The pool did not answer. Nobody can load from it either, so nothing is gained by
+            # calling all of them gone: they are asked for again.
+            return
+        gone = []
+        for name, is_there in zip(names, answer, strict=True):
+            if not is_there and self._announced.pop(name, None) is not None:
+                gone.append(name)
+        self._tell_removed(gone)
+
+    def _ask(self) -> None:
+        now = time.monotonic()
+        due = now - self._common.settings.event_check
+        oldest: list[_Name] = []
+        for name, seen in self._announced.items():
+            if seen > due or len(oldest) == _ASKED_AT_ONCE:
+                break
+            oldest.append(name)
+        batches: dict[tuple[int, str], list[_Name]] = {}
+        for name in oldest:
+            batches.setdefault(name[:2], []).append(name)
+            # What the pool does not answer is asked for again after the same time.
+            self._announced[name] = now
+            self._announced.move_to_end(name)
+        agreement = self._common.agreement
+        for (group, tenant), names in batches.items():
+            namespace = agreement.namespaces[group]
+            if tenant:
+                namespace = tenant_namespace(namespace, tenant)
+            self._numbers += 1
+            self._lookup.submit(
+                self._numbers,
+                namespace,
+                [block_hash for _, _, block_hash in names],
+                agreement.spans[group],
+                self._common.settings.lookup_timeout,
+            )
+            self._asked[self._numbers] = names
+
+    def shutdown(self) -> None:
+        """Ends the thread that asks."""
+        self._lookup.shutdown()

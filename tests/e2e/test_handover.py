@@ -14,6 +14,7 @@ import pytest
 
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Answer, Node
+from tests.e2e.test_parallel import TOPOLOGIES
 
 pytestmark = pytest.mark.e2e
 
@@ -99,6 +100,30 @@ def test_all_families_of_proxies(
         prefill.forget()
         assert prefill.ask(prompt, max_tokens=1).cached == 0
         assert prefill.counters().get("loads", 0) == 0
+
+
+@pytest.mark.parametrize("topology", ["tp2", "pp6-2"])
+def test_a_prefill_engine_of_another_topology(
+    topology: str, llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    """Both cut their objects in the same way, whatever their ranks hold."""
+    args, env = TOPOLOGIES[topology]
+    common: dict[str, Any] = {
+        "pool": f"file://{tmp_path}/pool?size=1GiB",
+        "settings": {"penstock.pool_geometry": "portable", "penstock.handover_timeout": 60.0},
+        "distributed_executor_backend": "mp",
+    }
+    env = env | {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+    prefill = start(llama, role="kv_producer", env=env, **common, **args)
+    decode = start(llama, role="kv_consumer", env={"VLLM_CPU_OMP_THREADS_BIND": "0"}, **common)
+    loaded = 0
+    with prefill, decode:
+        for number, family in enumerate(FAMILIES):
+            prompt = tokens(6 * BLOCK + 30, seed=70_000 + number)
+            assert family(prefill, decode, prompt).tokens == plain.ask(prompt).tokens
+            loaded += reachable(prompt)
+            decode.wait_for("loaded_tokens", loaded)
+        assert decode.counters().get("promises_refused", 0) == 0
 
 
 def test_many_at_once(llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """Faults at random moments between a prefill and a decode engine: same tokens, and nothing hangs.
 
-`PENSTOCK_FAULTS` says how many requests meet a fault, `PENSTOCK_SEED` which faults.
+`PENSTOCK_TEST_FAULTS` says how many requests meet a fault, `PENSTOCK_TEST_SEED` which faults.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import threading
@@ -24,8 +25,8 @@ from tests.servers import Server
 
 pytestmark = pytest.mark.e2e
 
-REQUESTS = int(os.environ.get("PENSTOCK_FAULTS", "24"))
-SEED = int(os.environ.get("PENSTOCK_SEED", "7"))
+REQUESTS = int(os.environ.get("PENSTOCK_TEST_FAULTS", "24"))
+SEED = int(os.environ.get("PENSTOCK_TEST_SEED", "7"))
 
 PROMPTS = 16
 AT_ONCE = 3
@@ -67,28 +68,30 @@ class Pair:
         if family == "concurrent":
             decode = self.decode.start(prompt, params=announced)
         params = {"serial": dict(TO_PREFILL), "concurrent": {"do_remote_decode": True}}.get(family)
-        prefill = self.prefill
-        asked = prefill.start(prompt, max_tokens=1, params=params)
-        disturb = threading.Timer(delay, self._disturb, (fault, prefill, asked, chance))
-        if fault not in ("none", "abort decode"):
-            disturb.start()
+        prefill, said, disturb = self.prefill, None, None
         try:
+            asked = prefill.start(prompt, max_tokens=1, params=params)
+            if fault not in ("none", "abort decode"):
+                disturb = threading.Timer(delay, self._disturb, (fault, prefill, asked, chance))
+                disturb.start()
             said = prefill.answer(asked, timeout=HANG_SECONDS).params
-        except RuntimeError:
-            # It died. A proxy would ask another prefill engine, or none.
-            said = None
+        except (BrokenPipeError, RuntimeError):
+            # It is dead. A proxy would ask another prefill engine, or none.
+            self.seen["no prefill engine"] += 1
         if decode is None:
             decode = self.decode.start(prompt, params=said if family == "serial" else None)
         if fault == "abort decode":
             time.sleep(delay)
             self.decode.abort(decode)
         answer = self.decode.answer(decode, timeout=HANG_SECONDS)
-        disturb.cancel()
+        if disturb is not None:
+            disturb.join()
         return None if answer.finish == "abort" else answer
 
     def _disturb(self, fault: str, prefill: Node, asked: int, chance: random.Random) -> None:
         if fault == "abort prefill":
-            prefill.abort(asked)
+            with contextlib.suppress(BrokenPipeError, RuntimeError):
+                prefill.abort(asked)
         elif fault == "freeze" and self._server is not None:
             with self._lock:
                 self._server.freeze()

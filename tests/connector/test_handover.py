@@ -41,9 +41,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def decoder(policy: str = "always", role: str = "kv_consumer", **more: Any) -> PlainEngine:
-    return PlainEngine(
-        [FULL], policy=policy, role=role, **{"handover_timeout": 8.0, "lookup_timeout": 0.5, **more}
-    )
+    return PlainEngine([FULL], policy=policy, role=role, **{"handover_timeout": 8.0, **more})
 
 
 def take_answer(engine: PlainEngine, request: Asked) -> None:
@@ -123,7 +121,7 @@ def test_more_blocks_make_for_more_patience(clock: Clock) -> None:
 
 
 def test_where_nothing_ever_comes_waits_become_short(clock: Clock) -> None:
-    engine = decoder()
+    engine = decoder(lookup_timeout=0.5)
     waited = []
     for number in range(7):
         prompt = [1000 * number + token for token in PROMPT]
@@ -149,7 +147,7 @@ def test_where_nothing_ever_comes_waits_become_short(clock: Clock) -> None:
 
 
 def test_where_computing_is_fast_waits_are_short(clock: Clock) -> None:
-    engine = decoder("auto", handover_timeout=60.0)
+    engine = decoder("auto", handover_timeout=60.0, lookup_timeout=0.5)
     engine.half._common.advisor.on_step(0.0, 1, 2000, 2_000_000)
     engine.half._common.advisor.on_output(4.0, [1])
     prompt = list(range(1001))

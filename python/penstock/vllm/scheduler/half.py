@@ -195,7 +195,8 @@ class SchedulerHalf:
                 self._common.spans.end_without_load(tracked)
             self._prefetching.forget(tracked)
         self._probing.decline_unawaited()
-        for place, computed in filled:
+        # An engine that does not store need not look up tables of blocks in each step.
+        for place, computed in filled if self._common.role.stores else ():
             request_id = step.requests[place]
             self._storing.store_filled(
                 self._requests[request_id], step.tables(request_id), computed

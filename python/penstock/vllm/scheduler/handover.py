@@ -116,7 +116,9 @@ class Handover:
         if expected is None:
             return False
         now = time.monotonic()
-        if not self._lookups.is_under_way(tracked):
+        # The engine asks in each step, so what an answer tells is looked at once.
+        if expected.seen_from != first and not self._lookups.is_under_way(tracked):
+            expected.seen_from = first
             reaches = self._catalogue.reaches(tracked.id, first, self._common.last(tracked))
             found = max(first, reaches[-1].end if reaches else 0)
             if found >= expected.end:
@@ -165,7 +167,7 @@ class Handover:
                 expected.pause = min(_GROWTH * expected.pause, _LONGEST_PAUSE)
                 self._prefetching.note_arrival(tracked)
             elif now >= expected.ask_at:
-                expected.ask_at = None
+                expected.ask_at = expected.seen_from = None
                 self._lookups.start(tracked, again=True)
 
     def forget(self, tracked: Tracked) -> None:

@@ -54,6 +54,8 @@ class Expected:
     """The token up to which they are expected."""
     found: int = 0
     """The token up to which they have come."""
+    seen_from: int | None = None
+    """The token from which `found` was told; None if more may have come since."""
     until: float | None = None
     """When the wait ends, unless more comes; None if nobody has waited since more came."""
     pause: float = 0.002

@@ -63,6 +63,8 @@ test: venv
 soak: venv
 	@command -v redis-server >/dev/null || scripts/install-servers.sh
 	$(BIN)/python -m tests.soak --seconds $(SOAK_SECONDS) $(if $(SEED),--seed $(SEED))
+	$(if $(SEED),PENSTOCK_TEST_SEED=$(SEED)) PENSTOCK_TEST_FAULTS=$(SOAK_SECONDS) \
+	    $(BIN)/python -m pytest -q -s tests/e2e -m soak --timeout 3600
 
 lint: venv
 	scripts/test.sh lint

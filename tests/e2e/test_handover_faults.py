@@ -23,7 +23,7 @@ from tests.e2e.node import Answer, Node
 from tests.e2e.test_handover import TO_PREFILL
 from tests.servers import Server
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 
 REQUESTS = int(os.environ.get("PENSTOCK_TEST_FAULTS", "24"))
 SEED = int(os.environ.get("PENSTOCK_TEST_SEED", "7"))

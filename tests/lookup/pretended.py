@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock._native import Store
 from penstock.pool.namespace import namespace_digest, publish_namespace
-from penstock.vllm.compat.hashing import SAMPLE_BLOCKS, SAMPLE_LORA, SAMPLE_SALT
+from penstock.vllm.samples import SAMPLE_BLOCKS, SAMPLE_LORA, SAMPLE_SALT
 
 BLOCK = 16
 NONE_HASH = hashlib.sha256(pickle.dumps("seed", protocol=5)).digest()

@@ -72,7 +72,15 @@ fn store_one(completions: &Arc<Completions>, fence: Fence) -> Arc<StoreJob> {
         }],
     };
     let completions = Arc::clone(completions);
-    StoreJob::new(1, plan, fence, completions, Arc::default(), Arc::default())
+    StoreJob::new(
+        1,
+        plan,
+        false,
+        fence,
+        completions,
+        Arc::default(),
+        Arc::default(),
+    )
 }
 
 /// A slot's bytes, as the model checker watches them.

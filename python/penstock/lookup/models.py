@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from penstock._native import ModelVariant, PrefixHasher, PromptPrefix, Store
 from penstock.errors import ConfigError, PenstockError
 from penstock.pool.namespace import DESCRIPTIONS, DIGEST_BYTES, read_namespace
-from penstock.vllm.compat.hashing import SAMPLE_BLOCKS, SAMPLE_LORA, SAMPLE_SALT
+from penstock.vllm.samples import SAMPLE_BLOCKS, SAMPLE_LORA, SAMPLE_SALT
 
 _KINDS = ("full_attention", "mla_attention", "sliding_window")
 """Groups of layers whose rules are known here."""

@@ -8,14 +8,9 @@ from typing import Any
 
 from penstock.vllm.adapters import Adapter
 from penstock.vllm.compat.adapters import adapter_options
+from penstock.vllm.samples import SAMPLE_BLOCKS, SAMPLE_LORA, SAMPLE_SALT
 
 logger = logging.getLogger("vllm.penstock")
-
-SAMPLE_BLOCKS = ((0, 255, 256, 65_535), (65_536, 151_935, 1, 2))
-"""Tokens of two blocks, of every length that a number has when it is written."""
-
-SAMPLE_SALT = "salt ü"
-SAMPLE_LORA = ("name", "/path/ü", "digest")
 
 
 def lookup_facts(vllm_config: Any, hash_tokens: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 //! Which quotas a pool's URL gives, and whose objects each of them bounds.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
 
 use crate::{Error, ErrorKind, Namespace, Result, Tenant, parse_size};
@@ -49,24 +50,32 @@ impl Quotas {
         if bytes == 0 {
             return Err(wrong("a quota of no bytes holds nothing", text));
         }
-        let before = match (kind, name) {
-            ("tenant", "*") => self.each_other_tenant.replace(bytes),
+        let twice = || wrong("there are two quotas for the same account", text);
+        match (kind, name) {
+            ("tenant", "*") => {
+                if self.each_other_tenant.is_some() {
+                    return Err(twice());
+                }
+                self.each_other_tenant = Some(bytes);
+            }
             ("tenant", name) => {
                 let tenant = Tenant::named(name).map_err(|e| wrong(&e.to_string(), text))?;
-                let quota = (name.to_owned(), bytes);
-                self.tenants.insert(tenant, quota).map(|(_, bytes)| bytes)
+                let Entry::Vacant(account) = self.tenants.entry(tenant) else {
+                    return Err(twice());
+                };
+                account.insert((name.to_owned(), bytes));
             }
             ("namespace", hex) => {
                 let namespace = Namespace::parse(hex)
                     .map_err(|_| wrong("a namespace has 32 hex digits", text))?;
-                self.namespaces.insert(namespace, bytes)
+                let Entry::Vacant(account) = self.namespaces.entry(namespace) else {
+                    return Err(twice());
+                };
+                account.insert(bytes);
             }
             _ => return Err(wrong("not a quota", text)),
-        };
-        match before {
-            Some(_) => Err(wrong("there are two quotas for the same account", text)),
-            None => Ok(()),
         }
+        Ok(())
     }
 
     /// Whether there are none.

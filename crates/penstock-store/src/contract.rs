@@ -179,6 +179,12 @@ pub trait Store: Send + Sync {
     /// Gets a batch, pipelined where the store can; fills in every request's outcome.
     fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant);
 
+    /// Counts values as used now, without getting them. For each, in order, whether the store has
+    /// it. Positions are as in [`PutRequest::position`]: the values of one prompt belong into one
+    /// call. A store that evicts the least recently used value then evicts these values later than
+    /// others.
+    fn touch(&self, values: &[(Key, u64)], deadline: Instant) -> Result<Vec<bool>>;
+
     /// Removes the keys that exist; returns how many did.
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64>;
 

@@ -143,6 +143,21 @@ impl Store for MemoryStore {
         });
     }
 
+    fn touch(&self, values: &[(Key, u64)], deadline: Instant) -> Result<Vec<bool>> {
+        deadline::check(deadline).inspect_err(|_| self.counters.failed())?;
+        // Only the order counts here: what is further on in a prompt is used first.
+        let mut order: Vec<usize> = (0..values.len()).collect();
+        order.sort_by_key(|&index| std::cmp::Reverse(values[index].1));
+        let mut there = vec![false; values.len()];
+        let mut held = self.held.lock();
+        for index in order {
+            let key = &values[index].0;
+            there[index] = held.values.contains_key(key);
+            held.recency.touch(key);
+        }
+        Ok(there)
+    }
+
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
         deadline::check(deadline).inspect_err(|_| self.counters.failed())?;
         let mut removed = Vec::new();

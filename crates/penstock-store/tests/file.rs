@@ -303,6 +303,18 @@ fn of_a_prompt_the_end_goes_first_as_its_blocks_are_put() {
 }
 
 #[test]
+fn what_is_touched_stays() {
+    let root = tempfile::tempdir().unwrap();
+    behaviour::touched_outlives_untouched(|| open(root.path(), 4 << 20), 4 << 20);
+    let root = tempfile::tempdir().unwrap();
+    let store = open(root.path(), CAPACITY);
+    prompt::put(&*store, false);
+    age(root.path());
+    prompt::touch(&*store);
+    prompt::assert_the_beginning_stays(&*store, 0);
+}
+
+#[test]
 fn of_a_prompt_the_end_goes_first_as_its_blocks_are_read() {
     let root = tempfile::tempdir().unwrap();
     let store = open(root.path(), CAPACITY);

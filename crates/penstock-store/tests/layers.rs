@@ -136,6 +136,13 @@ fn a_breaker_probes_after_its_pause_and_closes_on_success() {
         fn get_many(&self, batch: &mut [penstock_store::GetRequest<'_, '_>], deadline: Instant) {
             self.1.get_many(batch, deadline);
         }
+        fn touch(
+            &self,
+            values: &[(Key, u64)],
+            deadline: Instant,
+        ) -> penstock_store::Result<Vec<bool>> {
+            self.1.touch(values, deadline)
+        }
         fn remove(&self, keys: &[Key], deadline: Instant) -> penstock_store::Result<u64> {
             self.1.remove(keys, deadline)
         }

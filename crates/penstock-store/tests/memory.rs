@@ -17,6 +17,15 @@ fn stays_within_its_bound() {
 }
 
 #[test]
+fn what_is_touched_stays() {
+    behaviour::touched_outlives_untouched(|| Arc::new(MemoryStore::new(1 << 20)), 1 << 20);
+    let store = MemoryStore::new(80 * 101_000);
+    behaviour::prompt::put(&store, false);
+    behaviour::prompt::touch(&store);
+    behaviour::prompt::assert_the_beginning_stays(&store, 0);
+}
+
+#[test]
 fn use_keeps_a_value_from_eviction() {
     let namespace = behaviour::fresh_namespace();
     let key = |n| behaviour::key(namespace, n);

@@ -205,19 +205,20 @@ fn the_least_recently_used_values_of_the_account_go_first() {
             put_at_in_time(&*store, red(n), &bytes(n, VALUE), (70 - n) * 10_000);
             assert!(get(&*store, &red(0)).is_some(), "used all the time, {n}");
         }
-        eventually("room is made", || {
-            held_by(&*inner, "red") <= QUOTA / 20 * 19
-        });
         let keys: Vec<Key> = (1..70).map(red).collect();
-        let there = inner.contains(&keys, soon()).unwrap();
-        let gone = there.iter().filter(|&&there| !there).count();
+        let (mut there, mut gone) = (Vec::new(), 0);
+        eventually("room is made, and all that went is counted", || {
+            there = inner.contains(&keys, soon()).unwrap();
+            gone = there.iter().filter(|&&there| !there).count();
+            let is_counted = store.stats().evictions == gone as u64;
+            is_counted && held_by(&*inner, "red") <= QUOTA / 20 * 19
+        });
         assert!((20..40).contains(&gone), "{}: {gone}", pool.url);
         assert!(there.is_sorted(), "{}: {there:?}", pool.url);
         for namespace in strangers {
             let keys: Vec<Key> = (0..60).map(|n| key(namespace, n)).collect();
             assert_eq!(inner.contains(&keys, soon()).unwrap(), [true; 60]);
         }
-        assert_eq!(store.stats().evictions, gone as u64);
     }
 }
 
@@ -227,12 +228,8 @@ fn each_tenant_has_its_own_and_a_quota_of_its_own_comes_first() {
         let (store, inner) = pool.with(&["tenant/*:1MiB", "tenant/big:4MiB"]);
         for tenant in ["red", "blue", "big"] {
             for n in 0..120 {
-                put(
-                    &*store,
-                    &key(of(tenant, (n % 2) as u8), n),
-                    &bytes(n, VALUE),
-                )
-                .unwrap();
+                let key = key(of(tenant, (n % 2) as u8), n);
+                put_in_time(&*store, &key, &bytes(n, VALUE));
             }
         }
         for tenant in ["red", "blue"] {
@@ -352,21 +349,34 @@ fn a_batch_larger_than_a_quota_is_put_as_room_is_made() {
         let value = bytes(0, VALUE);
         let slices = [IoSlice::new(&value)];
         let tenant = |n| ["red", "blue", "red"][n as usize % 3];
-        let requests = (0..150).map(|n| PutRequest::new(key(of(tenant(n), 0), n), &slices));
-        let mut batch: Vec<_> = requests.collect();
-        store.put_many(&mut batch, soon());
-        for (n, request) in (0..).zip(&batch) {
-            match request.outcome.as_ref().unwrap() {
-                Ok(outcome) => assert_eq!(*outcome, PutOutcome::Stored),
-                Err(error) => assert!(tenant(n) == "red", "{error}"),
+        let put_batch = || {
+            let requests = (0..150).map(|n| PutRequest::new(key(of(tenant(n), 0), n), &slices));
+            let mut batch: Vec<_> = requests.collect();
+            store.put_many(&mut batch, soon());
+            for (n, request) in (0..).zip(&batch) {
+                match request.outcome.as_ref().unwrap() {
+                    Ok(outcome) => assert_eq!(*outcome, PutOutcome::Stored),
+                    Err(error) => assert!(tenant(n) == "red", "{error}"),
+                }
             }
-        }
-        let stored = batch
-            .iter()
-            .filter(|request| matches!(request.outcome, Some(Ok(_))));
-        assert!(stored.count() > 100);
-        assert!((QUOTA / 2..=QUOTA).contains(&held_by(&*inner, "red")));
-        assert_eq!(held_by(&*inner, "blue"), 50 * inner.charge(VALUE as u64));
+            let red = held_by(&*inner, "red");
+            let stored = batch
+                .iter()
+                .filter(|request| matches!(request.outcome, Some(Ok(_))));
+            let stored = stored.count();
+            assert!(red <= QUOTA && (red >= QUOTA / 2 || stored < 100), "{red}");
+            assert_eq!(held_by(&*inner, "blue"), 50 * inner.charge(VALUE as u64));
+            inner
+                .remove(
+                    &batch.iter().map(|request| request.key).collect::<Vec<_>>(),
+                    soon(),
+                )
+                .unwrap();
+            stored
+        };
+        // Puts wait for 200 ms in all. A busy machine may not make enough room in that time. Without
+        // waiting, no batch would get that far: 51 of the 100 red values find room at most.
+        eventually("a batch gets in", || put_batch() > 110);
     }
 }
 
@@ -407,6 +417,9 @@ impl Store for Stuck {
     }
     fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
         self.inner.get_many(batch, deadline);
+    }
+    fn touch(&self, values: &[(Key, u64)], deadline: Instant) -> Result<Vec<bool>> {
+        self.inner.touch(values, deadline)
     }
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
         self.inner.remove(keys, deadline)

@@ -54,6 +54,27 @@ fn behaves_as_a_store_in_version_3_of_the_protocol() {
 }
 
 #[test]
+fn a_touch_is_a_use_to_the_server() {
+    on_each_server(|name| {
+        let server = Server::start(name);
+        let (store, namespace) = (store(&server.tcp()), fresh_namespace());
+        let [touched, left] = [0, 1].map(|n| key(namespace, n));
+        for key in [&touched, &left] {
+            put(&*store, key, b"value").unwrap();
+        }
+        // The server's clock counts seconds.
+        std::thread::sleep(std::time::Duration::from_millis(3100));
+        store.touch(&[(touched, 0)], soon()).unwrap();
+        store.contains(&[left], soon()).unwrap();
+        let idle = |key: &penstock_store::Key| {
+            let reply = &server.commands(&[&format!("OBJECT IDLETIME {key}")])[0];
+            reply.trim_start_matches(':').parse::<u64>().unwrap()
+        };
+        assert!(idle(&touched) + 1 < idle(&left));
+    });
+}
+
+#[test]
 fn values_come_with_their_checksums_unless_something_changed_them() {
     on_each_server(|name| {
         let server = Server::start(name);

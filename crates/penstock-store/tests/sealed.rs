@@ -460,6 +460,9 @@ impl Store for Broken {
             request.outcome = self.0.map(|bytes| Ok(GetOutcome::Hit(bytes)));
         }
     }
+    fn touch(&self, values: &[(Key, u64)], _: Instant) -> Result<Vec<bool>> {
+        Ok(vec![false; values.len()])
+    }
     fn remove(&self, _: &[Key], _: Instant) -> Result<u64> {
         Ok(0)
     }

@@ -67,6 +67,17 @@ fn stays_within_its_bound() {
 }
 
 #[test]
+fn what_is_touched_stays() {
+    let pool = Pool::new();
+    behaviour::touched_outlives_untouched(|| pool.open(4 << 20), 4 << 20);
+    let pool = Pool::new();
+    let store = pool.open(SIZE);
+    prompt::put(&*store, false);
+    prompt::touch(&*store);
+    prompt::assert_the_beginning_stays(&*store, 80 / 16);
+}
+
+#[test]
 fn use_keeps_a_value_from_eviction() {
     let pool = Pool::new();
     let (store, other) = (pool.open(SIZE), pool.open(SIZE));

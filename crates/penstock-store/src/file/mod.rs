@@ -24,6 +24,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use rustix::fs::{AtFlags, Timespec, Timestamps, UTIME_OMIT};
+
 use crate::{
     Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
     PutRequest, Result, Store, StoreStats, deadline, recency, slices,
@@ -198,6 +200,34 @@ impl FileStore {
         Ok(GetOutcome::Hit(bytes))
     }
 
+    /// Notes the exact time of use, unlike a get: whoever touches a value wants it to be younger than
+    /// those that are put meanwhile.
+    fn touch_one(&self, key: &Key, position: u64, deadline: Instant) -> Result<bool> {
+        deadline::check(deadline)?;
+        let path = self.directory.value_path(key);
+        let failed = |error| failure::of(error, "touch a value", &path);
+        let Some(file) = if_there(fs::metadata(&path)).map_err(failed)? else {
+            return Ok(false);
+        };
+        let used_at = time_of_use(position);
+        if file.modified().is_ok_and(|noted| noted >= used_at) {
+            return Ok(true);
+        }
+        let times = Timestamps {
+            last_access: Timespec {
+                tv_sec: 0,
+                tv_nsec: UTIME_OMIT,
+            },
+            last_modification: timespec(used_at),
+        };
+        // By name, as opening a file takes longer. Another value may lie there by now: it was put
+        // after the look.
+        let noted = rustix::fs::utimensat(rustix::fs::CWD, &path, &times, AtFlags::empty());
+        if_there(noted.map_err(io::Error::from))
+            .map(|noted| noted.is_some())
+            .map_err(failed)
+    }
+
     fn place(&self, error: Error, key: &Key) -> Error {
         error.with("store", self.url()).with("key", key)
     }
@@ -251,6 +281,17 @@ impl Store for FileStore {
             self.get_one(request, deadline)
                 .map_err(|error| self.place(error, &request.key))
         });
+    }
+
+    fn touch(&self, values: &[(Key, u64)], deadline: Instant) -> Result<Vec<bool>> {
+        values
+            .iter()
+            .map(|(key, position)| {
+                self.touch_one(key, *position, deadline)
+                    .map_err(|error| self.place(error, key))
+            })
+            .collect::<Result<_>>()
+            .inspect_err(|_| self.directory.counters.failed())
     }
 
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
@@ -363,6 +404,15 @@ fn create_options() -> OpenOptions {
 fn time_of_use(position: u64) -> SystemTime {
     let now = SystemTime::now();
     now.checked_sub(recency::earlier(position)).unwrap_or(now)
+}
+
+fn timespec(time: SystemTime) -> Timespec {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH);
+    let since = since.unwrap_or_default();
+    Timespec {
+        tv_sec: since.as_secs() as i64,
+        tv_nsec: since.subsec_nanos().into(),
+    }
 }
 
 /// Nanoseconds from 1970 to a time; 0 for times before.

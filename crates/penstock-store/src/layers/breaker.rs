@@ -108,6 +108,10 @@ impl Store for Breaker {
         }
     }
 
+    fn touch(&self, values: &[(Key, u64)], deadline: Instant) -> Result<Vec<bool>> {
+        self.call(deadline, || self.inner.touch(values, deadline))
+    }
+
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
         self.call(deadline, || self.inner.remove(keys, deadline))
     }

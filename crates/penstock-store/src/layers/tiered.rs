@@ -237,6 +237,16 @@ impl Store for Tiered {
         self.counters.got_batch(batch);
     }
 
+    fn touch(&self, values: &[(Key, u64)], deadline: Instant) -> Result<Vec<bool>> {
+        let touched = self.on_each(|tier| tier.touch(values, deadline));
+        touched
+            .map(|tiers| {
+                let any = |index| tiers.iter().any(|there: &Vec<bool>| there[index]);
+                (0..values.len()).map(any).collect()
+            })
+            .inspect_err(|_| self.counters.failed())
+    }
+
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
         // As a rule, all tiers have the same values.
         let removed = self.on_each(|tier| tier.remove(keys, deadline));

@@ -123,7 +123,7 @@ impl Store for RespStore {
             return Ok(Vec::new());
         }
         let found = self.converse("contains", deadline, |connection| {
-            look_up(connection, keys, deadline)
+            which(connection, "EXISTS", keys, deadline)
         });
         self.counters.looked_up(&found);
         found
@@ -155,6 +155,18 @@ impl Store for RespStore {
             deadline,
         );
         self.counters.got_batch(batch);
+    }
+
+    /// The server's clock counts seconds, so a prompt's places make no difference.
+    fn touch(&self, values: &[(Key, u64)], deadline: Instant) -> Result<Vec<bool>> {
+        if values.is_empty() {
+            return Ok(Vec::new());
+        }
+        let keys: Vec<Key> = values.iter().map(|&(key, _)| key).collect();
+        self.converse("touch", deadline, |connection| {
+            which(connection, "TOUCH", &keys, deadline)
+        })
+        .inspect_err(|_| self.counters.failed())
     }
 
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
@@ -202,13 +214,15 @@ impl Store for RespStore {
     }
 }
 
-fn look_up(
+/// For which keys a command that counts those that exist, EXISTS or TOUCH, counts one.
+fn which(
     connection: &mut Connection,
+    command: &str,
     keys: &[Key],
     deadline: Instant,
 ) -> std::result::Result<Vec<bool>, Failure> {
-    // One EXISTS of many keys only returns a count, but takes a fraction of the time. In a look-up,
-    // as a rule, either all keys are there or none.
+    // One command for many keys only returns a count, but takes a fraction of the time. As a rule,
+    // either all keys are there or none.
     let chunks: Vec<Range<usize>> = (0..keys.len())
         .step_by(KEYS_PER_COMMAND)
         .map(|start| start..keys.len().min(start + KEYS_PER_COMMAND))
@@ -216,7 +230,7 @@ fn look_up(
     let mut commands = Commands::default();
     chunks
         .iter()
-        .for_each(|chunk| commands.push_keys("EXISTS", &keys[chunk.clone()]));
+        .for_each(|chunk| commands.push_keys(command, &keys[chunk.clone()]));
     let mut found = vec![false; keys.len()];
     let mut unclear = Vec::new();
     connection.call(&commands, deadline, |i, reply| {
@@ -230,7 +244,7 @@ fn look_up(
     })?;
     let asked: Vec<Key> = unclear.iter().map(|&i| keys[i]).collect();
     let mut unclear = unclear.into_iter();
-    ask_each(connection, "EXISTS", &asked, deadline, |_, reply| {
+    ask_each(connection, command, &asked, deadline, |_, reply| {
         if let Some(i) = unclear.next() {
             found[i] = count(reply)? > 0;
         }

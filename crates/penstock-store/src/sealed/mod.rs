@@ -111,6 +111,11 @@ impl SealedStore {
         self.store.contains(keys, deadline)
     }
 
+    /// As [`Store::touch`].
+    pub fn touch(&self, values: &[(Key, u64)], deadline: Instant) -> Result<Vec<bool>> {
+        self.store.touch(values, deadline)
+    }
+
     /// As [`Store::remove`].
     pub fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
         self.store.remove(keys, deadline)

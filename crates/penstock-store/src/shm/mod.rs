@@ -172,6 +172,17 @@ impl Store for ShmStore {
         });
     }
 
+    fn touch(&self, values: &[(Key, u64)], deadline: Instant) -> Result<Vec<bool>> {
+        deadline::check(deadline).inspect_err(|_| self.counters.failed())?;
+        let touch = |&(key, position): &(Key, u64)| {
+            let found = self.segment.find(&Name::of(&key));
+            found
+                .inspect(|found| self.segment.note_use(found, position))
+                .is_some()
+        };
+        Ok(values.iter().map(touch).collect())
+    }
+
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
         deadline::check(deadline).inspect_err(|_| self.counters.failed())?;
         let removed = keys

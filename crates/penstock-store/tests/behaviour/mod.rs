@@ -34,6 +34,7 @@ pub fn run_all(open: impl Fn() -> Arc<dyn Store>) {
     too_long_a_value_is_refused(&open);
     a_batch_tells_hits_from_misses(&open);
     contains_answers_in_order(&open);
+    a_touch_tells_what_is_there(&open);
     removed_is_gone(&open);
     listings_are_by_namespace(&open);
     describes_itself(&open);
@@ -345,6 +346,23 @@ fn contains_answers_in_order(open: &dyn Fn() -> Arc<dyn Store>) {
     assert_eq!(store.contains(&others, soon()).unwrap(), [false; 3]);
 }
 
+fn a_touch_tells_what_is_there(open: &dyn Fn() -> Arc<dyn Store>) {
+    let (store, namespace) = (open(), fresh_namespace());
+    for n in (0..60).step_by(3) {
+        put(&*store, &key(namespace, n), b"x").unwrap();
+    }
+    let values: Vec<(Key, u64)> = (0..60).map(|n| (key(namespace, n), 16 * n)).collect();
+    let expected: Vec<bool> = (0..60).map(|n| n % 3 == 0).collect();
+    assert_eq!(store.touch(&values, soon()).unwrap(), expected);
+    assert_eq!(store.touch(&[], soon()).unwrap(), []);
+    store.remove(&[values[3].0], soon()).unwrap();
+    assert_eq!(
+        store.touch(&values[..4], soon()).unwrap(),
+        [true, false, false, false]
+    );
+    assert_eq!(get(&*store, &values[0].0).unwrap(), b"x", "as it was");
+}
+
 fn removed_is_gone(open: &dyn Fn() -> Arc<dyn Store>) {
     let (store, namespace) = (open(), fresh_namespace());
     let keys: Vec<Key> = (0..10).map(|n| key(namespace, n)).collect();
@@ -448,10 +466,11 @@ fn past_deadlines_fail_at_once(open: &dyn Fn() -> Arc<dyn Store>) {
             .unwrap_err()
             .kind(),
         store.contains(&[key], past).unwrap_err().kind(),
+        store.touch(&[(key, 0)], past).unwrap_err().kind(),
         store.remove(&[key], past).unwrap_err().kind(),
         store.list(None, &mut |_| {}, past).unwrap_err().kind(),
     ];
-    assert_eq!(kinds, [ErrorKind::TimedOut; 5]);
+    assert_eq!(kinds, [ErrorKind::TimedOut; 6]);
     assert!(
         past.elapsed() < Duration::from_secs(5),
         "late by more than noise"
@@ -460,7 +479,7 @@ fn past_deadlines_fail_at_once(open: &dyn Fn() -> Arc<dyn Store>) {
         get(&*store, &key).unwrap() == value,
         "nothing came of any of them"
     );
-    assert!(store.stats().errors >= 5);
+    assert!(store.stats().errors >= 6);
 }
 
 /// Writers that keep replacing sealed values of several lengths, readers that verify each they
@@ -544,4 +563,23 @@ pub fn stays_within_its_bound(open: impl Fn() -> Arc<dyn Store>, capacity: u64) 
     );
     assert!(!held[..300].contains(&true), "the oldest went first");
     assert!(store.stats().evictions >= 350);
+}
+
+/// Puts ten times as much as fits into a store of so many bytes. What is touched now and then stays;
+/// what was put with it and is not touched goes.
+pub fn touched_outlives_untouched(open: impl Fn() -> Arc<dyn Store>, capacity: u64) {
+    let (store, namespace) = (open(), fresh_namespace());
+    let size = (capacity / 40) as usize;
+    let touched: Vec<(Key, u64)> = (0..16).step_by(2).map(|n| (key(namespace, n), 0)).collect();
+    for n in 0..400 {
+        put(&*store, &key(namespace, n), &bytes(n, size)).unwrap();
+        if n % 5 == 4 {
+            let there = store.touch(&touched, soon()).unwrap();
+            let put = touched.len().min(n as usize / 2 + 1);
+            assert_eq!(there[..put], vec![true; put], "after {n} puts");
+        }
+    }
+    let keys: Vec<Key> = (0..16).map(|n| key(namespace, n)).collect();
+    let expected: Vec<bool> = (0..16).map(|n| n % 2 == 0).collect();
+    assert_eq!(store.contains(&keys, soon()).unwrap(), expected);
 }

@@ -46,6 +46,19 @@ pub fn read(store: &dyn Store) {
     }
 }
 
+/// Touches it as one, the end first: the places count, not the order.
+pub fn touch(store: &dyn Store) {
+    let mut values: Vec<(Key, u64)> = keys()
+        .into_iter()
+        .zip((0..).step_by(TOKENS as usize))
+        .collect();
+    values.reverse();
+    assert_eq!(
+        store.touch(&values, soon()).unwrap(),
+        vec![true; values.len()]
+    );
+}
+
 /// Looks at each block as a scrub does, from the last to the first: no use of any.
 pub fn look(store: &dyn Store) {
     let mut into = vec![0; BYTES];

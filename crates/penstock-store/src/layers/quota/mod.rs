@@ -43,7 +43,7 @@ const CENSUS_WAIT: Duration = Duration::from_secs(2);
 /// census. Each handle applies the quotas that it was opened with; handles without quotas apply
 /// none.
 ///
-/// Look-ups, gets, listings and removals pass straight through.
+/// Look-ups, gets, touches, listings and removals pass straight through.
 pub struct Quota {
     keeper: Keeper,
 }
@@ -210,6 +210,10 @@ impl Store for Quota {
 
     fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
         self.inner().get_many(batch, deadline);
+    }
+
+    fn touch(&self, values: &[(Key, u64)], deadline: Instant) -> Result<Vec<bool>> {
+        self.inner().touch(values, deadline)
     }
 
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {

@@ -282,6 +282,21 @@ impl Store for ClusterStore {
         self.counters.got_batch(batch);
     }
 
+    fn touch(&self, values: &[(Key, u64)], deadline: Instant) -> Result<Vec<bool>> {
+        if values.is_empty() {
+            return Ok(Vec::new());
+        }
+        let keys: Vec<Key> = values.iter().map(|&(key, _)| key).collect();
+        let mut there = vec![false; keys.len()];
+        // Primaries evict, so they are to know.
+        self.ask_each("TOUCH", &keys, true, deadline, |index, number| {
+            there[index] = number > 0;
+        })
+        .map(|()| there)
+        .map_err(|failure| failure.error(&self.url, "touch"))
+        .inspect_err(|_| self.counters.failed())
+    }
+
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
         if keys.is_empty() {
             return Ok(0);

@@ -39,6 +39,9 @@ const PREFETCHED: u8 = 4;
 /// The block is in the table.
 const LISTED: u8 = 8;
 
+/// This engine has put the block into the pool, or found it there when it wanted to.
+const OURS: u8 = 16;
+
 const NONE: Number = Number::MAX;
 
 /// What is known of a block.
@@ -64,6 +67,12 @@ impl State {
     /// Whether it can be loaded from the pool.
     pub(crate) fn is_loadable(&self) -> bool {
         self.flags & (IN_POOL | FOREIGN) == IN_POOL
+    }
+
+    /// Whether this engine put it there, and one request alone names it.
+    pub(crate) fn may_be_let_go(&self) -> bool {
+        let wanted = IN_POOL | OURS;
+        self.flags & wanted == wanted && self.references == 1
     }
 
     pub(crate) fn is_prefetched(&self) -> bool {
@@ -273,7 +282,7 @@ impl Index {
             self.forget(other);
             let state = &mut self.states[number as usize];
             state.ranks += known.ranks;
-            state.flags |= known.flags & (IN_POOL | FOREIGN);
+            state.flags |= known.flags & (IN_POOL | FOREIGN | OURS);
         }
         self.states[number as usize].flags |= LISTED;
         let names = &self.names;
@@ -330,7 +339,7 @@ impl Index {
             while self.remembered.len() > self.bound
                 && let Some(oldest) = self.remembered.pop()
             {
-                self.states[oldest as usize].flags &= !(IN_POOL | FOREIGN);
+                self.states[oldest as usize].flags &= !(IN_POOL | FOREIGN | OURS);
                 self.settle(oldest);
             }
         } else if state.ranks == 0 {
@@ -363,13 +372,18 @@ impl Index {
             *flags |= IN_POOL;
         } else {
             // Whoever stores it next may use another key.
-            *flags &= !(IN_POOL | FOREIGN);
+            *flags &= !(IN_POOL | FOREIGN | OURS);
         }
+    }
+
+    /// Notes that this engine has brought a block into the pool.
+    pub(crate) fn set_stored(&mut self, number: Number) {
+        self.states[number as usize].flags |= IN_POOL | OURS;
     }
 
     /// Notes that the pool no longer has a block, or not all of it.
     pub(crate) fn set_lost(&mut self, number: Number) {
-        self.states[number as usize].flags &= !IN_POOL;
+        self.states[number as usize].flags &= !(IN_POOL | OURS);
     }
 
     pub(crate) fn set_foreign(&mut self, number: Number) {
@@ -401,7 +415,7 @@ impl Index {
         for number in 0..self.names.len() as Number {
             let state = &mut self.states[number as usize];
             let was_worth_it = state.is_worth_remembering();
-            state.flags &= !(IN_POOL | FOREIGN);
+            state.flags &= !(IN_POOL | FOREIGN | OURS);
             if was_worth_it {
                 self.settle(number);
             }

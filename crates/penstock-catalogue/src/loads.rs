@@ -141,7 +141,7 @@ impl Catalogue {
 
     /// The group, index and number of each block of a load, one group after the other. Nothing is
     /// known about blocks beyond the request's hashes, so these are left out.
-    fn needed<'a>(
+    pub(crate) fn needed<'a>(
         &'a self,
         request: &'a Request,
         first: u64,

@@ -14,6 +14,8 @@ pub(crate) struct Request {
     pub(crate) hashes: usize,
     /// For each group: the request's blocks, from the first.
     pub(crate) blocks: Vec<Vec<Number>>,
+    /// Blocks beyond these tokens are not stored.
+    pub(crate) storable: u64,
     /// For each group: blocks before this one have been stored, or need not be.
     pub(crate) considered: Vec<usize>,
     pub(crate) lookup: Lookup,
@@ -43,6 +45,7 @@ impl Request {
             tenant,
             hashes: 0,
             blocks: vec![Vec::new(); groups],
+            storable: u64::MAX,
             considered: vec![0; groups],
             lookup: Lookup::None,
             is_running: false,
@@ -51,6 +54,7 @@ impl Request {
 
     /// Whether `tokens` computed tokens fill a block that was not considered yet.
     pub(crate) fn is_filled(&self, groups: &Groups, tokens: u64) -> bool {
+        let tokens = tokens.min(self.storable);
         groups
             .iter()
             .zip(&self.considered)

@@ -27,6 +27,7 @@ impl Catalogue {
         table: impl Fn(usize, usize) -> Option<u64>,
     ) -> Result<Option<Vec<Block>>> {
         let request = found_mut(&mut self.requests, id)?;
+        let tokens = tokens.min(request.storable);
         let mut new: Vec<(usize, usize, u64, Number)> = Vec::new();
         for (position, group) in self.groups.iter().enumerate() {
             let numbers = &request.blocks[position];
@@ -86,7 +87,7 @@ impl Catalogue {
         for (position, &number) in store.numbers.iter().enumerate() {
             self.index.state_mut(number).storing -= 1;
             if !unstored.contains(&position) {
-                self.index.set_in_pool(number, true);
+                self.index.set_stored(number);
                 stored += 1;
             }
             self.index.release(number);

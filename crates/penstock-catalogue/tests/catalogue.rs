@@ -2,7 +2,7 @@
 
 use penstock_advisor::Reach;
 use penstock_catalogue::{
-    Catalogue, CatalogueError, Group, Groups, Holding, LookupState, Scheduled,
+    Catalogue, CatalogueError, Group, Groups, Holding, LookupState, Place, Scheduled,
 };
 use penstock_engine::{Chunk, HostChange, Parent};
 use penstock_store::Tenant;
@@ -312,4 +312,94 @@ fn what_is_known_of_one_tenants_blocks_says_nothing_about_anothers() {
     let blocks = catalogue.begin_store("e", 4, 64, 0, table).unwrap();
     let blocks: Vec<Chunk> = blocks.unwrap().iter().map(|block| block.chunk).collect();
     assert_eq!(blocks, [chunk(4)]);
+}
+
+/// Fills all blocks of a request whose tokens are computed, and ends the store; how many it stored.
+fn store(catalogue: &mut Catalogue, id: &str, job: u64, tokens: u64) -> usize {
+    let table = |_: usize, index: usize| Some(100 + index as u64);
+    match catalogue.begin_store(id, job, tokens, 0, table).unwrap() {
+        None => 0,
+        Some(_) => catalogue.end_store(job, &[]).unwrap(),
+    }
+}
+
+fn numbers(places: &[Place]) -> Vec<(usize, u8, u64)> {
+    let number = |place: &Place| (place.group, place.chunk[0], place.position / TOKENS);
+    places.iter().map(number).collect()
+}
+
+#[test]
+fn places_are_what_a_load_of_the_prompt_needs() {
+    let mut catalogue = catalogue(&[None, Some(2 * TOKENS)], 1);
+    catalogue.add("r", 4 * TOKENS + 1, None).unwrap();
+    catalogue.extend("r", &chunks(1..5)).unwrap();
+    let places = catalogue.places("r", 3 * TOKENS).unwrap();
+    // The group with a window needs the last two blocks.
+    assert_eq!(
+        numbers(&places),
+        [(0, 1, 0), (0, 2, 1), (1, 2, 1), (0, 3, 2), (1, 3, 2)]
+    );
+    // No further than there are hashes.
+    assert_eq!(catalogue.places("r", 9 * TOKENS).unwrap()[..1].len(), 1);
+    assert!(catalogue.places("nobody", TOKENS).is_err());
+}
+
+#[test]
+fn what_is_let_go_was_put_here_and_is_nobody_elses() {
+    let mut catalogue = catalogue(&[None], 1);
+    // The pool has the first block from elsewhere. The others are put by this engine.
+    looked_up(&mut catalogue, "first", &[true, false, false, false]);
+    assert_eq!(store(&mut catalogue, "first", 1, 4 * TOKENS), 3);
+    catalogue.remove("first").unwrap();
+    looked_up(&mut catalogue, "again", &[true; 4]);
+    catalogue.add("other", 2 * TOKENS + 1, None).unwrap();
+    catalogue.extend("other", &chunks(1..3)).unwrap();
+    let tenant = Tenant::named("red").unwrap();
+    catalogue
+        .add("tenant", 4 * TOKENS + 1, Some(tenant))
+        .unwrap();
+    catalogue.extend("tenant", &chunks(1..5)).unwrap();
+    assert_eq!(catalogue.let_go("tenant", 0).unwrap(), []);
+    // The second is another request's too.
+    let gone = catalogue.let_go("again", 0).unwrap();
+    assert_eq!(numbers(&gone), [(0, 3, 2), (0, 4, 3)]);
+    assert_eq!(catalogue.let_go("again", 0).unwrap(), [], "once");
+    assert_eq!(ends(&catalogue, "again"), [(2, 0, 2 * BYTES)]);
+    catalogue.remove("other").unwrap();
+    let gone = catalogue.let_go("again", TOKENS + 1).unwrap();
+    assert_eq!(numbers(&gone), [(0, 2, 1)]);
+}
+
+#[test]
+fn what_is_on_its_way_is_not_let_go() {
+    let mut catalogue = catalogue(&[None], 1);
+    looked_up(&mut catalogue, "r", &[false; 4]);
+    assert_eq!(store(&mut catalogue, "r", 1, 2 * TOKENS), 2);
+    let table = |_: usize, index: usize| Some(index as u64 + 1);
+    catalogue.begin_load("r", 2, 0, TOKENS, table).unwrap();
+    assert_eq!(
+        numbers(&catalogue.let_go("r", 0).unwrap()),
+        [(0, 2, 1)],
+        "the first is being loaded"
+    );
+    catalogue.end(2).unwrap();
+    assert_eq!(numbers(&catalogue.let_go("r", 0).unwrap()), [(0, 1, 0)]);
+}
+
+#[test]
+fn blocks_beyond_a_limit_are_not_stored_and_cost_no_step() {
+    let mut catalogue = catalogue(&[None], 1);
+    looked_up(&mut catalogue, "r", &[false; 4]);
+    catalogue.limit_stores("r", 2 * TOKENS + 5).unwrap();
+    let scheduled = |computed| Scheduled {
+        id: "r",
+        computed,
+        tokens: TOKENS,
+    };
+    let step = catalogue.step([scheduled(TOKENS)].into_iter());
+    assert_eq!(step.filled, [(0, 2 * TOKENS)]);
+    assert_eq!(store(&mut catalogue, "r", 1, 2 * TOKENS), 2);
+    let step = catalogue.step([scheduled(2 * TOKENS)].into_iter());
+    assert_eq!(step.filled, []);
+    assert_eq!(store(&mut catalogue, "r", 2, 4 * TOKENS), 0);
 }

@@ -3,7 +3,8 @@
 //! An [`Engine`] moves KV blocks between registered memory and a store. It never makes its caller
 //! wait. A store job gathers blocks into slots of a bounded arena, frees the blocks, and puts the
 //! slots. A load job gets values into slots, verifies them, and writes them into blocks. A
-//! [`Lookup`] asks a store which chunks it has. The caller polls both for their answers.
+//! [`Lookup`] asks a store which chunks it has. The caller polls both for their answers. A
+//! [`Keeper`] touches blocks that will be asked for again.
 
 mod arena;
 mod block;
@@ -19,6 +20,7 @@ mod group;
 mod held;
 mod host_tier;
 mod job;
+mod keeper;
 mod lane;
 mod load_job;
 mod lookup;
@@ -48,6 +50,7 @@ pub use fence::Fence;
 pub use group::{KvGroup, Replica};
 pub use held::{HostChange, NotHostChanges};
 pub use job::Deadline;
+pub use keeper::{Keeper, KeeperConfig, KeeperStats, KeptGroup};
 pub use lookup::{Answer, Lookup, LookupConfig};
 pub use outcome::{Outcome, Outcomes, Tally};
 pub use owner::Owner;

@@ -401,31 +401,33 @@ fn run(layout: KvLayout, keep: bool, steps: &[Step]) -> [u64; 3] {
 #[test]
 fn memory_holds_what_the_outcomes_say() {
     let totals = std::cell::Cell::new([0; 3]);
-    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
-        cases: 96,
-        failure_persistence: None,
-        max_shrink_iters: 200,
-        ..ProptestConfig::default()
-    });
     let layouts = proptest::sample::select(KvLayout::ALL.to_vec());
-    runner
-        .run(
-            &(
-                layouts,
-                any::<bool>(),
-                prop::collection::vec(step(), 1..150),
-            ),
-            |(layout, keep, steps)| {
-                let counted = run(layout, keep, &steps);
-                let sums = totals.get();
-                totals.set(std::array::from_fn(|i| sums[i] + counted[i]));
-                Ok(())
-            },
-        )
-        .unwrap();
-    let totals = totals.get();
-    assert!(
-        totals.iter().all(|&n| n > 100),
-        "the steps prove nothing: {totals:?}"
-    );
+    // How many loads find something depends on how fast stores land: a busy machine needs more runs.
+    for _ in 0..10 {
+        let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+            cases: 96,
+            failure_persistence: None,
+            max_shrink_iters: 200,
+            ..ProptestConfig::default()
+        });
+        runner
+            .run(
+                &(
+                    layouts.clone(),
+                    any::<bool>(),
+                    prop::collection::vec(step(), 1..150),
+                ),
+                |(layout, keep, steps)| {
+                    let counted = run(layout, keep, &steps);
+                    let sums = totals.get();
+                    totals.set(std::array::from_fn(|i| sums[i] + counted[i]));
+                    Ok(())
+                },
+            )
+            .unwrap();
+        if totals.get().iter().all(|&n| n > 100) {
+            return;
+        }
+    }
+    panic!("the steps prove nothing: {:?}", totals.get());
 }

@@ -97,6 +97,8 @@ fn what_another_engine_waits_for_is_put_before_all_else() {
         };
         submitted.unwrap();
         released(&engine, job);
+        // The first is under way before the others come.
+        store.until(|call| *call == Call::Put(vec![key(1)]));
     }
     store.hold_puts(false);
     for job in 1..=5 {
@@ -109,7 +111,6 @@ fn what_another_engine_waits_for_is_put_before_all_else() {
         Call::Put(keys) => Some(keys),
         _ => None,
     });
-    // The first was under way before the others came.
     let order: Vec<_> = puts.flatten().collect();
     assert_eq!(order, [1, 4, 5, 2, 3].map(key));
 }

@@ -13,6 +13,7 @@ use crate::advisor::Reach;
 use crate::blocks::{Blocks, padded};
 use crate::engine::Lookup;
 use crate::errors::{config_error, engine_error, raised};
+use crate::keeper::{Keeper, blocks};
 use crate::layout::{SpanTuple, span};
 use crate::store::{namespace, seconds, tenant};
 
@@ -360,6 +361,47 @@ impl Catalogue {
     /// The stores that have yet to read one of these blocks of the engine.
     fn readers(&self, blocks: Vec<u64>) -> Vec<u64> {
         self.native.readers(blocks.into_iter())
+    }
+
+    // --- hints ----------------------------------------------------------------------------
+
+    /// Has a keeper keep the blocks that a load of the request's first `end` tokens needs, for so
+    /// many seconds. `account` is whose room they take.
+    #[pyo3(signature = (request, keeper, *, end, account, seconds))]
+    fn keep(
+        &self,
+        py: Python<'_>,
+        request: &str,
+        keeper: &Keeper,
+        end: u64,
+        account: &[u8],
+        seconds: f64,
+    ) -> PyResult<()> {
+        let time = self::seconds(py, seconds)?;
+        let tenant = raising(self.native.tenant(request))?;
+        let places = raising(self.native.places(request, end))?;
+        let kept = keeper.native().keep(account, tenant, blocks(places), time);
+        kept.map_err(|error| engine_error(py, &error))
+    }
+
+    /// Stores no block of the request that has tokens beyond the first `tokens`.
+    fn limit_stores(&mut self, request: &str, tokens: u64) -> PyResult<()> {
+        raising(self.native.limit_stores(request, tokens))
+    }
+
+    /// Has a keeper remove those of the request's blocks beyond the first `tokens` tokens that this
+    /// engine has put into the pool and that nothing else names.
+    fn let_go(
+        &mut self,
+        py: Python<'_>,
+        request: &str,
+        keeper: &Keeper,
+        tokens: u64,
+    ) -> PyResult<()> {
+        let tenant = raising(self.native.tenant(request))?;
+        let places = raising(self.native.let_go(request, tokens))?;
+        let gone = keeper.native().let_go(tenant, blocks(places));
+        gone.map_err(|error| engine_error(py, &error))
     }
 
     // --- steps ----------------------------------------------------------------------------

@@ -390,6 +390,7 @@ pub enum Call {
     Get(Vec<Key>),
     Put(Vec<Key>),
     Contains(usize),
+    Touch(Vec<(Key, u64)>),
     Remove(Vec<Key>),
 }
 
@@ -567,6 +568,13 @@ impl Store for Probe {
                 }
             }
         }
+    }
+
+    fn touch(&self, values: &[(Key, u64)], deadline: Instant) -> Result<Vec<bool>> {
+        let keys: Vec<Key> = values.iter().map(|&(key, _)| key).collect();
+        self.enter(Call::Touch(values.to_vec()), &keys, deadline, |_| false)
+            .map_err(|kind| Error::new(kind, "as told"))?;
+        self.inner.touch(values, deadline)
     }
 
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {

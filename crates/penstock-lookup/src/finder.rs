@@ -43,6 +43,11 @@ impl Variant {
         Ok(Self { groups, parts })
     }
 
+    /// The groups of layers.
+    pub fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
     /// The same for the objects of one tenant alone.
     #[must_use]
     pub fn of_tenant(&self, tenant: Tenant) -> Self {
@@ -78,13 +83,14 @@ impl Finder {
         }
     }
 
-    /// The tokens that an engine would find; None if the index does not know all that is needed to
-    /// tell. Does no I/O.
-    pub fn known(&self, variant: &Variant, prefix: &Prefix) -> Option<u64> {
+    /// The tokens that an engine would find, if it has the first `own` of them itself; None if the
+    /// index does not know all that is needed to tell. Does no I/O.
+    pub fn known(&self, variant: &Variant, prefix: &Prefix, own: u64) -> Option<u64> {
         let is_known = Cell::new(true);
         let index = self.index.lock();
         let now = Instant::now();
-        let tokens = reach(variant, prefix, |part, chunks| {
+        let tokens = reach(variant, prefix, own, |position, chunks| {
+            let part = &variant.parts[position];
             let is_missing = |chunk| match index.get(part.namespace, chunk, now) {
                 Some(is_there) => !is_there,
                 None => {
@@ -97,19 +103,26 @@ impl Finder {
         is_known.get().then_some(tokens)
     }
 
-    /// The tokens that an engine would find. Asks the pool for what the index does not know.
+    /// The tokens that an engine would find, if it has the first `own` of them itself. Asks the
+    /// pool for what the index does not know.
     ///
     /// # Errors
     /// The pool failed, or did not answer in time.
-    pub fn find(&self, variant: &Variant, prefix: &Prefix, deadline: Instant) -> Result<u64> {
+    pub fn find(
+        &self,
+        variant: &Variant,
+        prefix: &Prefix,
+        own: u64,
+        deadline: Instant,
+    ) -> Result<u64> {
         let failed = RefCell::new(None);
-        let tokens = reach(variant, prefix, |part, chunks| {
+        let tokens = reach(variant, prefix, own, |position, chunks| {
             if failed.borrow().is_some() {
                 // No block is missing where none is asked for: else a search for a shorter run
                 // would not end.
                 return (!chunks.is_empty()).then_some(0);
             }
-            self.first_missing(part, chunks, deadline)
+            self.first_missing(&variant.parts[position], chunks, deadline)
                 .unwrap_or_else(|error| {
                     failed.replace(Some(error));
                     Some(0)
@@ -198,25 +211,32 @@ impl Finder {
     }
 }
 
-/// The tokens from the first on that can be loaded. `missing` tells the first of some blocks that
-/// is not there. The prompt's last token is left to compute.
-fn reach(
+/// The tokens from the first on that need not be computed, if the first `own` of them are there.
+/// `missing` tells the first of some blocks of a group that is not there. The prompt's last token is
+/// left to compute. `own` is rounded down to whole blocks of all groups.
+pub(crate) fn reach(
     variant: &Variant,
     prefix: &Prefix,
-    missing: impl Fn(&Part, &[[u8; CHUNK_BYTES]]) -> Option<usize>,
+    own: u64,
+    missing: impl Fn(usize, &[[u8; CHUNK_BYTES]]) -> Option<usize>,
 ) -> u64 {
     let groups = &variant.groups;
-    let limit = prefix.tokens.saturating_sub(1) / groups.alignment() * groups.alignment();
-    groups.reach(0, limit, |position, blocks: Range<usize>| {
-        let step = groups.hashes_per_block(position);
-        // A block is named by the last hash within it.
-        let named = prefix.hashes.iter().skip(step - 1).step_by(step);
-        let chunks: Vec<[u8; CHUNK_BYTES]> = named
-            .skip(blocks.start)
-            .take(blocks.len())
-            .copied()
-            .collect();
-        let start = blocks.start;
-        missing(&variant.parts[position], &chunks).map(|at| start + at)
-    })
+    let aligned = |tokens: u64| tokens / groups.alignment() * groups.alignment();
+    let limit = aligned(prefix.tokens.saturating_sub(1));
+    groups.reach(
+        aligned(own).min(limit),
+        limit,
+        |position, blocks: Range<usize>| {
+            let step = groups.hashes_per_block(position);
+            // A block is named by the last hash within it.
+            let named = prefix.hashes.iter().skip(step - 1).step_by(step);
+            let chunks: Vec<[u8; CHUNK_BYTES]> = named
+                .skip(blocks.start)
+                .take(blocks.len())
+                .copied()
+                .collect();
+            let start = blocks.start;
+            missing(position, &chunks).map(|at| start + at)
+        },
+    )
 }

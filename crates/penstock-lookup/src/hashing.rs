@@ -87,6 +87,22 @@ pub struct Prefix {
     pub hashes: Vec<[u8; CHUNK_BYTES]>,
     /// Tokens of the prompt.
     pub tokens: u64,
+    /// Bytes of a hash.
+    pub hash_bytes: usize,
+}
+
+impl Prefix {
+    /// The number that stands for one of the hashes in vLLM's events: its last eight bytes.
+    pub fn told(&self, hash: &[u8; CHUNK_BYTES]) -> u64 {
+        told(&hash[..self.hash_bytes])
+    }
+}
+
+/// The number that stands for a hash in vLLM's events: its last eight bytes, or all it has.
+pub fn told(hash: &[u8]) -> u64 {
+    let last = &hash[hash.len().saturating_sub(8)..];
+    last.iter()
+        .fold(0, |number, &byte| (number << 8) | u64::from(byte))
 }
 
 /// Hashes blocks as the engines of one model do.
@@ -152,6 +168,7 @@ impl Hasher {
         Ok(Prefix {
             hashes,
             tokens: tokens.len() as u64,
+            hash_bytes: self.algorithm.hash_bytes(),
         })
     }
 

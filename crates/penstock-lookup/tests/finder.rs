@@ -93,15 +93,15 @@ proptest! {
         }
         for belief in [lasting(), forgetful()] {
             let finder = Finder::new(Arc::clone(&store), 1000, belief);
-            let found = finder.find(&variant, &prefix, deadline()).unwrap();
+            let found = finder.find(&variant, &prefix, 0, deadline()).unwrap();
             prop_assert_eq!(found, (expected * BLOCK) as u64);
             if belief == lasting() {
-                prop_assert_eq!(finder.known(&variant, &prefix), Some(found));
+                prop_assert_eq!(finder.known(&variant, &prefix, 0), Some(found));
                 let asked = finder.asked();
-                prop_assert_eq!(finder.find(&variant, &prefix, deadline()).unwrap(), found);
+                prop_assert_eq!(finder.find(&variant, &prefix, 0, deadline()).unwrap(), found);
                 prop_assert_eq!(finder.asked(), asked);
             } else if tokens > BLOCK {
-                prop_assert_eq!(finder.known(&variant, &prefix), None);
+                prop_assert_eq!(finder.known(&variant, &prefix, 0), None);
             }
         }
     }
@@ -112,7 +112,7 @@ fn a_pool_without_the_prompt_is_asked_for_little() {
     let finder = Finder::new(store(), 100_000, lasting());
     assert_eq!(
         finder
-            .find(&uniform(1), &prefix(100_000), deadline())
+            .find(&uniform(1), &prefix(100_000), 0, deadline())
             .unwrap(),
         0
     );
@@ -128,13 +128,13 @@ fn what_was_missing_is_asked_for_again_in_time() {
         ..lasting()
     };
     let finder = Finder::new(Arc::clone(&store), 1000, belief);
-    assert_eq!(finder.find(&variant, &prefix, deadline()).unwrap(), 0);
+    assert_eq!(finder.find(&variant, &prefix, 0, deadline()).unwrap(), 0);
     put(&*store, &part(1, 1), prefix.hashes[0], 1);
-    assert_eq!(finder.known(&variant, &prefix), Some(0));
+    assert_eq!(finder.known(&variant, &prefix, 0), Some(0));
     std::thread::sleep(Duration::from_millis(60));
-    assert_eq!(finder.known(&variant, &prefix), None);
+    assert_eq!(finder.known(&variant, &prefix, 0), None);
     assert_eq!(
-        finder.find(&variant, &prefix, deadline()).unwrap(),
+        finder.find(&variant, &prefix, 0, deadline()).unwrap(),
         BLOCK as u64
     );
 }
@@ -156,7 +156,7 @@ fn a_window_needs_the_last_blocks_only() {
         put(&*store, &part(1, 1), chunk, 1);
     }
     let finder = Finder::new(Arc::clone(&store), 1000, forgetful());
-    let found = || finder.find(&variant, &prefix, deadline()).unwrap();
+    let found = || finder.find(&variant, &prefix, 0, deadline()).unwrap();
     assert_eq!(found(), 0);
     // A block of two hashes is named by the second.
     put(&*store, &part(2, 1), prefix.hashes[7], 1);
@@ -173,7 +173,7 @@ fn a_pool_that_fails_is_an_error_at_once() {
     let variant = Variant::new(groups, vec![part(1, 1), part(2, 1), part(3, 1)]).unwrap();
     let store = open("unix:///nowhere/absent.sock", &OpenOptions::default()).unwrap();
     let finder = Finder::new(store, 1000, forgetful());
-    let failure = finder.find(&variant, &prefix(100 * BLOCK), deadline());
+    let failure = finder.find(&variant, &prefix(100 * BLOCK), 0, deadline());
     assert_eq!(failure.unwrap_err().kind(), ErrorKind::Unreachable);
 }
 
@@ -189,7 +189,7 @@ fn threads_agree() {
         for _ in 0..8 {
             scope.spawn(|| {
                 for _ in 0..50 {
-                    let found = finder.find(&variant, &prefix, deadline()).unwrap();
+                    let found = finder.find(&variant, &prefix, 0, deadline()).unwrap();
                     assert_eq!(found, 150 * BLOCK as u64);
                 }
             });

@@ -10,6 +10,7 @@ mod cuda;
 mod dlpack;
 mod engine;
 mod errors;
+mod keeper;
 mod keys;
 mod layout;
 mod lookup;
@@ -38,11 +39,15 @@ mod _native {
     #[pymodule_export]
     use crate::engine::{Engine, Fence, Lookup, slot_stride};
     #[pymodule_export]
+    use crate::keeper::Keeper;
+    #[pymodule_export]
     use crate::keys::EncryptionKeys;
     #[pymodule_export]
     use crate::layout::{Descriptor, check_ranks, objects};
     #[pymodule_export]
-    use crate::lookup::{ModelVariant, PoolFinder, PrefixHasher, PromptPrefix};
+    use crate::lookup::{
+        EngineCache, ModelVariant, PoolFinder, PrefixHasher, PromptPrefix, TokenIds, read_question,
+    };
     #[pymodule_export]
     use crate::sim::Trace;
     #[pymodule_export]

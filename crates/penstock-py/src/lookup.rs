@@ -2,11 +2,15 @@
 
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use penstock_catalogue::{Group, Groups};
-use penstock_lookup::{Algorithm, Belief, Extra, Finder, HashError, Hasher, Part, Prefix, Variant};
+use penstock_lookup::{
+    Adapter, Algorithm, Belief, Body, Extra, Finder, HashError, Hasher, OwnCache, Part, Prefix,
+    Prompt, Variant, told,
+};
 use penstock_store::Tenant;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyInt, PyList};
+use pyo3::types::{PyBytes, PyInt, PyList, PyTuple};
 
 use crate::errors::{config_error, raised, store_error, without_gil};
 use crate::layout::{SpanTuple, span};
@@ -33,6 +37,49 @@ fn tokens(prompt: &Bound<'_, PyList>) -> PyResult<Vec<u32>> {
         .collect()
 }
 
+/// A prompt's token ids, which Python does not look at.
+#[pyclass(frozen, module = "penstock._native")]
+pub(crate) struct TokenIds {
+    inner: Vec<u32>,
+}
+
+#[pymethods]
+impl TokenIds {
+    fn __len__(&self) -> usize {
+        self.inner.len()
+    }
+}
+
+/// A prompt as a list of numbers, or as it was read from a body.
+#[derive(FromPyObject)]
+enum Tokens<'py> {
+    Read(Bound<'py, TokenIds>),
+    List(Bound<'py, PyList>),
+}
+
+/// Reads a router's question from JSON: model, prompt (token ids or text), cache salt, adapter (its
+/// name, or its name, path and digest) and tenant.
+#[pyfunction]
+pub(crate) fn read_question<'py>(
+    py: Python<'py>,
+    body: &[u8],
+    most_tokens: usize,
+) -> PyResult<Bound<'py, PyTuple>> {
+    let read = py
+        .detach(|| Body::read(body, most_tokens))
+        .map_err(|error| config_error(py, error.to_string()))?;
+    let prompt = match read.prompt {
+        Prompt::Text(text) => text.into_pyobject(py)?.into_any(),
+        Prompt::Tokens(inner) => TokenIds { inner }.into_pyobject(py)?.into_any(),
+    };
+    let lora = match read.lora {
+        None => py.None().into_bound(py),
+        Some(Adapter::Named(name)) => name.into_pyobject(py)?.into_any(),
+        Some(Adapter::Given(parts)) => PyTuple::new(py, parts)?.into_any(),
+    };
+    (read.model, prompt, read.cache_salt, lora, read.tenant).into_pyobject(py)
+}
+
 /// Hashes blocks as the engines of one model do: vLLM's chained hashes. `algorithm` is vLLM's name
 /// for it, `seed` is the hash that starts every chain, and each hash adds `block_tokens` tokens.
 #[pyclass(frozen, module = "penstock._native")]
@@ -55,18 +102,25 @@ impl PrefixHasher {
     fn prefix(
         &self,
         py: Python<'_>,
-        prompt: &Bound<'_, PyList>,
+        prompt: Tokens<'_>,
         lora: Vec<String>,
         cache_salt: Option<String>,
     ) -> PyResult<PromptPrefix> {
-        let tokens = tokens(prompt)?;
+        let listed;
+        let tokens = match &prompt {
+            Tokens::Read(read) => &read.get().inner,
+            Tokens::List(list) => {
+                listed = tokens(list)?;
+                &listed
+            }
+        };
         let hashed = py.detach(|| {
             let lora: Vec<&str> = lora.iter().map(String::as_str).collect();
             let extra = Extra {
                 lora: &lora,
                 salt: cache_salt.as_deref(),
             };
-            self.inner.prefix(&tokens, extra)
+            self.inner.prefix(tokens, extra)
         });
         Ok(PromptPrefix {
             inner: raising(hashed)?,
@@ -165,23 +219,28 @@ impl PoolFinder {
         Ok(Self { inner })
     }
 
-    /// The tokens that an engine would find; None if the index does not know. Does no I/O.
-    fn known(&self, variant: &ModelVariant, prefix: &PromptPrefix) -> Option<u64> {
-        self.inner.known(&variant.inner, &prefix.inner)
+    /// The tokens that an engine would find, if it has the first `own` of them itself; None if the
+    /// index does not know. Does no I/O.
+    #[pyo3(signature = (variant, prefix, *, own = 0))]
+    fn known(&self, variant: &ModelVariant, prefix: &PromptPrefix, own: u64) -> Option<u64> {
+        self.inner.known(&variant.inner, &prefix.inner, own)
     }
 
-    /// The tokens that an engine would find. Asks the pool for what the index does not know.
-    #[pyo3(signature = (variant, prefix, *, timeout))]
+    /// The tokens that an engine would find, if it has the first `own` of them itself. Asks the
+    /// pool for what the index does not know.
+    #[pyo3(signature = (variant, prefix, *, timeout, own = 0))]
     fn find(
         &self,
         py: Python<'_>,
         variant: &ModelVariant,
         prefix: &PromptPrefix,
         timeout: f64,
+        own: u64,
     ) -> PyResult<u64> {
         let deadline = Instant::now() + seconds(py, timeout)?;
         without_gil(py, || {
-            self.inner.find(&variant.inner, &prefix.inner, deadline)
+            let (variant, prefix) = (&variant.inner, &prefix.inner);
+            self.inner.find(variant, prefix, own, deadline)
         })
     }
 
@@ -193,5 +252,71 @@ impl PoolFinder {
     /// Forgets what the pool said.
     fn forget(&self) {
         self.inner.forget();
+    }
+}
+
+/// A block's hash as vLLM's events have it: the whole hash, or a number.
+#[derive(FromPyObject)]
+enum ToldHash<'py> {
+    Number(u64),
+    Whole(Bound<'py, PyBytes>),
+}
+
+fn numbers(hashes: &[ToldHash<'_>]) -> Vec<u64> {
+    let number = |hash: &ToldHash<'_>| match hash {
+        ToldHash::Number(number) => *number,
+        ToldHash::Whole(bytes) => told(bytes.as_bytes()),
+    };
+    hashes.iter().map(number).collect()
+}
+
+/// The blocks in an engine's own cache, as its events tell of them; at most so many. Any thread may
+/// ask while another tells.
+#[pyclass(frozen, module = "penstock._native")]
+pub(crate) struct EngineCache {
+    inner: Mutex<OwnCache>,
+}
+
+#[pymethods]
+impl EngineCache {
+    #[new]
+    fn new(blocks: usize) -> Self {
+        Self {
+            inner: Mutex::new(OwnCache::new(blocks)),
+        }
+    }
+
+    /// The engine has blocks of a group, each of so many tokens.
+    fn stored(&self, group: u32, block_tokens: u64, hashes: Vec<ToldHash<'_>>) {
+        let hashes = numbers(&hashes);
+        self.inner.lock().stored(group, block_tokens, &hashes);
+    }
+
+    /// The engine has blocks of a group no more.
+    fn removed(&self, group: u32, hashes: Vec<ToldHash<'_>>) {
+        self.inner.lock().removed(group, &numbers(&hashes));
+    }
+
+    /// The engine has nothing, or nothing is known of it.
+    fn clear(&self) {
+        self.inner.lock().clear();
+    }
+
+    /// Blocks that are known, and whether there were too many to know all.
+    fn stats(&self) -> (usize, bool) {
+        let inner = self.inner.lock();
+        (inner.len(), inner.is_short())
+    }
+
+    /// The tokens that the engine finds in its own cache; None if its blocks are of other sizes
+    /// than this variant's. `groups` has vLLM's number of each of the variant's groups.
+    fn tokens(
+        &self,
+        variant: &ModelVariant,
+        groups: Vec<u32>,
+        prefix: &PromptPrefix,
+    ) -> Option<u64> {
+        let inner = self.inner.lock();
+        inner.tokens(&variant.inner, &groups, &prefix.inner)
     }
 }

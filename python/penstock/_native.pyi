@@ -19,8 +19,10 @@ __all__ = [
     "Descriptor",
     "EncryptionKeys",
     "Engine",
+    "EngineCache",
     "Event",
     "Fence",
+    "Keeper",
     "Lookup",
     "ModelVariant",
     "Outcome",
@@ -29,6 +31,7 @@ __all__ = [
     "PromptPrefix",
     "Reach",
     "Store",
+    "TokenIds",
     "Trace",
     "__version__",
     "attended",
@@ -37,6 +40,7 @@ __all__ = [
     "host_changes",
     "objects",
     "parse_size",
+    "read_question",
     "slot_stride",
     "tenant_namespace",
 ]
@@ -488,12 +492,40 @@ class Catalogue:
     @property
     def is_reading(self) -> bool: ...
     def readers(self, blocks: Sequence[int]) -> list[int]: ...
+    def keep(
+        self,
+        request: str,
+        keeper: Keeper,
+        *,
+        end: int,
+        account: bytes,
+        seconds: float,
+    ) -> None: ...
+    def limit_stores(self, request: str, tokens: int) -> None: ...
+    def let_go(self, request: str, keeper: Keeper, tokens: int) -> None: ...
     def step(
         self, requests: Sequence[str], computed: Sequence[int], tokens: dict[str, int]
     ) -> tuple[list[int], list[tuple[int, int]], list[tuple[int, int]]]: ...
     def pause(self, request: str, lookup: Lookup) -> None: ...
     def change_host(self, changes: bytes) -> None: ...
     def forget_pool(self) -> None: ...
+
+@final
+class Keeper:
+    """Touches kept blocks of a store, and removes others, on a native thread."""
+
+    def __new__(
+        cls,
+        store: Store,
+        groups: Sequence[tuple[bytes, Sequence[_Span], int]],
+        *,
+        share: float,
+        account_share: float,
+        assumed_bytes: int,
+        every: float,
+    ) -> Keeper: ...
+    def stats(self) -> dict[str, int]: ...
+    def shutdown(self, timeout: float = 5.0) -> bool: ...
 
 @final
 class Lookup:
@@ -515,8 +547,20 @@ class Lookup:
 class PrefixHasher:
     def __new__(cls, algorithm: str, seed: bytes, block_tokens: int) -> PrefixHasher: ...
     def prefix(
-        self, prompt: _list[int], *, lora: Sequence[str] = ..., cache_salt: str | None = None
+        self,
+        prompt: _list[int] | TokenIds,
+        *,
+        lora: Sequence[str] = ...,
+        cache_salt: str | None = None,
     ) -> PromptPrefix: ...
+
+@final
+class TokenIds:
+    def __len__(self) -> int: ...
+
+def read_question(
+    body: bytes, most_tokens: int
+) -> tuple[str, TokenIds | str, str | None, str | tuple[str, str, str] | None, str | None]: ...
 
 @final
 class PromptPrefix:
@@ -537,10 +581,23 @@ class PoolFinder:
     def __new__(
         cls, store: Store, *, blocks: int, believe_found: float, believe_missing: float
     ) -> PoolFinder: ...
-    def known(self, variant: ModelVariant, prefix: PromptPrefix) -> int | None: ...
-    def find(self, variant: ModelVariant, prefix: PromptPrefix, *, timeout: float) -> int: ...
+    def known(self, variant: ModelVariant, prefix: PromptPrefix, *, own: int = 0) -> int | None: ...
+    def find(
+        self, variant: ModelVariant, prefix: PromptPrefix, *, timeout: float, own: int = 0
+    ) -> int: ...
     def stats(self) -> tuple[int, int]: ...
     def forget(self) -> None: ...
+
+@final
+class EngineCache:
+    def __new__(cls, blocks: int) -> EngineCache: ...
+    def stored(self, group: int, block_tokens: int, hashes: Sequence[int | bytes]) -> None: ...
+    def removed(self, group: int, hashes: Sequence[int | bytes]) -> None: ...
+    def clear(self) -> None: ...
+    def stats(self) -> tuple[int, bool]: ...
+    def tokens(
+        self, variant: ModelVariant, groups: Sequence[int], prefix: PromptPrefix
+    ) -> int | None: ...
 
 def objects(
     share: _Span, *, layers_per_object: int | None = None, heads_per_object: int | None = None

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock._native import tenant_namespace
+from penstock.errors import ConfigError
 from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.agreement import Agreement, ModelFacts
 from penstock.vllm.groups import Group
@@ -55,6 +56,15 @@ class Asked:
             self.block_hashes.append(hashlib.sha256(before + text).digest())
 
 
+def hashes_of(request: Asked, tokens: list[int]) -> list[bytes]:
+    """The hashes of another prompt's blocks."""
+    if any(type(token) is not int or token < 0 for token in tokens):
+        raise ConfigError("no tokens")
+    prompt = Asked("", tokens, len(tokens))
+    prompt.hash_blocks()
+    return prompt.block_hashes
+
+
 @dataclass
 class Part:
     """What one rank has yet to do of a job."""
@@ -79,6 +89,7 @@ class PlainEngine:
         policy: str = "always",
         role: str = "kv_both",
         announces: bool = False,
+        has_hashes: bool = False,
         **more: Any,
     ) -> None:
         self.groups = tuple(groups)
@@ -88,7 +99,14 @@ class PlainEngine:
             **{"lookup_timeout": 30.0, "load_timeout": 60.0, **more},
         )
         facts = EngineFacts(
-            self.groups, HASH_TOKENS, 64, False, False, 0, publishes_events=announces
+            self.groups,
+            HASH_TOKENS,
+            64,
+            False,
+            False,
+            0,
+            publishes_events=announces,
+            hash_prompt=hashes_of if has_hashes else None,
         )
         layers = ranks * LAYERS_A_RANK
         model = ModelFacts("plain", (ranks, 1), (layers, 1), {"config": "plain"})
@@ -171,12 +189,13 @@ class PlainEngine:
         params: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         salt: bytes = b"",
+        hints: Mapping[str, Any] | None = None,
     ) -> Asked:
         """A request comes. Its block hashes do not hold the salt."""
         request = Asked(request_id, list(tokens), len(tokens))
         request.hash_blocks()
         self.requests[request_id] = request
-        self.half.on_new_request(Arrival(request, params, salt, trace_headers))
+        self.half.on_new_request(Arrival(request, params, salt, trace_headers, hints))
         return request
 
     def match(self, request: Asked, computed: int = 0) -> int | None:

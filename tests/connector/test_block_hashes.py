@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock._native import PrefixHasher
+from penstock.errors import ConfigError
 from penstock.lookup.models import models_of
 from penstock.vllm import compat
+from penstock.vllm.adapters import Adapter, NamedAdapters
 from tests.lookup.pretended import Engine, apart, hashes
 
 kv_cache_utils = pytest.importorskip("vllm.v1.core.kv_cache_utils")
@@ -60,6 +64,50 @@ def test_as_vllm_hashes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check()
 
 
+@pytest.mark.parametrize("digest", [None, "", "the content's digest"])
+def test_a_prompt_that_comes_next_is_hashed_like_its_request(digest: str | None) -> None:
+    function = algorithm("sha256")
+    kv_cache_utils.init_none_hash(function)
+    tokens = list(range(1000, 1100))
+    request: Any = SimpleNamespace(
+        block_hashes=[],
+        num_tokens=len(tokens),
+        all_token_ids=tokens,
+        mm_features=[],
+        prompt_embeds=None,
+        cache_salt="a salt",
+        lora_request=None,
+    )
+    if digest is not None:
+        # Adapters whose content is unknown are named by name and path alone.
+        path = "/adapters/one"
+        request.lora_request = SimpleNamespace(lora_name="one", lora_path=path, lora_int_id=1)
+        request.penstock_adapter = Adapter(1, path, "", digest)
+    config: Any = SimpleNamespace(cache_config=SimpleNamespace(prefix_caching_hash_algo="sha256"))
+    ours = compat.prompt_hasher(config, 16)(request, tokens)
+    with _named_adapters():
+        theirs = kv_cache_utils.get_request_block_hasher(16, function)(request)
+    assert ours == [bytes(one) for one in theirs]
+    with pytest.raises(ConfigError, match="token ids"):
+        compat.prompt_hasher(config, 16)(request, ["no token"])  # type: ignore[list-item]
+
+
+@contextlib.contextmanager
+def _named_adapters() -> Iterator[None]:
+    """What naming adapters wraps is vLLM's own again afterwards."""
+    from vllm.v1.engine.core import EngineCore
+
+    config: Any = SimpleNamespace(lora_config=SimpleNamespace(lora_dtype="auto"))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for owner, name in (
+            (kv_cache_utils, "_gen_lora_extra_hash_keys"),
+            (EngineCore, "add_lora"),
+        ):
+            monkeypatch.setattr(owner, name, getattr(owner, name))
+        compat.name_adapters(config, NamedAdapters())
+        yield
+
+
 @pytest.mark.parametrize("has_adapters", [False, True])
 def test_an_engine_describes_how_it_hashes(
     has_adapters: bool, monkeypatch: pytest.MonkeyPatch
@@ -80,8 +128,6 @@ def test_an_engine_describes_how_it_hashes(
             (EngineCore, "add_lora"),
         ):
             monkeypatch.setattr(owner, name, getattr(owner, name))
-        from penstock.vllm.adapters import NamedAdapters
-
         compat.name_adapters(config, NamedAdapters())
     facts = compat.lookup_facts(config, 16)
     assert facts["served"] == ["served"]

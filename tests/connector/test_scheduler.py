@@ -264,10 +264,10 @@ def test_the_halves_import_no_vllm() -> None:
 
 
 @st.composite
-def engines(draw: st.DrawFn) -> PlainEngine:
+def engines(draw: st.DrawFn, **more: Any) -> PlainEngine:
     groups = draw(st.sampled_from([[FULL], [FULL, COARSE], [FULL, WINDOW], [WINDOW]]))
     policy = draw(st.sampled_from(["always", "auto"]))
-    return PlainEngine(groups, ranks=draw(st.integers(1, 2)), policy=policy)
+    return PlainEngine(groups, ranks=draw(st.integers(1, 2)), policy=policy, **more)
 
 
 class Schedule:
@@ -309,16 +309,24 @@ class Schedule:
         failed."""
         for request in self.whole:
             for position, group in enumerate(self.engine.groups):
-                full = request.num_computed_tokens // group.block_size
+                full = self.stored_tokens(request) // group.block_size
                 names = {(position, name) for name in self.engine.names(request, position)[:full]}
                 assert names <= self.engine.pool | self.failed
+
+    def stored_tokens(self, request: Asked) -> int:
+        """The tokens of the request whose blocks are stored."""
+        return request.num_computed_tokens
 
     def arrive(self) -> None:
         self.numbers += 1
         # Few different beginnings, so that requests share blocks.
         tokens = [self.chance.randrange(2)] * 8 + [self.chance.randrange(2)] * 9
         tokens += [self.chance.randrange(3)] * self.chance.randrange(10)
-        self.waiting.append(self.engine.ask(f"r{self.numbers}", tokens))
+        self.waiting.append(self.engine.ask(f"r{self.numbers}", tokens, self.params(tokens)))
+
+    def params(self, tokens: list[int]) -> dict[str, Any] | None:
+        """What the next request says besides."""
+        return None
 
     def put(self) -> None:
         requests = self.waiting + self.running

@@ -127,6 +127,23 @@ def test_host_memory_needs_no_fence(worker: tuple[WorkerHalf, Recorder]) -> None
     assert recorder.calls == [("load", 1, None), ("store", 2, None)]
 
 
+@pytest.mark.parametrize("says_when_it_is_over", [True, False])
+def test_a_step_that_computes_nothing_stores_and_frees_once(
+    worker: tuple[WorkerHalf, Recorder], says_when_it_is_over: bool
+) -> None:
+    half, recorder = worker
+    orders = StepOrders(
+        namespaces=(NAMESPACE,), computes=False, stores=[job(1)], finished=["1", "2"]
+    )
+    half.begin_step(orders)
+    half.start_loads(orders)
+    if says_when_it_is_over:
+        half.start_stores(orders)
+    assert recorder.calls == [("fence", 73, 3), ("store", 1, "fence 0")]
+    assert half._jobs is not None
+    assert half._jobs.take_free() == {"2"}
+
+
 def test_what_failed_in_the_background_is_said_once_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -183,6 +183,12 @@ def series(name: str, values: str) -> dict[str, str]:
             [series("foreign_objects_total", "0+5x60")],
         ),
         (
+            "PenstockWaitsInVain",
+            "40m",
+            [series("handovers_total", "0+60x60"), series("handovers_given_up_total", "0+6x60")],
+            [series("handovers_total", "0+60x60"), series("handovers_given_up_total", "0+20x60")],
+        ),
+        (
             "PenstockDropsStores",
             "40m",
             [series("stores_dropped_total", "0+5x60"), series("stores_failed_total", "0+0x60")],

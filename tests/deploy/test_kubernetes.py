@@ -244,6 +244,7 @@ def test_the_engines_user_can_use_the_pool_and_no_more(
         assert bytes(pool.get("a prompt")) == b"its keys and values"
     password = passwords["engine-password"]
     with redis.Redis(port=port, username="engine", password=password) as client:
+        assert client.touch("penstock:nothing") == 0
         for forbidden in (client.info, client.flushall, lambda: client.get("another")):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 forbidden()

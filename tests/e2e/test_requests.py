@@ -52,6 +52,22 @@ def test_preemption_under_a_tiny_kv_cache(
         assert counters["loaded_tokens"] > 0
 
 
+def test_blocks_of_finished_requests_come_back(
+    llama: Path, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    # Room for three such requests. Each is followed by steps that compute nothing, which is when
+    # the stores of the last ones end.
+    with start(
+        llama,
+        pool=f"file://{tmp_path}/pool?size=1GiB",
+        kv_cache_memory_bytes=16 * KV_BYTES_PER_BLOCK,
+        max_model_len=1024,
+    ) as node:
+        for number in range(12):
+            prompt = tokens(5 * BLOCK - 2, seed=400 + number)
+            node.answer(node.start(prompt, max_tokens=8), timeout=60)
+
+
 def test_aborted_requests_leave_nothing_behind(
     llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
 ) -> None:

@@ -50,6 +50,8 @@ class StepOrders:
 
     namespaces: tuple[bytes, ...] = ()
     """The namespace of each group."""
+    computes: bool = True
+    """Whether the step computes anything."""
     step: int = 0
     """The step's number, or zero. If it is not zero, workers report when the step is done."""
     idle_until: float = 0.0

@@ -8,6 +8,9 @@ PREFIX = "penstock."
 TENANT = PREFIX + "tenant"
 """The key of a request's ``kv_transfer_params`` that names its tenant."""
 
+KEEP, PREFETCH, LET_GO = PREFIX + "keep", PREFIX + "prefetch", PREFIX + "let_go"
+"""The keys of a request's hints."""
+
 TENANT_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """What a tenant's name may be."""
 

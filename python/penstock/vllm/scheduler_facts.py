@@ -39,6 +39,7 @@ def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -
         engine_id=str(transfer.engine_id),
         tensor_parallel=vllm_config.parallel_config.tensor_parallel_size,
         publishes_events=compat.publishes_events(vllm_config),
+        hash_prompt=compat.prompt_hasher(vllm_config, hash_tokens),
     )
     model = dataclasses.replace(
         model_facts(settings, vllm_config),
@@ -65,7 +66,11 @@ def bootstrap(settings: Settings, vllm_config: Any) -> Bootstrap | None:
 def arrival(request: Any) -> Arrival:
     """The facts about a new request."""
     return Arrival(
-        request, request.kv_transfer_params, compat.cache_salt(request), request.trace_headers
+        request,
+        request.kv_transfer_params,
+        compat.cache_salt(request),
+        request.trace_headers,
+        compat.kv_hints(request),
     )
 
 

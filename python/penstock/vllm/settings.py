@@ -68,6 +68,7 @@ def _check_address(value: str) -> str:
 
 
 _Count = Annotated[int, BeforeValidator(_read_size), Field(gt=0)]
+_Share = Annotated[float, Field(ge=0, le=1)]
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -101,6 +102,15 @@ class Settings:
     consumer_stores: bool = False
     """Whether an engine with `kv_role` kv_consumer stores what it computes. Without it, only
     prefill engines store."""
+    keep_limit: _Seconds = 600.0
+    """Seconds for which a request may ask at most that its blocks be kept in the pool
+    (`penstock.keep`)."""
+    keep_share: _Share = 0.25
+    """Share of the pool that blocks kept by this engine may take; 0 to keep none. A pool that does
+    not tell its size counts as 16 GiB; of several tiers, the smallest counts."""
+    keep_share_of_one: _Share = 0.1
+    """Share of the pool that kept blocks of one tenant, or of one cache salt, may take. Requests
+    without a salt share one such account."""
     event_check: _Seconds = 30.0
     """Seconds after which the pool is asked again for a block that this engine has announced in
     vLLM's KV events."""

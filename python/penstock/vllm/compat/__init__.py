@@ -22,7 +22,7 @@ from penstock.vllm.compat.events import (
     removed_event,
     stored_event,
 )
-from penstock.vllm.compat.hashing import lookup_facts
+from penstock.vllm.compat.hashing import lookup_facts, prompt_hasher
 from penstock.vllm.compat.layouts import (
     attention_backends,
     forced_layout,
@@ -38,6 +38,7 @@ from penstock.vllm.compat.requests import (
     cache_salt,
     hash_block_size,
     hit_source,
+    kv_hints,
     newly_allocated,
     none_hash,
     scheduled,
@@ -89,6 +90,7 @@ __all__ = [
     "is_cpu",
     "kernel_block_size",
     "kv_head_range",
+    "kv_hints",
     "kv_replica",
     "layer_index",
     "listed_layouts",
@@ -98,6 +100,7 @@ __all__ = [
     "newly_allocated",
     "none_hash",
     "operators_cores",
+    "prompt_hasher",
     "publishes_events",
     "removed_event",
     "request_blocks",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from penstock._native import PrefixHasher
 from penstock.vllm.adapters import Adapter
-from penstock.vllm.compat.adapters import adapter_options
+from penstock.vllm.compat.adapters import adapter, adapter_options
+from penstock.vllm.compat.requests import none_hash
 from penstock.vllm.samples import SAMPLE_BLOCKS, SAMPLE_LORA, SAMPLE_SALT
 
 logger = logging.getLogger("vllm.penstock")
@@ -28,6 +32,29 @@ def lookup_facts(vllm_config: Any, hash_tokens: int) -> dict[str, Any]:
             None if vllm_config.lora_config is None else adapter_options(vllm_config)
         ),
     }
+
+
+def prompt_hasher(vllm_config: Any, hash_tokens: int) -> Callable[[Any, list[int]], list[bytes]]:
+    """A function: a request and the tokens of another prompt → the hashes of that prompt's blocks,
+    as this vLLM computes them under the request's adapter and cache salt. It does not hold the GIL
+    while it hashes. It raises ConfigError if these are no tokens, or if the algorithm is unknown.
+    """
+
+    @functools.cache
+    def hasher() -> PrefixHasher:
+        # The seed is set once the engine core is up.
+        algorithm = vllm_config.cache_config.prefix_caching_hash_algo
+        return PrefixHasher(algorithm, none_hash(), hash_tokens)
+
+    def hashes(request: Any, tokens: list[int]) -> list[bytes]:
+        lora: list[str] = []
+        if (asked := request.lora_request) is not None:
+            known = adapter(request)
+            digest = "" if known is None else known.digest
+            lora = [asked.lora_name, asked.lora_path, *([digest] if digest else [])]
+        return hasher().prefix(tokens, lora=lora, cache_salt=request.cache_salt).hashes
+
+    return hashes
 
 
 def _samples(vllm_config: Any) -> dict[str, str]:

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from penstock.vllm.compat.versions import installed
+from penstock.vllm.names import PREFIX
+
+_HINT_VERSION = "1"
 
 NULL_BLOCK = 0
 """The id in a block table for a block that is not needed any more."""
@@ -45,6 +48,19 @@ def cache_salt(request: Any) -> bytes:
     and so of all block hashes."""
     salt: str | None = request.cache_salt
     return (salt or "").encode(errors="surrogatepass")
+
+
+def kv_hints(request: Any) -> dict[str, Any] | None:
+    """The hints that an orchestrator attached to the request, as far as they are Penstock's, by
+    their names; None if there are none. vLLM carries them since 0.32: the action's type is the
+    name, its version is "1", and its payload has one entry, ``value``."""
+    if (envelope := getattr(request, "kv_hints", None)) is None:
+        return None
+    return {
+        action.action_type: action.payload.get("value")
+        for action in envelope.actions
+        if action.action_type.startswith(PREFIX) and action.action_version == _HINT_VERSION
+    }
 
 
 def hit_source(tier: str) -> Any:

@@ -16,7 +16,16 @@ PLANNING = Planning(
 
 HASH_BLOCK_SIZE = Use("vllm.v1.kv_cache_interface", "KVCacheConfig.hash_block_size")
 
-SINCE = (HASH_BLOCK_SIZE, Use("vllm.v1.metrics.cache_hit_source", "CacheHitSource"))
+SINCE = (
+    HASH_BLOCK_SIZE,
+    Use("vllm.v1.metrics.cache_hit_source", "CacheHitSource"),
+    Use("vllm.v1.request", "Request.kv_hints"),
+    Use("vllm.v1.kv_hints.protocol", "KvHintsEnvelope.actions"),
+    *(
+        Use("vllm.v1.kv_hints.protocol", f"KvHintAction.{name}")
+        for name in ("action_type", "action_version", "payload")
+    ),
+)
 """What Penstock uses of vLLM since this version."""
 
 USES = (*PLANNING.uses, *vllm_0_30.SINCE, *SINCE)

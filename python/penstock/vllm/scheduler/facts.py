@@ -35,6 +35,10 @@ class EngineFacts:
     """Its ranks that share a layer."""
     publishes_events: bool = False
     """Whether vLLM publishes KV events."""
+    hash_prompt: Callable[[Any, list[int]], list[bytes]] | None = None
+    """A request and the tokens of another prompt → that prompt's block hashes, under the request's
+    adapter and salt. May be called on any thread; raises ConfigError if these are no tokens. None
+    if hashes cannot be computed."""
 
 
 class EngineRequest(Protocol):
@@ -76,6 +80,8 @@ class Arrival:
     """See :attr:`~penstock.vllm.messages.BlockJob.salt`."""
     trace_headers: Mapping[str, str] | None = None
     """The W3C trace context that the request came with: `traceparent`, `tracestate`."""
+    hints: Mapping[str, Any] | None = None
+    """Hints that came beside `params`, by the same names."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 `loading` decides what a request loads. `storing` decides what is stored. `prefetching` fetches
 blocks ahead of a load, and `probing` fetches blocks only to measure the pool. `handover` waits for
-blocks that another engine stores. The native catalogue
-knows which block is where.
+blocks that another engine stores. `hints` follows what clients tell of their next requests. The
+native catalogue knows which block is where.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from penstock.vllm.scheduler.common import Common
 from penstock.vllm.scheduler.events import Events, Removed, Stored
 from penstock.vllm.scheduler.facts import AdapterOf, Arrival, BlockTables, EngineFacts, Step
 from penstock.vllm.scheduler.handover import Handover
+from penstock.vllm.scheduler.hints import Hints
 from penstock.vllm.scheduler.loading import Loading
 from penstock.vllm.scheduler.lookups import Lookups
 from penstock.vllm.scheduler.prefetching import IsCached, Prefetching
@@ -83,6 +84,7 @@ class SchedulerHalf:
             Savings(self._common),
             self._handover,
         )
+        self._hints = Hints(self._common, self._lookups, self._prefetching)
         self._events = Events(self._common) if facts.publishes_events else None
         self._storing = Storing(self._common, self._transfers, self._events)
 
@@ -121,6 +123,8 @@ class SchedulerHalf:
         self._catalogue.add(tracked.id, request.num_prompt_tokens, tenant=tracked.tenant)
         self._prefetching.note_arrival(tracked)
         self._handover.note_arrival(tracked, arrival.params)
+        if arrival.params or arrival.hints:
+            self._hints.note_arrival(tracked, arrival)
         self._loading.look_up(tracked)
 
     def match(self, request_id: str, computed: int) -> int | None:
@@ -158,6 +162,7 @@ class SchedulerHalf:
         self._probing.decline_unawaited()
         if tracked.load is None:
             self._storing.store_filled(tracked, tables, tracked.request.num_computed_tokens)
+        self._hints.on_finished(tracked)
         self._probing.forget(tracked)
         self._prefetching.forget(tracked)
         self._handover.forget(tracked)
@@ -182,6 +187,8 @@ class SchedulerHalf:
         self._lookups.take_answers()
         if self._handover.waits:
             self._handover.look_again()
+        if self._hints.waits:
+            self._hints.order()
         if self._events is not None:
             self._events.watch()
         self._prefetching.order_for_waiting(
@@ -202,6 +209,7 @@ class SchedulerHalf:
                 self._requests[request_id], step.tables(request_id), computed
             )
         orders = self._orders.take()
+        orders.computes = not step.is_empty
         if prompts:
             orders.step = self._orders.number()
             tokens = sum(end - first for first, end in prompts)
@@ -301,10 +309,12 @@ class SchedulerHalf:
 
     def take_counts(self) -> Counts | None:
         """The counts and measurements since the last call; None if there are none."""
+        self._hints.count()
         return self._common.counters.take()
 
     def shutdown(self) -> None:
         """Ends the look-up threads, drops unanswered look-ups, and sends the last spans."""
+        self._hints.shutdown()
         self._lookups.shutdown()
         if self._events is not None:
             self._events.shutdown()

@@ -21,20 +21,24 @@ class Lookups:
     def start(self, tracked: Tracked, *, again: bool = False) -> None:
         """Asks for all blocks of the request. Starts no look-up if too many are waiting. With
         `again`, counts nothing but failures: more blocks may be there than at the last look-up."""
-        agreement, counters = self._common.agreement, self._common.counters
+        asked = self.ask(tracked.id)
+        if asked and not again:
+            self._common.counters.count("lookups")
+            self._common.counters.count("lookup_blocks", asked)
+
+    def ask(self, name: str) -> int:
+        """Asks for all blocks that the catalogue knows by the name of a request. Returns how many;
+        none if too many look-ups are waiting. Counts failures only."""
+        agreement = self._common.agreement
         asked = self._common.catalogue.ask(
-            tracked.id,
+            name,
             self._lookup,
             agreement.namespaces,
             agreement.spans,
             self._common.settings.lookup_timeout,
         )
-        if asked == 0:
-            return
-        if not again:
-            counters.count("lookups")
-            counters.count("lookup_blocks", asked or 0)
-        counters.count("lookup_failures", asked is None)
+        self._common.counters.count("lookup_failures", asked is None)
+        return asked or 0
 
     def take_answers(self) -> None:
         """Takes in the answers that have come."""
@@ -48,7 +52,11 @@ class Lookups:
 
     def is_under_way(self, tracked: Tracked) -> bool:
         """Whether the request's look-up is not answered yet."""
-        return bool(self._common.catalogue.is_asked(tracked.id))
+        return self.is_asked(tracked.id)
+
+    def is_asked(self, name: str) -> bool:
+        """The same for what the catalogue knows by the name of a request."""
+        return bool(self._common.catalogue.is_asked(name))
 
     def drop(self, tracked: Tracked) -> None:
         """Nobody waits for the request's look-up any more."""

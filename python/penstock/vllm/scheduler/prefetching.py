@@ -1,6 +1,7 @@
 """Prefetching: brings the blocks of a request's load into host memory while the request waits.
 
-A probe is a prefetch that serves no request. It only measures the pool.
+Two kinds of prefetches serve no request that waits. A probe only measures the pool. And a client
+may tell of a prompt that comes next.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ IsCached = Callable[[bytes, int], bool]
 class _Prefetch:
     ranks: int
     """Number of ranks that are not done with it yet."""
-    is_probe: bool
+    is_awaited: bool
+    """Whether a request waits for it. Else its blocks are released once it is done: from then on
+    they stay in host memory as others do."""
     is_released: bool = False
 
 
@@ -35,6 +38,8 @@ class Prefetching:
         self._catalogue = common.catalogue
         self._transfers = transfers
         self._open: dict[int, _Prefetch] = {}
+        self._ahead: int | None = None
+        """The last prefetch of a prompt that comes next."""
         self._undecided: dict[str, Tracked] = {}
         """Requests whose prefetch is not decided yet. It is decided once, however long the request
         waits, unless another engine is storing blocks for it."""
@@ -78,7 +83,7 @@ class Prefetching:
         choice = advise(tracked, first)
         if choice is None or self._catalogue.lacking(tracked.id, first, choice.end) is None:
             return
-        number = self._begin(tracked, first, choice.end, self._room())
+        number = self._begin(tracked, first, choice.end, self._room(), name=tracked.id)
         if number is not None:
             self._common.counters.count("prefetches", not tracked.prefetches)
             tracked.prefetches.append(number)
@@ -110,19 +115,42 @@ class Prefetching:
 
     def probe(self, tracked: Tracked, first: int, end: int, blocks: int) -> bool:
         """Fetches some blocks that host memory lacks. Returns whether there are any."""
-        return self._begin(tracked, first, end, blocks, is_probe=True) is not None
+        number = self._begin(
+            tracked, first, end, blocks, name=tracked.id, is_awaited=False, is_probe=True
+        )
+        return number is not None
+
+    def fetch_ahead(self, tracked: Tracked, name: str, end: int, most: int) -> None:
+        """Fetches what host memory lacks of a prompt that comes next, up to the token `end`, but no
+        more than `most` blocks. The catalogue knows the prompt as `name`; `tracked` told of it."""
+        most = min(most, self._room())
+        if most > 0:
+            self._ahead = self._begin(tracked, 0, end, most, name=name, is_awaited=False)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the blocks of a prompt that comes next are on their way."""
+        return self._ahead in self._open
 
     def _begin(
-        self, tracked: Tracked, first: int, end: int, most: int, *, is_probe: bool = False
+        self,
+        tracked: Tracked,
+        first: int,
+        end: int,
+        most: int,
+        *,
+        name: str,
+        is_awaited: bool = True,
+        is_probe: bool = False,
     ) -> int | None:
         number = self._common.orders.number()
         begun = self._catalogue.begin_prefetch(
-            tracked.id, number, first, end, most, lacking=is_probe
+            name, number, first, end, most, lacking=not is_awaited
         )
         if begun is None:
             return None
         job = self._transfers.begin(number, tracked, *begun, is_probe=is_probe)
-        self._open[number] = _Prefetch(self._common.agreement.ranks, is_probe)
+        self._open[number] = _Prefetch(self._common.agreement.ranks, is_awaited)
         self._common.orders.next.prefetches.append(job)
         return number
 
@@ -146,7 +174,7 @@ class Prefetching:
         if prefetch.ranks:
             return
         self._transfers.end(number)
-        if prefetch.is_probe and not prefetch.is_released:
+        if not prefetch.is_awaited and not prefetch.is_released:
             self._release(number)
         else:
             self._end_if_over(number)

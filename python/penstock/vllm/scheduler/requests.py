@@ -64,6 +64,19 @@ class Expected:
     """When to look again; None until a look-up has been answered."""
 
 
+@dataclass(frozen=True)
+class Wishes:
+    """What becomes of a request's blocks when it is over, as its hints say."""
+
+    keep: float | None = None
+    """Seconds for which its blocks will be asked for again."""
+    let_go: int | None = None
+    """What follows so many tokens will not be asked for again."""
+
+
+NO_WISHES = Wishes()
+
+
 @dataclass
 class LoadSpan:
     """A request's OpenTelemetry span so far. Times are nanoseconds of the wall clock."""
@@ -112,6 +125,7 @@ class Tracked:
     """Whether another engine goes on with it."""
     is_taken_over: bool = False
     """Whether another engine computes its prompt."""
+    wishes: Wishes = NO_WISHES
     load: BlockJob | None = None
     load_bytes: tuple[int, int] = (0, 0)
     """Bytes of its load, or last load, from host memory and from the pool."""

@@ -83,7 +83,8 @@ class WorkerHalf:
             )
 
     def start_loads(self, orders: StepOrders) -> None:
-        """Submits the step's loads, prefetches and cancellations."""
+        """Submits the step's loads, prefetches and cancellations. With a step that computes
+        nothing, its stores too."""
         _, jobs = self._running()
         jobs.name_groups(orders.namespaces)
         self._idle_until = orders.idle_until
@@ -101,10 +102,17 @@ class WorkerHalf:
             jobs.prefetch(job)
         for number in orders.release:
             jobs.release(number)
+        if not orders.computes:
+            self._submit_stores(orders)
 
     def start_stores(self, orders: StepOrders) -> None:
         """Submits the step's stores. Their blocks are complete now, or will be once the device has
         done the work that it has."""
+        # vLLM before 0.31 does not call this after a step that computes nothing.
+        if orders.computes:
+            self._submit_stores(orders)
+
+    def _submit_stores(self, orders: StepOrders) -> None:
         _, jobs = self._running()
         jobs.name_groups(orders.namespaces)
         after = self._raise_fence() if orders.stores else None

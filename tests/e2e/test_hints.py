@@ -1,0 +1,168 @@
+"""Hints on the real vLLM: what is kept outlives a flood, what is let go is gone, and what comes
+next is there before it is asked for."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
+from tests.e2e.node import Node
+from tests.servers import Server
+
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
+
+BLOCKS = 4
+LENGTH = BLOCKS * BLOCK + 20
+ROOM = 40
+"""Blocks that a small pool has room for."""
+KEEP, LET_GO, PREFETCH = "penstock.keep", "penstock.let_go", "penstock.prefetch"
+
+
+@pytest.fixture(params=["file", "shm"])
+def small_pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    size = (ROOM + 2) * KV_BYTES_PER_BLOCK >> 20
+    if request.param == "file":
+        yield f"file://{tmp_path}/pool?size={size}MiB"
+        return
+    name = f"test-{uuid.uuid4().hex}"
+    try:
+        yield f"shm://{name}?size={size}MiB"
+    finally:
+        Path(f"/dev/shm/penstock-{name}").unlink(missing_ok=True)
+
+
+def flood(node: Node, seed: int, prompts: int = 26, **options: Any) -> None:
+    """Asks so many other prompts that the pool gives its room away twice; slowly, as a pool of
+    this size has room for a few seconds' stores."""
+    for number in range(prompts):
+        node.ask(tokens(LENGTH, seed=seed + number), **options)
+        time.sleep(0.3)
+
+
+def cached(node: Node, prompt: list[int], expected: tuple[int, ...], **options: Any) -> int:
+    """Tokens of the prompt that come from the pool. The answer is as without a pool."""
+    node.forget()
+    answer = node.ask(prompt, **options)
+    assert answer.tokens == expected
+    return answer.cached
+
+
+def objects(pool: str) -> int:
+    """Blocks in the pool. Beside the engine's namespace there is one with a description."""
+    with penstock.open(pool) as opened:
+        return max(one.objects for one in opened.namespaces())
+
+
+def test_a_kept_conversation_outlives_a_flood_that_evicts_another(
+    small_pool: str, llama: Path, plain: Node, start: Callable[..., Node]
+) -> None:
+    kept, other = (tokens(LENGTH, seed=17_00 + n) for n in range(2))
+    expected = [plain.ask(prompt).tokens for prompt in (kept, other)]
+    # Shared memory has its values in whole pages: four blocks take more than a tenth of 40.
+    shares = {"penstock.keep_share_of_one": 0.25}
+    with start(llama, pool=small_pool, settings=shares) as node:
+        assert node.ask(kept, params={KEEP: 120}).tokens == expected[0]
+        assert node.ask(other).tokens == expected[1]
+        node.wait_for("stored_blocks", 2 * BLOCKS)
+        flood(node, 17_10)
+        assert cached(node, kept, expected[0]) == BLOCKS * BLOCK
+        assert cached(node, other, expected[1]) == 0
+        counters = node.counters()
+        assert counters["keep_hints"] == 1
+        assert counters["touched_blocks"] >= 3 * BLOCKS
+        assert counters.get("keep_refused_blocks", 0) == 0
+
+
+def test_a_tenant_that_keeps_everything_pushes_nobody_out(
+    small_pool: str, llama: Path, plain: Node, start: Callable[..., Node]
+) -> None:
+    def of(tenant: str, **hints: Any) -> dict[str, Any]:
+        return {"cache_salt": tenant, "params": {"penstock.tenant": tenant, **hints}}
+
+    kept, fresh = (tokens(LENGTH, seed=17_40 + n) for n in range(2))
+    expected = [plain.ask(prompt).tokens for prompt in (kept, fresh)]
+    shares = {"penstock.keep_share": 0.5, "penstock.keep_share_of_one": 0.25}
+    with start(llama, pool=small_pool, settings=shares) as node:
+        flood(node, 17_50, prompts=8, **of("red", **{KEEP: 600}))
+        # Red has all that it may have. Blue's is kept all the same.
+        assert node.ask(kept, **of("blue", **{KEEP: 600})).tokens == expected[0]
+        flood(node, 17_60, **of("red", **{KEEP: 600}))
+        node.wait_for("keep_refused_blocks", 26 * BLOCKS - ROOM // 4)
+        assert cached(node, kept, expected[0], **of("blue")) == BLOCKS * BLOCK
+        # And what blue does not keep has as much room as red leaves to everybody.
+        assert node.ask(fresh, **of("blue")).tokens == expected[1]
+        flood(node, 17_90, prompts=3, **of("red", **{KEEP: 600}))
+        assert cached(node, fresh, expected[1], **of("blue")) == BLOCKS * BLOCK
+
+
+def test_what_is_let_go_leaves_the_pool(
+    llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    pool = f"file://{tmp_path}/pool?size=1GiB"
+    prompt = tokens(LENGTH, seed=17_100)
+    other = prompt[: 2 * BLOCK] + tokens(BLOCK + 9, seed=17_101)
+    expected = [plain.ask(each).tokens for each in (prompt, other)]
+    with start(llama, pool=pool) as node:
+        assert node.ask(prompt).tokens == expected[0]
+        node.wait_for("stored_blocks", BLOCKS)
+        assert objects(pool) == BLOCKS
+        # The last turn of this agent. Others go on with its first two blocks.
+        last = [*prompt, *tokens(2 * BLOCK, seed=17_102)]
+        answer = node.ask(last, params={LET_GO: 2 * BLOCK})
+        assert answer.tokens == plain.ask(last).tokens
+        node.wait_for("let_go_blocks", 2)
+        assert objects(pool) == 2
+        assert node.counters()["stored_blocks"] == BLOCKS, "nothing new was stored"
+        assert cached(node, other, expected[1]) == 2 * BLOCK
+        assert cached(node, prompt, expected[0]) == 2 * BLOCK
+
+
+@pytest.mark.parametrize("salt", [None, "a salt"])
+def test_a_prompt_that_comes_next_is_in_host_memory(
+    salt: str | None, llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    prompt, working = tokens(LENGTH, seed=17_110), tokens(BLOCK + 9, seed=17_111)
+    expected = plain.ask(prompt).tokens
+    with Server("valkey", tmp_path) as server:
+        with start(llama, pool=server.unix_url) as first:
+            assert first.ask(prompt, cache_salt=salt).tokens == expected
+            first.wait_for("stored_blocks", BLOCKS)
+        settings = {"penstock.host_tier": True}
+        with start(llama, pool=server.unix_url, settings=settings) as second:
+            # An agent works, and knows what it will ask then.
+            number = second.start(
+                working, max_tokens=40, cache_salt=salt, params={PREFETCH: prompt}
+            )
+            answer = second.answer(number)
+            assert answer.tokens == plain.ask(working, max_tokens=40).tokens
+            second.wait_for("prefetched_bytes", BLOCKS * KV_BYTES_PER_BLOCK)
+            before = second.counters()
+            # The pool is gone: only host memory can have it.
+            server.kill()
+            answer = second.ask(prompt, cache_salt=salt)
+            assert (answer.tokens, answer.cached) == (expected, BLOCKS * BLOCK)
+            after = second.counters()
+            assert after["kept_bytes"] == BLOCKS * KV_BYTES_PER_BLOCK
+            assert after.get("loaded_bytes", 0) == before.get("loaded_bytes", 0)
+            assert after["prefetch_hints"] == 1
+
+
+def test_wrong_hints_change_nothing(
+    llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    prompt = tokens(LENGTH, seed=17_120)
+    expected = plain.ask(prompt).tokens
+    with start(llama, pool=f"file://{tmp_path}/pool?size=1GiB") as node:
+        wrong = {KEEP: "long", LET_GO: -3, PREFETCH: {"prompt": "next"}}
+        assert node.ask(prompt, params=wrong).tokens == expected
+        node.wait_for("stored_blocks", BLOCKS)
+        assert node.counters()["hints_refused"] == 3
+        assert cached(node, prompt, expected, params=wrong) == BLOCKS * BLOCK
+        assert node.log.read_text().count("penstock.keep is not followed") == 1

@@ -149,8 +149,10 @@ async def ask(
 
 
 @contextlib.contextmanager
-def running(command: list[str], port: int, log: Path) -> Iterator[Process]:
-    process = Process([sys.executable, "-c", *command], log, {})
+def running(
+    command: list[str], port: int, log: Path, environment: dict[str, str] | None = None
+) -> Iterator[Process]:
+    process = Process([sys.executable, "-c", *command], log, environment or {})
     try:
         process.wait_for_port(port)
         yield process
@@ -179,32 +181,44 @@ def main() -> None:
     parser.add_argument("--stored", type=float, default=2000.0, help="blocks stored a second")
     parser.add_argument("--seconds", type=float, default=10.0, help="a pass")
     parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument(
+        "--other", metavar="FOLDER", help="`python` of another checkout: its service takes turns"
+    )
     args = report.begin(parser)
     prompts = range(args.blocks // args.prompt_blocks)
     asked = requests(prompts, args.prompt_blocks, 3000, seed=1)
     found: dict[str, list[dict[str, Any]]] = {"look-ups": [], "look-ups, stores": [], "bare": []}
+    if args.other is not None:
+        found["other"] = []
     with tempfile.TemporaryDirectory() as folder, Server("valkey", Path(folder)) as valkey:
         progress(f"storing {len(prompts) * args.prompt_blocks} blocks")
         fill(valkey.unix_url, prompts, args.prompt_blocks)
-        ports, log = (free_port(), free_port()), Path(folder) / "log"
-        service = [CALL, "lookup-server", valkey.unix_url, "--port", str(ports[0])]
-        service += ["--blocks", str(args.blocks * 3 // 2)]
-        with (
-            running(service, ports[0], log) as process,
-            running([BARE, str(ports[1])], ports[1], log),
-        ):
+        ports, log = [free_port() for _ in range(3)], Path(folder) / "log"
+        service = [CALL, "lookup-server", valkey.unix_url]
+        service += ["--blocks", str(args.blocks * 3 // 2), "--port"]
+        with contextlib.ExitStack() as stack:
+            process = stack.enter_context(running([*service, str(ports[0])], ports[0], log))
+            stack.enter_context(running([BARE, str(ports[1])], ports[1], log))
+            if args.other is not None:
+                environment = {"PYTHONPATH": args.other}
+                other = running([*service, str(ports[2])], ports[2], log, environment)
+                stack.enter_context(other)
             # The index learns all prompts.
             learn = [
                 (request([*prompt(number, args.prompt_blocks), 1]), args.prompt_blocks * BLOCK)
                 for number in prompts
             ]
             first = uvloop.run(ask(ports[0], learn, 500.0, len(learn) / 500.0))
+            if args.other is not None:
+                uvloop.run(ask(ports[2], learn, 500.0, len(learn) / 500.0))
             progress(f"learnt at {first['rate']:.0f} queries a second, {first['right']} right")
             context = multiprocessing.get_context("fork")
             stored = context.Value("i", 0)
             for number in range(args.passes):
                 found["look-ups"].append(uvloop.run(ask(ports[0], asked, args.rate, args.seconds)))
                 found["bare"].append(uvloop.run(ask(ports[1], asked, args.rate, args.seconds)))
+                if args.other is not None:
+                    found["other"].append(uvloop.run(ask(ports[2], asked, args.rate, args.seconds)))
                 end = context.Event()
                 writer = context.Process(
                     target=store_on,

@@ -1,6 +1,8 @@
-"""vLLM's own proxies for disaggregated prefill, as they are, in front of two servers of Penstock.
+"""vLLM's own proxies and its router for disaggregated prefill, as they are, in front of two servers
+of Penstock.
 
-`scripts/vllm-examples.sh` fetches them: they are in vLLM's source distribution only.
+`scripts/vllm-examples.sh` fetches the proxies: they are in vLLM's source distribution only.
+`scripts/vllm-router.sh` fetches the router, a package of its own.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from tests.e2e import models
 from tests.e2e.conftest import BLOCK
 
 EXAMPLES = os.environ.get("PENSTOCK_TEST_VLLM_EXAMPLES")
+ROUTER = os.environ.get("PENSTOCK_TEST_VLLM_ROUTER")
 
 pytestmark = [
     pytest.mark.e2e,
@@ -97,6 +100,18 @@ def proxy_command(family: str, pair: Pair, port: int) -> list[str]:
                 *(sys.executable, str(found["disagg_proxy_demo.py"]), "--port", str(port)),
                 *("--model", MODEL, "--prefill", prefill, "--decode", decode),
             ]
+        case "router, serial" | "router, concurrent":
+            # The router asks a prefill server for its name under the port that follows the URL.
+            is_concurrent = family.endswith("concurrent")
+            return [
+                *(str(ROUTER), "--host", "127.0.0.1"),
+                *("--port", str(port), "--prometheus-port", str(free_port())),
+                *("--policy", "round_robin", "--vllm-pd-disaggregation"),
+                *("--kv-connector", "mooncake" if is_concurrent else "nixl"),
+                *("--prefill", f"http://{prefill}"),
+                *([str(pair.bootstrap_port)] if is_concurrent else []),
+                *("--decode", f"http://{decode}"),
+            ]
         case _:
             return [
                 *(sys.executable, str(found["mooncake_connector_proxy.py"]), "--port", str(port)),
@@ -135,8 +150,12 @@ def wait_until_it_serves(server: Server, port: int, prompt: list[int]) -> None:
         time.sleep(0.2)
 
 
-@pytest.mark.parametrize("family", ["serial", "blind", "concurrent"])
+@pytest.mark.parametrize(
+    "family", ["serial", "blind", "concurrent", "router, serial", "router, concurrent"]
+)
 def test_a_proxy_as_it_is(family: str, pair: Pair, tmp_path: Path) -> None:
+    if family.startswith("router") and ROUTER is None:
+        pytest.skip("vLLM's router is not here: run it by scripts/vllm-router.sh")
     rng = random.Random(family)
     prompts = [
         [rng.randrange(3, 250) for _ in range(rng.randrange(BLOCK, 6 * BLOCK))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import os
 import shutil
@@ -13,18 +14,22 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock._native import Store
+from penstock.demo.processes import free_port
 from penstock.lookup import Service
 from penstock.lookup.http import Application, Limits
 from penstock.lookup.service import Settings
+from penstock.lookup.short import _read
 from penstock.lookup.tokenizing import Tokenizers
 from tests.lookup.pretended import BLOCK, Engine, hashes
 
@@ -74,9 +79,9 @@ class Running:
         request = urllib.request.Request(self.said["url"] + path, data, headers)
         try:
             with urllib.request.urlopen(request, timeout=100, context=context) as answer:
-                return answer.status, _read(answer)
+                return answer.status, _content(answer)
         except urllib.error.HTTPError as error:
-            return error.code, _read(error)
+            return error.code, _content(error)
 
     def end(self, number: signal.Signals) -> tuple[int, str]:
         """Exit status and standard error."""
@@ -85,7 +90,7 @@ class Running:
         return self.process.returncode, said
 
 
-def _read(answer: Any) -> Any:
+def _content(answer: Any) -> Any:
     text = answer.read().decode()
     return json.loads(text) if "json" in answer.headers["content-type"] else text
 
@@ -199,6 +204,95 @@ def test_health_models_and_metrics(server: Running) -> None:
         assert name in text
 
 
+def answers(connection: socket.socket, pieces: list[bytes], count: int) -> list[tuple[int, Any]]:
+    """Sends the pieces one by one, and reads so many answers."""
+    for piece in pieces:
+        connection.sendall(piece)
+        time.sleep(0.002)
+    found = []
+    with connection.makefile("rb") as reader:
+        while len(found) < count:
+            status = int(reader.readline().split()[1])
+            headers = http.client.parse_headers(reader)
+            if status != 100:
+                body = reader.read(int(headers["content-length"]))
+                assert headers["content-type"] == "application/json"
+                found.append((status, json.loads(body)))
+    return found
+
+
+BODY = json.dumps({"model": "llama", "prompt": PROMPT}).encode()
+PLAIN = b"POST /lookup HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n" % len(BODY)
+WHOLE = PLAIN + b"\r\n" + BODY
+CHUNKED = b"POST /lookup HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED += b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "count"),
+    [
+        ([WHOLE], 1),
+        ([WHOLE, WHOLE, WHOLE], 3),
+        ([WHOLE + WHOLE], 2),
+        ([WHOLE + WHOLE[:9], WHOLE[9:], WHOLE], 3),
+        ([PLAIN + b"\r\n", BODY, WHOLE], 2),
+        ([WHOLE[:50], WHOLE[50:200], WHOLE[200:], WHOLE], 2),
+        ([CHUNKED, WHOLE, CHUNKED], 3),
+        ([CHUNKED[:100], CHUNKED[100:] + WHOLE], 2),
+        ([PLAIN + b"Connection: keep-alive\r\n\r\n" + BODY, WHOLE], 2),
+        ([PLAIN + b"Expect: 100-continue\r\n\r\n", BODY, WHOLE], 2),
+    ],
+)
+def test_requests_are_answered_however_they_come(
+    server: Running, pieces: list[bytes], count: int
+) -> None:
+    port = int(server.said["url"].rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        for status, found in answers(connection, pieces, count):
+            assert (status, found["pools"][0]["tokens"]) == (200, 2 * BLOCK)
+
+
+@pytest.mark.parametrize(
+    ("request_text", "status"),
+    [
+        (WHOLE.replace(b"Host", b"Ho st"), 400),
+        (WHOLE.replace(b"Host: here", b"Host: here\r\nContent-Length: 5"), 400),
+        (WHOLE.replace(b"Host: here", b"Host: here\r\nTransfer-Encoding: x"), 400),
+        (WHOLE.replace(b"llama", b"other"), 404),
+        (WHOLE.replace(b"POST /lookup", b"POST /look"), 404),
+        (PLAIN + b"Connection: close\r\n\r\n" + BODY, 200),
+    ],
+)
+def test_what_is_not_plain_goes_the_long_way(
+    server: Running, request_text: bytes, status: int
+) -> None:
+    port = int(server.said["url"].rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(request_text)
+        assert connection.recv(100).startswith(b"HTTP/1.1 %d " % status)
+
+
+def test_the_short_way_is_for_what_is_whole_and_plain() -> None:
+    read = _read(WHOLE)
+    assert read is not None
+    assert read[0][0] == (b"host", b"here")
+    assert read[1] == BODY
+    assert _read(PLAIN + b"Authorization: Bearer x\r\n\r\n" + BODY) is not None
+    for other in (WHOLE[:-1], WHOLE + b"x", CHUNKED, WHOLE.replace(b"Host", b"Expect")):
+        assert _read(other) is None
+
+
+def test_a_connection_may_be_idle_between_requests(pool: str) -> None:
+    """Short answers keep uvicorn's clock: it closes idle connections, and no others."""
+    with Running(pool) as running:
+        port = int(running.said["url"].rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            answers(connection, [WHOLE], 1)
+            # A connection that is idle does not hold up the end.
+            assert running.end(signal.SIGTERM) == (0, "")
+            assert connection.recv(1) == b""
+
+
 def test_the_token_is_asked_for(guarded: Running) -> None:
     body = {"model": "llama", "prompt": PROMPT}
     for wrong in (None, "", "wrong", TOKEN + "x", TOKEN[:-1]):
@@ -216,6 +310,21 @@ def test_secrets_are_nowhere(pool: str) -> None:
         running.ask(body={"model": "llama", "prompt": PROMPT}, token=TOKEN)
         status, said = running.end(signal.SIGTERM)
     assert (status, TOKEN in said) == (0, False)
+
+
+def test_engines_are_part_of_the_answer(pool: str) -> None:
+    with Running(pool, "--engine", f"a=tcp://127.0.0.1:{free_port()}") as running:
+        status, found = running.ask(body={"model": "llama", "prompt": PROMPT})
+        assert (status, found["engines"]) == (
+            200,
+            # Nobody publishes there. The pool's tokens are there for whoever comes.
+            [{"name": "a", "state": "gone", "own": None, "tokens": 2 * BLOCK, "heard": None}],
+        )
+        text = running.ask("/metrics")[1]
+        assert 'penstock_lookup_engine_state{engine="a",state="gone"} 1.0' in text
+        assert 'penstock_lookup_engine_blocks{engine="a"} 0.0' in text
+        assert 'penstock_lookup_engine_losses_total{engine="a"} 0.0' in text
+        assert running.end(signal.SIGTERM)[0] == 0
 
 
 def test_signals_end_it(pool: str) -> None:
@@ -279,8 +388,8 @@ class Frozen:
     def begin(self, question: Any) -> Any:
         pending = self._service.begin(question)
         waits = self._service._asking.submit(self.gate.wait)
-        [(pool, model, _)] = pending.asked
-        return type(pending)(pending.question, ((pool, model, waits),))
+        [asked] = pending.asked
+        return replace(pending, asked=(replace(asked, tokens=waits),))
 
 
 def test_no_more_look_ups_at_once_than_allowed() -> None:

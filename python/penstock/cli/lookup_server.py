@@ -12,6 +12,7 @@ from rich.text import Text
 
 from penstock.cli import words
 from penstock.errors import ConfigError
+from penstock.lookup.engines import EngineAddress
 from penstock.lookup.service import Service, Settings, open
 from penstock.vllm.names import POOL_VARIABLE
 
@@ -72,6 +73,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         ("concurrency", 256, "look-ups at the same time; further ones are answered 503"),
         ("threads", defaults.threads, "threads that ask pools"),
         ("prompt-tokens", 1 << 18, "the longest prompt"),
+        ("engine-blocks", defaults.engine_blocks, "blocks remembered of each engine's own cache"),
     )
     for name, default, text in (
         ("believe-found", defaults.believe_found, "how long a block counts as there"),
@@ -94,6 +96,15 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         parser.add_argument(
             f"--{name}", metavar="NAME=VALUE", action="append", default=[], help=text
         )
+    parser.add_argument(
+        "--engine",
+        metavar="NAME=EVENTS[,PART=VALUE]",
+        action="append",
+        default=[],
+        help="an engine whose own cache counts too: the endpoint of its KV events, as "
+        "tcp://HOST:PORT. Parts: replay, the endpoint that tells again what was lost; model, if "
+        "engines serve several; pool, if they have several",
+    )
     parser.add_argument(
         "--json", action="store_true", help="write the address and the models as JSON"
     )
@@ -125,11 +136,13 @@ def run(args: argparse.Namespace) -> int:
         timeout=args.timeout,
         refresh=args.refresh,
         threads=args.threads,
+        engine_blocks=args.engine_blocks,
     )
+    engines = [EngineAddress.parse(text) for text in args.engine]
     limits = Limits(prompt_tokens=args.prompt_tokens, concurrency=args.concurrency)
     tokenizers = Tokenizers(_pairs("--tokenizer", args.tokenizer))
     adapters, aliases = _pairs("--adapter", args.adapter), _pairs("--alias", args.alias)
-    with open(urls, settings, adapters=adapters, aliases=aliases) as service:
+    with open(urls, settings, adapters=adapters, aliases=aliases, engines=engines) as service:
         application = Application(service, tokenizers, token=token, limits=limits)
         ended_by = serve(application, address, lambda url: _tell(url, service, args.json))
     return _INTERRUPTED if ended_by is signal.SIGINT else 0

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from msgspec import MsgspecError
-from msgspec.json import decode
+from msgspec.json import encode
 
+from penstock._native import TokenIds, read_question
 from penstock.errors import Closed, ConfigError
 from penstock.lookup.measured import Measured
 from penstock.lookup.models import Lora, Refused
@@ -97,6 +96,26 @@ class Application:
         await send({"type": "http.response.start", "status": status, "headers": listed})
         await send({"type": "http.response.body", "body": body})
 
+    def answer_at_once(self, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes | None:
+        """The answer to a look-up; None if it is refused, or takes a while."""
+        if len(body) > _INLINE_BYTES or self._running >= self._limits.concurrency:
+            return None
+        began = time.perf_counter()
+        try:
+            self._check(headers)
+            read = read_question(body, self._limits.prompt_tokens)
+            if isinstance(read[1], str):
+                return None
+            found = self._service.find_at_once(self._question(*read))
+        except Exception:
+            # The long way says what is wrong.
+            return None
+        if found is None:
+            return None
+        answer = _json(_answer(found))
+        self._measured.note(200, time.perf_counter() - began)
+        return answer
+
     async def _serve(
         self, scope: MutableMapping[str, Any], receive: Receive
     ) -> tuple[int, bytes, bytes]:
@@ -143,22 +162,29 @@ class Application:
         announced = next((value for name, value in headers if name == b"content-length"), b"0")
         if not announced.isdigit() or int(announced) > most:
             raise too_large
-        try:
-            return await asyncio.wait_for(
-                _whole(receive, most, too_large), self._limits.body_seconds
-            )
-        except asyncio.TimeoutError:
-            raise _Failure(408, "the request's body did not come in time") from None
+        with _Deadline(self._limits.body_seconds) as deadline:
+            try:
+                return await _whole(receive, most, too_large)
+            except asyncio.CancelledError:
+                if not deadline.has_passed:
+                    raise
+        raise _Failure(408, "the request's body did not come in time")
 
     async def _look_up(self, body: bytes) -> Found:
+        # Short bodies are read and hashed by this thread, long ones would delay others.
+        is_long = len(body) > _INLINE_BYTES
         try:
-            asked = _object(body)
-            if len(body) > _INLINE_BYTES or isinstance(asked.get("prompt"), str):
+            read = (
+                await asyncio.to_thread(read_question, body, self._limits.prompt_tokens)
+                if is_long
+                else read_question(body, self._limits.prompt_tokens)
+            )
+            if is_long or isinstance(read[1], str):
                 pending = await asyncio.to_thread(
-                    lambda: self._service.begin(self._question(asked))
+                    lambda: self._service.begin(self._question(*read))
                 )
             else:
-                pending = self._service.begin(self._question(asked))
+                pending = self._service.begin(self._question(*read))
         except Refused as error:
             raise _Failure(404 if error.is_unknown else 422, str(error)) from None
         except ConfigError as error:
@@ -178,30 +204,24 @@ class Application:
             raise _Failure(503, f"no pool of this model answers: {kinds}", **{"retry-after": "1"})
         return found
 
-    def _question(self, asked: dict[str, Any]) -> Question:
+    def _question(
+        self,
+        model: str,
+        prompt: TokenIds | str,
+        salt: str | None,
+        lora: str | tuple[str, str, str] | None,
+        tenant: str | None,
+    ) -> Question:
         """Raises:
-        ConfigError: it is no question.
+        ConfigError: the prompt is too long.
         Refused: the model or its tokenizer is not known.
         """
-        unknown = asked.keys() - {"model", "prompt", "cache_salt", "lora", "tenant"}
-        if unknown:
-            raise ConfigError(f"a look-up has no {', '.join(sorted(unknown))}")
-        model, prompt = asked.get("model"), asked.get("prompt")
-        if not isinstance(model, str):
-            raise ConfigError('a look-up needs "model": the model\'s name')
         if isinstance(prompt, str):
-            prompt = self._tokenizers.tokens(model, self._service.described(model), prompt)
-        if not isinstance(prompt, list):
-            raise ConfigError('a look-up needs "prompt": a list of token ids, or text')
-        if len(prompt) > self._limits.prompt_tokens:
-            raise ConfigError(f"a prompt may have {self._limits.prompt_tokens} tokens here")
-        return Question(
-            model,
-            prompt,
-            _text(asked, "cache_salt"),
-            _lora(asked.get("lora")),
-            _text(asked, "tenant"),
-        )
+            tokens = self._tokenizers.tokens(model, self._service.described(model), prompt)
+            if len(tokens) > self._limits.prompt_tokens:
+                raise ConfigError(f"a prompt may have {self._limits.prompt_tokens} tokens here")
+            return Question(model, tokens, salt, _lora(lora), tenant)
+        return Question(model, prompt, salt, _lora(lora), tenant)
 
     def _models(self) -> dict[str, Any]:
         known = [
@@ -214,6 +234,28 @@ class Application:
             for model in self._service.models
         ]
         return {"models": known, "refused": self._service.refused}
+
+
+class _Deadline:
+    """Cancels the task that enters it, unless the task leaves it in time. `asyncio.wait_for` would
+    read each body in a task of its own, which takes longer than to read it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.has_passed = False
+
+    def __enter__(self) -> _Deadline:
+        task = asyncio.current_task()
+        assert task is not None
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._pass, task)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def _pass(self, task: asyncio.Task[Any]) -> None:
+        self.has_passed = True
+        task.cancel()
 
 
 async def _whole(receive: Receive, most: int, too_large: _Failure) -> bytes:
@@ -236,48 +278,23 @@ def _digest(token: bytes) -> bytes:
 
 
 def _json(document: Any) -> bytes:
-    return json.dumps(document, separators=(",", ":")).encode()
+    return encode(document)
 
 
-# A prompt has thousands of numbers: Python's own reader would take most of a look-up's time.
-def _object(body: bytes) -> dict[str, Any]:
-    """Raises:
-    ConfigError: it is no JSON object.
-    """
-    try:
-        asked = decode(body)
-    except (MsgspecError, ValueError, RecursionError) as error:
-        raise ConfigError(f"the body is no JSON: {error}") from None
-    if not isinstance(asked, dict):
-        raise ConfigError("the body is a JSON object")
-    return asked
-
-
-def _text(asked: dict[str, Any], name: str) -> str | None:
-    value = asked.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        raise ConfigError(f'"{name}" is text')
-    return value
-
-
-def _lora(asked: Any) -> Lora | str | None:
-    if asked is None or isinstance(asked, str):
-        return asked
-    names = ("name", "path", "digest")
-    if not isinstance(asked, dict) or asked.keys() != set(names):
-        raise ConfigError(f'"lora" is an adapter\'s name, or an object of {", ".join(names)}')
-    values = [_text(asked, name) for name in names]
-    name, path, digest = (value or "" for value in values)
-    if not (name and path and digest):
-        raise ConfigError(f'"lora" has an empty part: it needs {", ".join(names)}')
-    return Lora(name, path, digest)
+def _lora(asked: str | tuple[str, str, str] | None) -> Lora | str | None:
+    return Lora(*asked) if isinstance(asked, tuple) else asked
 
 
 def _answer(found: Found) -> dict[str, Any]:
-    pools = [
-        {name: value for name, value in asdict(pool).items() if name != "error" or value}
-        for pool in found.pools
-    ]
-    return {"model": found.model, "prompt_tokens": found.prompt_tokens, "pools": pools}
+    pools = []
+    for pool in found.pools:
+        shown: dict[str, Any] = {
+            "url": pool.url,
+            "namespace": pool.namespace,
+            "block_size": pool.block_size,
+            "tokens": pool.tokens,
+        }
+        pools.append(shown if pool.error is None else shown | {"error": pool.error})
+    answer = {"model": found.model, "prompt_tokens": found.prompt_tokens, "pools": pools}
+    # Without engines to follow, nothing is said of any.
+    return answer | {"engines": found.engines} if found.engines else answer

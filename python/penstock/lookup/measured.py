@@ -89,8 +89,38 @@ def _indexes(service: Service) -> Collector:
                 asked.add_metric([url], questions)
             yield size
             yield asked
+            if service.engines:
+                yield from _engines(service)
             yield GaugeMetricFamily(
                 "penstock_lookup_models", "Models that can be asked for", len(service.models)
             )
 
     return Indexes()
+
+
+def _engines(service: Service) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    known = GaugeMetricFamily(
+        "penstock_lookup_engine_blocks",
+        "Blocks that an engine is known to have in its own cache",
+        labels=["engine"],
+    )
+    heard = GaugeMetricFamily(
+        "penstock_lookup_engine_state",
+        "1 for what is known of an engine: complete, partial or gone",
+        labels=["engine", "state"],
+    )
+    lost = CounterMetricFamily(
+        "penstock_lookup_engine_losses",
+        "How often events of an engine were lost for good",
+        labels=["engine"],
+    )
+    for view in service.engines:
+        name = view.address.name
+        known.add_metric([name], view.blocks)
+        heard.add_metric([name, view.state.name], 1)
+        lost.add_metric([name], view.lost)
+    yield known
+    yield heard
+    yield lost

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from penstock._native import ModelVariant, PrefixHasher, PromptPrefix, Store
+from penstock._native import ModelVariant, PrefixHasher, PromptPrefix, Store, TokenIds
 from penstock.errors import ConfigError, PenstockError
 from penstock.pool.namespace import DESCRIPTIONS, DIGEST_BYTES, read_namespace
 from penstock.vllm.samples import SAMPLE_BLOCKS, SAMPLE_LORA, SAMPLE_SALT
@@ -52,6 +52,8 @@ class Model:
     block_size: int
     """What an engine loads is a multiple of so many tokens."""
     variant: ModelVariant
+    groups: tuple[int, ...]
+    """vLLM's number of each of its groups."""
     hashing: Hashing
 
 
@@ -70,7 +72,11 @@ class Hashing:
     hasher: PrefixHasher = field(compare=False, repr=False)
 
     def prefix(
-        self, prompt: list[int], *, cache_salt: str | None = None, lora: Lora | None = None
+        self,
+        prompt: list[int] | TokenIds,
+        *,
+        cache_salt: str | None = None,
+        lora: Lora | None = None,
     ) -> PromptPrefix:
         """The prompt's block hashes.
 
@@ -160,6 +166,7 @@ def _model(
         namespace=namespace,
         block_size=math.lcm(*(group["block_size"] for group in groups)),
         variant=ModelVariant(made, hash_tokens),
+        groups=tuple(int(group["group"]["index"]) for group in groups),
         hashing=_hashing(own, lookup, hash_tokens),
     )
 

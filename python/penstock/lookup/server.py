@@ -50,6 +50,8 @@ def serve(
     """
     import uvicorn
 
+    from penstock.lookup.short import ShortProtocol
+
     scheme = "http" if address.certificate is None else "https"
     if address.certificate is not None:
         _check_certificate(address)
@@ -60,8 +62,10 @@ def serve(
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             lifespan="off",
             ws="none",
+            http=ShortProtocol,
             timeout_keep_alive=_IDLE_SECONDS,
             timeout_graceful_shutdown=_GRACE_SECONDS,
             ssl_certfile=address.certificate,

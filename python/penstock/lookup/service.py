@@ -11,12 +11,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from penstock._native import ModelVariant, PoolFinder, PromptPrefix, Store
+from penstock._native import ModelVariant, PoolFinder, PromptPrefix, Store, TokenIds
 from penstock.errors import Closed, ConfigError, StoreError
 from penstock.lookup.adapters import Adapters
+from penstock.lookup.engines import EngineAddress, EngineView, Followers
 from penstock.lookup.models import Lora, Model, Models, Refused, read_models
 
-__all__ = ["Found", "InPool", "Question", "Service", "Settings", "open"]
+__all__ = ["Found", "InPool", "OnEngine", "Question", "Service", "Settings", "open"]
 
 logger = logging.getLogger("penstock.lookup")
 
@@ -47,6 +48,8 @@ class Settings:
     """Seconds between two readings of the models that the pools describe."""
     threads: int = 8
     """Threads that ask pools."""
+    engine_blocks: int = 1_000_000
+    """Blocks that are remembered of each engine's own cache."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Question:
     """A prompt for a model, as a request to an engine has it."""
 
     model: str
-    prompt: list[int]
+    prompt: list[int] | TokenIds
     """Token ids."""
     cache_salt: str | None = None
     lora: Lora | str | None = None
@@ -79,12 +82,29 @@ class InPool:
 
 
 @dataclass(frozen=True)
+class OnEngine:
+    """What one engine would find: in its own cache, and then in its pool."""
+
+    name: str
+    state: str
+    """`complete`: its events have told of all that it has. `partial`: it may have more. `gone`: it
+    cannot be heard, and what it has is not known."""
+    own: int | None
+    """Tokens of the prompt in its own cache; None if that is not known."""
+    tokens: int | None
+    """Tokens of the prompt that it need not compute; None if neither cache nor pool is known."""
+    heard: float | None
+    """Seconds since it told something; None if it never did. An idle engine tells nothing."""
+
+
+@dataclass(frozen=True)
 class Found:
     """The answer to a question."""
 
     model: str
     prompt_tokens: int
     pools: tuple[InPool, ...]
+    engines: tuple[OnEngine, ...] = ()
 
 
 @dataclass
@@ -99,14 +119,14 @@ class _Pool:
     far_until: float = 0.0
     """Until when it is not asked in place."""
 
-    def find_in_place(self, variant: ModelVariant, prefix: PromptPrefix) -> int | None:
+    def find_in_place(self, variant: ModelVariant, prefix: PromptPrefix, own: int) -> int | None:
         """The tokens that an engine would find; None if the pool is not fast enough."""
         began = time.monotonic()
         if began < self.far_until:
             return None
         tokens = None
         with contextlib.suppress(StoreError):
-            tokens = self.finder.find(variant, prefix, timeout=_IN_PLACE_SECONDS)
+            tokens = self.finder.find(variant, prefix, timeout=_IN_PLACE_SECONDS, own=own)
         ended = time.monotonic()
         if tokens is None or ended - began > _NEAR_SECONDS:
             self.far_until = ended + _FAR_SECONDS
@@ -114,29 +134,66 @@ class _Pool:
 
 
 @dataclass(frozen=True)
+class _Asked:
+    """One way to serve the model in one pool, and what it has of the prompt."""
+
+    pool: _Pool
+    model: Model
+    tokens: int | Future[int]
+    engines: tuple[tuple[EngineView, int, int | Future[int]], ...]
+    """Engines, the tokens in their own caches, and the tokens with the pool."""
+
+
+@dataclass(frozen=True)
 class Pending:
     """An answer, part of which a pool still has to give."""
 
     question: Question
-    asked: tuple[tuple[_Pool, Model, int | Future[int]], ...]
+    asked: tuple[_Asked, ...]
+    engines: tuple[EngineView, ...]
 
     @property
     def waits_for(self) -> list[Future[int]]:
         """What must be done before :meth:`found`."""
-        return [tokens for _, _, tokens in self.asked if isinstance(tokens, Future)]
+        waits = [one.tokens for one in self.asked if isinstance(one.tokens, Future)]
+        for one in self.asked:
+            waits += [tokens for *_, tokens in one.engines if isinstance(tokens, Future)]
+        return waits
 
     def found(self) -> Found:
         """The answer. A pool that failed has told no tokens."""
         pools = []
-        for pool, model, asked in self.asked:
-            tokens, error = None, None
-            try:
-                tokens = asked.result() if isinstance(asked, Future) else asked
-            except StoreError as failure:
-                error = failure.kind
-            pools.append(InPool(pool.url, model.namespace.hex(), model.block_size, tokens, error))
+        for one in self.asked:
+            tokens, error = _told(one.tokens)
+            namespace, block_size = one.model.namespace.hex(), one.model.block_size
+            pools.append(InPool(one.pool.url, namespace, block_size, tokens, error))
+        engines = tuple(self._on(view) for view in self.engines)
         question = self.question
-        return Found(question.model, len(question.prompt), tuple(pools))
+        return Found(question.model, len(question.prompt), tuple(pools), engines)
+
+    def _on(self, view: EngineView) -> OnEngine:
+        own: int | None = None
+        most: int | None = None
+        for one in self.asked:
+            if view.address.pool not in (None, one.pool.url):
+                continue
+            tokens, _ = _told(one.tokens)
+            for other, its_own, with_pool in one.engines:
+                if other is view:
+                    own = max(own or 0, its_own)
+                    tokens = max(its_own, _told(with_pool)[0] or 0)
+            if tokens is not None:
+                most = max(most or 0, tokens)
+        state = view.state
+        return OnEngine(view.address.name, state.name, own, most, state.heard)
+
+
+def _told(asked: int | Future[int]) -> tuple[int | None, str | None]:
+    """The tokens that a pool told, or the kind of its failure."""
+    try:
+        return (asked.result() if isinstance(asked, Future) else asked), None
+    except StoreError as failure:
+        return None, failure.kind
 
 
 class Service:
@@ -161,12 +218,15 @@ engine describes its model when it stores its first block
         *,
         adapters: Mapping[str, str] | None = None,
         aliases: Mapping[str, str] | None = None,
+        engines: Sequence[EngineAddress] = (),
     ) -> None:
-        """`adapters` has LoRA adapters, name → path: their files are read here. `aliases` has
-        further names of models: name → a name in the pools' descriptions.
+        """`engines` are followed by their KV events. `adapters` has LoRA adapters, name → path:
+        their files are read here. `aliases` has further names of models: name → a name in the
+        pools' descriptions.
 
         Raises:
             StoreError: a pool does not answer.
+            ConfigError: the engines cannot be followed.
         """
         self.settings = settings or Settings()
         self._pools = [self._pool(store) for store in stores]
@@ -176,6 +236,7 @@ engine describes its model when it stores its first block
         for pool in self._pools:
             pool.models = read_models(pool.store, timeout=self.settings.timeout)
         self._note_read()
+        self._followers = Followers(engines, self.settings.engine_blocks)
         self._closed = threading.Event()
         self._asking = ThreadPoolExecutor(self.settings.threads, "penstock-lookup")
         self._refresher = threading.Thread(
@@ -208,13 +269,14 @@ engine describes its model when it stores its first block
     def close(self) -> None:
         """Ends the threads. Questions under way are answered."""
         self._closed.set()
+        self._followers.close()
         self._asking.shutdown()
         self._refresher.join(self.settings.timeout)
 
     def find(
         self,
         model: str,
-        prompt: list[int],
+        prompt: list[int] | TokenIds,
         *,
         cache_salt: str | None = None,
         lora: Lora | str | None = None,
@@ -231,6 +293,15 @@ engine describes its model when it stores its first block
         wait(pending.waits_for)
         return pending.found()
 
+    def find_at_once(self, question: Question) -> Found | None:
+        """The answer; None if a pool would have to be waited for.
+
+        Raises:
+            Refused, ConfigError, Closed: as :meth:`find`.
+        """
+        pending = self._begin(question, may_wait=False)
+        return None if pending is None else pending.found()
+
     def begin(self, question: Question) -> Pending:
         """Begins to answer. What the index of a pool does not know, threads ask the pool for. A
         pool that has answered fast is asked in place, which takes less time than another thread.
@@ -238,10 +309,17 @@ engine describes its model when it stores its first block
         Raises:
             Refused, ConfigError, Closed: as :meth:`find`.
         """
+        pending = self._begin(question, may_wait=True)
+        assert pending is not None
+        return pending
+
+    def _begin(self, question: Question, *, may_wait: bool) -> Pending | None:
+        """As :meth:`begin`; None if a pool would have to be waited for and that may not be."""
         if self._closed.is_set():
             raise Closed("the look-up service is closed")
         hashed: dict[object, PromptPrefix] = {}
-        asked: list[tuple[_Pool, Model, int | Future[int]]] = []
+        asked: list[_Asked] = []
+        engines = self._serving(question.model)
         for pool, model in self._models(question.model):
             hashing = model.hashing
             if (prefix := hashed.get(hashing)) is None:
@@ -253,15 +331,54 @@ engine describes its model when it stores its first block
                 own = variant.of_tenant(question.tenant)
                 # Blocks without a salt belong to nobody.
                 variant = own if question.cache_salt else variant
-            tokens: int | Future[int] | None = pool.finder.known(variant, prefix)
+            tokens = self._tokens(pool, variant, prefix, 0, may_wait)
             if tokens is None:
-                tokens = pool.find_in_place(variant, prefix)
-            if tokens is None:
-                tokens = self._asking.submit(
-                    pool.finder.find, variant, prefix, timeout=self.settings.timeout
-                )
-            asked.append((pool, model, tokens))
-        return Pending(question, tuple(asked))
+                return None
+            having = []
+            for view in engines:
+                if view.address.pool in (None, pool.url):
+                    has = view.tokens(model, prefix)
+                    if has is None:
+                        continue
+                    with_pool = (
+                        self._tokens(pool, variant, prefix, has, may_wait) if has else tokens
+                    )
+                    if with_pool is None:
+                        return None
+                    having.append((view, has, with_pool))
+            asked.append(_Asked(pool, model, tokens, tuple(having)))
+        return Pending(question, tuple(asked), tuple(engines))
+
+    def _tokens(
+        self, pool: _Pool, variant: ModelVariant, prefix: PromptPrefix, own: int, may_wait: bool
+    ) -> int | Future[int] | None:
+        """The tokens that an engine would find that has the first `own` of them itself; None if the
+        pool would have to be waited for and that may not be."""
+        tokens = pool.finder.known(variant, prefix, own=own)
+        if tokens is None:
+            tokens = pool.find_in_place(variant, prefix, own)
+        if tokens is not None or not may_wait:
+            return tokens
+        timeout = self.settings.timeout
+        return self._asking.submit(pool.finder.find, variant, prefix, timeout=timeout, own=own)
+
+    def _serving(self, name: str) -> list[EngineView]:
+        """The engines that serve this model."""
+        if not self._followers.views:
+            return []
+        names = {self._aliases.get(name, name), name}
+        for _, model in self._models(name):
+            names |= model.names
+        return [
+            view
+            for view in self._followers.views
+            if view.address.model is None or view.address.model in names
+        ]
+
+    @property
+    def engines(self) -> list[EngineView]:
+        """The engines that are followed."""
+        return self._followers.views
 
     def described(self, name: str) -> str:
         """The name of the model in the pools' descriptions: that from which engines load it.
@@ -351,6 +468,7 @@ def open(
     *,
     adapters: Mapping[str, str] | None = None,
     aliases: Mapping[str, str] | None = None,
+    engines: Sequence[EngineAddress] = (),
 ) -> Service:
     """Opens the service for some pools; see :class:`Service`.
 
@@ -361,4 +479,4 @@ def open(
     if not urls:
         raise ConfigError("no pool: give at least one URL")
     stores = [Store.open(url, client_name="penstock-lookup") for url in urls]
-    return Service(stores, settings, adapters=adapters, aliases=aliases)
+    return Service(stores, settings, adapters=adapters, aliases=aliases, engines=engines)

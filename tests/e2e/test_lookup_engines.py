@@ -1,0 +1,131 @@
+"""What the look-up service says of each engine is what the engine then finds: in its own cache, as
+its KV events tell, and in the pool."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import penstock.lookup
+from penstock.demo.processes import free_port
+from penstock.lookup import EngineAddress, OnEngine, Service
+from penstock.lookup.service import Settings
+from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
+from tests.e2e.node import Node
+from tests.servers import Server
+
+pytestmark = pytest.mark.e2e
+
+OWN_BLOCKS = 24
+"""Of an engine's own cache: so few that it evicts all the time."""
+
+
+def prompts(count: int, seed: int) -> list[list[int]]:
+    """Prompts that share beginnings of many lengths."""
+    rng = random.Random(seed)
+    roots = [tokens(6 * BLOCK, seed=seed + number) for number in range(6)]
+    made = []
+    for number in range(count):
+        root = rng.choice(roots)
+        tail = tokens(rng.randrange(1, 2 * BLOCK), seed=seed + 100 + number)
+        made.append(root[: rng.randrange(1, len(root) + 1)] + tail)
+    return made
+
+
+def hits(node: Node) -> tuple[int, int]:
+    """Tokens found so far in the engine's own cache, and in the pool."""
+    counters = node.counters()
+    own, pool = (counters.get(f"{kind}prefix_cache_hits", 0) for kind in ("", "external_"))
+    return int(own), int(pool)
+
+
+def opened(pool: str, addresses: list[EngineAddress], model: Path) -> Service:
+    """The service, once an engine has described its model and both have told all that they have."""
+    # A missing block is not believed to be missing: engines store all the time.
+    service = penstock.lookup.open([pool], Settings(believe_missing=0.001), engines=addresses)
+    end = time.monotonic() + 60
+    while not service.models or any(view.state.name != "complete" for view in service.engines):
+        assert time.monotonic() < end, (service.refused, [each.state for each in service.engines])
+        time.sleep(0.1)
+        service.refresh()
+    return service
+
+
+def on(service: Service, model: Path, prompt: list[int], name: str) -> OnEngine:
+    found = service.find(str(model), prompt)
+    [engine] = [engine for engine in found.engines if engine.name == name]
+    return engine
+
+
+@pytest.mark.parametrize("kind", ["numbers", "bytes"])
+def test_answers_are_what_each_engine_finds(
+    kind: str, llama: Path, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    ports = {name: (free_port(), free_port()) for name in ("a", "b")}
+    with Server("valkey", tmp_path) as server:
+
+        def engine(name: str) -> Node:
+            events, replay = ports[name]
+            return start(
+                llama,
+                pool=server.unix_url,
+                env={"VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": str(int(kind == "numbers"))},
+                max_model_len=2048,
+                kv_cache_memory_bytes=OWN_BLOCKS * KV_BYTES_PER_BLOCK,
+                kv_events_config={
+                    "enable_kv_cache_events": True,
+                    "publisher": "zmq",
+                    "endpoint": f"tcp://*:{events}",
+                    "replay_endpoint": f"tcp://*:{replay}",
+                },
+            )
+
+        with engine("a") as a, engine("b") as b:
+            nodes = {"a": a, "b": b}
+            asked = prompts(120, seed=53)
+            # Both have computed something before anybody listens.
+            for number, prompt in enumerate(asked[:20]):
+                nodes["ab"[number % 2]].ask(prompt, max_tokens=2)
+            a.wait_for("stored_blocks", 4)
+            addresses = [
+                EngineAddress(name, f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replay}")
+                for name, (events, replay) in ports.items()
+            ]
+            right, owned, loaded = 0, 0, 0
+            wrong = []
+            with opened(server.unix_url, addresses, llama) as service:
+                rng = random.Random(7)
+                for prompt, other in zip(asked[20:], reversed(asked[20:]), strict=True):
+                    name, busy = rng.choice(["ab", "ba"])
+                    # The other engine computes and stores, while the service answers.
+                    behind = nodes[busy].start(other, 2)
+                    said = on(service, llama, prompt, name)
+                    before = hits(nodes[name])
+                    answer = nodes[name].ask(prompt, max_tokens=2)
+                    after = hits(nodes[name])
+                    own, pool = (late - early for late, early in zip(after, before, strict=True))
+                    assert own + pool == answer.cached
+                    is_right = (said.own, said.tokens) == (own, own + pool)
+                    right += is_right
+                    if not is_right:
+                        wrong.append((said, own, pool))
+                    owned, loaded = owned + own, loaded + pool
+                    nodes[busy].answer(behind)
+                    assert said.state == "complete", said
+                count = len(asked[20:])
+                print(f"{right} of {count} right; own {owned} tokens, pool {loaded}; {wrong}")
+                assert min(owned, loaded) > 20 * BLOCK
+                assert right >= 0.95 * count, wrong
+
+                # An engine that ends is said to be gone. Its blocks count no more.
+                b.kill()
+                end = time.monotonic() + 20
+                while (said := on(service, llama, asked[-1], "b")).state != "gone":
+                    assert time.monotonic() < end, said
+                    time.sleep(0.1)
+                assert said.own is None
+                assert on(service, llama, asked[-1], "a").state == "complete"

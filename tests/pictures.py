@@ -46,8 +46,8 @@ class Box:
 def faults(picture: str, style: str = "") -> list[str]:
     """What is wrong with an SVG picture, in words; `style` is that of the page it stands in."""
     root = ElementTree.fromstring(picture)
-    _, _, width, height = map(float, root.attrib["viewBox"].split())
-    frame = Box("the picture", 0, 0, width, height)
+    left, top, width, height = map(float, root.attrib["viewBox"].split())
+    frame = Box("the picture", left, top, left + width, top + height)
     style += "".join(each.text or "" for each in root.iter() if _name(each) == "style")
     texts = [_text(each, root, style) for each in root.iter() if _name(each) == "text"]
     found = [f"{text.what} reaches beyond the picture" for text in texts if not frame.holds(text)]

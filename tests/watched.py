@@ -34,7 +34,7 @@ _INTERVAL = "15s"
 
 
 def start_demo(
-    folder: Path, *options: str, material: tuple[str, str] = ("--conversations", "1")
+    folder: Path, *options: str, material: tuple[str, ...] = ("--conversations", "1")
 ) -> subprocess.Popen[str]:
     """A demo that runs in `folder`, and so does everything that it starts."""
     return subprocess.Popen(

@@ -127,6 +127,36 @@ def stacked_columns(columns: Sequence[Column], unit: str) -> str:
     return _svg(height, "".join(marks))
 
 
+def scatter(
+    series: Sequence[tuple[str, Sequence[tuple[float, float]]]],
+    unit: str,
+    across: str,
+) -> str:
+    """Points (x, y), by their kind. Both axes begin at zero; `across` names the lower one."""
+    height, foot = 320, 46
+    points = [point for _, some in series for point in some]
+    axis = _Axis(max(y for _, y in points), height - foot, unit)
+    end = max(1.0, *(x for x, _ in points))
+    step = decimal_step(end)
+    steps = math.ceil(end / step - 1e-9)
+    right = max(_RIGHT, 2 + text_width(decimal_label(steps * step, step), _TEXT) / 2)
+    factor = (_WIDTH - _LEFT - right) / (steps * step)
+    marks = [
+        axis.svg(),
+        f'<text x="{_WIDTH - _RIGHT}" y="{height - 8}" text-anchor="end">{escape(across)}</text>',
+    ]
+    for number in range(steps + 1):
+        marks.append(
+            f'<text x="{_LEFT + number * step * factor:.1f}" y="{height - foot + 14}" '
+            f'text-anchor="middle">{decimal_label(number * step, step)}</text>'
+        )
+    for kind, some in series:
+        # A line of no length with round ends is a dot. One path is much less text than circles.
+        places = "".join(f"M{_LEFT + x * factor:.1f} {axis.y(y):.1f}h0" for x, y in some)
+        marks.append(f'<path class="cloud {kind}" d="{places}"/>')
+    return _svg(height, "".join(marks))
+
+
 class _Axis:
     """A vertical axis from zero, with round numbers at its lines and the unit above them."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import openai
@@ -43,6 +43,20 @@ class Answer:
     """Prompt tokens that vLLM took from its own cache or the pool, as vLLM counts them."""
     prompt_tokens: int = 0
     """Tokens of the prompt, as vLLM counts them."""
+    arrivals: tuple[float, ...] = ()
+    """Seconds from sending the request to each token. Tokens of one message came at one time."""
+    waited: float = 0.0
+    """Seconds of these times that passed before the server got the request."""
+
+    def later(self, seconds: float) -> Answer:
+        """The same answer, as seen by somebody who has waited for `seconds` before."""
+        return replace(
+            self,
+            waited=self.waited + seconds,
+            first_token=self.first_token + seconds,
+            seconds=self.seconds + seconds,
+            arrivals=tuple(arrival + seconds for arrival in self.arrivals),
+        )
 
 
 class Completions:
@@ -111,6 +125,32 @@ class Completions:
         except Exception as error:
             raise _failure(error) from error
 
+    def prefill(
+        self,
+        prompt: Sequence[int],
+        kv_transfer_params: Mapping[str, Any],
+        *,
+        model: str = "",
+    ) -> dict[str, Any]:
+        """Has the server compute `prompt` for another server. Returns the ``kv_transfer_params``
+        that the other server needs to go on with it; empty if the server's connector has none.
+
+        Raises:
+            Refused: the server answered with an error.
+            BrokenOff: the server did not answer.
+        """
+        try:
+            answer = self._client.completions.create(
+                model=model,
+                prompt=None,
+                max_tokens=1,
+                temperature=0,
+                extra_body={"prompt": list(prompt), "kv_transfer_params": kv_transfer_params},
+            )
+        except Exception as error:
+            raise _failure(error) from error
+        return dict(getattr(answer, "kv_transfer_params", None) or {})
+
     def count_tokens(self, text: str, *, model: str = "") -> int:
         """The number of tokens that the server makes of a text.
 
@@ -138,18 +178,18 @@ def _failure(error: Exception) -> Refused | BrokenOff:
 
 def _read(chunks: Iterable[Completion], begin: float) -> Answer:
     tokens: list[int] = []
-    first = last = begin
+    arrivals: list[float] = []
     prompt = cached = 0
     for chunk in chunks:
         arrived = time.perf_counter()
         for choice in chunk.choices:
             # vLLM's own field. Some chunks do not have it.
             new = getattr(choice, "token_ids", None) or ()
-            if new:
-                first, last = (first if tokens else arrived), arrived
-                tokens += new
+            tokens += new
+            arrivals += [arrived - begin] * len(new)
         if chunk.usage:
             prompt = chunk.usage.prompt_tokens
             if details := chunk.usage.prompt_tokens_details:
                 cached = details.cached_tokens or cached
-    return Answer(tuple(tokens), first - begin, last - begin, cached, prompt)
+    first, last = (arrivals[0], arrivals[-1]) if arrivals else (0.0, 0.0)
+    return Answer(tuple(tokens), first, last, cached, prompt, tuple(arrivals))

@@ -135,6 +135,7 @@ def test_charts_stay_inside_their_frame(pairs: list[tuple[float, float]]) -> Non
         chart.grouped_bars(
             [("<&>", [chart.Bar("pool", min(pair), max(pair), "&") for pair in pairs])], "ms"
         ),
+        chart.scatter([("pool", pairs), ("plain", [])], "ms", "s <&>"),
     ]
     for drawing in drawings:
         root = ElementTree.fromstring(drawing)

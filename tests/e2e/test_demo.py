@@ -22,6 +22,8 @@ from tests.prometheus import targets
 from tests.terminal import shown_in_terminal
 from tests.watched import PENSTOCK, START_SECONDS, WatchedDemo, processes_in, start_demo
 
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
+
 
 @pytest.fixture
 def folder() -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""`penstock demo`: two vLLM servers over one pool, measured against one without it."""
+"""`penstock demo`: vLLM servers over one pool, measured against servers without it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from rich.table import Table
 
 from penstock.cli import words
 from penstock.cli.words import print_json, size
+from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
+    from collections.abc import Sequence
 
     from penstock.demo.figures import Figures, Latency
+    from penstock.demo.pd import figures as pd
+
+_CONVERSATIONS = 8
+_PROMPTS = 30
+_LOAD = 0.6
 
 
 def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,6 +34,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Starts two vLLM servers on this machine's CPU over one pool, replays "
         "conversations that change servers with every turn, sends each prompt in turn to a "
         "vLLM server without Penstock too, and shows times and whether every output is the same. "
+        "With --pd, a prefill server hands prompts over to a decode server in place of this. "
         "Exits with 1 if an output differs or if nothing was loaded.",
     )
     pool = parser.add_mutually_exclusive_group()
@@ -49,8 +57,26 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--conversations",
         metavar="N",
         type=words.count_argument,
-        default=8,
-        help="how many (default: %(default)s)",
+        help=f"how many (default: {_CONVERSATIONS})",
+    )
+    material.add_argument(
+        "--pd",
+        action="store_true",
+        help="prefill and decode apart: a prefill server hands prompts over to a decode server, "
+        "against two servers behind round-robin",
+    )
+    parser.add_argument(
+        "--prompts",
+        metavar="N",
+        type=words.count_argument,
+        help=f"with --pd: how many (default: {_PROMPTS})",
+    )
+    parser.add_argument(
+        "--load",
+        metavar="SHARE",
+        type=words.share_argument,
+        help="with --pd: prompts come at this share of what the prefill server can compute "
+        f"(default: {_LOAD:.0%})".replace("%", "%%"),
     )
     parser.add_argument("--report", metavar="FILE", type=Path, help="write an HTML report there")
     parser.add_argument(
@@ -67,32 +93,91 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the demo. Returns 0 if all outputs are equal and blocks were loaded, else 1."""
     # Imported here, because the demo needs packages that vLLM installs, and other commands do not.
-    from penstock.demo import report, workload
-    from penstock.demo.forecast import requests_text
-    from penstock.demo.measure import measure
     from penstock.demo.processes import Interrupted
 
     console = Console(stderr=args.json, highlight=False)
-    material = workload.trace(args.trace) if args.trace else workload.documents(args.conversations)
+    pool = None if args.pool is None else words.named_pool(args.pool)
     try:
-        pool = None if args.pool is None else words.named_pool(args.pool)
-        figures = measure(material, pool, args.pool_server, console)
+        if args.pd:
+            return _run_apart(args, pool, console)
+        return _run_shared(args, pool, console)
     except Interrupted as signal:
         console.print(f"stopped by {signal}; no server is left", style="yellow")
         return 128 + signal.number
+
+
+def _run_shared(args: argparse.Namespace, pool: str | None, console: Console) -> int:
+    from penstock.demo import report, workload
+    from penstock.demo.forecast import requests_text
+    from penstock.demo.measure import measure
+
+    for name in ("prompts", "load"):
+        if getattr(args, name) is not None:
+            raise ConfigError(f"--{name} is for --pd")
+    if args.trace:
+        material = workload.trace(args.trace)
+    else:
+        material = workload.documents(args.conversations or _CONVERSATIONS)
+    figures = measure(material, pool, args.pool_server, console)
     if args.json:
         print_json(figures.as_json())
     else:
         show(figures, console)
-    if args.report:
-        words.write_file(args.report, report.render(figures))
-        console.print(f"report: {args.report.resolve().as_uri()}", soft_wrap=True)
     if args.requests:
         exchanges = [each.exchange for each in figures.comparisons]
         words.write_file(args.requests, requests_text(exchanges))
-    for failure in figures.failures:
+    page = report.render(figures) if args.report else ""
+    return _conclude(figures.failures, page, args, console)
+
+
+def _run_apart(args: argparse.Namespace, pool: str | None, console: Console) -> int:
+    from penstock.demo.pd import report
+    from penstock.demo.pd.measure import measure
+
+    if args.requests:
+        raise ConfigError("--requests is not for --pd: no prompt is like another")
+    prompts, load = args.prompts or _PROMPTS, args.load or _LOAD
+    figures = measure(prompts, load, pool, args.pool_server, console)
+    if args.json:
+        print_json(figures.as_json())
+    else:
+        show_apart(figures, console)
+    page = report.render(figures) if args.report else ""
+    return _conclude(figures.failures, page, args, console)
+
+
+def _conclude(
+    failures: Sequence[str], page: str, args: argparse.Namespace, console: Console
+) -> int:
+    if args.report:
+        words.write_file(args.report, page)
+        console.print(f"report: {args.report.resolve().as_uri()}", soft_wrap=True)
+    for failure in failures:
         console.print(f"FAILED: {failure}", style="bold red")
-    return 1 if figures.failures else 0
+    return 1 if failures else 0
+
+
+def show_apart(figures: pd.Figures, console: Console) -> None:
+    """Prints the figures of `--pd` for people."""
+    rows = (figures.apart, figures.round_robin)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1))
+    table.add_column("ms", no_wrap=True)
+    for row in rows:
+        table.add_column(row.name, justify="right", min_width=13)
+    table.add_row("first token, p50 / p99", *(_milliseconds(row.first_token) for row in rows))
+    table.add_row("  of it on the decode server", _milliseconds(figures.apart.hand_over), "")
+    table.add_row("between tokens, p50 / p99", *(_milliseconds(row.between_tokens) for row in rows))
+    table.add_row("longest pause in an answer", *(f"{row.longest_gap * 1e3:,.0f}" for row in rows))
+    table.add_row("whole answer, p50 / p99", *(_milliseconds(row.whole_answer) for row in rows))
+    console.print(table)
+    count = len(figures.apart.answers)
+    console.print(
+        f"{count} prompts of {figures.prompt_tokens:,} tokens, {figures.rate:.2f} a second: "
+        f"{figures.prefill_share:.0%} of what the prefill server can compute\n"
+        f"loaded by the decode server: {figures.loaded_share:.1%} of the prompts' whole blocks, "
+        f"{size(figures.moved.loaded_bytes)}\n"
+        f"outputs equal to those without Penstock: {count - figures.differing} of {count}"
+    )
 
 
 def show(figures: Figures, console: Console) -> None:

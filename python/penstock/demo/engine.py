@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import http.client
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from penstock.completions import Answer, BrokenOff, Completions, Refused
 from penstock.demo.processes import Server, ServerFailed
 from penstock.exposition import totals
 
 _START_SECONDS = 420.0
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -58,28 +60,50 @@ class Engine:
         except OSError:
             return False
 
-    def complete(self, prompt: Sequence[int], max_tokens: int) -> Answer:
+    def complete(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        kv_transfer_params: Mapping[str, Any] | None = None,
+    ) -> Answer:
         """The greedy continuation of `prompt` by exactly `max_tokens` tokens.
 
         Raises:
             ServerFailed: the server refused, broke off or ended.
         """
-        try:
-            answer = self._completions.complete(prompt, max_tokens)
-        except Refused as error:
-            raise ServerFailed(f"{self.name} {error}") from error
-        except BrokenOff as error:
-            self._server.check(float("inf"))
-            raise ServerFailed(f"{self.name} {error}{self._server.log_tail()}") from error
+        answer = self._ask(
+            lambda: self._completions.complete(
+                prompt, max_tokens, kv_transfer_params=kv_transfer_params
+            )
+        )
         if len(answer.tokens) != max_tokens:
             raise ServerFailed(
                 f"{self.name} sent {len(answer.tokens)} tokens in place of {max_tokens}"
             )
         return answer
 
+    def prefill(
+        self, prompt: Sequence[int], kv_transfer_params: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Computes `prompt` for another server. Returns what that server's request needs.
+
+        Raises:
+            ServerFailed: the server refused, broke off or ended.
+        """
+        return self._ask(lambda: self._completions.prefill(prompt, kv_transfer_params))
+
+    def _ask(self, ask: Callable[[], _T]) -> _T:
+        try:
+            return ask()
+        except Refused as error:
+            raise ServerFailed(f"{self.name} {error}") from error
+        except BrokenOff as error:
+            self._server.check(float("inf"))
+            raise ServerFailed(f"{self.name} {error}{self._server.log_tail()}") from error
+
     def counters(self) -> Counters:
         """Penstock's counters since the server's start; zeros without Penstock."""
-        sums = totals(self._get("/metrics")[1])
+        sums = self.metrics()
 
         def total(name: str) -> int:
             return int(sums.get(f"vllm:penstock_{name}_total", 0))
@@ -90,6 +114,10 @@ class Engine:
             total("loaded_bytes") + total("prefetched_bytes"),
             total("stored_bytes"),
         )
+
+    def metrics(self) -> Mapping[str, float]:
+        """The server's metrics, each summed over its labels."""
+        return totals(self._get("/metrics")[1])
 
     def _get(self, path: str) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10.0)

@@ -1,4 +1,4 @@
-"""The demo's report: one HTML file that needs no other file, with a light and a dark style."""
+"""The demo's report."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from html import escape
 
 from penstock.chart import Bar, Column, Dot, dots, grouped_bars, stacked_columns
 from penstock.demo.figures import Figures, Latency, Row
+from penstock.demo.page import facts, failures, keys, ms, page, tile
 from penstock.demo.replay import Comparison, Situation
 
 _WITHOUT = "without Penstock"
@@ -19,77 +20,15 @@ _CLASS = {
 
 _SOURCES = (("cold", "computed"), ("pool", "loaded from the pool"), ("local", "server's own cache"))
 
-_STYLE = """
-:root { --ground:#fbfcfd; --card:#fff; --ink:#16222e; --soft:#5b6b7a; --line:#dde4ea;
-  --plain:#a9b4bf; --cold:#d98a3d; --pool:#0b7285; --local:#74b816; --bad:#c92a2a; --good:#2b8a3e }
-@media (prefers-color-scheme: dark) {
-  :root { --ground:#10171e; --card:#172029; --ink:#e6edf3; --soft:#93a4b3; --line:#2b3742;
-    --plain:#66727e; --cold:#f0a45c; --pool:#3bc9db; --local:#94d82d;
-    --bad:#ff8787; --good:#69db7c }
-}
-* { box-sizing:border-box }
-body { margin:0; background:var(--ground); color:var(--ink);
-  font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif }
-main { max-width:1040px; margin:0 auto; padding:40px 24px 64px }
-h1 { font-size:28px; line-height:1.2; margin:0 0 6px; letter-spacing:-.01em }
-h2 { font-size:18px; margin:40px 0 4px }
-p { margin:0 0 12px; max-width:74ch }
-.soft, figcaption { color:var(--soft); font-size:14px }
-.tiles { display:grid; grid-template-columns:repeat(auto-fit,minmax(190px,1fr)); gap:14px;
-  margin:26px 0 8px }
-.tile, figure { background:var(--card); border:1px solid var(--line); border-radius:10px }
-.tile { padding:16px 18px }
-.tile b { display:block; font-size:30px; line-height:1.15; letter-spacing:-.02em;
-  font-variant-numeric:tabular-nums }
-.tile.good b { color:var(--good) } .tile.bad b, .tile.bad strong { color:var(--bad) }
-figure { margin:12px 0 0; padding:16px 18px 12px; overflow-x:auto }
-figcaption { margin-top:6px }
-table { border-collapse:collapse; width:100%; font-variant-numeric:tabular-nums; font-size:15px }
-.wide { overflow-x:auto; margin-top:14px }
-th, td { text-align:right; padding:7px 10px; border-bottom:1px solid var(--line);
-  white-space:nowrap }
-th { color:var(--soft); font-weight:500; font-size:13px; vertical-align:bottom }
-th:first-child, td:first-child { text-align:left; padding-left:0 }
-tr.total td { font-weight:600 }
-td.bad { color:var(--bad); font-weight:600 }
-details { margin-top:28px } summary { cursor:pointer; font-weight:600 }
-.key { display:inline-flex; align-items:center; gap:7px; margin-right:18px; font-size:14px }
-.key i { width:11px; height:11px; border-radius:3px; display:inline-block }
-i.plain { background:var(--plain) } i.cold { background:var(--cold) }
-i.pool { background:var(--pool) } i.local { background:var(--local) }
-svg { display:block; width:100%; height:auto; min-width:640px }
-svg text { fill:var(--soft); font:12px system-ui,sans-serif; font-variant-numeric:tabular-nums }
-svg .grid { stroke:var(--line) } svg .stem { stroke:var(--line); stroke-width:2 }
-svg .plain { fill:var(--plain) } svg .cold { fill:var(--cold) }
-svg .pool { fill:var(--pool) } svg .local { fill:var(--local) }
-svg text.value { fill:var(--ink); font-weight:600 }
-dl { display:grid; grid-template-columns:max-content 1fr; gap:3px 18px; font-size:14px;
-  margin:8px 0 }
-dt { color:var(--soft) } dd { margin:0; overflow-wrap:anywhere }
-"""
-
 
 def render(figures: Figures) -> str:
     """The report as HTML."""
     cuts = "".join(f"<li>{escape(cut)}</li>" for cut in figures.cuts)
-    failures = "".join(
-        f"<p class='tile bad'><strong>{escape(text)}</strong></p>" for text in figures.failures
-    )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Penstock demo</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<main>
-<h1>{_headline(figures)}</h1>
+    body = f"""<h1>{_headline(figures)}</h1>
 <p class="soft">Two vLLM servers over one pool, {escape(figures.workload)}; each conversation
 changes servers with every request. Each prompt also went, in turn, to a vLLM server without
 Penstock and without a prefix cache.</p>
-{failures}
+{failures(figures.failures)}
 <div class="tiles">{"".join(_tiles(figures))}</div>
 {f"<ul class='soft'>{cuts}</ul>" if cuts else ""}
 <h2>Time to first token</h2>
@@ -98,20 +37,17 @@ Penstock and without a prefix cache.</p>
 99th percentile.</figcaption></figure>
 {_summary_table(figures)}
 <h2>Request by request</h2>
-<figure>{_keys(("plain", _WITHOUT), *((_CLASS[s], s.value) for s in Situation))}
+<figure>{keys(("plain", _WITHOUT), *((_CLASS[s], s.value) for s in Situation))}
 {_request_chart(figures.comparisons)}
 <figcaption>Time to first token in the order of sending. Each stem joins a request to the same
 prompt without Penstock.</figcaption></figure>
 <h2>Where the prompts' KV came from</h2>
-<figure>{_keys(*_SOURCES)}
+<figure>{keys(*_SOURCES)}
 {_source_chart(figures.comparisons)}
 <figcaption>Prompt tokens of each request, in the order of sending.</figcaption></figure>
 <details><summary>All requests</summary>{_request_table(figures.comparisons)}</details>
-<details open><summary>How it was run</summary><dl>{_environment(figures)}</dl></details>
-</main>
-</body>
-</html>
-"""
+<details open><summary>How it was run</summary><dl>{_environment(figures)}</dl></details>"""
+    return page("Penstock demo", body)
 
 
 def _headline(figures: Figures) -> str:
@@ -128,38 +64,34 @@ def _tiles(figures: Figures) -> list[str]:
     row = figures.row(Situation.OTHER_NODE)
     if row is not None:
         tiles.append(
-            _tile(
-                f"{_ms(row.penstock.p50)} ms",
-                f"to the first token on the other server; {_ms(row.recomputed.p50)} ms {_WITHOUT}",
+            tile(
+                f"{ms(row.penstock.p50)} ms",
+                f"to the first token on the other server; {ms(row.recomputed.p50)} ms {_WITHOUT}",
             )
         )
     tiles.append(
-        _tile(
+        tile(
             f"{equal} / {len(figures.comparisons)}",
             f"outputs equal, token for token, to those {_WITHOUT}",
             "bad" if figures.differing else "good",
         )
     )
-    tiles.append(_tile(f"{figures.moved.loaded_tokens:,}", "tokens loaded from the pool"))
+    tiles.append(tile(f"{figures.moved.loaded_tokens:,}", "tokens loaded from the pool"))
     tiles.append(
-        _tile(
+        tile(
             _mib(figures.moved.loaded_bytes),
             f"of KV cache loaded, {_mib(figures.moved.stored_bytes)} stored",
         )
     )
     if figures.hits is not None:
         tiles.append(
-            _tile(
+            tile(
                 f"{figures.hits.found:.1%}",
                 "of the prompts' blocks were not computed; "
                 f"{figures.hits.expected:.1%} by penstock simulate",
             )
         )
     return tiles
-
-
-def _tile(value: str, text: str, kind: str = "") -> str:
-    return f"<div class='tile {kind}'><b>{value}</b><span class='soft'>{escape(text)}</span></div>"
 
 
 def _latency_chart(rows: Sequence[Row]) -> str:
@@ -188,8 +120,8 @@ def _request_chart(comparisons: Sequence[Comparison]) -> str:
                 _CLASS[each.exchange.situation],
                 each.exchange.answer.first_token * 1e3,
                 each.reference.first_token * 1e3,
-                f"{_label(each)}: {_ms(each.exchange.answer.first_token)} ms, "
-                f"{_ms(each.reference.first_token)} ms {_WITHOUT}",
+                f"{_label(each)}: {ms(each.exchange.answer.first_token)} ms, "
+                f"{ms(each.reference.first_token)} ms {_WITHOUT}",
             )
             for each in comparisons
         ],
@@ -219,11 +151,11 @@ def _summary_table(figures: Figures) -> str:
     lines = []
     for row in figures.rows:
         lines.append(
-            f"<tr><td>{_keys((_CLASS[row.situation], row.situation.value))}</td>"
+            f"<tr><td>{keys((_CLASS[row.situation], row.situation.value))}</td>"
             f"<td>{row.requests}</td><td>{row.prompt_tokens:,}</td>"
             f"<td>{row.loaded_tokens:,}</td><td>{row.local_tokens:,}</td>"
-            f"<td>{_ms(row.penstock.p50)}</td><td>{_ms(row.penstock.p99)}</td>"
-            f"<td>{_ms(row.recomputed.p50)}</td><td>{_ms(row.recomputed.p99)}</td></tr>"
+            f"<td>{ms(row.penstock.p50)}</td><td>{ms(row.penstock.p99)}</td>"
+            f"<td>{ms(row.recomputed.p50)}</td><td>{ms(row.recomputed.p99)}</td></tr>"
         )
     lines.append(
         f"<tr class='total'><td>all</td><td>{len(figures.comparisons)}</td>"
@@ -249,7 +181,7 @@ def _request_table(comparisons: Sequence[Comparison]) -> str:
             f"<tr><td>{_label(each)}</td><td>{'AB'[exchange.node]}</td>"
             f"<td>{exchange.situation.value}</td><td>{len(exchange.prompt):,}</td>"
             f"<td>{exchange.loaded_tokens:,}</td><td>{exchange.local_tokens:,}</td>"
-            f"<td>{_ms(exchange.answer.first_token)}</td><td>{_ms(each.reference.first_token)}</td>"
+            f"<td>{ms(exchange.answer.first_token)}</td><td>{ms(each.reference.first_token)}</td>"
             f"{verdict}</tr>"
         )
     return (
@@ -261,25 +193,12 @@ def _request_table(comparisons: Sequence[Comparison]) -> str:
 
 
 def _environment(figures: Figures) -> str:
-    entries = {"pool": figures.pool, **figures.environment}
-    return "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in entries.items()
-    )
-
-
-def _keys(*entries: tuple[str, str]) -> str:
-    return "".join(
-        f"<span class='key'><i class='{kind}'></i>{escape(text)}</span>" for kind, text in entries
-    )
+    return facts({"pool": figures.pool, **figures.environment})
 
 
 def _label(comparison: Comparison) -> str:
     exchange = comparison.exchange
     return f"conversation {exchange.conversation + 1}, turn {exchange.turn + 1}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.0f}"
 
 
 def _mib(count: int) -> str:

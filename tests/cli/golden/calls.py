@@ -67,6 +67,7 @@ WRONG: Mapping[str, Sequence[str]] = {
     "SHARE": ("much", "0", "-1", "nan", "1.5"),
     "ORDINAL": ("first", "-1", "1.5", "nan", "100000000000000000000"),
     "NS": ("", "xyz", "00"),
+    "NAME=EVENTS[,PART=VALUE]": ("a", "a=here", "a=tcp://*:1", "a=tcp://here:1,zone=1"),
     "PORT": ("many", "-1", "1.5", "65536"),
 }
 """Wrong values of options, by what help calls the value."""
@@ -206,6 +207,10 @@ def own(command: str) -> Iterator[Sequence[str]]:
                 yield "--pool", pool
             yield "--pool", "file:///a", "--pool-server", "valkey"
             yield "--trace", "trace.jsonl", "--conversations", "2"
+            yield "--trace", "trace.jsonl", "--pd"
+            yield "--pd", "--requests", "new.jsonl"
+            yield "--prompts", "3"
+            yield "--load", "0.5"
         case "lookup-server":
             for pool in (*POOLS, *SERVERS):
                 yield (pool,)

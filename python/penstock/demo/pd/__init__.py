@@ -1,0 +1,1 @@
+"""`penstock demo --pd`: a prefill and a decode server, against two servers behind round-robin."""

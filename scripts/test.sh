@@ -11,16 +11,21 @@ trap 'status=$?; printf "\n%s\n" "${summary[@]:-}"; exit $status' EXIT
 # All stages together must be done within this many seconds.
 whole=5100
 
-# What is tried with every version of vLLM, beside the newest, which has all tests: a shared pool,
-# preemption, a hybrid model, LoRA, an uneven pipeline, KV events.
+# What is tried with older versions of vLLM, where the newest has all tests: a shared pool,
+# preemption, blocks given back, a hybrid model, LoRA, KV events. With the oldest also an uneven
+# pipeline, and what a router hears of engines.
 of_each_version=(
     'tests/e2e/test_sharing.py::test_second_process_loads[file]'
     tests/e2e/test_requests.py::test_preemption_under_a_tiny_kv_cache
+    tests/e2e/test_requests.py::test_blocks_of_finished_requests_come_back
     tests/e2e/test_hybrid.py::test_only_the_last_window_is_loaded
     tests/e2e/test_hybrid.py::test_a_damaged_block_of_either_group_is_recomputed
     tests/e2e/test_adapters.py::test_an_adapter_trained_again_under_its_path_never_hits
-    tests/e2e/test_pipeline_memory.py::test_a_proportional_split_holds_the_sum
     tests/e2e/test_kv_events.py
+)
+of_the_oldest=(
+    tests/e2e/test_pipeline_memory.py::test_a_proportional_split_holds_the_sum
+    tests/e2e/test_lookup_engines.py
 )
 
 # The version that an upgrade to this one starts from: that before the native catalogue.
@@ -126,20 +131,24 @@ all() {
         cargo test --quiet -p penstock-store --locked --lib fuzz::
     stage 'end-to-end tests with model runner V2' 1200 scripts/model-runner-v2.sh "$VIRTUAL_ENV" \
         python -m pytest -q tests/e2e/test_model_runner_v2.py --timeout 600
-    local version
-    for version in 0.29.0 0.31.0; do
-        stage "end-to-end tests with vLLM $version" 900 scripts/vllm-version.sh "$VIRTUAL_ENV" \
-            "$version" python -m pytest -q "${of_each_version[@]}" --timeout 600
-    done
-    # What Penstock uses of 0.30 and of 0.31 is the same.
+    stage 'end-to-end tests with vLLM 0.29.0' 900 scripts/vllm-version.sh "$VIRTUAL_ENV" 0.29.0 \
+        python -m pytest -q "${of_each_version[@]}" "${of_the_oldest[@]}" --timeout 600
+    stage 'end-to-end tests with vLLM 0.31.0' 900 scripts/vllm-version.sh "$VIRTUAL_ENV" 0.31.0 \
+        python -m pytest -q "${of_each_version[@]}" --timeout 600
+    # What Penstock uses of 0.30 and of 0.31 is the same. They differ in how steps end that compute
+    # nothing.
     stage 'end-to-end tests with vLLM 0.30.0' 900 scripts/vllm-version.sh "$VIRTUAL_ENV" 0.30.0 \
-        python -m pytest -q "${of_each_version[0]}" tests/e2e/test_kv_events.py --timeout 600
+        python -m pytest -q "${of_each_version[0]}" "${of_each_version[2]}" \
+        tests/e2e/test_kv_events.py --timeout 600
     stage "rolling upgrade from $version_before" 900 scripts/version-before.sh "$VIRTUAL_ENV" \
         "$version_before" python -m pytest -q tests/e2e/test_rolling_upgrade.py --timeout 600
-    stage "vLLM's own proxies" 600 scripts/vllm-examples.sh "$VIRTUAL_ENV" 0.32.0 \
-        python -m pytest -q tests/e2e/test_proxies.py --timeout 500
-    stage 'end-to-end tests on the real vLLM' 4400 \
-        python -m pytest -q tests/e2e -m 'not soak' --timeout 900
+    stage "vLLM's own proxies and its router" 900 \
+        scripts/vllm-examples.sh "$VIRTUAL_ENV" 0.32.0 scripts/vllm-router.sh "$VIRTUAL_ENV" 0.1.17 \
+        python -m pytest -q tests/e2e/test_proxies.py tests/e2e/test_router.py --timeout 500
+    stage 'end-to-end tests on the real vLLM' 3600 python -m pytest -q tests/e2e \
+        -m 'not soak and not alone' --numprocesses 2 --dist loadfile --timeout 900
+    stage 'end-to-end tests that measure time' 3600 \
+        python -m pytest -q tests/e2e -m 'alone and not soak' --timeout 900
 }
 
 case ${1:-} in

@@ -35,7 +35,9 @@ OTHERS_OPTIONS |= {
     "--tag",
 }
 OTHERS_OPTIONS |= {"--tag", "--filename", "--kustomize", "--namespace", "--output"}
-"""Of cargo, rustc, mypy and git; of containers; of kubectl."""
+OTHERS_OPTIONS |= {"--lookup", "--router", "--worker-urls", "--vllm-pd-disaggregation"}
+OTHERS_OPTIONS |= {"--decode", "--kv-connector", "--prefill"}
+"""Of cargo, rustc, mypy and git; of containers; of kubectl; of routers and what steers them."""
 
 OTHERS_FILES = {"ask.py", "config.json", "plots.svg"}
 """The quick start's, which readers write; a model's; and one that a command would write."""

@@ -3,10 +3,12 @@ engine loads what the prefill engine has stored, whichever way a proxy asks."""
 
 from __future__ import annotations
 
-import threading
+import contextlib
+import itertools
 import time
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Answer, Node
 from tests.e2e.test_parallel import TOPOLOGIES
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 LENGTHS = (20, 3 * BLOCK - 1, 3 * BLOCK, 3 * BLOCK + 1, 15 * BLOCK + 100)
 """Prompts without a whole block, around a block's border, and of several steps."""
@@ -126,27 +128,47 @@ def test_a_prefill_engine_of_another_topology(
         assert decode.counters().get("promises_refused", 0) == 0
 
 
-def test_many_at_once(llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path) -> None:
-    pool = f"file://{tmp_path}/pool?size=1GiB"
+@pytest.mark.parametrize(
+    ("any_pool", "pairs"),
+    [
+        ("file", 1),
+        ("shm", 1),
+        ("valkey-unix", 1),
+        ("valkey-unix", 2),
+        pytest.param("file", 2, marks=pytest.mark.soak),
+        pytest.param("shm", 2, marks=pytest.mark.soak),
+    ],
+    indirect=["any_pool"],
+)
+def test_many_at_once(
+    any_pool: str, pairs: int, llama: Path, plain: Node, start: Callable[..., Node]
+) -> None:
+    """More prompts than the engines can compute at once, by all families of proxies. With two
+    engines of each kind, a prompt's engines are any two of them."""
     # Short steps, so that long prompts come in several. And patience: others come first.
     steps = {"max_num_batched_tokens": 4 * BLOCK, "settings": {"penstock.handover_timeout": 60.0}}
-    prefill, decode = pair(start, llama, pool, **steps)
+    engines = [pair(start, llama, any_pool, **steps) for _ in range(pairs)]
     prompts = [tokens(3 * BLOCK + 17 * n, seed=40_000 + n) for n in range(24)]
-    answers: dict[int, Answer] = {}
 
-    def run(number: int) -> None:
+    def run(number: int) -> Answer:
         family = FAMILIES[number % len(FAMILIES)]
-        answers[number] = family(prefill, decode, prompts[number])
+        prefill, decode = engines[number % pairs][0], engines[number // 5 % pairs][1]
+        return family(prefill, decode, prompts[number])
 
-    with prefill, decode:
-        threads = [threading.Thread(target=run, args=(n,)) for n in range(len(prompts))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for number, prompt in enumerate(prompts):
-            assert answers[number].tokens == plain.ask(prompt).tokens
-        decode.wait_for("loaded_tokens", 0.99 * sum(map(reachable, prompts)))
+    with contextlib.ExitStack() as running, ThreadPoolExecutor(len(prompts)) as pool:
+        for engine in itertools.chain(*engines):
+            running.enter_context(engine)
+        answers = list(pool.map(run, range(len(prompts))))
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert answer.tokens == plain.ask(prompt).tokens
+        for _, decode in engines:
+            # An idle engine reports with its next step.
+            decode.ask([7, 8, 9], max_tokens=2)
+        seen = [decode.counters() for _, decode in engines]
+        assert all(counters["loaded_tokens"] > 0 for counters in seen)
+        loaded = sum(counters["loaded_tokens"] for counters in seen)
+        assert loaded >= 0.99 * sum(map(reachable, prompts))
+        assert sum(counters.get("handovers_given_up", 0) for counters in seen) == 0
 
 
 def test_a_promise_that_nobody_keeps_costs_the_wait(

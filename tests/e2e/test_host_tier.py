@@ -15,7 +15,7 @@ from tests.e2e.test_hybrid import gemma as gemma
 from tests.e2e.test_parallel import TOPOLOGIES
 from tests.servers import Server
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 BLOCKS = 4
 PROMPTS = [tokens(BLOCKS * BLOCK + 7, seed=700 + i) for i in range(4)]

@@ -17,7 +17,7 @@ from penstock.demo.processes import free_port
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Node
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 
 class Subscriber:

@@ -15,7 +15,7 @@ from tests.e2e.node import Answer, Node
 from tests.network import Way
 from tests.servers import Server
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 BLOCKS = 12
 STORED = [tokens(BLOCKS * BLOCK + 30, seed=800 + i) for i in range(24)]

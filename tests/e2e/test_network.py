@@ -13,7 +13,7 @@ from tests.e2e.test_pool_faults import BLOCK, BLOCKS, PROMPTS, ask_all, wait_for
 from tests.network import Way
 from tests.servers import Server
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 
 def test_every_network_in_one_life(

@@ -13,7 +13,7 @@ from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import ANSWER_TIMEOUT, Answer, Node
 from tests.servers import Server
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 BLOCKS = 16
 PROMPTS = [tokens(BLOCKS * BLOCK + 30, seed=70 + i) for i in range(3)]

@@ -35,7 +35,7 @@ import pytest
 from penstock.demo.processes import free_port
 from tests.e2e import models
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 PAGE = Path(__file__).parents[2] / "docs" / "quickstart.md"
 MODEL = "Qwen/Qwen3-0.6B"

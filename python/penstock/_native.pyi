@@ -435,7 +435,7 @@ class Catalogue:
 
     def __new__(
         cls,
-        groups: Sequence[tuple[int, int | None]],
+        groups: Sequence[tuple[int, int | None, bool]],
         hash_tokens: int,
         *,
         remembered: int = 262144,
@@ -504,8 +504,14 @@ class Catalogue:
     def limit_stores(self, request: str, tokens: int) -> None: ...
     def let_go(self, request: str, keeper: Keeper, tokens: int) -> None: ...
     def step(
-        self, requests: Sequence[str], computed: Sequence[int], tokens: dict[str, int]
+        self,
+        requests: Sequence[str],
+        computed: Sequence[int],
+        tokens: dict[str, int],
+        *,
+        are_final: bool = True,
     ) -> tuple[list[int], list[tuple[int, int]], list[tuple[int, int]]]: ...
+    def note_state(self, request: str, group: int, tokens: int) -> None: ...
     def pause(self, request: str, lookup: Lookup) -> None: ...
     def change_host(self, changes: bytes) -> None: ...
     def forget_pool(self) -> None: ...
@@ -569,7 +575,7 @@ class PromptPrefix:
     @property
     def hashes(self) -> _list[bytes]: ...
 
-_VariantGroup: TypeAlias = tuple[bytes, int, int | None, Sequence[_Span]]
+_VariantGroup: TypeAlias = tuple[bytes, int, int | None, bool, Sequence[_Span]]
 
 @final
 class ModelVariant:

@@ -27,9 +27,9 @@ def llama(
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        **_COMMON,
+        **COMMON,
     )
-    return _save(folder, LlamaForCausalLM, config, seed, dtype)
+    return save(folder, LlamaForCausalLM, config, seed, dtype)
 
 
 def lora(folder: Path, model: Path, *, seed: int) -> Path:
@@ -78,9 +78,9 @@ def gemma2(folder: Path, *, seed: int = 0, window: int = 256) -> Path:
         num_key_value_heads=2,
         head_dim=64,
         sliding_window=window,
-        **_COMMON | {"tie_word_embeddings": True},
+        **COMMON | {"tie_word_embeddings": True},
     )
-    return _save(folder, Gemma2ForCausalLM, config, seed, "float32")
+    return save(folder, Gemma2ForCausalLM, config, seed, "float32")
 
 
 def deepseek_v2(folder: Path, *, seed: int = 0) -> Path:
@@ -105,9 +105,9 @@ def deepseek_v2(folder: Path, *, seed: int = 0) -> Path:
         first_k_dense_replace=1,
         n_group=1,
         topk_group=1,
-        **_COMMON,
+        **COMMON,
     )
-    return _save(folder, DeepseekV2ForCausalLM, config, seed, "float32")
+    return save(folder, DeepseekV2ForCausalLM, config, seed, "float32")
 
 
 def qwen3(folder: Path, *, text: str, seed: int = 0) -> Path:
@@ -133,12 +133,12 @@ def qwen3(folder: Path, *, text: str, seed: int = 0) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
-        **_COMMON | {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 40_960},
+        **COMMON | {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 40_960},
     )
-    return _save(folder, Qwen3ForCausalLM, config, seed, "bfloat16")
+    return save(folder, Qwen3ForCausalLM, config, seed, "bfloat16")
 
 
-_COMMON: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 8192,
     # With the usual 0.02 greedy output is one token repeated, which proves nothing.
@@ -150,7 +150,8 @@ _COMMON: dict[str, Any] = {
 }
 
 
-def _save(folder: Path, kind: Any, config: Any, seed: int, dtype: str) -> Path:
+def save(folder: Path, kind: Any, config: Any, seed: int, dtype: str) -> Path:
+    """A model of this kind with random weights, in a folder."""
     import torch
 
     torch.manual_seed(seed)

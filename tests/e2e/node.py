@@ -28,6 +28,7 @@ _CORES = os.cpu_count() or 1
 _nodes = itertools.count()
 
 START_TIMEOUT = 400.0
+_ENDED = {"error": "the engine process ended"}
 ANSWER_TIMEOUT = 180.0
 
 
@@ -131,6 +132,7 @@ class Node:
         self._is_ready = False
         self._ids = itertools.count(1)
         self._waiting: dict[int, queue.Queue[dict[str, Any]]] = {0: queue.Queue()}
+        self._has_ended = False
         threading.Thread(target=self._read, daemon=True).start()
 
     def __enter__(self) -> Node:
@@ -160,8 +162,9 @@ class Node:
                 continue
             message = json.loads(line)
             self._waiting.setdefault(message["id"], queue.Queue()).put(message)
+        self._has_ended = True
         for waiting in list(self._waiting.values()):
-            waiting.put({"error": "the engine process ended"})
+            waiting.put(_ENDED)
 
     def send(self, operation: str, **arguments: Any) -> int:
         """Starts an operation; returns its number for `result`."""
@@ -171,6 +174,9 @@ class Node:
         line = json.dumps({"id": number, "op": operation} | arguments) + "\n"
         self.process.stdin.write(line.encode())
         self.process.stdin.flush()
+        if self._has_ended:
+            # Nobody reads any more, and whoever waited then has been told.
+            self._waiting[number].put(_ENDED)
         return number
 
     def result(self, number: int, timeout: float = ANSWER_TIMEOUT) -> Any:

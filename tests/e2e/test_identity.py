@@ -58,21 +58,43 @@ def test_another_engine_never_hits(
         assert counters.get("lookup_hit_blocks", 0) == 0
 
 
-def test_state_without_blocks_is_refused_in_words() -> None:
+def test_what_is_not_supported_is_refused_in_words() -> None:
     import torch
+    from vllm.v1 import kv_cache_interface
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, MambaSpec
 
     from penstock.errors import ConfigError
     from penstock.vllm import compat
 
-    spec = MambaSpec(block_size=BLOCK, shapes=((4, 16),), dtypes=(torch.float32,))
-    config = KVCacheConfig(
-        num_blocks=8,
-        kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec(["model.layers.0.mixer"], spec)],
+    def refused(spec: Any, message: str) -> None:
+        config = KVCacheConfig(
+            num_blocks=8,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(["model.layers.0.mixer"], spec)],
+        )
+        with pytest.raises(ConfigError, match=message):
+            compat.transfer_groups(None, config)
+
+    state: dict[str, Any] = {
+        "block_size": BLOCK,
+        "shapes": ((4, 16),),
+        "dtypes": (torch.float32,),
+    }
+    refused(MambaSpec(**state), r"none to go on from: switch its prefix cache on")
+    refused(
+        MambaSpec(**state, mamba_cache_mode="align", num_speculative_blocks=2),
+        r"speculative decoding moves it between blocks",
     )
-    with pytest.raises(ConfigError, match=r"kind MambaSpec; full attention .* are supported"):
-        compat.transfer_groups(None, config)
+    heads: dict[str, Any] = {"num_kv_heads": 2, "head_size": 64, "dtype": torch.float32}
+    chunked = kv_cache_interface.ChunkedLocalAttentionSpec(
+        block_size=BLOCK, **heads, attention_chunk_size=256
+    )
+    refused(chunked, r"kind ChunkedLocalAttentionSpec; full attention .* are supported")
+
+    class Newer(kv_cache_interface.FullAttentionSpec):  # type: ignore[misc]
+        """What a later vLLM may keep beside KV."""
+
+    refused(Newer(block_size=BLOCK, **heads), r"of the kind Newer; ")
 
 
 def test_a_hybrid_model_in_one_group(start: Callable[..., Node], tmp_path: Path) -> None:

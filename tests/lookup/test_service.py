@@ -163,8 +163,8 @@ def test_several_pools_and_several_ways_to_serve_a_model(memory: Store, tmp_path
         ({"facts": {"hash_seed": "00"}}, "has 1 bytes, not 32"),
         ({"lookup": {"samples": {}}}, "in a way that is not known"),
         (
-            {"facts": {"group": {"index": 0, "kind": "mamba", "window": None}}},
-            "layers of the kind 'mamba'",
+            {"facts": {"group": {"index": 0, "kind": "chunked", "window": None}}},
+            "layers of the kind 'chunked'",
         ),
         ({"facts": {"spans": []}}, "must have its spans"),
         ({"facts": {"block_size": 24}}, "multiple of the tokens"),

@@ -34,9 +34,9 @@ pub(crate) struct Asked {
 /// The requests of one engine, their blocks, and where these blocks are.
 ///
 /// ```
-/// use penstock_catalogue::{Catalogue, Group, Groups, Holding};
+/// use penstock_catalogue::{Catalogue, Group, Groups, Holding, Reads};
 ///
-/// let group = Group { block_tokens: 16, window: None };
+/// let group = Group { block_tokens: 16, reads: Reads::All };
 /// let mut catalogue = Catalogue::new(Groups::new(vec![group], 16)?, 1000);
 /// catalogue.set_holdings(vec![Holding { ranks: 1, bytes: 4096, objects: 1 }])?;
 ///

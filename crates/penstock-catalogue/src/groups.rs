@@ -5,31 +5,50 @@ use std::ops::Range;
 use crate::CatalogueError;
 use crate::error::Result;
 
+/// What a layer needs of the tokens before the one that it computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    /// The KV of all of them.
+    All,
+    /// The KV of the last ones: of so many tokens, the current one included.
+    Window(u64),
+    /// One state that all of them have left: recurrent layers, short convolutions. A block of such a
+    /// group is the state after the block's last token.
+    State,
+}
+
 /// One group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Group {
     /// Tokens in a block.
     pub block_tokens: u64,
-    /// How many tokens a layer attends to, including the current one. None if it attends to all
-    /// tokens before it.
-    pub window: Option<u64>,
+    /// What its layers need.
+    pub reads: Reads,
 }
 
 impl Group {
-    /// The first block that is needed to continue computing after `tokens` tokens.
+    /// The first block that is needed to continue computing after `tokens` tokens. If layers keep a
+    /// state, `tokens` must be whole blocks.
     ///
     /// ```
-    /// use penstock_catalogue::Group;
+    /// use penstock_catalogue::{Group, Reads};
     ///
-    /// let windowed = Group { block_tokens: 16, window: Some(20) };
-    /// assert_eq!(windowed.first_needed(64), 2);
-    /// let full = Group { block_tokens: 16, window: None };
-    /// assert_eq!(full.first_needed(64), 0);
+    /// let first = |reads| Group { block_tokens: 16, reads }.first_needed(64);
+    /// assert_eq!(first(Reads::All), 0);
+    /// assert_eq!(first(Reads::Window(20)), 2);
+    /// assert_eq!(first(Reads::State), 3);
     /// ```
     pub fn first_needed(&self, tokens: u64) -> u64 {
-        self.window.map_or(0, |window| {
-            (tokens + 1).saturating_sub(window) / self.block_tokens
-        })
+        match self.reads {
+            Reads::All => 0,
+            Reads::Window(window) => (tokens + 1).saturating_sub(window) / self.block_tokens,
+            Reads::State => (tokens / self.block_tokens).saturating_sub(1),
+        }
+    }
+
+    /// Whether the serving engine gives blocks away while their request runs.
+    pub(crate) fn leaves_blocks(&self) -> bool {
+        self.reads != Reads::All
     }
 
     /// The blocks that a load of the tokens from `first` to `end` needs.
@@ -46,6 +65,7 @@ pub struct Groups {
     groups: Vec<Group>,
     hash_tokens: u64,
     alignment: u64,
+    keep_states: bool,
 }
 
 impl Groups {
@@ -71,6 +91,7 @@ impl Groups {
             .iter()
             .fold(1, |lcm, group| least_common(lcm, group.block_tokens));
         Ok(Self {
+            keep_states: groups.iter().any(|group| group.reads == Reads::State),
             groups,
             hash_tokens,
             alignment,
@@ -92,6 +113,18 @@ impl Groups {
         &self.groups[position]
     }
 
+    /// Whether layers of some group keep a state.
+    pub(crate) fn keep_states(&self) -> bool {
+        self.keep_states
+    }
+
+    /// Whether a block of the group holds the state after so many tokens.
+    pub(crate) fn is_end_of_state(&self, position: usize, tokens: u64) -> bool {
+        self.groups.get(position).is_some_and(|group| {
+            group.reads == Reads::State && tokens.is_multiple_of(group.block_tokens)
+        })
+    }
+
     /// The number of block hashes that make up a block of a group.
     pub fn hashes_per_block(&self, position: usize) -> usize {
         (self.groups[position].block_tokens / self.hash_tokens) as usize
@@ -107,7 +140,8 @@ impl Groups {
     ///
     /// The run ends at `limit` at the latest; `first` and `limit` are multiples of the alignment.
     /// Layers that attend to all tokens need every block of the run. The other layers need the
-    /// blocks of the window at its end. The result is `first` if nothing can be loaded.
+    /// blocks of the window at its end, or the state there. The result is `first` if nothing can be
+    /// loaded.
     pub fn reach(
         &self,
         first: u64,
@@ -116,28 +150,28 @@ impl Groups {
     ) -> u64 {
         let mut end = limit.max(first);
         for (position, group) in self.groups.iter().enumerate() {
-            if group.window.is_none() {
+            if group.reads == Reads::All {
                 let blocks = group.needed(first, end);
                 let whole = missing(position, blocks.clone()).unwrap_or(blocks.end);
                 end = self.down(first, whole as u64 * group.block_tokens);
             }
         }
         // If a window lacks a block, it lacks it at every end for which the block is in the window.
-        while let Some(lower) = self.windows_lack(first, end, &missing) {
+        while let Some(lower) = self.lower_end(first, end, &missing) {
             end = lower;
         }
         end
     }
 
-    /// A shorter end to try, if a window at the end of the run is not whole.
-    fn windows_lack(
+    /// A shorter end to try, if a window at the end of the run is not whole, or a state is missing.
+    fn lower_end(
         &self,
         first: u64,
         end: u64,
         missing: &impl Fn(usize, Range<usize>) -> Option<usize>,
     ) -> Option<u64> {
         for (position, group) in self.groups.iter().enumerate() {
-            if group.window.is_some()
+            if group.reads != Reads::All
                 && let Some(block) = missing(position, group.needed(first, end))
             {
                 return Some(self.down(first, block as u64 * group.block_tokens));
@@ -170,13 +204,15 @@ mod tests {
     type Situation = (Groups, Vec<Vec<bool>>, u64, u64);
 
     fn situations() -> impl Strategy<Value = Situation> {
-        let group = (
-            prop::sample::select(vec![2_u64, 4, 6]),
-            prop::option::of(1_u64..20),
-        );
-        let group = group.prop_map(|(block_tokens, window)| Group {
+        let reads = prop_oneof![
+            Just(Reads::All),
+            (1_u64..20).prop_map(Reads::Window),
+            Just(Reads::State),
+        ];
+        let group = (prop::sample::select(vec![2_u64, 4, 6]), reads);
+        let group = group.prop_map(|(block_tokens, reads)| Group {
             block_tokens,
-            window,
+            reads,
         });
         (
             prop::collection::vec(group, 1..4),
@@ -191,8 +227,15 @@ mod tests {
             })
     }
 
+    /// The tokens whose blocks are needed.
     fn attended(group: &Group, end: u64) -> Range<u64> {
-        group.window.map_or(0, |w| (end + 1).saturating_sub(w))..end
+        let first = match group.reads {
+            Reads::All => 0,
+            Reads::Window(window) => (end + 1).saturating_sub(window),
+            // The last token's block holds what all tokens have left.
+            Reads::State => end.saturating_sub(1),
+        };
+        first..end
     }
 
     proptest! {
@@ -237,7 +280,7 @@ mod tests {
     fn blocks_are_made_of_whole_hashes() {
         let group = |block_tokens| Group {
             block_tokens,
-            window: None,
+            reads: Reads::All,
         };
         assert!(Groups::new(vec![group(16), group(24)], 16).is_err());
         assert!(Groups::new(vec![], 16).is_err());

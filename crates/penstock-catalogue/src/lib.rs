@@ -23,7 +23,7 @@ mod stores;
 
 pub use catalogue::{Catalogue, Holding};
 pub use error::CatalogueError;
-pub use groups::{Group, Groups};
+pub use groups::{Group, Groups, Reads};
 pub use hints::Place;
 pub use loads::Moved;
 pub use lookups::{Query, State as LookupState};

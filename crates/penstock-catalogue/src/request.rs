@@ -18,6 +18,9 @@ pub(crate) struct Request {
     pub(crate) storable: u64,
     /// For each group: blocks before this one have been stored, or need not be.
     pub(crate) considered: Vec<usize>,
+    /// States that the engine's blocks hold and that were not considered yet: the group's position,
+    /// and the tokens that left the state.
+    pub(crate) states: Vec<(usize, u64)>,
     pub(crate) lookup: Lookup,
     /// Whether it has been computed since it came, or was last paused.
     pub(crate) is_running: bool,
@@ -47,6 +50,7 @@ impl Request {
             blocks: vec![Vec::new(); groups],
             storable: u64::MAX,
             considered: vec![0; groups],
+            states: Vec::new(),
             lookup: Lookup::None,
             is_running: false,
         }

@@ -32,7 +32,15 @@ impl Catalogue {
     /// Notes that a step computes these requests; unknown ones are passed over. While a request's
     /// look-up is under way, none of its blocks counts as filled: the pool may have them, so a
     /// later step decides.
-    pub fn step<'a>(&mut self, scheduled: impl Iterator<Item = Scheduled<'a>>) -> Step {
+    ///
+    /// A step leaves a state after its last token. With `are_final`, that is the state of the
+    /// request's own tokens. Without, the step may compute tokens that are rejected, so it says
+    /// nothing about states.
+    pub fn step<'a>(
+        &mut self,
+        scheduled: impl Iterator<Item = Scheduled<'a>>,
+        are_final: bool,
+    ) -> Step {
         let mut step = Step::default();
         for (
             place,
@@ -51,6 +59,11 @@ impl Catalogue {
                 step.started.push(place);
             }
             let after = computed + tokens;
+            if are_final && self.groups.keep_states() {
+                let groups = 0..self.groups.count();
+                let ends = groups.filter(|&group| self.groups.is_end_of_state(group, after));
+                request.states.extend(ends.map(|group| (group, after)));
+            }
             if computed < request.prompt_tokens {
                 step.prompts.push((computed, after));
             }
@@ -73,6 +86,7 @@ impl Catalogue {
         let request = found_mut(&mut self.requests, id)?;
         request.is_running = false;
         request.considered.fill(0);
+        request.states.clear();
         Ok(dropped)
     }
 }

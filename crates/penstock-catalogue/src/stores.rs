@@ -4,6 +4,7 @@ use penstock_engine::Block;
 
 use crate::catalogue::{Catalogue, found_mut};
 use crate::error::Result;
+use crate::groups::Reads;
 use crate::index::Number;
 use crate::job::Kind;
 
@@ -15,6 +16,9 @@ impl Catalogue {
     /// block are final, so speculative tokens never get into a stored block. `table` gives the
     /// engine's block for a group's position and a block's index in the request, and `None` beyond
     /// the table's end. In the table, `null` stands for a block that is not needed any more.
+    ///
+    /// Of a group whose layers keep a state, only blocks count that were seen to hold one: see
+    /// [`step`](Self::step) and [`note_state`](Self::note_state).
     ///
     /// # Errors
     /// The request is not known, or the job's number is in use.
@@ -38,11 +42,18 @@ impl Catalogue {
             {
                 let number = numbers[*considered];
                 let state = self.index.state(number);
-                if !state.is_in_pool() && state.storing == 0 && block != null {
+                let end = (*considered as u64 + 1) * group.block_tokens;
+                let is_whole = block != null
+                    && (group.reads != Reads::State || request.states.contains(&(position, end)));
+                if is_whole && !state.is_in_pool() && state.storing == 0 {
                     new.push((position, *considered, block, number));
                 }
                 *considered += 1;
             }
+            let done = *considered as u64 * group.block_tokens;
+            request
+                .states
+                .retain(|&(other, end)| other != position || end > done);
         }
         if new.is_empty() {
             return Ok(None);
@@ -52,15 +63,26 @@ impl Catalogue {
             .iter()
             .map(|&(group, index, block, _)| self.block(request, group, index, block))
             .collect();
-        // The engine takes back blocks of a window while their request runs.
+        // The engine takes back blocks that left a window, and old states, while their request runs.
         let reads = new
             .iter()
-            .filter(|&&(group, ..)| self.groups.at(group).window.is_some())
+            .filter(|&&(group, ..)| self.groups.at(group).leaves_blocks())
             .map(|&(_, _, block, _)| block)
             .collect();
         let numbers = new.iter().map(|&(_, _, _, number)| number).collect();
         self.begin(job, Kind::Store, numbers, reads)?;
         Ok(Some(blocks))
+    }
+
+    /// Notes that a block of the request's table holds the state that its first `tokens` tokens have
+    /// left, or will once the present step is computed. The group is given by its position. Says
+    /// nothing about a request that is not known, or about layers that keep no state.
+    pub fn note_state(&mut self, id: &str, group: usize, tokens: u64) {
+        if let Some(request) = self.requests.get_mut(id)
+            && self.groups.is_end_of_state(group, tokens)
+        {
+            request.states.push((group, tokens));
+        }
     }
 
     /// Notes that no rank reads a store's blocks any more.

@@ -2,7 +2,7 @@
 
 use penstock_advisor::Reach;
 use penstock_catalogue::{
-    Catalogue, CatalogueError, Group, Groups, Holding, LookupState, Place, Scheduled,
+    Catalogue, CatalogueError, Group, Groups, Holding, LookupState, Place, Reads, Scheduled,
 };
 use penstock_engine::{Chunk, HostChange, Parent};
 use penstock_store::Tenant;
@@ -27,13 +27,12 @@ fn chunks(numbers: std::ops::Range<u8>) -> Vec<Chunk> {
     numbers.map(chunk).collect()
 }
 
-/// Of one group, or of two of which the second has a window of two blocks.
-fn catalogue(windows: &[Option<u64>], ranks: u32) -> Catalogue {
-    let group = |&window| Group {
+fn catalogue(reads: &[Reads], ranks: u32) -> Catalogue {
+    let group = |&reads| Group {
         block_tokens: TOKENS,
-        window,
+        reads,
     };
-    let groups = Groups::new(windows.iter().map(group).collect(), TOKENS).unwrap();
+    let groups = Groups::new(reads.iter().map(group).collect(), TOKENS).unwrap();
     let mut catalogue = Catalogue::new(groups, 100);
     let holding = Holding {
         ranks,
@@ -41,7 +40,7 @@ fn catalogue(windows: &[Option<u64>], ranks: u32) -> Catalogue {
         objects: 1,
     };
     catalogue
-        .set_holdings(vec![holding; windows.len()])
+        .set_holdings(vec![holding; reads.len()])
         .unwrap();
     catalogue
 }
@@ -63,7 +62,7 @@ fn ends(catalogue: &Catalogue, id: &str) -> Vec<(u64, u64, u64)> {
 
 #[test]
 fn a_block_is_held_when_every_rank_has_it() {
-    let mut catalogue = catalogue(&[None], 2);
+    let mut catalogue = catalogue(&[Reads::All], 2);
     looked_up(&mut catalogue, "a", &[true, true, true, false]);
     assert_eq!(ends(&catalogue, "a"), [(3, 0, 3 * BYTES)]);
     catalogue
@@ -82,7 +81,7 @@ fn a_block_is_held_when_every_rank_has_it() {
 
 #[test]
 fn what_a_job_did_not_find_is_not_there_and_what_cannot_be_decrypted_is_not_loaded() {
-    let mut catalogue = catalogue(&[None], 1);
+    let mut catalogue = catalogue(&[Reads::All], 1);
     looked_up(&mut catalogue, "a", &[true; 4]);
     catalogue
         .begin_load("a", 1, 0, 4 * TOKENS, |_, i| Some(i as u64))
@@ -110,7 +109,7 @@ fn what_a_job_did_not_find_is_not_there_and_what_cannot_be_decrypted_is_not_load
 
 #[test]
 fn a_look_up_is_over_once_all_its_groups_have_answered() {
-    let mut catalogue = catalogue(&[None, Some(2 * TOKENS)], 1);
+    let mut catalogue = catalogue(&[Reads::All, Reads::Window(2 * TOKENS)], 1);
     catalogue.add("a", 65, None).unwrap();
     catalogue.extend("a", &chunks(1..5)).unwrap();
     assert_eq!(catalogue.lookup("a"), Ok(LookupState::None));
@@ -132,7 +131,7 @@ fn a_look_up_is_over_once_all_its_groups_have_answered() {
 
 #[test]
 fn of_a_look_up_that_failed_nothing_is_loaded() {
-    let mut catalogue = catalogue(&[None], 1);
+    let mut catalogue = catalogue(&[Reads::All], 1);
     looked_up(&mut catalogue, "a", &[true; 4]);
     catalogue.add("b", 65, None).unwrap();
     catalogue.extend("b", &chunks(1..5)).unwrap();
@@ -149,7 +148,7 @@ fn of_a_look_up_that_failed_nothing_is_loaded() {
 
 #[test]
 fn a_preempted_request_is_looked_up_and_stored_anew() {
-    let mut catalogue = catalogue(&[None], 1);
+    let mut catalogue = catalogue(&[Reads::All], 1);
     catalogue.add("a", 65, None).unwrap();
     catalogue.extend("a", &chunks(1..5)).unwrap();
     let queries = catalogue.ask("a").unwrap();
@@ -159,7 +158,7 @@ fn a_preempted_request_is_looked_up_and_stored_anew() {
             computed,
             tokens,
         };
-        catalogue.step([scheduled].into_iter())
+        catalogue.step([scheduled].into_iter(), true)
     };
     // The pool may have the blocks: a later step decides.
     let first = step(&mut catalogue, 0, 64);
@@ -181,7 +180,7 @@ fn a_preempted_request_is_looked_up_and_stored_anew() {
 
 #[test]
 fn prefetches_share_no_block_and_keep_theirs_until_they_are_released() {
-    let mut catalogue = catalogue(&[None], 1);
+    let mut catalogue = catalogue(&[Reads::All], 1);
     looked_up(&mut catalogue, "a", &[true; 4]);
     looked_up(&mut catalogue, "b", &[true; 4]);
     let (blocks, moved) = catalogue
@@ -223,7 +222,7 @@ fn prefetches_share_no_block_and_keep_theirs_until_they_are_released() {
 
 #[test]
 fn blocks_that_left_a_window_are_not_stored_and_those_that_may_leave_have_readers() {
-    let mut catalogue = catalogue(&[None, Some(2 * TOKENS)], 1);
+    let mut catalogue = catalogue(&[Reads::All, Reads::Window(2 * TOKENS)], 1);
     catalogue.add("a", 65, None).unwrap();
     catalogue.extend("a", &chunks(1..5)).unwrap();
     let null = 0;
@@ -255,7 +254,7 @@ fn blocks_that_left_a_window_are_not_stored_and_those_that_may_leave_have_reader
 
 #[test]
 fn nothing_is_left_of_what_nobody_names() {
-    let mut catalogue = catalogue(&[None], 1);
+    let mut catalogue = catalogue(&[Reads::All], 1);
     looked_up(&mut catalogue, "a", &[true, true, false, false]);
     catalogue
         .begin_load("a", 1, 0, 32, |_, i| Some(i as u64))
@@ -273,7 +272,7 @@ fn nothing_is_left_of_what_nobody_names() {
 
 #[test]
 fn what_is_known_of_one_tenants_blocks_says_nothing_about_anothers() {
-    let mut catalogue = catalogue(&[None], 1);
+    let mut catalogue = catalogue(&[Reads::All], 1);
     let [red, blue] = ["red", "blue"].map(|name| Some(Tenant::named(name).unwrap()));
     let table = |_: usize, index: usize| Some(index as u64 + 1);
     for (job, id, tenant) in [(1, "a", red), (2, "b", blue), (3, "c", None)] {
@@ -330,7 +329,7 @@ fn numbers(places: &[Place]) -> Vec<(usize, u8, u64)> {
 
 #[test]
 fn places_are_what_a_load_of_the_prompt_needs() {
-    let mut catalogue = catalogue(&[None, Some(2 * TOKENS)], 1);
+    let mut catalogue = catalogue(&[Reads::All, Reads::Window(2 * TOKENS)], 1);
     catalogue.add("r", 4 * TOKENS + 1, None).unwrap();
     catalogue.extend("r", &chunks(1..5)).unwrap();
     let places = catalogue.places("r", 3 * TOKENS).unwrap();
@@ -346,7 +345,7 @@ fn places_are_what_a_load_of_the_prompt_needs() {
 
 #[test]
 fn what_is_let_go_was_put_here_and_is_nobody_elses() {
-    let mut catalogue = catalogue(&[None], 1);
+    let mut catalogue = catalogue(&[Reads::All], 1);
     // The pool has the first block from elsewhere. The others are put by this engine.
     looked_up(&mut catalogue, "first", &[true, false, false, false]);
     assert_eq!(store(&mut catalogue, "first", 1, 4 * TOKENS), 3);
@@ -372,7 +371,7 @@ fn what_is_let_go_was_put_here_and_is_nobody_elses() {
 
 #[test]
 fn what_is_on_its_way_is_not_let_go() {
-    let mut catalogue = catalogue(&[None], 1);
+    let mut catalogue = catalogue(&[Reads::All], 1);
     looked_up(&mut catalogue, "r", &[false; 4]);
     assert_eq!(store(&mut catalogue, "r", 1, 2 * TOKENS), 2);
     let table = |_: usize, index: usize| Some(index as u64 + 1);
@@ -388,7 +387,7 @@ fn what_is_on_its_way_is_not_let_go() {
 
 #[test]
 fn blocks_beyond_a_limit_are_not_stored_and_cost_no_step() {
-    let mut catalogue = catalogue(&[None], 1);
+    let mut catalogue = catalogue(&[Reads::All], 1);
     looked_up(&mut catalogue, "r", &[false; 4]);
     catalogue.limit_stores("r", 2 * TOKENS + 5).unwrap();
     let scheduled = |computed| Scheduled {
@@ -396,10 +395,97 @@ fn blocks_beyond_a_limit_are_not_stored_and_cost_no_step() {
         computed,
         tokens: TOKENS,
     };
-    let step = catalogue.step([scheduled(TOKENS)].into_iter());
+    let step = catalogue.step([scheduled(TOKENS)].into_iter(), true);
     assert_eq!(step.filled, [(0, 2 * TOKENS)]);
     assert_eq!(store(&mut catalogue, "r", 1, 2 * TOKENS), 2);
-    let step = catalogue.step([scheduled(2 * TOKENS)].into_iter());
+    let step = catalogue.step([scheduled(2 * TOKENS)].into_iter(), true);
     assert_eq!(step.filled, []);
     assert_eq!(store(&mut catalogue, "r", 2, 4 * TOKENS), 0);
+}
+
+#[test]
+fn a_state_is_loaded_from_where_it_ends() {
+    let mut catalogue = catalogue(&[Reads::All, Reads::State], 1);
+    catalogue.add("r", 4 * TOKENS + 1, None).unwrap();
+    catalogue.extend("r", &chunks(1..5)).unwrap();
+    for (query, present) in catalogue
+        .ask("r")
+        .unwrap()
+        .iter()
+        .zip([[true; 4], [false, true, false, false]])
+    {
+        catalogue.answer(query.number, Some(&present));
+    }
+    // Two blocks, and the state after them.
+    assert_eq!(ends(&catalogue, "r"), [(2, 0, 3 * BYTES)]);
+    let table = |group: usize, index: usize| Some((10 * group + index + 1) as u64);
+    let (blocks, _) = catalogue.begin_load("r", 1, 0, 2 * TOKENS, table).unwrap();
+    let places: Vec<_> = blocks.iter().map(|b| (b.group, b.block, b.chunk)).collect();
+    assert_eq!(
+        places,
+        [(0, 1, chunk(1)), (0, 2, chunk(2)), (1, 12, chunk(2))]
+    );
+}
+
+#[test]
+fn only_states_that_a_step_or_the_engine_left_are_stored() {
+    let mut catalogue = catalogue(&[Reads::All, Reads::State], 1);
+    looked_up(&mut catalogue, "r", &[false; 4]);
+    let scheduled = |computed, tokens| Scheduled {
+        id: "r",
+        computed,
+        tokens,
+    };
+    let table = |group: usize, index: usize| Some((10 * group + index + 1) as u64);
+    let store = |catalogue: &mut Catalogue, job, tokens| -> Vec<(u16, u64)> {
+        let blocks = catalogue.begin_store("r", job, tokens, 0, table).unwrap();
+        blocks
+            .unwrap_or_default()
+            .iter()
+            .map(|block| (block.group, block.block))
+            .collect()
+    };
+    // The first block's state was passed over by a step that ends after the second.
+    catalogue.step([scheduled(0, 2 * TOKENS)].into_iter(), true);
+    assert_eq!(
+        store(&mut catalogue, 1, 2 * TOKENS),
+        [(0, 1), (0, 2), (1, 12)]
+    );
+    // A step that ends elsewhere leaves none, unless the engine says so.
+    catalogue.step([scheduled(2 * TOKENS, TOKENS + 3)].into_iter(), true);
+    catalogue.note_state("r", 1, 3 * TOKENS);
+    catalogue.note_state("r", 0, 3 * TOKENS);
+    catalogue.note_state("nobody", 1, 3 * TOKENS);
+    assert_eq!(store(&mut catalogue, 2, 3 * TOKENS + 3), [(0, 3), (1, 13)]);
+    // Tokens that may be rejected say nothing.
+    catalogue.step([scheduled(3 * TOKENS + 3, TOKENS - 3)].into_iter(), false);
+    assert_eq!(store(&mut catalogue, 3, 4 * TOKENS), [(0, 4)]);
+}
+
+#[test]
+fn a_state_waits_for_the_look_up_and_goes_with_a_preemption() {
+    let mut catalogue = catalogue(&[Reads::State], 1);
+    catalogue.add("r", 4 * TOKENS + 1, None).unwrap();
+    catalogue.extend("r", &chunks(1..5)).unwrap();
+    let asked = catalogue.ask("r").unwrap();
+    let scheduled = |computed, tokens| Scheduled {
+        id: "r",
+        computed,
+        tokens,
+    };
+    let step = catalogue.step([scheduled(0, 2 * TOKENS)].into_iter(), true);
+    assert_eq!(step.filled, []);
+    catalogue.answer(asked[0].number, Some(&[false; 4]));
+    catalogue.step([scheduled(2 * TOKENS, 1)].into_iter(), true);
+    // The engine has given up the first block's state, and keeps the second's for now.
+    let table = |_: usize, index: usize| [0, 7, 8].get(index).copied();
+    let blocks = catalogue.begin_store("r", 1, 2 * TOKENS + 1, 0, table);
+    let blocks: Vec<u64> = blocks.unwrap().unwrap().iter().map(|b| b.block).collect();
+    assert_eq!(blocks, [7]);
+    assert_eq!(catalogue.readers([7].into_iter()), [1]);
+    catalogue.end_store(1, &[0]).unwrap();
+    catalogue.pause("r").unwrap();
+    // From here on the state would have to be seen again.
+    let blocks = catalogue.begin_store("r", 2, 2 * TOKENS + 1, 0, table);
+    assert_eq!(blocks.unwrap(), None);
 }

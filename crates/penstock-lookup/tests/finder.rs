@@ -5,7 +5,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_catalogue::{Group, Groups};
+use penstock_catalogue::{Group, Groups, Reads};
 use penstock_layout::Span;
 use penstock_lookup::{Algorithm, Belief, Extra, Finder, Hasher, Part, Prefix, Variant};
 use penstock_store::{ErrorKind, Key, Namespace, OpenOptions, PutRequest, Store, open};
@@ -39,7 +39,7 @@ fn part(number: u8, spans: u16) -> Part {
 fn uniform(spans: u16) -> Variant {
     let group = Group {
         block_tokens: BLOCK as u64,
-        window: None,
+        reads: Reads::All,
     };
     let groups = Groups::new(vec![group], BLOCK as u64).unwrap();
     Variant::new(groups, vec![part(1, spans)]).unwrap()
@@ -143,11 +143,11 @@ fn what_was_missing_is_asked_for_again_in_time() {
 fn a_window_needs_the_last_blocks_only() {
     let full = Group {
         block_tokens: BLOCK as u64,
-        window: None,
+        reads: Reads::All,
     };
     let windowed = Group {
         block_tokens: 2 * BLOCK as u64,
-        window: Some(8),
+        reads: Reads::Window(8),
     };
     let groups = Groups::new(vec![full, windowed], BLOCK as u64).unwrap();
     let variant = Variant::new(groups, vec![part(1, 1), part(2, 1)]).unwrap();
@@ -165,9 +165,10 @@ fn a_window_needs_the_last_blocks_only() {
 
 #[test]
 fn a_pool_that_fails_is_an_error_at_once() {
-    let groups = [None, Some(8), Some(40)].map(|window| Group {
+    let reads = [Reads::All, Reads::Window(8), Reads::State];
+    let groups = reads.map(|reads| Group {
         block_tokens: BLOCK as u64,
-        window,
+        reads,
     });
     let groups = Groups::new(groups.to_vec(), BLOCK as u64).unwrap();
     let variant = Variant::new(groups, vec![part(1, 1), part(2, 1), part(3, 1)]).unwrap();
@@ -203,7 +204,7 @@ fn threads_agree() {
 fn every_group_has_spans() {
     let group = Group {
         block_tokens: 4,
-        window: None,
+        reads: Reads::All,
     };
     let groups = Groups::new(vec![group], 4).unwrap();
     assert!(Variant::new(groups.clone(), vec![]).is_err());

@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 use std::time::{Duration, Instant};
 
-use penstock_catalogue::{Group, Groups};
+use penstock_catalogue::{Group, Groups, Reads};
 use penstock_layout::Span;
 use penstock_lookup::{
     Algorithm, Belief, Extra, Finder, Hasher, OwnCache, Part, Prefix, Variant, told,
@@ -20,16 +20,16 @@ fn prefix(algorithm: Algorithm, tokens: u32) -> Prefix {
     hasher.prefix(&tokens, Extra::default()).unwrap()
 }
 
-fn variant(windows: &[Option<u64>]) -> Variant {
-    let groups = windows.iter().map(|&window| Group {
+fn variant(reads: &[Reads]) -> Variant {
+    let groups = reads.iter().map(|&reads| Group {
         block_tokens: BLOCK,
-        window,
+        reads,
     });
     let part = |number: usize| Part {
         namespace: Namespace([number as u8; 16]),
         spans: vec![Span::new(0..1, 0..1).unwrap()],
     };
-    let parts = (0..windows.len()).map(part).collect();
+    let parts = (0..reads.len()).map(part).collect();
     Variant::new(Groups::new(groups.collect(), BLOCK).unwrap(), parts).unwrap()
 }
 
@@ -45,7 +45,7 @@ proptest! {
         is_short in any::<bool>(),
     ) {
         let algorithm = if is_short { Algorithm::Xxhash } else { Algorithm::Sha256 };
-        let (variant, prefix) = (variant(&[None]), prefix(algorithm, tokens));
+        let (variant, prefix) = (variant(&[Reads::All]), prefix(algorithm, tokens));
         let name = |block: usize| {
             let hash = prefix.hashes.get(block);
             hash.map_or(block as u64, |hash| told(&hash[..prefix.hash_bytes]))
@@ -90,7 +90,7 @@ fn soon() -> Instant {
 #[test]
 fn a_window_needs_the_blocks_at_its_end() {
     let (variant, prefix) = (
-        variant(&[None, Some(2 * BLOCK)]),
+        variant(&[Reads::All, Reads::Window(2 * BLOCK)]),
         prefix(Algorithm::Sha256, 41),
     );
     let names: Vec<u64> = prefix.hashes.iter().map(|hash| prefix.told(hash)).collect();
@@ -103,7 +103,7 @@ fn a_window_needs_the_blocks_at_its_end() {
 
 #[test]
 fn blocks_of_another_size_are_of_another_engine() {
-    let (variant, prefix) = (variant(&[None]), prefix(Algorithm::Sha256, 41));
+    let (variant, prefix) = (variant(&[Reads::All]), prefix(Algorithm::Sha256, 41));
     let mut cache = OwnCache::new(1000);
     assert_eq!(cache.tokens(&variant, &[0], &prefix), Some(0));
     cache.stored(0, 2 * BLOCK, &[1]);

@@ -1,7 +1,8 @@
 //! The catalogue for Python: hashes, block tables and steps in, numbers and blocks out.
 
 use penstock_catalogue::{
-    Catalogue as Native, CatalogueError, Group, Groups, Holding, LookupState, Moved, Scheduled,
+    Catalogue as Native, CatalogueError, Group, Groups, Holding, LookupState, Moved, Reads,
+    Scheduled,
 };
 use penstock_engine::{Chunk, EngineError, HostChange};
 use pyo3::exceptions::PyRuntimeError;
@@ -70,6 +71,18 @@ fn reader<'a, 'py>(
 /// prompts are computed.
 type StepTuple = (Vec<usize>, Vec<(usize, u64)>, Vec<(u64, u64)>);
 
+/// A group as (tokens of a block, tokens of the window, whether layers keep a state).
+type GroupTuple = (u64, Option<u64>, bool);
+
+/// What a group's layers need of the tokens before.
+pub(crate) fn reads(window: Option<u64>, keeps_state: bool) -> Reads {
+    match window {
+        _ if keeps_state => Reads::State,
+        Some(window) => Reads::Window(window),
+        None => Reads::All,
+    }
+}
+
 /// What a scheduler half knows about blocks: which are in the pool, which are in host memory, and
 /// which are on their way.
 #[pyclass(module = "penstock._native")]
@@ -81,15 +94,15 @@ pub(crate) struct Catalogue {
 
 #[pymethods]
 impl Catalogue {
-    /// A group is given by the tokens of a block and of the window (None for all tokens).
-    /// `hash_tokens` is the number of tokens that a block hash adds to its chain. Up to
+    /// A group is given by the tokens of a block, those of the window (None for all tokens), and
+    /// whether its layers keep a state instead of tokens' KV. `hash_tokens` is the number of tokens that a block hash adds to its chain. Up to
     /// `remembered` blocks that the pool has and no request names are remembered.
     #[new]
     #[pyo3(signature = (groups, hash_tokens, *, remembered = 262_144))]
-    fn new(groups: Vec<(u64, Option<u64>)>, hash_tokens: u64, remembered: usize) -> PyResult<Self> {
-        let group = |(block_tokens, window)| Group {
+    fn new(groups: Vec<GroupTuple>, hash_tokens: u64, remembered: usize) -> PyResult<Self> {
+        let group = |(block_tokens, window, keeps_state)| Group {
             block_tokens,
-            window,
+            reads: reads(window, keeps_state),
         };
         let groups = Groups::new(groups.into_iter().map(group).collect(), hash_tokens);
         Ok(Self {
@@ -409,12 +422,15 @@ impl Catalogue {
     /// Notes that a step computes these requests. `computed` has the tokens of each that were
     /// computed before; `tokens` says how many the step computes of each. Returns the positions of
     /// the requests that begin; the positions of those that fill a block, with their computed
-    /// tokens after the step; and from where to where prompts are computed.
+    /// tokens after the step; and from where to where prompts are computed. Unless `are_final`, the
+    /// step may compute tokens that are rejected.
+    #[pyo3(signature = (requests, computed, tokens, *, are_final = true))]
     fn step(
         &mut self,
         requests: Vec<Bound<'_, PyString>>,
         computed: Vec<u64>,
         tokens: &Bound<'_, PyDict>,
+        are_final: bool,
     ) -> PyResult<StepTuple> {
         let mut scheduled = Vec::with_capacity(requests.len());
         for (request, &computed) in requests.iter().zip(&computed) {
@@ -425,8 +441,14 @@ impl Catalogue {
                 tokens: count.map_or(Ok(0), |count| count.extract())?,
             });
         }
-        let step = self.native.step(scheduled.into_iter());
+        let step = self.native.step(scheduled.into_iter(), are_final);
         Ok((step.started, step.filled, step.prompts))
+    }
+
+    /// Notes that a block of the request's table holds the state after its first `tokens` tokens, or
+    /// will after the present step. `group` is the group's position.
+    fn note_state(&mut self, request: &str, group: usize, tokens: u64) {
+        self.native.note_state(request, group, tokens);
     }
 
     /// Notes that the request was preempted: it begins anew.

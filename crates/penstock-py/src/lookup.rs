@@ -12,6 +12,7 @@ use penstock_store::Tenant;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList, PyTuple};
 
+use crate::catalogue::reads;
 use crate::errors::{config_error, raised, store_error, without_gil};
 use crate::layout::{SpanTuple, span};
 use crate::store::{Store, namespace, seconds};
@@ -150,8 +151,8 @@ impl PromptPrefix {
     }
 }
 
-/// A group as (namespace, tokens of a block, window, spans).
-type GroupTuple = (Vec<u8>, u64, Option<u64>, Vec<SpanTuple>);
+/// A group as (namespace, tokens of a block, window, whether layers keep a state, spans).
+type GroupTuple = (Vec<u8>, u64, Option<u64>, bool, Vec<SpanTuple>);
 
 /// One way to serve a model: its groups, and the tokens that each hash adds.
 #[pyclass(frozen, module = "penstock._native")]
@@ -163,13 +164,15 @@ pub(crate) struct ModelVariant {
 impl ModelVariant {
     #[new]
     fn new(py: Python<'_>, groups: Vec<GroupTuple>, hash_tokens: u64) -> PyResult<Self> {
-        let sizes = groups.iter().map(|&(_, block_tokens, window, _)| Group {
-            block_tokens,
-            window,
-        });
+        let sizes = groups
+            .iter()
+            .map(|&(_, block_tokens, window, keeps_state, _)| Group {
+                block_tokens,
+                reads: reads(window, keeps_state),
+            });
         let sizes = Groups::new(sizes.collect(), hash_tokens)
             .map_err(|error| config_error(py, error.to_string()))?;
-        let parts = groups.iter().map(|(digest, _, _, spans)| {
+        let parts = groups.iter().map(|(digest, _, _, _, spans)| {
             Ok(Part {
                 namespace: namespace(py, digest)?,
                 spans: spans

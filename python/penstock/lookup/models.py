@@ -12,7 +12,10 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.pool.namespace import DESCRIPTIONS, DIGEST_BYTES, read_namespace
 from penstock.vllm.samples import SAMPLE_BLOCKS, SAMPLE_LORA, SAMPLE_SALT
 
-_KINDS = ("full_attention", "mla_attention", "sliding_window")
+_STATE = "mamba"
+"""vLLM's name for all layers that keep a state."""
+
+_KINDS = ("full_attention", "mla_attention", "sliding_window", _STATE)
 """Groups of layers whose rules are known here."""
 
 _MOST_DESCRIPTIONS = 4096
@@ -182,7 +185,7 @@ def _shared(namespace: bytes, description: Mapping[str, Any]) -> bytes:
 
 def _group(
     digest: bytes, described: Mapping[str, Any]
-) -> tuple[bytes, int, int | None, list[tuple[int, int, int, int]]]:
+) -> tuple[bytes, int, int | None, bool, list[tuple[int, int, int, int]]]:
     kind, window = described["group"]["kind"], described["group"]["window"]
     if kind not in _KINDS or (kind == "sliding_window") != (window is not None):
         raise Refused(
@@ -190,7 +193,7 @@ def _group(
             f"here: {', '.join(_KINDS)} are"
         )
     spans = [(int(a), int(b), int(c), int(d)) for a, b, c, d in described["spans"]]
-    return digest, int(described["block_size"]), window, spans
+    return digest, int(described["block_size"]), window, kind == _STATE, spans
 
 
 def _hashing(own: Mapping[str, Any], lookup: Mapping[str, Any], tokens: int) -> Hashing:

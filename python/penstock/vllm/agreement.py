@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -113,6 +114,16 @@ class Agreement:
             layers_per_object=next(iter(holding.values())).layers_per_object,
             heads_per_object=geometry.heads,
         )
+        states, _ = check_ranks(
+            [
+                (*share.span[:2], tensor_rank, tensor_rank + 1)
+                for (_, tensor_rank), share in holding.items()
+                if share.span is not None
+            ],
+            layers,
+            tensor,
+            layers_per_object=next(iter(holding.values())).layers_per_object,
+        )
         self.spans, self.ranks_of_group = [], []
         self.block_bytes, self.block_objects = [], []
         for position, group in enumerate(self._groups):
@@ -127,7 +138,8 @@ class Agreement:
                 }
             )
             own = {layer for part in found.values() for layer in part.layers}
-            self.spans.append([s for s in spans if not own.isdisjoint(range(s[0], s[1]))])
+            possible = spans if group.state is None else states
+            self.spans.append([s for s in possible if not own.isdisjoint(range(s[0], s[1]))])
             self.ranks_of_group.append(len(found))
             self.block_bytes.append(sum(part.block_bytes for part in found.values()))
             self.block_objects.append(max(1, len(self.spans[-1]) // len(found)))
@@ -194,6 +206,7 @@ class Agreement:
             **self._model.identity,
             "kv_dtype": group.dtype,
             "group": {"index": group.index, "kind": group.kind, "window": group.window},
+            **({} if group.state is None else {"state": dataclasses.asdict(group.state)}),
             "block_size": group.block_size,
             "hash_seed": self._hash_seed().hex(),
             "page_tokens": share.page_tokens,
@@ -212,6 +225,7 @@ def model_facts(settings: Settings, vllm_config: Any) -> ModelFacts:
         ConfigError: nothing tells which weights the model has.
     """
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    packing = compat.kernel_packing(vllm_config)
     return ModelFacts(
         name=model.model,
         ranks=(parallel.pipeline_parallel_size, parallel.tensor_parallel_size),
@@ -223,5 +237,6 @@ def model_facts(settings: Settings, vllm_config: Any) -> ModelFacts:
             "quantization": str(model.quantization),
             "kv_cache_dtype": str(vllm_config.cache_config.cache_dtype),
             "hash": vllm_config.cache_config.prefix_caching_hash_algo,
+            **({"kernels": packing} if packing else {}),
         },
     )

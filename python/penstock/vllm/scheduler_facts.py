@@ -38,6 +38,7 @@ def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -
         null_block=compat.NULL_BLOCK,
         engine_id=str(transfer.engine_id),
         tensor_parallel=vllm_config.parallel_config.tensor_parallel_size,
+        speculates=vllm_config.speculative_config is not None,
         publishes_events=compat.publishes_events(vllm_config),
         hash_prompt=compat.prompt_hasher(vllm_config, hash_tokens),
     )
@@ -97,4 +98,5 @@ def step(scheduler_output: Any) -> Step:
         preempted=scheduler_output.preempted_req_ids or (),
         tables=compat.block_tables(scheduler_output),
         new_blocks=functools.partial(compat.newly_allocated, scheduler_output),
+        states=functools.partial(compat.boundary_states, scheduler_output),
     )

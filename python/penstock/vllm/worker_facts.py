@@ -27,6 +27,7 @@ def worker_facts(vllm_config: Any, kv_cache_config: Any) -> WorkerFacts:
         heads=heads,
         stages=compat.stages(vllm_config),
         tensor_ranks=vllm_config.parallel_config.tensor_parallel_size,
+        tensor_rank=rank,
         own_heads=compat.kv_head_range(vllm_config, rank),
         replica=compat.kv_replica(vllm_config, rank),
         tokens_per_step=compat.tokens_per_step(vllm_config),
@@ -48,8 +49,8 @@ def services(vllm_config: Any) -> Services:
     )
 
 
-def kv_memory(groups: Groups, kv_caches: Mapping[str, Any]) -> KvMemory:
-    """The tensors that vLLM registered, as numbers.
+def kv_memory(groups: Groups, layers: int, kv_caches: Mapping[str, Any]) -> KvMemory:
+    """The tensors that vLLM registered, as numbers. `layers` is the number of the model's layers.
 
     Raises:
         ConfigError: the tensors are on a device without a copy executor.
@@ -57,17 +58,24 @@ def kv_memory(groups: Groups, kv_caches: Mapping[str, Any]) -> KvMemory:
     own = [name for group in groups for name in group.layer_names if name in kv_caches]
     return KvMemory(
         views=[
-            [_view(name, kv_caches[name]) for name in group.layer_names if name in kv_caches]
+            [
+                _view(
+                    compat.layer_index(name, layers=layers if group.state else None),
+                    kv_caches[name],
+                )
+                for name in group.layer_names
+                if name in kv_caches
+            ]
             for group in groups
         ],
         cuda_device=compat.cuda_device({kv_caches[name].device for name in own}),
     )
 
 
-def _view(name: str, tensor: Any) -> View:
+def _view(layer: int, tensor: Any) -> View:
     memory = tensor.untyped_storage()
     return (
-        compat.layer_index(name),
+        layer,
         tensor.data_ptr(),
         tuple(tensor.shape),
         tuple(tensor.stride()),

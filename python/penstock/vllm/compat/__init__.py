@@ -14,7 +14,13 @@ from penstock.vllm.compat.configuration import (
     requests_per_step,
     tokens_per_step,
 )
-from penstock.vllm.compat.devices import cuda_device, current_stream, is_cpu, operators_cores
+from penstock.vllm.compat.devices import (
+    cuda_device,
+    current_stream,
+    is_cpu,
+    kernel_packing,
+    operators_cores,
+)
 from penstock.vllm.compat.events import (
     LOCAL,
     REMOTE,
@@ -34,6 +40,7 @@ from penstock.vllm.compat.memory import block_bytes, request_blocks, wrap_kv_mem
 from penstock.vllm.compat.requests import (
     NULL_BLOCK,
     block_tables,
+    boundary_states,
     cache_probe,
     cache_salt,
     hash_block_size,
@@ -73,6 +80,7 @@ __all__ = [
     "attention_backends",
     "block_bytes",
     "block_tables",
+    "boundary_states",
     "cache_probe",
     "cache_salt",
     "check_block_hashing",
@@ -89,6 +97,7 @@ __all__ = [
     "hit_source",
     "is_cpu",
     "kernel_block_size",
+    "kernel_packing",
     "kv_head_range",
     "kv_hints",
     "kv_replica",

@@ -149,6 +149,25 @@ USES = (
     Use("vllm.engine.arg_utils", "EngineArgs"),
     Use("vllm.envs", "VLLM_KV_CACHE_LAYOUT"),
     Use("vllm.platforms", "current_platform"),
+    *(
+        Use(_CACHE, f"MambaSpec.{name}")
+        for name in (
+            "shapes",
+            "dtypes",
+            "mamba_type",
+            "mamba_cache_mode",
+            "num_speculative_blocks",
+        )
+    ),
+    Use("vllm.v1.core.sched.output", "KVConnectorBlockState.boundary_state_offloads"),
+    Use("vllm.model_executor.layers.mamba.mamba_utils", "get_conv_state_layout", ()),
+    Use("vllm.config.speculative", "SpeculativeConfig.uses_draft_model", ()),
+    Use("vllm.config.speculative", "SpeculativeConfig.use_eagle", ()),
+    Use(
+        "vllm.v1.attention.backends.cpu_attn",
+        "_get_attn_isa",
+        ("dtype", "block_size", "head_size", "kv_cache_dtype"),
+    ),
 )
 
 

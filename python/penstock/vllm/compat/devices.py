@@ -18,6 +18,23 @@ def is_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
+def kernel_packing(vllm_config: Any) -> str:
+    """The kernels whose pages only kernels of their kind read; empty for vLLM's plain CPU kernels.
+
+    Kernels for CPUs with matrix units keep K in tiles. Kernels for GPUs keep K and V of a token
+    side by side, where those for CPUs have all K of a head first.
+    """
+    from vllm.platforms import current_platform
+
+    if not is_cpu():
+        return str(current_platform.device_type)
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    kind = _get_attn_isa(model.dtype, cache.block_size, model.get_head_size(), cache.cache_dtype)
+    return "" if kind in ("vec", "vec16") else str(kind)
+
+
 def cuda_device(devices: AbstractSet[Any]) -> int | None:
     """The ordinal of the CUDA device that the KV cache's tensors are on; None for host memory.
     `devices` are the devices of all the tensors.

@@ -87,6 +87,16 @@ def block_tables(scheduler_output: Any) -> Callable[[str], Sequence[Sequence[int
     return resolve
 
 
+def boundary_states(scheduler_output: Any) -> Iterator[tuple[str, int, int]]:
+    """States that vLLM says it keeps at a border of blocks: request id, vLLM's group, and the
+    tokens that left the state. The block is in the request's table. Its content is complete once
+    this step is computed."""
+    offered = scheduler_output.kv_connector_block_state.boundary_state_offloads
+    for request_id, states in offered.items():
+        for group, _, tokens in states:
+            yield request_id, group, tokens
+
+
 def newly_allocated(scheduler_output: Any) -> Iterator[int]:
     """The blocks that requests scheduled in this step got with it."""
     for request in scheduler_output.scheduled_new_reqs:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 from penstock.vllm.compat.devices import is_cpu
+from penstock.vllm.compat.states import state_of
 from penstock.vllm.compat.versions import installed
 from penstock.vllm.groups import Group, Groups
 
@@ -30,23 +31,35 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
     groups = []
     for index in installed().prefix_cacheable_groups(kv_cache_config):
         group = kv_cache_config.kv_cache_groups[index]
-        _check_group(group)
-        spec = group.kv_cache_spec
-        window = spec.sliding_window if spec_kind(spec) == "sliding_window" else None
+        spec, kind = group.kv_cache_spec, spec_kind(group.kv_cache_spec)
+        _check_kind(group)
+        keeps_state = kind == "mamba"
+        state = state_of(group, vllm_config, kv_cache_config) if keeps_state else None
+        if state is None:
+            _check_attention(group)
         groups.append(
             Group(
                 index=index,
-                kind=spec_kind(spec),
+                kind=kind,
                 block_size=spec.block_size,
-                window=window,
-                dtype=str(spec.dtype),
+                window=spec.sliding_window if kind == "sliding_window" else None,
+                dtype=str(spec.dtype) if state is None else ",".join(state.dtypes),
                 layer_names=tuple(group.layer_names),
+                state=state,
             )
         )
     if not groups:
         raise ConfigError("vLLM finds none of the model's KV cache by prefix: nothing to pool")
-    parallel = vllm_config.parallel_config
+    parallel, speculation = vllm_config.parallel_config, vllm_config.speculative_config
     problems = {
+        # The draft's layers share blocks with the model's, and only their names tell them apart.
+        "speculative decoding with layers of its own (EAGLE, MTP, a draft model); n-grams are "
+        "supported": speculation is not None
+        and (speculation.uses_draft_model() or speculation.use_eagle()),
+        # Model runner V1 does not tell connectors when a step of the first stages has ended.
+        "speculative decoding over several pipeline stages": (
+            speculation is not None and parallel.pipeline_parallel_size > 1
+        ),
         "decode context parallelism": parallel.decode_context_parallel_size > 1,
         "prefill context parallelism": parallel.prefill_context_parallel_size > 1,
         "KV scales calculated at run time": bool(
@@ -76,13 +89,14 @@ def _zeroes_early(vllm_config: Any, kv_cache_config: KVCacheConfig) -> bool:
     return bool(kv_cache_config.needs_kv_cache_zeroing and vllm_config.use_v2_model_runner)
 
 
-def _check_group(group: Any) -> None:
+def _check_kind(group: Any) -> None:
     from vllm.v1 import kv_cache_interface
 
     known = {
         "full_attention": kv_cache_interface.FullAttentionSpec,
         "mla_attention": kv_cache_interface.MLAAttentionSpec,
         "sliding_window": kv_cache_interface.SlidingWindowSpec,
+        "mamba": kv_cache_interface.MambaSpec,
     }
     spec = group.kv_cache_spec
     kind = spec_kind(spec)
@@ -90,11 +104,15 @@ def _check_group(group: Any) -> None:
     if type(spec) is not known.get(kind):
         raise ConfigError(
             f"the model's layer {group.layer_names[0]} and {len(group.layer_names) - 1} others "
-            f"keep KV of the kind {type(spec).__name__}; full attention (MHA, GQA, MQA, MLA) and "
-            "sliding windows are supported. Serve this model without Penstock"
+            f"keep KV of the kind {type(spec).__name__}; full attention (MHA, GQA, MQA, MLA), "
+            "sliding windows and layers with a state (Mamba, gated delta net, short convolution) "
+            "are supported. Serve this model without Penstock"
         )
+
+
+def _check_attention(group: Any) -> None:
+    spec = group.kv_cache_spec
     problems = {
-        "a draft model (speculative decoding with its own layers)": group.is_eagle_group,
         "compressed KV states": spec.tokens_per_state != 1,
         "padded KV pages": spec.page_size_padded is not None,
         "packed heads": spec.num_head_slots is not None or spec.state_content_bytes is not None,

@@ -7,8 +7,11 @@ from typing import Any
 from penstock.errors import ConfigError
 
 
-def layer_index(layer_name: str) -> int:
+def layer_index(layer_name: str, *, layers: int | None = None) -> int:
     """The layer's index in the whole model, from a name like ``model.layers.3.self_attn.attn``.
+
+    Where a layer has attention and a state, vLLM counts the states on after the last layer. With
+    `layers`, the number of layers, this is undone.
 
     Raises:
         ConfigError: the name does not hold exactly one index.
@@ -16,7 +19,7 @@ def layer_index(layer_name: str) -> int:
     numbers = [part for part in layer_name.split(".") if part.isdigit()]
     if len(numbers) != 1:
         raise ConfigError(f"cannot tell the index of layer {layer_name!r}")
-    return int(numbers[0])
+    return int(numbers[0]) if layers is None else int(numbers[0]) % layers
 
 
 def model_extent(vllm_config: Any) -> tuple[int, int]:

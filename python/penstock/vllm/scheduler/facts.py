@@ -33,6 +33,8 @@ class EngineFacts:
     """vLLM's name for the engine."""
     tensor_parallel: int = 1
     """Its ranks that share a layer."""
+    speculates: bool = False
+    """Whether a step may compute tokens that are rejected."""
     publishes_events: bool = False
     """Whether vLLM publishes KV events."""
     hash_prompt: Callable[[Any, list[int]], list[bytes]] | None = None
@@ -100,6 +102,9 @@ class Step:
     """Request → its block tables with this step."""
     new_blocks: Callable[[], Iterable[int]]
     """The blocks that requests get with this step."""
+    states: Callable[[], Iterable[tuple[str, int, int]]] = tuple
+    """States that the engine says a block holds after this step: the request, the engine's number
+    of the group, and the tokens that left the state."""
 
     @property
     def is_empty(self) -> bool:

@@ -53,7 +53,7 @@ class SchedulerHalf:
         role: Role = ROLES["kv_both"],
     ) -> None:
         store = Store.open(settings.pool, client_name="penstock-scheduler").guarded()
-        groups = [(group.block_size, group.window) for group in facts.groups]
+        groups = [(g.block_size, g.window, g.state is not None) for g in facts.groups]
         self._common = Common(
             settings,
             facts,
@@ -69,6 +69,7 @@ class SchedulerHalf:
         )
         self._catalogue, self._orders = self._common.catalogue, self._common.orders
         self._requests: dict[str, Tracked] = {}
+        self._positions = {group.index: place for place, group in enumerate(facts.groups)}
         self._pool_source = sources.source_of(settings.pool)
         self._lookups = Lookups(self._common)
         self._transfers = Transfers(self._common)
@@ -194,7 +195,15 @@ class SchedulerHalf:
         self._prefetching.order_for_waiting(
             lambda tracked: not self._lookups.is_under_way(tracked), self._loading.advise
         )
-        started, filled, prompts = self._catalogue.step(step.requests, step.computed, step.tokens)
+        for request_id, index, tokens in step.states():
+            if (position := self._positions.get(index)) is not None:
+                self._catalogue.note_state(request_id, position, tokens)
+        started, filled, prompts = self._catalogue.step(
+            step.requests,
+            step.computed,
+            step.tokens,
+            are_final=not self._common.facts.speculates,
+        )
         for place in started:
             tracked = self._requests[step.requests[place]]
             tracked.phase = Phase.RUNNING

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from penstock.vllm.adapters import Adapter
-from penstock.vllm.groups import Groups
+from penstock.vllm.groups import Group, Groups
 
 View = tuple[int, int, Sequence[int], Sequence[int], int, int, int]
 """A layer's KV: its index in the whole model, address, shape in elements, strides in elements,
@@ -39,6 +39,20 @@ class WorkerFacts:
     """The most requests that a step computes."""
     continues_prefixes: bool = True
     """Whether the engine can compute several tokens after some that it has in its KV cache."""
+    tensor_rank: int = 0
+    """This rank's number among the stage's tensor-parallel ranks."""
+
+    def heads_of(self, group: Group) -> tuple[int, int]:
+        """The heads of a group that this rank holds, as a half-open range. Each tensor-parallel
+        rank's part of a state counts as a head: no other degree has such a part."""
+        if group.state is not None:
+            return self.tensor_rank, self.tensor_rank + 1
+        return self.own_heads
+
+    def replica_of(self, group: Group) -> tuple[int, int]:
+        """This rank's number among the ranks that hold the same part of a group, and the number of
+        such ranks."""
+        return (0, 1) if group.state is not None else self.replica
 
 
 @dataclass(frozen=True)

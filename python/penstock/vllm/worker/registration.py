@@ -54,23 +54,30 @@ def register(
     layers = [layer for views in memory.views for layer, *_ in views]
     if not layers:
         return _register_nothing(facts)
-    stage = (min(layers), max(layers) + 1)
+    stage = _stage(facts, layers)
     span: Span = (*stage, *facts.own_heads)
     descriptors = {
-        position: Descriptor.detect(views, head_start=facts.own_heads[0], stage=stage)
+        position: Descriptor.detect(
+            views, head_start=facts.heads_of(facts.groups[position])[0], stage=stage
+        )
         for position, views in enumerate(memory.views)
         if views
     }
-    layer_bytes = _layer_bytes(facts, descriptors)
+    layer_bytes = max(
+        descriptor.block_bytes(descriptor.share)
+        * descriptor.blocks
+        // facts.num_blocks
+        // len(descriptor.layers)
+        for descriptor in descriptors.values()
+    )
     geometry = _geometry(settings, facts, layer_bytes)
     if geometry.interior is not None:
         descriptors = {
             position: descriptor.with_interior(geometry.interior)
             for position, descriptor in descriptors.items()
         }
-    spans = object_spans(span, layers_per_object=geometry.layers, heads_per_object=geometry.heads)
     held = {
-        position: _Held.of(facts, facts.groups[position], descriptor, spans)
+        position: _Held.of(facts, facts.groups[position], descriptor, stage, geometry)
         for position, descriptor in descriptors.items()
     }
     blocks, slots = _host_slots(settings, facts, stage, layer_bytes, geometry)
@@ -85,11 +92,11 @@ def register(
             position,
             spans=group.spans,
             pages_per_block=group.pages,
-            replica=facts.replica,
+            replica=facts.replica_of(facts.groups[position]),
             cuda_device=memory.cuda_device,
         )
     shares = tuple(
-        held[position].share(span) if position in held else None
+        held[position].share() if position in held else None
         for position in range(len(facts.groups))
     )
     share = RankShare(span, facts.num_blocks, shares, blocks, slots, geometry.layers)
@@ -116,17 +123,28 @@ class _Held:
 
     @classmethod
     def of(
-        cls, facts: WorkerFacts, group: Group, descriptor: Descriptor, spans: Sequence[Span]
+        cls,
+        facts: WorkerFacts,
+        group: Group,
+        descriptor: Descriptor,
+        stage: tuple[int, int],
+        geometry: Geometry,
     ) -> _Held:
-        heads = facts.own_heads
+        heads = facts.heads_of(group)
         pages, rest = divmod(descriptor.blocks, facts.num_blocks)
-        if rest or descriptor.tokens * pages != group.block_size or descriptor.share[2:] != heads:
+        # A page has one state, however many tokens have left it.
+        tokens = group.block_size if group.state is None else 1
+        if rest or descriptor.tokens * pages != tokens or descriptor.share[2:] != heads:
             raise ConfigError(
                 f"vLLM registered {descriptor.blocks} pages of {descriptor.tokens} tokens with "
                 f"heads {descriptor.share[2:]} for group {group.index} ({group.kind}), but "
-                f"configured {facts.num_blocks} blocks of {group.block_size} tokens with heads "
-                f"{heads}"
+                f"configured {facts.num_blocks} blocks of {tokens} tokens with heads {heads}"
             )
+        spans = object_spans(
+            (*stage, *heads),
+            layers_per_object=geometry.layers,
+            heads_per_object=geometry.heads if group.state is None else None,
+        )
         own = [span for span in spans if descriptor.block_bytes(span)]
         _log_group(group, descriptor, pages, len(own))
         return cls(descriptor, pages, own)
@@ -135,10 +153,10 @@ class _Held:
     def largest_object(self) -> int:
         return max(self.descriptor.block_bytes(span) for span in self.spans) * self.pages
 
-    def share(self, span: Span) -> GroupShare:
+    def share(self) -> GroupShare:
         return GroupShare(
             layers=tuple(self.descriptor.layers),
-            block_bytes=self.descriptor.block_bytes(span) * self.pages,
+            block_bytes=self.descriptor.block_bytes(self.descriptor.share) * self.pages,
             page_tokens=self.descriptor.tokens,
             interior=self.descriptor.interior,
             content_bytes=self.descriptor.content_bytes,
@@ -175,14 +193,15 @@ def _open_store(settings: Settings) -> Store:
     return store.encrypted(keys)
 
 
-def _layer_bytes(facts: WorkerFacts, descriptors: Mapping[int, Descriptor]) -> int:
-    """Bytes of one layer's part of a block on this rank, in the group where it is largest."""
-    largest = 0
-    for position, descriptor in descriptors.items():
-        pages = facts.groups[position].block_size // descriptor.tokens
-        whole = descriptor.block_bytes(descriptor.share) * pages
-        largest = max(largest, whole // len(descriptor.layers))
-    return largest
+def _stage(facts: WorkerFacts, layers: Sequence[int]) -> tuple[int, int]:
+    """The layers of this rank's stage. Not all of them need keep anything."""
+    first, last = min(layers), max(layers)
+    for start, end in facts.stages:
+        if start <= first and last < end:
+            return start, end
+    raise ConfigError(
+        f"vLLM registered layers {first} to {last}, which lie in none of the stages {facts.stages}"
+    )
 
 
 def _geometry(settings: Settings, facts: WorkerFacts, layer_bytes: int) -> Geometry:

@@ -1,0 +1,180 @@
+"""Models in which some layers keep a state instead of each token's KV: short convolutions, gated
+delta net, Mamba-2, beside attention. A hit needs the state at its end, and no other."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import tokens
+from tests.e2e.hybrids import HYBRIDS, Hybrid
+from tests.e2e.node import Answer, Node
+from tests.servers import Server
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module", params=list(HYBRIDS))
+def hybrid(request: pytest.FixtureRequest) -> Hybrid:
+    return HYBRIDS[request.param]
+
+
+@pytest.fixture(scope="module")
+def model(hybrid: Hybrid, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return hybrid.saved(tmp_path_factory.mktemp("hybrid"))
+
+
+@pytest.fixture(scope="module")
+def alone(hybrid: Hybrid, model: Path, start: Callable[..., Node]) -> Node:
+    """vLLM without Penstock. It keeps the states at the ends of all blocks, not only of prompts."""
+    return start(model, prefix_cache_retention_interval=None, **hybrid.engine)
+
+
+def own_hit(alone: Node, prompt: list[int], count: int, answers: int = 8) -> Answer:
+    """The answer after a hit of `count` tokens in vLLM's own prefix cache."""
+    alone.forget()
+    if count:
+        alone.ask(prompt[: count + 1], max_tokens=1)
+    answer = alone.ask(prompt, max_tokens=answers)
+    assert answer.cached == count
+    return answer
+
+
+def test_another_process_goes_on_from_the_state(
+    hybrid: Hybrid, model: Path, alone: Node, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    block = hybrid.block
+    lengths = (4 * block + 30, 3 * block, 2 * block + 1, 3 * block - 1, block // 2)
+    prompts = [tokens(length, seed=length) for length in lengths]
+    with Server("valkey", tmp_path) as server:
+        with start(model, pool=server.unix_url, **hybrid.engine) as first:
+            for prompt in prompts:
+                first.ask(prompt)
+            first.wait_for("stored_blocks", 4 + 3)
+        with start(model, pool=server.unix_url, **hybrid.engine) as second:
+            for prompt in prompts:
+                expected = (len(prompt) - 1) // block * block
+                before = second.counters().get("loaded_tokens", 0)
+                answer = second.ask(prompt)
+                assert answer.cached == expected
+                assert second.counters().get("loaded_tokens", 0) - before == expected
+                assert answer.text == own_hit(alone, prompt, expected).text
+            assert second.counters().get("load_failed_blocks", 0) == 0
+
+
+def test_a_conversation_goes_on_after_its_answer(
+    hybrid: Hybrid, model: Path, alone: Node, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    """A state that the answer's own tokens have left is stored too."""
+    block = hybrid.block
+    pool = f"file://{tmp_path}/pool?size=1GiB"
+    prompt = tokens(2 * block - 20, seed=5)
+    with start(model, pool=pool, **hybrid.engine) as node:
+        said = node.ask(prompt, max_tokens=30)
+        node.wait_for("stored_blocks", 2)
+        node.forget()
+        turn = [*prompt, *said.tokens, *tokens(40, seed=6)]
+        answer = node.ask(turn)
+        assert answer.cached == 2 * block
+    # Kernels for one token and for many differ: so here, too, the state comes from the answer.
+    alone.forget()
+    assert alone.ask(prompt, max_tokens=30).text == said.text
+    own = alone.ask(turn)
+    assert own.cached == 2 * block
+    assert answer.text == own.text
+
+
+def test_without_its_state_a_prompt_is_computed(
+    hybrid: Hybrid, model: Path, alone: Node, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    """Prompts that share a beginning, but not to where a state was kept, do not hit."""
+    block = hybrid.block
+    folder = tmp_path / "pool"
+    prompt = tokens(3 * block + 9, seed=7)
+    with start(model, pool=f"file://{folder}?size=1GiB", **hybrid.engine) as node:
+        node.ask(prompt)
+        node.wait_for("stored_blocks", 3 + 1)
+        node.forget()
+        sibling = prompt[: block + 40] + tokens(2 * block, seed=8)
+        answer = node.ask(sibling)
+        assert answer.cached in (0, block)
+        assert answer.text == own_hit(alone, sibling, answer.cached).text
+        # Of the last states one is enough to lose.
+        states = sorted(files(folder), key=lambda path: path.stat().st_size)
+        size = states[0].stat().st_size
+        for path in states:
+            if path.stat().st_size == size:
+                path.unlink()
+        node.forget()
+        answer = node.ask(prompt)
+        assert answer.cached % block == 0
+        assert answer.text == own_hit(alone, prompt, answer.cached).text
+
+
+def files(folder: Path) -> list[Path]:
+    """The files of all values that are longer than a description."""
+    return [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > 2000]
+
+
+def test_whatever_happens_tokens_are_those_of_a_hit(
+    hybrid: Hybrid, model: Path, alone: Node, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    """Preemption, aborts, damage, divergent prompts, evictions and restarts, at random."""
+    block = hybrid.block
+    rng = random.Random(11)
+    roots = [tokens(3 * block, seed=100 + number) for number in range(3)]
+    folder = tmp_path / "pool"
+    # Room for about ten prompts: the pool evicts all the time.
+    pool = f"file://{folder}?size=12MiB"
+    options = {
+        **hybrid.engine,
+        "kv_cache_memory_bytes": 26 * hybrid.block_bytes,
+        "max_model_len": 6 * block,
+    }
+    loaded, preempted = 0.0, 0.0
+    for _ in range(2):
+        with start(model, pool=pool, **options) as node:
+            for _ in range(6):
+                # More than there is room for at once. What they store is what is loaded below.
+                beside = [node.start(_prompt(rng, roots, block), block) for _ in range(4)]
+                time.sleep(rng.uniform(0.0, 0.5))
+                node.abort(beside[rng.randrange(4)])
+                for number in beside:
+                    node.answer(number)
+                if rng.random() < 0.3:
+                    for path in rng.sample(found := files(folder), len(found) // 2):
+                        damage(path)
+                node.forget()
+                prompt = _prompt(rng, roots, block)
+                answer = node.ask(prompt)
+                own = own_hit(alone, prompt, answer.cached)
+                # What is loaded was computed in a batch with others, so it is rounded differently.
+                # With a wrong state, nothing would be near.
+                assert answer.tokens[0] == own.tokens[0]
+                assert abs(answer.logprobs[0] - own.logprobs[0]) < 0.05
+                assert answer.tokens == own.tokens or hybrid.dtype != "float32"
+            counters = node.counters()
+            loaded += counters.get("loaded_tokens", 0)
+            preempted += counters["num_preemptions"]
+    assert loaded > 0
+    assert preempted > 0
+
+
+def _prompt(rng: random.Random, roots: list[list[int]], block: int) -> list[int]:
+    """A prompt that shares some blocks with others."""
+    shared = rng.choice(roots)[: rng.choice([1, 2, 3]) * block]
+    return shared + tokens(rng.randrange(1, block), seed=rng.randrange(50))
+
+
+def damage(path: Path) -> None:
+    """Changes a bit of a value, if it is still there."""
+    try:
+        content = bytearray(path.read_bytes())
+        content[-100] ^= 1
+        path.write_bytes(content)
+    except FileNotFoundError:
+        time.sleep(0)

@@ -152,13 +152,15 @@ class Hybrid:
         return {"dtype": self.dtype, "block_size": self.block, **self.options}
 
 
-STEP = "max_num_batched_tokens"
+_STEP = "max_num_batched_tokens"
+# vLLM's rotary kernel for CPUs rotates other rows of an LFM2 than it should.
+_ROTATED_BY_TORCH = {"compilation_config": {"custom_ops": ["all", "-rotary_embedding"]}}
 # vLLM's Mamba-2 kernels for CPUs compute no step that passes the end of a block.
 HYBRIDS = {
-    "lfm2": Hybrid(lfm2, "float32", 128, 256 << 10),
+    "lfm2": Hybrid(lfm2, "float32", 128, 256 << 10, _ROTATED_BY_TORCH),
     "qwen3_next": Hybrid(qwen3_next, "bfloat16", 256, 128 << 10),
-    "granite_hybrid": Hybrid(granite_hybrid, "float32", 256, 256 << 10, {STEP: 256}),
-    "falcon_h1": Hybrid(falcon_h1, "float32", 128, 512 << 10, {STEP: 128}),
-    "nemotron_h": Hybrid(nemotron_h, "float32", 256, 256 << 10, {STEP: 256}),
+    "granite_hybrid": Hybrid(granite_hybrid, "float32", 256, 256 << 10, {_STEP: 256}),
+    "falcon_h1": Hybrid(falcon_h1, "float32", 128, 512 << 10, {_STEP: 128}),
+    "nemotron_h": Hybrid(nemotron_h, "float32", 256, 256 << 10, {_STEP: 256}),
 }
 """Short convolutions, gated delta net, and Mamba-2 in three arrangements."""

@@ -156,7 +156,6 @@ def test_whatever_happens_tokens_are_those_of_a_hit(
                 # With a wrong state, nothing would be near.
                 assert answer.tokens[0] == own.tokens[0]
                 assert abs(answer.logprobs[0] - own.logprobs[0]) < 0.05
-                assert answer.tokens == own.tokens or hybrid.dtype != "float32"
             counters = node.counters()
             loaded += counters.get("loaded_tokens", 0)
             preempted += counters["num_preemptions"]

@@ -1,0 +1,1 @@
+"""Small models that have learnt a text, and what can be asked of them."""

@@ -71,11 +71,24 @@ def caches(*dtypes: torch.dtype) -> KVCacheConfig:
     return KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=groups)
 
 
-def engine(*, v2: bool = False, sleep: bool = False, cumem: bool = False) -> Any:
+def engine(
+    *,
+    v2: bool = False,
+    sleep: bool = False,
+    cumem: bool = False,
+    drafts: str = "",
+    stages: int = 1,
+) -> Any:
+    speculation = SimpleNamespace(
+        uses_draft_model=lambda: drafts == "draft_model", use_eagle=lambda: drafts == "eagle"
+    )
     return SimpleNamespace(
         parallel_config=SimpleNamespace(
-            decode_context_parallel_size=1, prefill_context_parallel_size=1
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+            pipeline_parallel_size=stages,
         ),
+        speculative_config=speculation if drafts else None,
         cache_config=SimpleNamespace(
             calculate_kv_scales=False, prefix_caching_hash_algo="sha256", block_size=16
         ),
@@ -93,20 +106,30 @@ UNIFORM, MIXED = (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float1
         (engine(v2=True), MIXED, "several precisions with vLLM's model runner V2"),
         (engine(sleep=True), UNIFORM, "sleep mode"),
         (engine(cumem=True), UNIFORM, "--enable-cumem-allocator"),
+        (engine(drafts="eagle"), UNIFORM, "layers of its own"),
+        (engine(drafts="draft_model"), UNIFORM, "layers of its own"),
+        (engine(drafts="ngram", stages=2), UNIFORM, "over several pipeline stages"),
     ],
 )
-def test_what_would_overwrite_or_unmap_blocks_under_a_copy_is_refused(
+def test_what_cannot_be_followed_is_refused(
     config: Any, dtypes: tuple[torch.dtype, ...], reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         compat.transfer_groups(config, caches(*dtypes))
 
 
-@pytest.mark.parametrize(("v2", "dtypes"), [(False, MIXED), (True, UNIFORM), (False, UNIFORM)])
-def test_what_flushes_first_or_zeroes_nothing_is_not(
-    v2: bool, dtypes: tuple[torch.dtype, ...]
-) -> None:
-    assert len(compat.transfer_groups(engine(v2=v2), caches(*dtypes))) == 2
+@pytest.mark.parametrize(
+    ("config", "dtypes"),
+    [
+        (engine(), MIXED),
+        (engine(v2=True), UNIFORM),
+        (engine(), UNIFORM),
+        (engine(stages=2), UNIFORM),
+        (engine(drafts="ngram"), UNIFORM),
+    ],
+)
+def test_what_can_be_followed_is_not(config: Any, dtypes: tuple[torch.dtype, ...]) -> None:
+    assert len(compat.transfer_groups(config, caches(*dtypes))) == 2
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,7 @@ fn catalogue(reads: &[Reads], ranks: u32) -> Catalogue {
         bytes: BYTES,
         objects: 1,
     };
-    catalogue
-        .set_holdings(vec![holding; reads.len()])
-        .unwrap();
+    catalogue.set_holdings(vec![holding; reads.len()]).unwrap();
     catalogue
 }
 

@@ -70,8 +70,8 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
             vllm_config.model_config.enable_sleep_mode
             or vllm_config.model_config.enable_cumem_allocator
         ),
-        "KV caches of several precisions with vLLM's model runner V2 (VLLM_USE_V2_MODEL_RUNNER=0 "
-        "has V1)": _zeroes_early(vllm_config, kv_cache_config),
+        "layers that keep a state, or KV caches of several precisions with vLLM's model runner V2 "
+        "(VLLM_USE_V2_MODEL_RUNNER=0 has V1)": _zeroes_early(vllm_config, kv_cache_config),
     }
     _refuse(name for name, present in problems.items() if present)
     check_block_hashing(vllm_config.cache_config.prefix_caching_hash_algo)

@@ -95,7 +95,7 @@ class Prefetching:
         the blocks is enough."""
         end = self._common.last(tracked)
         for group in self._common.facts.groups:
-            if group.window is None:
+            if group.window is None and group.state is None:
                 end = min(end, self._cached_blocks(tracked, group) * group.block_size)
         return end // self._catalogue.alignment * self._catalogue.alignment
 

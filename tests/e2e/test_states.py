@@ -177,3 +177,23 @@ def damage(path: Path) -> None:
         path.write_bytes(content)
     except FileNotFoundError:
         time.sleep(0)
+
+
+def test_each_tensor_parallel_rank_has_its_part(start: Callable[..., Node], tmp_path: Path) -> None:
+    hybrid = HYBRIDS["granite_hybrid"]
+    model = hybrid.saved(tmp_path / "model")
+    pool = f"file://{tmp_path}/pool?size=1GiB"
+    ranks = {"tensor_parallel_size": 2, "env": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}}
+    prompt = tokens(3 * hybrid.block + 20, seed=4)
+    with start(model, pool=pool, **hybrid.engine, **ranks) as first:
+        first.ask(prompt)
+        own = first.ask(prompt)
+        # Three blocks of attention, and at least the last state of each of three groups.
+        first.wait_for("stored_blocks", 3 + 3)
+    with start(model, pool=pool, **hybrid.engine, **ranks) as second:
+        loaded = second.ask(prompt)
+        assert loaded.cached == own.cached == 3 * hybrid.block
+        assert loaded.text == own.text
+        assert second.counters()["loaded_tokens"] == 3 * hybrid.block
+    with start(model, pool=pool, **hybrid.engine) as alone:
+        assert alone.ask(prompt).cached == 0

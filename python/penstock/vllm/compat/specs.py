@@ -34,7 +34,7 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
         spec, kind = group.kv_cache_spec, spec_kind(group.kv_cache_spec)
         _check_kind(group)
         keeps_state = kind == "mamba"
-        state = state_of(group, vllm_config, kv_cache_config) if keeps_state else None
+        state = state_of(group, kv_cache_config) if keeps_state else None
         if state is None:
             _check_attention(group)
         groups.append(

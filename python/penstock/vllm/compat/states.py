@@ -11,7 +11,7 @@ _KEPT = "align"
 """vLLM's name for the way of caching in which a block holds the state at the block's end."""
 
 
-def state_of(group: Any, vllm_config: Any, kv_cache_config: Any) -> State:
+def state_of(group: Any, kv_cache_config: Any) -> State:
     """What a group of such layers keeps.
 
     Raises:

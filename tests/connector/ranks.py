@@ -52,8 +52,6 @@ class Rank:
         """With all the groups' layers, or with those of `layers`."""
         of_groups = [[int(name) for name in group.layer_names] for group in groups]
         own = [[n for n in names if layers is None or n in layers] for names in of_groups]
-        shape = (BLOCKS, HEADS, TOKENS, CONTENT)
-        self.layers = {n: np.zeros(shape, dtype=np.uint8) for names in own for n in names}
         total = sum(map(len, of_groups))
         self.facts = WorkerFacts(
             groups=Groups(groups),
@@ -62,12 +60,13 @@ class Rank:
             heads=HEADS,
             stages=[(0, total)],
             tensor_ranks=1,
-            own_heads=(0, HEADS),
-            replica=(0, 1),
             tokens_per_step=64,
             requests_per_step=4,
         )
         self.facts = replace(self.facts, **facts)  # type: ignore[arg-type]
+        first, end = self.facts.own_heads
+        shape = (BLOCKS, end - first, TOKENS, CONTENT)
+        self.layers = {n: np.zeros(shape, dtype=np.uint8) for names in own for n in names}
         self.half = WorkerHalf(settings, self.facts, services or Services())
         self.half.register(KvMemory([[self._view(n) for n in names] for names in own]))
         self.loaded: set[str] = set()

@@ -120,6 +120,7 @@ def test_an_engine_describes_how_it_hashes(
         model_config=SimpleNamespace(served_model_name="served"),
         cache_config=SimpleNamespace(prefix_caching_hash_algo="sha256_cbor"),
         lora_config=SimpleNamespace(lora_dtype="auto") if has_adapters else None,
+        speculative_config=None,
     )
     if has_adapters:
         # What naming adapters wraps is vLLM's own again afterwards.

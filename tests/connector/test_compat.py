@@ -71,6 +71,23 @@ def caches(*dtypes: torch.dtype) -> KVCacheConfig:
     return KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=groups)
 
 
+def speculative(
+    method: str, *, modules: int = 1, parallel: bool = False, degree: int | None = None
+) -> Any:
+    """vLLM's configuration of a drafter."""
+    from vllm.config import SpeculativeConfig
+
+    config: Any = object.__new__(SpeculativeConfig)
+    config.method, config.num_speculative_tokens = method, 2
+    config.disable_eagle_block_drop = False
+    config.draft_tensor_parallel_size, config.parallel_drafting = degree, parallel
+    hf_config = SimpleNamespace(num_nextn_predict_layers=modules)
+    config.draft_model_config = SimpleNamespace(
+        hf_config=hf_config, use_mla=False, get_total_num_kv_heads=lambda: 2
+    )
+    return config
+
+
 def engine(
     *,
     v2: bool = False,
@@ -78,21 +95,25 @@ def engine(
     cumem: bool = False,
     drafts: str = "",
     stages: int = 1,
+    **drafter: Any,
 ) -> Any:
-    speculation = SimpleNamespace(
-        uses_draft_model=lambda: drafts == "draft_model", use_eagle=lambda: drafts == "eagle"
-    )
+    speculation = speculative(drafts, **drafter)
     return SimpleNamespace(
         parallel_config=SimpleNamespace(
             decode_context_parallel_size=1,
             prefill_context_parallel_size=1,
             pipeline_parallel_size=stages,
+            tensor_parallel_size=2,
         ),
         speculative_config=speculation if drafts else None,
         cache_config=SimpleNamespace(
             calculate_kv_scales=False, prefix_caching_hash_algo="sha256", block_size=16
         ),
-        model_config=SimpleNamespace(enable_sleep_mode=sleep, enable_cumem_allocator=cumem),
+        model_config=SimpleNamespace(
+            enable_sleep_mode=sleep,
+            enable_cumem_allocator=cumem,
+            get_total_num_hidden_layers=lambda: 2,
+        ),
         use_v2_model_runner=v2,
     )
 
@@ -106,8 +127,11 @@ UNIFORM, MIXED = (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float1
         (engine(v2=True), MIXED, "several precisions with vLLM's model runner V2"),
         (engine(sleep=True), UNIFORM, "sleep mode"),
         (engine(cumem=True), UNIFORM, "--enable-cumem-allocator"),
-        (engine(drafts="eagle"), UNIFORM, "layers of its own"),
-        (engine(drafts="draft_model"), UNIFORM, "layers of its own"),
+        (engine(drafts="dflash"), UNIFORM, "by dflash, which keeps other states"),
+        (engine(drafts="extract_hidden_states"), UNIFORM, "keeps other states"),
+        (engine(drafts="mtp", modules=2), UNIFORM, "MTP with several modules"),
+        (engine(drafts="draft_model", parallel=True), UNIFORM, "parallel drafting"),
+        (engine(drafts="eagle", degree=1), UNIFORM, "a drafter over 1 tensor-parallel ranks of 2"),
         (engine(drafts="ngram", stages=2), UNIFORM, "over several pipeline stages"),
     ],
 )

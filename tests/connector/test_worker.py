@@ -70,8 +70,6 @@ def worker() -> tuple[WorkerHalf, Recorder]:
         heads=1,
         stages=[(0, 1)],
         tensor_ranks=1,
-        own_heads=(0, 1),
-        replica=(0, 1),
         tokens_per_step=16,
         requests_per_step=1,
     )

@@ -25,6 +25,7 @@ from penstock.vllm.worker import Services
 from tests.connector.ranks import (
     BLOCKS,
     FULL,
+    HEADS,
     LAYER_BYTES,
     NAMESPACES,
     TOKENS,
@@ -210,7 +211,7 @@ def test_a_rank_without_layers_of_a_group_does_its_part_of_the_others() -> None:
 
 def test_ranks_that_hold_the_same_take_turns_to_store(tmp_path: Path) -> None:
     settings = on_disk(tmp_path, host_tier=False)
-    ranks = [Rank(settings, replica=(index, 2), tensor_ranks=2) for index in range(2)]
+    ranks = [Rank(settings, heads=1, tensor_ranks=2, tensor_rank=index) for index in range(2)]
     merged, stored = WorkerReport(), []
     for rank in ranks:
         for n in range(6):
@@ -218,7 +219,7 @@ def test_ranks_that_hold_the_same_take_turns_to_store(tmp_path: Path) -> None:
         merged.merge(rank.run(stores=[job(1, blocks(*((n, n) for n in range(6))))]))
         stored.append(rank.counts()["stored_bytes"])
     assert merged == WorkerReport(released={1: 2}, stored={1: 2})
-    assert stored == [3 * BLOCK_BYTES] * 2
+    assert stored == [3 * BLOCK_BYTES // HEADS] * 2
     assert ranks[0].run(loads=[job(2, blocks(*((n, 15 - n) for n in range(6))))]).unloaded == {}
     assert all(ranks[0].block(15 - n) == ranks[0].block(n) for n in range(6))
     for rank in ranks:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.e2e import models
+from tests.e2e import drafts
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Node, StartError
+from tests.e2e.drafts import Drafted
+from tests.e2e.node import Answer, Node
 
 pytestmark = pytest.mark.e2e
 
@@ -63,14 +64,78 @@ def test_hits_are_those_without_speculation(
     assert stored["with"] == stored["without"]
 
 
-def test_drafts_with_layers_of_their_own_are_refused(
-    llama: Path, start: Callable[..., Node], tmp_path: Path
+METHODS = ("draft_model", "narrow", "eagle", "eagle3", "mtp")
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def drafted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Drafted:
+    return drafts.drafted(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def guesses(node: Node, ask: Callable[[], Answer]) -> tuple[Answer, float, float]:
+    """An answer, and how many tokens were guessed and accepted for it."""
+    names = ("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens")
+    before = node.counters()
+    answer = ask()
+    after = node.counters()
+    guessed, accepted = (after.get(name, 0) - before.get(name, 0) for name in names)
+    return answer, guessed, accepted
+
+
+def test_a_drafter_goes_on_from_what_is_loaded(
+    drafted: Drafted, start: Callable[..., Node], tmp_path: Path
 ) -> None:
-    draft = models.llama(tmp_path / "draft", layers=2)
-    speculation: dict[str, Any] = {
-        "method": "draft_model",
-        "model": str(draft),
-        "num_speculative_tokens": 2,
-    }
-    with pytest.raises(StartError, match=r"layers of its own .* or serve without Penstock"):
-        start(llama, pool="memory:", speculative_config=speculation)
+    """Another process answers as vLLM does after a hit of its own, and guesses as well."""
+    pool = f"file://{tmp_path}/pool?size=1GiB"
+    options = {"speculative_config": drafted.speculative_config}
+    dropped = BLOCK if drafted.drops_last else 0
+    asked = [tokens(length, seed=length) for length in (3 * BLOCK + 30, 3 * BLOCK, 2 * BLOCK + 1)]
+    blocks = 3 + 3 + 2
+    with start(drafted.model, pool=pool, **options) as first:
+        for prompt in asked:
+            first.ask(prompt, max_tokens=1)
+        first.wait_for("stored_blocks", 2 * blocks)
+    accepted_in_all = 0.0
+    with (
+        start(drafted.model, pool=pool, **options) as second,
+        start(drafted.model, **options) as alone,
+    ):
+        for prompt in asked:
+            expected = (len(prompt) - 1) // BLOCK * BLOCK - dropped
+            ask = partial(second.ask, prompt, max_tokens=ANSWER)
+            loaded, guessed, accepted = guesses(second, ask)
+            alone.ask(prompt, max_tokens=1)
+            own, *of_own = guesses(alone, partial(alone.ask, prompt, max_tokens=ANSWER))
+            assert loaded.cached == own.cached == expected
+            assert loaded.text == own.text
+            assert [guessed, accepted] == of_own
+            assert guessed > 0
+            accepted_in_all += accepted
+        counters = second.counters()
+        assert counters["loaded_tokens"] == sum(
+            (len(prompt) - 1) // BLOCK * BLOCK - dropped for prompt in asked
+        )
+        assert counters.get("load_failed_blocks", 0) == 0
+    assert accepted_in_all > 0
+    # Without a drafter, the model's own blocks are found all the same, and all of them.
+    with start(drafted.model, pool=pool) as plain:
+        for prompt in asked:
+            assert plain.ask(prompt, max_tokens=1).cached == (len(prompt) - 1) // BLOCK * BLOCK
+
+
+def test_without_the_drafters_blocks_a_prompt_is_computed(
+    start: Callable[..., Node], tmp_path: Path
+) -> None:
+    """What an engine without a drafter stores is of no use to a drafter."""
+    drafted = drafts.drafted("eagle", tmp_path)
+    pool = f"file://{tmp_path}/pool?size=1GiB"
+    prompt = tokens(2 * BLOCK + 30, seed=3)
+    with start(drafted.model, pool=pool) as plain:
+        expected = plain.ask(prompt)
+        plain.wait_for("stored_blocks", 2)
+    with start(drafted.model, pool=pool, speculative_config=drafted.speculative_config) as node:
+        answer = node.ask(prompt)
+        assert answer.cached == 0
+        assert answer.tokens == expected.tokens
+        # The model's own blocks are there already.
+        node.wait_for("stored_blocks", 2)

@@ -65,6 +65,8 @@ pub struct Groups {
     groups: Vec<Group>,
     hash_tokens: u64,
     alignment: u64,
+    /// Tokens at the end of what is found that are computed all the same.
+    dropped: u64,
     keep_states: bool,
 }
 
@@ -95,7 +97,16 @@ impl Groups {
             groups,
             hash_tokens,
             alignment,
+            dropped: 0,
         })
+    }
+
+    /// The same groups in an engine that loads one unit less than it finds. vLLM does so with EAGLE
+    /// and MTP (`use_eagle_block_drop`): what their layers keep of a block's last token depends on
+    /// the token after it, which the block's hash does not cover.
+    pub fn dropping_last(mut self) -> Self {
+        self.dropped = self.alignment;
+        self
     }
 
     /// The number of groups.
@@ -135,20 +146,30 @@ impl Groups {
         self.alignment
     }
 
+    /// Where a load of a prompt of so many tokens may end at the latest. Its last token is left to
+    /// compute.
+    pub fn last_end(&self, tokens: u64) -> u64 {
+        let whole = tokens.saturating_sub(1) / self.alignment * self.alignment;
+        whole.saturating_sub(self.dropped)
+    }
+
     /// The end of the longest run of tokens from `first` that can be loaded. `missing` tells the
     /// first missing block of a group within a range of blocks.
     ///
     /// The run ends at `limit` at the latest; `first` and `limit` are multiples of the alignment.
-    /// Layers that attend to all tokens need every block of the run. The other layers need the
-    /// blocks of the window at its end, or the state there. The result is `first` if nothing can be
-    /// loaded.
+    /// Layers that attend to all tokens need every block of the run, and the unit after it, if the
+    /// last one is dropped. The other layers need the blocks of the window at its end, or the state
+    /// there. The result is `first` if nothing can be loaded.
     pub fn reach(
         &self,
         first: u64,
         limit: u64,
         missing: impl Fn(usize, Range<usize>) -> Option<usize>,
     ) -> u64 {
-        let mut end = limit.max(first);
+        if limit <= first {
+            return first;
+        }
+        let mut end = limit + self.dropped;
         for (position, group) in self.groups.iter().enumerate() {
             if group.reads == Reads::All {
                 let blocks = group.needed(first, end);
@@ -156,6 +177,7 @@ impl Groups {
                 end = self.down(first, whole as u64 * group.block_tokens);
             }
         }
+        end = end.saturating_sub(self.dropped).max(first);
         // If a window lacks a block, it lacks it at every end for which the block is in the window.
         while let Some(lower) = self.lower_end(first, end, &missing) {
             end = lower;
@@ -219,9 +241,13 @@ mod tests {
             prop::collection::vec(prop::collection::vec(prop::bool::weighted(0.75), 0..40), 3),
             0_u64..7,
             0_u64..7,
+            prop::bool::ANY,
         )
-            .prop_map(|(groups, has, from, units)| {
-                let groups = Groups::new(groups, 2).unwrap();
+            .prop_map(|(groups, has, from, units, drops)| {
+                let mut groups = Groups::new(groups, 2).unwrap();
+                if drops {
+                    groups = groups.dropping_last();
+                }
                 let unit = groups.alignment();
                 (groups, has, from.min(units) * unit, units * unit)
             })
@@ -247,7 +273,9 @@ mod tests {
             };
             let is_loadable = |end: u64| {
                 groups.iter().enumerate().all(|(position, group)| {
+                    let beyond = if group.reads == Reads::All { groups.dropped } else { 0 };
                     attended(group, end)
+                        .chain(end..end + beyond)
                         .filter(|&token| token >= first)
                         .all(|token| has(position, (token / group.block_tokens) as usize))
                 })
@@ -274,6 +302,18 @@ mod tests {
                 prop_assert_eq!(needed, expected);
             }
         }
+    }
+
+    #[test]
+    fn a_load_leaves_the_last_token_and_what_is_dropped() {
+        let group = Group {
+            block_tokens: 16,
+            reads: Reads::All,
+        };
+        let groups = Groups::new(vec![group], 16).unwrap();
+        let ends = |groups: &Groups| [0, 1, 16, 17, 33].map(|tokens| groups.last_end(tokens));
+        assert_eq!(ends(&groups), [0, 0, 0, 16, 32]);
+        assert_eq!(ends(&groups.dropping_last()), [0, 0, 0, 0, 16]);
     }
 
     #[test]

@@ -222,7 +222,7 @@ pub(crate) fn reach(
 ) -> u64 {
     let groups = &variant.groups;
     let aligned = |tokens: u64| tokens / groups.alignment() * groups.alignment();
-    let limit = aligned(prefix.tokens.saturating_sub(1));
+    let limit = groups.last_end(prefix.tokens);
     groups.reach(
         aligned(own).min(limit),
         limit,

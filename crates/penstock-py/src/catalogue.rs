@@ -95,18 +95,30 @@ pub(crate) struct Catalogue {
 #[pymethods]
 impl Catalogue {
     /// A group is given by the tokens of a block, those of the window (None for all tokens), and
-    /// whether its layers keep a state instead of tokens' KV. `hash_tokens` is the number of tokens that a block hash adds to its chain. Up to
-    /// `remembered` blocks that the pool has and no request names are remembered.
+    /// whether its layers keep a state instead of tokens' KV. `hash_tokens` is the number of tokens
+    /// that a block hash adds to its chain. With `drops_last`, loads end one unit before what is
+    /// found. Up to `remembered` blocks that the pool has and no request names are remembered.
     #[new]
-    #[pyo3(signature = (groups, hash_tokens, *, remembered = 262_144))]
-    fn new(groups: Vec<GroupTuple>, hash_tokens: u64, remembered: usize) -> PyResult<Self> {
+    #[pyo3(signature = (groups, hash_tokens, *, drops_last = false, remembered = 262_144))]
+    fn new(
+        groups: Vec<GroupTuple>,
+        hash_tokens: u64,
+        drops_last: bool,
+        remembered: usize,
+    ) -> PyResult<Self> {
         let group = |(block_tokens, window, keeps_state)| Group {
             block_tokens,
             reads: reads(window, keeps_state),
         };
-        let groups = Groups::new(groups.into_iter().map(group).collect(), hash_tokens);
+        let groups = groups.into_iter().map(group).collect();
+        let groups = raising(Groups::new(groups, hash_tokens))?;
+        let groups = if drops_last {
+            groups.dropping_last()
+        } else {
+            groups
+        };
         Ok(Self {
-            native: Native::new(raising(groups)?, remembered),
+            native: Native::new(groups, remembered),
             chunks: Vec::new(),
         })
     }
@@ -129,6 +141,12 @@ impl Catalogue {
     #[getter]
     fn alignment(&self) -> u64 {
         self.native.groups().alignment()
+    }
+
+    /// Where a load of a prompt of so many tokens may end at the latest. Its last token is left to
+    /// compute.
+    fn last_end(&self, tokens: u64) -> u64 {
+        self.native.groups().last_end(tokens)
     }
 
     /// The number of blocks that are known, for whatever reason.

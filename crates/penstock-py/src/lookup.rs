@@ -162,8 +162,15 @@ pub(crate) struct ModelVariant {
 
 #[pymethods]
 impl ModelVariant {
+    /// With `drops_last`, engines load one unit less than they find.
     #[new]
-    fn new(py: Python<'_>, groups: Vec<GroupTuple>, hash_tokens: u64) -> PyResult<Self> {
+    #[pyo3(signature = (groups, hash_tokens, *, drops_last = false))]
+    fn new(
+        py: Python<'_>,
+        groups: Vec<GroupTuple>,
+        hash_tokens: u64,
+        drops_last: bool,
+    ) -> PyResult<Self> {
         let sizes = groups
             .iter()
             .map(|&(_, block_tokens, window, keeps_state, _)| Group {
@@ -172,6 +179,11 @@ impl ModelVariant {
             });
         let sizes = Groups::new(sizes.collect(), hash_tokens)
             .map_err(|error| config_error(py, error.to_string()))?;
+        let sizes = if drops_last {
+            sizes.dropping_last()
+        } else {
+            sizes
+        };
         let parts = groups.iter().map(|(digest, _, _, _, spans)| {
             Ok(Part {
                 namespace: namespace(py, digest)?,

@@ -147,7 +147,10 @@ def models_of(described: Mapping[bytes, Mapping[str, Any]]) -> Models:
 def _model(
     name: str, namespace: bytes, described: Mapping[bytes, Mapping[str, Any]]
 ) -> Model | None:
-    """The model whose first group this is; None for other groups."""
+    """The model whose last group this is; None for other groups.
+
+    Engines with a drafter share all other groups with those without, whose last group is one of
+    these."""
     own = described[namespace]
     lookup = own.get("lookup")
     if lookup is None:
@@ -156,7 +159,7 @@ def _model(
             "anew as soon as it stores a block"
         )
     digests = [bytes.fromhex(digest) for digest in lookup["namespaces"]]
-    if digests[0] != namespace:
+    if digests[-1] != namespace:
         return None
     if not all(digest in described for digest in digests):
         raise Refused("the pool lacks the description of one of its groups of layers")
@@ -166,9 +169,14 @@ def _model(
     return Model(
         name=name,
         names=frozenset((name, *map(str, lookup["served"]))),
-        namespace=namespace,
+        namespace=digests[0],
         block_size=math.lcm(*(group["block_size"] for group in groups)),
-        variant=ModelVariant(made, hash_tokens),
+        variant=ModelVariant(
+            # Descriptions of older versions do not tell. Their engines took all that they found.
+            made,
+            hash_tokens,
+            drops_last=lookup.get("drops_last", False),
+        ),
         groups=tuple(int(group["group"]["index"]) for group in groups),
         hashing=_hashing(own, lookup, hash_tokens),
     )

@@ -14,7 +14,7 @@ from penstock.layout import check_ranks
 from penstock.layout.geometry import parse_geometry
 from penstock.pool.namespace import namespace_digest
 from penstock.vllm import compat, identity
-from penstock.vllm.groups import Groups
+from penstock.vllm.groups import Group, Groups
 from penstock.vllm.messages import RankShare, Span
 from penstock.vllm.settings import Settings
 
@@ -43,6 +43,8 @@ class ModelFacts:
     identity: Mapping[str, Any]
     """Everything that must agree before two engines share objects, whatever their ranks. Plain
     JSON."""
+    draft: Mapping[str, Any] | None = None
+    """The same for the drafter, if it has layers of its own."""
     lookup: Callable[[], Mapping[str, Any]] = dict
     """Tells, once the engine is up, what routers need to find its blocks, beside the identity.
     Plain JSON."""
@@ -105,25 +107,6 @@ class Agreement:
                 for rank, share in holding.items()
             }
         )
-        layers, heads = self._model.extent
-        geometry = parse_geometry(self._settings.pool_geometry, layers, heads)
-        spans, _ = check_ranks(
-            [share.span for share in holding.values() if share.span is not None],
-            layers,
-            heads,
-            layers_per_object=next(iter(holding.values())).layers_per_object,
-            heads_per_object=geometry.heads,
-        )
-        states, _ = check_ranks(
-            [
-                (*share.span[:2], tensor_rank, tensor_rank + 1)
-                for (_, tensor_rank), share in holding.items()
-                if share.span is not None
-            ],
-            layers,
-            tensor,
-            layers_per_object=next(iter(holding.values())).layers_per_object,
-        )
         self.spans, self.ranks_of_group = [], []
         self.block_bytes, self.block_objects = [], []
         for position, group in enumerate(self._groups):
@@ -138,7 +121,7 @@ class Agreement:
                 }
             )
             own = {layer for part in found.values() for layer in part.layers}
-            possible = spans if group.state is None else states
+            possible = self._possible_spans(group, holding)
             self.spans.append([s for s in possible if not own.isdisjoint(range(s[0], s[1]))])
             self.ranks_of_group.append(len(found))
             self.block_bytes.append(sum(part.block_bytes for part in found.values()))
@@ -147,6 +130,29 @@ class Agreement:
             # The native engines of the ranks keep no more than this.
             self.prefetch_blocks = next(iter(holding.values())).host_blocks // 2
         self._shares = dict(shares)
+
+    def _possible_spans(
+        self, group: Group, holding: Mapping[tuple[int, int], RankShare]
+    ) -> list[Span]:
+        """The objects that would hold a block, if all layers were of this group."""
+        _, tensor = self._model.ranks
+        geometry = parse_geometry(self._settings.pool_geometry, *self._model.extent)
+        layers, heads = group.extent(*self._model.extent, tensor)
+        _, total_heads = self._model.extent
+        per_object = group.cut(next(iter(holding.values())).layers_per_object, geometry.heads)
+        shares: list[Span] = []
+        for (_, tensor_rank), share in holding.items():
+            assert share.span is not None
+            stage = share.span[:2] if group.draft is None else (0, layers)
+            shares.append((*stage, *group.heads_of_rank(total_heads, tensor, tensor_rank)))
+        spans, _ = check_ranks(
+            shares,
+            layers,
+            heads,
+            layers_per_object=per_object[0],
+            heads_per_object=per_object[1],
+        )
+        return spans
 
     @staticmethod
     def _check_equal(values: Mapping[tuple[int, int], Mapping[str, Any]]) -> None:
@@ -207,6 +213,7 @@ class Agreement:
             "kv_dtype": group.dtype,
             "group": {"index": group.index, "kind": group.kind, "window": group.window},
             **({} if group.state is None else {"state": dataclasses.asdict(group.state)}),
+            **({} if group.draft is None else {"draft": self._model.draft}),
             "block_size": group.block_size,
             "hash_seed": self._hash_seed().hex(),
             "page_tokens": share.page_tokens,
@@ -232,11 +239,27 @@ def model_facts(settings: Settings, vllm_config: Any) -> ModelFacts:
         extent=compat.model_extent(vllm_config),
         identity={
             "config": identity.config_digest(model.hf_config),
-            "weights": identity.weights_identity(vllm_config, settings.model_id),
+            "weights": identity.weights_identity(model, vllm_config.load_config, settings.model_id),
             "dtype": str(model.dtype),
             "quantization": str(model.quantization),
             "kv_cache_dtype": str(vllm_config.cache_config.cache_dtype),
             "hash": vllm_config.cache_config.prefix_caching_hash_algo,
             **({"kernels": packing} if packing else {}),
         },
+        draft=_draft_identity(settings, vllm_config),
     )
+
+
+def _draft_identity(settings: Settings, vllm_config: Any) -> dict[str, Any] | None:
+    if not compat.has_draft_layers(vllm_config):
+        return None
+    speculation = vllm_config.speculative_config
+    model = speculation.draft_model_config
+    load_config = speculation.draft_load_config or vllm_config.load_config
+    return {
+        "method": speculation.method,
+        "config": identity.config_digest(model.hf_config),
+        "weights": identity.weights_identity(model, load_config, settings.model_id),
+        "dtype": str(model.dtype),
+        "quantization": str(model.quantization),
+    }

@@ -28,11 +28,22 @@ class State:
 
 
 @dataclass(frozen=True)
+class Draft:
+    """The layers of a drafter: a draft model, or an EAGLE or MTP head. They are counted from 0."""
+
+    layers: int
+    """All layers of the drafter, whatever their group."""
+    heads: int
+    """KV heads over all ranks."""
+
+
+@dataclass(frozen=True)
 class Group:
-    """Layers that share one block table."""
+    """Layers that share one block table: a KV-cache group of vLLM, or a drafter's layers in it."""
 
     index: int
-    """Its position among vLLM's groups. Not all of vLLM's groups may be transferred."""
+    """The position of its block table among vLLM's groups. Not all of vLLM's groups may be
+    transferred. A drafter's layers share a block table with the model's own."""
     kind: str
     """vLLM's name for its kind, like ``full_attention``."""
     block_size: int
@@ -43,6 +54,47 @@ class Group:
     layer_names: tuple[str, ...]
     state: State | None = None
     """What the layers keep instead of each token's KV; None for attention."""
+    draft: Draft | None = None
+    """The drafter whose layers these are; None for the model's own."""
+
+    def extent(self, layers: int, heads: int, ranks: int) -> tuple[int, int]:
+        """Layers and heads that the group's objects are named by, in a model of so many layers, KV
+        heads and tensor-parallel ranks. Each rank's part of a state counts as a head: no other
+        degree has such a part."""
+        if self.draft is not None:
+            return self.draft.layers, self.draft.heads
+        return layers, heads if self.state is None else ranks
+
+    def heads_of_rank(self, heads: int, ranks: int, rank: int) -> tuple[int, int]:
+        """The heads of the group that a tensor-parallel rank holds, as a half-open range, in a
+        model of so many KV heads."""
+        return heads_of_rank(self.extent(0, heads, ranks)[1], ranks, rank)
+
+    def cut(self, layers: int | None, heads: int | None) -> tuple[int | None, int | None]:
+        """Layers and heads of the group's objects, if those of the model's attention have so many.
+        None stands for all that a rank has."""
+        if self.draft is not None:
+            return None, None if heads is None else 1
+        return layers, None if self.state is not None else heads
+
+
+def heads_of_rank(heads: int, ranks: int, rank: int) -> tuple[int, int]:
+    """The KV heads that a tensor-parallel rank holds, as a half-open range.
+
+    With fewer KV heads than ranks, vLLM gives `ranks / heads` consecutive ranks the same head.
+    """
+    if heads >= ranks:
+        own = heads // ranks
+        return rank * own, (rank + 1) * own
+    head = rank * heads // ranks
+    return head, head + 1
+
+
+def replica_of_rank(heads: int, ranks: int, rank: int) -> tuple[int, int]:
+    """A tensor-parallel rank's number among the ranks that hold the same KV heads, and the number
+    of such ranks."""
+    count = max(1, ranks // heads)
+    return rank % count, count
 
 
 Groups = tuple[Group, ...]

@@ -84,16 +84,15 @@ def _tensor_places(path: Path, digest: Any) -> Iterator[int]:
             yield header.data + place
 
 
-def weights_identity(vllm_config: Any, model_id: str) -> str:
-    """The text that stands for the weights in the namespace.
+def weights_identity(model: Any, load_config: Any, model_id: str) -> str:
+    """The text that stands for a model's weights in the namespace.
 
     Raises:
         ConfigError: the weights are not in files that can be read here, and `model_id` is empty.
     """
     if model_id:
         return f"id:{model_id}"
-    model = vllm_config.model_config
-    load_format = str(vllm_config.load_config.load_format)
+    load_format = str(load_config.load_format)
     if load_format == "dummy":
         return f"dummy:{model.seed}"
     folder = _model_folder(model.model, model.revision)

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.vllm import compat
 from penstock.vllm.adapters import LoadedAdapters
-from penstock.vllm.groups import Groups
+from penstock.vllm.groups import Group, Groups
 from penstock.vllm.worker import KvMemory, Services, View, WorkerFacts
 
 
@@ -28,8 +28,6 @@ def worker_facts(vllm_config: Any, kv_cache_config: Any) -> WorkerFacts:
         stages=compat.stages(vllm_config),
         tensor_ranks=vllm_config.parallel_config.tensor_parallel_size,
         tensor_rank=rank,
-        own_heads=compat.kv_head_range(vllm_config, rank),
-        replica=compat.kv_replica(vllm_config, rank),
         tokens_per_step=compat.tokens_per_step(vllm_config),
         requests_per_step=compat.requests_per_step(vllm_config),
         continues_prefixes=compat.continues_prefixes(vllm_config),
@@ -59,10 +57,7 @@ def kv_memory(groups: Groups, layers: int, kv_caches: Mapping[str, Any]) -> KvMe
     return KvMemory(
         views=[
             [
-                _view(
-                    compat.layer_index(name, layers=layers if group.state else None),
-                    kv_caches[name],
-                )
+                _view(_layer_index(group, name, layers), kv_caches[name])
                 for name in group.layer_names
                 if name in kv_caches
             ]
@@ -70,6 +65,13 @@ def kv_memory(groups: Groups, layers: int, kv_caches: Mapping[str, Any]) -> KvMe
         ],
         cuda_device=compat.cuda_device({kv_caches[name].device for name in own}),
     )
+
+
+def _layer_index(group: Group, name: str, layers: int) -> int:
+    """A layer's index in the model, or in the drafter that it belongs to."""
+    if group.draft is not None:
+        return compat.draft_layer_index(name, layers)
+    return compat.layer_index(name, layers=layers if group.state else None)
 
 
 def _view(layer: int, tensor: Any) -> View:

@@ -21,6 +21,11 @@ from penstock.vllm.compat.devices import (
     kernel_packing,
     operators_cores,
 )
+from penstock.vllm.compat.drafts import (
+    draft_layer_index,
+    drops_last_block,
+    has_draft_layers,
+)
 from penstock.vllm.compat.events import (
     LOCAL,
     REMOTE,
@@ -59,8 +64,6 @@ from penstock.vllm.compat.specs import (
     transfer_groups,
 )
 from penstock.vllm.compat.topology import (
-    kv_head_range,
-    kv_replica,
     layer_index,
     model_extent,
     stages,
@@ -88,9 +91,12 @@ __all__ = [
     "continues_prefixes",
     "cuda_device",
     "current_stream",
+    "draft_layer_index",
+    "drops_last_block",
     "engine_config",
     "expected_specs",
     "forced_layout",
+    "has_draft_layers",
     "has_layer_views",
     "has_penstock",
     "hash_block_size",
@@ -98,9 +104,7 @@ __all__ = [
     "is_cpu",
     "kernel_block_size",
     "kernel_packing",
-    "kv_head_range",
     "kv_hints",
-    "kv_replica",
     "layer_index",
     "listed_layouts",
     "lookup_facts",

@@ -161,6 +161,7 @@ USES = (
     ),
     Use("vllm.v1.core.sched.output", "KVConnectorBlockState.boundary_state_offloads"),
     Use("vllm.model_executor.layers.mamba.mamba_utils", "get_conv_state_layout", ()),
+    Use("vllm.config.speculative", "SpeculativeConfig.method"),
     Use("vllm.config.speculative", "SpeculativeConfig.uses_draft_model", ()),
     Use("vllm.config.speculative", "SpeculativeConfig.use_eagle", ()),
     Use(

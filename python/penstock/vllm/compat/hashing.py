@@ -11,6 +11,7 @@ from typing import Any
 from penstock._native import PrefixHasher
 from penstock.vllm.adapters import Adapter
 from penstock.vllm.compat.adapters import adapter, adapter_options
+from penstock.vllm.compat.drafts import drops_last_block
 from penstock.vllm.compat.requests import none_hash
 from penstock.vllm.samples import SAMPLE_BLOCKS, SAMPLE_LORA, SAMPLE_SALT
 
@@ -18,8 +19,9 @@ logger = logging.getLogger("vllm.penstock")
 
 
 def lookup_facts(vllm_config: Any, hash_tokens: int) -> dict[str, Any]:
-    """Plain JSON: the names that the model is served under, the tokens of a block hash, samples of
-    hashes by vLLM's own functions, and the options that go into an adapter's digest.
+    """Plain JSON: the names that the model is served under, the tokens of a block hash, whether
+    vLLM takes a block less than it finds, samples of hashes by vLLM's own functions, and the
+    options that go into an adapter's digest.
 
     Whoever computes hashes without this vLLM can tell by the samples whether they are the same.
     """
@@ -27,6 +29,7 @@ def lookup_facts(vllm_config: Any, hash_tokens: int) -> dict[str, Any]:
     return {
         "served": [served] if isinstance(served, str) else list(served or ()),
         "hash_tokens": hash_tokens,
+        "drops_last": drops_last_block(vllm_config),
         "samples": _samples(vllm_config),
         "adapter_options": (
             None if vllm_config.lora_config is None else adapter_options(vllm_config)

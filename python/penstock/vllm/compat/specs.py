@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 from penstock.vllm.compat.devices import is_cpu
+from penstock.vllm.compat.drafts import parts, speculation_problems
 from penstock.vllm.compat.states import state_of
 from penstock.vllm.compat.versions import installed
 from penstock.vllm.groups import Group, Groups
@@ -20,7 +21,7 @@ _SEEDED_HASHES = ("xxhash", "xxhash_cbor")
 
 def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
     """The KV-cache groups that the connector loads and stores: all groups that vLLM finds by
-    prefix.
+    prefix. A drafter's layers are groups of their own.
 
     Raises:
         ConfigError: the model or an option is not supported. The message says what, and what to do
@@ -28,9 +29,14 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
     """
     if not kv_cache_config.kv_cache_groups:
         raise ConfigError("the model keeps no KV cache, so there is nothing to pool")
+    _refuse(name for name, present in speculation_problems(vllm_config).items() if present)
     groups = []
-    for index in installed().prefix_cacheable_groups(kv_cache_config):
-        group = kv_cache_config.kv_cache_groups[index]
+    found = (
+        (index, *part)
+        for index in installed().prefix_cacheable_groups(kv_cache_config)
+        for part in parts(vllm_config, kv_cache_config, index)
+    )
+    for index, group, draft in found:
         spec, kind = group.kv_cache_spec, spec_kind(group.kv_cache_spec)
         _check_kind(group)
         keeps_state = kind == "mamba"
@@ -46,20 +52,13 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
                 dtype=str(spec.dtype) if state is None else ",".join(state.dtypes),
                 layer_names=tuple(group.layer_names),
                 state=state,
+                draft=draft,
             )
         )
     if not groups:
         raise ConfigError("vLLM finds none of the model's KV cache by prefix: nothing to pool")
-    parallel, speculation = vllm_config.parallel_config, vllm_config.speculative_config
+    parallel = vllm_config.parallel_config
     problems = {
-        # The draft's layers share blocks with the model's, and only their names tell them apart.
-        "speculative decoding with layers of its own (EAGLE, MTP, a draft model); n-grams are "
-        "supported": speculation is not None
-        and (speculation.uses_draft_model() or speculation.use_eagle()),
-        # Model runner V1 does not tell connectors when a step of the first stages has ended.
-        "speculative decoding over several pipeline stages": (
-            speculation is not None and parallel.pipeline_parallel_size > 1
-        ),
         "decode context parallelism": parallel.decode_context_parallel_size > 1,
         "prefill context parallelism": parallel.prefill_context_parallel_size > 1,
         "KV scales calculated at run time": bool(

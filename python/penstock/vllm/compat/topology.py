@@ -38,27 +38,6 @@ def stages(vllm_config: Any) -> list[tuple[int, int]]:
     return [get_pp_indices(layers, rank, size) for rank in range(size)]
 
 
-def kv_head_range(vllm_config: Any, tp_rank: int) -> tuple[int, int]:
-    """The KV heads that a tensor-parallel rank holds, as a half-open range.
-
-    With fewer KV heads than ranks, vLLM gives `tp / heads` consecutive ranks the same head.
-    """
-    _, total = model_extent(vllm_config)
-    size = vllm_config.parallel_config.tensor_parallel_size
-    if total >= size:
-        heads = total // size
-        return tp_rank * heads, (tp_rank + 1) * heads
-    head = tp_rank * total // size
-    return head, head + 1
-
-
-def kv_replica(vllm_config: Any, tp_rank: int) -> tuple[int, int]:
-    """The rank's number among ranks that hold the same KV heads, and the number of such ranks."""
-    _, total = model_extent(vllm_config)
-    count = max(1, vllm_config.parallel_config.tensor_parallel_size // total)
-    return tp_rank % count, count
-
-
 def tp_rank() -> int:
     """This worker's rank in its tensor-parallel group."""
     from vllm.distributed.parallel_state import get_tp_group

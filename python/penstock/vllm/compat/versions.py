@@ -32,6 +32,8 @@ class Differences(Protocol):
     UNASKED: tuple[str, ...]
     """Methods of the connector that this version does not call."""
     PLANNING: Planning
+    CARRIES_DRAFTS: bool
+    """Whether the layers of drafters were tried with this version."""
 
     def hash_block_size(self, vllm_config: Any, kv_cache_config: Any) -> int | None:
         """Tokens of the blocks that hashes are computed over; None for the only group's block

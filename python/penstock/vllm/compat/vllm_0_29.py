@@ -37,6 +37,8 @@ USES = (
 
 UNASKED = ("get_transfer_results",)
 
+CARRIES_DRAFTS = vllm_0_30.CARRIES_DRAFTS
+
 hash_block_size = vllm_0_30.hash_block_size
 
 

@@ -35,6 +35,8 @@ USES = (*PLANNING.uses, *SINCE, BLOCK_SIZES)
 
 UNASKED: tuple[str, ...] = ()
 
+CARRIES_DRAFTS = False
+
 
 def hash_block_size(vllm_config: Any, kv_cache_config: Any) -> int | None:
     """Tokens of the blocks that hashes are computed over; None for the only group's block size."""

@@ -19,6 +19,15 @@ HASH_BLOCK_SIZE = Use("vllm.v1.kv_cache_interface", "KVCacheConfig.hash_block_si
 SINCE = (
     HASH_BLOCK_SIZE,
     Use("vllm.v1.metrics.cache_hit_source", "CacheHitSource"),
+    *(
+        Use("vllm.config.speculative", f"SpeculativeConfig.{name}", ())
+        for name in ("use_eagle_block_drop", "use_multi_module_mtp")
+    ),
+    *(
+        Use("vllm.config.speculative", f"SpeculativeConfig.{name}")
+        for name in ("draft_model_config", "draft_tensor_parallel_size", "parallel_drafting")
+    ),
+    Use("vllm.v1.kv_cache_interface", "UniformTypeKVCacheSpecs.kv_cache_specs"),
     Use("vllm.v1.request", "Request.kv_hints"),
     Use("vllm.v1.kv_hints.protocol", "KvHintsEnvelope.actions"),
     *(
@@ -31,6 +40,8 @@ SINCE = (
 USES = (*PLANNING.uses, *vllm_0_30.SINCE, *SINCE)
 
 UNASKED = vllm_0_30.UNASKED
+
+CARRIES_DRAFTS = True
 
 prefix_cacheable_groups = vllm_0_30.prefix_cacheable_groups
 has_layer_views = vllm_0_30.has_layer_views

@@ -15,6 +15,8 @@ USES = (*PLANNING.uses, *vllm_0_30.SINCE, *vllm_0_32.SINCE)
 
 UNASKED = vllm_0_30.UNASKED
 
+CARRIES_DRAFTS = vllm_0_32.CARRIES_DRAFTS
+
 hash_block_size = vllm_0_32.hash_block_size
 prefix_cacheable_groups = vllm_0_30.prefix_cacheable_groups
 has_layer_views = vllm_0_30.has_layer_views

@@ -48,5 +48,4 @@ class Common:
     def last(self, tracked: Tracked) -> int:
         """The last token position at which a load of the request may end. It is before the
         request's last token."""
-        unit = self.catalogue.alignment
-        return (tracked.request.num_tokens - 1) // unit * unit
+        return self.catalogue.last_end(tracked.request.num_tokens)

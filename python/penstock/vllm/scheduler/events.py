@@ -79,7 +79,8 @@ class Events:
         at: tuple[int, int] | None = None
         begun = (0, 0)
         for position, place in enumerate(blocks.places):
-            if position in missing:
+            # A drafter's blocks have the names of the model's.
+            if position in missing or self._common.facts.groups[place[0]].draft is not None:
                 continue
             name = self._name(tracked, place)
             if place != at:

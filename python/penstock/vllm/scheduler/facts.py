@@ -35,6 +35,8 @@ class EngineFacts:
     """Its ranks that share a layer."""
     speculates: bool = False
     """Whether a step may compute tokens that are rejected."""
+    drops_last_block: bool = False
+    """Whether the engine computes the last block of what it finds in its own cache again."""
     publishes_events: bool = False
     """Whether vLLM publishes KV events."""
     hash_prompt: Callable[[Any, list[int]], list[bytes]] | None = None

@@ -58,7 +58,7 @@ class SchedulerHalf:
             settings,
             facts,
             agreement,
-            Catalogue(groups, facts.hash_tokens),
+            Catalogue(groups, facts.hash_tokens, drops_last=facts.drops_last_block),
             Advisor(facts.tokens_per_step, settings.get_lanes),
             store,
             Descriptions(store, agreement.describe),
@@ -69,7 +69,11 @@ class SchedulerHalf:
         )
         self._catalogue, self._orders = self._common.catalogue, self._common.orders
         self._requests: dict[str, Tracked] = {}
-        self._positions = {group.index: place for place, group in enumerate(facts.groups)}
+        self._positions = {
+            group.index: place
+            for place, group in enumerate(facts.groups)
+            if group.state is not None
+        }
         self._pool_source = sources.source_of(settings.pool)
         self._lookups = Lookups(self._common)
         self._transfers = Transfers(self._common)

@@ -103,7 +103,7 @@ class Handover:
         if tokens and hashes[tokens // each - 1 : tokens // each] != [promise.last]:
             self._refuse("its hash is not that of this request's tokens")
             return 0
-        return tokens
+        return self._catalogue.last_end(tokens + 1)
 
     def _refuse(self, reason: str) -> None:
         self._common.counters.count("promises_refused")

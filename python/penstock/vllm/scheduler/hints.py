@@ -186,8 +186,8 @@ class Hints:
         prompt.is_asked = True
 
     def _fetch(self, prompt: _Prompt) -> None:
-        unit = self._catalogue.alignment
-        last = len(prompt.hashes.result()) * self._common.facts.hash_tokens // unit * unit
+        tokens = len(prompt.hashes.result()) * self._common.facts.hash_tokens
+        last = self._catalogue.last_end(tokens + 1)
         if last and (reaches := self._catalogue.reaches(prompt.name, 0, last)):
             self._prefetching.fetch_ahead(prompt.tracked, prompt.name, reaches[-1].end, self._room)
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from penstock.vllm.adapters import Adapter
-from penstock.vllm.groups import Group, Groups
+from penstock.vllm.groups import Group, Groups, heads_of_rank, replica_of_rank
 
 View = tuple[int, int, Sequence[int], Sequence[int], int, int, int]
 """A layer's KV: its index in the whole model, address, shape in elements, strides in elements,
@@ -29,10 +29,6 @@ class WorkerFacts:
     """The layers of each pipeline stage, as half-open ranges."""
     tensor_ranks: int
     """Tensor-parallel ranks of each stage."""
-    own_heads: tuple[int, int]
-    """The KV heads that this rank holds, as a half-open range."""
-    replica: tuple[int, int]
-    """This rank's number among the ranks that hold the same heads, and the number of such ranks."""
     tokens_per_step: int
     """The most tokens that a step computes."""
     requests_per_step: int
@@ -42,17 +38,22 @@ class WorkerFacts:
     tensor_rank: int = 0
     """This rank's number among the stage's tensor-parallel ranks."""
 
+    @property
+    def own_heads(self) -> tuple[int, int]:
+        """The KV heads of the model that this rank holds, as a half-open range."""
+        return heads_of_rank(self.heads, self.tensor_ranks, self.tensor_rank)
+
     def heads_of(self, group: Group) -> tuple[int, int]:
-        """The heads of a group that this rank holds, as a half-open range. Each tensor-parallel
-        rank's part of a state counts as a head: no other degree has such a part."""
-        if group.state is not None:
-            return self.tensor_rank, self.tensor_rank + 1
-        return self.own_heads
+        """The heads of a group that this rank holds, as a half-open range."""
+        return group.heads_of_rank(self.heads, self.tensor_ranks, self.tensor_rank)
 
     def replica_of(self, group: Group) -> tuple[int, int]:
         """This rank's number among the ranks that hold the same part of a group, and the number of
         such ranks."""
-        return (0, 1) if group.state is not None else self.replica
+        if group.state is not None:
+            return 0, 1
+        heads = self.heads if group.draft is None else group.draft.heads
+        return replica_of_rank(heads, self.tensor_ranks, self.tensor_rank)
 
 
 @dataclass(frozen=True)

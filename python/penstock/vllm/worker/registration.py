@@ -51,14 +51,20 @@ def register(
         LayoutError: the memory's layout cannot be proven.
         ConfigError: the memory is not what vLLM configured.
     """
-    layers = [layer for views in memory.views for layer, *_ in views]
+    layers = [
+        layer
+        for group, views in zip(facts.groups, memory.views, strict=True)
+        for layer, *_ in views
+        if group.draft is None
+    ]
     if not layers:
         return _register_nothing(facts)
     stage = _stage(facts, layers)
     span: Span = (*stage, *facts.own_heads)
+    stages = [stage if group.draft is None else (0, group.draft.layers) for group in facts.groups]
     descriptors = {
         position: Descriptor.detect(
-            views, head_start=facts.heads_of(facts.groups[position])[0], stage=stage
+            views, head_start=facts.heads_of(facts.groups[position])[0], stage=stages[position]
         )
         for position, views in enumerate(memory.views)
         if views
@@ -77,7 +83,7 @@ def register(
             for position, descriptor in descriptors.items()
         }
     held = {
-        position: _Held.of(facts, facts.groups[position], descriptor, stage, geometry)
+        position: _Held.of(facts, facts.groups[position], descriptor, stages[position], geometry)
         for position, descriptor in descriptors.items()
     }
     blocks, slots = _host_slots(settings, facts, stage, layer_bytes, geometry)
@@ -140,10 +146,9 @@ class _Held:
                 f"heads {descriptor.share[2:]} for group {group.index} ({group.kind}), but "
                 f"configured {facts.num_blocks} blocks of {tokens} tokens with heads {heads}"
             )
+        layers, per_object = group.cut(geometry.layers, geometry.heads)
         spans = object_spans(
-            (*stage, *heads),
-            layers_per_object=geometry.layers,
-            heads_per_object=geometry.heads if group.state is None else None,
+            (*stage, *heads), layers_per_object=layers, heads_per_object=per_object
         )
         own = [span for span in spans if descriptor.block_bytes(span)]
         _log_group(group, descriptor, pages, len(own))

@@ -472,7 +472,7 @@ fn past_deadlines_fail_at_once(open: &dyn Fn() -> Arc<dyn Store>) {
     ];
     assert_eq!(kinds, [ErrorKind::TimedOut; 6]);
     assert!(
-        past.elapsed() < Duration::from_secs(5),
+        past.elapsed() < Duration::from_secs(15),
         "late by more than noise"
     );
     assert!(

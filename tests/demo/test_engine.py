@@ -87,7 +87,8 @@ def test_tokens_are_timed_when_they_arrive(engine: Engine, handler: type[Handler
         yield chunk()
         yield PAUSE
         yield chunk(5)
-        yield PAUSE
+        # Whoever reads may be late.
+        yield 10 * PAUSE
         yield chunk(6, 7)
         yield {
             **chunk(),
@@ -106,7 +107,7 @@ def test_tokens_are_timed_when_they_arrive(engine: Engine, handler: type[Handler
     assert answer.tokens == (5, 6, 7)
     assert answer.cached_tokens == 2
     assert answer.first_token >= PAUSE
-    assert answer.first_token + PAUSE * 0.9 <= answer.seconds
+    assert answer.first_token + PAUSE <= answer.seconds
     (asked,) = handler.asked
     assert asked["prompt"] == [1, 2, 3]
     assert (asked["max_tokens"], asked["temperature"], asked["ignore_eos"]) == (3, 0, True)

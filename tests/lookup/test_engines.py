@@ -124,7 +124,7 @@ def following(store: Store, where: EngineAddress, **settings: Any) -> Service:
 
 
 def until(service: Service, is_so: Callable[[OnEngine], bool], prompt: Any = None) -> OnEngine:
-    end = time.monotonic() + 15
+    end = time.monotonic() + 60
     while True:
         [said] = service.find("llama", prompt or PROMPT).engines
         if is_so(said):

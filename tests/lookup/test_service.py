@@ -76,18 +76,18 @@ def test_the_longest_prefix_of_whole_blocks(store: Store) -> None:
 
 def test_answers_age(memory: Store, services: list[Service]) -> None:
     engine, asked = Engine(memory), prompt(3)
-    service = Service([memory], Settings(believe_found=0.3, believe_missing=0.1))
-    services.append(service)
+    beliefs = [(1000.0, 1000.0), (1000.0, 0.1), (0.3, 1000.0)]
+    made = [Service([memory], Settings(believe_found=f, believe_missing=m)) for f, m in beliefs]
+    services += made
+    lasting, missing_ages, _ = made
     engine.put(hashes(asked)[:1])
-    assert tokens(service, asked) == BLOCK
+    assert [tokens(each, asked) for each in (lasting, missing_ages)] == [BLOCK] * 2
     engine.put(hashes(asked))
-    assert tokens(service, asked) == BLOCK
     time.sleep(0.12)
-    assert tokens(service, asked) == 2 * BLOCK
+    assert [tokens(each, asked) for each in made] == [BLOCK, 2 * BLOCK, 2 * BLOCK]
     engine.evict(hashes(asked))
-    assert tokens(service, asked) == 2 * BLOCK
     time.sleep(0.32)
-    assert tokens(service, asked) == 0
+    assert [tokens(each, asked) for each in made] == [BLOCK, 2 * BLOCK, 0]
 
 
 def test_salts_adapters_and_tenants_are_kept_apart(memory: Store, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_pool_that_fails_says_so(tmp_path: Path) -> None:
         memory = Store.open("memory://?size=16MiB")
         for each in (store, memory):
             Engine(each).put(hashes(asked))
-        settings = Settings(believe_found=1e-6, believe_missing=1e-6, timeout=0.5)
+        settings = Settings(believe_found=1e-6, believe_missing=1e-6, timeout=30.0)
         with Service([store, memory], settings) as service:
             assert [pool.tokens for pool in service.find("llama", asked).pools] == [48, 48]
             server.kill()
@@ -264,7 +264,7 @@ def test_a_frozen_pool_holds_up_nobody_else(tmp_path: Path) -> None:
         Engine(store).put(hashes(asked))
         memory = Store.open("memory://?size=16MiB")
         Engine(memory, "other").put(hashes(asked))
-        settings = Settings(believe_found=1e-6, believe_missing=1e-6, timeout=1.0)
+        settings = Settings(believe_found=1e-6, believe_missing=1e-6, timeout=5.0)
         with Service([store, memory], settings) as service:
             assert tokens(service, asked) == 3 * BLOCK
             assert server.process is not None
@@ -277,7 +277,7 @@ def test_a_frozen_pool_holds_up_nobody_else(tmp_path: Path) -> None:
                 assert other.tokens == 3 * BLOCK
                 wait([future for one in pending for future in one.waits_for])
                 errors = [one.found().pools[0].error for one in pending]
-                assert set(errors) <= {"timed_out", "unavailable"}
+                assert set(errors) <= {"timed_out", "unavailable", "unreachable"}
             finally:
                 server.process.send_signal(signal.SIGCONT)
 

@@ -88,7 +88,8 @@ def test_the_loop_goes_on_while_the_server_is_frozen(redis_server: Server) -> No
                 turns += 1
             outcomes = await asyncio.gather(*waiting, return_exceptions=True)
             assert all(isinstance(outcome, errors.TimedOut) for outcome in outcomes)
-            assert turns > 1000
+            # A loop that waits with them turns a few times at most.
+            assert turns > 100
             redis_server.thaw()
             assert await pool.get("key") == b"value"
 

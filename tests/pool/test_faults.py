@@ -13,17 +13,17 @@ import penstock
 from penstock import Pool, errors
 from tests.servers import Server
 
-OPERATIONS: dict[str, Callable[[Pool], Any]] = {
-    "contains": lambda pool: pool.contains(["key"], timeout=0.3),
-    "put": lambda pool: pool.put("other", bytes(1000), timeout=0.3),
-    "put_many": lambda pool: pool.put_many({"other": b"1", "third": b"2"}, timeout=0.3),
-    "get": lambda pool: pool.get("key", timeout=0.3),
-    "get into": lambda pool: pool.get("key", into=bytearray(100), timeout=0.3),
-    "get_many": lambda pool: pool.get_many(["key", "key"], timeout=0.3),
-    "remove": lambda pool: pool.remove(["key"], timeout=0.3),
-    "list": lambda pool: pool.list(timeout=0.3),
-    "namespaces": lambda pool: pool.namespaces(timeout=0.3),
-    "describe": lambda pool: pool.describe(timeout=0.3),
+OPERATIONS: dict[str, Callable[[Pool, float], Any]] = {
+    "contains": lambda pool, s: pool.contains(["key"], timeout=s),
+    "put": lambda pool, s: pool.put("other", bytes(1000), timeout=s),
+    "put_many": lambda pool, s: pool.put_many({"other": b"1", "third": b"2"}, timeout=s),
+    "get": lambda pool, s: pool.get("key", timeout=s),
+    "get into": lambda pool, s: pool.get("key", into=bytearray(100), timeout=s),
+    "get_many": lambda pool, s: pool.get_many(["key", "key"], timeout=s),
+    "remove": lambda pool, s: pool.remove(["key"], timeout=s),
+    "list": lambda pool, s: pool.list(timeout=s),
+    "namespaces": lambda pool, s: pool.namespaces(timeout=s),
+    "describe": lambda pool, s: pool.describe(timeout=s),
 }
 
 
@@ -38,7 +38,7 @@ def pool(redis_server: Server) -> Iterator[Pool]:
 def test_a_frozen_server_is_given_up(redis_server: Server, pool: Pool, operation: str) -> None:
     redis_server.freeze()
     with pytest.raises(errors.TimedOut) as caught:
-        OPERATIONS[operation](pool)
+        OPERATIONS[operation](pool, 0.3)
     assert isinstance(caught.value, TimeoutError)
     assert caught.value.kind == "timed_out"
     redis_server.thaw()
@@ -54,7 +54,7 @@ def test_an_absent_server_is_unreachable_until_it_is_back(
 ) -> None:
     redis_server.kill()
     with pytest.raises(errors.Unreachable) as caught:
-        OPERATIONS[operation](pool)
+        OPERATIONS[operation](pool, 30)
     assert isinstance(caught.value, ConnectionError)
     redis_server.start()
     pool.put("key", b"again")
@@ -88,7 +88,7 @@ def test_other_python_threads_go_on_while_one_waits(
     try:
         before = steps
         with pytest.raises(errors.TimedOut):
-            OPERATIONS[operation](pool)
+            OPERATIONS[operation](pool, 0.3)
         # Held for these 300 ms, the GIL would let hardly a step through.
         assert steps - before > 1000
     finally:
@@ -101,7 +101,7 @@ def test_a_buffer_stays_in_place_while_an_operation_is_under_way(
 ) -> None:
     redis_server.freeze()
     into = bytearray(100)
-    waiting = threading.Thread(target=lambda: pool.get("key", into=into, default=None, timeout=5))
+    waiting = threading.Thread(target=lambda: pool.get("key", into=into, default=None, timeout=60))
     waiting.start()
     while True:
         try:

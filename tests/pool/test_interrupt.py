@@ -23,7 +23,7 @@ from tests.engine.test_engine import BLOCK_BYTES, NAMESPACE, SPAN, Kv, blocks, c
 from tests.servers import Server
 
 LONG = 30.0
-PROMPT = 2.0
+PROMPT = 10.0
 """Seconds: far more than a wait takes to notice, far less than it would take."""
 
 
@@ -143,6 +143,7 @@ def get(store: Store) -> int | None:
 
 def test_a_handler_that_does_not_raise_changes_nothing(redis_server: Server) -> None:
     moments: list[float] = []
+    patience = 6.0
     with penstock.open(redis_server.tcp_url) as pool:
         pool.put("key", b"stored")
         redis_server.freeze()
@@ -151,11 +152,11 @@ def test_a_handler_that_does_not_raise_changes_nothing(redis_server: Server) -> 
             pytest.raises(TimedOut),
             signalled(lambda: moments.append(time.monotonic() - begin)),
         ):
-            pool.get("key", timeout=PROMPT)
-        assert time.monotonic() - begin >= PROMPT
+            pool.get("key", timeout=patience)
+        assert time.monotonic() - begin >= patience
     # It ran when the signal came, not when the wait was over.
     (moment,) = moments
-    assert moment < PROMPT * 0.8
+    assert moment < patience * 0.9
 
 
 def test_a_handler_may_use_what_is_waited_for(redis_server: Server) -> None:

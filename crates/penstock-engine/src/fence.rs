@@ -118,11 +118,13 @@ impl Watch {
             match self.next() {
                 Next::Fence(mark, point) => {
                     let waited: Result<(), CudaError> = point.wait();
-                    mark.set(match waited {
+                    let passage = match waited {
                         Ok(()) => Passage::Passed(Instant::now()),
                         Err(_) => Passage::Lost,
-                    });
+                    };
+                    // Whoever has seen that the fence is passed finds its point for the next one.
                     self.give_back(point);
+                    mark.set(passage);
                     signals.copy.notify_all();
                     signals.get.notify_all();
                 }

@@ -79,7 +79,7 @@ fn shutdown_answers_all_jobs_and_ends_all_threads() {
 fn shutdown_is_bounded_by_the_caller_and_then_by_the_operation() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     let mut config = config(8);
-    config.get_timeout = Duration::from_secs(3);
+    config.get_timeout = Duration::from_secs(6);
     let engine = engine(&store, config, &kv);
     store.hold_gets(true);
     engine

@@ -116,7 +116,7 @@ fn a_deadline_is_kept_and_does_not_cost_those_with_more_time() {
             NAMESPACE,
             chunks(&[1]),
             &[share()],
-            Duration::from_secs(2),
+            Duration::from_secs(6),
         )
         .unwrap();
     store.until(|call| *call == Call::Contains(1));
@@ -135,7 +135,7 @@ fn a_deadline_is_kept_and_does_not_cost_those_with_more_time() {
             NAMESPACE,
             chunks(&[1, 9]),
             &[share()],
-            Duration::from_millis(2500),
+            Duration::from_millis(6500),
         )
         .unwrap();
     lookup
@@ -247,7 +247,7 @@ fn shutting_down_answers_what_is_open() {
     let store = Probe::new();
     let lookup = lookup(&store, one_thread());
     store.hold_contains(true);
-    let timeout = Duration::from_secs(3);
+    let timeout = Duration::from_secs(6);
     lookup
         .submit(0, NAMESPACE, chunks(&[1]), &[share()], timeout)
         .unwrap();

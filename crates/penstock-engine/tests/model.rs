@@ -380,7 +380,10 @@ fn run(layout: KvLayout, keep: bool, steps: &[Step]) -> [u64; 3] {
             oracle.settle(&kv, completion.job, &completion.event);
         }
     }
-    assert_eq!(follow(), engine.stats().slots_kept);
+    // A lane may still hold a value of a job that was given up.
+    eventually("what is kept is counted", || {
+        follow() == engine.stats().slots_kept
+    });
     assert!(engine.shutdown(LONG));
     for block in 0..BLOCKS {
         oracle.check(&kv, block);

@@ -194,7 +194,7 @@ fn the_queues_hold_several_steps_of_the_owners_however_large() {
 fn a_failing_store_costs_its_jobs_and_then_nothing_until_it_is_tried_again() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     let mut config = config(4);
-    config.store_backoff = Duration::from_secs(2);
+    config.store_backoff = Duration::from_secs(6);
     let engine = engine(&store, config, &kv);
     store.fail(Some(ErrorKind::Unreachable));
     engine
@@ -335,7 +335,7 @@ fn draining_against_a_stuck_store_gives_up_in_time() {
     let mut config = config(8);
     config.batch = 1;
     config.put_lanes = 1;
-    config.put_timeout = Duration::from_secs(3);
+    config.put_timeout = Duration::from_secs(6);
     let engine = engine(&store, config, &kv);
     store.hold_puts(true);
     engine

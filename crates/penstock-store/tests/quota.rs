@@ -461,9 +461,9 @@ fn a_census_that_is_stuck_costs_puts_of_its_accounts_only() {
         assert_eq!(store.contains(&[red, blue], soon()).unwrap(), [false, true]);
         store.remove(&[blue], soon()).unwrap();
     }
-    // The thread is behind for longer than a put waits: none of them waited.
+    // The thread is behind for longer than a put waits: none of them waited, or it were 20 s.
     assert!(
-        start.elapsed() < Duration::from_secs(2),
+        start.elapsed() < Duration::from_secs(10),
         "{:?}",
         start.elapsed()
     );

@@ -94,7 +94,7 @@ fn puts_follow_the_master_when_it_is_changed() {
         sentinel.knows_replicas("main");
         let store = store(&sentinel.url("main"));
         let namespace = fresh_namespace();
-        put(&*store, &key(namespace, 0), b"before").unwrap();
+        put_eventually(&*store, &key(namespace, 0), b"before");
         let until = Instant::now() + Duration::from_secs(90);
         let is_master = || {
             let text = new.try_text("INFO replication");
@@ -135,7 +135,7 @@ fn a_master_that_dies_is_replaced() {
         sentinel.knows_replicas("main");
         let store = store(&sentinel.url("main"));
         let namespace = fresh_namespace();
-        put(&*store, &key(namespace, 0), b"before").unwrap();
+        put_eventually(&*store, &key(namespace, 0), b"before");
         old.kill();
         put_eventually(&*store, &key(namespace, 1), b"after");
         let direct = self::store(&new.tcp());

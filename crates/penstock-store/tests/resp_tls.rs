@@ -259,7 +259,7 @@ fn a_silent_peer_costs_no_more_than_the_deadline() {
         )
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
-    assert!(began.elapsed() < Duration::from_secs(5));
+    assert!(began.elapsed() < Duration::from_secs(20));
 }
 
 /// Passes bytes on, and cuts the connection after so many of the server's.

@@ -291,7 +291,7 @@ fn processes_share_one_bound_and_see_only_whole_values() {
 }
 
 /// A put that takes longer was held up.
-const HELD_UP: Duration = Duration::from_secs(5);
+const HELD_UP: Duration = Duration::from_secs(20);
 
 #[test]
 fn processes_killed_at_any_moment_leave_no_damage_and_no_lost_room() {
@@ -490,7 +490,7 @@ fn more_than_the_machine_has_is_refused_at_once() {
     let (kind, message) = pool.fails(Some(30 << 40));
     assert_eq!(kind, ErrorKind::Full);
     assert!(message.contains("choose a smaller size"), "{message}");
-    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() < Duration::from_secs(20));
     assert!(!pool.path().exists());
 }
 

@@ -97,10 +97,13 @@ pub fn chain(names: &[u64], parent: Option<u64>) -> Vec<Block> {
     names.iter().zip(0..).map(number).collect()
 }
 
-/// Without a host tier: loads come from the store.
+/// Without a host tier: loads come from the store. A store that is held up is not given up before
+/// the test lets it go, also where the machine stalls.
 pub fn config(slots: usize) -> EngineConfig {
     let mut config = EngineConfig::new(2 * BLOCK_BYTES, slots);
     config.keep = false;
+    config.put_timeout = LONG;
+    config.get_timeout = LONG;
     config
 }
 

@@ -176,9 +176,9 @@ fn the_time_of_a_load_begins_when_its_fence_is_passed() {
     rig.store(1, &[1, 2], Fence::NONE);
     outcomes(&rig.engine, 1);
     rig.model.compute();
-    let (since, within) = (Instant::now(), Duration::from_millis(250));
+    let (since, within) = (Instant::now(), Duration::from_secs(5));
     rig.load(2, &[1, 2], within, rig.fence());
-    while since.elapsed() < 2 * within {
+    while since.elapsed() < within + Duration::from_millis(250) {
         // Polling finds that a load is late.
         assert!(!rig.engine.wait(Duration::from_millis(20)));
         rig.engine.poll(&mut Vec::new());
@@ -190,7 +190,7 @@ fn the_time_of_a_load_begins_when_its_fence_is_passed() {
     assert_eq!(
         done.event.blocks(),
         [Outcome::Loaded(rig.bytes()); 2],
-        "two deadlines later"
+        "later than its deadline"
     );
     assert!(done.took < waited, "{:?} of {waited:?}", done.took);
 }
@@ -199,11 +199,11 @@ fn the_time_of_a_load_begins_when_its_fence_is_passed() {
 fn the_time_that_a_store_may_wait_for_a_slot_begins_when_its_fence_is_passed() {
     let rig = Rig::new(64, |config| {
         (config.slots, config.store_slots, config.prefetch_slots) = (2, 1, 0);
-        config.store_wait = Duration::from_millis(300);
+        config.store_wait = Duration::from_secs(5);
     });
     rig.model.compute();
     rig.store(1, &[0, 1, 2, 3, 4, 5], rig.fence());
-    std::thread::sleep(Duration::from_millis(600));
+    std::thread::sleep(Duration::from_millis(5200));
     rig.model.end();
     // One slot for all of them: five wait for it.
     assert_eq!(outcomes(&rig.engine, 1), [Outcome::Stored(rig.bytes()); 6]);

@@ -57,6 +57,7 @@ def test_second_process_loads(
         assert counters["stored_bytes"] <= KV_BYTES_PER_BLOCK
 
 
+@pytest.mark.alone
 def test_what_loads_save_is_what_computing_takes(
     llama: Path, start: Callable[..., Node], tmp_path: Path
 ) -> None:

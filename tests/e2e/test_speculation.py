@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,3 +140,29 @@ def test_without_the_drafters_blocks_a_prompt_is_computed(
         assert answer.tokens == expected.tokens
         # The model's own blocks are there already.
         node.wait_for("stored_blocks", 2)
+
+
+def test_a_drafter_on_two_ranks_and_on_one_find_each_others_objects(
+    start: Callable[..., Node], tmp_path: Path
+) -> None:
+    """The draft model has one KV head, so both ranks hold it; the model has two."""
+    drafted = drafts.drafted("narrow", tmp_path)
+    options: dict[str, Any] = {
+        "pool": f"file://{tmp_path}/pool?size=1GiB",
+        "settings": {"penstock.pool_geometry": "portable"},
+        "speculative_config": drafted.speculative_config,
+    }
+    two = {"tensor_parallel_size": 2, "env": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}}
+    prompt = tokens(2 * BLOCK + 30, seed=8)
+    with start(drafted.model, **options, **two) as first:
+        first.ask(prompt, max_tokens=1)
+        own = guesses(first, partial(first.ask, prompt, max_tokens=ANSWER))
+        first.wait_for("stored_blocks", 2 * 2)
+    with start(drafted.model, **options) as second:
+        loaded = guesses(second, partial(second.ask, prompt, max_tokens=ANSWER))
+        assert loaded[0].cached == own[0].cached == 2 * BLOCK
+        assert loaded[0].tokens == own[0].tokens
+        # Two ranks and one round differently, so a guess may differ here and there.
+        assert loaded[2] == pytest.approx(own[2], abs=3)
+        assert loaded[2] > 0
+        assert second.counters()["stored_bytes"] == 0

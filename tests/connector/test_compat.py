@@ -78,19 +78,22 @@ def engine(
     cumem: bool = False,
     drafts: str = "",
     stages: int = 1,
+    decode_ranks: int = 1,
+    prefill_ranks: int = 1,
+    own_scales: bool = False,
 ) -> Any:
     speculation = SimpleNamespace(
         uses_draft_model=lambda: drafts == "draft_model", use_eagle=lambda: drafts == "eagle"
     )
     return SimpleNamespace(
         parallel_config=SimpleNamespace(
-            decode_context_parallel_size=1,
-            prefill_context_parallel_size=1,
+            decode_context_parallel_size=decode_ranks,
+            prefill_context_parallel_size=prefill_ranks,
             pipeline_parallel_size=stages,
         ),
         speculative_config=speculation if drafts else None,
         cache_config=SimpleNamespace(
-            calculate_kv_scales=False, prefix_caching_hash_algo="sha256", block_size=16
+            calculate_kv_scales=own_scales, prefix_caching_hash_algo="sha256", block_size=16
         ),
         model_config=SimpleNamespace(enable_sleep_mode=sleep, enable_cumem_allocator=cumem),
         use_v2_model_runner=v2,
@@ -109,6 +112,9 @@ UNIFORM, MIXED = (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float1
         (engine(drafts="eagle"), UNIFORM, "layers of its own"),
         (engine(drafts="draft_model"), UNIFORM, "layers of its own"),
         (engine(drafts="ngram", stages=2), UNIFORM, "over several pipeline stages"),
+        (engine(decode_ranks=2), UNIFORM, "decode context parallelism"),
+        (engine(prefill_ranks=2), UNIFORM, "prefill context parallelism"),
+        (engine(own_scales=True), UNIFORM, "KV scales calculated at run time"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(

@@ -28,6 +28,15 @@ from penstock.vllm.compat.events import (
     removed_event,
     stored_event,
 )
+from penstock.vllm.compat.expected import (
+    attends_in_each_layer,
+    expected_backends,
+    expected_dtypes,
+    expected_kinds,
+    expected_refusal,
+    expected_specs,
+    takes_images,
+)
 from penstock.vllm.compat.hashing import lookup_facts, prompt_hasher
 from penstock.vllm.compat.layouts import (
     attention_backends,
@@ -53,7 +62,6 @@ from penstock.vllm.compat.requests import (
 from penstock.vllm.compat.specs import (
     check_block_hashing,
     continues_prefixes,
-    expected_specs,
     has_layer_views,
     spec_kind,
     transfer_groups,
@@ -77,6 +85,7 @@ __all__ = [
     "SUPPORTED",
     "adapt_scheduler",
     "adapter",
+    "attends_in_each_layer",
     "attention_backends",
     "block_bytes",
     "block_tables",
@@ -89,6 +98,10 @@ __all__ = [
     "cuda_device",
     "current_stream",
     "engine_config",
+    "expected_backends",
+    "expected_dtypes",
+    "expected_kinds",
+    "expected_refusal",
     "expected_specs",
     "forced_layout",
     "has_layer_views",
@@ -119,6 +132,7 @@ __all__ = [
     "spec_kind",
     "stages",
     "stored_event",
+    "takes_images",
     "tokens_per_step",
     "tp_rank",
     "transfer_groups",

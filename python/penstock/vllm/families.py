@@ -132,6 +132,7 @@ FAMILIES = (
         "Jamba",
         frozenset({"full_attention", "mamba1"}),
         "vLLM has no CPU kernels for it",
+        "tests/e2e/test_doctor_agrees.py",
     ),
     Family(
         "chunks",

@@ -95,19 +95,22 @@ def engine(
     cumem: bool = False,
     drafts: str = "",
     stages: int = 1,
+    decode_ranks: int = 1,
+    prefill_ranks: int = 1,
+    own_scales: bool = False,
     **drafter: Any,
 ) -> Any:
     speculation = speculative(drafts, **drafter)
     return SimpleNamespace(
         parallel_config=SimpleNamespace(
-            decode_context_parallel_size=1,
-            prefill_context_parallel_size=1,
+            decode_context_parallel_size=decode_ranks,
+            prefill_context_parallel_size=prefill_ranks,
             pipeline_parallel_size=stages,
             tensor_parallel_size=2,
         ),
         speculative_config=speculation if drafts else None,
         cache_config=SimpleNamespace(
-            calculate_kv_scales=False, prefix_caching_hash_algo="sha256", block_size=16
+            calculate_kv_scales=own_scales, prefix_caching_hash_algo="sha256", block_size=16
         ),
         model_config=SimpleNamespace(
             enable_sleep_mode=sleep,
@@ -133,6 +136,9 @@ UNIFORM, MIXED = (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float1
         (engine(drafts="draft_model", parallel=True), UNIFORM, "parallel drafting"),
         (engine(drafts="eagle", degree=1), UNIFORM, "a drafter over 1 tensor-parallel ranks of 2"),
         (engine(drafts="ngram", stages=2), UNIFORM, "over several pipeline stages"),
+        (engine(decode_ranks=2), UNIFORM, "decode context parallelism"),
+        (engine(prefill_ranks=2), UNIFORM, "prefill context parallelism"),
+        (engine(own_scales=True), UNIFORM, "KV scales calculated at run time"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(

@@ -16,6 +16,7 @@ from penstock._native import parse_size
 from penstock.cli.main import make_parser
 from penstock.plan import wish
 from penstock.vllm.counters import COUNTERS, HISTOGRAMS, TENANT_COUNTERS
+from penstock.vllm.families import FAMILIES, NOT_TRIED, TRIED
 from penstock.vllm.names import PREFIX
 from penstock.vllm.scheduler.spans import ATTRIBUTES, OUTCOMES
 from penstock.vllm.settings import Settings
@@ -290,6 +291,28 @@ def test_every_setting_is_in_the_reference_with_its_default() -> None:
             assert float(said[name]) == default, name
         else:
             assert said[name] == (default or "empty"), name
+
+
+NO_TEST = "\N{EN DASH}"
+
+
+def test_the_guide_of_models_has_the_families_of_the_code() -> None:
+    page = "docs/guides/models.md"
+    assert rows(page, "## Kinds of layers") == [
+        [
+            each.layers,
+            each.examples,
+            each.on_cpu,
+            f"`{each.shown_by}`" if each.shown_by else NO_TEST,
+        ]
+        for each in FAMILIES
+    ]
+    names = {what: f"`{Path(what).name}`" for each in FAMILIES for what in each.tried.values()}
+    assert rows(page, "## What was tried") == [
+        [each.examples, *(names.get(each.how(what), NOT_TRIED) for what in TRIED)]
+        for each in FAMILIES
+        if not each.is_refused
+    ]
 
 
 def test_every_key_of_kv_memory_is_in_the_reference() -> None:

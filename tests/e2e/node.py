@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -195,10 +195,13 @@ class Node:
         adapter: Adapter | None = None,
         trace_headers: dict[str, str] | None = None,
         params: dict[str, Any] | None = None,
+        images: Sequence[int] = (),
+        image_names: Sequence[str] = (),
         **sampling: Any,
     ) -> int:
         """Starts a request; returns its number for `answer` and `abort`. `params` are its
-        `kv_transfer_params`."""
+        `kv_transfer_params`. `images` are numbers of pictures, one for each placeholder of the
+        prompt; `image_names` are what the client calls them, if it does."""
         if params is not None:
             sampling["extra_args"] = {"kv_transfer_params": params}
         return self.send(
@@ -206,6 +209,8 @@ class Node:
             prompt=prompt,
             max_tokens=max_tokens,
             salt={} if cache_salt is None else {"cache_salt": cache_salt},
+            images=list(images),
+            image_names=list(image_names),
             adapter=adapter and dataclasses.asdict(adapter),
             trace_headers=trace_headers,
             sampling=sampling,
@@ -309,7 +314,7 @@ async def _serve(args: dict[str, Any]) -> None:
         began = time.monotonic()
         final = None
         async for output in engine.generate(
-            {"prompt_token_ids": request["prompt"]} | request["salt"],
+            {"prompt_token_ids": request["prompt"]} | request["salt"] | _seen(request),
             params,
             str(number),
             lora_request=request["adapter"] and LoRARequest(**request["adapter"]),
@@ -356,6 +361,20 @@ async def _serve(args: dict[str, Any]) -> None:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
     engine.shutdown()
+
+
+def _seen(request: dict[str, Any]) -> dict[str, Any]:
+    """The part of a prompt that has its images."""
+    if not request["images"]:
+        return {}
+    from tests.e2e.images import picture
+
+    seen: dict[str, Any] = {
+        "multi_modal_data": {"image": [picture(number) for number in request["images"]]}
+    }
+    if request["image_names"]:
+        seen["multi_modal_uuids"] = {"image": request["image_names"]}
+    return seen
 
 
 def _counters() -> dict[str, float]:

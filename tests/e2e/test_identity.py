@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,16 @@ def test_what_is_not_supported_is_refused_in_words() -> None:
         block_size=BLOCK, **heads, attention_chunk_size=256
     )
     refused(chunked, r"kind ChunkedLocalAttentionSpec; full attention .* are supported")
+    crossed = kv_cache_interface.CrossAttentionSpec(block_size=BLOCK, **heads)
+    refused(crossed, r"kind CrossAttentionSpec; ")
+    sinks = kv_cache_interface.SinkFullAttentionSpec(block_size=BLOCK, **heads, sink_len=4)
+    refused(sinks, r"kind SinkFullAttentionSpec; ")
+    latent = kv_cache_interface.MLAAttentionSpec(block_size=BLOCK, **heads | {"num_kv_heads": 1})
+    # As vLLM shows it to workers, which have both in one group.
+    sparse = kv_cache_interface.UniformTypeKVCacheSpecs.from_specs(
+        {"latent": latent, "index": dataclasses.replace(latent, head_size=128)}
+    )
+    refused(sparse, r"kind UniformTypeKVCacheSpecs; ")
 
     class Newer(kv_cache_interface.FullAttentionSpec):  # type: ignore[misc]
         """What a later vLLM may keep beside KV."""

@@ -20,6 +20,10 @@ TOPOLOGIES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "tp2": ({"tensor_parallel_size": 2}, {}),
     "pp4-4": (_PIPELINE, {}),
     "pp6-2": (_PIPELINE, {"VLLM_PP_LAYER_PARTITION": "6,2"}),
+    "tp2-pp2": (
+        _PIPELINE | {"tensor_parallel_size": 2},
+        {"VLLM_CPU_OMP_THREADS_BIND": "0|1|0|1"},
+    ),
 }
 
 
@@ -31,7 +35,7 @@ def test_ranks_find_their_parts(
     options: dict[str, Any] = {
         "pool": f"file://{tmp_path}/pool?size=1GiB",
         "distributed_executor_backend": "mp",
-        "env": env | {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+        "env": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"} | env,
     } | engine_args
     prompts = [tokens(length, seed=length) for length in (5 * BLOCK + 3, 4 * BLOCK)]
     with start(llama, **options) as first:

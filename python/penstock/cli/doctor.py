@@ -16,14 +16,13 @@ from rich.text import Text
 
 from penstock import Pool
 from penstock._native import EncryptionKeys, Store
-from penstock.cli import cuda_copies, findings, words
+from penstock.cli import cuda_copies, doctor_model, findings, words
 from penstock.cli.findings import Finding, Level
 from penstock.errors import (
     ConfigError,
     Denied,
     Full,
     NotFound,
-    PenstockError,
     StoreError,
     TimedOut,
     Unreachable,
@@ -76,7 +75,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="check a pool: can it serve, what should be changed",
         description="Connects to a pool, measures it with a few values that it removes again, "
         "and says in words which of its settings to change. Exit status 1 if it cannot serve. "
-        "With --model, says instead which KV layout vLLM on this machine gives the model, and why; "
+        "With --model, says instead what the model gets from Penstock: whether it is served or "
+        "refused, its KV layout, what was tried; "
         "with --cuda-device, how copies of the device are made, as measured; with --vllm, whether "
         "the installed vLLM has what Penstock uses of it.",
     )
@@ -84,8 +84,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--model",
         metavar="MODEL",
-        help="explain the KV layout of this model (a folder or a name, as for vLLM); no pool is "
-        "looked at",
+        help="say what this model (a folder or a name, as for vLLM) gets from Penstock on this "
+        "machine; no pool is looked at, and no weights are loaded",
     )
     parser.add_argument(
         "--kv-layout",
@@ -124,7 +124,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Examines the pool, a model's layout, a device's copies or a vLLM, and shows the report."""
     if args.model is not None:
-        return _explain_layout(args)
+        return doctor_model.run(args.model, args.kv_layout, as_json=args.json)
     if args.cuda_device is not None:
         return cuda_copies.run(args.cuda_device, as_json=args.json)
     if args.vllm is not None:
@@ -142,35 +142,6 @@ def run(args: argparse.Namespace) -> int:
         documents = [{"can_serve": report.can_serve, **asdict(report)} for report in reports]
         words.print_json({"can_serve": can_serve, "tiers": documents})
     return 0 if can_serve else 1
-
-
-def _explain_layout(args: argparse.Namespace) -> int:
-    _check_folder(args.model)
-    # Imported here, because only this check needs packages that vLLM installs.
-    from penstock.vllm.layouts import explain_model
-
-    try:
-        decision = explain_model(args.model, args.kv_layout)
-    except (OSError, ValueError) as error:
-        if isinstance(error, PenstockError):
-            raise
-        # vLLM's own error has the reason, over many lines.
-        raise ConfigError(f"vLLM cannot read the configuration of {args.model}: {error}") from None
-    if args.json:
-        words.print_json({"model": args.model, **asdict(decision)})
-    else:
-        words.console().print(f"{args.model}: KV layout {decision.layout}: {decision.reason}")
-    return 0
-
-
-def _check_folder(model: str) -> None:
-    """Refuses what is no model's folder, before vLLM takes it for a name and asks the network."""
-    path = Path(model)
-    if path.exists():
-        if not (path / "config.json").is_file():
-            raise ConfigError(f"{model} has no config.json: give a model's folder, or its name")
-    elif not model or model.startswith(("/", ".", "~")):
-        raise ConfigError(f"there is no folder {model!r}: give a model's folder, or its name")
 
 
 def _ordinal(text: str) -> int:

@@ -15,7 +15,6 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.layout.negotiate import AUTO, Decision, SpecFacts, negotiate
 from penstock.vllm import compat
-from penstock.vllm.names import PREFIX
 from penstock.vllm.settings import Settings
 
 logger = logging.getLogger("vllm.penstock")
@@ -35,7 +34,10 @@ def reported(vllm_config: Any, listed: list[str]) -> list[str]:
     """The layouts that a worker reports, from those that vLLM's backends list."""
     if not compat.has_penstock(vllm_config):
         return listed
-    backends = compat.attention_backends(vllm_config)
+    return _reported(vllm_config, compat.attention_backends(vllm_config), listed)
+
+
+def _reported(vllm_config: Any, backends: Sequence[Any], listed: list[str]) -> list[str]:
     names = list(listed)
     if {backend.get_name() for backend in backends} == {_CPU_KERNELS} and _CPU_ADDS not in names:
         names.append(_CPU_ADDS)
@@ -108,26 +110,11 @@ def explain(vllm_config: Any) -> Decision:
     Raises:
         ConfigError: as for `decide`.
     """
-    backends = compat.attention_backends(vllm_config)
-    listed = reported(vllm_config, compat.listed_layouts(backends))
+    specs = compat.expected_specs(vllm_config)
+    backends = compat.expected_backends(vllm_config, specs)
+    listed = _reported(vllm_config, backends, compat.listed_layouts(backends))
     names = [backend.get_name() for backend in backends]
-    facts = spec_facts(compat.expected_specs(vllm_config))
-    return negotiate(facts, wanted_layout(vllm_config), listed, names)
-
-
-def explain_model(model: str, wanted: str) -> Decision:
-    """The decision of :func:`decide` for a model served with Penstock on this machine.
-
-    Raises:
-        ConfigError: as for `decide`; or the model's configuration is not enough to decide.
-    """
-    transfer = {
-        "kv_connector": compat.CONNECTOR,
-        "kv_connector_module_path": "penstock.vllm.connector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {PREFIX + "pool": "memory:", PREFIX + "kv_layout": wanted},
-    }
-    return explain(compat.engine_config(model, transfer))
+    return negotiate(spec_facts(specs), wanted_layout(vllm_config), listed, names)
 
 
 def wanted_layout(vllm_config: Any) -> str:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from typing import Any
 
 from penstock.vllm import compat
 from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.agreement import Agreement, model_facts
 from penstock.vllm.bootstrap import Bootstrap
+from penstock.vllm.families import family_of, kinds_of
+from penstock.vllm.groups import Groups
 from penstock.vllm.roles import role_named
 from penstock.vllm.scheduler import Arrival, EngineFacts, SchedulerHalf, Step
 from penstock.vllm.scheduler.events import Stored
 from penstock.vllm.settings import Settings
+
+logger = logging.getLogger("vllm.penstock")
 
 
 def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -> SchedulerHalf:
@@ -25,6 +30,7 @@ def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -
     transfer = vllm_config.kv_transfer_config
     role = role_named(transfer.kv_role, consumer_stores=settings.consumer_stores)
     groups = compat.transfer_groups(vllm_config, kv_cache_config)
+    _say_family(vllm_config, groups)
     adapters = NamedAdapters()
     if vllm_config.lora_config is not None:
         compat.name_adapters(vllm_config, adapters)
@@ -49,6 +55,15 @@ def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -
     )
     agreement = Agreement(settings, model, groups, compat.none_hash)
     return SchedulerHalf(settings, facts, agreement, adapters, compat.adapter, role)
+
+
+def _say_family(vllm_config: Any, groups: Groups) -> None:
+    kinds = kinds_of(groups)
+    family = family_of(kinds, in_each_layer=compat.attends_in_each_layer(vllm_config))
+    if family is None:
+        logger.warning("Penstock: nobody has tried a model with layers %s", ", ".join(kinds))
+    else:
+        logger.info("Penstock: layers: %s", family.layers)
 
 
 def bootstrap(settings: Settings, vllm_config: Any) -> Bootstrap | None:

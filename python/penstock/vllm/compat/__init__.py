@@ -33,6 +33,15 @@ from penstock.vllm.compat.events import (
     removed_event,
     stored_event,
 )
+from penstock.vllm.compat.expected import (
+    attends_in_each_layer,
+    expected_backends,
+    expected_dtypes,
+    expected_kinds,
+    expected_refusal,
+    expected_specs,
+    takes_images,
+)
 from penstock.vllm.compat.hashing import lookup_facts, prompt_hasher
 from penstock.vllm.compat.layouts import (
     attention_backends,
@@ -58,7 +67,6 @@ from penstock.vllm.compat.requests import (
 from penstock.vllm.compat.specs import (
     check_block_hashing,
     continues_prefixes,
-    expected_specs,
     has_layer_views,
     spec_kind,
     transfer_groups,
@@ -80,6 +88,7 @@ __all__ = [
     "SUPPORTED",
     "adapt_scheduler",
     "adapter",
+    "attends_in_each_layer",
     "attention_backends",
     "block_bytes",
     "block_tables",
@@ -94,6 +103,10 @@ __all__ = [
     "draft_layer_index",
     "drops_last_block",
     "engine_config",
+    "expected_backends",
+    "expected_dtypes",
+    "expected_kinds",
+    "expected_refusal",
     "expected_specs",
     "forced_layout",
     "has_draft_layers",
@@ -123,6 +136,7 @@ __all__ = [
     "spec_kind",
     "stages",
     "stored_event",
+    "takes_images",
     "tokens_per_step",
     "tp_rank",
     "transfer_groups",

@@ -43,6 +43,10 @@ USES = (
     Use(_CACHE, "FullAttentionSpec"),
     Use(_CACHE, "MLAAttentionSpec"),
     Use(_CACHE, "SlidingWindowSpec"),
+    Use(_CACHE, "ChunkedLocalAttentionSpec"),
+    Use(_CACHE, "CrossAttentionSpec"),
+    Use(_CACHE, "UniformTypeKVCacheSpecs.from_specs", ("kv_cache_specs",)),
+    Use(_CACHE, "KVCacheGroupSpec"),
     Use(_CACHE, "KVCacheConfig"),
     *(
         Use(_CACHE, f"KVCacheConfig.{name}")
@@ -162,6 +166,19 @@ USES = (
     Use("vllm.v1.core.sched.output", "KVConnectorBlockState.boundary_state_offloads"),
     Use("vllm.model_executor.layers.mamba.mamba_utils", "get_conv_state_layout", ()),
     Use("vllm.config.speculative", "SpeculativeConfig.method"),
+    *(
+        Use("vllm.model_executor.layers.mamba.mamba_utils", f"MambaStateShapeCalculator.{name}")
+        for name in (
+            "mamba1_state_shape",
+            "mamba2_state_shape",
+            "short_conv_state_shape",
+            "gated_delta_net_state_shape",
+            "linear_attention_state_shape",
+        )
+    ),
+    Use("vllm.model_executor.models", "ModelRegistry"),
+    Use("vllm.v1.attention.selector", "get_mamba_attn_backend", ("mamba_type",)),
+    Use("vllm.v1.attention.backends.registry", "MambaAttentionBackendEnum"),
     Use("vllm.config.speculative", "SpeculativeConfig.uses_draft_model", ()),
     Use("vllm.config.speculative", "SpeculativeConfig.use_eagle", ()),
     Use(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError
 from penstock.vllm.compat.devices import is_cpu
 from penstock.vllm.compat.drafts import parts, speculation_problems
-from penstock.vllm.compat.states import state_of
+from penstock.vllm.compat.states import named, state_of
 from penstock.vllm.compat.versions import installed
 from penstock.vllm.groups import Group, Groups
 
@@ -102,10 +102,9 @@ def _check_kind(group: Any) -> None:
     # Exactly these classes, because a derived class may keep more state.
     if type(spec) is not known.get(kind):
         raise ConfigError(
-            f"the model's layer {group.layer_names[0]} and {len(group.layer_names) - 1} others "
-            f"keep KV of the kind {type(spec).__name__}; full attention (MHA, GQA, MQA, MLA), "
-            "sliding windows and layers with a state (Mamba, gated delta net, short convolution) "
-            "are supported. Serve this model without Penstock"
+            f"the model's layers {named(group)} keep KV of the kind {type(spec).__name__}; full "
+            "attention (MHA, GQA, MQA, MLA), sliding windows and layers with a state (Mamba, "
+            "gated delta net, short convolution) are supported. Serve this model without Penstock"
         )
 
 
@@ -161,33 +160,3 @@ def spec_kind(spec: Any) -> str:
 def has_layer_views(spec: Any) -> bool:
     """Whether vLLM makes one view of the KV cache for each layer with this spec."""
     return installed().has_layer_views(spec)
-
-
-def expected_specs(vllm_config: Any) -> list[Any]:
-    """The KV-cache specs of the model's layers, one for each kind, from its configuration alone.
-
-    Raises:
-        ConfigError: the model keeps state that only the loaded model can describe.
-    """
-    from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
-    from vllm.v1 import kv_cache_interface
-
-    model, cache = vllm_config.model_config, vllm_config.cache_config
-    if model.is_hybrid or model.is_attention_free:
-        raise ConfigError(
-            f"{model.model} has layers that keep state other than attention's: only the loaded "
-            "model tells their sizes; the server's log names the layout that it gets"
-        )
-    sizes = {
-        "block_size": cache.block_size,
-        "num_kv_heads": model.get_num_kv_heads(vllm_config.parallel_config),
-        "head_size": model.get_head_size(),
-        "dtype": kv_cache_dtype_str_to_dtype(cache.cache_dtype, model),
-    }
-    if model.use_mla:
-        return [kv_cache_interface.MLAAttentionSpec(**sizes)]
-    window = model.get_sliding_window()
-    windowed = (
-        [kv_cache_interface.SlidingWindowSpec(**sizes, sliding_window=window)] if window else []
-    )
-    return [kv_cache_interface.FullAttentionSpec(**sizes), *windowed]

@@ -11,6 +11,12 @@ _KEPT = "align"
 """vLLM's name for the way of caching in which a block holds the state at the block's end."""
 
 
+def named(group: Any) -> str:
+    """A group's layers, in words."""
+    first, *others = group.layer_names
+    return f"{first} and {len(others)} others" if others else str(first)
+
+
 def state_of(group: Any, kv_cache_config: Any) -> State:
     """What a group of such layers keeps.
 
@@ -21,7 +27,7 @@ def state_of(group: Any, kv_cache_config: Any) -> State:
     from vllm.platforms import current_platform
 
     spec = group.kv_cache_spec
-    layers = f"{group.layer_names[0]} and {len(group.layer_names) - 1} others"
+    layers = named(group)
     if spec.mamba_cache_mode != _KEPT:
         raise ConfigError(
             f"the model's layers {layers} keep a state, and vLLM keeps none to go on from: switch "

@@ -39,6 +39,7 @@ def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -
         engine_id=str(transfer.engine_id),
         tensor_parallel=vllm_config.parallel_config.tensor_parallel_size,
         speculates=vllm_config.speculative_config is not None,
+        holds_blocks=compat.zeroes_early(vllm_config, kv_cache_config),
         publishes_events=compat.publishes_events(vllm_config),
         hash_prompt=compat.prompt_hasher(vllm_config, hash_tokens),
     )

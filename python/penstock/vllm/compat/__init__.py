@@ -7,6 +7,7 @@ file for each subject. vLLM is imported when it is needed, not with this package
 from __future__ import annotations
 
 from penstock.vllm.compat.adapters import adapter, name_adapters, watch_adapters
+from penstock.vllm.compat.blocks import BlockPool
 from penstock.vllm.compat.configuration import (
     CONNECTOR,
     engine_config,
@@ -41,7 +42,6 @@ from penstock.vllm.compat.requests import (
     NULL_BLOCK,
     block_tables,
     boundary_states,
-    cache_probe,
     cache_salt,
     hash_block_size,
     hit_source,
@@ -57,6 +57,7 @@ from penstock.vllm.compat.specs import (
     has_layer_views,
     spec_kind,
     transfer_groups,
+    zeroes_early,
 )
 from penstock.vllm.compat.topology import (
     kv_head_range,
@@ -75,13 +76,13 @@ __all__ = [
     "NULL_BLOCK",
     "REMOTE",
     "SUPPORTED",
+    "BlockPool",
     "adapt_scheduler",
     "adapter",
     "attention_backends",
     "block_bytes",
     "block_tables",
     "boundary_states",
-    "cache_probe",
     "cache_salt",
     "check_block_hashing",
     "check_version",
@@ -125,4 +126,5 @@ __all__ = [
     "watch_adapters",
     "wrap_kv_memory",
     "wrap_layout_resolution",
+    "zeroes_early",
 ]

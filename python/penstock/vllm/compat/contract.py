@@ -90,6 +90,9 @@ USES = (
         )
     ),
     Use("vllm.v1.core.block_pool", "BlockPool.get_cached_block", ("block_hash", "group_ids")),
+    Use("vllm.v1.core.block_pool", "BlockPool.blocks"),
+    Use("vllm.v1.core.block_pool", "BlockPool.touch", ("blocks",)),
+    Use("vllm.v1.core.block_pool", "BlockPool.free_blocks", ("ordered_blocks",)),
     Use(_CACHE, "get_kv_cache_spec_kind", ("kv_cache_spec",)),
     Use("vllm.distributed.kv_events", "BlockStored"),
     Use("vllm.distributed.kv_events", "BlockRemoved"),

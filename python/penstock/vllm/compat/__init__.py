@@ -35,6 +35,7 @@ from penstock.vllm.compat.layouts import (
     forced_layout,
     kernel_block_size,
     listed_layouts,
+    takes_any_layout,
     wrap_layout_resolution,
 )
 from penstock.vllm.compat.memory import block_bytes, request_blocks, wrap_kv_memory
@@ -120,6 +121,7 @@ __all__ = [
     "spec_kind",
     "stages",
     "stored_event",
+    "takes_any_layout",
     "tokens_per_step",
     "tp_rank",
     "transfer_groups",

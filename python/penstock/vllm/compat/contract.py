@@ -128,6 +128,7 @@ USES = (
     ),
     Use("vllm.v1.worker.utils", "select_common_block_size", ("kv_manager_block_size", "backends")),
     Use("vllm.v1.attention.backends.utils", "get_supported_kv_cache_layouts", ("backends",)),
+    Use("vllm.v1.attention.backend", "AttentionBackend.supported_kv_cache_layouts", ()),
     Use(
         "vllm.lora.worker_manager",
         "WorkerLoRAManager._load_adapter",

@@ -1,5 +1,5 @@
-"""Blocks that a store reads are held in vLLM's own block pool, where vLLM would overwrite them before
-workers learn that they have changed hands."""
+"""Blocks that a store reads are held in vLLM's own block pool, where vLLM would overwrite them
+before workers learn that they have changed hands."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def test_blocks_that_are_zeroed_in_other_hands_are_read_before(
             way.be()
             running = [node.start(prompt, max_tokens=24) for prompt in prompts]
             time.sleep(0.2)
-            way.be(delay=0.03)
+            way.be(delay=0.01)
             for prompt, number in zip(prompts, running, strict=True):
                 turns.append([*prompt, *node.answer(number).tokens])
             node.forget()

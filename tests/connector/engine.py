@@ -90,6 +90,7 @@ class PlainEngine:
         role: str = "kv_both",
         announces: bool = False,
         has_hashes: bool = False,
+        holds_blocks: bool = False,
         **more: Any,
     ) -> None:
         self.groups = tuple(groups)
@@ -105,6 +106,7 @@ class PlainEngine:
             False,
             False,
             0,
+            holds_blocks=holds_blocks,
             publishes_events=announces,
             hash_prompt=hashes_of if has_hashes else None,
         )

@@ -127,7 +127,6 @@ UNIFORM, MIXED = (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float1
 @pytest.mark.parametrize(
     ("config", "dtypes", "reason"),
     [
-        (engine(v2=True), MIXED, "several precisions with vLLM's model runner V2"),
         (engine(sleep=True), UNIFORM, "sleep mode"),
         (engine(cumem=True), UNIFORM, "--enable-cumem-allocator"),
         (engine(drafts="dflash"), UNIFORM, "by dflash, which keeps other states"),
@@ -152,6 +151,7 @@ def test_what_cannot_be_followed_is_refused(
     ("config", "dtypes"),
     [
         (engine(), MIXED),
+        (engine(v2=True), MIXED),
         (engine(v2=True), UNIFORM),
         (engine(), UNIFORM),
         (engine(stages=2), UNIFORM),
@@ -160,6 +160,12 @@ def test_what_cannot_be_followed_is_refused(
 )
 def test_what_can_be_followed_is_not(config: Any, dtypes: tuple[torch.dtype, ...]) -> None:
     assert len(compat.transfer_groups(config, caches(*dtypes))) == 2
+
+
+def test_blocks_are_held_where_vllm_zeroes_them_early() -> None:
+    assert compat.zeroes_early(engine(v2=True), caches(*MIXED))
+    assert not compat.zeroes_early(engine(v2=True), caches(*UNIFORM))
+    assert not compat.zeroes_early(engine(), caches(*MIXED))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
 
 from penstock.layout.negotiate import interior
@@ -30,6 +30,11 @@ def importable() -> list[Any]:
 
 
 BACKENDS = importable()
+STATES = (
+    MambaAttentionBackendEnum.SHORT_CONV,
+    MambaAttentionBackendEnum.GDN_ATTN,
+    MambaAttentionBackendEnum.MAMBA2,
+)
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +101,19 @@ def test_the_same_order_with_the_plugin_and_without(
         # Where the plugin has nothing to add, it is the same layout altogether.
         if backend.get_name() != "CPU_ATTN":
             assert ours == theirs, backend.get_name()
+
+
+def test_layers_that_keep_a_state_leave_the_choice_to_attention(
+    config: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = config("gqa")
+    attention = AttentionBackendEnum.CPU_ATTN.get_class()
+    choosy = next(b for b in BACKENDS if b is not attention and b.supported_kv_cache_layouts())
+    others = [*((state.get_class(), ["BLHNC"]) for state in STATES), (choosy, [])]
+    for other, added in others:
+        backends = [attention, other]
+        monkeypatch.setattr(compat, "attention_backends", lambda _, b=backends: b)
+        assert layouts.reported(engine, ["LBHNC"]) == ["LBHNC", *added], other.get_name()
 
 
 def test_blocks_of_several_lengths_lie_where_vllm_makes_them_equal(

@@ -8,6 +8,7 @@ kernels take their time, so models, blocks and answers are small here.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,10 @@ import pytest
 
 from tests.e2e import models
 from tests.e2e.conftest import tokens
+from tests.e2e.hybrids import HYBRIDS
 from tests.e2e.node import Node
+from tests.network import Way
+from tests.servers import Server
 
 pytestmark = [
     pytest.mark.e2e,
@@ -129,3 +133,88 @@ def test_a_hybrid_model(serve: Callable[..., Node], tmp_path: Path) -> None:
         assert loaded.cached == own_hit.cached == 4 * BLOCK
         assert loaded.text == own_hit.text
         assert node.counters()["loaded_tokens"] == 4 * BLOCK
+
+
+LFM2 = HYBRIDS["lfm2"]
+
+
+@pytest.fixture(scope="module")
+def lfm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return LFM2.saved(tmp_path_factory.mktemp("lfm2"))
+
+
+@pytest.fixture(scope="module")
+def lfm2_alone(serve: Callable[..., Node], lfm2: Path) -> Iterator[Node]:
+    """vLLM alone. It keeps the states at the ends of all blocks, not only of prompts."""
+    with serve(lfm2, prefix_cache_retention_interval=None, **LFM2.options) as node:
+        yield node
+
+
+def test_layers_that_keep_a_state(
+    serve: Callable[..., Node], lfm2: Path, lfm2_alone: Node, tmp_path: Path
+) -> None:
+    """Another process goes on from a prompt's last state, and from one that an answer has left."""
+    pool = f"file://{tmp_path}/pool?size=256MiB"
+    with serve(lfm2, pool=pool, **LFM2.options) as first:
+        said = first.ask(PROMPT, max_tokens=2 * BLOCK).tokens
+        # Attention's blocks, and three states of each of two groups.
+        first.wait_for("stored_blocks", 6 + 2 * 3)
+    turn = [*PROMPT, *said, 9, 10, 11]
+    with serve(lfm2, pool=pool, **LFM2.options) as second:
+        for prompt in (PROMPT, turn):
+            lfm2_alone.forget()
+            assert lfm2_alone.ask(PROMPT, max_tokens=2 * BLOCK).tokens == said
+            own_hit, loaded = lfm2_alone.ask(prompt), second.ask(prompt)
+            assert loaded.cached == own_hit.cached == (len(prompt) - 1) // BLOCK * BLOCK
+            assert loaded.text == own_hit.text
+        counters = second.counters()
+        assert counters["loaded_tokens"] == 4 * BLOCK + 2 * BLOCK
+        assert counters.get("load_failed_blocks", 0) == 0
+
+
+def test_blocks_that_are_zeroed_in_other_hands_are_read_before(
+    serve: Callable[..., Node], lfm2: Path, lfm2_alone: Node, tmp_path: Path
+) -> None:
+    """Two requests fill a block in the same step, and take all room there is. In the next step the
+    first needs the second one's blocks, which are still to be read: the pool is slow, and there are
+    fewer slots than objects. As one of the two may begin a step or two later, it has more tokens.
+    """
+    rounds = [
+        (tokens(BLOCK - 16, seed=10 * late), tokens(BLOCK - 16 + late, seed=10 * late + 1))
+        for late in range(4)
+    ]
+    block_bytes = LFM2.block_bytes * BLOCK // LFM2.block
+    with (
+        Server("valkey", tmp_path) as server,
+        Way(server.port) as way,
+        serve(
+            lfm2,
+            pool=f"valkey://127.0.0.1:{way.port}",
+            settings={"penstock.host_bytes": 4 * block_bytes},
+            # A block of attention and two states for each request, and one that stands for none.
+            kv_cache_memory_bytes=7 * block_bytes,
+            max_model_len=2 * BLOCK,
+            **LFM2.options,
+        ) as node,
+    ):
+        turns = []
+        for prompts in rounds:
+            way.be()
+            running = [node.start(prompt, max_tokens=24) for prompt in prompts]
+            time.sleep(0.2)
+            way.be(delay=0.01)
+            for prompt, number in zip(prompts, running, strict=True):
+                turns.append([*prompt, *node.answer(number).tokens])
+            node.forget()
+        counters = node.counters()
+        assert counters["num_preemptions"] >= len(rounds)
+        way.be()
+        loaded = 0
+        for turn in turns:
+            cold, again = lfm2_alone.ask(turn, max_tokens=2), node.ask(turn, max_tokens=2)
+            loaded += again.cached
+            assert again.tokens == cold.tokens
+            # Computed beside another, so it may be rounded differently. With a block that belonged
+            # to another request meanwhile, nothing would be near.
+            assert abs(again.logprobs[0] - cold.logprobs[0]) < 0.01
+        assert loaded >= len(rounds) * BLOCK

@@ -116,6 +116,36 @@ def test_without_its_state_a_prompt_is_computed(
         assert answer.text == own_hit(alone, prompt, answer.cached).text
 
 
+@pytest.mark.parametrize("hybrid", ["lfm2"], indirect=True)
+@pytest.mark.parametrize(("writer", "reader"), [("LBHNC", "BLHNC"), ("BLHNC", "LBHNC")])
+def test_layouts_share(
+    hybrid: Hybrid,
+    model: Path,
+    alone: Node,
+    start: Callable[..., Node],
+    tmp_path: Path,
+    writer: str,
+    reader: str,
+) -> None:
+    """Whatever the layout of writer and reader. vLLM alone has LBHNC."""
+    pool = f"file://{tmp_path}/pool?size=1GiB"
+    prompt = tokens(3 * hybrid.block + 20, seed=12)
+    expected = own_hit(alone, prompt, 3 * hybrid.block)
+    with start(model, pool=pool, settings={"penstock.kv_layout": writer}, **hybrid.engine) as first:
+        first.ask(prompt)
+        first.wait_for("stored_blocks", 3 + 2)
+        assert f"KV layout {writer}" in first.log.read_text()
+        first.forget()
+        assert first.ask(prompt).text == expected.text
+    with start(
+        model, pool=pool, settings={"penstock.kv_layout": reader}, **hybrid.engine
+    ) as second:
+        loaded = second.ask(prompt)
+        assert loaded.cached == second.counters()["loaded_tokens"] == 3 * hybrid.block
+        assert loaded.text == expected.text
+        assert f"KV layout {reader}" in second.log.read_text()
+
+
 def files(folder: Path) -> list[Path]:
     """The files of all values that are longer than a description."""
     return [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > 2000]

@@ -186,9 +186,9 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         """Called once, with the engine's own block pool. It tells which blocks the engine's prefix
-        cache has."""
+        cache has, and holds blocks."""
         if self._scheduler is not None:
-            self._scheduler.bind(compat.cache_probe(gpu_block_pool))
+            self._scheduler.bind(compat.BlockPool(gpu_block_pool))
 
     def on_new_request(self, request: Any) -> None:
         """Starts the look-up of the request's blocks."""

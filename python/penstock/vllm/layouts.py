@@ -39,7 +39,8 @@ def reported(vllm_config: Any, listed: list[str]) -> list[str]:
 
 def _reported(vllm_config: Any, backends: Sequence[Any], listed: list[str]) -> list[str]:
     names = list(listed)
-    if {backend.get_name() for backend in backends} == {_CPU_KERNELS} and _CPU_ADDS not in names:
+    choosers = {b.get_name() for b in backends if not compat.takes_any_layout(b)}
+    if choosers == {_CPU_KERNELS} and _CPU_ADDS not in names:
         names.append(_CPU_ADDS)
     return _without_split(vllm_config, backends, names)
 

@@ -46,6 +46,7 @@ def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -
         tensor_parallel=vllm_config.parallel_config.tensor_parallel_size,
         speculates=vllm_config.speculative_config is not None,
         drops_last_block=compat.drops_last_block(vllm_config),
+        holds_blocks=compat.zeroes_early(vllm_config, kv_cache_config),
         publishes_events=compat.publishes_events(vllm_config),
         hash_prompt=compat.prompt_hasher(vllm_config, hash_tokens),
     )

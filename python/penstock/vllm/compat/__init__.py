@@ -7,6 +7,7 @@ file for each subject. vLLM is imported when it is needed, not with this package
 from __future__ import annotations
 
 from penstock.vllm.compat.adapters import adapter, name_adapters, watch_adapters
+from penstock.vllm.compat.blocks import BlockPool
 from penstock.vllm.compat.configuration import (
     CONNECTOR,
     engine_config,
@@ -48,6 +49,7 @@ from penstock.vllm.compat.layouts import (
     forced_layout,
     kernel_block_size,
     listed_layouts,
+    takes_any_layout,
     wrap_layout_resolution,
 )
 from penstock.vllm.compat.memory import block_bytes, request_blocks, wrap_kv_memory
@@ -55,7 +57,6 @@ from penstock.vllm.compat.requests import (
     NULL_BLOCK,
     block_tables,
     boundary_states,
-    cache_probe,
     cache_salt,
     hash_block_size,
     hit_source,
@@ -70,6 +71,7 @@ from penstock.vllm.compat.specs import (
     has_layer_views,
     spec_kind,
     transfer_groups,
+    zeroes_early,
 )
 from penstock.vllm.compat.topology import (
     layer_index,
@@ -86,6 +88,7 @@ __all__ = [
     "NULL_BLOCK",
     "REMOTE",
     "SUPPORTED",
+    "BlockPool",
     "adapt_scheduler",
     "adapter",
     "attends_in_each_layer",
@@ -93,7 +96,6 @@ __all__ = [
     "block_bytes",
     "block_tables",
     "boundary_states",
-    "cache_probe",
     "cache_salt",
     "check_block_hashing",
     "check_version",
@@ -136,6 +138,7 @@ __all__ = [
     "spec_kind",
     "stages",
     "stored_event",
+    "takes_any_layout",
     "takes_images",
     "tokens_per_step",
     "tp_rank",
@@ -143,4 +146,5 @@ __all__ = [
     "watch_adapters",
     "wrap_kv_memory",
     "wrap_layout_resolution",
+    "zeroes_early",
 ]

@@ -94,6 +94,9 @@ USES = (
         )
     ),
     Use("vllm.v1.core.block_pool", "BlockPool.get_cached_block", ("block_hash", "group_ids")),
+    Use("vllm.v1.core.block_pool", "BlockPool.blocks"),
+    Use("vllm.v1.core.block_pool", "BlockPool.touch", ("blocks",)),
+    Use("vllm.v1.core.block_pool", "BlockPool.free_blocks", ("ordered_blocks",)),
     Use(_CACHE, "get_kv_cache_spec_kind", ("kv_cache_spec",)),
     Use("vllm.distributed.kv_events", "BlockStored"),
     Use("vllm.distributed.kv_events", "BlockRemoved"),
@@ -129,6 +132,7 @@ USES = (
     ),
     Use("vllm.v1.worker.utils", "select_common_block_size", ("kv_manager_block_size", "backends")),
     Use("vllm.v1.attention.backends.utils", "get_supported_kv_cache_layouts", ("backends",)),
+    Use("vllm.v1.attention.backend", "AttentionBackend.supported_kv_cache_layouts", ()),
     Use(
         "vllm.lora.worker_manager",
         "WorkerLoRAManager._load_adapter",

@@ -21,6 +21,11 @@ def listed_layouts(backends: Sequence[Any]) -> list[str]:
     return [layout.name for layout in get_supported_kv_cache_layouts(backends)]
 
 
+def takes_any_layout(backend: Any) -> bool:
+    """Whether the backend's kernels take any layout, as those for layers that keep a state do."""
+    return backend.supported_kv_cache_layouts() is None
+
+
 def kernel_block_size(block_size: int, backends: Sequence[Any]) -> int:
     """Tokens of the blocks that the kernels take. If vLLM's blocks are larger, vLLM splits them."""
     from vllm.v1.worker.utils import select_common_block_size

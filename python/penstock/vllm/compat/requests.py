@@ -28,16 +28,6 @@ def none_hash() -> bytes:
     return bytes(_hashing().NONE_HASH)
 
 
-def cache_probe(block_pool: Any) -> Callable[[bytes, int], bool]:
-    """A function: block hash and group of vLLM → whether the engine's own prefix cache has the
-    block."""
-
-    def is_cached(block_hash: bytes, group: int) -> bool:
-        return block_pool.get_cached_block(block_hash, [group]) is not None
-
-    return is_cached
-
-
 def hash_block_size(vllm_config: Any, kv_cache_config: Any) -> int | None:
     """Tokens of the blocks that hashes are computed over; None for the only group's block size."""
     return installed().hash_block_size(vllm_config, kv_cache_config)

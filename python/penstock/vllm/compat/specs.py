@@ -69,20 +69,18 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
             vllm_config.model_config.enable_sleep_mode
             or vllm_config.model_config.enable_cumem_allocator
         ),
-        "layers that keep a state, or KV caches of several precisions with vLLM's model runner V2 "
-        "(VLLM_USE_V2_MODEL_RUNNER=0 has V1)": _zeroes_early(vllm_config, kv_cache_config),
     }
     _refuse(name for name, present in problems.items() if present)
     check_block_hashing(vllm_config.cache_config.prefix_caching_hash_algo)
     return Groups(groups)
 
 
-def _zeroes_early(vllm_config: Any, kv_cache_config: KVCacheConfig) -> bool:
-    """Whether vLLM overwrites blocks of a preempted request before it tells the connector about the
-    preemption. Then a store that still reads them would put zeros into the pool, under the hash of
-    the old content.
+def zeroes_early(vllm_config: Any, kv_cache_config: KVCacheConfig) -> bool:
+    """Whether vLLM writes zeros into blocks that change hands, before workers learn of it. A store
+    that still read such a block would put zeros into the pool, under the hash of the old content.
 
-    Model runner V2 zeroes new blocks first (`update_requests`, then `pre_forward`); V1 tells
+    vLLM zeroes blocks if layers keep a state, or if KV has several precisions. Model runner V2 does
+    it first (`update_requests`, then `pre_forward`), and copies states then too. V1 tells
     connectors first (`handle_preemptions`, then `_update_states`).
     """
     return bool(kv_cache_config.needs_kv_cache_zeroing and vllm_config.use_v2_model_runner)

@@ -37,12 +37,28 @@ class EngineFacts:
     """Whether a step may compute tokens that are rejected."""
     drops_last_block: bool = False
     """Whether the engine computes the last block of what it finds in its own cache again."""
+    holds_blocks: bool = False
+    """Whether a block must be held while a store reads it. This is so if the engine may write to a
+    block that it has taken back before workers learn of it."""
     publishes_events: bool = False
     """Whether vLLM publishes KV events."""
     hash_prompt: Callable[[Any, list[int]], list[bytes]] | None = None
     """A request and the tokens of another prompt → that prompt's block hashes, under the request's
     adapter and salt. May be called on any thread; raises ConfigError if these are no tokens. None
     if hashes cannot be computed."""
+
+
+class EngineBlocks(Protocol):
+    """The engine's blocks, by their ids in block tables."""
+
+    def is_cached(self, block_hash: bytes, group: int) -> bool:
+        """Whether the engine's own prefix cache has the block, in this group of the engine."""
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Keeps the engine from giving these blocks to another request."""
+
+    def let_go(self, blocks: Iterable[int]) -> None:
+        """Ends a :meth:`hold` of these blocks."""
 
 
 class EngineRequest(Protocol):

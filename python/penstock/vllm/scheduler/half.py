@@ -24,12 +24,19 @@ from penstock.vllm.roles import ROLES, Role
 from penstock.vllm.scheduler import sources
 from penstock.vllm.scheduler.common import Common
 from penstock.vllm.scheduler.events import Events, Removed, Stored
-from penstock.vllm.scheduler.facts import AdapterOf, Arrival, BlockTables, EngineFacts, Step
+from penstock.vllm.scheduler.facts import (
+    AdapterOf,
+    Arrival,
+    BlockTables,
+    EngineBlocks,
+    EngineFacts,
+    Step,
+)
 from penstock.vllm.scheduler.handover import Handover
 from penstock.vllm.scheduler.hints import Hints
 from penstock.vllm.scheduler.loading import Loading
 from penstock.vllm.scheduler.lookups import Lookups
-from penstock.vllm.scheduler.prefetching import IsCached, Prefetching
+from penstock.vllm.scheduler.prefetching import Prefetching
 from penstock.vllm.scheduler.probing import Probing
 from penstock.vllm.scheduler.requests import Phase, Tracked
 from penstock.vllm.scheduler.savings import Savings
@@ -112,9 +119,10 @@ class SchedulerHalf:
             )
         )
 
-    def bind(self, is_cached: IsCached) -> None:
-        """Takes the function that tells which blocks the engine's own prefix cache has."""
-        self._prefetching.is_cached = is_cached
+    def bind(self, blocks: EngineBlocks) -> None:
+        """Takes the engine's blocks."""
+        self._prefetching.is_cached = blocks.is_cached
+        self._storing.engine_blocks = blocks
 
     # --- requests -------------------------------------------------------------------------
 

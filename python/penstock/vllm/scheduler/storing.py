@@ -1,5 +1,10 @@
 """Storing: a block is stored in the step that fills it, unless it is known to be in the pool or on
-its way there."""
+its way there.
+
+A store reads its blocks some time after its step. Workers wait for that before a step that writes
+to blocks which have changed hands (`flush`). An engine that writes earlier is kept from giving the
+blocks away: they are held until they have been read.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from dataclasses import dataclass, field
 from penstock._native import Blocks
 from penstock.vllm.scheduler.common import Common
 from penstock.vllm.scheduler.events import Events
-from penstock.vllm.scheduler.facts import BlockTables
+from penstock.vllm.scheduler.facts import BlockTables, EngineBlocks
 from penstock.vllm.scheduler.requests import Tracked
 from penstock.vllm.scheduler.transfers import Transfers
 
@@ -26,6 +31,8 @@ class _Store:
     """Ranks that are not done with it."""
     blocks: Blocks | None
     """Its blocks, if they will be announced."""
+    held: list[int] = field(default_factory=list)
+    """The engine's blocks that are held for it."""
     began: float = field(default_factory=time.monotonic)
     unstored: set[int] = field(default_factory=set)
     """Positions of blocks that some rank did not bring into the pool."""
@@ -40,6 +47,8 @@ class Storing:
         self._catalogue = common.catalogue
         self._transfers = transfers
         self._under_way: dict[int, _Store] = {}
+        self.engine_blocks: EngineBlocks | None = None
+        """The engine's blocks. None until the engine has any, and so before its first step."""
 
     def store_filled(self, tracked: Tracked, tables: BlockTables, computed: int) -> None:
         """Orders the store of every new block that is full after `computed` tokens."""
@@ -55,9 +64,19 @@ class Storing:
             return
         ranks = self._common.agreement.ranks
         announced = blocks if self._events is not None else None
-        self._under_way[number] = _Store(tracked, ranks, ranks, announced)
+        self._under_way[number] = _Store(tracked, ranks, ranks, announced, self._hold(blocks))
         tracked.stores.add(number)
         self._common.orders.next.stores.append(self._transfers.job(number, tracked, blocks))
+
+    def _hold(self, blocks: Blocks) -> list[int]:
+        """Holds the engine's blocks if need be. Returns those that are held."""
+        if not self._common.facts.holds_blocks:
+            return []
+        assert self.engine_blocks is not None, "the engine has not shown its block pool"
+        # Each once: layers of a drafter share the blocks of the model's.
+        held = list(dict.fromkeys(blocks.block_ids))
+        self.engine_blocks.hold(held)
+        return held
 
     def flush_given_away(self, new_blocks: Callable[[], Iterable[int]]) -> None:
         """Orders workers to read blocks before the step, if the engine has given them to other
@@ -72,6 +91,12 @@ class Storing:
         if not store.unread:
             self._catalogue.on_read(number)
             store.tracked.stores.discard(number)
+            if store.held:
+                assert self.engine_blocks is not None
+                # The first block of a prompt is worth most: it goes last into the engine's queue
+                # of free blocks, as when a request ends.
+                self.engine_blocks.let_go(reversed(store.held))
+                store.held = []
 
     def on_stored(self, number: int, ranks: int, unstored: set[int]) -> None:
         """`ranks` more ranks are done with a store. They did not bring the blocks at the positions

@@ -103,7 +103,6 @@ class PlainEngine:
             HASH_TOKENS,
             64,
             False,
-            False,
             0,
             publishes_events=announces,
             hash_prompt=hashes_of if has_hashes else None,

@@ -30,7 +30,6 @@ def worker_facts(vllm_config: Any, kv_cache_config: Any) -> WorkerFacts:
         tensor_rank=rank,
         tokens_per_step=compat.tokens_per_step(vllm_config),
         requests_per_step=compat.requests_per_step(vllm_config),
-        continues_prefixes=compat.continues_prefixes(vllm_config),
     )
 
 

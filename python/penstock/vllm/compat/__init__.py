@@ -57,7 +57,6 @@ from penstock.vllm.compat.requests import (
 )
 from penstock.vllm.compat.specs import (
     check_block_hashing,
-    continues_prefixes,
     expected_specs,
     has_layer_views,
     spec_kind,
@@ -88,7 +87,6 @@ __all__ = [
     "cache_salt",
     "check_block_hashing",
     "check_version",
-    "continues_prefixes",
     "cuda_device",
     "current_stream",
     "draft_layer_index",

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
-from penstock.vllm.compat.devices import is_cpu
 from penstock.vllm.compat.drafts import parts, speculation_problems
 from penstock.vllm.compat.states import state_of
 from penstock.vllm.compat.versions import installed
@@ -126,15 +125,6 @@ def _refuse(problems: Iterable[str]) -> None:
         raise ConfigError(
             f"not supported yet: {', '.join(found)}. Switch it off, or serve without Penstock"
         )
-
-
-def continues_prefixes(vllm_config: Any) -> bool:
-    """Whether the engine can compute several tokens after some that are in its KV cache.
-
-    vLLM's CPU kernels for MLA cannot, so vLLM switches its prefix cache off there. A load must then
-    leave exactly one token to compute, as in decoding.
-    """
-    return not (vllm_config.model_config.use_mla and is_cpu())
 
 
 def check_block_hashing(algorithm: str) -> None:

@@ -33,8 +33,6 @@ class WorkerFacts:
     """The most tokens that a step computes."""
     requests_per_step: int
     """The most requests that a step computes."""
-    continues_prefixes: bool = True
-    """Whether the engine can compute several tokens after some that it has in its KV cache."""
     tensor_rank: int = 0
     """This rank's number among the stage's tensor-parallel ranks."""
 

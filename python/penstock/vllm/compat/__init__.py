@@ -7,6 +7,7 @@ file for each subject. vLLM is imported when it is needed, not with this package
 from __future__ import annotations
 
 from penstock.vllm.compat.adapters import adapter, name_adapters, watch_adapters
+from penstock.vllm.compat.backends import backend_names, check_kv_types, make_scales
 from penstock.vllm.compat.configuration import (
     CONNECTOR,
     engine_config,
@@ -80,12 +81,14 @@ __all__ = [
     "adapt_scheduler",
     "adapter",
     "attention_backends",
+    "backend_names",
     "block_bytes",
     "block_tables",
     "boundary_states",
     "cache_probe",
     "cache_salt",
     "check_block_hashing",
+    "check_kv_types",
     "check_version",
     "cuda_device",
     "current_stream",
@@ -106,6 +109,7 @@ __all__ = [
     "layer_index",
     "listed_layouts",
     "lookup_facts",
+    "make_scales",
     "model_extent",
     "name_adapters",
     "newly_allocated",

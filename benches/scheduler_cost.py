@@ -108,7 +108,7 @@ class Half:
         settings = Settings("memory://?size=2GiB", load_policy="always", lookup_timeout=10.0)
         model = ModelFacts("bench", (1, 1), (1, 1), {"kind": "bench"})
         agreement = Agreement(settings, model, (group,), lambda: b"")
-        facts = EngineFacts((group,), BLOCK, 8192, False, False, 0)
+        facts = EngineFacts((group,), BLOCK, 8192, False, 0)
         self.half = SchedulerHalf(settings, facts, agreement, NamedAdapters(), lambda _: None)
         share = RankShare(
             (0, 1, 0, 1),

@@ -104,7 +104,6 @@ class PlainEngine:
             HASH_TOKENS,
             64,
             False,
-            False,
             0,
             holds_blocks=holds_blocks,
             publishes_events=announces,

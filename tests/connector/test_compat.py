@@ -8,12 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.core.sched.output import (
     KVConnectorBlockState,
     NewRequestData,
     SchedulerOutput,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    UniformTypeKVCacheSpecs,
+)
 
 from penstock.errors import ConfigError
 from penstock.vllm import compat, scheduler_facts
@@ -135,8 +141,16 @@ UNIFORM, MIXED = (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float1
         (engine(drafts="draft_model", parallel=True), UNIFORM, "parallel drafting"),
         (engine(drafts="eagle", degree=1), UNIFORM, "a drafter over 1 tensor-parallel ranks of 2"),
         (engine(drafts="ngram", stages=2), UNIFORM, "over several pipeline stages"),
-        (engine(decode_ranks=2), UNIFORM, "decode context parallelism"),
-        (engine(prefill_ranks=2), UNIFORM, "prefill context parallelism"),
+        (
+            engine(decode_ranks=2),
+            UNIFORM,
+            r"decode context parallelism, .* only some of a block's tokens .* Switch it off",
+        ),
+        (
+            engine(prefill_ranks=2),
+            UNIFORM,
+            r"prefill context parallelism, .* \(--prefill-context-parallel-size 1 has them all\)",
+        ),
         (engine(own_scales=True), UNIFORM, "KV scales calculated at run time"),
     ],
 )
@@ -166,6 +180,61 @@ def test_blocks_are_held_where_vllm_zeroes_them_early() -> None:
     assert compat.zeroes_early(engine(v2=True), caches(*MIXED))
     assert not compat.zeroes_early(engine(v2=True), caches(*UNIFORM))
     assert not compat.zeroes_early(engine(), caches(*MIXED))
+
+
+def test_layers_of_a_group_are_alike_or_refused() -> None:
+    def group(*dtypes: torch.dtype) -> KVCacheConfig:
+        config = caches(*dtypes)
+        specs = {each.layer_names[0]: each.kv_cache_spec for each in config.kv_cache_groups}
+        both = UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs=specs)
+        config.kv_cache_groups = [KVCacheGroupSpec(list(specs), both)]
+        return config
+
+    (found,) = compat.transfer_groups(engine(), group(*UNIFORM))
+    assert (found.dtype, len(found.layer_names)) == ("torch.bfloat16", 2)
+    with pytest.raises(ConfigError, match="their pages differ in size or type: leave out"):
+        compat.transfer_groups(engine(), group(torch.bfloat16, torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("model", "kv_type", "is_read"),
+    [
+        (torch.float32, "auto", True),
+        (torch.bfloat16, "fp8", True),
+        (torch.bfloat16, "fp8_e4m3", True),
+        (torch.bfloat16, "fp8_e5m2", True),
+        # The model's own type, by its name.
+        (torch.bfloat16, "bfloat16", True),
+        (torch.float16, "float16", True),
+        (torch.float32, "bfloat16", False),
+        (torch.float32, "float16", False),
+        (torch.float16, "bfloat16", False),
+        (torch.bfloat16, "fp8_per_token_head", False),
+        (torch.bfloat16, "int8_per_token_head", False),
+        (torch.bfloat16, "int4_per_token_head", False),
+        (torch.bfloat16, "nvfp4", False),
+        (torch.bfloat16, "turboquant_k8v4", False),
+    ],
+)
+def test_types_that_no_kernel_for_cpus_reads_are_refused(
+    model: torch.dtype, kv_type: str, is_read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = SimpleNamespace(kv_cache_dtype=kv_type, get_attn_backend=lambda: CPUAttentionBackend)
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(dtype=model),
+        compilation_config=SimpleNamespace(static_forward_context={"here": layer}),
+    )
+    # A layer of another rank is that rank's.
+    names = ["here", "elsewhere"]
+    if is_read:
+        compat.check_kv_types(config, names)
+        return
+    own = str(model).removeprefix("torch.")
+    with pytest.raises(ConfigError, match=f"CPU_ATTN .* only, where auto is the model's {own}"):
+        compat.check_kv_types(config, names)
+    # vLLM asks the backends for GPUs itself.
+    monkeypatch.setattr(compat.backends, "is_cpu", lambda: False)
+    compat.check_kv_types(config, names)
 
 
 @pytest.mark.parametrize(

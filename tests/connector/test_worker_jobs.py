@@ -108,10 +108,8 @@ def test_of_one_group_what_is_missing_and_all_after_it_is_computed(rank: Rank) -
     assert counted == {"loads": 1, "loaded_bytes": BLOCK_BYTES, "load_failed_blocks": 2}
 
 
-@pytest.mark.parametrize("single", [False, True])
-def test_where_a_load_counts_as_a_whole_it_has_failed_as_a_whole(single: bool) -> None:
-    groups, facts = ((FULL,), {"continues_prefixes": False}) if single else ((FULL, WINDOW), {})
-    rank = Rank(IN_MEMORY, groups, **facts)
+def test_of_several_groups_a_load_has_failed_as_a_whole() -> None:
+    rank = Rank(IN_MEMORY, (FULL, WINDOW))
     rank.run(stores=[job(1, blocks((0, 0)))])
     report = rank.run(loads=[job(2, blocks((0, 10), (9, 11)))])
     assert report.unloaded == {2: {0, 1}}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import importlib
 import itertools
 import json
 import os
@@ -78,7 +79,8 @@ def new_process(
 class Node:
     """An engine process. Use as a context manager; leaving it ends the process.
 
-    `launch` starts the process: :func:`new_process`, or :class:`tests.e2e.forks.Fork`.
+    `launch` starts the process: :func:`new_process`, or :class:`tests.e2e.forks.Fork`. `prepare`
+    names what the process calls before it starts the engine, as ``module:function``.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Node:
         settings: dict[str, Any] | None = None,
         role: str = "kv_both",
         env: dict[str, str] | None = None,
+        prepare: str | None = None,
         launch: Callable[..., subprocess.Popen[bytes] | Fork] = new_process,
         **engine_args: Any,
     ) -> None:
@@ -121,6 +124,8 @@ class Node:
                 "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": extra,
             }
+        if prepare is not None:
+            args["prepare"] = prepare
         self.log = log
         environ = os.environ | {"HF_HUB_OFFLINE": "1"} | (env or {})
         # Left alone, vLLM computes with another number of threads when there is a connector, and
@@ -293,6 +298,9 @@ async def _serve(args: dict[str, Any]) -> None:
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    if prepare := args.pop("prepare", None):
+        module, _, function = prepare.partition(":")
+        getattr(importlib.import_module(module), function)()
     if transfer := args.pop("kv_transfer_config", None):
         args["kv_transfer_config"] = KVTransferConfig(**transfer)
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**args))

@@ -7,15 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e import models
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Node
+from tests.e2e.node import Node, StartError
 
 pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.parametrize(
     ("dtype", "kv_cache_dtype"),
-    [("bfloat16", "auto"), ("float16", "auto"), ("bfloat16", "fp8_e4m3"), ("bfloat16", "fp8_e5m2")],
+    [
+        ("bfloat16", "auto"),
+        ("float16", "auto"),
+        ("bfloat16", "bfloat16"),
+        ("bfloat16", "fp8_e4m3"),
+        ("bfloat16", "fp8_e5m2"),
+    ],
 )
 def test_a_loaded_prompt_is_vllms_own_hit(
     dtype: str, kv_cache_dtype: str, llama: Path, start: Callable[..., Node], tmp_path: Path
@@ -35,3 +42,42 @@ def test_a_loaded_prompt_is_vllms_own_hit(
     # Of another type, nothing is found.
     with start(llama, pool=pool, dtype="float32") as other:
         assert other.ask(prompts[0]).cached == 0
+
+
+def test_groups_may_differ_in_type(start: Callable[..., Node], tmp_path: Path) -> None:
+    gemma = models.gemma2(tmp_path / "model")
+    options = {
+        "pool": f"file://{tmp_path}/pool?size=1GiB",
+        "dtype": "bfloat16",
+        "kv_cache_dtype": "fp8_e4m3",
+        "kv_cache_dtype_skip_layers": ["sliding_window"],
+    }
+    prompts = [tokens(5 * BLOCK + 11 * number, seed=730 + number) for number in range(3)]
+    with start(gemma, **options) as first:
+        for prompt in prompts:
+            first.ask(prompt)
+        own = [first.ask(prompt) for prompt in prompts]
+        # vLLM makes three groups of these layers.
+        first.wait_for("stored_blocks", 3 * len(prompts) * 5)
+        assert first.counters().get("loaded_tokens", 0) == 0
+    with start(gemma, **options) as second:
+        loaded = [second.ask(prompt) for prompt in prompts]
+        assert second.counters()["loaded_tokens"] == (4 + 5 + 5) * BLOCK
+    assert [answer.cached for answer in own] == [4 * BLOCK, 5 * BLOCK, 5 * BLOCK]
+    assert [answer.text for answer in loaded] == [answer.text for answer in own]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_cache_dtype"),
+    [("float32", "bfloat16"), ("bfloat16", "int8_per_token_head"), ("bfloat16", "nvfp4")],
+)
+def test_types_that_vllm_takes_and_its_kernels_misread_are_refused(
+    dtype: str, kv_cache_dtype: str, llama: Path, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    with pytest.raises(StartError, match=f"--kv-cache-dtype {kv_cache_dtype}: .* CPU_ATTN .* only"):
+        start(
+            llama,
+            pool=f"file://{tmp_path}/pool?size=1GiB",
+            dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
+        )

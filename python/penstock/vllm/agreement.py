@@ -27,7 +27,7 @@ meaning."""
 _EQUAL_SHARES = ("num_blocks", "layers_per_object", "host_blocks")
 """Values of a rank that must be equal on all ranks."""
 
-_EQUAL = ("page_tokens", "interior", "content_bytes")
+_EQUAL = ("page_tokens", "interior", "content_bytes", "packed_by")
 """Values of a group that must be equal on all ranks that hold a part of it."""
 
 
@@ -214,6 +214,11 @@ class Agreement:
             "group": {"index": group.index, "kind": group.kind, "window": group.window},
             **({} if group.state is None else {"state": dataclasses.asdict(group.state)}),
             **({} if group.draft is None else {"draft": self._model.draft}),
+            **(
+                {}
+                if group.packing is None
+                else {"packing": {**dataclasses.asdict(group.packing), "by": share.packed_by}}
+            ),
             "block_size": group.block_size,
             "hash_seed": self._hash_seed().hex(),
             "page_tokens": share.page_tokens,

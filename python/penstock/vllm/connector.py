@@ -121,6 +121,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Called once, with every layer's view of the KV cache."""
+        compat.make_scales(self._vllm_config, kv_caches)
         self.worker.register(kv_memory(self._facts.groups, self._facts.layers, kv_caches))
 
     def get_handshake_metadata(self) -> Share | None:

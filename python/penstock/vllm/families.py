@@ -84,7 +84,7 @@ FAMILIES = (
         "MLA",
         "DeepSeek-V2 and V3",
         frozenset({"mla_attention"}),
-        "works; loads leave one token",
+        "works",
         _MLA,
         tried={"float32": _MLA, "TP": _MLA},
     ),

@@ -38,6 +38,24 @@ class Draft:
 
 
 @dataclass(frozen=True)
+class Packing:
+    """How a page is packed, where it is not each token's K and V side by side, head by head.
+
+    All that a page needs is in it, scales too. So its bytes are complete, whatever they mean.
+    """
+
+    mode: str
+    """vLLM's name for the quantization, like ``int8_per_token_head``."""
+    content_bytes: int
+    """Bytes of a token in one slot."""
+    slots: int | None
+    """The slots of a rank's page, if they are not to be taken for its KV heads. Then a page cannot
+    be cut by heads. None: slot and head are the same, and a slot needs no other."""
+    device: str
+    """The kind of device. Kernels of different kinds may pack in different orders."""
+
+
+@dataclass(frozen=True)
 class Group:
     """Layers that share one block table: a KV-cache group of vLLM, or a drafter's layers in it."""
 
@@ -56,26 +74,41 @@ class Group:
     """What the layers keep instead of each token's KV; None for attention."""
     draft: Draft | None = None
     """The drafter whose layers these are; None for the model's own."""
+    packing: Packing | None = None
+    """How the pages are packed; None if they are not."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a rank's part of a layer cannot be cut by heads."""
+        return self.state is not None or self._slots is not None
+
+    @property
+    def _slots(self) -> int | None:
+        return None if self.packing is None else self.packing.slots
 
     def extent(self, layers: int, heads: int, ranks: int) -> tuple[int, int]:
         """Layers and heads that the group's objects are named by, in a model of so many layers, KV
-        heads and tensor-parallel ranks. Each rank's part of a state counts as a head: no other
-        degree has such a part."""
+        heads and tensor-parallel ranks. Each rank's part of a state counts as a head, and so does
+        each slot of a page that cannot be cut: no other degree has such parts."""
         if self.draft is not None:
-            return self.draft.layers, self.draft.heads
-        return layers, heads if self.state is None else ranks
+            layers, heads = self.draft.layers, self.draft.heads
+        if self.state is not None:
+            return layers, ranks
+        return layers, heads if self._slots is None else min(heads, ranks) * self._slots
 
     def heads_of_rank(self, heads: int, ranks: int, rank: int) -> tuple[int, int]:
         """The heads of the group that a tensor-parallel rank holds, as a half-open range, in a
         model of so many KV heads."""
-        return heads_of_rank(self.extent(0, heads, ranks)[1], ranks, rank)
+        unit = self._slots or 1
+        first, end = heads_of_rank(self.extent(0, heads, ranks)[1] // unit, ranks, rank)
+        return first * unit, end * unit
 
     def cut(self, layers: int | None, heads: int | None) -> tuple[int | None, int | None]:
         """Layers and heads of the group's objects, if those of the model's attention have so many.
         None stands for all that a rank has."""
         if self.draft is not None:
-            return None, None if heads is None else 1
-        return layers, None if self.state is not None else heads
+            layers, heads = None, None if heads is None else 1
+        return layers, None if self.is_whole else heads
 
 
 def heads_of_rank(heads: int, ranks: int, rank: int) -> tuple[int, int]:

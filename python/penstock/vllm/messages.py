@@ -140,7 +140,8 @@ class GroupShare:
 
     ``layers`` are indices in the whole model. ``block_bytes`` is the bytes of one block's KV in
     these layers. ``page_tokens`` is the tokens of one page as the attention backend sees it (its
-    kernel block). ``interior`` is the order of heads and tokens in stored objects.
+    kernel block). ``interior`` is the order of heads and tokens in stored objects. ``packed_by``
+    are the attention backends whose kernels pack the pages; none if pages are not packed.
     """
 
     layers: tuple[int, ...]
@@ -148,6 +149,7 @@ class GroupShare:
     page_tokens: int
     interior: str
     content_bytes: int
+    packed_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,6 @@ def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -
         hash_tokens=hash_tokens,
         tokens_per_step=compat.tokens_per_step(vllm_config),
         has_peers=vllm_config.parallel_config.data_parallel_size > 1,
-        leaves_one_token=not compat.continues_prefixes(vllm_config),
         null_block=compat.NULL_BLOCK,
         engine_id=str(transfer.engine_id),
         tensor_parallel=vllm_config.parallel_config.tensor_parallel_size,

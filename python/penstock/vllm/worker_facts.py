@@ -18,10 +18,18 @@ def worker_facts(vllm_config: Any, kv_cache_config: Any) -> WorkerFacts:
         ConfigError: the configuration has something that is not supported. The message says what,
             and what to do.
     """
+    groups = compat.transfer_groups(vllm_config, kv_cache_config)
+    for group in groups:
+        if group.state is None:
+            compat.check_kv_types(vllm_config, group.layer_names)
     layers, heads = compat.model_extent(vllm_config)
     rank = compat.tp_rank()
     return WorkerFacts(
-        groups=compat.transfer_groups(vllm_config, kv_cache_config),
+        groups=groups,
+        backends={
+            position: compat.backend_names(vllm_config, group.layer_names)
+            for position, group in enumerate(groups)
+        },
         num_blocks=kv_cache_config.num_blocks,
         layers=layers,
         heads=heads,
@@ -30,7 +38,6 @@ def worker_facts(vllm_config: Any, kv_cache_config: Any) -> WorkerFacts:
         tensor_rank=rank,
         tokens_per_step=compat.tokens_per_step(vllm_config),
         requests_per_step=compat.requests_per_step(vllm_config),
-        continues_prefixes=compat.continues_prefixes(vllm_config),
     )
 
 

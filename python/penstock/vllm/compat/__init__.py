@@ -7,6 +7,7 @@ file for each subject. vLLM is imported when it is needed, not with this package
 from __future__ import annotations
 
 from penstock.vllm.compat.adapters import adapter, name_adapters, watch_adapters
+from penstock.vllm.compat.backends import backend_names, check_kv_types, make_scales
 from penstock.vllm.compat.blocks import BlockPool
 from penstock.vllm.compat.configuration import (
     CONNECTOR,
@@ -67,7 +68,6 @@ from penstock.vllm.compat.requests import (
 )
 from penstock.vllm.compat.specs import (
     check_block_hashing,
-    continues_prefixes,
     has_layer_views,
     spec_kind,
     transfer_groups,
@@ -93,13 +93,14 @@ __all__ = [
     "adapter",
     "attends_in_each_layer",
     "attention_backends",
+    "backend_names",
     "block_bytes",
     "block_tables",
     "boundary_states",
     "cache_salt",
     "check_block_hashing",
+    "check_kv_types",
     "check_version",
-    "continues_prefixes",
     "cuda_device",
     "current_stream",
     "draft_layer_index",
@@ -123,6 +124,7 @@ __all__ = [
     "layer_index",
     "listed_layouts",
     "lookup_facts",
+    "make_scales",
     "model_extent",
     "name_adapters",
     "newly_allocated",

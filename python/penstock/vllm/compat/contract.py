@@ -185,6 +185,28 @@ USES = (
     Use("vllm.v1.attention.backends.registry", "MambaAttentionBackendEnum"),
     Use("vllm.config.speculative", "SpeculativeConfig.uses_draft_model", ()),
     Use("vllm.config.speculative", "SpeculativeConfig.use_eagle", ()),
+    *(
+        Use(_CACHE, f"AttentionSpec.{name}")
+        for name in (
+            "kv_quant_mode",
+            "num_head_slots",
+            "num_heads",
+            "state_content_bytes",
+            "state_content_size_bytes",
+            "tokens_per_state",
+        )
+    ),
+    Use(_CACHE, "KVQuantMode.is_per_token_head"),
+    Use(
+        "vllm.v1.attention.backend", "AttentionBackend.supports_kv_cache_dtype", ("kv_cache_dtype",)
+    ),
+    Use("vllm.v1.attention.backend", "AttentionBackend.supported_kv_cache_dtypes"),
+    Use("vllm.v1.attention.backend", "AttentionBackend.get_name", ()),
+    Use(
+        "vllm.v1.attention.backends.triton_attn",
+        "TritonAttentionImpl._ensure_scale_caches",
+        ("kv_cache",),
+    ),
     Use(
         "vllm.v1.attention.backends.cpu_attn",
         "_get_attn_isa",

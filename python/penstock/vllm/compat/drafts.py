@@ -71,7 +71,8 @@ def parts(vllm_config: Any, kv_cache_config: Any, index: int) -> Iterator[tuple[
     vLLM puts a drafter's layers into groups with the model's own, if their blocks are as long."""
     group = kv_cache_config.kv_cache_groups[index]
     if not has_draft_layers(vllm_config):
-        yield group, None
+        spec = _common_spec(group.kv_cache_spec, group.layer_names)
+        yield dataclasses.replace(group, kv_cache_spec=spec), None
         return
     layers = int(vllm_config.model_config.get_total_num_hidden_layers())
     model = vllm_config.speculative_config.draft_model_config

@@ -7,11 +7,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
-from penstock.vllm.compat.devices import is_cpu
 from penstock.vllm.compat.drafts import parts, speculation_problems
 from penstock.vllm.compat.states import named, state_of
 from penstock.vllm.compat.versions import installed
-from penstock.vllm.groups import Group, Groups
+from penstock.vllm.groups import Group, Groups, Packing
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -53,14 +52,21 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
                 layer_names=tuple(group.layer_names),
                 state=state,
                 draft=draft,
+                packing=_packing(spec) if state is None else None,
             )
         )
     if not groups:
         raise ConfigError("vLLM finds none of the model's KV cache by prefix: nothing to pool")
     parallel = vllm_config.parallel_config
     problems = {
-        "decode context parallelism": parallel.decode_context_parallel_size > 1,
-        "prefill context parallelism": parallel.prefill_context_parallel_size > 1,
+        "decode context parallelism, where a rank has only some of a block's tokens "
+        "(--decode-context-parallel-size 1 has them all)": (
+            parallel.decode_context_parallel_size > 1
+        ),
+        "prefill context parallelism, where a rank has only some of a block's tokens "
+        "(--prefill-context-parallel-size 1 has them all)": (
+            parallel.prefill_context_parallel_size > 1
+        ),
         "KV scales calculated at run time": bool(
             getattr(vllm_config.cache_config, "calculate_kv_scales", False)
         ),
@@ -96,6 +102,12 @@ def _check_kind(group: Any) -> None:
         "mamba": kv_cache_interface.MambaSpec,
     }
     spec = group.kv_cache_spec
+    if hasattr(spec, "kv_cache_specs"):
+        raise ConfigError(
+            f"the model's layers {named(group)} share blocks, but their pages differ in size or "
+            "type: leave out --kv-cache-dtype-skip-layers if it is given, or serve this model "
+            "without Penstock"
+        )
     kind = spec_kind(spec)
     # Exactly these classes, because a derived class may keep more state.
     if type(spec) is not known.get(kind):
@@ -108,14 +120,34 @@ def _check_kind(group: Any) -> None:
 
 def _check_attention(group: Any) -> None:
     spec = group.kv_cache_spec
+    role = getattr(spec, "cache_role", None)
     problems = {
-        "compressed KV states": spec.tokens_per_state != 1,
-        "padded KV pages": spec.page_size_padded is not None,
-        "packed heads": spec.num_head_slots is not None or spec.state_content_bytes is not None,
-        "per-token KV quantization": spec.kv_quant_mode.value not in (0, 1),
+        # A page has fewer rows than its block has tokens.
+        "several tokens in one state of the KV cache": spec.tokens_per_state != 1,
+        "indexes of sparse attention": role is not None and role.name == "INDEXER",
         "windows longer than the sliding one": bool(getattr(spec, "extra_retained_tokens", 0)),
     }
     _refuse(name for name, present in problems.items() if present)
+
+
+def _packing(spec: Any) -> Packing | None:
+    """How pages of this kind are packed. Padding after a page is no part of it."""
+    from vllm.platforms import current_platform
+
+    mode = spec.kv_quant_mode
+    has_own_size = spec.num_head_slots is not None or spec.state_content_bytes is not None
+    if not has_own_size and mode.name in ("NONE", "FP8_PER_TENSOR"):
+        return None
+    # With a scale for each token and head, vLLM puts K, its scale, V and its scale side by side.
+    # Of all else it is not known whether a slot can be read without the others.
+    is_cut = mode.is_per_token_head and spec.num_head_slots is None
+    capability = current_platform.get_device_capability()
+    return Packing(
+        mode=str(mode.name).lower(),
+        content_bytes=int(spec.state_content_size_bytes),
+        slots=None if is_cut else int(spec.num_heads),
+        device=f"{current_platform.device_type} {capability or ''}".strip(),
+    )
 
 
 def _refuse(problems: Iterable[str]) -> None:
@@ -123,15 +155,6 @@ def _refuse(problems: Iterable[str]) -> None:
         raise ConfigError(
             f"not supported yet: {', '.join(found)}. Switch it off, or serve without Penstock"
         )
-
-
-def continues_prefixes(vllm_config: Any) -> bool:
-    """Whether the engine can compute several tokens after some that are in its KV cache.
-
-    vLLM's CPU kernels for MLA cannot, so vLLM switches its prefix cache off there. A load must then
-    leave exactly one token to compute, as in decoding.
-    """
-    return not (vllm_config.model_config.use_mla and is_cpu())
 
 
 def check_block_hashing(algorithm: str) -> None:

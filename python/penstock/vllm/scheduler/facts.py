@@ -24,9 +24,6 @@ class EngineFacts:
     """Tokens that a step computes at most."""
     has_peers: bool
     """Whether other engines compute in step with this one, and would wait for it."""
-    leaves_one_token: bool
-    """Whether a load must leave exactly one token to compute, because the engine cannot compute
-    several tokens after some that are in its KV cache."""
     null_block: int
     """The id in a block table for a block that is not needed any more."""
     engine_id: str = ""

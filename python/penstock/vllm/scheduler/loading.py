@@ -12,7 +12,7 @@ that meets three conditions:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from penstock._native import Choice, Reach
 from penstock.vllm.scheduler.common import Common
@@ -132,22 +132,16 @@ class Loading:
             tracked.advice = advice
         return advice.choice
 
-    def _weigh(self, tracked: Tracked, first: int, reaches: Iterable[Reach]) -> Choice | None:
-        tokens = tracked.request.num_tokens
-        possible = [
-            reach
-            for reach in reaches
-            if not (self._common.facts.leaves_one_token and reach.end != tokens - 1)
-        ]
-        if not possible:
+    def _weigh(self, tracked: Tracked, first: int, reaches: Sequence[Reach]) -> Choice | None:
+        if not reaches:
             return None
         # A trial of recomputing would do another engine's work again, in front of answers that
         # this engine computes.
         may_check = not tracked.is_declined and not tracked.is_taken_over
         choice = self._common.advisor.advise(
-            first, possible, tokens, tracked.policy, may_check=may_check
+            first, reaches, tracked.request.num_tokens, tracked.policy, may_check=may_check
         )
-        self._probing.decline(tracked, choice.end, possible[-1].end)
+        self._probing.decline(tracked, choice.end, reaches[-1].end)
         return choice if choice.end > first else None
 
     def begin(self, tracked: Tracked, tables: BlockTables, tokens: int) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.vllm.adapters import Adapter
 from penstock.vllm.groups import Group, Groups, heads_of_rank, replica_of_rank
@@ -33,10 +33,10 @@ class WorkerFacts:
     """The most tokens that a step computes."""
     requests_per_step: int
     """The most requests that a step computes."""
-    continues_prefixes: bool = True
-    """Whether the engine can compute several tokens after some that it has in its KV cache."""
     tensor_rank: int = 0
     """This rank's number among the stage's tensor-parallel ranks."""
+    backends: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """By a group's position: vLLM's names for the attention backends of its layers here."""
 
     @property
     def own_heads(self) -> tuple[int, int]:

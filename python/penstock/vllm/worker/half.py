@@ -55,7 +55,7 @@ class WorkerHalf:
         self._jobs = Jobs(
             registered.engine,
             self._counters,
-            whole_loads=len(self._facts.groups) > 1 or not self._facts.continues_prefixes,
+            whole_loads=len(self._facts.groups) > 1,
             agrees=self._services.agrees,
         )
 

@@ -79,11 +79,14 @@ def register(
     geometry = _geometry(settings, facts, layer_bytes)
     if geometry.interior is not None:
         descriptors = {
-            position: descriptor.with_interior(geometry.interior)
+            # Of a page that cannot be cut, slots and tokens mean nothing to another interior.
+            position: descriptor
+            if facts.groups[position].is_whole
+            else descriptor.with_interior(geometry.interior)
             for position, descriptor in descriptors.items()
         }
     held = {
-        position: _Held.of(facts, facts.groups[position], descriptor, stages[position], geometry)
+        position: _Held.of(facts, position, descriptor, stages[position], geometry)
         for position, descriptor in descriptors.items()
     }
     blocks, slots = _host_slots(settings, facts, stage, layer_bytes, geometry)
@@ -126,16 +129,19 @@ class _Held:
     """Number of the attention backend's pages in one of vLLM's blocks."""
     spans: Sequence[Span]
     """The objects that make up a block."""
+    packed_by: tuple[str, ...]
+    """The attention backends that pack the pages; none if pages are not packed."""
 
     @classmethod
     def of(
         cls,
         facts: WorkerFacts,
-        group: Group,
+        position: int,
         descriptor: Descriptor,
         stage: tuple[int, int],
         geometry: Geometry,
     ) -> _Held:
+        group = facts.groups[position]
         heads = facts.heads_of(group)
         pages, rest = divmod(descriptor.blocks, facts.num_blocks)
         # A page has one state, however many tokens have left it.
@@ -152,7 +158,8 @@ class _Held:
         )
         own = [span for span in spans if descriptor.block_bytes(span)]
         _log_group(group, descriptor, pages, len(own))
-        return cls(descriptor, pages, own)
+        packed_by = () if group.packing is None else facts.backends.get(position, ())
+        return cls(descriptor, pages, own, packed_by)
 
     @property
     def largest_object(self) -> int:
@@ -165,6 +172,7 @@ class _Held:
             page_tokens=self.descriptor.tokens,
             interior=self.descriptor.interior,
             content_bytes=self.descriptor.content_bytes,
+            packed_by=self.packed_by,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,13 +69,14 @@ def test_what_is_not_supported_is_refused_in_words() -> None:
     from penstock.vllm import compat
 
     def refused(spec: Any, message: str) -> None:
+        names = getattr(spec, "kv_cache_specs", ("model.layers.0.mixer",))
         config = KVCacheConfig(
             num_blocks=8,
             kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["model.layers.0.mixer"], spec)],
+            kv_cache_groups=[KVCacheGroupSpec(list(names), spec)],
         )
         with pytest.raises(ConfigError, match=message):
-            compat.transfer_groups(None, config)
+            compat.transfer_groups(SimpleNamespace(speculative_config=None), config)
 
     state: dict[str, Any] = {
         "block_size": BLOCK,
@@ -97,10 +99,11 @@ def test_what_is_not_supported_is_refused_in_words() -> None:
     refused(sinks, r"kind SinkFullAttentionSpec; ")
     latent = kv_cache_interface.MLAAttentionSpec(block_size=BLOCK, **heads | {"num_kv_heads": 1})
     # As vLLM shows it to workers, which have both in one group.
-    sparse = kv_cache_interface.UniformTypeKVCacheSpecs.from_specs(
-        {"latent": latent, "index": dataclasses.replace(latent, head_size=128)}
-    )
-    refused(sparse, r"kind UniformTypeKVCacheSpecs; ")
+    role = kv_cache_interface.SparseCacheRole.INDEXER
+    index = dataclasses.replace(latent, head_size=128, cache_role=role)
+    specs = {"model.layers.0.mixer": latent, "model.layers.1.mixer": index}
+    sparse = kv_cache_interface.UniformTypeKVCacheSpecs.from_specs(specs)
+    refused(sparse, r"indexes of sparse attention\. .* without Penstock")
 
     class Newer(kv_cache_interface.FullAttentionSpec):  # type: ignore[misc]
         """What a later vLLM may keep beside KV."""

@@ -40,9 +40,10 @@ def drops_last_block(vllm_config: Any) -> bool:
 
 def speculation_problems(vllm_config: Any) -> dict[str, bool]:
     """What is not supported of speculative decoding, each with whether it is present."""
-    speculation, parallel = vllm_config.speculative_config, vllm_config.parallel_config
+    speculation = vllm_config.speculative_config
     if speculation is None:
         return {}
+    parallel = vllm_config.parallel_config
     drafts, method = has_draft_layers(vllm_config), speculation.method
     carries = installed().CARRIES_DRAFTS
     degree = speculation.draft_tensor_parallel_size

@@ -41,7 +41,7 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
         keeps_state = kind == "mamba"
         state = state_of(group, kv_cache_config) if keeps_state else None
         if state is None:
-            _check_attention(group)
+            _check_attention(spec)
         groups.append(
             Group(
                 index=index,
@@ -103,6 +103,8 @@ def _check_kind(group: Any) -> None:
     }
     spec = group.kv_cache_spec
     if hasattr(spec, "kv_cache_specs"):
+        for each in spec.kv_cache_specs.values():
+            _check_attention(each)
         raise ConfigError(
             f"the model's layers {named(group)} share blocks, but their pages differ in size or "
             "type: leave out --kv-cache-dtype-skip-layers if it is given, or serve this model "
@@ -118,8 +120,7 @@ def _check_kind(group: Any) -> None:
         )
 
 
-def _check_attention(group: Any) -> None:
-    spec = group.kv_cache_spec
+def _check_attention(spec: Any) -> None:
     role = getattr(spec, "cache_role", None)
     problems = {
         # A page has fewer rows than its block has tokens.

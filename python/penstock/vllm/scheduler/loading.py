@@ -77,12 +77,12 @@ class Loading:
         return tokens
 
     def _match(self, tracked: Tracked, first: int) -> int | None:
-        request = tracked.request
+        request, last = tracked.request, self._common.last(tracked)
         if (
             request.skip_reading_prefix_cache
             or tracked.is_failed
             or not self._common.role.loads
-            or self._common.last(tracked) <= first
+            or last <= first
         ):
             return 0
         if not self._common.is_shared(request):
@@ -93,12 +93,12 @@ class Loading:
         if self._handover.awaits(tracked, first):
             return None
         if self._lookups.is_under_way(tracked):
-            if self._awaits(tracked, first):
+            if self._awaits(tracked, first, last):
                 return None
             self._probing.note_unawaited(tracked, first)
         else:
             self._probing.forget(tracked)
-        choice = self.advise(tracked, first)
+        choice = self._advise(tracked, first, last)
         if choice is None:
             return 0
         if self._catalogue.is_loading(tracked.id, first, choice.end):
@@ -107,12 +107,12 @@ class Loading:
         tracked.offer = Offer(first, choice)
         return choice.end - first
 
-    def _awaits(self, tracked: Tracked, first: int) -> bool:
+    def _awaits(self, tracked: Tracked, first: int, last: int) -> bool:
         """Whether a request that could be computed from the token `first` waits for its look-up."""
         if tracked.awaits is None:
             tracked.awaits = self._common.advisor.awaits_lookup(
                 first,
-                self._catalogue.whole(tracked.id, first, self._common.last(tracked)),
+                self._catalogue.whole(tracked.id, first, last),
                 tracked.request.num_tokens,
                 self._lookups.latency,
                 tracked.policy,
@@ -125,7 +125,10 @@ class Loading:
         The engine asks in each step until it has room. The answer stays the same while nothing
         changes.
         """
-        reaches = tuple(self._catalogue.reaches(tracked.id, first, self._common.last(tracked)))
+        return self._advise(tracked, first, self._common.last(tracked))
+
+    def _advise(self, tracked: Tracked, first: int, last: int) -> Choice | None:
+        reaches = tuple(self._catalogue.reaches(tracked.id, first, last))
         advice = tracked.advice
         if advice is None or (advice.first, advice.reaches) != (first, reaches):
             advice = Advice(first, reaches, self._weigh(tracked, first, reaches))

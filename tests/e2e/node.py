@@ -195,6 +195,7 @@ class Node:
         adapter: Adapter | None = None,
         trace_headers: dict[str, str] | None = None,
         params: dict[str, Any] | None = None,
+        priority: int = 0,
         **sampling: Any,
     ) -> int:
         """Starts a request; returns its number for `answer` and `abort`. `params` are its
@@ -208,6 +209,7 @@ class Node:
             salt={} if cache_salt is None else {"cache_salt": cache_salt},
             adapter=adapter and dataclasses.asdict(adapter),
             trace_headers=trace_headers,
+            priority=priority,
             sampling=sampling,
         )
 
@@ -314,6 +316,7 @@ async def _serve(args: dict[str, Any]) -> None:
             str(number),
             lora_request=request["adapter"] and LoRARequest(**request["adapter"]),
             trace_headers=request["trace_headers"],
+            priority=request["priority"],
         ):
             final = output
         assert final is not None

@@ -64,8 +64,8 @@ class Engines:
             self.started += 1
             self._options = options
             log = self._folder / f"engine-{self.started}.log"
-            every = {**self.family.engine, **self.pool.options(), **options}
-            self._node = Node(self._model, log, launch=Fork, **every)
+            every = {"launch": Fork, **self.family.engine, **self.pool.options(), **options}
+            self._node = Node(self._model, log, **every)
             self._node.wait_ready()
         return self._node
 

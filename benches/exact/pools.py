@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.node import new_process
 from tests.servers import Server
 
 from benches.connectors import Connector, LMCache, Mooncake
@@ -142,6 +143,8 @@ class Peer(Pool):
         return {
             "kv_transfer_config": self._connector.transfer(),
             "env": self._connector.environment(),
+            # Their threads and libraries need not stand a fork.
+            "launch": new_process,
         }
 
     def stop(self) -> None:

@@ -127,6 +127,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
                 f"{row['hits_differ']} of {row['hits']}",
                 f"{row['rejected_differ']} of {row['rejected']}",
                 f"{row['computed_differ']} of {row['computed']}",
+                str(row.get("unanswered", 0)),
                 f"{seen} {evidence.replace('_', ' ').removeprefix('num ')}"
                 if seen
                 else "**did not happen**",
@@ -141,6 +142,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             "hits that differ",
             "rejected loads",
             "computed",
+            "no answer",
             "seen",
             "failure",
         ],

@@ -60,6 +60,12 @@ def test_what_was_not_loaded_is_no_hit() -> None:
     assert (refused["hits"], refused["rejected"], refused["rejected_differ"]) == (0, 1, 0)
 
 
+def test_a_request_that_ends_with_an_error_has_no_answer() -> None:
+    error = Answer((), (), 128, "error", 0.0)
+    counts = found(Looked((1,) * 200, error, loaded=128, failed=0))
+    assert (counts["unanswered"], counts["hits"], counts["hits_differ"]) == (1, 0, 0)
+
+
 def test_parts_of_a_root_are_of_all_lengths() -> None:
     one = cell()
     block = one.family.block

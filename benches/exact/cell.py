@@ -171,9 +171,14 @@ def compare(cell: Cell, reference: Reference) -> dict[str, Any]:
     examples: list[dict[str, Any]] = []
     for each in cell.looked:
         prompt, cached = list(each.prompt), each.answer.cached
+        if not each.answer.tokens:
+            # What vLLM does by default with a request whose load fails: it ends with an error.
+            counts["unanswered"] += 1
+            continue
         kind = "rejected" if each.failed else "hits" if each.loaded else "computed"
         counts[kind] += 1
-        lengths[cached] += kind == "hits"
+        if kind == "hits":
+            lengths[cached] += 1
         length = cached - cached % cell.family.block
         counts["no_own_hit"] += length != cached
         own = reference.own_hit(prompt, length)
@@ -201,6 +206,7 @@ def compare(cell: Cell, reference: Reference) -> dict[str, Any]:
                 }
             )
     wanted = ("hits", "hits_differ", "rejected", "rejected_differ", "computed", "computed_differ")
+    wanted += ("unanswered",)
     return {
         **{name: counts[name] for name in wanted},
         **{name: count for name, count in sorted(counts.items()) if name not in wanted},

@@ -100,7 +100,7 @@ def column(
         with engines(family, model, pool, own, room) as started:
             for fault in chosen:
                 cell = Cell(started, args.hits, args.seconds)
-                row = {"family": name, "pool": pool, "fault": fault}
+                row = {"family": name, "pool": pool, "fault": fault, "goal": args.hits}
                 rows.append(row | fill(cell, fault, reference))
                 progress(line(rows[-1]))
     return rows
@@ -186,7 +186,7 @@ def main() -> None:
     if args.add and args.json is None:
         parser.error("--add needs --json: to which file?")
     rows = measure(args)
-    result = {"hits": args.hits, "answer_tokens": ANSWER_TOKENS, "root_blocks": ROOT_BLOCKS}
+    result = {"answer_tokens": ANSWER_TOKENS, "root_blocks": ROOT_BLOCKS}
     result |= added(args, rows)
     report.finish(args, table(result["rows"]), result)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-import re
 import tempfile
 import time
 from collections.abc import Sequence
@@ -159,12 +158,6 @@ def pooled(
         }
 
 
-def cause(log: str) -> str:
-    """The first error of a log's end: those behind it follow from it."""
-    found = re.findall(r"(?:[A-Z]\w*)?(?:Error|Exception|Refused): .*", log)
-    return str(found[0]) if found else log.strip().splitlines()[-1]
-
-
 def cold(model: Trained, dtype: str, asked: Asked, turns: Sequence[Turn], folder: Path) -> Outcome:
     """vLLM alone, which computes every prompt."""
     log = folder / f"{model.facts['recipe']['kind']}-{dtype}-cold.log"
@@ -223,7 +216,7 @@ def measure(model: Trained, asked: Asked, args: argparse.Namespace) -> list[dict
                 try:
                     found, loads = pooled(model, dtype, layout, asked, Path(name))
                 except StartError as error:
-                    rows.append(row | {"failure": cause(str(error))})
+                    rows.append(row | {"failure": report.cause(str(error))})
                     progress(f"  {rows[-1]['failure']}")
                     continue
                 led = found[OWN].turns

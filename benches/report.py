@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 from collections.abc import Sequence
@@ -43,6 +44,12 @@ def begin(parser: argparse.ArgumentParser, **more: Any) -> argparse.Namespace:
 def progress(text: str) -> None:
     """Prints a line to standard error."""
     print(text, file=sys.stderr, flush=True)
+
+
+def cause(log: str) -> str:
+    """The first error of a log's end: those behind it follow from it."""
+    found = re.findall(r"(?:[A-Z]\w*)?(?:Error|Exception|Refused): .*", log)
+    return str(found[0]) if found else log.strip().splitlines()[-1]
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

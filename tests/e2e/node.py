@@ -202,6 +202,7 @@ class Node:
         params: dict[str, Any] | None = None,
         images: Sequence[int] = (),
         image_names: Sequence[str] = (),
+        priority: int = 0,
         **sampling: Any,
     ) -> int:
         """Starts a request; returns its number for `answer` and `abort`. `params` are its
@@ -218,6 +219,7 @@ class Node:
             image_names=list(image_names),
             adapter=adapter and dataclasses.asdict(adapter),
             trace_headers=trace_headers,
+            priority=priority,
             sampling=sampling,
         )
 
@@ -327,6 +329,7 @@ async def _serve(args: dict[str, Any]) -> None:
             str(number),
             lora_request=request["adapter"] and LoRARequest(**request["adapter"]),
             trace_headers=request["trace_headers"],
+            priority=request["priority"],
         ):
             final = output
         assert final is not None

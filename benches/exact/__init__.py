@@ -1,0 +1,1 @@
+"""What `benches.exactness` is made of: families of models, pools, faults, and the reference."""

@@ -1,0 +1,89 @@
+"""The families of models, small and with random weights, and how vLLM's CPU build serves them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.e2e import models
+from tests.e2e.hybrids import HYBRIDS
+
+ROOT_BLOCKS = 4
+"""Whole blocks of a stored prompt."""
+LONGEST = ROOT_BLOCKS + 2
+"""Blocks of the longest prompt with its answer."""
+PHRASE = 23
+"""Tokens of a phrase that comes again, where n-grams are to be found."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of model, or a way to serve it."""
+
+    make: Callable[[Path], Path]
+    block: int
+    """Tokens of a block."""
+    root_bytes: int
+    """About what a pool holds of a prompt of `ROOT_BLOCKS`."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of its engines."""
+    few_blocks: int = 20
+    """Blocks of a KV cache in which a few requests do not fit together."""
+    repeats: bool = False
+    """Whether prompts are phrases that come again."""
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """Options of its engines. A step is a block, so every prompt is computed in the same
+        pieces, whether it begins at a hit or at its start. Kernels round by the size of a piece."""
+        return {
+            "block_size": self.block,
+            "max_num_batched_tokens": self.block,
+            "max_model_len": LONGEST * self.block,
+            **self.options,
+        }
+
+    @property
+    def tight(self) -> dict[str, Any]:
+        """Options, beside, of an engine that has to preempt."""
+        return {"num_gpu_blocks_override": self.few_blocks, "scheduling_policy": "priority"}
+
+    def tokens(self, count: int, seed: str) -> list[int]:
+        """So many tokens of a prompt, the same for the same seed."""
+        rng = random.Random(seed)
+        drawn = [rng.randrange(3, models.VOCABULARY) for _ in range(count)]
+        if self.repeats:
+            drawn = (drawn[:PHRASE] * (count // PHRASE + 1))[:count]
+        return drawn
+
+
+def _hybrid(name: str, root_bytes: int, few_blocks: int = 20) -> Family:
+    hybrid = HYBRIDS[name]
+    options = {key: value for key, value in hybrid.engine.items() if key != "block_size"}
+    return Family(hybrid.saved, hybrid.block, root_bytes, options, few_blocks)
+
+
+_NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": 3,
+    "prompt_lookup_max": 3,
+    "prompt_lookup_min": 1,
+}
+
+# A draft with layers of its own (EAGLE, MTP, a draft model) is one more line with its
+# `speculative_config`, once Penstock stores such layers.
+FAMILIES: dict[str, Family] = {
+    "lfm2": _hybrid("lfm2", 1100 << 10, few_blocks=15),
+    "qwen3_next": _hybrid("qwen3_next", 1350 << 10),
+    "granite_hybrid": _hybrid("granite_hybrid", 2700 << 10, few_blocks=24),
+    "ngram": Family(models.llama, 128, 4 << 20, {"speculative_config": _NGRAM}, repeats=True),
+    "falcon_h1": _hybrid("falcon_h1", 3200 << 10),
+    "nemotron_h": _hybrid("nemotron_h", 2100 << 10),
+    "llama": Family(models.llama, 128, 4 << 20),
+    "gemma2": Family(models.gemma2, 128, 2 << 20),
+    "deepseek_v2": Family(models.deepseek_v2, 128, 2300 << 10),
+}
+"""Hybrids with state, n-grams on a Llama, and the plain kinds: full attention, windows, MLA."""

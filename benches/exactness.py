@@ -69,18 +69,18 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Fills all cells, a family at a time."""
     rows: list[dict[str, Any]] = []
     for name in args.families:
-        family = FAMILIES[name]
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as temporary:
             folder = Path(temporary)
-            model = family.make(folder / "model")
+            model, family = FAMILIES[name].made(folder)
             with Reference(family, model, folder / "reference.log") as reference:
                 for pool in args.pools:
-                    rows += column(name, model, pool, folder / pool, reference, args)
+                    rows += column(name, family, model, pool, folder / pool, reference, args)
     return rows
 
 
 def column(
     name: str,
+    family: Family,
     model: Path,
     pool: str,
     folder: Path,
@@ -88,7 +88,6 @@ def column(
     args: argparse.Namespace,
 ) -> list[dict[str, Any]]:
     """The cells of a family with a pool. Evictions have a small pool of their own."""
-    family = FAMILIES[name]
     possible = [each for each in args.faults if pool not in pools.PEERS or each not in AT_REST]
     rows = []
     for small in (False, True):

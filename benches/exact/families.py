@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.e2e import models
+from tests.e2e import drafts, models
+from tests.e2e.drafts import Drafted
 from tests.e2e.hybrids import HYBRIDS
 
 ROOT_BLOCKS = 4
@@ -23,7 +25,7 @@ PHRASE = 23
 class Family:
     """A kind of model, or a way to serve it."""
 
-    make: Callable[[Path], Path]
+    make: Callable[[Path], Path | Drafted]
     block: int
     """Tokens of a block."""
     root_bytes: int
@@ -34,6 +36,17 @@ class Family:
     """Blocks of a KV cache in which a few requests do not fit together."""
     repeats: bool = False
     """Whether prompts are phrases that come again."""
+    dropped: int = 0
+    """Tokens at the end of each hit that vLLM computes again."""
+
+    def made(self, folder: Path) -> tuple[Path, Family]:
+        """The model, saved in a folder, and the family with the drafter that lies beside it."""
+        found = self.make(folder / "model")
+        if isinstance(found, Path):
+            return found, self
+        options = self.options | {"speculative_config": found.speculative_config}
+        dropped = self.block if found.drops_last else 0
+        return found.model, replace(self, options=options, dropped=dropped)
 
     @property
     def engine(self) -> dict[str, Any]:
@@ -66,6 +79,10 @@ def _hybrid(name: str, root_bytes: int, few_blocks: int = 20) -> Family:
     return Family(hybrid.saved, hybrid.block, root_bytes, options, few_blocks)
 
 
+def _drafted(method: str) -> Family:
+    return Family(partial(drafts.drafted, method), 128, 3 << 20)
+
+
 _NGRAM = {
     "method": "ngram",
     "num_speculative_tokens": 3,
@@ -73,17 +90,17 @@ _NGRAM = {
     "prompt_lookup_min": 1,
 }
 
-# A draft with layers of its own (EAGLE, MTP, a draft model) is one more line with its
-# `speculative_config`, once Penstock stores such layers.
 FAMILIES: dict[str, Family] = {
     "lfm2": _hybrid("lfm2", 1100 << 10, few_blocks=15),
     "qwen3_next": _hybrid("qwen3_next", 1350 << 10),
     "granite_hybrid": _hybrid("granite_hybrid", 2700 << 10, few_blocks=24),
     "ngram": Family(models.llama, 128, 4 << 20, {"speculative_config": _NGRAM}, repeats=True),
+    **{method: _drafted(method) for method in ("draft_model", "eagle", "eagle3", "mtp")},
     "falcon_h1": _hybrid("falcon_h1", 3200 << 10),
     "nemotron_h": _hybrid("nemotron_h", 2100 << 10),
     "llama": Family(models.llama, 128, 4 << 20),
     "gemma2": Family(models.gemma2, 128, 2 << 20),
     "deepseek_v2": Family(models.deepseek_v2, 128, 2300 << 10),
 }
-"""Hybrids with state, n-grams on a Llama, and the plain kinds: full attention, windows, MLA."""
+"""Hybrids with state, speculation on small Llamas and a MiMo, and the plain kinds: full attention,
+windows, MLA."""

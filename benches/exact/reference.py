@@ -20,6 +20,7 @@ class Reference:
         self._node = Node(
             model, log, launch=Fork, prefix_cache_retention_interval=None, **family.engine
         )
+        self._dropped = family.dropped
         self._known: dict[tuple[tuple[int, ...], int], Answer] = {}
 
     def __enter__(self) -> Reference:
@@ -40,7 +41,7 @@ class Reference:
         if key not in self._known:
             self._node.forget()
             if count:
-                self._node.ask(prompt[: count + 1], max_tokens=1)
+                self._node.ask(prompt[: count + self._dropped + 1], max_tokens=1)
             answer = self._node.ask(prompt, max_tokens=ANSWER_TOKENS)
             assert answer.cached == count, f"vLLM's own hit is {answer.cached}, not {count}"
             self._known[key] = answer

@@ -307,8 +307,8 @@ def two_ranks(shape: Shape, settings: Settings, **facts: Any) -> list[Node]:
     ]
 
 
-def namespace(nodes: Sequence[Node], settings: Settings) -> bytes:
-    """The namespace of the first group, as the scheduler half derives it from the ranks' shares."""
+def namespace(nodes: Sequence[Node], settings: Settings, position: int = 0) -> bytes:
+    """The namespace of a group, as the scheduler half derives it from the ranks' shares."""
     heads = nodes[0].facts.heads
     model = ModelFacts("model", (1, len(nodes)), (nodes[0].facts.layers, heads), {})
     agreement = Agreement(settings, model, nodes[0].facts.groups, lambda: b"seed")
@@ -317,7 +317,7 @@ def namespace(nodes: Sequence[Node], settings: Settings) -> bytes:
         assert node.half.share is not None
         shares[0, rank] = node.half.share
     agreement.accept(shares)
-    return agreement.namespaces[0]
+    return agreement.namespaces[position]
 
 
 @pytest.fixture

@@ -237,6 +237,31 @@ def test_two_groups_with_a_window(memory: Store) -> None:
         assert tokens(service, asked) == 8 * BLOCK
 
 
+@pytest.mark.parametrize("drops", [True, False])
+def test_engines_with_a_drafter_and_without_share_the_models_blocks(
+    memory: Store, drops: bool
+) -> None:
+    """Both are known. With an EAGLE or MTP head, an engine loads a block less than it finds."""
+    asked = [*prompt(6), 1]
+    scratch = Store.open("memory://?size=1MiB")
+    # Its layers are on the block table of the model's.
+    draft = {"draft": {"method": "eagle"}}
+    named = [Engine(scratch, facts=facts).namespace.hex() for facts in ({}, draft)]
+    # The engine without a drafter was the first to describe the namespace that they share.
+    plain = Engine(memory)
+    plain.put(hashes(asked))
+    drafting = {"namespaces": named, "drops_last": drops}
+    Engine(memory, lookup=drafting)
+    drafter = Engine(memory, facts=draft, lookup=drafting | {"position": 1})
+    drafter.put(hashes(asked)[:4])
+    with Service([memory], FORGETFUL) as service:
+        found = {pool.namespace: pool.tokens for pool in service.find("llama", asked).pools}
+        assert found == {
+            plain.namespace.hex(): 6 * BLOCK,
+            drafter.namespace.hex(): (3 if drops else 4) * BLOCK,
+        }
+
+
 def test_a_pool_that_fails_says_so(tmp_path: Path) -> None:
     asked = prompt(4)
     with Server("valkey", tmp_path) as server:

@@ -51,7 +51,7 @@ class Model:
     names: frozenset[str]
     """The name, and those that engines serve it under."""
     namespace: bytes
-    """The namespace of its first group."""
+    """The namespace of its last group. No other way to serve a model has it as the last one."""
     block_size: int
     """What an engine loads is a multiple of so many tokens."""
     variant: ModelVariant
@@ -169,7 +169,7 @@ def _model(
     return Model(
         name=name,
         names=frozenset((name, *map(str, lookup["served"]))),
-        namespace=digests[0],
+        namespace=namespace,
         block_size=math.lcm(*(group["block_size"] for group in groups)),
         variant=ModelVariant(
             # Descriptions of older versions do not tell. Their engines took all that they found.

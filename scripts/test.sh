@@ -9,7 +9,7 @@ summary=()
 trap 'status=$?; printf "\n%s\n" "${summary[@]:-}"; exit $status' EXIT
 
 # All stages together must be done within this many seconds.
-whole=5100
+whole=5250
 
 # What is tried with older versions of vLLM, where the newest has all tests: a shared pool,
 # preemption, blocks given back, a hybrid model, LoRA, KV events. With the oldest also an uneven

@@ -11,7 +11,7 @@ from benches.exact.faults import FAULTS
 pytestmark = pytest.mark.e2e
 
 
-@pytest.mark.parametrize("family", ["lfm2", "ngram"])
+@pytest.mark.parametrize("family", ["lfm2", "eagle"])
 def test_no_hit_differs(family: str) -> None:
     """Hits, and what was computed or had to be rejected, are as vLLM has them by itself."""
     args = argparse.Namespace(
@@ -23,5 +23,5 @@ def test_no_hit_differs(family: str) -> None:
         assert "failure" not in each, each
         assert each["hits"] > 0, each
         assert each["hits_differ"] == each["rejected_differ"] == each["computed_differ"] == 0, each
-    if family == "ngram":
+    if family == "eagle":
         assert sum(each["seen"]["drafted_tokens"] for each in rows) > 0

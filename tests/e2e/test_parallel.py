@@ -27,7 +27,11 @@ TOPOLOGIES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+# Four ranks take minutes on two cores.
+FOUR_RANKS = pytest.param("tp2-pp2", marks=pytest.mark.soak)
+
+
+@pytest.mark.parametrize("topology", ["tp2", "pp4-4", "pp6-2", FOUR_RANKS])
 def test_ranks_find_their_parts(
     topology: str, llama: Path, start: Callable[..., Node], tmp_path: Path
 ) -> None:

@@ -19,7 +19,13 @@ from tests.servers import Server
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture(scope="module", params=list(HYBRIDS))
+# Nemotron-H has layers of the same kinds as Granite.
+PARAMETERS = [
+    pytest.param(name, marks=pytest.mark.soak) if name == "nemotron_h" else name for name in HYBRIDS
+]
+
+
+@pytest.fixture(scope="module", params=PARAMETERS)
 def hybrid(request: pytest.FixtureRequest) -> Hybrid:
     return HYBRIDS[request.param]
 

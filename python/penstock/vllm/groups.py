@@ -103,6 +103,13 @@ class Group:
         first, end = heads_of_rank(self.extent(0, heads, ranks)[1] // unit, ranks, rank)
         return first * unit, end * unit
 
+    def replica_of_rank(self, heads: int, ranks: int, rank: int) -> tuple[int, int]:
+        """A tensor-parallel rank's number among the ranks that hold the same part of the group, and
+        the number of such ranks, in a model of so many KV heads."""
+        parts = self.extent(0, heads, ranks)[1] // (self._slots or 1)
+        count = max(1, ranks // parts)
+        return rank % count, count
+
     def cut(self, layers: int | None, heads: int | None) -> tuple[int | None, int | None]:
         """Layers and heads of the group's objects, if those of the model's attention have so many.
         None stands for all that a rank has."""
@@ -121,13 +128,6 @@ def heads_of_rank(heads: int, ranks: int, rank: int) -> tuple[int, int]:
         return rank * own, (rank + 1) * own
     head = rank * heads // ranks
     return head, head + 1
-
-
-def replica_of_rank(heads: int, ranks: int, rank: int) -> tuple[int, int]:
-    """A tensor-parallel rank's number among the ranks that hold the same KV heads, and the number
-    of such ranks."""
-    count = max(1, ranks // heads)
-    return rank % count, count
 
 
 Groups = tuple[Group, ...]

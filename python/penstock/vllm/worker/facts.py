@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from penstock.vllm.adapters import Adapter
-from penstock.vllm.groups import Group, Groups, heads_of_rank, replica_of_rank
+from penstock.vllm.groups import Group, Groups, heads_of_rank
 
 View = tuple[int, int, Sequence[int], Sequence[int], int, int, int]
 """A layer's KV: its index in the whole model, address, shape in elements, strides in elements,
@@ -50,10 +50,7 @@ class WorkerFacts:
     def replica_of(self, group: Group) -> tuple[int, int]:
         """This rank's number among the ranks that hold the same part of a group, and the number of
         such ranks."""
-        if group.state is not None:
-            return 0, 1
-        heads = self.heads if group.draft is None else group.draft.heads
-        return replica_of_rank(heads, self.tensor_ranks, self.tensor_rank)
+        return group.replica_of_rank(self.heads, self.tensor_ranks, self.tensor_rank)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.demo.processes import free_port
 from tests.servers import Server
 
 NODES = 6
@@ -30,10 +29,10 @@ class Cluster:
                     kind,
                     own,
                     *("--cluster-enabled", "yes"),
-                    *("--cluster-port", str(free_port())),
                     *("--cluster-node-timeout", str(NODE_TIMEOUT_MS)),
                     *("--cluster-replica-validity-factor", "0"),
                     *("--cluster-require-full-coverage", "no"),
+                    cluster=True,
                 )
             )
 

@@ -19,8 +19,13 @@ from pathlib import Path
 from typing import IO, Any
 
 # One thread in every process, to whichever core vLLM binds it: what is forked keeps the number of
-# threads that its parent was loaded with.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
+# threads that its parent was loaded with. vLLM looks for n-grams with numba: threads of its own, on
+# that same core, took half a second for a token.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+}
 
 
 class Fork:

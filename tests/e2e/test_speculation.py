@@ -24,7 +24,7 @@ NGRAM = {
 }
 
 ANSWER = 30
-"""Tokens of an answer. With n-grams, vLLM on CPUs takes long for each."""
+"""Tokens of an answer."""
 
 
 def prompts() -> list[list[int]]:

@@ -382,6 +382,12 @@ impl LoadTicket {
         wanted
     }
 
+    /// Takes [`begin_scatter`](Self::begin_scatter) back: what has been written into the blocks is
+    /// not what they should hold, and the object is still to be fetched.
+    pub(crate) fn scatter_later(&self) {
+        self.job.state.lock().progress[self.index] = Progress::Fetching;
+    }
+
     /// Sets the outcome, unless the object was given up meanwhile.
     pub(crate) fn resolve(self, outcome: Outcome) {
         self.settle(outcome);

@@ -1,5 +1,6 @@
 //! Registrations: layouts laid over regions, and the copies to and from them.
 
+use std::io::IoSliceMut;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
@@ -7,8 +8,8 @@ use penstock_layout::{Descriptor, Segment, SegmentError, Span};
 use penstock_store::value::Checksum;
 
 use crate::EngineError;
-use crate::copy::Executor;
 use crate::copy::cuda::CudaError;
+use crate::copy::{Executor, host};
 use crate::region::Region;
 
 /// Why blocks were not copied, or not all of them.
@@ -150,6 +151,34 @@ impl Registration {
         // SAFETY: as in `gather`; the blocks of a load job are touched by nobody else.
         unsafe { self.executor.scatter(payload, &self.regions, segments) }?;
         Ok(())
+    }
+
+    /// Whether the pages are host memory, which [`fill`](Self::fill) needs.
+    pub(crate) fn is_host(&self) -> bool {
+        self.executor.is_host()
+    }
+
+    /// Lends the memory of a span of pages, in order, to whoever fills it. The pages have been
+    /// checked, and have `bytes` in all. `segments` is scratch space.
+    #[allow(unsafe_code)]
+    pub(crate) fn fill<T>(
+        &self,
+        pages: impl IntoIterator<Item = u64>,
+        span: &Span,
+        bytes: usize,
+        segments: &mut Vec<Segment>,
+        fill: impl FnOnce(Vec<IoSliceMut<'_>>) -> T,
+    ) -> Result<T, NotCopied> {
+        assert!(self.is_host(), "pages of a device are not lent");
+        self.segments(pages, span, bytes, segments);
+        let open = self.open.read();
+        if !*open {
+            return Err(NotCopied::Closed);
+        }
+        // SAFETY: as in `scatter`. A descriptor's segments do not overlap: its coverage has been
+        // checked.
+        let slices = unsafe { host::slices_mut(&self.regions, segments) };
+        Ok(fill(slices.collect()))
     }
 
     /// The segments of a span of pages.

@@ -216,6 +216,12 @@ pub trait Store: Send + Sync {
         &[]
     }
 
+    /// Whether a get is a copy within this machine's memory, done when the call returns.
+    #[doc(hidden)]
+    fn is_in_memory(&self, _: Internal) -> bool {
+        false
+    }
+
     /// Puts one value.
     fn put(&self, key: &Key, value: &[IoSlice<'_>], deadline: Instant) -> Result<PutOutcome> {
         let mut batch = [PutRequest::new(*key, value)];

@@ -1,5 +1,6 @@
 //! Copies for KV that lies in host memory.
 
+use std::io::IoSliceMut;
 use std::ptr;
 
 use penstock_layout::Segment;
@@ -21,8 +22,32 @@ fn address(regions: &[Region], segment: &Segment) -> *mut u8 {
     ptr::with_exposed_provenance_mut::<u8>(base).wrapping_add(segment.offset as usize)
 }
 
+/// The segments' own bytes, to be written.
+///
+/// # Safety
+///
+/// The regions are host memory, every segment lies inside its region, no two segments overlap, and
+/// nobody else reads or writes them while the slices live.
+#[allow(unsafe_code)]
+pub(crate) unsafe fn slices_mut<'a>(
+    regions: &'a [Region],
+    segments: &'a [Segment],
+) -> impl Iterator<Item = IoSliceMut<'a>> {
+    segments.iter().map(|segment| {
+        // SAFETY: the caller's promise.
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut(address(regions, segment), segment.len as usize)
+        };
+        IoSliceMut::new(bytes)
+    })
+}
+
 #[allow(unsafe_code)]
 impl Executor for HostExecutor {
+    fn is_host(&self) -> bool {
+        true
+    }
+
     unsafe fn gather(
         &self,
         regions: &[Region],

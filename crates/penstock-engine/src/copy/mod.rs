@@ -1,7 +1,7 @@
 //! Copies between registered memory and arena slots, with one module for each kind of device.
 
 pub(crate) mod cuda;
-mod host;
+pub(crate) mod host;
 
 pub(crate) use host::HostExecutor;
 
@@ -35,6 +35,11 @@ impl Device {
 /// Moves bytes between regions and a slot's payload. Both calls return when the bytes have moved,
 /// or when none move any more.
 pub(crate) trait Executor: Send + Sync {
+    /// Whether the regions are memory that this process can read and write itself.
+    fn is_host(&self) -> bool {
+        false
+    }
+
     /// Concatenates the segments into `payload`, in order. Feeds the payload to `checksum`, if
     /// there is one.
     ///

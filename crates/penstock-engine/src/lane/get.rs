@@ -10,7 +10,7 @@ use penstock_layout::Segment;
 use penstock_store::ErrorKind;
 use penstock_store::sealed::{Destination, Got, Wanted};
 
-use super::Inner;
+use super::{Inner, in_place};
 use crate::Outcome;
 use crate::arena::{Empty, Slot, Verified};
 use crate::host_tier::Value;
@@ -61,8 +61,14 @@ impl Destination for Fetching {
 fn load(inner: &Inner, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec<Segment>) {
     let batch: Vec<Fetching> = batch
         .into_iter()
-        .map(|(ticket, slot)| Fetching { ticket, slot })
+        .filter_map(|(ticket, slot)| {
+            let ticket = in_place::load(inner, ticket, segments)?;
+            Some(Fetching { ticket, slot })
+        })
         .collect();
+    if batch.is_empty() {
+        return;
+    }
     let start = Instant::now();
     // Objects that other lanes bring may give the job more time meanwhile.
     let limits = batch.iter().map(|object| object.ticket.limit());

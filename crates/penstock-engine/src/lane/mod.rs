@@ -2,6 +2,7 @@
 
 mod copy;
 mod get;
+mod in_place;
 mod put;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

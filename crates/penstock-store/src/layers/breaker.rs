@@ -133,6 +133,10 @@ impl Store for Breaker {
         self.inner.tiers(internal)
     }
 
+    fn is_in_memory(&self, internal: Internal) -> bool {
+        self.inner.is_in_memory(internal)
+    }
+
     fn stats(&self) -> StoreStats {
         self.inner.stats()
     }

@@ -229,7 +229,7 @@ impl SealedStore {
         }
     }
 
-    fn check(
+    pub(super) fn check(
         &self,
         wanted: Wanted<'_>,
         value_bytes: u64,

@@ -12,10 +12,14 @@
 //! A put has two: [`SealedStore::seal`] or [`SealedStore::seal_in_place`], then
 //! [`SealedStore::put_many`].
 //!
+//! If the nearest store is this machine's memory, [`SealedStore::read_in_place`] gets a value in one
+//! copy.
+//!
 //! [`SealedStore::get_whole`], [`SealedStore::examine`] and [`SealedStore::put_whole`] are for
 //! operators: they judge and carry values as they lie, without removing any.
 
 mod get;
+mod in_place;
 mod put;
 mod whole;
 

@@ -26,7 +26,9 @@ mod state;
 
 use std::time::Instant;
 
+use crate::contract::Internal;
 use crate::counters::Counters;
+use crate::value::Checksum;
 use crate::{
     Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
     PutRequest, Result, Store, StoreStats, deadline, slices,
@@ -119,7 +121,13 @@ impl ShmStore {
             if found.bytes > room {
                 return Ok(GetOutcome::TooLarge(found.bytes));
             }
-            if self.segment.read_value(&found, request.into, deadline)? {
+            let mut checksum = request.wants_checksum.then(Checksum::new);
+            let sum = checksum.as_mut();
+            if self
+                .segment
+                .read_value(&found, request.into, sum, deadline)?
+            {
+                request.checksum = checksum.map(|checksum| checksum.finish());
                 if request.position != GetRequest::NO_USE {
                     self.segment.note_use(&found, request.position);
                 }
@@ -243,6 +251,10 @@ impl Store for ShmStore {
             ("page_bytes", geometry.page_bytes.to_string()),
         ];
         Ok(facts.map(|(name, fact)| (name.into(), fact)).into())
+    }
+
+    fn is_in_memory(&self, _: Internal) -> bool {
+        true
     }
 
     fn stats(&self) -> StoreStats {

@@ -15,10 +15,13 @@ use super::geometry::{DRAWN_WORD, HAND_WORD, HORIZON_WORD, USED_WORD};
 use super::index::{Claim, Found};
 use super::segment::Segment;
 use super::state::{Belonging, Kind, State};
+use crate::value::{Checksum, HEADER_BYTES};
 use crate::{Error, ErrorKind, Result, deadline};
 
 /// Bytes copied between two looks at the clock.
 const PIECE_BYTES: u64 = 4 << 20;
+/// Bytes copied before they are summed.
+const SUMMED_BYTES: usize = 64 << 10;
 /// Pages passed between two looks at the clock.
 const PAGES_A_LOOK: u64 = 1024;
 /// Most values to sample. They are evenly chosen, and their times of use tell the horizon.
@@ -247,13 +250,20 @@ impl Segment {
     }
 
     /// Copies a value out. False if the value is not there any more; what arrived is then worth
-    /// nothing.
+    /// nothing. If the payload's checksum is wanted, it is fed while the payload is in the
+    /// processor's caches.
     pub(super) fn read_value(
         &self,
         found: &Found,
         into: &mut [IoSliceMut<'_>],
+        mut checksum: Option<&mut Checksum>,
         deadline: Instant,
     ) -> Result<bool> {
+        let most = match checksum {
+            Some(_) => SUMMED_BYTES,
+            None => usize::MAX,
+        };
+        let mut header_left = HEADER_BYTES;
         let mut slices = into.iter_mut().map(|slice| &mut **slice);
         let mut slice: &mut [u8] = &mut [];
         let whole = self.each_run(found.first, found.bytes, deadline, |mut at, run| {
@@ -263,9 +273,14 @@ impl Segment {
                     slice = slices.next().unwrap_or_default();
                     continue;
                 }
-                let len = slice.len().min((end - at) as usize);
+                let len = slice.len().min((end - at) as usize).min(most);
                 let (now, later) = std::mem::take(&mut slice).split_at_mut(len);
                 self.mapping().copy_out(at, now);
+                if let Some(checksum) = &mut checksum {
+                    let header = header_left.min(len);
+                    header_left -= header;
+                    checksum.update(&now[header..]);
+                }
                 (at, slice) = (at + len as u64, later);
             }
         })?;

@@ -1,0 +1,187 @@
+//! Values of a shared-memory pool that go straight to where they are used.
+
+mod behaviour;
+
+use std::fs;
+use std::io::{IoSlice, IoSliceMut};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use behaviour::{bytes, key, soon};
+use penstock_store::layers::{Breaker, BreakerSettings, Tiered};
+use penstock_store::sealed::{HeaderRoom, Wanted};
+use penstock_store::value::{self, Checksum, HEADER_BYTES};
+use penstock_store::{
+    ErrorKind, Key, Keyring, MemoryStore, Namespace, PutOutcome, SealedStore, ShmStore, Store,
+};
+use proptest::prelude::*;
+
+const SIZE: u64 = 8 << 20;
+const NAMESPACE: Namespace = Namespace([9; 16]);
+
+/// A pool of this test's own, which is removed when the test ends.
+struct Pool(String);
+
+impl Pool {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self(format!("test-in-place-{}-{n}", std::process::id()))
+    }
+
+    fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/dev/shm/penstock-{}", self.0))
+    }
+
+    fn shm(&self) -> Arc<dyn Store> {
+        Arc::new(ShmStore::open(&self.0, Some(SIZE)).unwrap())
+    }
+
+    fn open(&self) -> SealedStore {
+        SealedStore::new(self.shm(), None)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(self.path());
+    }
+}
+
+fn put(store: &SealedStore, key: &Key, payload: &[u8]) -> penstock_store::Result<PutOutcome> {
+    let header = value::seal(key, payload.len() as u64, Checksum::of(payload));
+    let slices = [&header[..], payload].map(IoSlice::new);
+    store.store().put(key, &slices, soon())
+}
+
+/// What arrived, in pieces of up to `piece` bytes, and whether it verified.
+fn read(store: &SealedStore, key: &Key, len: usize, piece: usize) -> (Vec<u8>, bool) {
+    let mut header = HeaderRoom::new();
+    let mut payload = vec![0; len];
+    let pieces = payload.chunks_mut(piece).map(IoSliceMut::new);
+    let wanted = Wanted {
+        key,
+        context: &[],
+        position: 0,
+        payload_bytes: Some(len as u64),
+        memory: header.before(store.header_bytes(), pieces),
+    };
+    let verified = store.read_in_place(wanted, soon());
+    assert!(verified.is_none_or(|verified| verified.bytes() == len as u64));
+    (payload, verified.is_some())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// A value of any length arrives whole, in any pieces.
+    #[test]
+    fn the_value_is_the_same(len in 0_usize..200_000, piece in 1_usize..70_000) {
+        let pool = Pool::new();
+        let key = key(NAMESPACE, 1);
+        let payload = bytes(len as u64, len);
+        put(&pool.open(), &key, &payload).unwrap();
+        prop_assert_eq!(read(&pool.open(), &key, len, piece), (payload, true));
+    }
+
+    /// One flipped bit anywhere in a value, and it does not verify.
+    #[test]
+    fn damage_is_found(bit in 0..(HEADER_BYTES + 50_000) * 8) {
+        let pool = Pool::new();
+        let store = pool.open();
+        let key = key(NAMESPACE, 1);
+        let payload = bytes(1, 50_000);
+        put(&store, &key, &payload).unwrap();
+
+        // A new pool's pages of 4 KiB and 64 bytes lie side by side.
+        let mut memory = fs::read(pool.path()).unwrap();
+        let value = memory.windows(64).position(|w| w == &payload[..64]).unwrap() - HEADER_BYTES;
+        let at = value + bit / 8;
+        memory[at] ^= 1 << (bit % 8);
+        let file = fs::OpenOptions::new().write(true).open(pool.path()).unwrap();
+        file.write_all_at(&memory[at..=at], at as u64).unwrap();
+        prop_assert!(!read(&store, &key, payload.len(), 4096).1);
+    }
+}
+
+#[test]
+fn only_what_is_there_as_asked_for_verifies() {
+    let pool = Pool::new();
+    let store = pool.open();
+    let (here, elsewhere) = (key(NAMESPACE, 1), key(NAMESPACE, 2));
+    assert!(!read(&store, &here, 100, 64).1);
+    put(&store, &here, &bytes(1, 1000)).unwrap();
+    assert!(!read(&store, &here, 999, 64).1, "shorter");
+    assert!(!read(&store, &here, 1001, 64).1, "longer");
+    assert!(!read(&store, &elsewhere, 1000, 64).1);
+    assert!(!read(&store, &key(Namespace([8; 16]), 1), 1000, 64).1);
+    assert!(read(&store, &here, 1000, 64).1);
+}
+
+#[test]
+fn only_the_nearest_tier_is_read_in_place() {
+    let pool = Pool::new();
+    let far: Arc<dyn Store> = Arc::new(MemoryStore::new(1 << 20));
+    let near: Arc<dyn Store> = Arc::new(Breaker::new(pool.shm(), BreakerSettings::default()));
+    let tiers = |stores: Vec<Arc<dyn Store>>| SealedStore::new(Arc::new(Tiered::new(stores)), None);
+
+    let both = tiers(vec![near.clone(), far.clone()]);
+    assert!(both.is_read_in_place());
+    let key = key(NAMESPACE, 1);
+    put(&pool.open(), &key, &bytes(1, 5000)).unwrap();
+    assert_eq!(read(&both, &key, 5000, 4096), (bytes(1, 5000), true));
+
+    let alone = SealedStore::new(near.clone(), None);
+    assert!(alone.is_read_in_place());
+    let turned = tiers(vec![far, near]);
+    assert!(!turned.is_read_in_place());
+}
+
+#[test]
+fn encrypted_values_are_not_read_in_place() {
+    let pool = Pool::new();
+    let keys = Keyring::parse(&format!("one:{}=", "A".repeat(43))).unwrap();
+    let store = SealedStore::new(pool.shm(), Some(Arc::new(keys)));
+    assert!(!store.is_read_in_place());
+    let key = key(NAMESPACE, 1);
+    put(&pool.open(), &key, &bytes(1, 5000)).unwrap();
+    assert!(!read(&store, &key, 5000, 4096).1);
+}
+
+/// Writers go round in a pool that holds a fraction, while readers read: what verifies is right.
+#[test]
+fn what_is_overwritten_meanwhile_does_not_verify() {
+    let pool = Pool::new();
+    let over = AtomicBool::new(false);
+    let len = |n: u64| 100_000 + 1000 * (n as usize % 50);
+    std::thread::scope(|scope| {
+        for seed in 0..2_u64 {
+            let (store, over) = (pool.open(), &over);
+            scope.spawn(move || {
+                let mut n = seed * 7;
+                while !over.load(Ordering::Relaxed) {
+                    n = (n + 1) % 200;
+                    let put = put(&store, &key(NAMESPACE, n), &bytes(n, len(n)));
+                    let full = |e: &penstock_store::Error| e.kind() == ErrorKind::Full;
+                    assert!(put.as_ref().err().is_none_or(full));
+                }
+            });
+        }
+        let store = pool.open();
+        let (mut whole, mut n) = (0, 0);
+        let end = std::time::Instant::now() + Duration::from_secs(3);
+        while std::time::Instant::now() < end {
+            n = (n + 3) % 200;
+            let (seen, verified) = read(&store, &key(NAMESPACE, n), len(n), 4096);
+            if verified {
+                assert!(seen == bytes(n, len(n)), "{n}");
+                whole += 1;
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        assert!(whole > 10, "{whole} reads found anything");
+    });
+}

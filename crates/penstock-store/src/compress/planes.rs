@@ -36,9 +36,9 @@ pub(super) fn split<F: Form>(
     }
     let all = places.iter().fold(0, |all, place| all | place);
     match F::FIELD_BITS {
-        4 => pack::<4, 128>(&fields, packed),
-        6 => pack::<6, 64>(&fields, packed),
-        _ => pack::<7, 32>(&fields, packed),
+        4 => pack::<4, 128, 1>(&fields, packed),
+        6 => pack::<6, 64, 3>(&fields, packed),
+        _ => pack::<7, 32, 7>(&fields, packed),
     }
     all >> F::CODE_BITS != 0
 }
@@ -49,9 +49,9 @@ pub(super) fn split<F: Form>(
 pub(super) fn join<F: Form>(low: &[u8], packed: &[u8], base: u8, elements: &mut [F::Bytes; BLOCK]) {
     let mut fields = [0; BLOCK];
     match F::FIELD_BITS {
-        4 => unpack::<4, 128>(packed, &mut fields),
-        6 => unpack::<6, 64>(packed, &mut fields),
-        _ => unpack::<7, 32>(packed, &mut fields),
+        4 => unpack::<4, 128, 1>(packed, &mut fields),
+        6 => unpack::<6, 64, 3>(packed, &mut fields),
+        _ => unpack::<7, 32, 7>(packed, &mut fields),
     }
     if F::HAS_LOW {
         let low: &[u8; BLOCK] = low.try_into().expect("a block's low bytes");
@@ -65,34 +65,49 @@ pub(super) fn join<F: Form>(low: &[u8], packed: &[u8], base: u8, elements: &mut 
     }
 }
 
-/// Packs fields of `BITS` bits, in parts of `PART` fields.
+/// Packs fields of `BITS` bits, in parts of `PART` fields: `PIECES` parts, and the last one.
 #[inline(always)]
-fn pack<const BITS: usize, const PART: usize>(fields: &[u8; BLOCK], packed: &mut [u8]) {
+fn pack<const BITS: usize, const PART: usize, const PIECES: usize>(
+    fields: &[u8; BLOCK],
+    packed: &mut [u8],
+) {
     let (parts, _) = fields.as_chunks::<PART>();
-    let (packed, _) = packed.as_chunks_mut::<PART>();
-    let free = 8 - BITS;
-    let last = &parts[parts.len() - 1];
-    for (which, (into, part)) in packed.iter_mut().zip(parts).enumerate() {
-        for at in 0..PART {
-            into[at] = part[at] | last[at] >> (which * free) << BITS;
+    let last = &parts[PIECES];
+    let parts: &[[u8; PART]; PIECES] = parts[..PIECES].try_into().expect("a block's parts");
+    let packed: &mut [[u8; PART]; PIECES] = packed
+        .as_chunks_mut()
+        .0
+        .try_into()
+        .expect("a block's packed fields");
+    // The pieces are the inner loop: it is unrolled, and the outer one becomes vectors.
+    for at in 0..PART {
+        for piece in 0..PIECES {
+            packed[piece][at] = parts[piece][at] | last[at] >> (piece * (8 - BITS)) << BITS;
         }
     }
 }
 
 /// The fields that [`pack`] packed.
 #[inline(always)]
-fn unpack<const BITS: usize, const PART: usize>(packed: &[u8], fields: &mut [u8; BLOCK]) {
-    let (packed, _) = packed.as_chunks::<PART>();
-    let (parts, _) = fields.as_chunks_mut::<PART>();
-    let free = 8 - BITS;
-    let mut last = [0; PART];
-    for (which, (part, from)) in parts.iter_mut().zip(packed).enumerate() {
-        for at in 0..PART {
-            part[at] = from[at] & ((1 << BITS) - 1);
-            last[at] |= from[at] >> BITS << (which * free);
+fn unpack<const BITS: usize, const PART: usize, const PIECES: usize>(
+    packed: &[u8],
+    fields: &mut [u8; BLOCK],
+) {
+    let packed: &[[u8; PART]; PIECES] = packed
+        .as_chunks()
+        .0
+        .try_into()
+        .expect("a block's packed fields");
+    let (parts, last) = fields.as_chunks_mut::<PART>().0.split_at_mut(PIECES);
+    let parts: &mut [[u8; PART]; PIECES] = parts.try_into().expect("a block's parts");
+    let last = &mut last[0];
+    for at in 0..PART {
+        let mut joined = 0;
+        for piece in 0..PIECES {
+            let byte = packed[piece][at];
+            parts[piece][at] = byte & ((1 << BITS) - 1);
+            joined |= byte >> BITS << (piece * (8 - BITS));
         }
-    }
-    if let Some(part) = parts.last_mut() {
-        *part = last;
+        last[at] = joined;
     }
 }

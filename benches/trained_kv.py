@@ -1,6 +1,6 @@
 """Writes the KV that a trained model computes on text that it has not learnt.
 
-`python -m benches.trained.kv FOLDER` writes a file for each element type, `FOLDER/kv.bf16` and so
+`python -m benches.trained_kv FOLDER` writes a file for each element type, `FOLDER/kv.bf16` and so
 on, for `penstock bench compress --kv`. Elements lie as in values: block, layer, K and V, head,
 token. The model computes in bf16, for fp16 in that. The fp8 types are cast from bf16, with scale 1.
 """
@@ -23,7 +23,7 @@ def main() -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    parser = argparse.ArgumentParser(prog="benches.trained.kv", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benches.trained_kv", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--prompts", type=int, default=16, help=f"of {CONTEXT} tokens each")
     args = parser.parse_args()

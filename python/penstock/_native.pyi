@@ -15,6 +15,7 @@ __all__ = [
     "Buffer",
     "Catalogue",
     "Choice",
+    "Coder",
     "Completion",
     "Descriptor",
     "EncryptionKeys",
@@ -317,6 +318,15 @@ class Outcome:
     CANCELLED: ClassVar[Outcome]
     SKIPPED: ClassVar[Outcome]
     FAILED: ClassVar[Outcome]
+
+@final
+class Coder:
+    elements: ClassVar[_list[str]]
+    def __new__(cls, element: str, *, baseline: bool = False) -> Self: ...
+    @property
+    def speed(self) -> str: ...
+    def encode(self, payload: Any, into: Any) -> int | None: ...
+    def decode(self, coded: Any, into: Any) -> None: ...
 
 @final
 class Completion:

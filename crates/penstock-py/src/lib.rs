@@ -6,6 +6,7 @@ mod blocks;
 mod buffer;
 mod catalogue;
 mod completion;
+mod compress;
 mod cuda;
 mod dlpack;
 mod engine;
@@ -34,6 +35,8 @@ mod _native {
     use crate::catalogue::Catalogue;
     #[pymodule_export]
     use crate::completion::{Completion, Event, Outcome};
+    #[pymodule_export]
+    use crate::compress::Coder;
     #[pymodule_export]
     use crate::cuda::cuda_calibration;
     #[pymodule_export]

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use bolero::check;
 use penstock_layout::Span;
 
+use crate::compress::{self, Element, Speed};
 use crate::resp::fuzz as resp;
 use crate::sealed::Finding;
 use crate::value::{self, Checksum, ENCRYPTED_HEADER_BYTES, HEADER_BYTES};
@@ -219,4 +220,32 @@ fn urls() {
             );
         }
     });
+}
+
+/// Whatever bytes are decoded, nothing panics, and all instructions say the same of them. They are a
+/// code's bytes with some changed, or any.
+#[test]
+fn codes() {
+    let payload: Vec<u8> = (0..3000_u32)
+        .flat_map(|at| [(at * 7) as u8, 0x3f - (at % 97 == 0) as u8 * 0x30])
+        .collect();
+    check!()
+        .with_type::<(Change, Vec<u8>, u16)>()
+        .for_each(|(change, bytes, length)| {
+            for element in Element::ALL {
+                let mut code = vec![0; payload.len()];
+                let used = compress::encode(element, &payload, &mut code).unwrap_or(code.len());
+                code.truncate(used);
+                for (coded, length) in [
+                    (&changed(&[code], change), payload.len()),
+                    (bytes, usize::from(*length)),
+                ] {
+                    let [fast, slow] = [Speed::best(), Speed::BASELINE].map(|speed| {
+                        let mut out = vec![0; length];
+                        compress::decode_at(speed, element, coded, &mut out).map(|()| out)
+                    });
+                    assert_eq!(fast, slow);
+                }
+            }
+        });
 }

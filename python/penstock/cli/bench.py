@@ -20,7 +20,7 @@ from rich.table import Table
 
 from penstock import Pool, environment
 from penstock._native import Store
-from penstock.cli import bench_copy, bench_gil, bench_lookup, words
+from penstock.cli import bench_compress, bench_copy, bench_gil, bench_lookup, words
 from penstock.errors import PenstockError
 from penstock.pool.namespace import namespace_digest
 
@@ -37,7 +37,12 @@ _GIB = 1 << 30
 _STAMP = struct.Struct("<QQ")
 _SMALLEST = _STAMP.size
 _NAMESPACE = namespace_digest({"kind": "penstock bench"})
-_OTHERS: dict[str, Any] = {"lookup": bench_lookup, "copy": bench_copy, "gil": bench_gil}
+_OTHERS: dict[str, Any] = {
+    "lookup": bench_lookup,
+    "copy": bench_copy,
+    "compress": bench_compress,
+    "gil": bench_gil,
+}
 
 
 @dataclass

@@ -1,0 +1,100 @@
+//! The coders, compiled for several instruction sets. The CPU decides which one runs.
+//!
+//! No set has code of its own: compilers make other vectors of the same code. So all of them make
+//! the same bytes.
+
+use super::chunk::{self, Room};
+use super::forms::{Bf16, Form, Fp8E4M3, Fp8E5M2, Fp16};
+use super::{Damaged, Element};
+
+/// A set of instructions that this CPU has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Speed(Set);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Set {
+    /// What every CPU of the architecture has: SSE2 on x86-64, NEON on aarch64.
+    Baseline,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+}
+
+impl Speed {
+    /// What every CPU of this architecture has.
+    pub const BASELINE: Self = Self(Set::Baseline);
+
+    /// The fastest set that this CPU has.
+    pub fn best() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx2") {
+            return Self(Set::Avx2);
+        }
+        Self::BASELINE
+    }
+
+    /// Stable lower-case name.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Set::Baseline => "baseline",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2 => "avx2",
+        }
+    }
+
+    /// As [`super::encode`].
+    pub(super) fn encode(self, element: Element, payload: &[u8], out: &mut Room<'_>) -> Option<()> {
+        match element {
+            Element::Bf16 => self.encode_as::<Bf16>(payload, out),
+            Element::Fp16 => self.encode_as::<Fp16>(payload, out),
+            Element::Fp8E4M3 => self.encode_as::<Fp8E4M3>(payload, out),
+            Element::Fp8E5M2 => self.encode_as::<Fp8E5M2>(payload, out),
+        }
+    }
+
+    /// As [`super::decode`]. Returns the bytes that follow the code.
+    pub(super) fn decode<'c>(
+        self,
+        element: Element,
+        coded: &'c [u8],
+        out: &mut [u8],
+    ) -> Result<&'c [u8], Damaged> {
+        match element {
+            Element::Bf16 => self.decode_as::<Bf16>(coded, out),
+            Element::Fp16 => self.decode_as::<Fp16>(coded, out),
+            Element::Fp8E4M3 => self.decode_as::<Fp8E4M3>(coded, out),
+            Element::Fp8E5M2 => self.decode_as::<Fp8E5M2>(coded, out),
+        }
+    }
+
+    fn encode_as<F: Form>(self, payload: &[u8], out: &mut Room<'_>) -> Option<()> {
+        match self.0 {
+            Set::Baseline => chunk::encode::<F>(payload, out),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: only `best` makes an `Avx2`, after it has found that the CPU has AVX2.
+            #[allow(unsafe_code)]
+            Set::Avx2 => unsafe { encode_avx2::<F>(payload, out) },
+        }
+    }
+
+    fn decode_as<'c, F: Form>(self, coded: &'c [u8], out: &mut [u8]) -> Result<&'c [u8], Damaged> {
+        match self.0 {
+            Set::Baseline => chunk::decode::<F>(coded, out),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: only `best` makes an `Avx2`, after it has found that the CPU has AVX2.
+            #[allow(unsafe_code)]
+            Set::Avx2 => unsafe { decode_avx2::<F>(coded, out) },
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn encode_avx2<F: Form>(payload: &[u8], out: &mut Room<'_>) -> Option<()> {
+    chunk::encode::<F>(payload, out)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn decode_avx2<'c, F: Form>(coded: &'c [u8], out: &mut [u8]) -> Result<&'c [u8], Damaged> {
+    chunk::decode::<F>(coded, out)
+}

@@ -1,7 +1,8 @@
 """Hit ratios of the eviction policies on real traces, and the limit that no policy can exceed.
 
-Invented workloads follow (`benches.workloads`), each from three seeds. One cache serves the whole trace. A block is a hit if it is found, and so are all blocks before it
-in its prompt. Run it as ``python -m benches.policies FOLDER``.
+Invented workloads follow (`benches.workloads`), each from three seeds. One cache serves the whole
+trace. A block is a hit if it is found, and so are all blocks before it in its prompt. Run it as
+``python -m benches.policies FOLDER``.
 """
 
 from __future__ import annotations

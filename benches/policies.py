@@ -1,19 +1,17 @@
 """Hit ratios of the eviction policies on real traces, and the limit that no policy can exceed.
 
-Invented workloads follow (`benches.workloads`), each from three seeds. One cache serves the whole
-trace. A block is a hit if it is found, and so are all blocks before it in its prompt. Run it as
-``python -m benches.policies FOLDER``.
+One cache serves the whole trace. A block is a hit if it is found, and so are all blocks before it
+in its prompt. Run it as ``python -m benches.policies FOLDER``.
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from benches import report, workloads
+from benches import report
 from penstock.sim import POLICIES, Trace
 
 TRACES = (
@@ -23,9 +21,6 @@ TRACES = (
     "agent/taubench.jsonl.gz",
 )
 PERCENT = (1, 5, 10, 20)
-CHOSEN_FROM = ("lru", "s3fifo", "prefix")
-SEEDS = (1, 2, 3)
-AIM = 0.005
 
 
 def measure(path: Path) -> dict[str, Any]:
@@ -57,32 +52,6 @@ def measure(path: Path) -> dict[str, Any]:
     return found
 
 
-def invented() -> dict[str, Any]:
-    """The same for the invented workloads."""
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name in workloads.WORKLOADS:
-            for seed in SEEDS:
-                path = Path(folder) / f"{name}-{seed}.jsonl"
-                workloads.write(name, seed, path)
-                found[f"{name}, seed {seed}"] = measure(path)
-    return found
-
-
-def behind(traces: dict[str, Any]) -> str:
-    """How far the chooser is from the best of those that it chooses from."""
-    lines = []
-    for name, found in traces.items():
-        for percent, ratios in found["capacities"].items():
-            best = max(ratios[policy] for policy in CHOSEN_FROM)
-            off = ratios["chooser"] - best
-            shown = [f"{ratios[policy]:.4f}" for policy in (*CHOSEN_FROM, "chooser")]
-            verdict = "missed" if off < -AIM else "met"
-            lines.append([name, f"{percent} %", *shown, f"{off:+.4f}", verdict])
-    headers = ["trace", "capacity", *CHOSEN_FROM, "chooser", "to the best", "aim"]
-    return report.table(headers, lines)
-
-
 def table(traces: dict[str, Any]) -> str:
     """Hit ratios, one row for each trace and capacity."""
     lines = [
@@ -99,9 +68,7 @@ def main() -> None:
     parser.add_argument("traces", type=Path, help="folder with the traces, as docs/benchmarks.md")
     args = report.begin(parser)
     traces = {name: measure(args.traces / name) for name in TRACES}
-    made = invented()
-    tables = "\n\n".join([table(traces), behind(traces | made)])
-    report.finish(args, tables, {"traces": traces, "invented": made})
+    report.finish(args, table(traces), {"traces": traces})
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def test_enough_is_the_smallest_pool_that_finds_as_much(trace):
 
 
 def test_what_makes_no_sense_is_refused(trace, tmp_path):
-    with pytest.raises(ConfigError, match="none of lru, lru-by-block, clock, s3fifo, prefix"):
+    with pytest.raises(ConfigError, match="clock, s3fifo, prefix, chooser"):
         trace.hits("fifo", 10)
     with pytest.raises(ConfigError, match="none of auto, always, never"):
         replay(trace, replace(fleet(pool=9), engine=Engine(load_policy="perhaps")))

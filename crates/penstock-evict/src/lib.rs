@@ -5,6 +5,8 @@
 //! fits. Every policy is deterministic: the same calls give the same victims, so a simulation
 //! predicts what a store does.
 
+mod choice;
+mod chooser;
 mod clock;
 mod lru;
 mod policy;
@@ -12,6 +14,7 @@ mod prefix;
 mod queue;
 mod s3fifo;
 
+pub use chooser::Chooser;
 pub use clock::{Clock, Progress, Round, Sweep, horizon};
 pub use lru::Lru;
 pub use policy::Policy;

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use penstock_evict::{Clock, Lru, Policy, Prefix, S3Fifo};
+use penstock_evict::{Chooser, Clock, Lru, Policy, Prefix, S3Fifo};
 use rustc_hash::FxBuildHasher;
 
 use crate::error::Error;
@@ -23,16 +23,19 @@ pub enum PolicyKind {
     S3Fifo,
     /// Penstock's policy for prefixes.
     Prefix,
+    /// Whichever of LRU, S3-FIFO and the policy for prefixes would have found the most.
+    Chooser,
 }
 
 impl PolicyKind {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Lru,
         Self::LruByBlock,
         Self::Clock,
         Self::S3Fifo,
         Self::Prefix,
+        Self::Chooser,
     ];
 
     /// What it is called.
@@ -43,6 +46,7 @@ impl PolicyKind {
             Self::Clock => "clock",
             Self::S3Fifo => "s3fifo",
             Self::Prefix => "prefix",
+            Self::Chooser => "chooser",
         }
     }
 }
@@ -87,6 +91,9 @@ impl Cache {
             }
             PolicyKind::S3Fifo => Held::Prompts(Box::new(S3Fifo::<u32, FxBuildHasher>::default())),
             PolicyKind::Prefix => Held::Prompts(Box::new(Prefix::<u32, FxBuildHasher>::default())),
+            PolicyKind::Chooser => {
+                Held::Prompts(Box::new(Chooser::<u32, FxBuildHasher>::default()))
+            }
         };
         Self { held, capacity }
     }

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from penstock._native import Trace
 
-POLICIES = ("lru", "lru-by-block", "clock", "s3fifo", "prefix")
+POLICIES = ("lru", "lru-by-block", "clock", "s3fifo", "prefix", "chooser")
 """Eviction policies, by the names that the native part knows."""
 
 ROUTINGS = ("random", "sticky", "prefix-aware")

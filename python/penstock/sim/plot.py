@@ -12,7 +12,7 @@ from penstock.axis import decimal_label, decimal_step, octaves
 Line = Sequence[tuple[float, float]]
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _TALL, _GAP = 960, 84, 170, 44, 220, 70
-_COLOURS = ("#1f77b4", "#d1702f", "#4b9b57", "#8a5fb0", "#8a94a3", "#222")
+_COLOURS = ("#1f77b4", "#d1702f", "#4b9b57", "#8a5fb0", "#8a94a3", "#222", "#b8432f")
 _DASH = 7
 _MANY = 20
 _STYLE = (

@@ -77,6 +77,7 @@ impl Lead {
 }
 
 /// How many blocks of a prompt are in each cache, in a row from its start.
+#[derive(Default)]
 pub(super) struct Found {
     /// In the cache.
     pub(super) held: u32,

@@ -79,6 +79,8 @@ pub struct Prefix<K, S = RandomState> {
     /// The nodes of a chain while it is used. Kept to reuse the memory.
     known: Vec<Option<u32>>,
     used: Vec<u32>,
+    /// How much of the last chain was found.
+    found: Found,
 }
 
 impl<K> Prefix<K> {
@@ -121,6 +123,7 @@ impl<K, S: Default> Default for Prefix<K, S> {
             forget_from: None,
             known: Vec::new(),
             used: Vec::new(),
+            found: Found::default(),
         };
         policy.candidates.rank(&policy.counts.estimate());
         policy
@@ -128,6 +131,12 @@ impl<K, S: Default> Default for Prefix<K, S> {
 }
 
 impl<K, S> Prefix<K, S> {
+    /// How many blocks of the last chain were held in a row from its start, and how many a cache
+    /// would have held that is always least recently used.
+    pub(crate) fn last_found(&self) -> [u32; 2] {
+        [self.found.held, self.found.by_age]
+    }
+
     /// Makes a worthy node a candidate, if no node after it is worthy.
     fn enter(&mut self, node: u32, as_oldest: bool) {
         let entry = self.nodes.get_mut(node);
@@ -348,6 +357,7 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Prefix<K, S> {
         if self.lead.found(&found) {
             self.change_lead();
         }
+        self.found = found;
     }
 }
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import mmap
 import os
 import statistics
@@ -144,32 +143,28 @@ def main() -> None:
         for name, shape in SHAPES.items():
             progress(f"{layout}, blocks of {name}")
             rows.append(measure(shape, layout, args.passes))
-    print(
-        report.table(
+    table = report.table(
+        [
+            "layout",
+            "block",
+            "in place",
+            "slots",
+            "memcpy",
+            "time, in place : slots",
+            "processor time, in place : slots",
+        ],
+        [
             [
-                "layout",
-                "block",
-                "in place",
-                "slots",
-                "memcpy",
-                "time, in place : slots",
-                "processor time, in place : slots",
-            ],
-            [
-                [
-                    row["layout"],
-                    row["block"],
-                    *(f"{row['gb_s'][n]:.1f} GB/s" for n in ("in place", "slots", "memcpy")),
-                    f"{row['in_place_to_slots']:.2f}",
-                    f"{row['processor_in_place_to_slots']:.2f}",
-                ]
-                for row in rows
-            ],
-        )
+                row["layout"],
+                row["block"],
+                *(f"{row['gb_s'][n]:.1f} GB/s" for n in ("in place", "slots", "memcpy")),
+                f"{row['in_place_to_slots']:.2f}",
+                f"{row['processor_in_place_to_slots']:.2f}",
+            ]
+            for row in rows
+        ],
     )
-    if args.json is not None:
-        result = {"environment": args.environment, "passes": args.passes, "rows": rows}
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    report.finish(args, table, {"passes": args.passes, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from benches import report
 from benches.trained import text
 from benches.trained.train import Recipe, stream, trained
 
@@ -26,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benches.trained_kv", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--prompts", type=int, default=16, help=f"of {CONTEXT} tokens each")
-    args = parser.parse_args()
+    args = report.begin(parser)
     torch.set_num_threads(1)
     source = text.read()
     folder = trained(Recipe("llama"), source).folder
@@ -44,6 +45,7 @@ def main() -> None:
         return every.permute(2, 4, 0, 1, 3, 5, 6).contiguous()
 
     bf16 = kv(torch.bfloat16)
+    written: dict[str, int] = {}
     for name, values in (
         ("bf16", bf16),
         ("fp16", kv(torch.float16)),
@@ -52,7 +54,9 @@ def main() -> None:
     ):
         path = args.folder / f"kv.{name}"
         path.write_bytes(values.view(torch.uint8).numpy().tobytes())
-        print(f"{path}: {path.stat().st_size:,} bytes")
+        written[path.name] = path.stat().st_size
+    rows = [[name, f"{size:,}"] for name, size in written.items()]
+    report.finish(args, report.table(["file", "bytes"], rows), {"bytes": written})
 
 
 if __name__ == "__main__":

@@ -101,11 +101,11 @@ impl Groups {
         })
     }
 
-    /// The same groups in an engine that loads one unit less than it finds. vLLM does so with EAGLE
-    /// and MTP (`use_eagle_block_drop`): what their layers keep of a block's last token depends on
+    /// The same groups in an engine that, if `drops`, loads one unit less than it finds. vLLM does so
+    /// with EAGLE and MTP (`use_eagle_block_drop`): what their layers keep of a block's last token depends on
     /// the token after it, which the block's hash does not cover.
-    pub fn dropping_last(mut self) -> Self {
-        self.dropped = self.alignment;
+    pub fn dropping_last(mut self, drops: bool) -> Self {
+        self.dropped = if drops { self.alignment } else { 0 };
         self
     }
 
@@ -244,10 +244,7 @@ mod tests {
             prop::bool::ANY,
         )
             .prop_map(|(groups, has, from, units, drops)| {
-                let mut groups = Groups::new(groups, 2).unwrap();
-                if drops {
-                    groups = groups.dropping_last();
-                }
+                let groups = Groups::new(groups, 2).unwrap().dropping_last(drops);
                 let unit = groups.alignment();
                 (groups, has, from.min(units) * unit, units * unit)
             })
@@ -313,7 +310,7 @@ mod tests {
         let groups = Groups::new(vec![group], 16).unwrap();
         let ends = |groups: &Groups| [0, 1, 16, 17, 33].map(|tokens| groups.last_end(tokens));
         assert_eq!(ends(&groups), [0, 0, 0, 16, 32]);
-        assert_eq!(ends(&groups.dropping_last()), [0, 0, 0, 0, 16]);
+        assert_eq!(ends(&groups.dropping_last(true)), [0, 0, 0, 0, 16]);
     }
 
     #[test]

@@ -111,12 +111,7 @@ impl Catalogue {
             reads: reads(window, keeps_state),
         };
         let groups = groups.into_iter().map(group).collect();
-        let groups = raising(Groups::new(groups, hash_tokens))?;
-        let groups = if drops_last {
-            groups.dropping_last()
-        } else {
-            groups
-        };
+        let groups = raising(Groups::new(groups, hash_tokens))?.dropping_last(drops_last);
         Ok(Self {
             native: Native::new(groups, remembered),
             chunks: Vec::new(),

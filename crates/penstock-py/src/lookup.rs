@@ -179,11 +179,7 @@ impl ModelVariant {
             });
         let sizes = Groups::new(sizes.collect(), hash_tokens)
             .map_err(|error| config_error(py, error.to_string()))?;
-        let sizes = if drops_last {
-            sizes.dropping_last()
-        } else {
-            sizes
-        };
+        let sizes = sizes.dropping_last(drops_last);
         let parts = groups.iter().map(|(digest, _, _, _, spans)| {
             Ok(Part {
                 namespace: namespace(py, digest)?,

@@ -83,6 +83,11 @@ def gemma2(folder: Path, *, seed: int = 0, window: int = 256) -> Path:
     return save(folder, Gemma2ForCausalLM, config, seed, "float32")
 
 
+LATENT_ENGINE = {"attention_backend": "CPU_MLA"}
+"""Of an engine with multi-head latent attention. Left alone, vLLM takes AMX_MLA where the CPU has
+AMX, and that one refuses float32."""
+
+
 def deepseek_v2(folder: Path, *, seed: int = 0) -> Path:
     """A DeepSeek-V2: multi-head latent attention."""
     from transformers import DeepseekV2Config, DeepseekV2ForCausalLM

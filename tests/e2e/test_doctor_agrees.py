@@ -11,6 +11,7 @@ import pytest
 
 from penstock.vllm.models import describe
 from tests.connector.test_models import MADE, configured, model
+from tests.e2e import models
 from tests.e2e.hybrids import HYBRIDS
 from tests.e2e.node import Node, StartError
 
@@ -29,6 +30,8 @@ def test_a_model_is_served_as_said(name: str, start: Callable[..., Node], tmp_pa
     options: dict[str, Any] = HYBRIDS[name].engine if name in HYBRIDS else {}
     if name == "idefics3":
         options = {"skip_tokenizer_init": False}
+    if name == "deepseek_v2":
+        options = models.LATENT_ENGINE
     with start(folder, pool=POOL, **options) as node:
         log = node.log.read_text()
     assert re.findall(r"Penstock: layers: (.*)", log) == [said.family.layers]

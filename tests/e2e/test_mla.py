@@ -37,7 +37,7 @@ def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_loaded_prompt_is_vllms_own_hit(
     ranks: int, deepseek: Path, start: Callable[..., Node], tmp_path: Path
 ) -> None:
-    options = {
+    options = models.LATENT_ENGINE | {
         "tensor_parallel_size": ranks,
         "env": {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, range(ranks)))},
     }
@@ -63,7 +63,7 @@ def test_after_a_damaged_latent_all_is_recomputed(
     deepseek: Path, start: Callable[..., Node], tmp_path: Path
 ) -> None:
     folder = tmp_path / "pool"
-    options = {"pool": f"file://{folder}?size=1GiB", "prepare": AS_IT_IS}
+    options = models.LATENT_ENGINE | {"pool": f"file://{folder}?size=1GiB", "prepare": AS_IT_IS}
     with start(deepseek, **options) as first:
         cold = first.ask([*PREFIX, 7])
         first.wait_for("stored_blocks", 20)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.e2e import models
 from tests.e2e.conftest import tokens
@@ -79,3 +80,28 @@ def test_after_a_damaged_latent_all_is_recomputed(
         counters = second.counters()
         assert counters["rejected_objects"] == 1
         assert 0 < counters["loaded_tokens"] < 20 * BLOCK
+
+
+@pytest.mark.skipif(
+    not torch.cpu._is_amx_tile_supported(), reason="vLLM has AMX_MLA only on CPUs with AMX"
+)
+def test_with_amx_a_loaded_prompt_is_vllms_own_hit_too(
+    deepseek: Path, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    options = {
+        "pool": f"file://{tmp_path}/pool?size=1GiB",
+        "dtype": "bfloat16",
+        # AMX_MLA wants a multiple of 32.
+        "block_size": 2 * BLOCK,
+    }
+    with start(deepseek, **options) as first:
+        for prompt in PROMPTS:
+            first.ask(prompt)
+        own = [first.ask(prompt) for prompt in PROMPTS]
+        first.wait_for("stored_blocks", 11)
+        assert "Using AMX_MLA backend" in first.log.read_text()
+    with start(deepseek, **options) as second:
+        loaded = [second.ask(prompt) for prompt in PROMPTS]
+        assert second.counters()["loaded_tokens"] >= 20 * BLOCK
+    assert [a.cached for a in loaded] == [a.cached for a in own] == [20 * BLOCK] * 3 + [22 * BLOCK]
+    assert [answer.text for answer in loaded] == [answer.text for answer in own]

@@ -86,7 +86,7 @@ FAMILIES = (
         frozenset({"mla_attention"}),
         "works",
         _MLA,
-        tried={"float32": _MLA, "TP": _MLA},
+        tried={"float32": _MLA, "bfloat16": _MLA, "TP": _MLA},
     ),
     Family(
         "full attention and sliding windows",

@@ -152,7 +152,12 @@ vllm:penstock_loaded_tokens_total{engine="1"} 1e3
 vllm:penstock_loaded_bytes_total{engine="0"} 7.0
 # TYPE vllm:penstock_prefetched_bytes_total counter
 vllm:penstock_prefetched_bytes_total{engine="0"} 2.0
+# TYPE vllm:penstock_declined_tokens_total counter
+vllm:penstock_declined_tokens_total{engine="0"} 64.0
+vllm:penstock_declined_tokens_total{engine="1"} 32.0
 # TYPE vllm:penstock_stored_bytes_created gauge
 vllm:penstock_stored_bytes_created{engine="0"} 1.7e9
 """
-    assert engine.counters() == Counters(loaded_tokens=1005, loaded_bytes=9, stored_bytes=0)
+    found = Counters(loaded_tokens=1005, loaded_bytes=9, declined_tokens=96)
+    assert engine.counters() == found
+    assert found + found - found == found

@@ -158,6 +158,7 @@ def test_json_has_both_systems() -> None:
     assert told["systems"]["both <alike>"]["between_tokens_max"] == pytest.approx(SLOW)
     assert told["outputs_equal"] == 6
     assert told["loaded_share"] == 1.0
+    assert told["declined_share"] == 0.0
 
 
 @pytest.mark.parametrize("token", [7, 5])

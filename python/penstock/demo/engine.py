@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add, sub
 from typing import Any, TypeVar
 
 from penstock.completions import Answer, BrokenOff, Completions, Refused
@@ -17,25 +18,25 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Counters:
-    """Penstock's counters in a server: tokens loaded, bytes fetched from the pool, bytes stored."""
+    """Penstock's counters in a server."""
 
     loaded_tokens: int = 0
     loaded_bytes: int = 0
+    """Bytes fetched from the pool."""
     stored_bytes: int = 0
+    declined_tokens: int = 0
+    """Tokens computed though they could be loaded."""
+    handovers_given_up: int = 0
+    """Requests that did not wait for all blocks that a prefill server had promised."""
 
     def __sub__(self, earlier: Counters) -> Counters:
-        return Counters(
-            self.loaded_tokens - earlier.loaded_tokens,
-            self.loaded_bytes - earlier.loaded_bytes,
-            self.stored_bytes - earlier.stored_bytes,
-        )
+        return self._with(earlier, sub)
 
     def __add__(self, other: Counters) -> Counters:
-        return Counters(
-            self.loaded_tokens + other.loaded_tokens,
-            self.loaded_bytes + other.loaded_bytes,
-            self.stored_bytes + other.stored_bytes,
-        )
+        return self._with(other, add)
+
+    def _with(self, other: Counters, operation: Callable[[int, int], int]) -> Counters:
+        return Counters(*map(operation, astuple(self), astuple(other)))
 
 
 class Engine:
@@ -113,6 +114,8 @@ class Engine:
             # Some bytes may come as a prefetch while a request waits, before its load.
             total("loaded_bytes") + total("prefetched_bytes"),
             total("stored_bytes"),
+            total("declined_tokens"),
+            total("handovers_given_up"),
         )
 
     def metrics(self) -> Mapping[str, float]:

@@ -91,8 +91,12 @@ _NGRAM = {
 }
 
 # vLLM on CPUs has no hits of its own with MLA, unless it is told that its kernels go on from a
-# prefix.
-_LATENT = models.LATENT_ENGINE | {"prepare": "tests.e2e.mla_on_cpu:right_rotary_and_own_hits"}
+# prefix. Those kernels know blocks of 16 tokens only.
+_LATENT_BLOCK = 16
+_LATENT = models.LATENT_ENGINE | {
+    "prepare": "tests.e2e.mla_on_cpu:right_rotary_and_own_hits",
+    "max_model_len": 12 * _LATENT_BLOCK,
+}
 
 FAMILIES: dict[str, Family] = {
     "lfm2": _hybrid("lfm2", 1100 << 10, few_blocks=15),
@@ -104,7 +108,7 @@ FAMILIES: dict[str, Family] = {
     "nemotron_h": _hybrid("nemotron_h", 2100 << 10),
     "llama": Family(models.llama, 128, 4 << 20),
     "gemma2": Family(models.gemma2, 128, 2 << 20),
-    "deepseek_v2": Family(models.deepseek_v2, 128, 2300 << 10, _LATENT),
+    "deepseek_v2": Family(models.deepseek_v2, _LATENT_BLOCK, 290 << 10, _LATENT),
 }
 """Hybrids with state, speculation on small Llamas and a MiMo, and the plain kinds: full attention,
 windows, MLA."""

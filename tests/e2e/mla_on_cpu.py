@@ -31,15 +31,19 @@ def right_rotary() -> None:
 
 
 def right_rotary_and_own_hits() -> None:
-    """Switches vLLM's prefix cache on too, which its CPU platform switches off for MLA."""
+    """Switches vLLM's prefix cache on too, which its CPU platform switches off for MLA, and the
+    steps that were asked for: there it has every prompt computed in one."""
     from vllm.platforms.cpu import CpuPlatform
 
     right_rotary()
     check = CpuPlatform.check_and_update_config.__func__
 
     def wrapped(cls: Any, vllm_config: Any) -> None:
+        scheduler = vllm_config.scheduler_config
+        tokens_a_step = scheduler.max_num_batched_tokens
         check(cls, vllm_config)
-        vllm_config.scheduler_config.enable_chunked_prefill = True
+        scheduler.max_num_batched_tokens = tokens_a_step
+        scheduler.enable_chunked_prefill = True
         vllm_config.cache_config.enable_prefix_caching = True
 
     CpuPlatform.check_and_update_config = classmethod(wrapped)

@@ -416,6 +416,24 @@ impl Slot<Sealed> {
 }
 
 impl Slot<Verified> {
+    /// The payload as if it had been gathered, to be put anew. With `sum` its checksum is taken.
+    pub(crate) fn into_gathered(self, sum: bool) -> Slot<Gathered> {
+        let checksum = if sum {
+            let mut checksum = Checksum::new();
+            checksum.update(self.payload());
+            checksum
+        } else {
+            Checksum::new()
+        };
+        Slot {
+            lease: self.lease,
+            state: Gathered {
+                payload_bytes: self.state.payload_bytes,
+                checksum,
+            },
+        }
+    }
+
     /// Puts the slot at rest: it no longer counts as in use.
     pub(crate) fn keep(mut self) -> Self {
         let arena = Arc::clone(&self.lease.arena);

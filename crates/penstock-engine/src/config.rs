@@ -60,6 +60,9 @@ pub struct EngineConfig {
     pub put_timeout: Duration,
     /// The most time given to one get, however far the deadline of its job is.
     pub get_timeout: Duration,
+    /// How long a load waits for a value that another engine is bringing into node memory. Then it
+    /// fetches the value itself, as the other engine may have been stopped.
+    pub claim_wait: Duration,
     /// How long stores are dropped at once after a whole batch of puts has failed.
     pub store_backoff: Duration,
     /// The most objects of jobs whose last completion has not been polled yet.
@@ -95,6 +98,7 @@ impl EngineConfig {
             fence_wait: Duration::from_secs(60),
             put_timeout: Duration::from_secs(5),
             get_timeout: Duration::from_secs(10),
+            claim_wait: Duration::from_millis(250),
             store_backoff: Duration::from_secs(1),
             max_outstanding_objects: 1 << 18,
             keys: None,
@@ -148,6 +152,7 @@ impl EngineConfig {
             self.fence_wait,
             self.put_timeout,
             self.get_timeout,
+            self.claim_wait,
             self.store_backoff,
         ];
         if times.iter().any(|&time| time > LONGEST) {

@@ -97,6 +97,34 @@ pub struct Engine {
 impl Engine {
     /// Reserves the arena and starts the lanes.
     pub fn new(store: Arc<dyn Store>, config: EngineConfig) -> Result<Self, EngineError> {
+        Self::start(store, None, config)
+    }
+
+    /// An engine that shares its host tier with the other engines of the machine.
+    ///
+    /// Every value that it stores goes into `node` first, and then into the store. Loads take from
+    /// `node` what is there, straight into the blocks where these are host memory. What comes from
+    /// the store is put into `node` too. If several engines want it at once, one of them fetches it,
+    /// and the others wait for it.
+    ///
+    /// Refused if `node` is not memory of this machine (`shm://`).
+    pub fn with_node_memory(
+        store: Arc<dyn Store>,
+        node: Arc<dyn Store>,
+        config: EngineConfig,
+    ) -> Result<Self, EngineError> {
+        let node = SealedStore::new(node, config.keys.clone());
+        if !node.is_in_memory() {
+            return Err(EngineError::Config("node memory must be shared memory"));
+        }
+        Self::start(store, Some(node), config)
+    }
+
+    fn start(
+        store: Arc<dyn Store>,
+        node: Option<SealedStore>,
+        config: EngineConfig,
+    ) -> Result<Self, EngineError> {
         config.check()?;
         let signals = Arc::new(Signals::default());
         let counters = Arc::new(Counters::default());
@@ -105,11 +133,13 @@ impl Engine {
             Arc::clone(&signals),
             Arc::clone(&counters),
         )?);
-        let queues = crate::queue::Queues::new(config.clone(), arena, Arc::clone(&signals));
+        let queues =
+            crate::queue::Queues::new(config.clone(), node.is_some(), arena, Arc::clone(&signals));
         let table = Table::new(config.max_outstanding_objects);
         let running = Gauge::default();
         let inner = Arc::new(Inner {
             store: SealedStore::new(store, config.keys.clone()),
+            node,
             config,
             queues,
             signals,

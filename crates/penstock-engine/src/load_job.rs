@@ -393,7 +393,8 @@ impl LoadTicket {
         self.settle(outcome);
     }
 
-    fn settle(&self, outcome: Outcome) {
+    /// As [`resolve`](Self::resolve), while the object's description is still needed.
+    pub(crate) fn settle(&self, outcome: Outcome) {
         let job = &self.job;
         let mut state = job.state.lock();
         if matches!(state.progress[self.index], Progress::Done(_)) {

@@ -22,6 +22,11 @@ pub(crate) struct Queues {
     config: EngineConfig,
     arena: Arc<Arena>,
     host_tier: HostTier,
+    /// Whether stored values have another place to go while the store fails: the host tier or node
+    /// memory.
+    stores_anyway: bool,
+    /// Whether that place is node memory.
+    has_node: bool,
     signals: Arc<Signals>,
 }
 
@@ -82,13 +87,21 @@ pub(crate) enum PutWork {
 }
 
 impl Queues {
-    pub(crate) fn new(config: EngineConfig, arena: Arc<Arena>, signals: Arc<Signals>) -> Self {
+    /// With node memory, no values stay in the arena.
+    pub(crate) fn new(
+        config: EngineConfig,
+        has_node: bool,
+        arena: Arc<Arena>,
+        signals: Arc<Signals>,
+    ) -> Self {
         let host_tier = HostTier::new(config.slots, config.slot_bytes, config.prefetch_slots);
-        if !config.keep {
+        if !config.keep || has_node {
             host_tier.close();
         }
         Self {
             state: Mutex::default(),
+            stores_anyway: config.keep || has_node,
+            has_node,
             config,
             arena,
             host_tier,
@@ -102,9 +115,8 @@ impl Queues {
         let mut refused = Vec::new();
         {
             let mut state = self.state.lock();
-            // While the store fails, the host tier takes what it can.
-            let failing = state.failing_until.is_some_and(|until| until > since);
-            let accepting = !state.closed && state.draining == 0 && (!failing || self.config.keep);
+            let accepting =
+                !state.closed && state.draining == 0 && (self.stores_anyway || !state.is_failing());
             for ticket in tickets {
                 let bytes = state.gather_bytes + ticket.transfer().bytes;
                 if accepting
@@ -128,10 +140,7 @@ impl Queues {
         let refused = {
             let mut state = self.state.lock();
             put.ticket.gathered();
-            let failing = state
-                .failing_until
-                .is_some_and(|until| until > Instant::now());
-            if state.closed || failing {
+            if state.closed || (state.is_failing() && !self.has_node) {
                 Some(put)
             } else {
                 state.puts_like(&put).push_back(put);
@@ -258,8 +267,8 @@ impl Queues {
         self.next_prefetch(&mut state)
     }
 
-    /// What a get lane does for prefetches. A prefetch that finds no room is over: its request will
-    /// load what it needs.
+    /// What a get lane does for prefetches. A prefetch that finds no room to stay in is over: its
+    /// request will load what it needs.
     fn next_prefetch(&self, state: &mut State) -> LoadWork {
         while let Some(job) = state.prefetches.front() {
             let queued = job.queued();
@@ -276,6 +285,10 @@ impl Queues {
             let slots: Vec<_> = (0..share)
                 .map_while(|_| self.lease(Purpose::Prefetch))
                 .collect();
+            if slots.is_empty() && self.has_node {
+                // Slots are only on the way there: one is free soon.
+                return LoadWork::Wait;
+            }
             if slots.is_empty() {
                 job.drop_queued();
                 state.prefetches.pop_front();
@@ -303,15 +316,22 @@ impl Queues {
     }
 
     /// Notes whether the store takes puts. While it does not, store jobs' objects are dropped at
-    /// once, so that they do not hold blocks and slots for nothing. After a while, puts are tried
-    /// again.
+    /// once, so that they do not hold blocks and slots for nothing; with node memory, they go there
+    /// alone. After a while, puts are tried again.
     pub(crate) fn store_takes_puts(&self, yes: bool) {
         if yes {
             self.state.lock().failing_until = None;
         } else {
             self.state.lock().failing_until = Some(Instant::now() + self.config.store_backoff);
-            self.drop_stores(Outcome::Dropped, |_| true);
+            if !self.has_node {
+                self.drop_stores(Outcome::Dropped, |_| true);
+            }
         }
+    }
+
+    /// Whether the last puts all failed, so recently that the store is left alone.
+    pub(crate) fn is_store_failing(&self) -> bool {
+        self.state.lock().is_failing()
     }
 
     /// Ends every object that waits to be gathered for one of `jobs`.
@@ -374,6 +394,11 @@ impl Queues {
 }
 
 impl State {
+    fn is_failing(&self) -> bool {
+        self.failing_until
+            .is_some_and(|until| until > Instant::now())
+    }
+
     fn pop_gather(&mut self) -> Option<Gather> {
         let gather = self.gathers.pop_front()?;
         self.gather_bytes -= gather.ticket.transfer().bytes;

@@ -222,6 +222,13 @@ pub trait Store: Send + Sync {
         false
     }
 
+    /// Asks to be the one process that brings a value here from elsewhere. None while another
+    /// process is bringing it. A store that no other process uses always agrees.
+    #[doc(hidden)]
+    fn claim(&self, _: Internal, _key: &Key) -> Option<Claim<'_>> {
+        Some(Box::new(()))
+    }
+
     /// Puts one value.
     fn put(&self, key: &Key, value: &[IoSlice<'_>], deadline: Instant) -> Result<PutOutcome> {
         let mut batch = [PutRequest::new(*key, value)];
@@ -238,6 +245,9 @@ pub trait Store: Send + Sync {
         request.outcome.unwrap_or_else(|| Err(unanswered()))
     }
 }
+
+/// The right to bring a value into a store. It ends when this is dropped, or with the process.
+pub type Claim<'a> = Box<dyn Send + 'a>;
 
 /// A token that only this crate can make. Code elsewhere can neither call nor write a method that
 /// takes it.

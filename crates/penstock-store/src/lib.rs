@@ -27,7 +27,7 @@ mod tenant;
 pub mod value;
 
 pub use contract::{
-    Capabilities, GetOutcome, GetRequest, Listed, PutOutcome, PutRequest, Store, StoreStats,
+    Capabilities, Claim, GetOutcome, GetRequest, Listed, PutOutcome, PutRequest, Store, StoreStats,
 };
 pub use encryption::MAX_ENCRYPTED_PAYLOAD;
 pub use error::{Error, ErrorKind, Result};

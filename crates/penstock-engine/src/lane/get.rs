@@ -10,7 +10,7 @@ use penstock_layout::Segment;
 use penstock_store::ErrorKind;
 use penstock_store::sealed::{Destination, Got, Wanted};
 
-use super::{Inner, in_place};
+use super::{Inner, in_place, node};
 use crate::Outcome;
 use crate::arena::{Empty, Slot, Verified};
 use crate::host_tier::Value;
@@ -20,7 +20,7 @@ use crate::registration::NotCopied;
 use crate::stats::add_time;
 
 /// Time given to the removal of values that did not verify.
-const REMOVE_TIMEOUT: Duration = Duration::from_secs(1);
+pub(super) const REMOVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) fn run(inner: &Inner) {
     let mut segments = Vec::new();
@@ -40,9 +40,21 @@ pub(super) fn run(inner: &Inner) {
 }
 
 /// An object that is being fetched, and the slot that it is fetched into.
-struct Fetching {
-    ticket: LoadTicket,
+pub(super) struct Fetching {
+    pub(super) ticket: LoadTicket,
     slot: Slot<Empty>,
+    /// Whether node memory had a damaged value of it.
+    was_damaged: bool,
+}
+
+impl Fetching {
+    /// Notes that node memory had a damaged value of it.
+    pub(super) fn damaged(self) -> Self {
+        Self {
+            was_damaged: true,
+            ..self
+        }
+    }
 }
 
 impl Destination for Fetching {
@@ -59,16 +71,31 @@ impl Destination for Fetching {
 }
 
 fn load(inner: &Inner, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec<Segment>) {
-    let batch: Vec<Fetching> = batch
-        .into_iter()
-        .filter_map(|(ticket, slot)| {
-            let ticket = in_place::load(inner, ticket, segments)?;
-            Some(Fetching { ticket, slot })
-        })
-        .collect();
-    if batch.is_empty() {
+    let batch = batch.into_iter().map(|(ticket, slot)| Fetching {
+        ticket,
+        slot,
+        was_damaged: false,
+    });
+    if let Some(node) = &inner.node {
+        let batch = node::load(inner, node, batch.collect(), segments);
+        node::fetch_once(inner, node, batch, segments, |batch, segments| {
+            fetch(inner, batch, segments);
+        });
         return;
     }
+    let is_left = |object: &Fetching| {
+        let (store, ticket) = (&inner.store, &object.ticket);
+        let read = in_place::load(inner, store, ticket, segments, Outcome::Loaded);
+        !matches!(read, in_place::Read::Over)
+    };
+    let batch: Vec<Fetching> = batch.filter(is_left).collect();
+    if !batch.is_empty() {
+        fetch(inner, batch, segments);
+    }
+}
+
+/// Fetches objects from the store.
+fn fetch(inner: &Inner, batch: Vec<Fetching>, segments: &mut Vec<Segment>) {
     let start = Instant::now();
     // Objects that other lanes bring may give the job more time meanwhile.
     let limits = batch.iter().map(|object| object.ticket.limit());
@@ -88,7 +115,7 @@ fn load(inner: &Inner, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec
         let verified = inner.store.verify(arrival);
         add_time(&inner.counters.verify_nanos, start);
         match verified {
-            Ok((object, got)) => settle(inner, object, got, segments),
+            Ok((object, got)) => settle(inner, object, got, Outcome::Loaded, segments),
             Err(object) => rejected.push(object),
         }
     }
@@ -98,24 +125,28 @@ fn load(inner: &Inner, batch: Vec<(LoadTicket, Slot<Empty>)>, segments: &mut Vec
         let get_by = limit.min(Instant::now() + inner.config.get_timeout);
         let remove_by = get_by.max(Instant::now() + REMOVE_TIMEOUT);
         let (object, got) = inner.store.mend(object, get_by, remove_by);
-        settle(inner, object, got, segments);
+        settle(inner, object, got, Outcome::Loaded, segments);
     }
 }
 
-/// Settles an object by what its get brought.
-fn settle(inner: &Inner, object: Fetching, got: Got, segments: &mut Vec<Segment>) {
-    let Fetching { ticket, slot } = object;
+/// Settles an object by what its get brought. `loaded` makes the outcome of the payload's bytes.
+pub(super) fn settle(
+    inner: &Inner,
+    object: Fetching,
+    got: Got,
+    loaded: fn(u64) -> Outcome,
+    segments: &mut Vec<Segment>,
+) {
+    let Fetching {
+        ticket,
+        slot,
+        was_damaged,
+    } = object;
     let outcome = match got {
         Got::Payload(verified) => {
             let slot = slot.verified(ticket.transfer(), verified);
-            let Some(outcome) = deliver(inner, &ticket, slot, segments) else {
-                return;
-            };
-            if verified.is_mended() && matches!(outcome, Outcome::Loaded(_)) {
-                let mended = &inner.counters.mended_objects;
-                mended.fetch_add(1, Ordering::Relaxed);
-            }
-            outcome
+            let is_mended = verified.is_mended() || was_damaged;
+            return deliver(inner, &ticket, slot, is_mended, loaded, segments);
         }
         Got::Miss => Outcome::Miss,
         Got::Rejected(rejection) => Outcome::Rejected(rejection),
@@ -160,26 +191,46 @@ fn scatter(
     })
 }
 
-/// Writes a value into its blocks, unless it is for a prefetch, and keeps it. None if nobody wants
-/// it any more.
+/// Writes a value into its blocks, unless it is for a prefetch, and keeps it. Does nothing if nobody
+/// wants it any more.
 fn deliver(
     inner: &Inner,
     ticket: &LoadTicket,
     slot: Slot<Verified>,
+    is_mended: bool,
+    loaded: fn(u64) -> Outcome,
     segments: &mut Vec<Segment>,
-) -> Option<Outcome> {
+) {
     if !ticket.begin_scatter() {
-        return None;
+        return;
     }
     let prefetch = ticket.prefetch();
     if prefetch.is_none()
         && let Err(outcome) = scatter(inner, ticket, &slot, segments)
     {
-        return Some(outcome);
+        return ticket.settle(outcome);
     }
-    inner
-        .queues
-        .host_tier()
-        .keep(ticket.transfer(), slot, prefetch);
-    Some(Outcome::Loaded(ticket.transfer().bytes as u64))
+    let outcome = loaded(ticket.transfer().bytes as u64);
+    let is_from_store = matches!(outcome, Outcome::Loaded(_));
+    if is_mended && is_from_store {
+        let mended = &inner.counters.mended_objects;
+        mended.fetch_add(1, Ordering::Relaxed);
+    }
+    match &inner.node {
+        None => {
+            let host_tier = inner.queues.host_tier();
+            host_tier.keep(ticket.transfer(), slot, prefetch);
+            ticket.settle(outcome);
+        }
+        // A prefetch is over once the value is there. A load does not wait for that.
+        Some(node) if is_from_store && prefetch.is_some() => {
+            node::keep(inner, node, ticket, slot);
+            ticket.settle(outcome);
+        }
+        Some(node) if is_from_store => {
+            ticket.settle(outcome);
+            node::keep(inner, node, ticket, slot);
+        }
+        Some(_) => ticket.settle(outcome),
+    }
 }

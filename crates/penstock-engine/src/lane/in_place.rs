@@ -8,8 +8,8 @@
 use std::time::Instant;
 
 use penstock_layout::Segment;
-use penstock_store::ErrorKind;
-use penstock_store::sealed::{HeaderRoom, Wanted};
+use penstock_store::sealed::{Got, HeaderRoom, Wanted};
+use penstock_store::{ErrorKind, SealedStore};
 
 use super::Inner;
 use crate::Outcome;
@@ -17,44 +17,58 @@ use crate::load_job::LoadTicket;
 use crate::registration::NotCopied;
 use crate::stats::add_time;
 
-/// Loads an object if the nearest store has it in memory of this machine. Gives the ticket back if
-/// it is to be fetched.
+/// What came of a load in place.
+pub(super) enum Read {
+    /// The object has its outcome.
+    Over,
+    /// The store does not have it, or it cannot be read in place.
+    Absent,
+    /// The store has it damaged.
+    Damaged,
+}
+
+/// Loads an object if the nearest store has it in memory of this machine. `loaded` makes the
+/// outcome of the payload's bytes.
 pub(super) fn load(
     inner: &Inner,
-    ticket: LoadTicket,
+    store: &SealedStore,
+    ticket: &LoadTicket,
     segments: &mut Vec<Segment>,
-) -> Option<LoadTicket> {
-    let can = inner.store.is_read_in_place()
-        && ticket.prefetch().is_none()
-        && ticket.registration().is_host();
+    loaded: fn(u64) -> Outcome,
+) -> Read {
+    let can =
+        store.is_read_in_place() && ticket.prefetch().is_none() && ticket.registration().is_host();
     if !can {
-        return Some(ticket);
+        return Read::Absent;
     }
     if !ticket.begin_scatter() {
-        return None;
+        return Read::Over;
     }
     let start = Instant::now();
-    let loaded = read(inner, &ticket, segments);
+    let got = read(inner, store, ticket, segments);
     add_time(&inner.counters.scatter_nanos, start);
-    let outcome = match loaded {
-        Ok(true) => Outcome::Loaded(ticket.transfer().bytes as u64),
-        Ok(false) => {
+    let outcome = match got {
+        Ok(Got::Payload(verified)) => loaded(verified.bytes()),
+        Ok(got) => {
             ticket.scatter_later();
-            return Some(ticket);
+            return match got {
+                Got::Rejected(_) => Read::Damaged,
+                _ => Read::Absent,
+            };
         }
         Err(NotCopied::Closed) => Outcome::Cancelled,
         Err(NotCopied::Device(_)) => Outcome::Failed(ErrorKind::Io),
     };
-    ticket.resolve(outcome);
-    None
+    ticket.settle(outcome);
+    Read::Over
 }
 
-/// Whether the store had the object, and it verified.
 fn read(
     inner: &Inner,
+    store: &SealedStore,
     ticket: &LoadTicket,
     segments: &mut Vec<Segment>,
-) -> Result<bool, NotCopied> {
+) -> Result<Got, NotCopied> {
     let transfer = ticket.transfer();
     let limit = ticket
         .limit()
@@ -71,9 +85,9 @@ fn read(
                 context: &transfer.context,
                 position: transfer.position,
                 payload_bytes: Some(transfer.bytes as u64),
-                memory: header.before(inner.store.header_bytes(), blocks),
+                memory: header.before(store.header_bytes(), blocks),
             };
-            inner.store.read_in_place(wanted, limit).is_some()
+            store.read_in_place(wanted, limit)
         },
     )
 }

@@ -3,6 +3,7 @@
 mod copy;
 mod get;
 mod in_place;
+mod node;
 mod put;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,6 +25,8 @@ use crate::{Counters, EngineError, Fault};
 pub(crate) struct Inner {
     pub(crate) config: EngineConfig,
     pub(crate) store: SealedStore,
+    /// The host memory that the engines of this machine share, if they do.
+    pub(crate) node: Option<SealedStore>,
     pub(crate) queues: Queues,
     pub(crate) signals: Arc<Signals>,
     pub(crate) watch: Watch,

@@ -10,7 +10,7 @@ use penstock_store::{ErrorKind, Key, PutOutcome, SealedStore};
 
 use super::Inner;
 use crate::Outcome;
-use crate::arena::{Gathered, Sealed, Slot, Verified};
+use crate::arena::{Gathered, Sealed, Slot};
 use crate::queue::{Put, PutWork};
 use crate::stats::add_time;
 use crate::store_job::StoreTicket;
@@ -32,10 +32,39 @@ pub(super) fn run(inner: &Inner) {
 fn put(inner: &Inner, batch: Vec<Put>) {
     let start = Instant::now();
     let deadline = start + inner.config.put_timeout;
-    let (tickets, slots): (Vec<_>, Vec<_>) = batch
+    let (tickets, mut ready): (Vec<_>, Vec<_>) = batch
         .into_iter()
-        .map(|Put { ticket, slot }| (ticket, slot))
+        .map(|Put { ticket, slot }| (ticket, Ready::Gathered(slot)))
         .unzip();
+    if let Some(node) = &inner.node {
+        // The other engines of this machine can load them from here on, whatever the store does.
+        seal(inner, &tickets, &mut ready, |_| true);
+        put_sealed(node, &tickets, &ready, |_| true, deadline);
+        if inner.queues.is_store_failing() {
+            for ticket in tickets {
+                ticket.resolve(Outcome::Dropped);
+            }
+            return;
+        }
+    }
+    let outcomes = put_into_store(inner, &tickets, &mut ready, deadline);
+    for (ticket, ready) in tickets.iter().zip(ready) {
+        keep(inner, ticket, ready);
+    }
+    inner.counters.put_calls.fetch_add(1, Ordering::Relaxed);
+    for (ticket, outcome) in tickets.into_iter().zip(outcomes) {
+        ticket.resolve(outcome);
+    }
+}
+
+/// Puts the objects that the store does not have. Notes whether it takes puts.
+fn put_into_store(
+    inner: &Inner,
+    tickets: &[StoreTicket],
+    ready: &mut [Ready],
+    deadline: Instant,
+) -> Vec<Outcome> {
+    let start = Instant::now();
     let keys: Vec<Key> = tickets.iter().map(|ticket| ticket.transfer().key).collect();
     // Another node may have stored the same chunk meanwhile. Asking costs a round trip; sending the
     // value again costs the whole value.
@@ -44,28 +73,15 @@ fn put(inner: &Inner, batch: Vec<Put>) {
     let is_there = present.is_ok();
     let outcomes: Vec<Outcome> = match present {
         Ok(present) => {
+            seal(inner, tickets, ready, |index| !present[index]);
+            let is_absent = |index: usize| !present[index];
             let start = Instant::now();
-            let ready = seal_absent(&inner.store, &tickets, slots, &present);
-            add_time(&inner.counters.seal_nanos, start);
-            let outcomes = put_sealed(inner, &tickets, &ready, deadline);
-            for (ticket, ready) in tickets.iter().zip(ready) {
-                match ready {
-                    Ready::Present(slot) => keep(inner, ticket, Some(slot)),
-                    Ready::Sealed(slot) => keep(inner, ticket, slot.into_verified()),
-                    Ready::Failed(_) => {}
-                }
-            }
+            let outcomes = put_sealed(&inner.store, tickets, ready, is_absent, deadline);
+            add_time(&inner.counters.put_nanos, start);
             outcomes
         }
-        Err(error) => {
-            for (ticket, slot) in tickets.iter().zip(slots) {
-                keep(inner, ticket, Some(slot.into_verified(ticket.transfer())));
-            }
-            vec![Outcome::Failed(error.kind()); tickets.len()]
-        }
+        Err(error) => vec![Outcome::Failed(error.kind()); tickets.len()],
     };
-    inner.counters.put_calls.fetch_add(1, Ordering::Relaxed);
-
     // A value that the store will never accept, or not from this tenant now, says nothing about the
     // next one.
     let failed = |outcome: &Outcome| {
@@ -77,77 +93,76 @@ fn put(inner: &Inner, batch: Vec<Put>) {
     inner
         .queues
         .store_takes_puts(is_there && !outcomes.iter().all(failed));
-    for (ticket, outcome) in tickets.into_iter().zip(outcomes) {
-        ticket.resolve(outcome);
-    }
+    outcomes
 }
 
 /// Leaves a value to the host tier, whatever the store answered.
-fn keep(inner: &Inner, ticket: &StoreTicket, slot: Option<Slot<Verified>>) {
+fn keep(inner: &Inner, ticket: &StoreTicket, ready: Ready) {
+    let slot = match ready {
+        Ready::Gathered(slot) => Some(slot.into_verified(ticket.transfer())),
+        Ready::Sealed(slot) => slot.into_verified(),
+        Ready::Failed(_) => None,
+    };
     if let Some(slot) = slot {
         inner.queues.host_tier().keep(ticket.transfer(), slot, None);
     }
 }
 
-/// A gathered object before it is put.
+/// An object before it is put.
 enum Ready {
-    /// The store has it already.
-    Present(Slot<Verified>),
+    Gathered(Slot<Gathered>),
     Sealed(Slot<Sealed>),
     Failed(ErrorKind),
 }
 
-/// Makes values of the objects that the store does not have.
-fn seal_absent(
-    store: &SealedStore,
-    tickets: &[StoreTicket],
-    slots: Vec<Slot<Gathered>>,
-    present: &[bool],
-) -> Vec<Ready> {
-    tickets
-        .iter()
-        .zip(slots)
-        .zip(present)
-        .map(|((ticket, slot), present)| {
-            let transfer = ticket.transfer();
-            if *present {
-                return Ready::Present(slot.into_verified(transfer));
-            }
-            slot.seal(store, transfer)
-                .map_or_else(Ready::Failed, Ready::Sealed)
-        })
-        .collect()
-}
-
-fn put_sealed(
+/// Makes values of the gathered objects that are wanted, by their index.
+fn seal(
     inner: &Inner,
     tickets: &[StoreTicket],
+    ready: &mut [Ready],
+    is_wanted: impl Fn(usize) -> bool,
+) {
+    let start = Instant::now();
+    for (index, (ticket, ready)) in tickets.iter().zip(ready).enumerate() {
+        if is_wanted(index)
+            && let Ready::Gathered(_) = ready
+            && let Ready::Gathered(slot) =
+                std::mem::replace(ready, Ready::Failed(ErrorKind::Protocol))
+        {
+            *ready = slot
+                .seal(&inner.store, ticket.transfer())
+                .map_or_else(Ready::Failed, Ready::Sealed);
+        }
+    }
+    add_time(&inner.counters.seal_nanos, start);
+}
+
+/// Puts the sealed objects that are wanted, by their index. The others count as present.
+fn put_sealed(
+    store: &SealedStore,
+    tickets: &[StoreTicket],
     ready: &[Ready],
+    is_wanted: impl Fn(usize) -> bool,
     deadline: Instant,
 ) -> Vec<Outcome> {
-    let start = Instant::now();
-    let values: Vec<SealedValue<'_>> = tickets
-        .iter()
-        .zip(ready)
-        .filter_map(|(ticket, ready)| match ready {
-            Ready::Sealed(slot) => Some(slot.value(ticket.transfer().position)),
-            Ready::Present(_) | Ready::Failed(_) => None,
+    let each = || tickets.iter().zip(ready).enumerate();
+    let values: Vec<SealedValue<'_>> = each()
+        .filter_map(|(index, (ticket, ready))| match ready {
+            Ready::Sealed(slot) if is_wanted(index) => Some(slot.value(ticket.transfer().position)),
+            _ => None,
         })
         .collect();
-    let mut answers = inner.store.put_many(&values, deadline).into_iter();
-    add_time(&inner.counters.put_nanos, start);
-    tickets
-        .iter()
-        .zip(ready)
-        .map(|(ticket, ready)| match ready {
-            Ready::Present(_) => Outcome::AlreadyPresent,
+    let mut answers = store.put_many(&values, deadline).into_iter();
+    each()
+        .map(|(index, (ticket, ready))| match ready {
             Ready::Failed(kind) => Outcome::Failed(*kind),
-            Ready::Sealed(_) => match answers.next() {
+            Ready::Sealed(_) if is_wanted(index) => match answers.next() {
                 Some(Ok(PutOutcome::Stored)) => Outcome::Stored(ticket.transfer().bytes as u64),
                 Some(Ok(PutOutcome::AlreadyPresent)) => Outcome::AlreadyPresent,
                 Some(Err(error)) => Outcome::Failed(error.kind()),
                 None => Outcome::Failed(ErrorKind::Protocol),
             },
+            Ready::Gathered(_) | Ready::Sealed(_) => Outcome::AlreadyPresent,
         })
         .collect()
 }

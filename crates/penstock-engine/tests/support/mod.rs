@@ -2,6 +2,8 @@
 //! stopped, broken and watched.
 #![allow(dead_code, unsafe_code, unreachable_pub)]
 
+pub mod segment;
+
 use std::collections::HashSet;
 use std::marker::PhantomData;
 use std::sync::Arc;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::circuit::{BreakerCounters, BreakerSettings, Circuit, Pass, Verdict};
-use crate::contract::Internal;
+use crate::contract::{Claim, Internal};
 use crate::{
     Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, PutRequest, Result, Store,
     StoreStats,
@@ -135,6 +135,10 @@ impl Store for Breaker {
 
     fn is_in_memory(&self, internal: Internal) -> bool {
         self.inner.is_in_memory(internal)
+    }
+
+    fn claim(&self, internal: Internal, key: &Key) -> Option<Claim<'_>> {
+        self.inner.claim(internal, key)
     }
 
     fn stats(&self) -> StoreStats {

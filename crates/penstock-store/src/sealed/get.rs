@@ -212,7 +212,16 @@ impl SealedStore {
         outcome: Result<GetOutcome>,
         checksum: Option<u64>,
     ) -> Got {
-        let wanted = destination.wanted(self.header_bytes());
+        self.judge_wanted(destination.wanted(self.header_bytes()), outcome, checksum)
+    }
+
+    /// The same, where the destination is gone.
+    pub(super) fn judge_wanted(
+        &self,
+        wanted: Wanted<'_>,
+        outcome: Result<GetOutcome>,
+        checksum: Option<u64>,
+    ) -> Got {
         match outcome {
             Ok(GetOutcome::Hit(bytes)) => self
                 .check(wanted, bytes, checksum)
@@ -229,7 +238,7 @@ impl SealedStore {
         }
     }
 
-    pub(super) fn check(
+    fn check(
         &self,
         wanted: Wanted<'_>,
         value_bytes: u64,

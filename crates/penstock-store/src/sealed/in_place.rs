@@ -1,44 +1,65 @@
-//! Values that come from a store in this machine's memory to where they are used, in one copy.
+//! Stores in this machine's memory: values come from them to where they are used in one copy, and
+//! processes agree on which of them brings a value there.
 
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::{Got, SealedStore, Verified, Wanted};
-use crate::contract::Internal;
-use crate::{GetOutcome, GetRequest, Store};
+use super::{Got, SealedStore, Wanted};
+use crate::contract::{Claim, Internal, unanswered};
+use crate::{GetRequest, Key, Store};
 
 impl SealedStore {
+    /// Whether the store is this machine's memory.
+    pub fn is_in_memory(&self) -> bool {
+        self.store.is_in_memory(Internal(()))
+    }
+
     /// Whether values can be read in place: the nearest store is this machine's memory, and values
     /// are not encrypted.
     pub fn is_read_in_place(&self) -> bool {
-        self.nearest().is_some()
+        self.keys.is_none() && self.nearest().is_in_memory(Internal(()))
     }
 
-    /// Gets a value from the nearest store straight to where it is used.
+    /// Gets a value from the nearest store straight to where it is used. If that store is not read
+    /// in place, this is a miss.
     ///
-    /// What the memory holds afterwards has a meaning only with the proof that is returned. Without
-    /// it the value may be elsewhere, or damaged: get it as usual.
-    pub fn read_in_place(&self, mut wanted: Wanted<'_>, deadline: Instant) -> Option<Verified> {
-        let store = self.nearest()?;
+    /// What the memory holds afterwards has a meaning only with [`Got::Payload`]. Otherwise the
+    /// value may be elsewhere. A damaged value stays where it is: get it as usual to have it mended,
+    /// or [discard](Self::discard) it.
+    pub fn read_in_place(&self, mut wanted: Wanted<'_>, deadline: Instant) -> Got {
+        if !self.is_read_in_place() {
+            return Got::Miss;
+        }
         let mut batch = [GetRequest {
             position: wanted.position,
             wants_checksum: true,
             ..GetRequest::new(*wanted.key, &mut wanted.memory)
         }];
-        store.get_many(&mut batch, deadline);
+        self.nearest().get_many(&mut batch, deadline);
         let [request] = batch;
         let (outcome, checksum) = (request.outcome, request.checksum);
-        let Some(Ok(GetOutcome::Hit(bytes))) = outcome else {
-            return None;
-        };
-        match self.check(wanted, bytes, checksum) {
-            Ok(Got::Payload(verified)) => Some(verified),
-            _ => None,
-        }
+        self.judge_wanted(
+            wanted,
+            outcome.unwrap_or_else(|| Err(unanswered())),
+            checksum,
+        )
     }
 
-    fn nearest(&self) -> Option<&dyn Store> {
+    /// Removes a value that was damaged when it was read in place, and counts it as rejected.
+    pub fn discard(&self, key: &Key, deadline: Instant) {
+        self.rejected.fetch_add(1, Ordering::Relaxed);
+        // If this fails, the value will be found damaged again.
+        let _ = self.store.remove(&[*key], deadline);
+    }
+
+    /// Asks to be the one process that brings a value into this store from elsewhere. None while
+    /// another process is bringing it.
+    pub fn claim(&self, key: &Key) -> Option<Claim<'_>> {
+        self.store.claim(Internal(()), key)
+    }
+
+    fn nearest(&self) -> &dyn Store {
         let tiers = self.store.tiers(Internal(()));
-        let store = &**tiers.first().unwrap_or(&self.store);
-        (self.keys.is_none() && store.is_in_memory(Internal(()))).then_some(store)
+        &**tiers.first().unwrap_or(&self.store)
     }
 }

@@ -54,6 +54,10 @@ impl Name {
         }
     }
 
+    pub(super) fn hash(&self) -> u64 {
+        self.hash
+    }
+
     fn tag(&self) -> u32 {
         self.hash as u32 & ((1 << TAG_BITS) - 1)
     }

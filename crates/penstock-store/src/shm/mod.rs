@@ -26,7 +26,7 @@ mod state;
 
 use std::time::Instant;
 
-use crate::contract::Internal;
+use crate::contract::{Claim, Internal};
 use crate::counters::Counters;
 use crate::value::Checksum;
 use crate::{
@@ -255,6 +255,11 @@ impl Store for ShmStore {
 
     fn is_in_memory(&self, _: Internal) -> bool {
         true
+    }
+
+    fn claim(&self, _: Internal, key: &Key) -> Option<Claim<'_>> {
+        let claim = self.segment.owner.claim(Name::of(key).hash())?;
+        Some(Box::new(claim))
     }
 
     fn stats(&self) -> StoreStats {

@@ -22,15 +22,19 @@ use crate::{Error, ErrorKind, Result};
 /// The byte whose lock means that the segment is being set up.
 pub(super) const SETUP: u16 = 0;
 
+/// The first of the bytes whose locks mean that a value is being brought. They lie far behind the
+/// owners'. The file need not have them.
+const CLAIMS: u64 = 1 << 32;
+
 /// A lock that this handle has on a byte of the file, until it is dropped or the handle dies.
 pub(super) struct ByteLock<'a> {
     file: &'a File,
-    byte: u16,
+    byte: u64,
 }
 
 impl<'a> ByteLock<'a> {
     /// The lock, if no other handle has it.
-    pub(super) fn try_new(file: &'a File, byte: u16) -> io::Result<Option<Self>> {
+    pub(super) fn try_new(file: &'a File, byte: u64) -> io::Result<Option<Self>> {
         Ok(try_lock(file, byte)?.then_some(Self { file, byte }))
     }
 }
@@ -42,7 +46,7 @@ impl Drop for ByteLock<'_> {
     }
 }
 
-fn try_lock(file: &File, byte: u16) -> io::Result<bool> {
+fn try_lock(file: &File, byte: u64) -> io::Result<bool> {
     match set(file, byte, libc::F_WRLCK) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
@@ -50,12 +54,12 @@ fn try_lock(file: &File, byte: u16) -> io::Result<bool> {
     }
 }
 
-fn set(file: &File, byte: u16, kind: i32) -> io::Result<()> {
+fn set(file: &File, byte: u64, kind: i32) -> io::Result<()> {
     // SAFETY: the record consists of integers, for which zeros are values.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as _;
     lock.l_whence = libc::SEEK_SET as _;
-    lock.l_start = libc::off_t::from(byte);
+    lock.l_start = byte as libc::off_t;
     lock.l_len = 1;
     // SAFETY: the descriptor is open and the record lives through the call, which only reads it.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
@@ -80,7 +84,7 @@ impl Owner {
     /// there.
     pub(super) fn register(file: File) -> Result<Self> {
         for number in 1..=OWNERS {
-            match try_lock(&file, number) {
+            match try_lock(&file, number.into()) {
                 Ok(false) => {}
                 // The lock lives as long as the file.
                 Ok(true) => {
@@ -113,6 +117,18 @@ impl Owner {
         self.process == std::process::id()
     }
 
+    /// The right to bring the value of this hash, unless another handle has it. Two values of one
+    /// byte are brought one after the other, which costs time only.
+    pub(super) fn claim(&self, hash: u64) -> Option<ByteLock<'_>> {
+        let byte = CLAIMS + hash % CLAIMS;
+        // If the kernel has no room for another lock, two processes may bring the value.
+        let unlocked = |_| {
+            let file = &self.file;
+            Some(ByteLock { file, byte })
+        };
+        ByteLock::try_new(&self.file, byte).unwrap_or_else(unlocked)
+    }
+
     /// Runs `bury` if the owner is dead. The owner stays dead meanwhile, and nobody takes its
     /// number.
     pub(super) fn if_dead<T>(&self, owner: u16, bury: impl FnOnce() -> T) -> Option<T> {
@@ -123,7 +139,7 @@ impl Owner {
         // Owners' numbers are never 0. If damage left a 0, no lock is taken.
         let _lock = match owner {
             SETUP => None,
-            owner => Some(ByteLock::try_new(&self.file, owner).ok()??),
+            owner => Some(ByteLock::try_new(&self.file, owner.into()).ok()??),
         };
         Some(bury())
     }
@@ -132,6 +148,23 @@ impl Owner {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_handle_at_a_time_brings_a_value() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let register = || Owner::register(file.reopen().unwrap()).unwrap();
+        let (a, b) = (register(), register());
+        let claim = a.claim(7).expect("nobody has it");
+        assert!(b.claim(7).is_none());
+        assert!(b.claim(8).is_some());
+        assert_eq!(register().number(), 3, "claims are no owners");
+        drop(claim);
+        assert!(b.claim(7).is_some());
+        std::mem::forget(b.claim(7));
+        assert!(a.claim(7).is_none());
+        drop(b);
+        assert!(a.claim(7).is_some(), "it ended with its handle");
+    }
 
     #[test]
     fn the_living_are_told_from_the_dead() {

@@ -206,7 +206,7 @@ fn set_up(
     give_up: Instant,
 ) -> Result<Option<Geometry>> {
     let _lock = loop {
-        match ByteLock::try_new(file, SETUP) {
+        match ByteLock::try_new(file, SETUP.into()) {
             Ok(Some(lock)) => break lock,
             Ok(None) if Instant::now() < give_up => std::thread::sleep(SETUP_RETRY),
             Ok(None) => {

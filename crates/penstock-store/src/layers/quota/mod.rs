@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use crate::contract::Internal;
+use crate::contract::{Claim, Internal};
 use crate::{
     Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, PutRequest, Result, Store,
     StoreStats, deadline, slices,
@@ -238,6 +238,14 @@ impl Store for Quota {
 
     fn tiers(&self, internal: Internal) -> &[Arc<dyn Store>] {
         self.inner().tiers(internal)
+    }
+
+    fn is_in_memory(&self, internal: Internal) -> bool {
+        self.inner().is_in_memory(internal)
+    }
+
+    fn claim(&self, internal: Internal, key: &Key) -> Option<Claim<'_>> {
+        self.inner().claim(internal, key)
     }
 
     fn stats(&self) -> StoreStats {

@@ -1,0 +1,258 @@
+//! Engines that share their host tier.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use penstock_engine::{Block, Engine, EngineConfig, EngineError, Fence, Outcome};
+use penstock_layout::KvLayout;
+use penstock_store::{ErrorKind, Keyring, MemoryStore, SealedStore, Store};
+use support::segment::Pool;
+use support::*;
+
+const LOADED: Outcome = Outcome::Loaded(BLOCK_BYTES as u64);
+const KEPT: Outcome = Outcome::Kept(BLOCK_BYTES as u64);
+const SIZE: u64 = 8 << 20;
+const ALL: usize = BLOCKS as usize;
+
+/// As users set it up: host memory of an engine's own would keep values.
+fn settings(slots: usize) -> EngineConfig {
+    EngineConfig {
+        keep: true,
+        claim_wait: LONG,
+        ..config(slots)
+    }
+}
+
+fn sharing<'kv>(store: &Arc<Probe>, node: &Pool, config: EngineConfig, kv: &'kv Kv) -> Rig<'kv> {
+    let store = Arc::clone(store) as Arc<dyn Store>;
+    let engine = Engine::with_node_memory(store, node.open(SIZE), config).unwrap();
+    let rig = Rig::from(engine);
+    rig.register_kv(kv);
+    rig
+}
+
+fn filled() -> Kv {
+    let kv = Kv::new(KvLayout::LBHNC);
+    (0..BLOCKS).for_each(|block| kv.fill(block, block));
+    kv
+}
+
+fn numbered() -> Vec<Block> {
+    (0..BLOCKS).map(|n| block_of(n, n)).collect()
+}
+
+fn store(rig: &Rig) -> Vec<Outcome> {
+    rig.submit_store(1, numbered(), Fence::NONE).unwrap();
+    outcomes(rig, 1)
+}
+
+fn load(rig: &Rig) -> Vec<Outcome> {
+    rig.submit_load(2, numbered(), soon(), false, Fence::NONE)
+        .unwrap();
+    outcomes(rig, 2)
+}
+
+fn assert_whole(kv: &Kv) {
+    for block in 0..BLOCKS {
+        assert_eq!(kv.read(block, share()), pattern(block));
+    }
+}
+
+/// A store that has all blocks.
+fn full() -> Arc<Probe> {
+    let probe = Probe::new();
+    let source = filled();
+    let writer = engine(&probe, config(32), &source);
+    assert!(store(&writer).iter().all(Outcome::is_success));
+    probe
+}
+
+fn keys_got(probe: &Probe) -> usize {
+    let got = |call: &Call| match call {
+        Call::Get(keys) => keys.len(),
+        _ => 0,
+    };
+    probe.calls().iter().map(got).sum()
+}
+
+/// Waits until another engine would find all blocks in node memory.
+fn arrived(node: &Pool) {
+    let shm = node.open(SIZE);
+    let keys: Vec<_> = (0..BLOCKS).map(key).collect();
+    eventually("all is in node memory", || {
+        shm.contains(&keys, soon()).unwrap().iter().all(|&has| has)
+    });
+}
+
+#[test]
+fn what_one_engine_stores_another_loads_without_the_store() {
+    let (node, source, target) = (Pool::new(), filled(), Kv::new(KvLayout::BLHNC));
+    let writer = sharing(&Probe::new(), &node, settings(32), &source);
+    assert!(store(&writer).iter().all(Outcome::is_success));
+    let nothing = Probe::new();
+    let reader = sharing(&nothing, &node, settings(4), &target);
+    assert_eq!(load(&reader), [KEPT; ALL]);
+    assert_whole(&target);
+    assert_eq!(nothing.calls(), []);
+    assert_eq!(reader.stats().get_calls, 0, "no value went through a slot");
+}
+
+#[test]
+fn what_comes_from_the_store_is_in_node_memory_afterwards() {
+    let (probe, node, target) = (full(), Pool::new(), Kv::new(KvLayout::BLHNC));
+    let reader = sharing(&probe, &node, settings(4), &target);
+    assert_eq!(load(&reader), [LOADED; ALL]);
+    assert_whole(&target);
+    arrived(&node);
+
+    let other = Kv::new(KvLayout::BHLNC);
+    let again = sharing(&Probe::new(), &node, settings(4), &other);
+    assert_eq!(load(&again), [KEPT; ALL]);
+    assert_whole(&other);
+}
+
+#[test]
+fn engines_that_want_the_same_fetch_it_once() {
+    let (probe, node) = (full(), Pool::new());
+    let targets: Vec<Kv> = (0..4).map(|_| Kv::new(KvLayout::BLHNC)).collect();
+    let share = |kv| sharing(&probe, &node, settings(8), kv);
+    let rigs: Vec<Rig> = targets.iter().map(share).collect();
+    probe.hold_gets(true);
+    for rig in &rigs {
+        rig.submit_load(2, numbered(), soon(), false, Fence::NONE)
+            .unwrap();
+    }
+    // By now each of them looks for its first blocks.
+    probe.until(|call| matches!(call, Call::Get(_)));
+    std::thread::sleep(Duration::from_millis(50));
+    probe.hold_gets(false);
+    let mut loaded = 0;
+    for (rig, target) in rigs.iter().zip(&targets) {
+        let got = outcomes(rig, 2);
+        assert!(
+            got.iter().all(|outcome| [LOADED, KEPT].contains(outcome)),
+            "{got:?}"
+        );
+        loaded += got.iter().filter(|&&outcome| outcome == LOADED).count();
+        assert_whole(target);
+    }
+    assert_eq!(loaded, ALL);
+    assert_eq!(keys_got(&probe), ALL);
+}
+
+#[test]
+fn an_engine_that_never_brings_what_it_began_is_not_waited_for() {
+    let (probe, node, target) = (full(), Pool::new(), Kv::new(KvLayout::BLHNC));
+    let stopped = SealedStore::new(node.open(SIZE), None);
+    let claims: Vec<_> = (0..BLOCKS).map(|n| stopped.claim(&key(n))).collect();
+    assert!(claims.iter().all(Option::is_some));
+    let settings = EngineConfig {
+        claim_wait: Duration::from_millis(5),
+        ..settings(4)
+    };
+    let reader = sharing(&probe, &node, settings, &target);
+    assert_eq!(load(&reader), [LOADED; ALL]);
+    assert_whole(&target);
+}
+
+#[test]
+fn a_damaged_value_is_removed_and_comes_from_the_store() {
+    for keys in [None, ring()] {
+        let (probe, node, kv) = (Probe::new(), Pool::new(), filled());
+        let settings = EngineConfig {
+            keys: keys.clone(),
+            ..settings(32)
+        };
+        let rig = sharing(&probe, &node, settings, &kv);
+        assert!(store(&rig).iter().all(Outcome::is_success));
+        let value = probe.value(&key(3));
+        assert_eq!(node.damage(&value[value.len() - 64..]), 1);
+        (0..BLOCKS).for_each(|block| kv.fill(block, 99));
+        for (block, outcome) in load(&rig).into_iter().enumerate() {
+            assert_eq!(outcome, if block == 3 { LOADED } else { KEPT });
+        }
+        assert_whole(&kv);
+        assert_eq!(rig.stats().mended_objects, 1);
+        arrived(&node);
+        assert_eq!(load(&rig), [KEPT; ALL]);
+    }
+}
+
+fn ring() -> Option<Arc<Keyring>> {
+    let key = "a:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    Some(Arc::new(Keyring::parse(key).unwrap()))
+}
+
+#[test]
+fn with_keys_node_memory_holds_ciphertext_only() {
+    let (probe, node, source) = (Probe::new(), Pool::new(), filled());
+    let settings = || EngineConfig {
+        keys: ring(),
+        ..settings(32)
+    };
+    let writer = sharing(&probe, &node, settings(), &source);
+    assert!(store(&writer).iter().all(Outcome::is_success));
+    let target = Kv::new(KvLayout::BLHNC);
+    let reader = sharing(&Probe::new(), &node, settings(), &target);
+    assert_eq!(load(&reader), [KEPT; ALL]);
+    assert_whole(&target);
+
+    let (cold, other) = (Pool::new(), Kv::new(KvLayout::BLHNC));
+    let from_store = sharing(&probe, &cold, settings(), &other);
+    assert_eq!(load(&from_store), [LOADED; ALL]);
+    arrived(&cold);
+    assert_eq!(load(&from_store), [KEPT; ALL]);
+    for block in 0..BLOCKS {
+        let plain = &pattern(block)[..64];
+        assert_eq!(node.damage(plain) + cold.damage(plain), 0);
+    }
+}
+
+#[test]
+fn a_prefetch_brings_values_into_node_memory() {
+    let (probe, node, target) = (full(), Pool::new(), Kv::new(KvLayout::BLHNC));
+    let rig = sharing(&probe, &node, settings(8), &target);
+    rig.submit_prefetch(3, numbered(), soon()).unwrap();
+    assert_eq!(outcomes(&rig, 3), [LOADED; ALL]);
+    rig.submit_prefetch(4, numbered(), soon()).unwrap();
+    assert_eq!(outcomes(&rig, 4), [KEPT; ALL]);
+    assert_eq!(load(&rig), [KEPT; ALL]);
+    assert_whole(&target);
+    rig.release(3);
+    rig.release(4);
+}
+
+#[test]
+fn while_the_store_is_down_node_memory_takes_what_comes() {
+    let (probe, node, source, target) = (
+        Probe::new(),
+        Pool::new(),
+        filled(),
+        Kv::new(KvLayout::BLHNC),
+    );
+    probe.fail(Some(ErrorKind::Unreachable));
+    let mut patient = settings(32);
+    patient.store_backoff = LONG;
+    let writer = sharing(&probe, &node, patient, &source);
+    let (first, rest) = (numbered()[..1].to_vec(), numbered()[1..].to_vec());
+    writer.submit_store(1, first, Fence::NONE).unwrap();
+    let failed = Outcome::Failed(ErrorKind::Unreachable);
+    assert_eq!(outcomes(&writer, 1), [failed]);
+    let calls = probe.calls().len();
+    writer.submit_store(2, rest, Fence::NONE).unwrap();
+    assert_eq!(outcomes(&writer, 2), [Outcome::Dropped; ALL - 1]);
+    assert_eq!(probe.calls().len(), calls, "the store is left alone");
+
+    let reader = sharing(&probe, &node, settings(4), &target);
+    assert_eq!(load(&reader), [KEPT; ALL]);
+    assert_whole(&target);
+}
+
+#[test]
+fn node_memory_is_shared_memory() {
+    let store = || Arc::new(MemoryStore::new(SIZE)) as Arc<dyn Store>;
+    let refused = Engine::with_node_memory(store(), store(), config(4));
+    assert!(matches!(refused.err(), Some(EngineError::Config(_))));
+}

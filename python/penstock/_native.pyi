@@ -371,6 +371,7 @@ class Engine:
         *,
         slot_bytes: int,
         slots: int,
+        node: Store | None = None,
         keep: bool = True,
         copy_lanes: int = 1,
         get_lanes: int = 2,
@@ -467,6 +468,13 @@ class Catalogue:
         spans: Sequence[Sequence[tuple[int, int, int, int]]],
         timeout: float,
     ) -> int | None: ...
+    def look_in_node(
+        self,
+        request: str,
+        node: Store,
+        namespaces: Sequence[bytes],
+        spans: Sequence[Sequence[tuple[int, int, int, int]]],
+    ) -> None: ...
     def take_answers(self, lookup: Lookup) -> tuple[int, int, list[float]]: ...
     def do_without(self, request: str) -> None: ...
     def drop_lookup(self, request: str, lookup: Lookup) -> None: ...

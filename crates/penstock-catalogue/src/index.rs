@@ -41,6 +41,8 @@ const LISTED: u8 = 8;
 
 /// This engine has put the block into the pool, or found it there when it wanted to.
 const OURS: u8 = 16;
+/// Node memory had the block when it was last asked.
+const IN_NODE: u8 = 32;
 
 const NONE: Number = Number::MAX;
 
@@ -79,9 +81,9 @@ impl State {
         self.flags & PREFETCHED != 0
     }
 
-    /// Whether the host memory of exactly so many ranks has it.
+    /// Whether host memory has it: that of exactly so many ranks, or node memory.
     pub(crate) fn is_held_by(&self, ranks: i32) -> bool {
-        self.ranks == ranks
+        self.ranks == ranks || self.flags & (IN_NODE | FOREIGN) == IN_NODE
     }
 
     fn is_worth_remembering(&self) -> bool {
@@ -381,9 +383,20 @@ impl Index {
         self.states[number as usize].flags |= IN_POOL | OURS;
     }
 
-    /// Notes that the pool no longer has a block, or not all of it.
+    /// Notes that the pool no longer has a block, or not all of it. Node memory does not have it
+    /// either: it was looked for there first.
     pub(crate) fn set_lost(&mut self, number: Number) {
-        self.states[number as usize].flags &= !(IN_POOL | OURS);
+        self.states[number as usize].flags &= !(IN_POOL | OURS | IN_NODE);
+    }
+
+    /// Notes whether node memory has all of a block.
+    pub(crate) fn set_in_node(&mut self, number: Number, is_there: bool) {
+        let flags = &mut self.states[number as usize].flags;
+        *flags = if is_there {
+            *flags | IN_NODE
+        } else {
+            *flags & !IN_NODE
+        };
     }
 
     pub(crate) fn set_foreign(&mut self, number: Number) {

@@ -74,9 +74,35 @@ impl Catalogue {
         id: &str,
         query: &Query,
     ) -> Result<impl ExactSizeIterator<Item = Chunk> + '_> {
-        let numbers = self.request(id)?.blocks[query.group].iter();
-        let numbers = numbers.take(query.blocks);
+        Ok(self.chunks_of_group(id, query.group)?.take(query.blocks))
+    }
+
+    /// The chunks of all the request's blocks of a group.
+    ///
+    /// # Errors
+    /// The request is not known.
+    pub fn chunks_of_group(
+        &self,
+        id: &str,
+        group: usize,
+    ) -> Result<impl ExactSizeIterator<Item = Chunk> + '_> {
+        let numbers = self.request(id)?.blocks[group].iter();
         Ok(numbers.map(|&number| self.index.name(number).chunk))
+    }
+
+    /// Takes in which of the request's blocks of a group node memory has, none if it does not say:
+    /// host memory has these. Other engines may have them given up at any time. This costs time,
+    /// never a token.
+    ///
+    /// # Errors
+    /// The request is not known.
+    pub fn note_node(&mut self, id: &str, group: usize, present: &[bool]) -> Result<()> {
+        let request = found_mut(&mut self.requests, id)?;
+        for (index, &number) in request.blocks[group].iter().enumerate() {
+            self.index
+                .set_in_node(number, present.get(index).copied().unwrap_or(false));
+        }
+        Ok(())
     }
 
     /// Notes that the pool need not be asked, or cannot be. The request goes on as if the pool had

@@ -51,7 +51,7 @@ pub use group::{KvGroup, Replica};
 pub use held::{HostChange, NotHostChanges};
 pub use job::Deadline;
 pub use keeper::{Keeper, KeeperConfig, KeeperStats, KeptGroup};
-pub use lookup::{Answer, Lookup, LookupConfig};
+pub use lookup::{Answer, Lookup, LookupConfig, look_up_now};
 pub use outcome::{Outcome, Outcomes, Tally};
 pub use owner::Owner;
 pub use region::Region;

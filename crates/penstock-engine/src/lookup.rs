@@ -14,6 +14,9 @@ use crate::config::end_of;
 use crate::gauge::Gauge;
 use crate::{Chunk, EngineError};
 
+/// Time given to a store that answers at once.
+const NOW: Duration = Duration::from_secs(1);
+
 /// Bounds of a [`Lookup`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LookupConfig {
@@ -122,18 +125,43 @@ impl Request {
         self.chunks.len() * self.spans.len()
     }
 
-    /// The keys, chunk by chunk, each with all spans. The thread that asks the store makes them:
-    /// for a long prompt, they are half a megabyte.
+    /// The keys. The thread that asks the store makes them: for a long prompt, they are half a
+    /// megabyte.
     fn keys(&self) -> impl Iterator<Item = Key> {
-        let namespace = self.namespace;
-        self.chunks.iter().flat_map(move |&chunk| {
-            self.spans.iter().map(move |&span| Key {
-                namespace,
-                chunk,
-                span,
-            })
-        })
+        keys(self.namespace, self.chunks.iter().copied(), &self.spans)
     }
+}
+
+/// The keys of chunks, one chunk after the other, each with all spans.
+fn keys(
+    namespace: Namespace,
+    chunks: impl Iterator<Item = Chunk>,
+    spans: &[Span],
+) -> impl Iterator<Item = Key> {
+    chunks.flat_map(move |chunk| {
+        spans.iter().map(move |&span| Key {
+            namespace,
+            chunk,
+            span,
+        })
+    })
+}
+
+/// For each chunk, in order, whether a store that is this machine's memory has all its spans. Such
+/// a store answers at once. If it fails, it has none.
+pub fn look_up_now(
+    store: &dyn Store,
+    namespace: Namespace,
+    chunks: impl Iterator<Item = Chunk>,
+    spans: &[Span],
+) -> Vec<bool> {
+    let keys: Vec<Key> = keys(namespace, chunks, spans).collect();
+    let found = store.contains(&keys, end_of(NOW));
+    let found = found.unwrap_or_default();
+    let of_chunks = found.chunks_exact(spans.len().max(1));
+    of_chunks
+        .map(|spans| spans.iter().all(|&has| has))
+        .collect()
 }
 
 impl State {

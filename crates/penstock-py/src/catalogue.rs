@@ -4,7 +4,7 @@ use penstock_catalogue::{
     Catalogue as Native, CatalogueError, Group, Groups, Holding, LookupState, Moved, Reads,
     Scheduled,
 };
-use penstock_engine::{Chunk, EngineError, HostChange};
+use penstock_engine::{Chunk, EngineError, HostChange, look_up_now};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -16,7 +16,7 @@ use crate::engine::Lookup;
 use crate::errors::{config_error, engine_error, raised};
 use crate::keeper::{Keeper, blocks};
 use crate::layout::{SpanTuple, span};
-use crate::store::{namespace, seconds, tenant};
+use crate::store::{Store, namespace, seconds, tenant};
 
 /// The result, or the exception for its error.
 fn raising<T>(result: Result<T, CatalogueError>) -> PyResult<T> {
@@ -214,6 +214,29 @@ impl Catalogue {
             }
         }
         Ok(Some(asked))
+    }
+
+    /// Looks which of the request's blocks node memory has: host memory has these. That memory is
+    /// this machine's, so the answer is there at once.
+    fn look_in_node(
+        &mut self,
+        py: Python<'_>,
+        request: &str,
+        node: &Store,
+        namespaces: Vec<Vec<u8>>,
+        spans: Vec<Vec<SpanTuple>>,
+    ) -> PyResult<()> {
+        let tenant = raising(self.native.tenant(request))?;
+        for (group, (digest, spans)) in namespaces.iter().zip(&spans).enumerate() {
+            let shared = namespace(py, digest)?;
+            let namespace = tenant.map_or(shared, |tenant| shared.of_tenant(tenant));
+            let spans = spans.iter().map(|&tuple| span(py, tuple));
+            let spans = spans.collect::<PyResult<Vec<_>>>()?;
+            let chunks = raising(self.native.chunks_of_group(request, group))?;
+            let present = look_up_now(&*node.shared(), namespace, chunks, &spans);
+            raising(self.native.note_node(request, group, &present))?;
+        }
+        Ok(())
     }
 
     /// Takes in the answers that have come. Returns the number of blocks that were found, the

@@ -46,9 +46,12 @@ impl Engine {
     /// encrypted if the store's are. With `keep`, values stay in host memory until the room is
     /// needed, and are loaded from there. `step_objects` is the most objects that one step stores:
     /// the queues hold several times as many.
+    ///
+    /// With `node`, memory that the engines of this machine share, values stay there, and are
+    /// loaded from there.
     #[new]
     #[pyo3(signature = (
-        store, *, slot_bytes, slots, keep = true, copy_lanes = 1, get_lanes = 2, put_lanes = 1,
+        store, *, slot_bytes, slots, node = None, keep = true, copy_lanes = 1, get_lanes = 2, put_lanes = 1,
         step_objects = 0
     ))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
@@ -57,6 +60,7 @@ impl Engine {
         store: &Store,
         slot_bytes: usize,
         slots: usize,
+        node: Option<&Store>,
         keep: bool,
         copy_lanes: usize,
         get_lanes: usize,
@@ -69,10 +73,13 @@ impl Engine {
         config.get_lanes = get_lanes;
         config.put_lanes = put_lanes;
         config.keys = store.keys();
-        let store = store.shared();
-        py.detach(|| Native::new(store, config))
-            .map(|native| Self { native })
-            .map_err(|error| engine_error(py, &error))
+        let (store, node) = (store.shared(), node.map(Store::shared));
+        py.detach(|| match node {
+            Some(node) => Native::with_node_memory(store, node, config),
+            None => Native::new(store, config),
+        })
+        .map(|native| Self { native })
+        .map_err(|error| engine_error(py, &error))
     }
 
     /// Registers a group of layers. The tensors that the descriptor was detected from must stay

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _OPTIONS = (
     "pool",
     "host_bytes",
+    "host_memory",
     "kv_layout",
     "pool_geometry",
     "load_policy",
@@ -59,6 +60,7 @@ def compose(
     host_bytes: int | None = None,
     options: Sequence[str] = (),
     *,
+    host_memory: str | None = None,
     kv_layout: str = AUTO,
     pool_geometry: str = RANK,
     load_policy: str = AUTO_LOADS,
@@ -74,6 +76,7 @@ def compose(
     Args:
         host_bytes: the engine's host memory; by default the connector decides.
         options: vLLM's options. They go to vLLM as they are.
+        host_memory: URL of shared memory that is the host tier of all engines of the machine.
         kv_layout: the layout to ask for.
         pool_geometry: the part of a block that one object of the pool holds.
         load_policy: when to load blocks that can be loaded.
@@ -88,6 +91,7 @@ def compose(
         StoreError: the pool's directory cannot be used, or the keys cannot be read.
     """
     # Imported here, because it needs packages that vLLM installs, and other commands do not.
+    from penstock.vllm.host import open_node_memory
     from penstock.vllm.settings import Settings
 
     # Opening does not connect yet. A server that is down must not keep vLLM from starting.
@@ -107,13 +111,14 @@ def compose(
     chosen = {
         "pool": (None if environment else pool, None),
         "host_bytes": (host_bytes, None),
+        "host_memory": (host_memory, None),
         "kv_layout": (kv_layout, AUTO),
         "pool_geometry": (pool_geometry, RANK),
         "load_policy": (load_policy, AUTO_LOADS),
         "encryption_key_file": (key_file, None),
     }
     extra = _extra_config(chosen, settings or {})
-    Settings.parse(extra, environment)
+    open_node_memory(Settings.parse(extra, environment).host_memory, "penstock-serve")
     transfer = {
         "kv_connector": "PenstockConnector",
         "kv_connector_module_path": "penstock.vllm.connector",
@@ -235,8 +240,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="run vLLM's server over a pool",
         description="Runs `vllm serve` with Penstock as its KV connector, and prints the command. "
         "Every option that is not named here goes to vLLM.",
-        usage="penstock serve MODEL [--pool URL] [--host-bytes SIZE] [--kv-layout LAYOUT] "
-        "[--pool-geometry GEOMETRY] [--load-policy POLICY] [--role ROLE] "
+        usage="penstock serve MODEL [--pool URL] [--host-bytes SIZE] [--host-memory URL] "
+        "[--kv-layout LAYOUT] [--pool-geometry GEOMETRY] [--load-policy POLICY] [--role ROLE] "
         "[--enable-pp-prop-kv-cache] [--kv-cache-tokens N] [--encryption-key-file FILE] "
         "[--set NAME=VALUE] [--dry-run] [VLLM OPTION ...]",
     )
@@ -254,6 +259,13 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         type=words.size_argument,
         help="host memory, all ranks together, for blocks on their way and for those that stay in "
         "it until the room is needed (default: as much as two steps may store, 1 GiB at least)",
+    )
+    parser.add_argument(
+        "--host-memory",
+        metavar="URL",
+        help="node memory, as shm://NAME?size=64GiB: one host tier for all servers of this machine "
+        "that name it. --host-bytes is then for blocks on their way only (default: each server has "
+        "a host tier of its own)",
     )
     words.add_key_file(parser)
     parser.add_argument(
@@ -327,6 +339,7 @@ def run(args: argparse.Namespace) -> int:
         default_pool() if args.pool is None else words.named_pool(args.pool),
         args.host_bytes,
         args.vllm_options,
+        host_memory=args.host_memory,
         kv_layout=args.kv_layout,
         pool_geometry=args.pool_geometry,
         load_policy=args.load_policy,

@@ -30,6 +30,9 @@ _EQUAL_SHARES = ("num_blocks", "layers_per_object", "host_blocks")
 _EQUAL = ("page_tokens", "interior", "content_bytes", "packed_by")
 """Values of a group that must be equal on all ranks that hold a part of it."""
 
+_SHARE_OF_PREFETCHES = 4
+"""One part in so many of node memory may be for waiting requests of one engine."""
+
 
 @dataclass(frozen=True)
 class ModelFacts:
@@ -83,8 +86,9 @@ class Agreement:
         """Number of workers that report on every job."""
         return len(self._shares)
 
-    def accept(self, shares: Mapping[tuple[int, int], RankShare]) -> None:
-        """Checks that the shares make up the model's whole KV cache, each part once.
+    def accept(self, shares: Mapping[tuple[int, int], RankShare], node_bytes: int = 0) -> None:
+        """Checks that the shares make up the model's whole KV cache, each part once. `node_bytes`
+        is the size of node memory, if there is any.
 
         Raises:
             ConfigError: a rank is missing, or two ranks differ where they must be equal. The
@@ -126,7 +130,10 @@ class Agreement:
             self.ranks_of_group.append(len(found))
             self.block_bytes.append(sum(part.block_bytes for part in found.values()))
             self.block_objects.append(max(1, len(self.spans[-1]) // len(found)))
-        if self._settings.host_tier:
+        if node_bytes:
+            # Other engines' blocks are there too.
+            self.prefetch_blocks = node_bytes // sum(self.block_bytes) // _SHARE_OF_PREFETCHES
+        elif self._settings.host_tier:
             # The native engines of the ranks keep no more than this.
             self.prefetch_blocks = next(iter(holding.values())).host_blocks // 2
         self._shares = dict(shares)

@@ -1,4 +1,4 @@
-"""The host tier: how host memory is split over the ranks.
+"""The host tier: how host memory is split over the ranks, and node memory in its place.
 
 A block has a part on every rank, in slots of one size. Each rank gets host memory in proportion to
 its part of a block, as with the KV memory itself. So all ranks hold the same number of blocks.
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock._native import slot_stride
+from penstock._native import Store, slot_stride
 from penstock.errors import ConfigError
 from penstock.layout import objects
 from penstock.layout.geometry import Geometry
@@ -19,6 +19,11 @@ from penstock.plan.split import proportional
 
 LEAST_BYTES = 1 << 30
 """The least host memory by default, however little a step stores."""
+
+LEAST_ON_THE_WAY = 128 << 20
+"""The same, where blocks stay in node memory."""
+
+_DESCRIBE_SECONDS = 10.0
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
@@ -68,20 +73,22 @@ def step_blocks(tokens: int, block_sizes: Iterable[int]) -> int:
     return sum(-(-tokens // size) for size in block_sizes)
 
 
-def default_host_bytes(step_bytes: int, machine_bytes: int) -> int:
+def default_host_bytes(
+    step_bytes: int, machine_bytes: int, *, least_bytes: int = LEAST_BYTES
+) -> int:
     """Bytes of host memory if the operator names none. `step_bytes` is the most that the stores of
     a step take.
 
     While the stores of one step are on their way to the pool, those of the next step come. Stores
     may use three quarters of the host memory. So the default is twice `step_bytes`, but at most a
-    quarter of the machine's memory, and in any case at least :data:`LEAST_BYTES`.
+    quarter of the machine's memory, and in any case at least `least_bytes`.
 
     >>> default_host_bytes(2 << 30, 512 << 30) >> 30
     4
     >>> default_host_bytes(2 << 30, 8 << 30) >> 30
     2
     """
-    return max(LEAST_BYTES, min(2 * step_bytes, machine_bytes // 4))
+    return max(least_bytes, min(2 * step_bytes, machine_bytes // 4))
 
 
 def machine_bytes() -> int:
@@ -112,3 +119,19 @@ def host_blocks(host_bytes: int, ranks: Sequence[Slots]) -> int:
             "(penstock.host_bytes)"
         )
     return proportional(need, host_bytes).blocks
+
+
+def open_node_memory(url: str, client_name: str) -> Store | None:
+    """The host tier that the engines of this machine share, by the URL of its shared memory. None
+    if the URL is empty.
+
+    Raises:
+        StoreError: the machine does not have that much shared memory, or it is another user's.
+        ConfigError: the URL is wrong, or the memory is there with another size.
+    """
+    return Store.open(url, client_name=client_name) if url else None
+
+
+def node_bytes(node: Store | None) -> int:
+    """Bytes that node memory holds; 0 without any."""
+    return 0 if node is None else int(node.describe(timeout=_DESCRIBE_SECONDS)["capacity_bytes"])

@@ -61,6 +61,12 @@ def _check_endpoint(value: str) -> str:
     return value
 
 
+def _check_host_memory(value: str) -> str:
+    if value and (not value.startswith("shm://") or len(value.split()) > 1):
+        raise ValueError("one URL of shared memory, such as shm://kv?size=64GiB")
+    return value
+
+
 def _check_address(value: str) -> str:
     if value:
         read_address(value)
@@ -84,6 +90,10 @@ class Settings:
     that two of the engine's steps may store, and at least 1 GiB."""
     host_tier: bool = True
     """Whether blocks stay in host memory until their room is needed."""
+    host_memory: Annotated[str, AfterValidator(_check_host_memory)] = ""
+    """Node memory, as `shm://NAME?size=64GiB`. All engines of the machine that name it share one
+    host tier, in shared memory. `host_bytes` is then for blocks on their way only: what two steps
+    may store, and at least 128 MiB. Empty: each engine has a host tier of its own."""
     load_policy: Annotated[str, _one_of(*advisor.POLICIES)] = advisor.AUTO
     """When to load blocks that can be loaded: `auto` (where it is expected to be faster than
     recomputing), `always`, or `never`."""

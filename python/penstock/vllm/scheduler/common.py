@@ -33,6 +33,8 @@ class Common:
     descriptions: Descriptions
     adapters: NamedAdapters
     adapter_of: AdapterOf
+    node: Store | None = None
+    """Node memory; None if the engine has a host tier of its own."""
     spans: Spans | None = None
     """None if spans are off."""
     role: Role = ROLES["kv_both"]
@@ -44,6 +46,14 @@ class Common:
         is known and has never changed."""
         adapter = self.adapter_of(request)
         return adapter is None or self.adapters.shares(adapter)
+
+    def look_in_node(self, name: str) -> None:
+        """Notes what node memory has of the blocks that the catalogue knows by the name of a
+        request. Without node memory, does nothing."""
+        if self.node is not None:
+            self.catalogue.look_in_node(
+                name, self.node, self.agreement.namespaces, self.agreement.spans
+            )
 
     def last(self, tracked: Tracked) -> int:
         """The last token position at which a load of the request may end. It is before the

@@ -19,6 +19,7 @@ from penstock.vllm.advisor import Advisor
 from penstock.vllm.agreement import Agreement
 from penstock.vllm.counters import Counts
 from penstock.vllm.descriptions import Descriptions
+from penstock.vllm.host import node_bytes, open_node_memory
 from penstock.vllm.messages import IDLE_SECONDS, RankShare, StepOrders, WorkerReport
 from penstock.vllm.roles import ROLES, Role
 from penstock.vllm.scheduler import sources
@@ -71,6 +72,7 @@ class SchedulerHalf:
             Descriptions(store, agreement.describe),
             adapters,
             adapter_of,
+            open_node_memory(settings.host_memory, "penstock-scheduler"),
             Spans(Exporter(settings.otlp_endpoint)) if settings.otlp_endpoint else None,
             role,
         )
@@ -107,7 +109,7 @@ class SchedulerHalf:
             ConfigError: the shares do not make up the model's KV cache.
         """
         agreement = self._common.agreement
-        agreement.accept(shares)
+        agreement.accept(shares, node_bytes(self._common.node))
         self._catalogue.set_holdings(
             list(
                 zip(

@@ -55,6 +55,7 @@ class Loading:
         request, catalogue = tracked.request, self._catalogue
         tracked.awaits = tracked.unawaited_from = tracked.advice = None
         catalogue.extend(tracked.id, request.block_hashes)
+        self._common.look_in_node(tracked.id)
         last = self._common.last(tracked)
         held = catalogue.reaches(tracked.id, 0, last)
         is_shared = self._common.is_shared(request)

@@ -26,6 +26,8 @@ class _Prefetch:
     is_awaited: bool
     """Whether a request waits for it. Else its blocks are released once it is done: from then on
     they stay in host memory as others do."""
+    name: str
+    """What the catalogue knows the prompt by."""
     is_released: bool = False
 
 
@@ -150,7 +152,7 @@ class Prefetching:
         if begun is None:
             return None
         job = self._transfers.begin(number, tracked, *begun, is_probe=is_probe)
-        self._open[number] = _Prefetch(self._common.agreement.ranks, is_awaited)
+        self._open[number] = _Prefetch(self._common.agreement.ranks, is_awaited, name)
         self._common.orders.next.prefetches.append(job)
         return number
 
@@ -174,6 +176,8 @@ class Prefetching:
         if prefetch.ranks:
             return
         self._transfers.end(number)
+        if prefetch.is_awaited and not prefetch.is_released:
+            self._common.look_in_node(prefetch.name)
         if not prefetch.is_awaited and not prefetch.is_released:
             self._release(number)
         else:

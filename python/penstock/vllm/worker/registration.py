@@ -12,9 +12,12 @@ from penstock.layout import objects as object_spans
 from penstock.layout.geometry import Geometry, limit_objects, parse_geometry
 from penstock.vllm.groups import Group
 from penstock.vllm.host import (
+    LEAST_BYTES,
+    LEAST_ON_THE_WAY,
     default_host_bytes,
     host_blocks,
     machine_bytes,
+    open_node_memory,
     stage_slots,
     step_blocks,
 )
@@ -179,10 +182,12 @@ class _Held:
 def _start_engine(
     settings: Settings, facts: WorkerFacts, held: Mapping[int, _Held], slots: int
 ) -> Engine:
+    node = open_node_memory(settings.host_memory, "penstock-worker")
     return Engine(
         _open_store(settings),
         slot_bytes=max(group.largest_object for group in held.values()),
         slots=slots,
+        node=node,
         keep=settings.host_tier,
         copy_lanes=settings.copy_lanes,
         get_lanes=settings.get_lanes,
@@ -236,7 +241,10 @@ def _host_slots(
     ranks = [stage_slots(part, heads, layer_bytes, geometry) for part in facts.stages]
     ranks *= facts.tensor_ranks
     step_bytes = _step_blocks(facts) * sum(rank.bytes_per_block for rank in ranks)
-    host_bytes = settings.host_bytes or default_host_bytes(step_bytes, machine_bytes())
+    least = LEAST_ON_THE_WAY if settings.host_memory else LEAST_BYTES
+    host_bytes = settings.host_bytes or default_host_bytes(
+        step_bytes, machine_bytes(), least_bytes=least
+    )
     if host_bytes < 2 * step_bytes:
         logger.warning(
             "Penstock: what a step of %d tokens stores takes %s bytes; with less than twice "

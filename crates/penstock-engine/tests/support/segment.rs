@@ -18,6 +18,10 @@ impl Pool {
         Self(format!("test-engine-{}-{n}", std::process::id()))
     }
 
+    pub fn name(&self) -> &str {
+        &self.0
+    }
+
     pub fn path(&self) -> PathBuf {
         PathBuf::from(format!("/dev/shm/penstock-{}", self.0))
     }

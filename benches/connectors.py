@@ -129,6 +129,22 @@ class Penstock(Connector):
         }
 
 
+class PenstockNode(Penstock):
+    """Penstock with node memory, before a Valkey server's unix socket."""
+
+    def __init__(self) -> None:
+        super().__init__("valkey", "unix socket")
+        self.label = "Penstock, node memory before Valkey"
+
+    def start(self, folder: Path) -> None:
+        own = folder / "node"
+        own.mkdir()
+        super().start(own)
+        name = f"bench-node-{os.getpid()}"
+        self._segment = Path(f"/dev/shm/penstock-{name}")
+        self._settings = {"penstock.host_memory": f"shm://{name}?size={POOL_BYTES}"}
+
+
 def _read_all(folder: Path) -> None:
     """Brings all files of a folder into the page cache.
 
@@ -307,6 +323,7 @@ def every() -> dict[str, Connector]:
     return {
         "none": Connector(),
         "example": Example(),
+        "penstock-node": PenstockNode(),
         "penstock-shm": Penstock("shm"),
         "penstock-file": Penstock("file"),
         "penstock-file-layers": Penstock("file", kv_layout="LBHNC"),

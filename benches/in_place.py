@@ -1,8 +1,8 @@
 """Loads from shared memory in place, against loads through slots of the engine.
 
-Both ways run in one process, over one kind of pool, in turn. A pool with a quota counts what
-passes, so the engine loads through slots there: that is the baseline. memcpy of the same
-bytes is the limit. Processor time is that of all threads. Run it as ``python -m benches.in_place``.
+Both ways run in one process, over one kind of pool, in turn. The way through slots is the
+baseline. memcpy of the same bytes is the limit. Processor time is that of all threads. Run it as
+``python -m benches.in_place``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHAPES = {
     size_name(size): Shape(layers=16, heads=8, tokens=16, content_bytes=c, blocks=BYTES // size)
     for c, size in ((32, 64 << 10), (512, MIB), (1024, 2 * MIB))
 }
-WAYS = {"in place": "", "slots": "&quota=tenant/*:8GiB"}
+WAYS = ("in place", "slots")
 
 
 class Took(NamedTuple):
@@ -55,11 +55,15 @@ class Way:
     def __init__(self, name: str, shape: Shape, layout: str) -> None:
         self._path = Path(f"/dev/shm/penstock-bench-in-place-{os.getpid()}-{name.split()[0]}")
         pool = self._path.name.removeprefix("penstock-")
-        self._store = Store.open(f"shm://{pool}?size={4 * BYTES}{WAYS[name]}")
+        self._store = Store.open(f"shm://{pool}?size={4 * BYTES}")
         self._memory = mmap.mmap(-1, BYTES)
         self._memory.write(os.urandom(BYTES))
         self._engine = Engine(
-            self._store, slot_bytes=shape.block_bytes, slots=2 * shape.blocks, keep=False
+            self._store,
+            slot_bytes=shape.block_bytes,
+            slots=2 * shape.blocks,
+            keep=False,
+            in_place=name == "in place",
         )
         self._engine.register(
             describe(shape, layout, Buffer(self._memory, writable=True).address), 0

@@ -373,6 +373,7 @@ class Engine:
         slots: int,
         node: Store | None = None,
         keep: bool = True,
+        in_place: bool = True,
         copy_lanes: int = 1,
         get_lanes: int = 2,
         put_lanes: int = 1,

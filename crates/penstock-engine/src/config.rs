@@ -32,6 +32,9 @@ pub struct EngineConfig {
     pub store_slots: usize,
     /// Whether values stay in their slots until the room is needed. This is the host tier.
     pub keep: bool,
+    /// Whether loads from this machine's memory go straight into the blocks. To measure what that
+    /// gains, false has them go through slots.
+    pub in_place: bool,
     /// The most slots whose values wait for the request that they were prefetched for. Less than
     /// `slots`: a lane that waits for a slot is not told when one of these may be given up.
     pub prefetch_slots: usize,
@@ -86,6 +89,7 @@ impl EngineConfig {
             slots,
             store_slots: (slots - slots / 4).min(slots.saturating_sub(1)).max(1),
             keep: true,
+            in_place: true,
             prefetch_slots: slots / 2,
             copy_lanes: 1,
             get_lanes: 2,

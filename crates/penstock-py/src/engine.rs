@@ -47,11 +47,13 @@ impl Engine {
     /// needed, and are loaded from there. `step_objects` is the most objects that one step stores:
     /// the queues hold several times as many.
     ///
+    /// Loads from shared memory go straight into the blocks, or with `in_place` false through slots.
+    ///
     /// With `node`, memory that the engines of this machine share, values stay there, and are
     /// loaded from there.
     #[new]
     #[pyo3(signature = (
-        store, *, slot_bytes, slots, node = None, keep = true, copy_lanes = 1, get_lanes = 2, put_lanes = 1,
+        store, *, slot_bytes, slots, node = None, keep = true, in_place = true, copy_lanes = 1, get_lanes = 2, put_lanes = 1,
         step_objects = 0
     ))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
@@ -62,6 +64,7 @@ impl Engine {
         slots: usize,
         node: Option<&Store>,
         keep: bool,
+        in_place: bool,
         copy_lanes: usize,
         get_lanes: usize,
         put_lanes: usize,
@@ -69,6 +72,7 @@ impl Engine {
     ) -> PyResult<Self> {
         let mut config = EngineConfig::new(slot_bytes, slots).with_steps_of(step_objects);
         config.keep = keep;
+        config.in_place = in_place;
         config.copy_lanes = copy_lanes;
         config.get_lanes = get_lanes;
         config.put_lanes = put_lanes;

@@ -36,8 +36,10 @@ pub(super) fn load(
     segments: &mut Vec<Segment>,
     loaded: fn(u64) -> Outcome,
 ) -> Read {
-    let can =
-        store.is_read_in_place() && ticket.prefetch().is_none() && ticket.registration().is_host();
+    let can = inner.config.in_place
+        && store.is_read_in_place()
+        && ticket.prefetch().is_none()
+        && ticket.registration().is_host();
     if !can {
         return Read::Absent;
     }

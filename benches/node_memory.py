@@ -3,8 +3,9 @@
 All engines of all rows are alive at once. Prompts, some asked for more often than others, come to a
 row's engines in turn; all rows get the same ones, one at a time. An engine forgets its own prefix
 cache before each request, so what it does not compute comes from host memory or from the pool. Each
-row has a pool of its own with room for everything. The baseline is a host tier of `--size` for
-each engine. Run it as ``python -m benches.node_memory``.
+row has a pool of its own with room for everything. The baseline is a host tier of `--size` for each
+engine. The other rows have a quarter of that memory in all. Run it as
+``python -m benches.node_memory``.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from benches.report import MIB, median_ratio, progress
 
 BLOCK = 128
 PROMPT_BLOCKS = 8
-ON_THE_WAY = 16 * MIB
-"""Host memory of an engine for blocks on their way, beside what stays."""
+ON_THE_WAY = 32 * MIB
+"""Host memory of an engine beside node memory: what two prompts store."""
 COUNTERS = ("kept_bytes", "loaded_bytes")
 
 
@@ -42,7 +43,7 @@ class Row:
 
     name: str
     host_bytes: int
-    """Host memory of all engines together, for blocks that stay."""
+    """Host memory of all engines together, node memory included."""
     engines: list[Node]
     seconds: list[float] = field(default_factory=list)
     """To the first token, one for each request."""
@@ -104,9 +105,9 @@ def requests(prompts: int, count: int, seed: int) -> list[list[int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benches.node_memory", description=__doc__)
     parser.add_argument("--engines", type=int, default=4, help="of each row")
-    parser.add_argument("--prompts", type=int, default=24, help="different ones")
+    parser.add_argument("--prompts", type=int, default=48, help="different ones")
     parser.add_argument("--requests", type=int, default=240, help="to each row")
-    parser.add_argument("--size", type=int, default=128, help="MiB of one host tier")
+    parser.add_argument("--size", type=int, default=512, help="MiB of a host tier")
     args = report.begin(parser)
     size = args.size * MIB
     segment = f"bench-node-{os.getpid()}"
@@ -115,7 +116,7 @@ def main() -> None:
         "node memory": (
             size,
             {
-                "penstock.host_memory": f"shm://{segment}?size={size}",
+                "penstock.host_memory": f"shm://{segment}?size={size - args.engines * ON_THE_WAY}",
                 "penstock.host_bytes": ON_THE_WAY,
             },
         ),

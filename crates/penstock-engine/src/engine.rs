@@ -237,17 +237,24 @@ impl Engine {
 
     /// Gets the arena ready in the background: its pages come into being. For a device, they are
     /// pinned, and the device's copies are measured. Copies go on meanwhile. If this fails, they
-    /// also go on, but slower, as [`take_faults`](Self::take_faults) says.
+    /// also go on, but slower, as [`take_faults`](Self::take_faults) says. Memory that is shared
+    /// with other processes is mapped then.
     fn prepare(&self, device: Device) -> Result<(), EngineError> {
         let inner = Arc::clone(&self.inner);
         let thread = Builder::new()
             .name("penstock-prep".to_owned())
-            .spawn(move || match device {
-                Device::Host => {
-                    lane::give_way();
-                    inner.queues.arena().populate(|| inner.queues.is_closed());
+            .spawn(move || {
+                let is_closed = || inner.queues.is_closed();
+                match device {
+                    Device::Host => {
+                        lane::give_way();
+                        inner.queues.arena().populate(is_closed);
+                    }
+                    Device::Cuda(ordinal) => prepare_cuda(&inner, ordinal),
                 }
-                Device::Cuda(ordinal) => prepare_cuda(&inner, ordinal),
+                for store in inner.node.iter().chain([&inner.store]) {
+                    store.warm_up(&is_closed);
+                }
             })
             .map_err(EngineError::Thread)?;
         self.threads.lock().push(thread);

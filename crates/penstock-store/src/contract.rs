@@ -222,6 +222,11 @@ pub trait Store: Send + Sync {
         false
     }
 
+    /// Does now what this process would otherwise do when it first touches a value's memory, until
+    /// `stop` says so. To be called from a thread that nobody waits for.
+    #[doc(hidden)]
+    fn warm_up(&self, _: Internal, _stop: &dyn Fn() -> bool) {}
+
     /// Asks to be the one process that brings a value here from elsewhere. None while another
     /// process is bringing it. A store that no other process uses always agrees.
     #[doc(hidden)]

@@ -137,6 +137,10 @@ impl Store for Breaker {
         self.inner.is_in_memory(internal)
     }
 
+    fn warm_up(&self, internal: Internal, stop: &dyn Fn() -> bool) {
+        self.inner.warm_up(internal, stop);
+    }
+
     fn claim(&self, internal: Internal, key: &Key) -> Option<Claim<'_>> {
         self.inner.claim(internal, key)
     }

@@ -290,6 +290,12 @@ impl Store for Tiered {
             .inspect_err(|_| self.counters.failed())
     }
 
+    fn warm_up(&self, _: Internal, stop: &dyn Fn() -> bool) {
+        for tier in &self.tiers {
+            tier.warm_up(Internal(()), stop);
+        }
+    }
+
     fn tiers(&self, _: Internal) -> &[Arc<dyn Store>] {
         &self.tiers
     }

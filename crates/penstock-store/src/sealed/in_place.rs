@@ -52,6 +52,12 @@ impl SealedStore {
         let _ = self.store.remove(&[*key], deadline);
     }
 
+    /// Maps memory that the stores share with other processes, until `stop` says so. The first
+    /// loads and stores then need not do it. To be called from a thread that nobody waits for.
+    pub fn warm_up(&self, stop: &dyn Fn() -> bool) {
+        self.store.warm_up(Internal(()), stop);
+    }
+
     /// Asks to be the one process that brings a value into this store from elsewhere. None while
     /// another process is bringing it.
     pub fn claim(&self, key: &Key) -> Option<Claim<'_>> {

@@ -65,6 +65,16 @@ impl Mapping {
         }
     }
 
+    /// Maps all of the memory, until `stop` says so. Loads and stores then find it mapped.
+    pub(super) fn warm_up(&self, stop: &dyn Fn() -> bool) {
+        for chunk in 0..self.warm.len() as u64 {
+            if stop() {
+                return;
+            }
+            self.warm(chunk * CHUNK_BYTES, 1);
+        }
+    }
+
     /// A word, by its number.
     pub(super) fn word(&self, index: u64) -> &AtomicU64 {
         assert!(index < self.words, "word {index} of {}", self.words);
@@ -149,5 +159,39 @@ mod tests {
         assert!(caught(&|| {
             mapping.word(geometry.words());
         }));
+    }
+
+    /// Bytes of the file that this process has mapped.
+    #[cfg(target_os = "linux")]
+    fn mapped(mapping: &Mapping) -> u64 {
+        let first = format!("{:x}-", mapping.memory.as_ptr().addr());
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let own = maps.split(&first).nth(1).expect("mapped");
+        let rss = own.lines().find_map(|line| line.strip_prefix("Rss:"));
+        let kib: u64 = rss.unwrap().trim().trim_end_matches(" kB").parse().unwrap();
+        kib << 10
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn all_of_it_is_mapped_in_the_background() {
+        let page = memmap2::MmapMut::map_anon(4096).unwrap();
+        if page.advise(memmap2::Advice::PopulateRead).is_err() {
+            eprintln!("skipped: mapping in advance, which this kernel does not do");
+            return;
+        }
+        let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+        let geometry = Geometry::of(64 << 20).unwrap();
+        file.as_file().set_len(geometry.file_bytes()).unwrap();
+        let open = || Mapping::new(file.as_file(), &geometry).unwrap();
+        // The pages come into being here.
+        open().copy_in(geometry.page_at(0), &vec![1; 32 << 20]);
+
+        let mapping = open();
+        assert!(mapped(&mapping) < 8 << 20);
+        mapping.warm_up(&|| true);
+        assert!(mapped(&mapping) < 8 << 20);
+        mapping.warm_up(&|| false);
+        assert!(mapped(&mapping) >= 32 << 20);
     }
 }

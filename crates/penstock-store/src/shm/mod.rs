@@ -257,6 +257,10 @@ impl Store for ShmStore {
         true
     }
 
+    fn warm_up(&self, _: Internal, stop: &dyn Fn() -> bool) {
+        self.segment.mapping().warm_up(stop);
+    }
+
     fn claim(&self, _: Internal, key: &Key) -> Option<Claim<'_>> {
         let claim = self.segment.owner.claim(Name::of(key).hash())?;
         Some(Box::new(claim))

@@ -46,7 +46,12 @@ from benches.trained.questions import (
 )
 from benches.trained.train import KINDS, Recipe, Trained, trained
 
-DTYPES = ("float32", "bfloat16")
+DTYPES: dict[str, dict[str, str]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "fp8_e4m3": {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3"},
+}
+"""Options of engines, by the KV's data type."""
 LAYOUTS = ("LBHNC", "BLHNC")
 BLOCK = 128
 """Tokens of a block. Unless told, vLLM on CPUs cuts prompts of hybrid models elsewhere."""
@@ -138,7 +143,7 @@ def pooled(
     options = ENGINE | {
         "pool": f"file://{folder}/{name}?size=4GiB",
         "settings": {"penstock.kv_layout": layout, **patience},
-        "dtype": dtype,
+        **DTYPES[dtype],
     }
     with Node(model.folder, folder / f"{name}-own.log", role="kv_producer", **options) as node:
         assert f"KV layout {layout}" in node.log.read_text()
@@ -161,7 +166,7 @@ def pooled(
 def cold(model: Trained, dtype: str, asked: Asked, turns: Sequence[Turn], folder: Path) -> Outcome:
     """vLLM alone, which computes every prompt."""
     log = folder / f"{model.facts['recipe']['kind']}-{dtype}-cold.log"
-    with Node(model.folder, log, dtype=dtype, enable_prefix_caching=False, **ENGINE) as node:
+    with Node(model.folder, log, enable_prefix_caching=False, **DTYPES[dtype], **ENGINE) as node:
         return outcome(Cold(node), asked, turns)
 
 
@@ -294,7 +299,7 @@ def main() -> None:
     """Trains what is missing, measures, prints tables and writes the result."""
     parser = argparse.ArgumentParser(prog="benches.accuracy", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS)
     parser.add_argument("--questions", type=int, default=75)
     parser.add_argument("--conversations", type=int, default=125)

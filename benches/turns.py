@@ -34,7 +34,7 @@ from penstock.programs import cache_folder
 from penstock.vllm.names import POOL_VARIABLE
 
 FIRST_TOKENS, TURN_TOKENS, ANSWER_TOKENS = 1_200, 400, 24
-KV_BYTES = 256 * MIB
+KV_BYTES = 288 * MIB
 """Of a server: one conversation of the longest length fits."""
 HOST_BYTES = 1 << 30
 BASELINE = "host memory"
@@ -103,9 +103,8 @@ def start(
             name, "0-1", command, sequences=16, kv_bytes=KV_BYTES, environment=environment
         )
         found.append(Row(name, engine))
-    wait_until_ready(
-        [row.engine for row in found], lambda ready: progress(f"{ready} of {len(found)} ready")
-    )
+    wait_until_ready([row.engine for row in found], lambda _: None)
+    progress(f"{len(found)} servers are ready")
     return found
 
 

@@ -175,6 +175,9 @@ fn decode_chunk<F: Form>(
     let planes = Planes::of::<F>(blocks.len());
     let low = take(coded, planes.low)?;
     let packed = take(coded, planes.packed)?;
+    if u32::from(base) >> F::EXPONENT_BITS != 0 {
+        return Err(Damaged("a window begins outside the exponents"));
+    }
     let (places, _) = take(coded, 2 * count)?.as_chunks::<2>();
     let exponents = take(coded, count)?;
     let rest = F::Bytes::bytes_mut(rest);
@@ -190,9 +193,24 @@ fn decode_chunk<F: Form>(
         let element = elements
             .get_mut(usize::from(u16::from_le_bytes(*place)))
             .ok_or(Damaged("an escape is outside its chunk"))?;
+        if !is_escape::<F>(exponent, F::exponent(*element), base) {
+            return Err(Damaged("an escape is none"));
+        }
         *element = F::with_exponent(*element, exponent);
     }
     Ok(())
+}
+
+/// Whether an encoder leaves `found` where an element has this exponent, as it is outside the window.
+/// So no bit of a code is without meaning.
+#[inline(always)]
+fn is_escape<F: Form>(exponent: u8, found: u8, base: u8) -> bool {
+    let exponents = ((1_u16 << F::EXPONENT_BITS) - 1) as u8;
+    let window = (1 << F::CODE_BITS) - 1;
+    let place = exponent.wrapping_sub(base) & exponents;
+    exponent <= exponents
+        && place > window
+        && found == (place & window).wrapping_add(base) & exponents
 }
 
 /// Bytes of the planes of some blocks.

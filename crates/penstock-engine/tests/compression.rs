@@ -5,12 +5,13 @@ mod support;
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use penstock_engine::{Block, EngineConfig, Fence, KvGroup, Outcome};
+use penstock_engine::{Block, Engine, EngineConfig, Fence, KvGroup, Outcome};
 use penstock_layout::KvLayout;
 use penstock_store::compress::Element;
 use penstock_store::layers::Tiered;
 use penstock_store::value::{ENCRYPTED_HEADER_BYTES, HEADER_BYTES, Rejection};
-use penstock_store::{Keyring, MemoryStore, SealedStore, ShmStore, Store};
+use penstock_store::{Keyring, MemoryStore, SealedStore, Store};
+use support::segment::Pool;
 use support::*;
 
 const LOADED: Outcome = Outcome::Loaded(BLOCK_BYTES as u64);
@@ -31,7 +32,10 @@ fn compressing(keys: Option<Arc<Keyring>>, slots: usize) -> EngineConfig {
 
 /// An engine that knows what the memory holds.
 fn rig<'kv>(store: &Arc<impl Store + 'static>, config: EngineConfig, kv: &'kv Kv) -> Rig<'kv> {
-    let rig = unregistered(store, config);
+    knowing(unregistered(store, config), kv)
+}
+
+fn knowing<'kv>(rig: Rig<'kv>, kv: &'kv Kv) -> Rig<'kv> {
     let group = KvGroup {
         element: Some(Element::Bf16),
         ..kv.group()
@@ -198,19 +202,10 @@ fn the_payload_stays_in_host_memory_also_if_its_code_is_encrypted() {
     }
 }
 
-/// A pool in shared memory, which is removed when the test ends.
-struct Pool(String);
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(format!("/dev/shm/penstock-{}", self.0));
-    }
-}
-
 #[test]
 fn coded_values_in_shared_memory_come_through_slots_and_are_mended() {
-    let pool = Pool(format!("test-engine-coded-{}", std::process::id()));
-    let near: Arc<dyn Store> = Arc::new(ShmStore::open(&pool.0, Some(8 << 20)).unwrap());
+    let pool = Pool::new();
+    let near: Arc<dyn Store> = pool.open(8 << 20);
     let far: Arc<dyn Store> = Arc::new(MemoryStore::new(8 << 20));
     let tiers = Arc::new(Tiered::new(vec![Arc::clone(&near), Arc::clone(&far)]));
     let kv = Kv::new(KvLayout::LBNHC);
@@ -231,4 +226,43 @@ fn coded_values_in_shared_memory_come_through_slots_and_are_mended() {
     assert_eq!(kv.read(2, share()), numbers(1));
     assert_eq!(engine.stats().mended_objects, 1);
     assert!(!near.contains(&[key(1)], soon()).unwrap()[0]);
+}
+
+#[test]
+fn node_memory_has_values_as_they_are_and_the_store_has_codes() {
+    for keys in [None, ring()] {
+        let (probe, node, kv) = (Probe::new(), Pool::new(), Kv::new(KvLayout::LBHNC));
+        fill(&kv, 0, 1);
+        let sharing = |store: &Arc<Probe>, node: &Pool| {
+            let (store, near) = (Arc::clone(store), node.open(8 << 20));
+            let config = compressing(keys.clone(), 8);
+            let engine = Engine::with_node_memory(store, near, config).unwrap();
+            knowing(Rig::from(engine), &kv)
+        };
+        let writer = sharing(&probe, &node);
+        assert_eq!(store(&writer, vec![block_of(1, 0)]), [STORED]);
+        assert!(probe.value(&key(1)).len() < BLOCK_BYTES);
+        let near = SealedStore::new(node.open(8 << 20), None);
+        let there = |near: &SealedStore| {
+            let whole = near.get_whole(&[(key(1), 0)], soon()).remove(0);
+            whole.unwrap().map(|value| value.len())
+        };
+        let header = keys
+            .as_ref()
+            .map_or(HEADER_BYTES, |_| ENCRYPTED_HEADER_BYTES);
+        assert_eq!(there(&near), Some(header + BLOCK_BYTES));
+
+        // From node memory, without the store; and from the store, into other node memory.
+        let (nothing, empty) = (Probe::new(), Pool::new());
+        let from_node = sharing(&nothing, &node);
+        assert_eq!(load(&from_node, vec![block_of(1, 2)]), [KEPT]);
+        assert_eq!(kv.read(2, share()), numbers(1));
+        let from_store = sharing(&probe, &empty);
+        assert_eq!(load(&from_store, vec![block_of(1, 3)]), [LOADED]);
+        assert_eq!(kv.read(3, share()), numbers(1));
+        let near = SealedStore::new(empty.open(8 << 20), None);
+        eventually("it is in node memory", || {
+            there(&near) == Some(header + BLOCK_BYTES)
+        });
+    }
 }

@@ -1,10 +1,43 @@
-//! Coded payloads: from the code in a value back to the payload.
+//! Values that may be coded: checked, and from the code back to the payload.
 
 use std::io::IoSliceMut;
+use std::ops::Deref;
 
 use crate::compress::{self, Element, MOST_SHRINKING};
-use crate::slices;
-use crate::value::{Checksum, ExpectedChecksum, Rejection};
+use crate::value::{self, Checksum, ExpectedChecksum, HEADER_BYTES, Rejection};
+use crate::{Key, slices};
+
+/// A value whose header, length and, as far as that can be said, payload have been checked.
+#[must_use = "a coded payload is not verified until it is decoded"]
+pub(crate) enum Whole {
+    /// The payload is there, and it is verified.
+    Plain,
+    /// The payload's code is there.
+    Coded(Coded),
+}
+
+/// Checks a value of `value_bytes` bytes that lies in the slices from their start, with its header
+/// in the first slice. `known` is the [`value::payload_checksum`] of a value that is not coded, if
+/// that is known.
+pub(crate) fn verify_slices(
+    slices: &[impl Deref<Target = [u8]>],
+    value_bytes: u64,
+    key: &Key,
+    payload_len: u64,
+    known: Option<u64>,
+) -> Result<Whole, Rejection> {
+    let header = value::header_of(slices, value_bytes, payload_len)?;
+    let (checksum, code) = value::verify_form(header, key, payload_len)?;
+    if let Some(element) = code {
+        let sum = Some(checksum);
+        return Coded::checked(element, HEADER_BYTES, value_bytes, payload_len, sum)
+            .map(Whole::Coded);
+    }
+    value::check_length(HEADER_BYTES, value_bytes, payload_len)?;
+    checksum
+        .check(known.unwrap_or_else(|| value::payload_checksum(slices, value_bytes)))
+        .map(|()| Whole::Plain)
+}
 
 /// The code of a payload, in a value whose header and length have been checked. Whether it is what
 /// was put shows only when it is decoded.

@@ -16,12 +16,11 @@ use ring::hkdf::{HKDF_SHA256, KeyType, Prk};
 use ring::rand::{SecureRandom, SystemRandom};
 use zeroize::Zeroizing;
 
-use crate::coded::Coded;
+use crate::coded::{Coded, Whole};
 use crate::compress::Element;
 use crate::keyring::{FINGERPRINT_BYTES, Keyring, SECRET_BYTES, Secret};
 use crate::value::{
     self, Checksum, ENCRYPTED_HEADER_BYTES, Form, HEADER_BYTES, PAYLOAD_CHECKSUM_AT, Rejection,
-    Whole,
 };
 use crate::{Error, ErrorKind, KEY_BYTES, Key, Result, slices};
 

@@ -36,7 +36,6 @@ use std::ops::Deref;
 
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-use crate::coded::Coded;
 use crate::compress::Element;
 use crate::slices::one_piece;
 use crate::{Key, NAMESPACE_BYTES};
@@ -278,10 +277,21 @@ pub fn verify(
     key: &Key,
     expected_payload_len: u64,
 ) -> Result<ExpectedChecksum, Rejection> {
-    match check(header, key, expected_payload_len, false)? {
-        (checksum, None) => Ok(ExpectedChecksum(checksum)),
+    match verify_form(header, key, expected_payload_len)? {
+        (checksum, None) => Ok(checksum),
         (_, Some(_)) => Err(Rejection::Coded),
     }
+}
+
+/// As [`verify`], for values that may be coded. Then the type of the payload's elements is returned
+/// too.
+pub(crate) fn verify_form(
+    header: &[u8; HEADER_BYTES],
+    key: &Key,
+    expected_payload_len: u64,
+) -> Result<(ExpectedChecksum, Option<Element>), Rejection> {
+    let (checksum, code) = check(header, key, expected_payload_len, false)?;
+    Ok((ExpectedChecksum(checksum), code))
 }
 
 /// Checks the header of an encrypted value, as far as others have it too, against what the reader
@@ -382,55 +392,29 @@ pub fn payload_checksum(slices: &[impl Deref<Target = [u8]>], value_bytes: u64) 
 /// Checks a whole value that is not coded: header and payload in one piece, with nothing after them.
 pub fn verify_value(value: &[u8], key: &Key, expected_payload_len: u64) -> Result<(), Rejection> {
     let value_bytes = value.len() as u64;
-    match verify_slices(&[value], value_bytes, key, expected_payload_len, None)? {
-        Whole::Plain => Ok(()),
-        Whole::Coded(_) => Err(Rejection::Coded),
-    }
+    let checksum = verify(
+        header_of(&[value], value_bytes, expected_payload_len)?,
+        key,
+        expected_payload_len,
+    )?;
+    check_length(HEADER_BYTES, value_bytes, expected_payload_len)?;
+    checksum.check(Checksum::of(&value[HEADER_BYTES..]))
 }
 
-/// A value whose header, length and, as far as that can be said, payload have been checked.
-#[must_use = "a coded payload is not verified until it is decoded"]
-pub(crate) enum Whole {
-    /// The payload is there, and it is verified.
-    Plain,
-    /// The payload's code is there.
-    Coded(Coded),
-}
-
-/// As [`verify_value`], for a value of `value_bytes` bytes that lies in the slices from their
-/// start, with its header in the first slice. `known` is the [`payload_checksum`] of a value that
-/// is not coded, if that is known.
-pub(crate) fn verify_slices(
+/// The header of a value of `value_bytes` bytes that lies in the slices from their start, with its
+/// header in the first slice.
+pub(crate) fn header_of(
     slices: &[impl Deref<Target = [u8]>],
     value_bytes: u64,
-    key: &Key,
     expected_payload_len: u64,
-    known: Option<u64>,
-) -> Result<Whole, Rejection> {
-    let truncated = Rejection::Truncated {
-        expected: (HEADER_BYTES as u64).saturating_add(expected_payload_len),
-        found: value_bytes,
-    };
+) -> Result<&[u8; HEADER_BYTES], Rejection> {
     // Bytes past the value's end are not part of it: they must not be looked at.
-    let header = beginning(slices, value_bytes)
+    beginning(slices, value_bytes)
         .first_chunk()
-        .ok_or(truncated)?;
-    let (checksum, code) = check(header, key, expected_payload_len, false)?;
-    let checksum = ExpectedChecksum(checksum);
-    if let Some(element) = code {
-        return Coded::checked(
-            element,
-            HEADER_BYTES,
-            value_bytes,
-            expected_payload_len,
-            Some(checksum),
-        )
-        .map(Whole::Coded);
-    }
-    check_length(HEADER_BYTES, value_bytes, expected_payload_len)?;
-    checksum
-        .check(known.unwrap_or_else(|| payload_checksum(slices, value_bytes)))
-        .map(|()| Whole::Plain)
+        .ok_or(Rejection::Truncated {
+            expected: (HEADER_BYTES as u64).saturating_add(expected_payload_len),
+            found: value_bytes,
+        })
 }
 
 /// The beginning of a value of `value_bytes` bytes: as much of it as the first slice holds.

@@ -144,8 +144,8 @@ class Settings:
     block lie side by side where spec and attention backend allow it. A named layout is refused if
     it is not possible."""
     compression: Annotated[str, _one_of(OFF, LOSSLESS)] = OFF
-    """Whether values in the pool are compressed: `off`, or `lossless`, which keeps every bit. Engines
-    share objects only with engines of the same setting."""
+    """Whether values in the pool are compressed: `off`, or `lossless`, which keeps every bit.
+    Engines share objects only with engines of the same setting."""
     salt: str = ""
     """Text that goes into the namespace. Engines with different salts share nothing."""
     model_id: str = ""

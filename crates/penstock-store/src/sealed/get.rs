@@ -4,10 +4,10 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::{LARGEST_HEADER_BYTES, Memory, SealedStore};
-use crate::coded::Coded;
+use crate::coded::{self, Coded, Whole};
 use crate::contract::{Internal, unanswered};
 use crate::slices::room_of;
-use crate::value::{self, Rejection, Whole};
+use crate::value::{self, Rejection};
 use crate::{Error, GetOutcome, GetRequest, Key, Result, Store};
 
 /// One value that is wanted, and the memory in which it arrives.
@@ -262,7 +262,7 @@ impl SealedStore {
         });
         let whole = match &self.keys {
             Some(keys) => keys.open_slices(&mut memory, arrived, key, context, bytes)?,
-            None => value::verify_slices(&memory, arrived, key, bytes, checksum)?,
+            None => coded::verify_slices(&memory, arrived, key, bytes, checksum)?,
         };
         if matches!(whole, Whole::Coded(_)) && !self.takes_coded {
             return Err(Rejection::Coded);

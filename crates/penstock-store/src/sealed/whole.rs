@@ -6,9 +6,10 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::SealedStore;
+use crate::coded::{self, Whole};
 use crate::contract::unanswered;
 use crate::encryption::check_closed;
-use crate::value::{self, ENCRYPTED_HEADER_BYTES, HEADER_BYTES, Rejection, Whole};
+use crate::value::{self, ENCRYPTED_HEADER_BYTES, HEADER_BYTES, Rejection};
 use crate::{
     Error, ErrorKind, GetOutcome, GetRequest, Key, Keyring, PutOutcome, PutRequest, Result,
 };
@@ -187,7 +188,7 @@ impl SealedStore {
 fn look_plain(key: &Key, value: &[u8]) -> std::result::Result<(), Rejection> {
     let value_bytes = value.len() as u64;
     let payload_len = value::payload_len(value, value_bytes, HEADER_BYTES);
-    match value::verify_slices(&[value], value_bytes, key, payload_len, None)? {
+    match coded::verify_slices(&[value], value_bytes, key, payload_len, None)? {
         Whole::Plain => Ok(()),
         Whole::Coded(coded) => coded.decoded(&value[HEADER_BYTES..]).map(drop),
     }

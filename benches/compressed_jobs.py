@@ -9,7 +9,6 @@ as ``python -m benches.compressed_jobs``.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import statistics
 import subprocess
@@ -22,6 +21,7 @@ from tests.servers import Server
 
 from benches import report
 
+OFF, LOSSLESS = "off", "lossless"
 ROOT = Path(__file__).parents[1]
 LINE = re.compile(
     r"BLHNC: store +(?P<store_mib_s>\S+) MiB/s \(released +\S+\), (?P<store_cpu_s_gib>\S+) CPU.*"
@@ -33,10 +33,11 @@ FIGURES = ("store_mib_s", "store_cpu_s_gib", "load_mib_s", "load_cpu_s_gib")
 def run(url: str, compression: str, total_mib: int) -> dict[str, float]:
     """One run of the example: blocks of 1 MiB whose layers lie side by side."""
     cargo = ["cargo", "run", "--quiet", "--release", "--locked", "-p", "penstock-engine"]
+    # Behind the sizes: get lanes, batch, copy lanes, rounds.
+    words = ["1024", str(total_mib), "2", "8", "1", "5", str(int(compression == LOSSLESS))]
     said = subprocess.run(
-        [*cargo, "--example", "jobs", "--", url, "1024", str(total_mib)],
+        [*cargo, "--example", "jobs", "--", url, *words],
         cwd=ROOT,
-        env=os.environ | {"PENSTOCK_COMPRESSION": compression},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -60,7 +61,7 @@ def main() -> None:
                 ("directly", server.tcp_url, 128),
                 ("through the proxy", f"redis://127.0.0.1:{way.port}", 32),
             ]:
-                runs: dict[str, list[dict[str, float]]] = {"off": [], "lossless": []}
+                runs: dict[str, list[dict[str, float]]] = {OFF: [], LOSSLESS: []}
                 for number in range(args.runs):
                     report.progress(f"{name}: run {number + 1} of {args.runs}")
                     for compression, of in runs.items():

@@ -1,9 +1,9 @@
 //! How fast jobs move blocks: stores, then loads, of a whole set of blocks through a store.
 //!
-//! `jobs URL [block KiB=1024] [total MiB=128] [get lanes=2] [batch=8] [copy lanes=1] [rounds=5]`
+//! `jobs URL [block KiB=1024] [total MiB=128] [get lanes=2] [batch=8] [copy lanes=1] [rounds=5]
+//! [compress=0]`
 //!
-//! Values are encrypted if `PENSTOCK_ENCRYPTION_KEYS` is set, and compressed if
-//! `PENSTOCK_COMPRESSION` is `lossless`.
+//! Values are encrypted if `PENSTOCK_ENCRYPTION_KEYS` is set, and compressed if `compress` is 1.
 //!
 //! Blocks lie in 16 layers: each layer its own run (`LBHNC`), or all layers together (`BLHNC`). For
 //! each layout it prints the MiB/s of the best round, with whole jobs timed, and the seconds of
@@ -31,9 +31,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let block_bytes = number(1024)? << 10;
     let blocks = (number(128)? << 20) / block_bytes;
     let (get_lanes, batch, copy_lanes) = (number(2)?, number(8)?, number(1)?);
-    let rounds = number(5)?;
+    let (rounds, compress) = (number(5)?, number(0)? == 1);
     let keys = Keyring::load(None)?.map(Arc::new);
-    let compress = std::env::var("PENSTOCK_COMPRESSION").is_ok_and(|is| is == "lossless");
     for layout in [KvLayout::LBHNC, KvLayout::BLHNC] {
         let content = block_bytes / u64::from(LAYERS) / TOKENS;
         let share = Span::new(0..LAYERS, 0..1)?;

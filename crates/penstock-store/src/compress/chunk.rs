@@ -192,7 +192,7 @@ fn decode_chunk<F: Form>(
     // The field of an escape holds the low bits of its exponent too: so no bit of a code is without
     // meaning.
     let exponents = ((1_u16 << F::EXPONENT_BITS) - 1) as u8;
-    let meant_twice = (1_u8 << F::CODE_BITS) - 1 | !exponents;
+    let meant_twice = ((1_u8 << F::CODE_BITS) - 1) | !exponents;
     let mut wrong = 0;
     for (place, &exponent) in places.iter().zip(exponents_of_escapes) {
         let element = elements

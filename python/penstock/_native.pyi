@@ -378,6 +378,7 @@ class Engine:
         get_lanes: int = 2,
         put_lanes: int = 1,
         step_objects: int = 0,
+        compress: bool = False,
     ) -> Engine: ...
     def register(
         self,
@@ -388,6 +389,7 @@ class Engine:
         pages_per_block: int = 1,
         replica: tuple[int, int] = ...,
         cuda_device: int | None = None,
+        element: str | None = None,
     ) -> None: ...
     def register_elsewhere(self, group: int) -> None: ...
     def name_group(self, group: int, namespace: bytes) -> None: ...

@@ -104,6 +104,7 @@ def engine(
     decode_ranks: int = 1,
     prefill_ranks: int = 1,
     own_scales: bool = False,
+    kv_type: str = "auto",
     **drafter: Any,
 ) -> Any:
     speculation = speculative(drafts, **drafter)
@@ -116,7 +117,10 @@ def engine(
         ),
         speculative_config=speculation if drafts else None,
         cache_config=SimpleNamespace(
-            calculate_kv_scales=own_scales, prefix_caching_hash_algo="sha256", block_size=16
+            calculate_kv_scales=own_scales,
+            prefix_caching_hash_algo="sha256",
+            block_size=16,
+            cache_dtype=kv_type,
         ),
         model_config=SimpleNamespace(
             enable_sleep_mode=sleep,

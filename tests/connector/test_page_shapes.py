@@ -239,9 +239,14 @@ a block to one group at a time."""
 
 
 @run_with(max_examples=30)
-@given(shapes(), st.data(), st.sampled_from(["rank", "portable"]))
+@given(
+    shapes(),
+    st.data(),
+    st.sampled_from(["rank", "portable"]),
+    st.sampled_from(["off", "lossless"]),
+)
 def test_a_page_of_any_shape_is_whole_and_nothing_around_it_changes(
-    shape: Shape, data: st.DataObject, geometry: str
+    shape: Shape, data: st.DataObject, geometry: str, compression: str
 ) -> None:
     # Another engine may have another layout, with the same interior and pages.
     inner = [axis for axis in shape.layout.name if axis in "HNC"]
@@ -254,7 +259,7 @@ def test_a_page_of_any_shape_is_whole_and_nothing_around_it_changes(
     ]
     other = replace(shape, layout=data.draw(st.sampled_from(alike)))
     with tempfile.TemporaryDirectory() as folder:
-        settings = on_disk(folder, pool_geometry=geometry)
+        settings = on_disk(folder, pool_geometry=geometry, compression=compression)
         source, target = Node(shape, settings, 6, seed=1), Node(other, settings, 7, seed=2)
         try:
             check(source, target)
@@ -400,6 +405,45 @@ def test_what_differs_in_packing_has_another_namespace_and_padding_does_not(
     assert of(plain, backends={0: ("FLASH_ATTN",)}) == of(plain)
     padded = replace(plain, page_size_padded=plain.page_size_bytes + 512)
     assert of(padded) == of(plain)
+
+
+@pytest.mark.parametrize(
+    ("spec", "element"),
+    [
+        (attention(KVQuantMode.NONE, 2, 64), "fp16"),
+        (replace(attention(KVQuantMode.NONE, 2, 64), dtype=torch.float32), None),
+        (attention(KVQuantMode.FP8_PER_TENSOR, 2, 64), "fp8_e4m3"),
+        (latents(KVQuantMode.NONE, None), "bf16"),
+        # Numbers and their scales.
+        (attention(KVQuantMode.INT8_PER_TOKEN_HEAD, 2, 64), None),
+        (attention(KVQuantMode.FP8_PER_TOKEN_HEAD, 2, 64), None),
+        (latents(KVQuantMode.FP8_PER_TENSOR, 656), None),
+    ],
+)
+def test_a_coder_is_named_for_pages_of_one_type(
+    spec: Any, element: str | None, settings: Settings
+) -> None:
+    node = Node(one_group(spec), settings, 6, seed=1)
+    node.half.shutdown()
+    assert node.facts.groups[0].element == element
+
+
+def test_of_fp8_vllms_name_tells_the_coder() -> None:
+    config, _ = caches_of(one_group(attention(KVQuantMode.FP8_PER_TENSOR, 2, 64)), 6)
+    for kv_type, element in [("fp8", "fp8_e4m3"), ("fp8_e5m2", "fp8_e5m2")]:
+        (group,) = compat.transfer_groups(engine(kv_type=kv_type), config)
+        assert group.element == element
+
+
+def test_engines_that_compress_have_a_namespace_of_their_own(tmp_path: Path) -> None:
+    settings, off, lossless = (
+        on_disk(str(tmp_path), **more)
+        for more in ({}, {"compression": "off"}, {"compression": "lossless"})
+    )
+    node = Node(one_group(latents(KVQuantMode.NONE, None)), settings, 6, seed=1)
+    node.half.shutdown()
+    assert namespace([node], off) == namespace([node], settings)
+    assert namespace([node], lossless) != namespace([node], settings)
 
 
 def test_scales_that_were_loaded_stay_when_a_layer_is_first_computed(settings: Settings) -> None:

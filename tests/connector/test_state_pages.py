@@ -153,3 +153,12 @@ def test_states_of_other_kinds_and_types_have_other_namespaces(tmp_path: Path) -
         found.add(namespace([node], settings, position=1))
         node.half.shutdown()
     assert len(found) == len(kinds)
+
+
+def test_a_coder_is_named_for_states_of_one_type(tmp_path: Path) -> None:
+    named = {}
+    for name in STATES:
+        node = Node(shape(name, KVCacheLayout.LBHNC), on_disk(str(tmp_path)), 6, seed=1)
+        named[name] = node.facts.groups[1].element
+        node.half.shutdown()
+    assert named == dict.fromkeys(STATES) | {"short_conv": "bf16"}

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -284,6 +285,24 @@ def test_values_of_another_key_are_foreign_and_those_damaged_are_lost(
     assert writer.counts()["rejected_objects"] == 1
     reader.half.shutdown()
     writer.half.shutdown()
+
+
+@pytest.mark.parametrize("element", ["bf16", "fp16", "fp8_e4m3", "fp8_e5m2", None])
+def test_values_are_compressed_where_there_is_a_coder(tmp_path: Path, element: str | None) -> None:
+    settings = on_disk(tmp_path, host_tier=False, compression="lossless")
+    rank = Rank(settings, (replace(FULL, element=element),))
+    rank.fill(0, 5)
+    for memory in rank.layers.values():
+        # Signs and mantissas at random, and one exponent.
+        memory[0] = memory[0] & 0x83 | 0x3C
+    rank.run(stores=[job(1, blocks((5, 0)))])
+    (_, objects, lie) = Store.open(settings.pool).usage(timeout=30)[0]
+    assert objects == 1
+    assert (lie < BLOCK_BYTES) == (element is not None)
+    assert rank.counts()["stored_bytes"] == BLOCK_BYTES
+    assert rank.run(loads=[job(2, blocks((5, 1)))]).unloaded == {}
+    assert rank.block(1) == rank.block(0)
+    rank.half.shutdown()
 
 
 @pytest.mark.parametrize("host_tier", [False, True])

@@ -1,8 +1,9 @@
 //! How fast jobs move blocks: stores, then loads, of a whole set of blocks through a store.
 //!
-//! `jobs URL [block KiB=1024] [total MiB=128] [get lanes=2] [batch=8] [copy lanes=1] [rounds=5]`
+//! `jobs URL [block KiB=1024] [total MiB=128] [get lanes=2] [batch=8] [copy lanes=1] [rounds=5]
+//! [compress=0]`
 //!
-//! Values are encrypted if `PENSTOCK_ENCRYPTION_KEYS` is set.
+//! Values are encrypted if `PENSTOCK_ENCRYPTION_KEYS` is set, and compressed if `compress` is 1.
 //!
 //! Blocks lie in 16 layers: each layer its own run (`LBHNC`), or all layers together (`BLHNC`). For
 //! each layout it prints the MiB/s of the best round, with whole jobs timed, and the seconds of
@@ -16,6 +17,7 @@ use penstock_engine::{
     Block, Device, Engine, EngineConfig, Event, Fence, KvGroup, Outcome, Owner, Region,
 };
 use penstock_layout::{Descriptor, KvLayout, Span};
+use penstock_store::compress::Element;
 use penstock_store::{Key, Keyring, Namespace, OpenOptions, open};
 
 const LAYERS: u16 = 16;
@@ -29,26 +31,31 @@ fn main() -> Result<(), Box<dyn Error>> {
     let block_bytes = number(1024)? << 10;
     let blocks = (number(128)? << 20) / block_bytes;
     let (get_lanes, batch, copy_lanes) = (number(2)?, number(8)?, number(1)?);
-    let rounds = number(5)?;
+    let (rounds, compress) = (number(5)?, number(0)? == 1);
     let keys = Keyring::load(None)?.map(Arc::new);
     for layout in [KvLayout::LBHNC, KvLayout::BLHNC] {
         let content = block_bytes / u64::from(LAYERS) / TOKENS;
         let share = Span::new(0..LAYERS, 0..1)?;
         let descriptor = Descriptor::packed(layout, share, blocks, TOKENS, content)?;
-        let mut memory = vec![1_u8; descriptor.region_lens()[0] as usize];
+        let mut memory = numbers(descriptor.region_lens()[0] as usize);
         let mut config = EngineConfig::new(block_bytes as usize, 64);
         config.keep = false;
         config.get_lanes = get_lanes as usize;
         config.batch = batch as usize;
         config.copy_lanes = copy_lanes as usize;
         config.keys.clone_from(&keys);
+        config.compress = compress;
         config.store_wait = Duration::from_secs(60);
         let engine = Engine::new(open(&url, &OpenOptions::default())?, config)?;
         // SAFETY: `memory` outlives the engine and is only touched again when no job runs.
         #[allow(unsafe_code)]
         let region =
             unsafe { Region::new(memory.as_mut_ptr().expose_provenance(), memory.len() as u64) };
-        engine.register(0, KvGroup::new(Device::Host, descriptor, vec![region]))?;
+        let group = KvGroup {
+            element: Some(Element::Bf16),
+            ..KvGroup::new(Device::Host, descriptor, vec![region])
+        };
+        engine.register(0, group)?;
         engine.name(0, NAMESPACE)?;
         let (mut stores, mut releases, mut loads) = (f64::MAX, f64::MAX, f64::MAX);
         let (mut store_cpu, mut load_cpu) = (0.0, 0.0);
@@ -106,6 +113,21 @@ fn main() -> Result<(), Box<dyn Error>> {
         drop(memory);
     }
     Ok(())
+}
+
+/// Bytes of random numbers of bf16. Their exponents are spread as those of KV are.
+fn numbers(bytes: usize) -> Vec<u8> {
+    let mut state = 1_u64;
+    let number = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        // Half of all numbers have one exponent, half of the others the next one below, and so on.
+        let below = (state >> 16).trailing_zeros() as u16;
+        let bits = (state as u16 & 0x807f) | (0x7f - below.min(0x7f)) << 7;
+        bits.to_le_bytes()
+    };
+    (0..bytes / 2).flat_map(number).collect()
 }
 
 /// The CPU time of all threads so far, from the kernel's nanosecond clock of each thread.

@@ -12,7 +12,9 @@ use std::sync::atomic::Ordering;
 
 use memmap2::{MmapMut, MmapRaw};
 use penstock_store::ErrorKind;
-use penstock_store::sealed::{self, LARGEST_HEADER_BYTES, SealedInPlace, SealedStore, SealedValue};
+use penstock_store::sealed::{
+    self, LARGEST_HEADER_BYTES, SealedCode, SealedInPlace, SealedStore, SealedValue,
+};
 use penstock_store::value::Checksum;
 
 use crate::config::EngineConfig;
@@ -298,7 +300,7 @@ pub(crate) struct Empty;
 pub(crate) struct Gathered {
     payload_bytes: usize,
     /// The checksum of the payload; of nothing if the payload will be encrypted.
-    checksum: Checksum,
+    checksum: u64,
 }
 
 /// A slot that holds a whole value, ready to be put.
@@ -349,7 +351,7 @@ impl Slot<Empty> {
             lease: self.lease,
             state: Gathered {
                 payload_bytes,
-                checksum,
+                checksum: checksum.finish(),
             },
         }
     }
@@ -370,6 +372,27 @@ impl Slot<Empty> {
 }
 
 impl Slot<Gathered> {
+    /// Makes a coded value of the payload, which is the payload of `transfer`, at the beginning of
+    /// `room`, and takes that from it. The payload stays as it is. `None` if values like this are
+    /// not coded, or if this one would be no shorter.
+    pub(crate) fn code<'r>(
+        &self,
+        store: &SealedStore,
+        transfer: &Transfer,
+        room: &mut &'r mut [u8],
+    ) -> Result<Option<SealedCode<'r>>, ErrorKind> {
+        let Some(element) = transfer.element else {
+            return Ok(None);
+        };
+        let start = self.lease.arena.header_bytes;
+        let payload = self.lease.bytes(start..start + self.state.payload_bytes);
+        let checksum = self.state.checksum;
+        let (key, context) = (&transfer.key, &transfer.context);
+        store
+            .seal_coded(key, context, element, payload, checksum, room)
+            .map_err(|error| error.kind())
+    }
+
     /// Makes a value of the payload, which is the payload of `transfer`.
     pub(crate) fn seal(
         mut self,
@@ -383,7 +406,7 @@ impl Slot<Gathered> {
         let value_bytes = self.lease.arena.header_bytes + payload_bytes;
         let value = self.lease.bytes_mut(0..value_bytes);
         let value = store
-            .seal_in_place(&transfer.key, &transfer.context, value, checksum.finish())
+            .seal_in_place(&transfer.key, &transfer.context, value, checksum)
             .map_err(|error| error.kind())?;
         let plain = (!value.is_encrypted()).then(|| Verified::of(transfer));
         Ok(Slot {
@@ -418,13 +441,8 @@ impl Slot<Sealed> {
 impl Slot<Verified> {
     /// The payload as if it had been gathered, to be put anew. With `sum` its checksum is taken.
     pub(crate) fn into_gathered(self, sum: bool) -> Slot<Gathered> {
-        let checksum = if sum {
-            let mut checksum = Checksum::new();
-            checksum.update(self.payload());
-            checksum
-        } else {
-            Checksum::new()
-        };
+        let summed = if sum { self.payload() } else { &[] };
+        let checksum = Checksum::of(summed);
         Slot {
             lease: self.lease,
             state: Gathered {

@@ -72,6 +72,10 @@ pub struct EngineConfig {
     pub max_outstanding_objects: usize,
     /// With keys, values are encrypted, and no other values are loaded.
     pub keys: Option<Arc<Keyring>>,
+    /// Whether values are compressed without loss where that makes them shorter. Without this, no
+    /// compressed values are loaded: the namespace must say which it is. Each put lane takes memory
+    /// for one batch, and each get lane for one object.
+    pub compress: bool,
 }
 
 impl EngineConfig {
@@ -106,6 +110,7 @@ impl EngineConfig {
             store_backoff: Duration::from_secs(1),
             max_outstanding_objects: 1 << 18,
             keys: None,
+            compress: false,
         }
     }
 

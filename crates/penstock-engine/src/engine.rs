@@ -137,8 +137,12 @@ impl Engine {
             crate::queue::Queues::new(config.clone(), node.is_some(), arena, Arc::clone(&signals));
         let table = Table::new(config.max_outstanding_objects);
         let running = Gauge::default();
+        let sealed = SealedStore::new(store, config.keys.clone());
         let inner = Arc::new(Inner {
-            store: SealedStore::new(store, config.keys.clone()),
+            store: match config.compress {
+                true => sealed.taking_coded(),
+                false => sealed,
+            },
             node,
             config,
             queues,
@@ -167,7 +171,7 @@ impl Engine {
     /// CUDA device, they are pinned, and the device's copies are measured.
     pub fn register(&self, group: u16, held: KvGroup) -> Result<(), EngineError> {
         let device = held.device;
-        let new = Group::new(group, held, self.inner.config.slot_bytes)?;
+        let new = Group::new(group, held, &self.inner.config)?;
         let mut groups = self.groups.write();
         self.check_new(&groups, group)?;
         let is_first = groups.values().all(|group| group.registration().is_none());

@@ -5,8 +5,10 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use penstock_layout::{Descriptor, Span};
+use penstock_store::compress::Element;
 use penstock_store::{Key, Namespace};
 
+use crate::config::EngineConfig;
 use crate::copy::Device;
 use crate::job::{Plan, Transfer};
 use crate::outcome::Part;
@@ -30,6 +32,9 @@ pub struct KvGroup {
     pub pages_per_block: u64,
     /// Who stores which blocks.
     pub replica: Replica,
+    /// The type of the numbers that the memory holds, if it holds no others and there is a coder for
+    /// it. If the engine compresses values, those of this group are coded.
+    pub element: Option<Element>,
 }
 
 impl KvGroup {
@@ -42,6 +47,7 @@ impl KvGroup {
             regions,
             pages_per_block: 1,
             replica: Replica::default(),
+            element: None,
         }
     }
 }
@@ -91,12 +97,18 @@ struct Held {
     objects: Vec<(Span, usize)>,
     pages_per_block: u64,
     replica: Replica,
+    /// The coder of its values, if they are to be coded.
+    element: Option<Element>,
 }
 
 impl Group {
     /// A group that this engine holds. Checks that its objects have layers of the group and fit
-    /// slots of `slot_bytes`.
-    pub(crate) fn new(number: u16, group: KvGroup, slot_bytes: usize) -> Result<Self, EngineError> {
+    /// the engine's slots.
+    pub(crate) fn new(
+        number: u16,
+        group: KvGroup,
+        config: &EngineConfig,
+    ) -> Result<Self, EngineError> {
         let Replica { index, count } = group.replica;
         if index >= count {
             return Err(EngineError::Config(
@@ -114,7 +126,8 @@ impl Group {
             .spans
             .iter()
             .map(|span| {
-                let bytes = registration.payload_bytes(span, group.pages_per_block, slot_bytes)?;
+                let room = config.slot_bytes;
+                let bytes = registration.payload_bytes(span, group.pages_per_block, room)?;
                 Ok((*span, bytes))
             })
             .collect::<Result<_, EngineError>>()?;
@@ -123,6 +136,7 @@ impl Group {
             objects,
             pages_per_block: group.pages_per_block,
             replica: group.replica,
+            element: group.element.filter(|_| config.compress),
         };
         Ok(Self {
             number,
@@ -199,6 +213,7 @@ impl Group {
                             pages: pages.clone(),
                             context: Arc::clone(&owner.salt),
                             bytes,
+                            element: held.element,
                         }
                     }));
             }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_store::Key;
+use penstock_store::compress::Element;
 
 use crate::config::LONGEST;
 use crate::outcome::Part;
@@ -65,6 +66,8 @@ pub(crate) struct Transfer {
     pub(crate) context: Arc<[u8]>,
     /// Payload bytes.
     pub(crate) bytes: usize,
+    /// The type of the payload's elements, if its value is to be coded.
+    pub(crate) element: Option<Element>,
 }
 
 /// A job's objects, and the blocks that they make up.

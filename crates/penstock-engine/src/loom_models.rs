@@ -59,6 +59,7 @@ fn transfer(number: u8) -> Transfer {
         pages: 0..1,
         context: Arc::default(),
         bytes: BYTES,
+        element: None,
     }
 }
 

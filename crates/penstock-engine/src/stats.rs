@@ -60,6 +60,8 @@ counters! {
     stored_objects,
     /// Payload bytes stored.
     stored_bytes,
+    /// Bytes of the values stored: with headers, and as compressed.
+    stored_value_bytes,
     /// Objects that the store already had when they were put.
     already_present_objects,
     /// Objects dropped instead of stored.
@@ -89,9 +91,9 @@ counters! {
     put_calls,
     /// Nanoseconds in the store's put.
     put_nanos,
-    /// Nanoseconds spent making values of payloads, including encryption.
+    /// Nanoseconds spent making values of payloads, including compression and encryption.
     seal_nanos,
-    /// Nanoseconds spent verifying what the store got, including decryption.
+    /// Nanoseconds spent verifying what the store got, including decryption and decompression.
     verify_nanos,
     /// Nanoseconds spent copying from blocks into slots, including checksums unless the values are
     /// encrypted.

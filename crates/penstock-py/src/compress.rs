@@ -23,6 +23,14 @@ fn pinned(from: &Bound<'_, PyAny>, into: &Bound<'_, PyAny>) -> PyResult<[Part; 2
     Ok(parts)
 }
 
+/// The element type of this name.
+pub(crate) fn element_named(py: Python<'_>, name: &str) -> PyResult<Element> {
+    Element::named(name).ok_or_else(|| {
+        let names = Element::ALL.map(Element::name).join(", ");
+        config_error(py, format!("no coder for {name:?}; there are {names}"))
+    })
+}
+
 #[pymethods]
 impl Coder {
     /// Names of the element types that have a coder.
@@ -35,13 +43,7 @@ impl Coder {
     #[new]
     #[pyo3(signature = (element, *, baseline = false))]
     fn new(py: Python<'_>, element: &str, baseline: bool) -> PyResult<Self> {
-        let found = Element::ALL
-            .into_iter()
-            .find(|known| known.name() == element);
-        let element = found.ok_or_else(|| {
-            let names = Element::ALL.map(Element::name).join(", ");
-            config_error(py, format!("no coder for {element:?}; there are {names}"))
-        })?;
+        let element = element_named(py, element)?;
         let speed = if baseline {
             Speed::BASELINE
         } else {

@@ -14,6 +14,7 @@ use pyo3::types::{PyBytes, PyBytesMethods};
 
 use crate::blocks::{Blocks, padded};
 use crate::completion::Completion;
+use crate::compress::element_named;
 use crate::cuda::device;
 use crate::errors::{engine_error, interruptibly};
 use crate::layout::{Descriptor, SpanTuple, span};
@@ -45,7 +46,8 @@ impl Engine {
     /// Reserves host memory of `slots` times `slot_bytes` and starts the threads. Values are
     /// encrypted if the store's are. With `keep`, values stay in host memory until the room is
     /// needed, and are loaded from there. `step_objects` is the most objects that one step stores:
-    /// the queues hold several times as many.
+    /// the queues hold several times as many. With `compress`, values of groups with an element type
+    /// are compressed without loss, and compressed values are loaded.
     ///
     /// Loads from shared memory go straight into the blocks, or with `in_place` false through slots.
     ///
@@ -54,7 +56,7 @@ impl Engine {
     #[new]
     #[pyo3(signature = (
         store, *, slot_bytes, slots, node = None, keep = true, in_place = true, copy_lanes = 1, get_lanes = 2, put_lanes = 1,
-        step_objects = 0
+        step_objects = 0, compress = false
     ))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
@@ -69,6 +71,7 @@ impl Engine {
         get_lanes: usize,
         put_lanes: usize,
         step_objects: usize,
+        compress: bool,
     ) -> PyResult<Self> {
         let mut config = EngineConfig::new(slot_bytes, slots).with_steps_of(step_objects);
         config.keep = keep;
@@ -77,6 +80,7 @@ impl Engine {
         config.get_lanes = get_lanes;
         config.put_lanes = put_lanes;
         config.keys = store.keys();
+        config.compress = compress;
         let (store, node) = (store.shared(), node.map(Store::shared));
         py.detach(|| match node {
             Some(node) => Native::with_node_memory(store, node, config),
@@ -94,10 +98,11 @@ impl Engine {
     /// that the descriptor describes. The serving engine's block is `pages_per_block` pages, which
     /// are the descriptor's blocks. `replica` is an index and a count: so many engines hold the
     /// same, and each stores its part of the blocks. `cuda_device` is the ordinal of the device
-    /// that the tensors are on. Without it, they are in host memory.
+    /// that the tensors are on. Without it, they are in host memory. `element` names the type of the
+    /// numbers that the tensors hold, one of `Coder.elements`; None for any other, or several.
     #[pyo3(signature = (
         descriptor, group = 0, *, spans = None, pages_per_block = 1, replica = (0, 1),
-        cuda_device = None
+        cuda_device = None, element = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn register(
@@ -109,6 +114,7 @@ impl Engine {
         pages_per_block: u64,
         replica: (u8, u8),
         cuda_device: Option<i32>,
+        element: Option<&str>,
     ) -> PyResult<()> {
         let regions = descriptor.engine_regions(py)?;
         let mut held = KvGroup::new(device(cuda_device), descriptor.inner().clone(), regions);
@@ -119,6 +125,7 @@ impl Engine {
         held.pages_per_block = pages_per_block;
         let (index, count) = replica;
         held.replica = Replica { index, count };
+        held.element = element.map(|name| element_named(py, name)).transpose()?;
         self.native
             .register(group, held)
             .map_err(|error| engine_error(py, &error))

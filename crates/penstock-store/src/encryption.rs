@@ -16,9 +16,11 @@ use ring::hkdf::{HKDF_SHA256, KeyType, Prk};
 use ring::rand::{SecureRandom, SystemRandom};
 use zeroize::Zeroizing;
 
+use crate::coded::{Coded, Whole};
+use crate::compress::Element;
 use crate::keyring::{FINGERPRINT_BYTES, Keyring, SECRET_BYTES, Secret};
 use crate::value::{
-    self, Checksum, ENCRYPTED_HEADER_BYTES, HEADER_BYTES, PAYLOAD_CHECKSUM_AT, Rejection,
+    self, Checksum, ENCRYPTED_HEADER_BYTES, Form, HEADER_BYTES, PAYLOAD_CHECKSUM_AT, Rejection,
 };
 use crate::{Error, ErrorKind, KEY_BYTES, Key, Result, slices};
 
@@ -45,6 +47,19 @@ impl Keyring {
         context: &[u8],
         payload: &mut [u8],
     ) -> Result<[u8; ENCRYPTED_HEADER_BYTES]> {
+        self.seal_form(key, context, payload, payload.len() as u64, None)
+    }
+
+    /// As [`seal`](Self::seal), for what a value holds in place of its payload: the payload itself,
+    /// or a code of it for elements of this type. The payload has `payload_len` bytes.
+    pub(crate) fn seal_form(
+        &self,
+        key: &Key,
+        context: &[u8],
+        content: &mut [u8],
+        payload_len: u64,
+        code: Option<Element>,
+    ) -> Result<[u8; ENCRYPTED_HEADER_BYTES]> {
         let mut salt = [0; SALT_BYTES];
         SystemRandom::new().fill(&mut salt).map_err(|_| {
             Error::new(
@@ -52,7 +67,7 @@ impl Keyring {
                 "the system gave no random bytes to encrypt with",
             )
         })?;
-        self.seal_salted(key, context, salt, payload)
+        self.seal_salted(key, context, salt, content, payload_len, code)
     }
 
     fn seal_salted(
@@ -60,32 +75,38 @@ impl Keyring {
         key: &Key,
         context: &[u8],
         salt: [u8; SALT_BYTES],
-        payload: &mut [u8],
+        content: &mut [u8],
+        payload_len: u64,
+        code: Option<Element>,
     ) -> Result<[u8; ENCRYPTED_HEADER_BYTES]> {
         let secret = self.first();
         let mut header = [0; ENCRYPTED_HEADER_BYTES];
         header[FINGERPRINT_AT..SALT_AT].copy_from_slice(&secret.fingerprint);
         header[SALT_AT..TAG_AT].copy_from_slice(&salt);
+        let form = Form {
+            is_encrypted: true,
+            code,
+        };
         // This leaves out the checksum of the header's second part. That checksum is not
         // authenticated, so it may be added at the end.
-        let bare = value::seal_encrypted(key, payload.len() as u64, 0);
+        let bare = value::seal_form(form, key, payload_len, 0);
         header[..HEADER_BYTES].copy_from_slice(&bare);
         let (aead, nonce) = value_key(secret, &salt, context);
         let tag = aead
-            .seal_in_place_separate_tag(nonce, Aad::from(associated_data(&header, key)), payload)
+            .seal_in_place_separate_tag(nonce, Aad::from(associated_data(&header, key)), content)
             .map_err(|_| {
                 Error::new(
                     ErrorKind::Config,
                     format!(
                         "a payload of {} bytes is larger than AES-GCM takes \
                          ({MAX_ENCRYPTED_PAYLOAD}): make objects smaller",
-                        payload.len()
+                        content.len()
                     ),
                 )
             })?;
         header[TAG_AT..].copy_from_slice(tag.as_ref());
         let checksum = Checksum::of(&header[FINGERPRINT_AT..]);
-        let checked = value::seal_encrypted(key, payload.len() as u64, checksum);
+        let checked = value::seal_form(form, key, payload_len, checksum);
         header[..HEADER_BYTES].copy_from_slice(&checked);
         Ok(header)
     }
@@ -99,7 +120,7 @@ impl Keyring {
         context: &[u8],
         expected_payload_len: u64,
     ) -> std::result::Result<Opener, Rejection> {
-        let header = check_header(beginning, key, expected_payload_len)?;
+        let (header, code) = check_header(beginning, key, expected_payload_len)?;
         let secret = self
             .by_fingerprint(&header[FINGERPRINT_AT..SALT_AT])
             .ok_or(Rejection::UnknownKey)?;
@@ -111,11 +132,12 @@ impl Keyring {
             nonce,
             associated_data: associated_data(header, key),
             tag: Tag::from(tag),
+            code,
         })
     }
 
-    /// Checks a whole value and decrypts its payload in place. The value is header and payload in
-    /// one piece, with nothing after them. If this fails, the payload means nothing.
+    /// Checks a whole value that is not coded, and decrypts its payload in place. The value is header
+    /// and payload in one piece, with nothing after them. If this fails, the payload means nothing.
     pub fn open_value(
         &self,
         value: &mut [u8],
@@ -125,12 +147,15 @@ impl Keyring {
     ) -> std::result::Result<(), Rejection> {
         let bytes = value.len() as u64;
         let slices = &mut [IoSliceMut::new(value)];
-        self.open_slices(slices, bytes, key, context, expected_payload_len)
+        match self.open_slices(slices, bytes, key, context, expected_payload_len)? {
+            Whole::Plain => Ok(()),
+            Whole::Coded(_) => Err(Rejection::Coded),
+        }
     }
 
     /// As [`open_value`](Self::open_value), for a value of `value_bytes` bytes that lies in the
     /// slices from their start, with its header in the first slice. A payload in several slices is
-    /// decrypted in a copy.
+    /// decrypted in a copy. Of a coded value, the code is decrypted.
     pub(crate) fn open_slices(
         &self,
         slices: &mut [IoSliceMut<'_>],
@@ -138,51 +163,70 @@ impl Keyring {
         key: &Key,
         context: &[u8],
         expected_payload_len: u64,
-    ) -> std::result::Result<(), Rejection> {
+    ) -> std::result::Result<Whole, Rejection> {
         let beginning = value::beginning(slices, value_bytes);
         let opener = self.check(beginning, key, context, expected_payload_len)?;
-        value::check_length(ENCRYPTED_HEADER_BYTES, value_bytes, expected_payload_len)?;
-        let payload = ENCRYPTED_HEADER_BYTES..value_bytes as usize;
-        if let Some((slice, range)) = slices::one_piece(slices, payload.clone()) {
-            return opener.open(&mut slices[slice][range]);
+        let whole = check_length(opener.code, value_bytes, expected_payload_len)?;
+        let content = ENCRYPTED_HEADER_BYTES..value_bytes as usize;
+        if let Some((slice, range)) = slices::one_piece(slices, content.clone()) {
+            opener.open(&mut slices[slice][range])?;
+            return Ok(whole);
         }
-        let into = &mut slices::remaining_mut(slices, payload.start);
-        let mut copy = slices::first_bytes(into, payload.len());
+        let into = &mut slices::remaining_mut(slices, content.start);
+        let mut copy = slices::first_bytes(into, content.len());
         opener.open(&mut copy)?;
         slices::scatter(&copy, into);
-        Ok(())
+        Ok(whole)
     }
 }
 
 /// Checks an encrypted value as far as that needs no key: its header and its length, but not its
-/// payload. The value is header and payload in one piece.
+/// payload. The length of a code is known only roughly. The value is in one piece.
 pub(crate) fn check_closed(value: &[u8], key: &Key) -> std::result::Result<(), Rejection> {
     let value_bytes = value.len() as u64;
-    let payload_len = value_bytes.saturating_sub(ENCRYPTED_HEADER_BYTES as u64);
-    check_header(value, key, payload_len)?;
-    value::check_length(ENCRYPTED_HEADER_BYTES, value_bytes, payload_len)
+    let payload_len = value::payload_len(value, value_bytes, ENCRYPTED_HEADER_BYTES);
+    let (_, code) = check_header(value, key, payload_len)?;
+    check_length(code, value_bytes, payload_len).map(|_| ())
+}
+
+/// Checks that a value is as long as its header and what follows it together. What it says of the
+/// payload holds once it is decrypted.
+fn check_length(
+    code: Option<Element>,
+    value_bytes: u64,
+    payload_len: u64,
+) -> std::result::Result<Whole, Rejection> {
+    match code {
+        Some(element) => {
+            let header = ENCRYPTED_HEADER_BYTES;
+            Coded::checked(element, header, value_bytes, payload_len, None).map(Whole::Coded)
+        }
+        None => value::check_length(ENCRYPTED_HEADER_BYTES, value_bytes, payload_len)
+            .map(|()| Whole::Plain),
+    }
 }
 
 /// Checks the header of an encrypted value against what the reader asked for. `beginning` is as
-/// much of the value as arrived in one piece.
+/// much of the value as arrived in one piece. Returns the header, and the type of the payload's
+/// elements if it is coded.
 fn check_header<'v>(
     beginning: &'v [u8],
     key: &Key,
     expected_payload_len: u64,
-) -> std::result::Result<&'v [u8; ENCRYPTED_HEADER_BYTES], Rejection> {
+) -> std::result::Result<(&'v [u8; ENCRYPTED_HEADER_BYTES], Option<Element>), Rejection> {
     let truncated = Rejection::Truncated {
         expected: (ENCRYPTED_HEADER_BYTES as u64).saturating_add(expected_payload_len),
         found: beginning.len() as u64,
     };
     let first = beginning.first_chunk::<HEADER_BYTES>().ok_or(truncated)?;
-    let checksum = value::verify_encrypted(first, key, expected_payload_len)?;
+    let (checksum, code) = value::verify_encrypted(first, key, expected_payload_len)?;
     let header = beginning
         .first_chunk::<ENCRYPTED_HEADER_BYTES>()
         .ok_or(truncated)?;
     if Checksum::of(&header[FINGERPRINT_AT..]) != checksum {
         return Err(Rejection::HeaderChecksum);
     }
-    Ok(header)
+    Ok((header, code))
 }
 
 /// Opens the payload of a value whose header has been checked.
@@ -192,6 +236,8 @@ struct Opener {
     nonce: Nonce,
     associated_data: [u8; ASSOCIATED_BYTES],
     tag: Tag,
+    /// The type of the payload's elements, if it is coded.
+    code: Option<Element>,
 }
 
 impl Opener {
@@ -261,7 +307,7 @@ mod tests {
         .unwrap();
         let mut payload = *b"keys and values";
         let header = keys
-            .seal_salted(&key, b"tenant", [0x5a; SALT_BYTES], &mut payload)
+            .seal_salted(&key, b"tenant", [0x5a; SALT_BYTES], &mut payload, 15, None)
             .unwrap();
         let hex: String = header
             .iter()

@@ -160,6 +160,43 @@ fn whole_values() {
         });
 }
 
+/// Any change to a coded value is found out, encrypted or not. So are any bytes behind a header that
+/// says they are a code.
+#[test]
+fn coded_values() {
+    let key = Key::new(Namespace([7; 16]), &[9; 32], Span::new(0..4, 0..2).unwrap()).unwrap();
+    let line = "ours:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    let keys = Arc::new(Keyring::parse(line).unwrap());
+    // Whatever the elements, few exponents are unlike the others.
+    let payload: Vec<u8> = (0..6000_u32)
+        .map(|at| (at * 7) as u8 & 0x83 | if at % 97 == 0 { 0x0c } else { 0x3c })
+        .collect();
+    check!()
+        .with_type::<(usize, u8, bool, Vec<u8>)>()
+        .for_each(|(at, change, encrypted, code)| {
+            let keys = encrypted.then(|| Arc::clone(&keys));
+            let store = SealedStore::new(Arc::new(MemoryStore::new(1 << 20)), keys).taking_coded();
+            let checksum = Checksum::of(&payload);
+            for element in Element::ALL {
+                let mut room = vec![0; store.header_bytes() + payload.len()];
+                let value = store
+                    .seal_coded(&key, b"", element, &payload, checksum, &mut &mut room[..])
+                    .unwrap()
+                    .expect("shorter");
+                let bytes = value.value(0).bytes() as usize;
+                room.truncate(bytes);
+                let at = at % bytes;
+                room[at] ^= change;
+                let is_sound = store.examine(&key, &room) == Finding::Sound;
+                assert_eq!(is_sound, *change == 0, "{element:?}: {at}");
+                room[at] ^= change;
+                room.truncate(store.header_bytes());
+                room.extend_from_slice(code);
+                assert_ne!(store.examine(&key, &room), Finding::Sound);
+            }
+        });
+}
+
 /// Any text in place of a key, or a key with some bytes changed: a text that is read as a key is
 /// written the same way.
 #[test]

@@ -1,6 +1,7 @@
 //! Stores for KV-cache objects: the contract that every store fulfils, the format of values, the
 //! stores themselves, and [`SealedStore`], the layer that seals and verifies what stores hold.
 
+mod coded;
 pub mod compress;
 mod contract;
 mod counters;

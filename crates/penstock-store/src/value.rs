@@ -4,15 +4,20 @@
 //! |--------|---------|
 //! | 0..4   | `PNSK` |
 //! | 4..6   | format version, little endian, now 1 |
-//! | 6..8   | flags, little endian: bit 0 if encrypted, the others zero |
+//! | 6..8   | flags, little endian: bit 0 if encrypted, bit 1 if coded, the others zero but for the code's |
 //! | 8..16  | payload length in bytes, little endian |
 //! | 16..32 | namespace digest |
 //! | 32..48 | XXH3-128 of the key's bytes ([`Key::to_bytes`]), little endian |
 //! | 48..56 | checksum, little endian: of the payload, or if encrypted of bytes 64..128 |
 //! | 56..64 | checksum of bytes 0..56, little endian |
 //!
-//! An encrypted value has a header that is 64 bytes longer. Its payload is ciphertext of the same
-//! length (see [`Keyring`](crate::Keyring)):
+//! A coded value has its payload's code ([`compress`](crate::compress)) where others have their
+//! payload. The code is shorter than the payload. Bits 2 and 3 of the flags are the type of its
+//! elements: 0 for bf16, 1 for fp16, 2 for E4M3, 3 for E5M2. Length and checksum in the header are
+//! the payload's own.
+//!
+//! An encrypted value has a header that is 64 bytes longer. What follows is ciphertext, as long as
+//! the payload, or as its code (see [`Keyring`](crate::Keyring)):
 //!
 //! | bytes    | content |
 //! |----------|---------|
@@ -31,6 +36,7 @@ use std::ops::Deref;
 
 use twox_hash::{XxHash3_64, XxHash3_128};
 
+use crate::compress::Element;
 use crate::slices::one_piece;
 use crate::{Key, NAMESPACE_BYTES};
 
@@ -43,6 +49,10 @@ pub const FORMAT_VERSION: u16 = 1;
 
 /// Flag of values whose payload is encrypted.
 const ENCRYPTED: u16 = 1;
+/// Flag of values whose payload is coded.
+const CODED: u16 = 1 << 1;
+/// Where the flags hold the number of a coded payload's element type.
+const ELEMENT_SHIFT: u32 = 2;
 const MAGIC: [u8; 4] = *b"PNSK";
 const VERSION_AT: usize = 4;
 const FLAGS_AT: usize = 6;
@@ -98,6 +108,12 @@ pub enum Rejection {
     /// The payload is damaged.
     #[error("payload checksum does not match")]
     PayloadChecksum,
+    /// The reader takes no coded values, and the value is coded.
+    #[error("value is coded, and only values that are not coded are accepted here")]
+    Coded,
+    /// The payload is coded, and its code is damaged.
+    #[error("coded payload does not decode")]
+    BadCode,
     /// The reader has no keys, and the value is encrypted.
     #[error("value is encrypted, and no encryption keys are set")]
     Encrypted,
@@ -126,6 +142,8 @@ impl Rejection {
             Self::Key => "key",
             Self::Length { .. } => "length",
             Self::PayloadChecksum => "payload_checksum",
+            Self::Coded => "coded",
+            Self::BadCode => "bad_code",
             Self::Encrypted => "encrypted",
             Self::Unencrypted => "unencrypted",
             Self::UnknownKey => "unknown_key",
@@ -133,10 +151,10 @@ impl Rejection {
         }
     }
 
-    /// Whether the value may be good for readers with other keys. Such a value stays in the store.
-    /// All others are removed, so that they are put anew.
+    /// Whether the value may be good for readers with other keys, or for those that take coded
+    /// values. Such a value stays in the store. All others are removed, so that they are put anew.
     pub fn is_foreign(self) -> bool {
-        matches!(self, Self::Encrypted | Self::UnknownKey)
+        matches!(self, Self::Encrypted | Self::UnknownKey | Self::Coded)
     }
 }
 
@@ -190,14 +208,52 @@ impl ExpectedChecksum {
     }
 }
 
-/// The header for a payload of this length and checksum, stored under this key.
-pub fn seal(key: &Key, payload_len: u64, checksum: u64) -> [u8; HEADER_BYTES] {
-    header(0, key, payload_len, checksum)
+/// What the flags of a header say about what follows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Form {
+    pub(crate) is_encrypted: bool,
+    /// The type of the payload's elements, if the payload is coded.
+    pub(crate) code: Option<Element>,
 }
 
-/// The part of the header that encrypted values have too, with the checksum of their other part.
-pub(crate) fn seal_encrypted(key: &Key, payload_len: u64, checksum: u64) -> [u8; HEADER_BYTES] {
-    header(ENCRYPTED, key, payload_len, checksum)
+impl Form {
+    fn flags(self) -> u16 {
+        let encrypted = if self.is_encrypted { ENCRYPTED } else { 0 };
+        let code = self.code.map_or(0, |element| {
+            let number = match element {
+                Element::Bf16 => 0,
+                Element::Fp16 => 1,
+                Element::Fp8E4M3 => 2,
+                Element::Fp8E5M2 => 3,
+            };
+            CODED | number << ELEMENT_SHIFT
+        });
+        encrypted | code
+    }
+
+    /// The form that has these flags, if there is one.
+    fn of(flags: u16) -> Option<Self> {
+        let codes = Element::ALL.into_iter().map(Some).chain([None]);
+        codes
+            .flat_map(|code| [false, true].map(|is_encrypted| Self { is_encrypted, code }))
+            .find(|form| form.flags() == flags)
+    }
+}
+
+/// The header for a payload of this length and checksum, stored under this key as it is.
+pub fn seal(key: &Key, payload_len: u64, checksum: u64) -> [u8; HEADER_BYTES] {
+    seal_form(Form::default(), key, payload_len, checksum)
+}
+
+/// As [`seal`], for a value of any form: of an encrypted one the part of the header that others have
+/// too. Then the checksum is that of the other part.
+pub(crate) fn seal_form(
+    form: Form,
+    key: &Key,
+    payload_len: u64,
+    checksum: u64,
+) -> [u8; HEADER_BYTES] {
+    header(form.flags(), key, payload_len, checksum)
 }
 
 fn header(flags: u16, key: &Key, payload_len: u64, checksum: u64) -> [u8; HEADER_BYTES] {
@@ -215,54 +271,86 @@ fn header(flags: u16, key: &Key, payload_len: u64, checksum: u64) -> [u8; HEADER
 }
 
 /// Checks a header against what the reader asked for. The payload is accepted only if this passes
-/// and the payload matches the checksum returned.
+/// and the payload matches the checksum returned. This is for values that are not coded.
 pub fn verify(
     header: &[u8; HEADER_BYTES],
     key: &Key,
     expected_payload_len: u64,
 ) -> Result<ExpectedChecksum, Rejection> {
-    check(header, key, expected_payload_len, 0).map(ExpectedChecksum)
+    match verify_form(header, key, expected_payload_len)? {
+        (checksum, None) => Ok(checksum),
+        (_, Some(_)) => Err(Rejection::Coded),
+    }
 }
 
-/// As [`verify`], for an encrypted value. Returns the checksum of the header's other part.
+/// As [`verify`], for values that may be coded. Then the type of the payload's elements is returned
+/// too.
+pub(crate) fn verify_form(
+    header: &[u8; HEADER_BYTES],
+    key: &Key,
+    expected_payload_len: u64,
+) -> Result<(ExpectedChecksum, Option<Element>), Rejection> {
+    let (checksum, code) = check(header, key, expected_payload_len, false)?;
+    Ok((ExpectedChecksum(checksum), code))
+}
+
+/// Checks the header of an encrypted value, as far as others have it too, against what the reader
+/// asked for. Returns the checksum of the header's other part, and the type of the payload's
+/// elements if it is coded.
 pub(crate) fn verify_encrypted(
     header: &[u8; HEADER_BYTES],
     key: &Key,
     expected_payload_len: u64,
-) -> Result<u64, Rejection> {
-    check(header, key, expected_payload_len, ENCRYPTED)
+) -> Result<(u64, Option<Element>), Rejection> {
+    check(header, key, expected_payload_len, true)
+}
+
+/// The payload's length, as far as that shows before anything is verified: what a coded value's
+/// header states, and what follows the header of any other. The value has `value_bytes` bytes, and
+/// begins with these.
+pub(crate) fn payload_len(beginning: &[u8], value_bytes: u64, header_bytes: usize) -> u64 {
+    let stated = beginning.first_chunk::<HEADER_BYTES>().and_then(|header| {
+        let form = Form::of(u16_at(header, FLAGS_AT))?;
+        form.code.map(|_| u64_at(header, LENGTH_AT))
+    });
+    stated.unwrap_or_else(|| value_bytes.saturating_sub(header_bytes as u64))
+}
+
+fn u16_at(header: &[u8; HEADER_BYTES], at: usize) -> u16 {
+    u16::from_le_bytes([header[at], header[at + 1]])
+}
+
+fn u64_at(header: &[u8; HEADER_BYTES], at: usize) -> u64 {
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&header[at..at + 8]);
+    u64::from_le_bytes(bytes)
 }
 
 fn check(
     header: &[u8; HEADER_BYTES],
     key: &Key,
     expected_payload_len: u64,
-    expected_flags: u16,
-) -> Result<u64, Rejection> {
-    let u16_at = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
-    let u64_at = |at: usize| {
-        let mut bytes = [0; 8];
-        bytes.copy_from_slice(&header[at..at + 8]);
-        u64::from_le_bytes(bytes)
-    };
+    expects_encrypted: bool,
+) -> Result<(u64, Option<Element>), Rejection> {
     if header[..VERSION_AT] != MAGIC {
         return Err(Rejection::BadMagic);
     }
     // Check this before the header's own checksum: another version may have changed its form.
-    let version = u16_at(VERSION_AT);
+    let version = u16_at(header, VERSION_AT);
     if version != FORMAT_VERSION {
         return Err(Rejection::Version { found: version });
     }
-    if u64_at(HEADER_CHECKSUM_AT) != Checksum::of(&header[..HEADER_CHECKSUM_AT]) {
+    if u64_at(header, HEADER_CHECKSUM_AT) != Checksum::of(&header[..HEADER_CHECKSUM_AT]) {
         return Err(Rejection::HeaderChecksum);
     }
-    match u16_at(FLAGS_AT) {
-        flags if flags == expected_flags => {}
-        0 => return Err(Rejection::Unencrypted),
+    let found = u16_at(header, FLAGS_AT);
+    let form = Form::of(found).ok_or(Rejection::Flags { found })?;
+    match (expects_encrypted, form.is_encrypted) {
+        (true, false) => return Err(Rejection::Unencrypted),
         // Check this before the length: a reader without keys counts the larger header of an
         // encrypted value as payload.
-        ENCRYPTED => return Err(Rejection::Encrypted),
-        found => return Err(Rejection::Flags { found }),
+        (false, true) => return Err(Rejection::Encrypted),
+        (false, false) | (true, true) => {}
     }
     if header[NAMESPACE_AT..KEY_AT] != key.namespace.0 {
         return Err(Rejection::Namespace);
@@ -270,14 +358,14 @@ fn check(
     if header[KEY_AT..PAYLOAD_CHECKSUM_AT] != key_digest(key) {
         return Err(Rejection::Key);
     }
-    let found = u64_at(LENGTH_AT);
+    let found = u64_at(header, LENGTH_AT);
     if found != expected_payload_len {
         return Err(Rejection::Length {
             expected: expected_payload_len,
             found,
         });
     }
-    Ok(u64_at(PAYLOAD_CHECKSUM_AT))
+    Ok((u64_at(header, PAYLOAD_CHECKSUM_AT), form.code))
 }
 
 /// The checksum of the payload of a value that is not encrypted. The value has `value_bytes` bytes
@@ -301,33 +389,32 @@ pub fn payload_checksum(slices: &[impl Deref<Target = [u8]>], value_bytes: u64) 
     checksum.finish()
 }
 
-/// Checks a whole value: header and payload in one piece, with nothing after them.
+/// Checks a whole value that is not coded: header and payload in one piece, with nothing after them.
 pub fn verify_value(value: &[u8], key: &Key, expected_payload_len: u64) -> Result<(), Rejection> {
     let value_bytes = value.len() as u64;
-    verify_slices(&[value], value_bytes, key, expected_payload_len, None)
+    let checksum = verify(
+        header_of(&[value], value_bytes, expected_payload_len)?,
+        key,
+        expected_payload_len,
+    )?;
+    check_length(HEADER_BYTES, value_bytes, expected_payload_len)?;
+    checksum.check(Checksum::of(&value[HEADER_BYTES..]))
 }
 
-/// As [`verify_value`], for a value of `value_bytes` bytes that lies in the slices from their
-/// start, with its header in the first slice. `known` is its [`payload_checksum`], if that is
-/// known.
-pub(crate) fn verify_slices(
+/// The header of a value of `value_bytes` bytes that lies in the slices from their start, with its
+/// header in the first slice.
+pub(crate) fn header_of(
     slices: &[impl Deref<Target = [u8]>],
     value_bytes: u64,
-    key: &Key,
     expected_payload_len: u64,
-    known: Option<u64>,
-) -> Result<(), Rejection> {
-    let truncated = Rejection::Truncated {
-        expected: (HEADER_BYTES as u64).saturating_add(expected_payload_len),
-        found: value_bytes,
-    };
+) -> Result<&[u8; HEADER_BYTES], Rejection> {
     // Bytes past the value's end are not part of it: they must not be looked at.
-    let header = beginning(slices, value_bytes)
+    beginning(slices, value_bytes)
         .first_chunk()
-        .ok_or(truncated)?;
-    let checksum = verify(header, key, expected_payload_len)?;
-    check_length(HEADER_BYTES, value_bytes, expected_payload_len)?;
-    checksum.check(known.unwrap_or_else(|| payload_checksum(slices, value_bytes)))
+        .ok_or(Rejection::Truncated {
+            expected: (HEADER_BYTES as u64).saturating_add(expected_payload_len),
+            found: value_bytes,
+        })
 }
 
 /// The beginning of a value of `value_bytes` bytes: as much of it as the first slice holds.

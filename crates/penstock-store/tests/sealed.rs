@@ -2,147 +2,19 @@
 
 mod behaviour;
 
-use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::time::Instant;
 
+use behaviour::slots::*;
 use behaviour::{bytes, fresh_namespace, key, soon};
 use penstock_store::layers::{Breaker, BreakerSettings, Faults, Faulty, Tiered};
-use penstock_store::sealed::{
-    Carried, Destination, Finding, Got, HeaderRoom, LARGEST_HEADER_BYTES, SealedStore, Wanted,
-};
+use penstock_store::sealed::{Carried, Finding, Got, SealedStore};
 use penstock_store::value::{Checksum, Rejection};
 use penstock_store::{
-    Capabilities, ErrorKind, GetOutcome, GetRequest, Key, Keyring, Listed, MemoryStore, Namespace,
-    OpenOptions, PutOutcome, PutRequest, Result, Store, StoreStats, open,
+    Capabilities, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, OpenOptions,
+    PutOutcome, PutRequest, Result, Store, StoreStats, open,
 };
 use proptest::prelude::*;
-
-const OURS: &str = "ours:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
-const THEIRS: &str = "theirs://79/Pv6+fj39vX08/Lx8O/u7ezr6uno5+bl5OPi4eA=";
-
-fn memory() -> Arc<dyn Store> {
-    Arc::new(MemoryStore::new(64 << 20))
-}
-
-fn over(store: &Arc<dyn Store>, keys: Option<&str>) -> SealedStore {
-    let keys = keys.map(|line| Arc::new(Keyring::parse(line).unwrap()));
-    SealedStore::new(Arc::clone(store), keys)
-}
-
-fn has(store: &dyn Store, key: &Key) -> bool {
-    store.contains(&[*key], soon()).unwrap()[0]
-}
-
-/// The value as it lies in a store.
-fn raw(store: &dyn Store, key: &Key) -> Vec<u8> {
-    behaviour::get(store, key).expect("a value")
-}
-
-fn plant(store: &dyn Store, key: &Key, value: &[u8]) {
-    store.remove(&[*key], soon()).unwrap();
-    store.put(key, &[IoSlice::new(value)], soon()).unwrap();
-}
-
-/// Memory in one piece, for a payload of one length: an arena's slot.
-struct Slot {
-    key: Key,
-    context: &'static [u8],
-    bytes: usize,
-    memory: Vec<u8>,
-}
-
-impl Slot {
-    fn of(key: Key, bytes: usize) -> Self {
-        Self {
-            key,
-            context: b"tenant",
-            bytes,
-            memory: vec![0xee; LARGEST_HEADER_BYTES + bytes],
-        }
-    }
-
-    fn payload(&self, store: &SealedStore) -> &[u8] {
-        &self.memory[store.header_bytes()..][..self.bytes]
-    }
-}
-
-impl Destination for Slot {
-    fn wanted(&mut self, _header_bytes: usize) -> Wanted<'_> {
-        Wanted {
-            key: &self.key,
-            context: self.context,
-            position: 0,
-            payload_bytes: Some(self.bytes as u64),
-            memory: std::iter::once(IoSliceMut::new(&mut self.memory)).collect(),
-        }
-    }
-}
-
-/// Buffers for a payload of any length that they have room for.
-struct Buffers {
-    key: Key,
-    header: HeaderRoom,
-    buffers: Vec<Vec<u8>>,
-}
-
-impl Buffers {
-    fn of(key: Key, lens: &[usize]) -> Self {
-        Self {
-            key,
-            header: HeaderRoom::new(),
-            buffers: lens.iter().map(|len| vec![0xee; *len]).collect(),
-        }
-    }
-
-    fn payload(&self, bytes: u64) -> Vec<u8> {
-        let mut payload = self.buffers.concat();
-        payload.truncate(bytes as usize);
-        payload
-    }
-}
-
-impl Destination for Buffers {
-    fn wanted(&mut self, header_bytes: usize) -> Wanted<'_> {
-        let buffers = self.buffers.iter_mut();
-        Wanted {
-            key: &self.key,
-            context: b"tenant",
-            position: 0,
-            payload_bytes: None,
-            memory: self
-                .header
-                .before(header_bytes, buffers.map(|buffer| IoSliceMut::new(buffer))),
-        }
-    }
-}
-
-fn put(store: &SealedStore, key: &Key, payload: &[u8]) -> Result<PutOutcome> {
-    let seal = store.seal(key, b"tenant", std::iter::once(payload))?;
-    let value = seal.value(std::iter::once(payload), 0);
-    store.put_many(&[value], soon()).remove(0)
-}
-
-/// Fetched, verified and, if need be, mended.
-fn get<D: Destination>(store: &SealedStore, destination: D) -> (D, Got) {
-    let arrival = store.fetch(vec![destination], soon()).remove(0);
-    store
-        .verify(arrival)
-        .unwrap_or_else(|rejected| store.mend(rejected, soon(), soon()))
-}
-
-fn assert_payload(store: &SealedStore, key: Key, payload: &[u8]) {
-    let (slot, got) = get(store, Slot::of(key, payload.len()));
-    assert!(matches!(got, Got::Payload(_)), "{got:?}");
-    assert!(slot.payload(store) == payload);
-}
-
-fn rejection(got: &Got) -> Rejection {
-    match got {
-        Got::Rejected(rejection) => *rejection,
-        other => panic!("{other:?}"),
-    }
-}
 
 #[test]
 fn however_it_was_sealed_it_arrives_in_a_slot_and_in_buffers() {

@@ -16,7 +16,7 @@ from penstock.pool.namespace import namespace_digest
 from penstock.vllm import compat, identity
 from penstock.vllm.groups import Group, Groups
 from penstock.vllm.messages import RankShare, Span
-from penstock.vllm.settings import Settings
+from penstock.vllm.settings import OFF, Settings
 
 logger = logging.getLogger("vllm.penstock")
 
@@ -214,6 +214,7 @@ class Agreement:
         group = self._groups[position]
         parts = [s.groups[position] for s in self._shares.values() if s.span is not None]
         share = next(part for part in parts if part is not None)
+        compression = self._settings.compression
         return {
             "format": _FORMAT,
             **self._model.identity,
@@ -233,6 +234,9 @@ class Agreement:
             "interior": share.interior,
             "spans": [list(span) for span in self.spans[position]],
             "salt": self._settings.salt,
+            # Readers of other versions would remove compressed values. Without compression, the
+            # description stays as it was before there was any.
+            **({} if compression == OFF else {"compression": compression}),
         }
 
 

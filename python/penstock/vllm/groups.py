@@ -76,6 +76,9 @@ class Group:
     """The drafter whose layers these are; None for the model's own."""
     packing: Packing | None = None
     """How the pages are packed; None if they are not."""
+    element: str | None = None
+    """The type of the numbers that pages are made of, as coders call it; None if there are several,
+    or if there is no coder for it. It decides only how well values can be compressed."""
 
     @property
     def is_whole(self) -> bool:

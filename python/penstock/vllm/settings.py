@@ -29,6 +29,9 @@ from penstock.vllm.names import POOL_VARIABLE, PREFIX, TENANT, TENANT_NAME
 
 logger = logging.getLogger("vllm.penstock")
 
+OFF, LOSSLESS = "off", "lossless"
+"""Values of the setting ``compression``."""
+
 
 def _one_of(*names: str) -> AfterValidator:
     def check(value: str) -> str:
@@ -140,6 +143,9 @@ class Settings:
     """Layout of the engine's KV cache: `auto`, or a layout's name. With `auto`, all layers of a
     block lie side by side where spec and attention backend allow it. A named layout is refused if
     it is not possible."""
+    compression: Annotated[str, _one_of(OFF, LOSSLESS)] = OFF
+    """Whether values in the pool are compressed: `off`, or `lossless`, which keeps every bit.
+    Engines share objects only with engines of the same setting."""
     salt: str = ""
     """Text that goes into the namespace. Engines with different salts share nothing."""
     model_id: str = ""

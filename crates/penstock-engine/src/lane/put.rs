@@ -1,11 +1,11 @@
 //! Put lanes make values of gathered slots and put them into the store. They give way to other
-//! threads that want the processor. They also encrypt, rather than the copy lanes. So encryption
-//! does not delay the release of blocks, and nothing is encrypted that the store already has.
+//! threads that want the processor. They also compress and encrypt, rather than the copy lanes. So
+//! neither delays the release of blocks, and nothing is encrypted that the store already has.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use penstock_store::sealed::SealedValue;
+use penstock_store::sealed::{SealedCode, SealedValue};
 use penstock_store::{ErrorKind, Key, PutOutcome, SealedStore};
 
 use super::Inner;
@@ -19,27 +19,33 @@ pub(super) fn run(inner: &Inner) {
     // Stores can wait, and are dropped if they wait too long. The next request's computation cannot
     // wait.
     super::give_way();
+    let mut scratch = Vec::new();
     loop {
         let seen = inner.signals.put.generation();
         match inner.queues.next_put() {
-            PutWork::Put(batch) => inner.contain(|| put(inner, batch)),
+            PutWork::Put(batch) => inner.contain(|| put(inner, batch, &mut scratch)),
             PutWork::Wait => inner.signals.put.wait(seen, None),
             PutWork::Close => return,
         }
     }
 }
 
-fn put(inner: &Inner, batch: Vec<Put>) {
+/// `scratch` takes the batch's coded values, until they are in the store.
+fn put(inner: &Inner, batch: Vec<Put>, scratch: &mut Vec<u8>) {
     let start = Instant::now();
     let deadline = start + inner.config.put_timeout;
     let (tickets, mut ready): (Vec<_>, Vec<_>) = batch
         .into_iter()
-        .map(|Put { ticket, slot }| (ticket, Ready::Gathered(slot)))
+        .map(|Put { ticket, slot }| (ticket, Ready::from(slot)))
         .unzip();
+    let room = &mut room_to_code(inner, &tickets, scratch);
     if let Some(node) = &inner.node {
+        // Node memory gets values that are not coded: loads come from there in place. These are made
+        // of the payloads where they lie, so the codes come first.
+        code(inner, &tickets, &mut ready, room, |_| true);
+        seal(inner, &tickets, &mut ready, |_, _| true);
         // The other engines of this machine can load them from here on, whatever the store does.
-        seal(inner, &tickets, &mut ready, |_| true);
-        put_sealed(node, &tickets, &ready, |_| true, deadline);
+        put_sealed(node, &tickets, &ready, Ready::in_slot, |_| true, deadline);
         if inner.queues.is_store_failing() {
             for ticket in tickets {
                 ticket.resolve(Outcome::Dropped);
@@ -47,7 +53,7 @@ fn put(inner: &Inner, batch: Vec<Put>) {
             return;
         }
     }
-    let outcomes = put_into_store(inner, &tickets, &mut ready, deadline);
+    let outcomes = put_into_store(inner, &tickets, &mut ready, room, deadline);
     for (ticket, ready) in tickets.iter().zip(ready) {
         keep(inner, ticket, ready);
     }
@@ -58,10 +64,11 @@ fn put(inner: &Inner, batch: Vec<Put>) {
 }
 
 /// Puts the objects that the store does not have. Notes whether it takes puts.
-fn put_into_store(
+fn put_into_store<'r>(
     inner: &Inner,
     tickets: &[StoreTicket],
-    ready: &mut [Ready],
+    ready: &mut [Ready<'r>],
+    room: &mut &'r mut [u8],
     deadline: Instant,
 ) -> Vec<Outcome> {
     let start = Instant::now();
@@ -73,11 +80,27 @@ fn put_into_store(
     let is_there = present.is_ok();
     let outcomes: Vec<Outcome> = match present {
         Ok(present) => {
-            seal(inner, tickets, ready, |index| !present[index]);
             let is_absent = |index: usize| !present[index];
+            code(inner, tickets, ready, room, is_absent);
+            seal(inner, tickets, ready, |index, ready| {
+                is_absent(index) && ready.code.is_none()
+            });
             let start = Instant::now();
-            let outcomes = put_sealed(&inner.store, tickets, ready, is_absent, deadline);
+            let outcomes = put_sealed(
+                &inner.store,
+                tickets,
+                ready,
+                Ready::for_store,
+                is_absent,
+                deadline,
+            );
             add_time(&inner.counters.put_nanos, start);
+            let stored = ready.iter().zip(&outcomes).filter_map(|(ready, outcome)| {
+                let value = ready.for_store(0)?;
+                matches!(outcome, Outcome::Stored(_)).then(|| value.bytes())
+            });
+            let counter = &inner.counters.stored_value_bytes;
+            counter.fetch_add(stored.sum(), Ordering::Relaxed);
             outcomes
         }
         Err(error) => vec![Outcome::Failed(error.kind()); tickets.len()],
@@ -97,11 +120,11 @@ fn put_into_store(
 }
 
 /// Leaves a value to the host tier, whatever the store answered.
-fn keep(inner: &Inner, ticket: &StoreTicket, ready: Ready) {
-    let slot = match ready {
-        Ready::Gathered(slot) => Some(slot.into_verified(ticket.transfer())),
-        Ready::Sealed(slot) => slot.into_verified(),
-        Ready::Failed(_) => None,
+fn keep(inner: &Inner, ticket: &StoreTicket, ready: Ready<'_>) {
+    let slot = match ready.state {
+        State::Gathered(slot) => Some(slot.into_verified(ticket.transfer())),
+        State::Sealed(slot) => slot.into_verified(),
+        State::Failed(_) => None,
     };
     if let Some(slot) = slot {
         inner.queues.host_tier().keep(ticket.transfer(), slot, None);
@@ -109,64 +132,138 @@ fn keep(inner: &Inner, ticket: &StoreTicket, ready: Ready) {
 }
 
 /// An object before it is put.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a checksum in the making; a batch has few"
-)]
-enum Ready {
+struct Ready<'r> {
+    state: State,
+    /// The coded value, beside the slot.
+    code: Option<SealedCode<'r>>,
+}
+
+enum State {
     Gathered(Slot<Gathered>),
     Sealed(Slot<Sealed>),
     Failed(ErrorKind),
 }
 
-/// Makes values of the gathered objects that are wanted, by their index.
-fn seal(
+impl From<Slot<Gathered>> for Ready<'_> {
+    fn from(slot: Slot<Gathered>) -> Self {
+        Self {
+            state: State::Gathered(slot),
+            code: None,
+        }
+    }
+}
+
+impl Ready<'_> {
+    /// The value that lies in the slot, if it is sealed.
+    fn in_slot(&self, position: u64) -> Option<SealedValue<'_>> {
+        match &self.state {
+            State::Sealed(slot) => Some(slot.value(position)),
+            State::Gathered(_) | State::Failed(_) => None,
+        }
+    }
+
+    /// The value that the store gets: the coded one, if there is one.
+    fn for_store(&self, position: u64) -> Option<SealedValue<'_>> {
+        match &self.code {
+            Some(code) => Some(code.value(position)),
+            None => self.in_slot(position),
+        }
+    }
+}
+
+/// Room for the coded values of a batch.
+fn room_to_code<'r>(
     inner: &Inner,
     tickets: &[StoreTicket],
-    ready: &mut [Ready],
+    scratch: &'r mut Vec<u8>,
+) -> &'r mut [u8] {
+    let transfers = tickets.iter().map(StoreTicket::transfer);
+    let bytes = transfers
+        .filter(|transfer| transfer.element.is_some())
+        .map(|transfer| inner.store.header_bytes() + transfer.bytes)
+        .sum();
+    if scratch.len() < bytes {
+        scratch.resize(bytes, 0);
+    }
+    &mut scratch[..bytes]
+}
+
+/// Makes coded values, in `room`, of the gathered objects that are wanted, by their index.
+fn code<'r>(
+    inner: &Inner,
+    tickets: &[StoreTicket],
+    ready: &mut [Ready<'r>],
+    room: &mut &'r mut [u8],
     is_wanted: impl Fn(usize) -> bool,
 ) {
     let start = Instant::now();
     for (index, (ticket, ready)) in tickets.iter().zip(ready).enumerate() {
         if is_wanted(index)
-            && let Ready::Gathered(_) = ready
-            && let Ready::Gathered(slot) =
-                std::mem::replace(ready, Ready::Failed(ErrorKind::Protocol))
+            && ready.code.is_none()
+            && let State::Gathered(slot) = &ready.state
         {
-            *ready = slot
-                .seal(&inner.store, ticket.transfer())
-                .map_or_else(Ready::Failed, Ready::Sealed);
+            match slot.code(&inner.store, ticket.transfer(), room) {
+                Ok(code) => ready.code = code,
+                Err(kind) => ready.state = State::Failed(kind),
+            }
         }
     }
     add_time(&inner.counters.seal_nanos, start);
 }
 
-/// Puts the sealed objects that are wanted, by their index. The others count as present.
-fn put_sealed(
+/// Makes values, in their slots, of the gathered objects that are wanted, by their index.
+fn seal(
+    inner: &Inner,
+    tickets: &[StoreTicket],
+    ready: &mut [Ready<'_>],
+    is_wanted: impl Fn(usize, &Ready<'_>) -> bool,
+) {
+    let start = Instant::now();
+    for (index, (ticket, ready)) in tickets.iter().zip(ready).enumerate() {
+        if is_wanted(index, ready)
+            && let State::Gathered(_) = ready.state
+            && let State::Gathered(slot) =
+                std::mem::replace(&mut ready.state, State::Failed(ErrorKind::Protocol))
+        {
+            ready.state = slot
+                .seal(&inner.store, ticket.transfer())
+                .map_or_else(State::Failed, State::Sealed);
+        }
+    }
+    add_time(&inner.counters.seal_nanos, start);
+}
+
+/// Puts the values of the objects that are wanted, by their index. The others count as present.
+fn put_sealed<'r>(
     store: &SealedStore,
     tickets: &[StoreTicket],
-    ready: &[Ready],
+    ready: &[Ready<'r>],
+    value: for<'v> fn(&'v Ready<'r>, u64) -> Option<SealedValue<'v>>,
     is_wanted: impl Fn(usize) -> bool,
     deadline: Instant,
 ) -> Vec<Outcome> {
-    let each = || tickets.iter().zip(ready).enumerate();
-    let values: Vec<SealedValue<'_>> = each()
-        .filter_map(|(index, (ticket, ready))| match ready {
-            Ready::Sealed(slot) if is_wanted(index) => Some(slot.value(ticket.transfer().position)),
-            _ => None,
+    let (indices, values): (Vec<_>, Vec<_>) = tickets
+        .iter()
+        .zip(ready)
+        .enumerate()
+        .filter(|(index, _)| is_wanted(*index))
+        .filter_map(|(index, (ticket, ready))| {
+            Some((index, value(ready, ticket.transfer().position)?))
+        })
+        .unzip();
+    let mut outcomes: Vec<Outcome> = ready
+        .iter()
+        .map(|ready| match ready.state {
+            State::Failed(kind) => Outcome::Failed(kind),
+            State::Gathered(_) | State::Sealed(_) => Outcome::AlreadyPresent,
         })
         .collect();
-    let mut answers = store.put_many(&values, deadline).into_iter();
-    each()
-        .map(|(index, (ticket, ready))| match ready {
-            Ready::Failed(kind) => Outcome::Failed(*kind),
-            Ready::Sealed(_) if is_wanted(index) => match answers.next() {
-                Some(Ok(PutOutcome::Stored)) => Outcome::Stored(ticket.transfer().bytes as u64),
-                Some(Ok(PutOutcome::AlreadyPresent)) => Outcome::AlreadyPresent,
-                Some(Err(error)) => Outcome::Failed(error.kind()),
-                None => Outcome::Failed(ErrorKind::Protocol),
-            },
-            Ready::Gathered(_) | Ready::Sealed(_) => Outcome::AlreadyPresent,
-        })
-        .collect()
+    for (index, answer) in indices.into_iter().zip(store.put_many(&values, deadline)) {
+        outcomes[index] = match answer {
+            Ok(PutOutcome::Stored) => Outcome::Stored(tickets[index].transfer().bytes as u64),
+            Ok(PutOutcome::AlreadyPresent) => Outcome::AlreadyPresent,
+            Err(error) => Outcome::Failed(error.kind()),
+        };
+    }
+    outcomes
 }

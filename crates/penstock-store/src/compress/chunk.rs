@@ -175,8 +175,11 @@ fn decode_chunk<F: Form>(
     let planes = Planes::of::<F>(blocks.len());
     let low = take(coded, planes.low)?;
     let packed = take(coded, planes.packed)?;
+    if u32::from(base) >> F::EXPONENT_BITS != 0 {
+        return Err(Damaged("a window begins outside the exponents"));
+    }
     let (places, _) = take(coded, 2 * count)?.as_chunks::<2>();
-    let exponents = take(coded, count)?;
+    let exponents_of_escapes = take(coded, count)?;
     let rest = F::Bytes::bytes_mut(rest);
     rest.copy_from_slice(take(coded, rest.len())?);
     let one = Planes::of::<F>(1);
@@ -186,11 +189,20 @@ fn decode_chunk<F: Form>(
         join::<F>(low, packed, base, block);
     }
     let elements = blocks.as_flattened_mut();
-    for (place, &exponent) in places.iter().zip(exponents) {
+    // The field of an escape holds the low bits of its exponent too: so no bit of a code is without
+    // meaning.
+    let exponents = ((1_u16 << F::EXPONENT_BITS) - 1) as u8;
+    let meant_twice = ((1_u8 << F::CODE_BITS) - 1) | !exponents;
+    let mut wrong = 0;
+    for (place, &exponent) in places.iter().zip(exponents_of_escapes) {
         let element = elements
             .get_mut(usize::from(u16::from_le_bytes(*place)))
             .ok_or(Damaged("an escape is outside its chunk"))?;
+        wrong |= (F::exponent(*element) ^ exponent) & meant_twice;
         *element = F::with_exponent(*element, exponent);
+    }
+    if wrong != 0 {
+        return Err(Damaged("an escape is not what its field says"));
     }
     Ok(())
 }

@@ -41,6 +41,9 @@ pub use speed::Speed;
 /// Elements of a chunk, except for the last one.
 pub const CHUNK_ELEMENTS: usize = 1 << 14;
 
+/// No payload has more bytes than so many times those of its code.
+pub const MOST_SHRINKING: usize = 2;
+
 /// The type of a payload's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -58,6 +61,11 @@ pub enum Element {
 impl Element {
     /// All types that have a coder.
     pub const ALL: [Self; 4] = [Self::Bf16, Self::Fp16, Self::Fp8E4M3, Self::Fp8E5M2];
+
+    /// The type of this name, if it has a coder.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|element| element.name() == name)
+    }
 
     /// Stable lower-case name.
     pub fn name(self) -> &'static str {

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::{LARGEST_HEADER_BYTES, Memory, SealedStore};
+use crate::coded::{self, Coded, Whole};
 use crate::contract::{Internal, unanswered};
 use crate::slices::room_of;
 use crate::value::{self, Rejection};
@@ -94,7 +95,8 @@ pub enum Got {
     Payload(Verified),
     /// The store has no such value.
     Miss,
-    /// The payload, of so many bytes, is larger than the room for it.
+    /// The payload, of so many bytes, is larger than the room for it. If not even a code of it found
+    /// room, the bytes are the code's.
     TooLarge(u64),
     /// The value did not verify, and no tier had one that does.
     Rejected(Rejection),
@@ -116,8 +118,8 @@ impl SealedStore {
                 .iter_mut()
                 .map(|wanted| GetRequest {
                     position: wanted.position,
-                    // An encrypted value's checksum covers other bytes.
-                    wants_checksum: self.keys.is_none(),
+                    // The checksum of an encrypted or coded value covers other bytes.
+                    wants_checksum: self.keys.is_none() && !self.takes_coded,
                     ..GetRequest::new(*wanted.key, &mut wanted.memory)
                 })
                 .collect();
@@ -138,7 +140,7 @@ impl SealedStore {
             .collect()
     }
 
-    /// Verifies a value and decrypts it in place. Whole values should be used before rejected ones
+    /// Verifies a value, and decrypts and decodes it in place. Whole values should be used before rejected ones
     /// are mended, because mending takes further round trips.
     pub fn verify<D: Destination>(
         &self,
@@ -254,18 +256,33 @@ impl SealedStore {
         let room = room_of(&memory);
         // A store that reports more bytes than there is room for has broken its contract.
         let arrived = value_bytes.min(room);
-        let bytes =
-            payload_bytes.unwrap_or_else(|| arrived.saturating_sub(self.header_bytes() as u64));
-        match &self.keys {
+        let bytes = payload_bytes.unwrap_or_else(|| {
+            let beginning = value::beginning(&memory, arrived);
+            value::payload_len(beginning, arrived, self.header_bytes())
+        });
+        let whole = match &self.keys {
             Some(keys) => keys.open_slices(&mut memory, arrived, key, context, bytes)?,
-            None => value::verify_slices(&memory, arrived, key, bytes, checksum)?,
+            None => coded::verify_slices(&memory, arrived, key, bytes, checksum)?,
+        };
+        if matches!(whole, Whole::Coded(_)) && !self.takes_coded {
+            return Err(Rejection::Coded);
         }
         if bytes > room.saturating_sub(LARGEST_HEADER_BYTES as u64) {
             return Ok(Got::TooLarge(bytes));
+        }
+        if let Whole::Coded(coded) = whole {
+            self.decode(coded, &mut memory)?;
         }
         Ok(Got::Payload(Verified {
             bytes,
             mended: false,
         }))
+    }
+
+    fn decode(&self, coded: Coded, memory: &mut Memory<'_>) -> std::result::Result<(), Rejection> {
+        let mut scratch = self.scratch.lock().pop().unwrap_or_default();
+        let decoded = coded.decode(memory, &mut scratch);
+        self.scratch.lock().push(scratch);
+        decoded
     }
 }

@@ -15,9 +15,9 @@ impl SealedStore {
     }
 
     /// Whether values can be read in place: the nearest store is this machine's memory, and values
-    /// are not encrypted.
+    /// are neither encrypted nor coded.
     pub fn is_read_in_place(&self) -> bool {
-        self.keys.is_none() && self.nearest().is_in_memory(Internal(()))
+        self.keys.is_none() && !self.takes_coded && self.nearest().is_in_memory(Internal(()))
     }
 
     /// Gets a value from the nearest store straight to where it is used. If that store is not read

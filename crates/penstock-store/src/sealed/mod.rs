@@ -1,16 +1,16 @@
 //! Sealed values. What is put into a store has a header that fits it. What comes out of a store is
 //! verified before anybody uses it. With keys, payloads are encrypted on the way out and decrypted
-//! on the way in.
+//! on the way in. A store that takes coded values decodes them on the way in.
 //!
 //! A get has three steps, so that nobody waits for the mending of a damaged value:
 //!
 //! 1. [`SealedStore::fetch`] gets a batch from the store.
-//! 2. [`SealedStore::verify`] judges one value of the batch, and decrypts it in place.
+//! 2. [`SealedStore::verify`] judges one value of the batch, and decrypts and decodes it in place.
 //! 3. [`SealedStore::mend`] is for a value that was rejected. It removes the damaged copies, and
 //!    gets a whole one from another tier.
 //!
-//! A put has two: [`SealedStore::seal`] or [`SealedStore::seal_in_place`], then
-//! [`SealedStore::put_many`].
+//! A put has two: [`SealedStore::seal`], [`SealedStore::seal_in_place`] or
+//! [`SealedStore::seal_coded`], then [`SealedStore::put_many`].
 //!
 //! If the nearest store is this machine's memory, [`SealedStore::read_in_place`] gets a value in one
 //! copy.
@@ -28,10 +28,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 pub use get::{Arrival, Destination, Got, Rejected, Verified, Wanted};
-pub use put::{Seal, SealedInPlace, SealedValue};
+pub use put::{Seal, SealedCode, SealedInPlace, SealedValue};
 pub use whole::{Carried, Finding};
 
 use crate::value::{ENCRYPTED_HEADER_BYTES, HEADER_BYTES};
@@ -58,6 +59,10 @@ pub type Memory<'a> = SmallVec<[IoSliceMut<'a>; 3]>;
 pub struct SealedStore {
     store: Arc<dyn Store>,
     keys: Option<Arc<Keyring>>,
+    takes_coded: bool,
+    /// Memory for codes while they are decoded: a piece for each thread that was ever decoding at
+    /// the same time as others.
+    scratch: Mutex<Vec<Vec<u8>>>,
     rejected: AtomicU64,
     mended: AtomicU64,
 }
@@ -68,9 +73,18 @@ impl SealedStore {
         Self {
             store,
             keys,
+            takes_coded: false,
+            scratch: Mutex::default(),
             rejected: AtomicU64::new(0),
             mended: AtomicU64::new(0),
         }
+    }
+
+    /// The same store, for values that may be coded. Without this, coded values are not accepted.
+    #[must_use]
+    pub fn taking_coded(mut self) -> Self {
+        self.takes_coded = true;
+        self
     }
 
     /// The store beneath, whose values are opaque bytes.

@@ -6,7 +6,9 @@ use std::time::Instant;
 use smallvec::SmallVec;
 
 use super::SealedStore;
+use crate::compress::{self, Element};
 use crate::contract::unanswered;
+use crate::slices::len_of;
 use crate::value::{self, Checksum, ENCRYPTED_HEADER_BYTES, HEADER_BYTES};
 use crate::{Key, PutOutcome, PutRequest, Result};
 
@@ -16,6 +18,13 @@ pub struct SealedInPlace {
     key: Key,
     bytes: usize,
     is_encrypted: bool,
+}
+
+/// A coded value, which lies beside its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SealedCode<'r> {
+    key: Key,
+    value: &'r [u8],
 }
 
 /// The seal of a payload that itself stays as it is.
@@ -60,6 +69,17 @@ impl SealedInPlace {
     }
 }
 
+impl SealedCode<'_> {
+    /// The value. `position` is as [`PutRequest::position`].
+    pub fn value(&self, position: u64) -> SealedValue<'_> {
+        SealedValue {
+            key: self.key,
+            position,
+            slices: std::iter::once(IoSlice::new(self.value)).collect(),
+        }
+    }
+}
+
 impl Seal {
     /// The value, made of the payload that was sealed. `position` is as [`PutRequest::position`].
     pub fn value<'a>(
@@ -85,6 +105,13 @@ impl Seal {
     }
 }
 
+impl SealedValue<'_> {
+    /// Bytes of the value, header included.
+    pub fn bytes(&self) -> u64 {
+        len_of(&self.slices)
+    }
+}
+
 impl SealedStore {
     /// Makes a value of a payload that lies behind room for the header. With keys, it is encrypted
     /// in place. `checksum` is the payload's; with keys it is not looked at.
@@ -107,6 +134,50 @@ impl SealedStore {
             bytes: value.len(),
             is_encrypted: self.keys.is_some(),
         })
+    }
+
+    /// Makes a coded value of a payload of such elements, at the beginning of `room`, and takes that
+    /// from it. The payload stays as it is. Room for header and payload is always enough. `checksum`
+    /// is as for [`seal_in_place`](Self::seal_in_place).
+    ///
+    /// `None` if a coded value would be no shorter. Otherwise fails as
+    /// [`Keyring::seal`](crate::Keyring::seal) does.
+    ///
+    /// # Panics
+    ///
+    /// If there is no room for the header.
+    pub fn seal_coded<'r>(
+        &self,
+        key: &Key,
+        context: &[u8],
+        element: Element,
+        payload: &[u8],
+        checksum: u64,
+        room: &mut &'r mut [u8],
+    ) -> Result<Option<SealedCode<'r>>> {
+        let header_bytes = self.header_bytes();
+        let Some(bytes) = compress::encode(element, payload, &mut room[header_bytes..]) else {
+            return Ok(None);
+        };
+        let (value, rest) = std::mem::take(room).split_at_mut(header_bytes + bytes);
+        *room = rest;
+        let (header, code) = value.split_at_mut(header_bytes);
+        let payload_len = payload.len() as u64;
+        let code_of = Some(element);
+        match &self.keys {
+            Some(keys) => {
+                let sealed = keys.seal_form(key, context, code, payload_len, code_of)?;
+                header.copy_from_slice(&sealed);
+            }
+            None => {
+                let form = value::Form {
+                    is_encrypted: false,
+                    code: code_of,
+                };
+                header.copy_from_slice(&value::seal_form(form, key, payload_len, checksum));
+            }
+        }
+        Ok(Some(SealedCode { key: *key, value }))
     }
 
     /// Makes a value of a payload that lies in pieces. The pieces are not written to: with keys, a

@@ -6,10 +6,13 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::SealedStore;
+use crate::coded::{self, Whole};
 use crate::contract::unanswered;
 use crate::encryption::check_closed;
 use crate::value::{self, ENCRYPTED_HEADER_BYTES, HEADER_BYTES, Rejection};
-use crate::{Error, ErrorKind, GetOutcome, GetRequest, Key, PutOutcome, PutRequest, Result};
+use crate::{
+    Error, ErrorKind, GetOutcome, GetRequest, Key, Keyring, PutOutcome, PutRequest, Result,
+};
 
 /// What can be said of a whole value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,8 +122,7 @@ impl SealedStore {
     }
 
     fn look(&self, key: &Key, value: &[u8]) -> Finding {
-        let payload_len = |header_bytes: usize| value.len().saturating_sub(header_bytes) as u64;
-        match value::verify_value(value, key, payload_len(HEADER_BYTES)) {
+        match look_plain(key, value) {
             Ok(()) if self.keys.is_some() => Finding::Unreadable(Rejection::Unencrypted),
             Ok(()) => Finding::Sound,
             Err(Rejection::Encrypted) => {
@@ -130,8 +132,7 @@ impl SealedStore {
                 let Some(keys) = &self.keys else {
                     return Finding::Unreadable(Rejection::Encrypted);
                 };
-                let payload_len = payload_len(ENCRYPTED_HEADER_BYTES);
-                match keys.open_value(&mut value.to_vec(), key, b"", payload_len) {
+                match look_encrypted(keys, key, value) {
                     Ok(()) => Finding::Sound,
                     Err(why @ (Rejection::UnknownKey | Rejection::Authentication)) => {
                         Finding::Unreadable(why)
@@ -180,6 +181,28 @@ impl SealedStore {
                 },
             })
             .collect()
+    }
+}
+
+/// Checks a whole value that is not encrypted. A coded one says itself how to decode it.
+fn look_plain(key: &Key, value: &[u8]) -> std::result::Result<(), Rejection> {
+    let value_bytes = value.len() as u64;
+    let payload_len = value::payload_len(value, value_bytes, HEADER_BYTES);
+    match coded::verify_slices(&[value], value_bytes, key, payload_len, None)? {
+        Whole::Plain => Ok(()),
+        Whole::Coded(coded) => coded.decoded(&value[HEADER_BYTES..]).map(drop),
+    }
+}
+
+/// As [`look_plain`], for an encrypted value, which is decrypted in a copy.
+fn look_encrypted(keys: &Keyring, key: &Key, value: &[u8]) -> std::result::Result<(), Rejection> {
+    let value_bytes = value.len() as u64;
+    let payload_len = value::payload_len(value, value_bytes, ENCRYPTED_HEADER_BYTES);
+    let mut copy = value.to_vec();
+    let slices = &mut [IoSliceMut::new(&mut copy)];
+    match keys.open_slices(slices, value_bytes, key, b"", payload_len)? {
+        Whole::Plain => Ok(()),
+        Whole::Coded(coded) => coded.decoded(&copy[ENCRYPTED_HEADER_BYTES..]).map(drop),
     }
 }
 

@@ -12,6 +12,7 @@
 pub mod batches;
 pub mod prompt;
 pub mod sealed;
+pub mod slots;
 
 use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};

@@ -10,7 +10,7 @@ from penstock.errors import ConfigError
 from penstock.vllm.compat.drafts import parts, speculation_problems
 from penstock.vllm.compat.states import named, state_of
 from penstock.vllm.compat.versions import installed
-from penstock.vllm.groups import Group, Groups, Packing
+from penstock.vllm.groups import Group, Groups, Packing, State
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -42,6 +42,7 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
         state = state_of(group, kv_cache_config) if keeps_state else None
         if state is None:
             _check_attention(spec)
+        packing = _packing(spec) if state is None else None
         groups.append(
             Group(
                 index=index,
@@ -52,7 +53,8 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
                 layer_names=tuple(group.layer_names),
                 state=state,
                 draft=draft,
-                packing=_packing(spec) if state is None else None,
+                packing=packing,
+                element=_element(spec, state, vllm_config) if packing is None else None,
             )
         )
     if not groups:
@@ -149,6 +151,27 @@ def _packing(spec: Any) -> Packing | None:
         slots=None if is_cut else int(spec.num_heads),
         device=f"{current_platform.device_type} {capability or ''}".strip(),
     )
+
+
+_ELEMENTS = {
+    "torch.bfloat16": "bf16",
+    "torch.float16": "fp16",
+    "torch.float8_e4m3fn": "fp8_e4m3",
+    "torch.float8_e4m3fnuz": "fp8_e4m3",
+    "torch.float8_e5m2": "fp8_e5m2",
+}
+"""Types of numbers that there is a coder for."""
+
+
+def _element(spec: Any, state: State | None, vllm_config: Any) -> str | None:
+    """The type of the numbers that pages are made of, if they all have one."""
+    dtypes = (str(spec.dtype),) if state is None else state.dtypes
+    if state is None and spec.kv_quant_mode.name == "FP8_PER_TENSOR":
+        # vLLM may say no more of them than that they are bytes.
+        is_e5m2 = vllm_config.cache_config.cache_dtype == "fp8_e5m2"
+        dtypes = ("torch.float8_e5m2" if is_e5m2 else "torch.float8_e4m3fn",)
+    found = {_ELEMENTS.get(dtype) for dtype in dtypes}
+    return found.pop() if len(found) == 1 else None
 
 
 def _refuse(problems: Iterable[str]) -> None:

@@ -22,7 +22,7 @@ from penstock.vllm.host import (
     step_blocks,
 )
 from penstock.vllm.messages import GroupShare, RankShare, Span
-from penstock.vllm.settings import Settings
+from penstock.vllm.settings import LOSSLESS, Settings
 from penstock.vllm.worker.facts import KvMemory, Services, WorkerFacts
 
 logger = logging.getLogger("vllm.penstock")
@@ -106,6 +106,7 @@ def register(
             pages_per_block=group.pages,
             replica=facts.replica_of(facts.groups[position]),
             cuda_device=memory.cuda_device,
+            element=facts.groups[position].element,
         )
     shares = tuple(
         held[position].share() if position in held else None
@@ -193,6 +194,7 @@ def _start_engine(
         get_lanes=settings.get_lanes,
         put_lanes=settings.put_lanes,
         step_objects=_step_objects(facts, held),
+        compress=settings.compression == LOSSLESS,
     )
 
 

@@ -158,7 +158,9 @@ def test_a_trace_finds_what_the_simulator_says(folder: Path) -> None:
     assert total["pool_blocks"] / total["blocks"] == pytest.approx(hits["simulated"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.soak), signal.SIGTERM]
+)
 def test_a_signal_leaves_no_process_behind(folder: Path, number: signal.Signals) -> None:
     demo = start_demo(folder)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Node
+from tests.e2e.node import Answer, Node
 from tests.e2e.test_parallel import TOPOLOGIES
 from tests.servers import Server
 
@@ -37,6 +37,12 @@ def hits(node: Node) -> list[Any]:
     return [node.ask(prompt).text for prompt in PROMPTS]
 
 
+def assert_hits(answers: list[Answer], expected: list[Any]) -> None:
+    """All blocks that can be loaded were, and the answers are those of own hits."""
+    assert [answer.cached for answer in answers] == [BLOCKS * BLOCK] * len(PROMPTS)
+    assert [answer.text for answer in answers] == expected
+
+
 def test_what_one_engine_computed_another_loads_without_a_pool(
     llama: Path,
     plain: Node,
@@ -52,9 +58,7 @@ def test_what_one_engine_computed_another_loads_without_a_pool(
             first.wait_for("stored_blocks", BLOCKS * len(PROMPTS))
         with start(llama, pool=server.unix_url, settings=memory) as second:
             server.kill()
-            answers = [second.ask(prompt) for prompt in PROMPTS]
-            assert [answer.cached for answer in answers] == [BLOCKS * BLOCK] * len(PROMPTS)
-            assert [answer.text for answer in answers] == expected
+            assert_hits([second.ask(prompt) for prompt in PROMPTS], expected)
             counters = second.counters()
             assert counters["kept_bytes"] > 0
             assert counters.get("loaded_bytes", 0) == 0
@@ -76,9 +80,7 @@ def test_what_comes_from_the_pool_is_there_for_the_others(
         writer.wait_for("stored_blocks", BLOCKS * len(PROMPTS))
     for url, tier in ((pool, "loaded_bytes"), (empty, "kept_bytes")):
         with start(llama, pool=url, settings=memory) as reader:
-            answers = [reader.ask(prompt) for prompt in PROMPTS]
-            assert [answer.cached for answer in answers] == [BLOCKS * BLOCK] * len(PROMPTS)
-            assert [answer.text for answer in answers] == expected
+            assert_hits([reader.ask(prompt) for prompt in PROMPTS], expected)
             bytes_of = {
                 name: reader.counters().get(name, 0) for name in ("loaded_bytes", "kept_bytes")
             }

@@ -5,9 +5,9 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_engine::{Block, Engine, EngineConfig, EngineError, Fence, Outcome};
+use penstock_engine::{Block, Engine, EngineConfig, EngineError, Fence, Outcome, Owner};
 use penstock_layout::KvLayout;
-use penstock_store::{ErrorKind, Keyring, MemoryStore, SealedStore, Store};
+use penstock_store::{ErrorKind, Keyring, MemoryStore, OpenOptions, SealedStore, Store};
 use support::segment::Pool;
 use support::*;
 
@@ -248,6 +248,30 @@ fn while_the_store_is_down_node_memory_takes_what_comes() {
     let reader = sharing(&probe, &node, settings(4), &target);
     assert_eq!(load(&reader), [KEPT; ALL]);
     assert_whole(&target);
+}
+
+#[test]
+fn tenants_have_quotas_in_node_memory() {
+    let (node, source, target) = (Pool::new(), filled(), Kv::new(KvLayout::BLHNC));
+    let rig = |kv| {
+        let url = format!("shm://{}?size={SIZE}&quota=tenant/red:64KiB", node.name());
+        let node = penstock_store::open(&url, &OpenOptions::default()).unwrap();
+        let engine = Engine::with_node_memory(Probe::new(), node, settings(32)).unwrap();
+        let rig = Rig::from(engine);
+        rig.register_kv(kv);
+        rig
+    };
+    let (writer, reader) = (rig(&source), rig(&target));
+    let kept = |owner: &Owner| {
+        writer.store_for(owner, 1, numbered());
+        assert!(outcomes(&writer, 1).iter().all(Outcome::is_success));
+        reader.load_for(owner, 2, numbered());
+        let outcomes = outcomes(&reader, 2);
+        outcomes.iter().filter(|&&outcome| outcome == KEPT).count()
+    };
+    let red = kept(&tenant("red"));
+    assert!(red > 0 && red * BLOCK_BYTES <= 64 << 10, "{red} blocks");
+    assert_eq!(kept(&tenant("blue")), ALL);
 }
 
 #[test]

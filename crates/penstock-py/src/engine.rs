@@ -55,8 +55,8 @@ impl Engine {
     /// loaded from there.
     #[new]
     #[pyo3(signature = (
-        store, *, slot_bytes, slots, node = None, keep = true, in_place = true, copy_lanes = 1, get_lanes = 2, put_lanes = 1,
-        step_objects = 0, compress = false
+        store, *, slot_bytes, slots, node = None, keep = true, in_place = true, copy_lanes = 1,
+        get_lanes = 2, put_lanes = 1, step_objects = 0, compress = false
     ))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(

@@ -1,9 +1,9 @@
 //! Loads from a store that is this machine's memory. Each byte is copied once, without a slot.
 //!
-//! Such a load verifies what it has copied. So bytes may come into a block before it is known whether they
-//! are right. Nobody reads such a block: until its job has been reported, it is the load's alone, and
-//! it is reported as loaded only if it verified in the end. If it did not, the object is fetched as
-//! any other, or the block is reported as not loaded, and vLLM computes it.
+//! Such a load verifies what it has copied. So bytes may come into a block before it is known
+//! whether they are right. Nobody reads such a block: until its job has been reported, it is the
+//! load's alone, and it is reported as loaded only if it verified in the end. If it did not, the
+//! object is fetched as any other, or the block is reported as not loaded, and vLLM computes it.
 
 use std::time::Instant;
 

@@ -140,8 +140,8 @@ impl SealedStore {
             .collect()
     }
 
-    /// Verifies a value, and decrypts and decodes it in place. Whole values should be used before rejected ones
-    /// are mended, because mending takes further round trips.
+    /// Verifies a value, and decrypts and decodes it in place. Whole values should be used before
+    /// rejected ones are mended, because mending takes further round trips.
     pub fn verify<D: Destination>(
         &self,
         arrival: Arrival<D>,

@@ -163,18 +163,7 @@ fn damaged_codes_are_rejected_removed_and_written_nowhere() {
         ("length", [&good[..], &[0; 4000]].concat()),
         ("truncated", good[..40].to_vec()),
     ] {
-        // The slot has held the good value.
-        probe.plant(&key(1), &good);
-        assert_eq!(load(&engine, vec![block_of(1, 9)]), [LOADED]);
-        probe.plant(&key(1), &bad);
-        let before = kv.all();
-        let outcomes = load(&engine, vec![block_of(1, 1)]);
-        let [Outcome::Rejected(why)] = outcomes[..] else {
-            panic!("{reason}: {outcomes:?}")
-        };
-        assert_eq!(why.name(), reason);
-        assert!(kv.all() == before, "{reason}: memory was written");
-        eventually("the value is removed", || !probe.has(&key(1)));
+        assert_rejected(&engine, &probe, &kv, (&good, &bad), reason);
     }
 }
 

@@ -367,6 +367,34 @@ pub fn outcomes(rig: &Rig, job: u64) -> Vec<Outcome> {
     events(rig, job).last().unwrap().blocks().to_vec()
 }
 
+/// A value under the key of block 1 that is bad for this `reason`: its load is rejected and writes
+/// nothing, and the value is removed. The load's slot has held the good value.
+pub fn assert_rejected(
+    rig: &Rig,
+    probe: &Probe,
+    kv: &Kv,
+    (good, bad): (&[u8], &[u8]),
+    reason: &str,
+) {
+    let load = |target| {
+        let blocks = vec![block_of(1, target)];
+        rig.submit_load(2, blocks, soon(), false, Fence::NONE)
+            .unwrap();
+        outcomes(rig, 2)
+    };
+    probe.plant(&key(1), good);
+    assert_eq!(load(9), [Outcome::Loaded(BLOCK_BYTES as u64)]);
+    probe.plant(&key(1), bad);
+    let before = kv.all();
+    let outcomes = load(1);
+    let [Outcome::Rejected(why)] = outcomes[..] else {
+        panic!("{reason}: {outcomes:?}")
+    };
+    assert_eq!(why.name(), reason);
+    assert!(kv.all() == before, "{reason}: memory was written");
+    eventually("the value is removed", || !probe.has(&key(1)));
+}
+
 /// Waits until `job` is released.
 pub fn released(rig: &Rig, job: u64) {
     take(rig, job, |event| *event == Event::Released);

@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry::Vacant;
 
-use penstock_evict::{Policy, Prefix};
+use penstock_evict::{Chooser, Policy};
 use penstock_store::Key;
 
 use crate::arena::{Slot, Verified};
@@ -28,6 +28,9 @@ const NAME_BYTES: usize = 256;
 
 /// The most names for each slot: more tell the policy nothing (decision 15).
 const MOST_NAMES: usize = 64;
+
+/// The names for each slot that the policy's other accounts take (decision 31).
+const OTHER_NAMES: usize = 3;
 
 /// A value in the host tier.
 pub(crate) type Value = Shared<Slot<Verified>>;
@@ -45,7 +48,7 @@ pub(crate) struct HostTier {
 struct State {
     entries: HashMap<Key, Entry>,
     /// Holds every value that is not pinned, and values that are on their way.
-    policy: Prefix<Key>,
+    policy: Chooser<Key>,
     /// What each open prefetch has pinned.
     pins: HashMap<u64, Vec<Name>>,
     pinned: usize,
@@ -72,9 +75,9 @@ impl HostTier {
     /// A host tier for `slots` values of up to `slot_bytes`. Prefetches pin `bound` of them at
     /// most.
     pub(crate) fn new(slots: usize, slot_bytes: usize, bound: usize) -> Self {
-        let names = slot_bytes / POLICY_SHARE / NAME_BYTES;
+        let names = (slot_bytes / POLICY_SHARE / NAME_BYTES).saturating_sub(OTHER_NAMES);
         let state = State {
-            policy: Prefix::remembering(names.clamp(1, MOST_NAMES)),
+            policy: Chooser::remembering(names.clamp(1, MOST_NAMES)),
             ..State::default()
         };
         Self {

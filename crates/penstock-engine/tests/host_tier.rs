@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use penstock_engine::{Block, Chunk, Deadline, EngineConfig, Fence, HostChange, Outcome, Owner};
-use penstock_evict::{Lru, Policy, Prefix};
+use penstock_evict::{Chooser, Lru, Policy};
 use penstock_layout::KvLayout;
 use penstock_store::ErrorKind;
 use support::*;
@@ -179,7 +179,7 @@ fn found_by(policy: &mut impl Policy<u64>, bound: u64, prompts: &[Vec<u64>]) -> 
 }
 
 #[test]
-fn what_stays_is_what_the_policy_for_prefixes_would_keep() {
+fn what_stays_is_what_the_policy_that_chooses_would_keep() {
     const SLOTS: u64 = 64;
     let prompts = traffic(3000);
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
@@ -198,7 +198,7 @@ fn what_stays_is_what_the_policy_for_prefixes_would_keep() {
         outcomes(&rig, job);
         stored.extend(new);
     }
-    let policy = found_by(&mut Prefix::<u64>::new(), SLOTS, &prompts);
+    let policy = found_by(&mut Chooser::<u64>::new(), SLOTS, &prompts);
     let least_recent = found_by(&mut Lru::<u64>::new(), SLOTS, &prompts);
     println!("{found} found; {policy} by the policy alone, {least_recent} if least recently used");
     assert!(policy > 2 * least_recent, "the traffic shows nothing");

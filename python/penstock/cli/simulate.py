@@ -90,7 +90,7 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
         help="what the shared pool holds (default: none)",
     )
     parser.add_argument(
-        "--policy", choices=POLICIES, default="prefix", help="of the nodes' own (default: prefix)"
+        "--policy", choices=POLICIES, default="chooser", help="of the nodes' own (default: chooser)"
     )
     parser.add_argument(
         "--pool-policy",

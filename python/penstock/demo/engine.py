@@ -47,7 +47,12 @@ class Engine:
         self._server = server
         self._port = port
         # The environment's proxy is not for the loopback interface.
-        self._completions = Completions(f"http://127.0.0.1:{port}", uses_proxy=False)
+        self._completions = Completions(self.url, uses_proxy=False)
+
+    @property
+    def url(self) -> str:
+        """Where it answers, without a path."""
+        return f"http://127.0.0.1:{self._port}"
 
     def is_ready(self) -> bool:
         """Whether the server answers requests.

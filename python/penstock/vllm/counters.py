@@ -33,6 +33,8 @@ COUNTERS = {
     "let_go_blocks": "Blocks removed from the pool because they were let go.",
     "keeper_failures": "Touches and removals for hints that the pool did not answer.",
     "stored_bytes": "Bytes of KV stored, over all ranks.",
+    "stored_value_bytes": "Bytes that what was stored takes in the pool, over all ranks: less with "
+    "compression.",
     "stored_blocks": "Blocks that every rank has put into the pool or found there.",
     "stores_dropped": "Objects not stored because room or the pool was missing.",
     "stores_failed": "Objects whose store failed.",

@@ -40,6 +40,8 @@ class Jobs:
         self._loaded: set[str] = set()
         self._failed_blocks: set[int] = set()
         self._failed_requests: set[str] = set()
+        self._value_bytes = 0
+        """What the engine has put into the pool, as far as it is counted."""
         self._is_named = False
         self._has_warned = False
         """Whether the log already has the warning about values that cannot be decrypted."""
@@ -185,6 +187,9 @@ class Jobs:
         if unstored := done.missing:
             self.report.unstored[done.job] = set(unstored)
         self._counters.count("stored_bytes", done.stored_bytes)
+        value_bytes = self._engine.stats()["stored_value_bytes"]
+        self._counters.count("stored_value_bytes", value_bytes - self._value_bytes)
+        self._value_bytes = value_bytes
         self._counters.count("stores_dropped", done.dropped_objects)
         self._counters.count("stores_failed", done.failed_objects)
 

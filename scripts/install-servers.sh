@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs redis-server and valkey-server from the distribution's packages, for the tests, the demo
 # and the benchmarks, which start their own servers and stop them again; prometheus, for the tests of
-# the dashboard; and curl, which the quick start uses.
+# the dashboard; curl, which the quick start uses; and sshfs, for a directory that several hosts mount.
 #
 # Where the release itself has no Valkey (Debian 12), its backports are used for this one package;
 # the source entry is derived from the machine's own and lives only while this script runs. Services
@@ -14,8 +14,8 @@ set -eu
 say() { printf 'install-servers: %s\n' "$*" >&2; }
 has() { command -v "$1" >/dev/null 2>&1; }
 
-if has redis-server && has valkey-server && has prometheus && has curl; then
-    say "redis-server, valkey-server, prometheus and curl are installed already"
+if has redis-server && has valkey-server && has prometheus && has curl && has sshfs; then
+    say "redis-server, valkey-server, prometheus, curl and sshfs are installed already"
     exit 0
 fi
 has apt-get || { say "no apt-get here: install redis-server and valkey-server by hand"; exit 3; }
@@ -140,11 +140,18 @@ install_curl() {
     apt "" install --no-install-recommends curl
 }
 
+install_sshfs() {
+    has sshfs && return 0
+    say "installing sshfs"
+    apt "" install --no-install-recommends sshfs openssh-sftp-server
+}
+
 apt "" update
 install_redis || true
 install_valkey || true
 install_prometheus || true
 install_curl || true
+install_sshfs || true
 
 missing=
 for server in redis-server valkey-server; do

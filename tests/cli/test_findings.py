@@ -131,7 +131,8 @@ def test_shared_memory_is_taken_until_its_file_is_removed(tmp_path: Path) -> Non
 class TestDirectory:
     def found(self, path: Path, **facts: int) -> dict[str, Finding]:
         sizes = {"capacity_bytes": 1 << 30, "used_bytes": 0, "disk_free_bytes": 1 << 40, **facts}
-        reported = {"path": str(path), **{name: str(size) for name, size in sizes.items()}}
+        reported = {name: str(size) for name, size in sizes.items()}
+        reported |= {"path": str(path), "hosts": "one"}
         return {finding.check: finding for finding in findings.of_directory(reported)}
 
     def test_a_private_directory_with_room(self, tmp_path: Path) -> None:
@@ -156,7 +157,24 @@ class TestDirectory:
         [("ext4", "ok"), ("tmpfs", "note"), ("overlay", "note"), ("nfs4", "warn"), ("", "ok")],
     )
     def test_file_systems(self, kind: str, level: str) -> None:
-        assert findings._filesystem(kind).level == level
+        (found,) = findings._filesystem(findings.Mount(kind, frozenset()), is_shared=False)
+        assert found.level == level
+
+    @pytest.mark.parametrize(
+        ("kind", "options", "levels"),
+        [
+            ("nfs4", {"rw", "hard"}, ["ok", "warn"]),
+            ("nfs4", {"rw", "softerr"}, ["ok"]),
+            ("lustre", {"rw"}, ["ok"]),
+            ("fuse.sshfs", {"rw"}, ["ok"]),
+            ("ext4", {"rw"}, ["note"]),
+        ],
+    )
+    def test_directories_of_several_hosts(
+        self, kind: str, options: set[str], levels: list[str]
+    ) -> None:
+        found = findings._filesystem(findings.Mount(kind, frozenset(options)), is_shared=True)
+        assert [each.level for each in found] == levels
 
     def test_the_innermost_mount_counts(self, tmp_path: Path) -> None:
         table = tmp_path / "mountinfo"
@@ -165,9 +183,9 @@ class TestDirectory:
         escaped = str(deep.parent).replace(" ", "\\040")
         table.write_text(
             "21 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
-            f"30 21 0:30 / {escaped} rw shared:2 - nfs4 host:/pool rw\n"
+            f"30 21 0:30 / {escaped} rw,noatime shared:2 - nfs4 host:/pool rw,soft\n"
             f"31 21 0:31 / {tmp_path}/other rw - tmpfs tmpfs rw\n"
         )
-        assert findings.filesystem_type(deep, table) == "nfs4"
-        assert findings.filesystem_type(tmp_path, table) == "ext4"
-        assert findings.filesystem_type(tmp_path, tmp_path / "absent") == ""
+        assert findings.mount_of(deep, table) == ("nfs4", {"rw", "noatime", "soft"})
+        assert findings.mount_of(tmp_path, table).kind == "ext4"
+        assert findings.mount_of(tmp_path, tmp_path / "absent") == ("", set())

@@ -56,7 +56,7 @@ fn an_engine() {
     let folder = Path::new(&folder);
     let mut dice = Dice::new(seed.parse().unwrap());
     let kv = Kv::new(KvLayout::BLHNC);
-    let pool = FileStore::open(&folder.join("pool"), Some(64 << 20)).unwrap();
+    let pool = FileStore::open(&folder.join("pool"), Some(64 << 20), None).unwrap();
     let node = ShmStore::open(&node, Some(SIZE)).unwrap();
     let engine = Engine::with_node_memory(Arc::new(pool), Arc::new(node), config(8)).unwrap();
     let rig = Rig::from(engine);

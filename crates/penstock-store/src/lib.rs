@@ -32,7 +32,7 @@ pub use contract::{
 };
 pub use encryption::MAX_ENCRYPTED_PAYLOAD;
 pub use error::{Error, ErrorKind, Result};
-pub use file::FileStore;
+pub use file::{FileStore, Hosts};
 pub use key::{CHUNK_BYTES, KEY_BYTES, KEY_PREFIX, Key, NAMESPACE_BYTES, Namespace, NotAKey};
 pub use keyring::{KEYS_VARIABLE, Keyring};
 pub use memory::MemoryStore;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use url::Url;
 
-use crate::file::FileStore;
+use crate::file::{FileStore, Hosts};
 use crate::layers::{Breaker, BreakerSettings, Quota, Quotas, Tiered};
 use crate::memory::MemoryStore;
 use crate::shm::ShmStore;
 use crate::{Error, ErrorKind, OpenOptions, Result, Store, parse_size, resp};
 
-const ACCEPTED: &str = "memory://?size=1GiB, shm://NAME?size=1GiB, file:///absolute/path?size=10GiB, \
+const ACCEPTED: &str = "memory://?size=1GiB, shm://NAME?size=1GiB, file:///absolute/path?size=10GiB[&hosts=several], \
      valkey://[user[:password]@]host[:port][/db] (or redis://; valkeys:// and rediss:// with TLS; \
      valkey+sentinel://host[,host]/master, valkey+cluster://host[,host]), unix:///path.sock[?db=N]; \
      or several of them, the nearest first, with spaces between";
@@ -99,8 +99,13 @@ fn open_file(text: &str) -> Result<Arc<dyn Store>> {
         .then(|| url.to_file_path().ok())
         .flatten()
         .ok_or_else(|| config("a file pool's URL has three slashes and an absolute path"))?;
-    let Bounds { size, quotas } = bounds_of(&url)?;
-    with_quotas(Arc::new(FileStore::open(&path, size)?), quotas)
+    let mut hosts = None;
+    let Bounds { size, quotas } = bounds_with(&url, &mut |name, value| {
+        let is_first = name == "hosts" && hosts.is_none();
+        hosts = hosts.or_else(|| Hosts::parse(value));
+        is_first && hosts.is_some()
+    })?;
+    with_quotas(Arc::new(FileStore::open(&path, size, hosts)?), quotas)
 }
 
 fn open_shm(url: &Url) -> Result<Arc<dyn Store>> {
@@ -139,6 +144,11 @@ struct Bounds {
 
 /// The parameters `size` and `quota`, the only ones there are.
 fn bounds_of(url: &Url) -> Result<Bounds> {
+    bounds_with(url, &mut |_, _| false)
+}
+
+/// The same, beside parameters of other names that `takes` takes.
+fn bounds_with(url: &Url, takes: &mut dyn FnMut(&str, &str) -> bool) -> Result<Bounds> {
     let mut bounds = Bounds::default();
     for (name, value) in url.query_pairs() {
         match &*name {
@@ -149,9 +159,10 @@ fn bounds_of(url: &Url) -> Result<Bounds> {
                 }
             }
             "quota" => bounds.quotas.add(&value)?,
+            _ if takes(&name, &value) => {}
             _ => {
                 return Err(config(&format!(
-                    "parameter {name:?} is unknown or given twice"
+                    "parameter {name:?} is unknown, given twice, or has a value that it cannot have"
                 )));
             }
         }

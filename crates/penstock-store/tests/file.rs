@@ -13,7 +13,7 @@ use behaviour::sealed::{
     Process, SHARED, assert_whole, eventually, listed, put_sealed, put_sealed_by, whole_values,
 };
 use behaviour::{get, key, prompt, soon};
-use penstock_store::{ErrorKind, FileStore, Key, PutOutcome, Store};
+use penstock_store::{ErrorKind, FileStore, Hosts, Key, PutOutcome, Store};
 use rustix::process::Signal;
 
 /// Names the role of a process that a test starts, and the pool it works on.
@@ -22,13 +22,26 @@ const ROOT: &str = "PENSTOCK_TEST_ROOT";
 const CAPACITY: u64 = 8 << 20;
 
 fn open(root: &Path, capacity: u64) -> Arc<dyn Store> {
-    Arc::new(FileStore::open(root, Some(capacity)).unwrap())
+    Arc::new(FileStore::open(root, Some(capacity), None).unwrap())
 }
 
 #[test]
 fn behaves() {
     let root = tempfile::tempdir().unwrap();
     behaviour::run_all(|| open(root.path(), 32 << 20));
+}
+
+#[test]
+fn behaves_as_one_of_several_hosts() {
+    let root = tempfile::tempdir().unwrap();
+    let open = || -> Arc<dyn Store> {
+        let store = FileStore::open(root.path(), Some(32 << 20), Some(Hosts::Several));
+        Arc::new(store.unwrap())
+    };
+    behaviour::run_all(open);
+    // No file lies where one machine's own would.
+    assert!(!root.path().join("usage").exists());
+    assert!(open().url().ends_with("&hosts=several"));
 }
 
 #[test]
@@ -421,8 +434,8 @@ fn a_path_that_is_no_directory_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join("file");
     fs::write(&file, b"").unwrap();
-    assert!(FileStore::open(&file, Some(CAPACITY)).is_err());
-    let error = FileStore::open(Path::new("relative"), Some(CAPACITY))
+    assert!(FileStore::open(&file, Some(CAPACITY), None).is_err());
+    let error = FileStore::open(Path::new("relative"), Some(CAPACITY), None)
         .err()
         .unwrap();
     assert_eq!(error.kind(), ErrorKind::Config);

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from penstock._native import EncryptionKeys
@@ -216,7 +216,7 @@ def of_directory(facts: Mapping[str, str]) -> Iterator[Finding]:
             f"the disk has {words.size(free)} free, less than the pool may still take",
             f"a smaller bound: ?size={max(1, (free + (used or 0)) * 9 // 10 >> 20)}MiB",
         )
-    yield _filesystem(filesystem_type(path))
+    yield from _filesystem(mount_of(path), facts["hosts"] == "several")
     yield _permissions(path)
 
 
@@ -234,39 +234,72 @@ def of_shared_memory(facts: Mapping[str, str]) -> Iterator[Finding]:
     yield _permissions(Path(facts["path"]))
 
 
-def filesystem_type(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> str:
-    """The type of the file system that holds a path; empty if it is not known."""
+class Mount(NamedTuple):
+    """A file system as it is mounted here."""
+
+    kind: str
+    """Its type; empty if it is not known."""
+    options: frozenset[str]
+
+
+def mount_of(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> Mount:
+    """The mount that holds a path."""
     path = path.resolve()
-    best, kind = -1, ""
+    best, found = -1, Mount("", frozenset())
     try:
         lines = mountinfo.read_text().splitlines()
     except OSError:
-        return ""
+        return found
     for line in lines:
         mount, _, source = line.partition(" - ")
         # The file writes spaces and the like as octal escapes.
         point = Path(mount.split()[4].encode().decode("unicode_escape"))
         # If one point has several mounts, the last one counts.
         if path.is_relative_to(point) and len(point.parts) >= best:
-            best, kind = len(point.parts), source.split()[0]
-    return kind
+            options = f"{mount.split()[5]},{source.split()[2]}".split(",")
+            best, found = len(point.parts), Mount(source.split()[0], frozenset(options))
+    return found
 
 
-def _filesystem(kind: str) -> Finding:
+def _filesystem(mount: Mount, is_shared: bool) -> Iterator[Finding]:
+    kind = mount.kind
+    is_on_network = kind in _NETWORK_FILESYSTEMS or kind.startswith("fuse")
+    if is_shared:
+        yield Finding(
+            "file system",
+            "ok" if is_on_network else "note",
+            f"{kind}: shared by all hosts that have mounted it, without locks between them. Each "
+            "counts what the others put every ten seconds; until then the bound may be exceeded",
+            "" if is_on_network else "hosts=several is for file systems that other hosts mount",
+        )
+        if kind in ("nfs", "nfs4") and not mount.options & {"soft", "softerr"}:
+            yield Finding(
+                "mount",
+                "warn",
+                "hard: a server that hangs holds this pool's threads until it answers. Engines "
+                "compute meanwhile, but cannot end",
+                "mount it with softerr,timeo=50,retrans=1: a read that breaks off costs a hit, as "
+                "every value is verified",
+            )
+    elif is_on_network:
+        yield Finding(
+            "file system",
+            "warn",
+            f"{kind}, as one machine's alone (hosts=one): other hosts' values in the making may be "
+            "removed",
+            "leave hosts=one out of the URL",
+        )
+    else:
+        yield _local(kind)
+
+
+def _local(kind: str) -> Finding:
     if kind == "tmpfs":
         return Finding(
             "file system",
             "note",
             "tmpfs: fast, takes memory of this machine, empty after a restart",
             "make sure that the bound leaves memory for the engines",
-        )
-    if kind in _NETWORK_FILESYSTEMS or kind.startswith("fuse"):
-        return Finding(
-            "file system",
-            "warn",
-            f"{kind}: a directory pool needs local locks and renames, which network file systems "
-            "do not promise",
-            "a local disk for one machine, Valkey for several",
         )
     if kind == "overlay":
         return Finding(

@@ -6,7 +6,9 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use super::reach::{Hosts, Reach};
 use super::temp::Writer;
+use super::upkeep::if_there;
 use super::usage::Usage;
 use super::{failure, names};
 use crate::counters::Counters;
@@ -29,25 +31,28 @@ pub(super) fn charge(value_bytes: u64) -> u64 {
 pub(super) struct Directory {
     pub(super) root: PathBuf,
     pub(super) capacity: u64,
+    pub(super) reach: Reach,
     pub(super) usage: Usage,
     pub(super) writer: Writer,
     pub(super) counters: Counters,
 }
 
 impl Directory {
-    pub(super) fn open(root: PathBuf, capacity: Option<u64>) -> Result<Self> {
+    pub(super) fn open(root: PathBuf, capacity: Option<u64>, hosts: Option<Hosts>) -> Result<Self> {
         let temporaries = root.join("tmp");
         create_directories(&temporaries)
             .map_err(|error| failure::of(error, "create the pool's directory", &root))?;
-        let usage = Usage::open(&root.join("usage"))?;
+        let reach = Reach::of(&root, hosts)?;
+        let usage = Usage::open(&reach.usage(&root))?;
         let capacity = match capacity {
             Some(capacity) => capacity,
             None => default_capacity(&root, &usage)?,
         };
-        let writer = Writer::register(temporaries)?;
+        let writer = Writer::register(temporaries, &reach)?;
         Ok(Self {
             root,
             capacity,
+            reach,
             usage,
             writer,
             counters: Counters::default(),
@@ -59,20 +64,21 @@ impl Directory {
     }
 
     /// Removes values and gives their room back. Returns how many there were, and the room they
-    /// had. The count's lock is held throughout, so nobody else can remove or replace a value
-    /// between reading its length and removing it.
+    /// had. The count's lock is held throughout, so nobody else on this machine can remove or
+    /// replace a value between reading its length and removing it.
     pub(super) fn remove(&self, paths: &[PathBuf], deadline: Instant) -> Result<(u64, u64)> {
         let mut locked = self.usage.lock(deadline)?;
         let (mut removed, mut freed) = (0, 0);
         let outcome = paths.iter().try_for_each(|path| {
-            let bytes = match fs::symlink_metadata(path) {
-                Ok(file) => charge(file.len()),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-                Err(error) => return Err(failure::of(error, "look at a value", path)),
-            };
-            fs::remove_file(path).map_err(|error| failure::of(error, "remove a value", path))?;
-            removed += 1;
-            freed += bytes;
+            let file = if_there(fs::symlink_metadata(path))
+                .map_err(|error| failure::of(error, "look at a value", path))?;
+            let gone = if_there(fs::remove_file(path))
+                .map_err(|error| failure::of(error, "remove a value", path))?;
+            // Another host may remove it at the same time.
+            if let (Some(file), Some(())) = (file, gone) {
+                removed += 1;
+                freed += charge(file.len());
+            }
             Ok(())
         });
         if freed > 0 {

@@ -1,9 +1,14 @@
-//! A store in a directory that the processes of a machine share. It is the embedded default.
+//! A store in a directory that the processes of a machine share, or of several hosts if they have all
+//! mounted it. It is the embedded default.
 //!
 //! Each value is one file. It is written beside the values and then renamed, so a value is there
 //! whole or not at all, whenever a process dies. Nothing is synced to the disk: after a power
 //! failure values may be torn, and their checksum shows that. The bound holds for all processes
 //! together. Each process applies the size that it was opened with.
+//!
+//! Hosts share values, but neither locks nor counts ([`reach`]). A host counts what others have put
+//! when it scans, every ten seconds while it puts, so the bound may be exceeded by what others put
+//! meanwhile.
 //!
 //! A process may be stopped (not killed) while it makes room. Until it goes on, the others cannot
 //! make any. Their puts then fail with [`ErrorKind::Full`]; their gets go on.
@@ -13,6 +18,7 @@ mod failure;
 #[cfg(test)]
 pub(crate) mod fuzz;
 mod names;
+mod reach;
 mod temp;
 mod upkeep;
 mod usage;
@@ -31,6 +37,7 @@ use crate::{
     PutRequest, Result, Store, StoreStats, deadline, recency, slices,
 };
 use directory::{Directory, charge, free_bytes};
+pub use reach::Hosts;
 use upkeep::{Upkeep, each_value, if_there};
 use usage::Room;
 
@@ -54,19 +61,20 @@ pub struct FileStore {
 impl FileStore {
     /// Opens the directory, and creates it if it does not exist. `capacity` is the bound in bytes.
     /// By default it is 10 GiB, or 80 % of what the file system could give the pool, if that is
-    /// less. Values count in whole blocks of 4 KiB.
+    /// less. Values count in whole blocks of 4 KiB. If `hosts` does not say who has mounted the
+    /// directory, its file system does.
     ///
     /// Fails with [`ErrorKind::Config`] if the path is not absolute, and with
     /// [`ErrorKind::Denied`], [`ErrorKind::Full`] or [`ErrorKind::Io`] if the directory cannot be
     /// used.
-    pub fn open(root: &Path, capacity: Option<u64>) -> Result<Self> {
+    pub fn open(root: &Path, capacity: Option<u64>, hosts: Option<Hosts>) -> Result<Self> {
         if !root.is_absolute() {
             return Err(
                 Error::new(ErrorKind::Config, "a file pool needs an absolute path")
                     .with("path", root.display()),
             );
         }
-        let directory = Arc::new(Directory::open(root.to_owned(), capacity)?);
+        let directory = Arc::new(Directory::open(root.to_owned(), capacity, hosts)?);
         let store = Self {
             upkeep: Upkeep::start(Arc::clone(&directory))?,
             directory,
@@ -80,7 +88,14 @@ impl FileStore {
     /// lost.
     fn wait_for_the_first_count(&self) -> Result<()> {
         let give_up = Instant::now() + COUNT_WAIT;
-        while self.directory.usage.lock(give_up)?.count.is_none() && Instant::now() < give_up {
+        while Instant::now() < give_up {
+            match self.directory.usage.lock(give_up) {
+                Ok(locked) if locked.count.is_some() => break,
+                Ok(_) => {}
+                // Whoever holds it is making room, so it has been counted.
+                Err(error) if error.kind() == ErrorKind::TimedOut => break,
+                Err(error) => return Err(error),
+            }
             self.upkeep.make_room(0, give_up);
         }
         Ok(())
@@ -120,6 +135,12 @@ impl FileStore {
             .map_err(|error| failure::of(error, "write a value", &making.path))?;
         if request.position > 0 {
             note_use(&making.file, used_at);
+        }
+        if self.directory.reach.hosts() == Hosts::Several {
+            // Until then other hosts may see the name before the bytes, and a server's refusal of
+            // the bytes is not known.
+            let synced = making.file.sync_data();
+            synced.map_err(|error| failure::of(error, "write a value", &making.path))?;
         }
         if self.directory.publish(&making.path, &path)? {
             making.published = true;
@@ -177,6 +198,7 @@ impl FileStore {
         if used > directory.capacity - directory.capacity / 20 {
             self.upkeep.want(0);
         }
+        self.upkeep.watch_others();
         Ok(Some(making))
     }
 
@@ -187,7 +209,9 @@ impl FileStore {
         let Some(file) = if_there(File::open(&path)).map_err(failed)? else {
             return Ok(GetOutcome::Miss);
         };
-        let metadata = file.metadata().map_err(failed)?;
+        let Some(metadata) = if_there(file.metadata()).map_err(failed)? else {
+            return Ok(GetOutcome::Miss);
+        };
         let used_at = time_of_use(request.position);
         if request.position != GetRequest::NO_USE && was_used_long_ago(&metadata, used_at) {
             note_use(&file, used_at);
@@ -196,8 +220,8 @@ impl FileStore {
         if bytes > slices::room_of(request.into) {
             return Ok(GetOutcome::TooLarge(bytes));
         }
-        read_all(&file, request.into, bytes).map_err(failed)?;
-        Ok(GetOutcome::Hit(bytes))
+        let read = if_there(read_all(&file, request.into, bytes)).map_err(failed)?;
+        Ok(read.map_or(GetOutcome::Miss, |()| GetOutcome::Hit(bytes)))
     }
 
     /// Notes the exact time of use, unlike a get: whoever touches a value wants it to be younger than
@@ -247,7 +271,15 @@ impl Store for FileStore {
 
     fn url(&self) -> String {
         match url::Url::from_file_path(&self.directory.root) {
-            Ok(url) => format!("{url}?size={}", self.directory.capacity),
+            Ok(url) => {
+                let capacity = self.directory.capacity;
+                match self.directory.reach.hosts() {
+                    Hosts::One => format!("{url}?size={capacity}"),
+                    hosts @ Hosts::Several => {
+                        format!("{url}?size={capacity}&hosts={}", hosts.name())
+                    }
+                }
+            }
             Err(()) => unreachable!("the root is absolute"),
         }
     }
@@ -348,6 +380,7 @@ impl Store for FileStore {
                 ("path".into(), self.directory.root.display().to_string()),
                 ("capacity_bytes".into(), self.directory.capacity.to_string()),
                 ("used_bytes".into(), used),
+                ("hosts".into(), self.directory.reach.hosts().name().into()),
                 (
                     "disk_free_bytes".into(),
                     free_bytes(&self.directory.root)?.to_string(),

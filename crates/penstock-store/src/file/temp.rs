@@ -5,6 +5,9 @@
 //! dies, however it dies, the kernel releases the lock. This tells the others that the files are
 //! left over. (A process id would not tell them: by now it may belong to another process, or to one
 //! in another container.)
+//!
+//! If several hosts have mounted the directory, locks tell only about writers of this host. Files of
+//! other hosts are left over if nobody has written to them for long.
 
 use std::collections::HashMap;
 use std::fs::{self, DirEntry, File};
@@ -12,16 +15,28 @@ use std::io;
 use std::os::unix::fs::{DirEntryExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
 use super::failure;
+use super::reach::{Hosts, Reach};
+use super::upkeep::if_there;
 use crate::Result;
 
 const WRITER: &str = "writer";
+/// After this time without a write, what another host was writing is left over. Clocks of hosts may
+/// differ by less.
+const UNWRITTEN: Duration = Duration::from_secs(3600);
+/// After this time without a change, another host's locks and count are left over. If it does come
+/// back, it makes them anew.
+const ABSENT: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// One handle's presence in the directory of temporary files.
 pub(super) struct Writer {
     directory: PathBuf,
     name: String,
+    hosts: Hosts,
+    /// What the names of this host's writers begin with.
+    prefix: String,
     next: AtomicU64,
     /// The process that made this writer. A fork of that process must not end the writer.
     pid: u32,
@@ -29,10 +44,10 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn register(directory: PathBuf) -> Result<Self> {
-        let pid = std::process::id();
+    pub(super) fn register(directory: PathBuf, reach: &Reach) -> Result<Self> {
+        let (pid, prefix) = (std::process::id(), reach.prefix());
         for attempt in 0_u64.. {
-            let name = format!("{pid}-{attempt}");
+            let name = format!("{prefix}{pid}-{attempt}");
             let path = writer_path(&directory, &name);
             let lock = match super::create_options().create_new(true).open(&path) {
                 Ok(lock) => lock,
@@ -44,6 +59,8 @@ impl Writer {
                 return Ok(Self {
                     directory,
                     name,
+                    hosts: reach.hosts(),
+                    prefix,
                     next: AtomicU64::new(0),
                     pid,
                     _lock: lock,
@@ -68,6 +85,12 @@ impl Writer {
         let mut temporaries = Vec::new();
         for entry in fs::read_dir(&self.directory)? {
             let entry = entry?;
+            if self.hosts == Hosts::Several && !self.is_own(&entry) {
+                if let Some((inode, bytes)) = sweep_other(&entry)? {
+                    making.insert(inode, bytes);
+                }
+                continue;
+            }
             match Name::parse(&entry) {
                 Some(Name::Writer(name)) if name != self.name => {
                     if let Some(lock) = lock_of_the_dead(&entry.path()) {
@@ -94,6 +117,42 @@ impl Writer {
         }
         Ok(making)
     }
+
+    fn is_own(&self, entry: &DirEntry) -> bool {
+        let (name, host) = (entry.file_name(), self.prefix.trim_end_matches('-'));
+        name.to_str().is_some_and(|name| name.starts_with(host))
+    }
+}
+
+/// Removes a file of another host if it is left over. Returns its inode number and the bytes that it
+/// will be charged with, if it is being made.
+fn sweep_other(entry: &DirEntry) -> io::Result<Option<(u64, u64)>> {
+    let name = Name::parse(entry);
+    let limit = match name {
+        Some(Name::Temporary { .. }) => UNWRITTEN,
+        Some(Name::Writer(_)) => ABSENT,
+        None if is_of_a_host(entry) => ABSENT,
+        None => return Ok(None),
+    };
+    let Some(file) = if_there(entry.metadata())? else {
+        return Ok(None);
+    };
+    let unchanged = SystemTime::now().duration_since(file.modified()?);
+    if unchanged.is_ok_and(|time| time > limit) {
+        remove_if_there(&entry.path())?;
+        return Ok(None);
+    }
+    match name {
+        Some(Name::Temporary { bytes, .. }) => Ok(Some((file.ino(), bytes))),
+        _ => Ok(None),
+    }
+}
+
+/// Whether it is a host's count, or the lock for its turn to evict.
+fn is_of_a_host(entry: &DirEntry) -> bool {
+    let name = entry.file_name();
+    let parts = name.to_str().and_then(|name| name.split_once('.'));
+    parts.is_some_and(|(host, what)| Reach::is_host(host) && matches!(what, "usage" | "evict"))
 }
 
 impl Drop for Writer {
@@ -135,10 +194,7 @@ fn lock_of_the_dead(path: &Path) -> Option<File> {
 }
 
 fn remove_if_there(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+    if_there(fs::remove_file(path)).map(|_| ())
 }
 
 #[cfg(test)]
@@ -158,8 +214,8 @@ mod tests {
     fn a_sweep_spares_the_living_and_buries_the_dead() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
-        let living = Writer::register(path.to_owned()).unwrap();
-        let mine = Writer::register(path.to_owned()).unwrap();
+        let register = || Writer::register(path.to_owned(), &Reach::Machine).unwrap();
+        let (living, mine) = (register(), register());
         fs::write(living.temporary(4096), b"under way").unwrap();
         fs::write(mine.temporary(8192), b"under way").unwrap();
         // A writer that died: its file is there and not locked. Then a writer without even that
@@ -191,9 +247,47 @@ mod tests {
             [8192]
         );
         drop(mine);
-        let last = Writer::register(path.to_owned()).unwrap();
+        let last = register();
         assert!(last.sweep().unwrap().is_empty());
         drop(last);
         assert_eq!(names(path), ["not.ours", "notes"].map(String::from));
+    }
+
+    #[test]
+    fn of_other_hosts_only_what_nobody_writes_any_more_is_swept() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let register = |host: &str| {
+            let reach = Reach::Host(host.repeat(16));
+            Writer::register(path.to_owned(), &reach).unwrap()
+        };
+        let (mine, other) = (register("a"), register("b"));
+        let under_way = other.temporary(4096);
+        fs::write(&under_way, b"under way").unwrap();
+        // Without its lock: another host cannot see who holds it.
+        let dead = format!("{}-1-0", "b".repeat(16));
+        let [left, lock] = [format!("{dead}.1.0.4096"), format!("{dead}.writer")];
+        let [count, strange] = [format!("{}.usage", "c".repeat(16)), "notes.usage".into()];
+        let age = |name: &str, age: Duration| {
+            fs::write(path.join(name), b"").unwrap();
+            let file = File::options().write(true).open(path.join(name)).unwrap();
+            file.set_modified(SystemTime::now() - age).unwrap();
+        };
+        age(&left, UNWRITTEN * 2);
+        age(&lock, UNWRITTEN * 2);
+        age(&count, ABSENT * 2);
+        age(&strange, ABSENT * 2);
+        assert_eq!(
+            mine.sweep().unwrap().into_values().collect::<Vec<_>>(),
+            [4096]
+        );
+        let there = names(path);
+        assert!(under_way.exists() && there.contains(&lock) && there.contains(&strange));
+        assert!(!there.contains(&left) && !there.contains(&count));
+        // This host's own are judged by their locks, however young they are.
+        let dead = format!("{}-1-0", "a".repeat(16));
+        fs::write(path.join(format!("{dead}.1.0.4096")), b"").unwrap();
+        mine.sweep().unwrap();
+        assert!(!path.join(format!("{dead}.1.0.4096")).exists());
     }
 }

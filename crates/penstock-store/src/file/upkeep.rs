@@ -16,6 +16,7 @@ use parking_lot::{Condvar, Mutex};
 use penstock_evict::{Lru, Policy};
 
 use super::directory::{Directory, charge};
+use super::reach::Hosts;
 use super::{failure, names};
 use crate::{Error, ErrorKind, Key, Namespace, Result};
 
@@ -23,6 +24,10 @@ use crate::{Error, ErrorKind, Key, Namespace, Result};
 const REMOVED_AT_ONCE: usize = 8;
 /// How long a pass of the thread may wait for the count's lock.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a scan says well enough what other hosts have put.
+const FRESH: Duration = Duration::from_secs(10);
+/// The least time between such scans, as a multiple of what one takes.
+const REST: u32 = 20;
 /// How long to pause if another process is doing a pass.
 const ANOTHERS_TURN: Duration = Duration::from_millis(1);
 
@@ -39,6 +44,8 @@ struct Shared {
     turn: Mutex<File>,
     state: Mutex<State>,
     wake: Condvar,
+    /// Until when the last scan tells well enough what other hosts have put.
+    fresh_until: Mutex<Instant>,
 }
 
 #[derive(Default)]
@@ -51,7 +58,7 @@ struct State {
 impl Upkeep {
     /// Starts the thread, which begins with a pass.
     pub(super) fn start(directory: Arc<Directory>) -> Result<Self> {
-        let lock_path = directory.root.join("evict.lock");
+        let lock_path = directory.reach.turn(&directory.root);
         let turn = super::create_options()
             .create(true)
             .truncate(false)
@@ -65,6 +72,7 @@ impl Upkeep {
                 stop: false,
             }),
             wake: Condvar::new(),
+            fresh_until: Mutex::new(Instant::now()),
         });
         let thread = std::thread::Builder::new()
             .name("penstock-file".into())
@@ -84,6 +92,15 @@ impl Upkeep {
         let mut state = self.shared.state.lock();
         state.wanted = Some(state.wanted.unwrap_or(0).max(bytes));
         self.shared.wake.notify_one();
+    }
+
+    /// Asks the thread to look what other hosts have put, if that was not done for a while.
+    pub(super) fn watch_others(&self) {
+        if self.shared.directory.reach.hosts() == Hosts::Several
+            && *self.shared.fresh_until.lock() < Instant::now()
+        {
+            self.want(0);
+        }
     }
 
     /// Makes room for `bytes` bytes on the caller's thread, or waits while another thread does.
@@ -139,9 +156,11 @@ impl Shared {
             std::thread::sleep(ANOTHERS_TURN);
             return;
         }
+        let began = Instant::now();
         if pass(&self.directory, wanted, deadline, go_on).is_err() {
             self.directory.counters.failed();
         }
+        *self.fresh_until.lock() = Instant::now() + FRESH.max(began.elapsed() * REST);
         // This fails only if there is no lock.
         let _ = turn.unlock();
     }
@@ -291,11 +310,12 @@ fn entries(path: &Path) -> io::Result<impl Iterator<Item = fs::DirEntry>> {
     Ok(entries.into_iter().flatten().filter_map(io::Result::ok))
 }
 
-/// Turns the error for what is not there into `None`.
+/// Turns the error for what is not there, or that another host has removed, into `None`.
 pub(super) fn if_there<T>(outcome: io::Result<T>) -> io::Result<Option<T>> {
+    use io::ErrorKind::{NotFound, StaleNetworkFileHandle};
     match outcome {
         Ok(value) => Ok(Some(value)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if matches!(error.kind(), NotFound | StaleNetworkFileHandle) => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -1,0 +1,162 @@
+//! Whose directory it is: this machine's alone, or one that several hosts have mounted.
+//!
+//! Locks of a network file system may be seen by one host only (NFS with `nolock` or `local_lock`,
+//! Lustre with `localflock`, most of FUSE), and what one host writes into an open file others may see
+//! late. So hosts share values and nothing else. Each has a count, a turn to evict and writers of its
+//! own, in files that only its own processes open.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::value::Checksum;
+use crate::{Error, ErrorKind, Result};
+
+/// The file systems that may be mounted by several hosts: the numbers that `statfs` gives for AFS,
+/// BeeGFS, Ceph, CIFS and SMB (three numbers), FUSE (virtiofs and GlusterFS, too), GFS2, GPFS, Lustre,
+/// NFS, OCFS2, 9P.
+const NETWORK: [u32; 13] = [
+    0x5346_414f,
+    0x1983_0326,
+    0x00c3_6400,
+    0x0000_517b,
+    0xfe53_4d42,
+    0xff53_4d42,
+    0x6573_5546,
+    0x0116_1970,
+    0x4750_4653,
+    0x0bd0_0bd0,
+    0x0000_6969,
+    0x7461_636f,
+    0x0102_1997,
+];
+
+/// Who has mounted a pool's directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hosts {
+    /// This machine alone.
+    One,
+    /// This one and others.
+    Several,
+}
+
+impl Hosts {
+    /// Reads the value of a URL's parameter.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        match text {
+            "one" => Some(Self::One),
+            "several" => Some(Self::Several),
+            _ => None,
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::One => "one",
+            Self::Several => "several",
+        }
+    }
+}
+
+/// Which processes share the directory's locks and counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// All that use it.
+    Machine,
+    /// Those of this host, which has this name among the hosts.
+    Host(String),
+}
+
+impl Reach {
+    /// As the file system suggests, unless the pool's URL says it.
+    pub(super) fn of(root: &Path, hosts: Option<Hosts>) -> Result<Self> {
+        let is_shared = match hosts {
+            Some(hosts) => hosts == Hosts::Several,
+            None => is_on_network(root),
+        };
+        if is_shared {
+            Ok(Self::Host(host_name()?))
+        } else {
+            Ok(Self::Machine)
+        }
+    }
+
+    pub(super) fn hosts(&self) -> Hosts {
+        match self {
+            Self::Machine => Hosts::One,
+            Self::Host(_) => Hosts::Several,
+        }
+    }
+
+    /// Where the count lies.
+    pub(super) fn usage(&self, root: &Path) -> PathBuf {
+        match self {
+            Self::Machine => root.join("usage"),
+            Self::Host(host) => root.join(format!("tmp/{host}.usage")),
+        }
+    }
+
+    /// The file whose lock is the turn to evict.
+    pub(super) fn turn(&self, root: &Path) -> PathBuf {
+        match self {
+            Self::Machine => root.join("evict.lock"),
+            Self::Host(host) => root.join(format!("tmp/{host}.evict")),
+        }
+    }
+
+    /// Whether a host has this name.
+    pub(super) fn is_host(name: &str) -> bool {
+        name.len() == 16 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+    }
+
+    /// What writers' names begin with.
+    pub(super) fn prefix(&self) -> String {
+        match self {
+            Self::Machine => String::new(),
+            Self::Host(host) => format!("{host}-"),
+        }
+    }
+}
+
+fn is_on_network(root: &Path) -> bool {
+    #[cfg(target_os = "linux")]
+    return rustix::fs::statfs(root).is_ok_and(|system| NETWORK.contains(&(system.f_type as u32)));
+    #[cfg(not(target_os = "linux"))]
+    return false;
+}
+
+/// A name that no other host has, nor this one after its next start. Containers with host names of
+/// their own count as hosts.
+fn host_name() -> Result<String> {
+    let unknown = |error| {
+        Error::new(
+            ErrorKind::Config,
+            "cannot tell this host from others; is /proc mounted?",
+        )
+        .caused_by(error)
+    };
+    let boot = fs::read("/proc/sys/kernel/random/boot_id").map_err(unknown)?;
+    let name = rustix::system::uname();
+    let digest = Checksum::of(&[boot.as_slice(), name.nodename().to_bytes()].concat());
+    Ok(format!("{digest:016x}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_local_directory_is_the_machines_and_a_url_may_say_otherwise() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        assert_eq!(Reach::of(root, None).unwrap(), Reach::Machine);
+        assert_eq!(Reach::of(root, Some(Hosts::One)).unwrap(), Reach::Machine);
+        let Reach::Host(name) = Reach::of(root, Some(Hosts::Several)).unwrap() else {
+            panic!("not a host's");
+        };
+        assert!(Reach::is_host(&name));
+        assert_eq!(
+            Reach::of(root, Some(Hosts::Several)).unwrap(),
+            Reach::Host(name)
+        );
+    }
+}

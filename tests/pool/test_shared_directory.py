@@ -1,0 +1,122 @@
+"""A pool in a directory that two hosts have mounted, without locks between them."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.errors import PenstockError
+from tests.mounts import Mount, needs_mounts
+
+pytestmark = needs_mounts
+
+NAMESPACE = {"test": "shared directory"}
+KEYS = 300
+VALUE_BYTES = 20_000
+SECONDS = 6.0
+
+
+def value(number: int) -> bytes:
+    return random.Random(number).randbytes(VALUE_BYTES + number % 5_000)
+
+
+def work(url: str, seed: int) -> None:
+    """Puts and gets at random, and prints what came of it."""
+    rng, counts = random.Random(seed), Counter[str]()
+    with penstock.open(url, namespace=NAMESPACE) as pool:
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            number = rng.randrange(KEYS)
+            key = b"key %d" % number
+            try:
+                if rng.random() < 0.5:
+                    counts["stored" if pool.put(key, value(number)) else "present"] += 1
+                elif (got := pool.get(key, default=None)) is None:
+                    counts["missed"] += 1
+                else:
+                    counts["right" if got == value(number) else "wrong"] += 1
+            except PenstockError as error:
+                counts[f"failed: {error.kind}"] += 1
+        counts["rejected"] = pool.stats()["rejected"]
+    print(json.dumps(counts))
+
+
+def on(host: str, call: str) -> subprocess.Popen[str]:
+    """Runs a function of this module on a host of this name."""
+    rename = f'hostname {host} && exec "$@"'
+    program = f"from {__name__} import *; {call}"
+    command = ["unshare", "--uts", "sh", "-c", rename, "sh", sys.executable, "-c", program]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def exchange(url: str, put: int | None) -> None:
+    """Gets what another host has put, removes it, and puts another value in its place."""
+    with penstock.open(url, namespace=NAMESPACE) as pool:
+        got = pool.get(b"key", default=b"")
+        print(next((number for number in range(9) if got == value(number)), None))
+        pool.remove([b"key"])
+        if put is not None:
+            pool.put(b"key", value(put))
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[list[Mount]]:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    with Mount(shared, tmp_path / "a") as a, Mount(shared, tmp_path / "b") as b:
+        yield [a, b]
+
+
+def bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("mib", [64, 4])
+def test_two_hosts_share_values_and_damage_none(
+    hosts: list[Mount], tmp_path: Path, mib: int
+) -> None:
+    """With room for all values, and with room for less than two thirds of them."""
+    urls = [f"file://{host.path}/pool?size={mib}MiB" for host in hosts]
+    running = [on(f"host-{n}", f"work({url!r}, {n})") for n, url in enumerate(urls)]
+    counts = [Counter(json.loads(each.communicate(timeout=60)[0])) for each in running]
+    for each in counts:
+        assert each["right"] > 100, counts
+        assert each["stored"] > 50, counts
+        assert each["wrong"] == each["rejected"] == 0, counts
+        assert not [name for name in each if name.startswith("failed")], counts
+    if mib == 64:
+        # What one host had stored, the other one found.
+        assert sum(each["stored"] for each in counts) < 1.5 * KEYS
+    # Nothing is left in the making, and a host that comes later brings the pool within its bound.
+    pool = tmp_path / "shared" / "pool"
+    assert {path.suffix for path in (pool / "tmp").iterdir()} == {".usage", ".evict"}
+    with penstock.open(urls[0], namespace=NAMESPACE) as last:
+        end, number = time.monotonic() + 30, KEYS
+        while bytes_in(pool) > mib << 20:
+            assert time.monotonic() < end, bytes_in(pool)
+            time.sleep(0.5)
+            last.put(b"key %d" % number, value(number))
+            number += 1
+        assert last.describe()["hosts"] == "several"
+
+
+def test_a_value_that_another_host_replaces(hosts: list[Mount]) -> None:
+    seen = []
+    for number, put in enumerate([1, 2, 3, None, None]):
+        host = number % 2
+        url = f"file://{hosts[host].path}/pool?size=64MiB"
+        said = on(f"host-{host}", f"exchange({url!r}, {put})").communicate(timeout=60)[0]
+        seen.append(said.strip())
+        # Longer than a host believes what it has seen.
+        time.sleep(1.5)
+    assert seen == ["None", "1", "2", "3", "None"]
+    assert hosts[0].path.stat().st_dev != hosts[1].path.stat().st_dev

@@ -224,9 +224,13 @@ impl Index {
         ids.chain(&self.unreadable).copied().collect()
     }
 
-    /// Every key, with the length of its newest value.
-    pub(super) fn keys(&self) -> impl Iterator<Item = (Local, u32)> {
-        self.newest.iter().map(|(key, spot)| (*key, spot.bytes))
+    /// Every key, with the length of its newest value, in the order in which the values lie: whoever
+    /// reads or removes all of them goes from pack to pack.
+    pub(super) fn keys(&self) -> Vec<(Local, u32)> {
+        let mut spots: Vec<_> = self.newest.iter().collect();
+        spots.sort_unstable_by_key(|(_, spot)| **spot);
+        let keys = spots.into_iter();
+        keys.map(|(key, spot)| (*key, spot.bytes)).collect()
     }
 
     /// Packs, keys, and objects that are damaged.

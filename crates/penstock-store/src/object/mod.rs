@@ -256,7 +256,7 @@ impl ObjectPool {
             self.catalogue.refresh(namespace, now).await?;
             let known = self.catalogue.of(namespace);
             let index = known.index.lock();
-            all.extend(index.keys().filter_map(|(local, bytes)| {
+            all.extend(index.keys().into_iter().filter_map(|(local, bytes)| {
                 Some(Listed {
                     key: local.in_namespace(namespace)?,
                     bytes: u64::from(bytes),

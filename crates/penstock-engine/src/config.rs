@@ -156,7 +156,7 @@ impl EngineConfig {
                 };
             }
             Batch {
-                objects: self.batch.max(bytes / self.slot_bytes),
+                objects: self.batch.max(slots / 2),
                 bytes,
             }
         };

@@ -272,6 +272,7 @@ fn urls() {
         let Ok(text) = std::str::from_utf8(&bytes) else {
             return;
         };
+        object::url(&format!("s3{text}"));
         // Test only servers: another URL could make a directory when it is opened.
         let text = format!("redis{text}");
         if let Ok(store) = open(&text, &OpenOptions::default()) {

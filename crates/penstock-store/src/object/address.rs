@@ -8,6 +8,7 @@ use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::path::Path;
 use object_store::{BackoffConfig, ClientOptions, RetryConfig};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use url::Url;
 
 use super::failure::Failure;
@@ -15,6 +16,14 @@ use super::rules::{Rules, region_of};
 use crate::{Error, ErrorKind, OpenOptions, Result, parse_size};
 
 pub(super) type Client = Arc<dyn object_store::ObjectStore>;
+
+/// What a path in a URL must not have as it is.
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'/')
+    .remove(b'.')
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'~');
 
 /// The schemes that this store opens.
 pub(crate) const SCHEMES: [&str; 3] = ["s3", "gs", "az"];
@@ -131,7 +140,7 @@ impl Address {
         let mut url = format!("{}://{}", self.scheme, self.bucket);
         if !self.prefix.as_ref().is_empty() {
             url.push('/');
-            url.push_str(self.prefix.as_ref());
+            url.extend(utf8_percent_encode(self.prefix.as_ref(), ESCAPED));
         }
         let default = Settings::default();
         let settings = &self.settings;
@@ -258,13 +267,16 @@ impl Address {
     }
 
     fn http(&self, options: &OpenOptions) -> ClientOptions {
-        let is_plain = |endpoint: &String| endpoint.starts_with("http://");
+        let is_plain = match &self.endpoint {
+            Some(endpoint) => endpoint.starts_with("http://"),
+            None => std::env::var("AWS_ALLOW_HTTP").is_ok_and(|allowed| allowed == "true"),
+        };
         ClientOptions::new()
             .with_connect_timeout(options.connect_timeout)
             // Every request ends with its caller's deadline. This one is for those that go on.
             .with_timeout(Duration::from_secs(60))
             .with_pool_idle_timeout(Duration::from_secs(50))
-            .with_allow_http(self.endpoint.as_ref().is_some_and(is_plain))
+            .with_allow_http(is_plain)
     }
 }
 
@@ -354,7 +366,7 @@ mod tests {
              &requests=4"
         );
         assert_eq!(Address::parse(&url).unwrap().url(), url);
-        for url in ["s3://bucket", "gs://bucket/a", "az://container/a/b"] {
+        for url in ["s3://bucket", "gs://bucket/a", "az://container/a/b", "s3://b/a%20b/%C3%A9"] {
             assert_eq!(Address::parse(url).unwrap().url(), url);
         }
     }

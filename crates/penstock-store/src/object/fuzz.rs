@@ -1,5 +1,6 @@
 //! The parts of the object store that read foreign bytes, for [`crate::fuzz`].
 
+use super::address::Address;
 use super::failure::Failure;
 use super::index::Index;
 use super::pack::{Id, Kind, Name, parse_note, parse_pack};
@@ -47,6 +48,16 @@ pub(crate) fn objects() -> Vec<(String, Vec<u8>, u64)> {
         (name(Kind::Pack, 2), head, size),
         (name(Kind::Note, 1), note(&[(id, 1)]), 0),
     ]
+}
+
+/// Reads a URL. One that is right gives a URL that opens the same.
+pub(crate) fn url(text: &str) {
+    if let Ok(address) = Address::parse(text) {
+        let url = address.url();
+        let again = Address::parse(&url).expect("the URL of a store opens it");
+        assert_eq!(again.url(), url);
+        assert!(!url.contains(char::is_whitespace), "{url:?}");
+    }
 }
 
 /// What is shown of a server's refusal.

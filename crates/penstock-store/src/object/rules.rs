@@ -56,7 +56,8 @@ impl Rules {
         }
         let answer = self.http.execute(request).await.ok()?;
         let status = answer.status();
-        let text = answer.into_body().text().await.ok()?;
+        let text = answer.into_body().bytes().await.ok()?;
+        let text = String::from_utf8_lossy(&text);
         if status.is_success() {
             return Some(lifetimes(&text, &self.prefix));
         }

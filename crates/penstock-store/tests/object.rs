@@ -415,6 +415,7 @@ fn packs_may_go_at_any_time(server: &Server) {
     let url = server.url("expired", "&linger=1ms&fresh=0ms");
     let (ours, others, namespace) = (store(&url), store(&url), fresh_namespace());
     let keys = fill(&*ours, namespace, 5, 1000);
+    assert_eq!(ours.contains(&keys, soon()).unwrap(), [true; 5]);
     // As the bucket's rules would, behind our back.
     assert_eq!(others.remove(&keys, soon()).unwrap(), 5);
     assert_eq!(

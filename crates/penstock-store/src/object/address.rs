@@ -366,7 +366,12 @@ mod tests {
              &requests=4"
         );
         assert_eq!(Address::parse(&url).unwrap().url(), url);
-        for url in ["s3://bucket", "gs://bucket/a", "az://container/a/b", "s3://b/a%20b/%C3%A9"] {
+        for url in [
+            "s3://bucket",
+            "gs://bucket/a",
+            "az://container/a/b",
+            "s3://b/a%20b/%C3%A9",
+        ] {
             assert_eq!(Address::parse(url).unwrap().url(), url);
         }
     }

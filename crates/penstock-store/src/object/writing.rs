@@ -32,6 +32,14 @@ pub(super) struct Writer {
     bytes_under_way: AtomicU64,
 }
 
+/// What became of a value that is to be put.
+enum Added {
+    /// It is in a pack, which has not landed yet.
+    ToPack(Arc<Gathering>),
+    /// The bucket has it.
+    Present,
+}
+
 /// A pack, from its first value until it has landed or failed.
 struct Gathering {
     pack: Mutex<Pack>,
@@ -67,61 +75,61 @@ impl Writer {
         deadline: Instant,
         describe: impl Fn(&Failure, &PutRequest<'_>) -> crate::Error,
     ) {
-        let mut waiting = Vec::new();
+        let mut waiting = Vec::with_capacity(batch.len());
         for request in &mut *batch {
-            match self.add(runtime, request, deadline) {
-                Ok(gathering) => waiting.push(gathering),
-                Err(outcome) => {
-                    request.outcome = Some(outcome.map_err(|failure| describe(&failure, request)));
-                    waiting.push(None);
-                }
-            }
+            let (pack, outcome) = match self.add(runtime, request, deadline) {
+                Ok(Added::ToPack(pack)) => (Some(pack), None),
+                Ok(Added::Present) => (None, Some(Ok(PutOutcome::AlreadyPresent))),
+                Err(failure) => (None, Some(Err(describe(&failure, request)))),
+            };
+            request.outcome = outcome;
+            waiting.push(pack);
         }
-        for (request, gathering) in batch.iter_mut().zip(waiting) {
-            if let Some(gathering) = gathering {
-                let landed = gathering.landed(deadline);
+        for (request, pack) in batch.iter_mut().zip(waiting) {
+            if let Some(pack) = pack {
+                let landed = pack.landed(deadline);
                 let outcome = landed.map(|()| PutOutcome::Stored);
                 request.outcome = Some(outcome.map_err(|failure| describe(&failure, request)));
             }
         }
     }
 
-    /// Adds a value to the open pack, or says what became of it.
-    #[expect(clippy::type_complexity, reason = "an outcome in place of a pack")]
+    /// Adds a value to the open pack, unless it is in the bucket already.
     fn add(
         self: &Arc<Self>,
         runtime: &Handle,
         request: &PutRequest<'_>,
         deadline: Instant,
-    ) -> Result<Option<Arc<Gathering>>, Result<PutOutcome, Failure>> {
+    ) -> Result<Added, Failure> {
         if Instant::now() >= deadline {
-            return Err(Err(Failure::late()));
+            return Err(Failure::late());
         }
         let bytes = slices::len_of(request.value);
         if bytes > MOST_VALUE_BYTES {
-            return Err(Err(Failure::new(
+            return Err(Failure::new(
                 ErrorKind::Config,
                 format!(
                     "a value of {bytes} bytes is larger than the store takes ({MOST_VALUE_BYTES})"
                 ),
-            )));
+            ));
         }
         let local = Local::of(&request.key);
         let namespace = request.key.namespace;
         let found = self.catalogue.of(namespace).index.lock().find(&local);
         if found.is_some_and(|found| u64::from(found.bytes) == bytes) {
-            return Err(Ok(PutOutcome::AlreadyPresent));
+            return Ok(Added::Present);
         }
         let room = PACKS_UNDER_WAY * self.settings.pack_bytes + MOST_VALUE_BYTES;
         if self.bytes_under_way.fetch_add(bytes, Relaxed) + bytes > room {
             self.bytes_under_way.fetch_sub(bytes, Relaxed);
-            return Err(Err(Failure::new(
+            return Err(Failure::new(
                 ErrorKind::Unavailable,
                 "too many puts wait for the object store",
-            )));
+            ));
         }
         let value = Bytes::from(slices::gather(request.value));
-        Ok(Some(self.join(runtime, namespace, local, value, deadline)))
+        let pack = self.join(runtime, namespace, local, value, deadline);
+        Ok(Added::ToPack(pack))
     }
 
     fn join(

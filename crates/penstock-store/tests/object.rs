@@ -20,12 +20,15 @@ fn store(url: &str) -> Arc<dyn Store> {
     open(url, &OpenOptions::default()).expect("the URL is right")
 }
 
+/// A check and its name.
+type Check = (&'static str, fn(&Server));
+
 #[test]
 fn against_a_real_server() {
     let Some(server) = Server::start() else {
         return;
     };
-    let checks: [(&str, fn(&Server)); 11] = [
+    let checks: [Check; 11] = [
         ("behaves", behaves),
         ("values go in packs", values_go_in_packs),
         ("callers share a pack", callers_share_a_pack),

@@ -11,7 +11,6 @@ use object_store::{BackoffConfig, ClientOptions, RetryConfig};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use url::Url;
 
-use super::failure::Failure;
 use super::rules::{Rules, region_of};
 use crate::{Error, ErrorKind, OpenOptions, Result, parse_size};
 
@@ -202,9 +201,15 @@ impl Address {
             "az" => self.azure(options).map(|client| (client, None)),
             _ => self.s3(options),
         };
-        client.map_err(|error| {
-            let failure = Failure::of(&error);
-            Error::new(ErrorKind::Config, failure.to_string()).with("store", self.url())
+        // The error may have what the environment holds.
+        client.map_err(|_| {
+            let what = match self.scheme {
+                "az" => "an az:// pool needs AZURE_STORAGE_ACCOUNT_NAME in the environment",
+                _ => {
+                    "the URL and the environment's settings for the object store do not go together"
+                }
+            };
+            config(what).with("store", self.url())
         })
     }
 

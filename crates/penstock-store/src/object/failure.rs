@@ -54,8 +54,14 @@ impl Failure {
             Some(HttpErrorKind::Timeout) => {
                 Self::new(ErrorKind::TimedOut, "no answer came in time")
             }
+            // The innermost reason is that of the socket or of TLS.
             Some(HttpErrorKind::Connect) => {
-                Self::new(ErrorKind::Unreachable, "the object store cannot be reached")
+                let reason = chain.lines().last().unwrap_or_default();
+                let reason: String = reason.chars().take(200).collect();
+                Self::new(
+                    ErrorKind::Unreachable,
+                    format!("the object store cannot be reached: {reason}"),
+                )
             }
             Some(_) => Self::new(
                 ErrorKind::Unreachable,

@@ -7,6 +7,16 @@ use object_store::client::{HttpError, HttpErrorKind};
 
 use crate::{Error, ErrorKind};
 
+/// Parts of the URLs at which the client asks for credentials: those of machines, of tasks, and of
+/// web identities.
+const CREDENTIAL_SOURCES: [&str; 5] = [
+    "/latest/api/token",
+    "/iam/security-credentials",
+    "//169.254.",
+    "WebIdentity",
+    "//metadata.google.internal",
+];
+
 /// A request that failed. Several calls may have waited for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
@@ -37,18 +47,21 @@ impl Failure {
     /// tokens included, so only its code and its message are taken.
     pub(super) fn of(error: &object_store::Error) -> Self {
         let chain = chain(error);
-        if let Some(failure) = answered(error, &chain) {
-            return failure;
-        }
-        if chain.contains("Received redirect") {
-            return elsewhere();
-        }
-        if chain.contains("credential") || chain.contains("metadata") {
+        if CREDENTIAL_SOURCES
+            .iter()
+            .any(|source| chain.contains(source))
+        {
             return Self::new(
                 ErrorKind::Denied,
                 "no credentials could be had: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, give \
                  the machine or the pod a role, or add unsigned=true to the URL if the store wants none",
             );
+        }
+        if let Some(failure) = answered(error, &chain) {
+            return failure;
+        }
+        if chain.contains("Received redirect") {
+            return elsewhere();
         }
         match transport(error) {
             Some(HttpErrorKind::Timeout) => {
@@ -168,4 +181,31 @@ fn code(chain: &str) -> Option<&str> {
 
 pub(super) fn between<'a>(text: &'a str, start: &str, end: &str) -> Option<&'a str> {
     Some(text.split_once(start)?.1.split_once(end)?.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(said: &str) -> Failure {
+        Failure::of(&object_store::Error::Generic {
+            store: "S3",
+            source: said.into(),
+        })
+    }
+
+    #[test]
+    fn who_has_no_credentials_is_told_where_they_come_from() {
+        for said in [
+            "Error performing PUT http://169.254.169.254/latest/api/token in 1ms - Server returned \
+             non-2xx status code: 403 Forbidden: ",
+            "Error performing GET http://metadata.google.internal/computeMetadata/v1/x in 3s",
+        ] {
+            let failure = of(said);
+            assert_eq!(failure.kind, ErrorKind::Denied, "{failure}");
+            assert!(failure.to_string().contains("AWS_ACCESS_KEY_ID"));
+        }
+        let named_so = of("GET http://h/b/credentials/metadata: status code: 503 SlowDown");
+        assert_eq!(named_so.kind, ErrorKind::Unavailable);
+    }
 }

@@ -189,3 +189,19 @@ class TestDirectory:
         assert findings.mount_of(deep, table) == ("nfs4", {"rw", "noatime", "soft"})
         assert findings.mount_of(tmp_path, table).kind == "ext4"
         assert findings.mount_of(tmp_path, tmp_path / "absent") == ("", set())
+
+
+def test_a_bucket_without_a_rule_grows_without_end() -> None:
+    url = "s3://kv/prod?endpoint=http%3A%2F%2F127.0.0.1%3A9000"
+
+    def levels(facts: dict[str, str], url: str = url) -> dict[str, str]:
+        return {each.check: each.level for each in findings.of_object_store(url, facts)}
+
+    good = {"expire_days": "7", "parts_days": "1", "damaged_packs": "0"}
+    assert levels(good) == {"expiry": "ok", "round trip": "note"}
+    assert levels({**good, "expire_days": "never"})["expiry"] == "warn"
+    assert levels({**good, "parts_days": "never"})["unfinished uploads"] == "note"
+    assert levels({**good, "damaged_packs": "2"})["packs"] == "warn"
+    assert levels({})["expiry"] == "note"
+    assert levels(good, "s3://kv?endpoint=http%3A%2F%2F10.0.0.7")["encryption"] == "warn"
+    assert "encryption" not in levels(good, "s3://kv/prod")

@@ -37,6 +37,18 @@ def test_json_tells_of_private_caches_a_pool_and_both(trace, capsys):
     assert found["trace"]["requests"] == 100
 
 
+def test_a_pool_in_an_object_store_tells_of_requests(trace, capsys):
+    options = ["--bytes-per-token", "1KiB", "--pool-bytes", "128MiB", "--no-sizes"]
+    assert main(["simulate", trace, *options, "--pack-bytes", "16MiB", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["object_store_requests"]["shared pool"]
+    assert set(found) == {"put", "get", "head", "list"}
+    assert found["put"]["least"] < found["put"]["most"]
+    assert main(["simulate", trace, *options, "--pack-bytes", "16MiB"]) == 0
+    assert "requests per million tokens" in capsys.readouterr().out
+    assert main(["simulate", trace, *options, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["object_store_requests"] is None
+
+
 def test_engines_load_as_they_are_told_and_from_a_slow_pool_hardly_at_all(trace, capsys):
     options = ["--bytes-per-token", "1MiB", "--pool-bytes", "1TiB", "--no-sizes", "--json"]
 

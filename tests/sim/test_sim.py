@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.sim import POLICIES, Engine, Fleet, Tier, Trace, replay, size_pool
+from penstock.sim import (
+    POLICIES,
+    Engine,
+    Fleet,
+    ObjectStore,
+    Requests,
+    Tier,
+    Trace,
+    object_store_requests,
+    replay,
+    size_pool,
+)
 from penstock.vllm.settings import Settings
 from tests.connector.pretended import TOKENS, PretendedEngine
 
@@ -81,6 +92,32 @@ def test_a_pool_finds_what_private_caches_do_not(trace):
     assert shared.ttft[0.5] < private.ttft[0.5]
     sticky = replay(trace, replace(fleet(host=440), routing="sticky"))
     assert sticky.total.host_blocks == trace.infinite_hits()
+
+
+def test_requests_of_an_object_store_lie_between_full_packs_and_packs_of_one_request(trace):
+    with_pool = fleet(pool=440)
+    total = replay(trace, with_pool).total
+    assert total.pool_writers == trace.requests
+    assert total.pool_readers == trace.requests - trace.sessions
+    found = object_store_requests(
+        total,
+        with_pool,
+        BLOCK,
+        trace.duration,
+        ObjectStore(pack_bytes=10 * BLOCK, range_bytes=BLOCK),
+    )
+    blocks = trace.unique_blocks
+    assert found["put"] == Requests(blocks // 10, min(blocks, blocks // 10 + trace.requests))
+    assert found["get"].least == total.pool_blocks <= found["get"].most
+    assert found["head"] == Requests(0, found["put"].most * (with_pool.nodes - 1))
+    # Two look-ups a request, but no more than one a second and node.
+    assert found["list"].most == min(2 * trace.requests, with_pool.nodes * 199)
+    every_look_up = object_store_requests(
+        total, with_pool, BLOCK, trace.duration, ObjectStore(fresh=0)
+    )
+    assert every_look_up["list"].most == 2 * trace.requests
+    for each in found.values():
+        assert 0 <= each.least <= each.most
 
 
 def test_windows_add_up_and_progress_ends_at_the_end(trace):

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_store::{Keyring, MAX_ENCRYPTED_PAYLOAD};
+use penstock_store::{BatchBytes, Keyring, MAX_ENCRYPTED_PAYLOAD};
 
 use crate::EngineError;
 
@@ -18,6 +18,21 @@ pub(crate) const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 /// caller's "for ever" does not overflow the clock.
 pub(crate) fn end_of(wait: Duration) -> Instant {
     Instant::now() + wait.min(LONGEST)
+}
+
+/// The most that one call to the store takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Batch {
+    pub(crate) objects: usize,
+    /// Payload bytes; a single object may have more.
+    pub(crate) bytes: usize,
+}
+
+/// Batches of either direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Batches {
+    pub(crate) put: Batch,
+    pub(crate) get: Batch,
 }
 
 /// Sizes, bounds and times of one engine.
@@ -44,9 +59,10 @@ pub struct EngineConfig {
     pub get_lanes: usize,
     /// Threads that put values, at low priority.
     pub put_lanes: usize,
-    /// The most objects in one call to the store.
+    /// The most objects in one call to the store, unless the store takes larger batches best.
     pub batch: usize,
-    /// The most payload bytes in one call to the store; a single object may have more.
+    /// The most payload bytes in one call to the store, unless the store takes larger batches best; a
+    /// single object may have more.
     pub batch_bytes: usize,
     /// The most objects that wait to be gathered. Further objects are dropped.
     pub max_pending_objects: usize,
@@ -125,6 +141,29 @@ impl EngineConfig {
             .max(held.saturating_mul(self.slot_bytes));
         self.max_outstanding_objects = self.max_outstanding_objects.max(held.saturating_mul(4));
         self
+    }
+
+    /// How much a lane takes for one call to a store that takes batches of this size best: never
+    /// less than the settings say, and for more never above half of the slots that there are for it.
+    pub(crate) fn batches(&self, best: BatchBytes) -> Batches {
+        let batch = |best: u64, slots: usize| {
+            let room = (slots / 2).saturating_mul(self.slot_bytes);
+            let bytes = usize::try_from(best).unwrap_or(usize::MAX).min(room);
+            if bytes <= self.batch_bytes {
+                return Batch {
+                    objects: self.batch,
+                    bytes: self.batch_bytes,
+                };
+            }
+            Batch {
+                objects: self.batch.max(slots / 2),
+                bytes,
+            }
+        };
+        Batches {
+            put: batch(best.put, self.store_slots),
+            get: batch(best.get, self.slots - self.store_slots),
+        }
     }
 
     pub(crate) fn check(&self) -> Result<(), EngineError> {

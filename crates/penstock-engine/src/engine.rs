@@ -133,8 +133,13 @@ impl Engine {
             Arc::clone(&signals),
             Arc::clone(&counters),
         )?);
-        let queues =
-            crate::queue::Queues::new(config.clone(), node.is_some(), arena, Arc::clone(&signals));
+        let queues = crate::queue::Queues::new(
+            config.clone(),
+            config.batches(store.batch_bytes()),
+            node.is_some(),
+            arena,
+            Arc::clone(&signals),
+        );
         let table = Table::new(config.max_outstanding_objects);
         let running = Gauge::default();
         let sealed = SealedStore::new(store, config.keys.clone());

@@ -113,7 +113,8 @@ impl House {
         config.store_wait = Duration::from_secs(3600);
         let signals = Arc::new(Signals::default());
         let arena = Arc::new(Arena::new(&config, Arc::clone(&signals), Arc::default()).unwrap());
-        let queues = Queues::new(config, false, arena, Arc::clone(&signals));
+        let batches = config.batches(penstock_store::BatchBytes::default());
+        let queues = Queues::new(config, batches, false, arena, Arc::clone(&signals));
         let mut all: Vec<_> = (0..slots)
             .map(|_| queues.lease(Purpose::Load).unwrap())
             .collect();

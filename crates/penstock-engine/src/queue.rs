@@ -8,7 +8,7 @@ use penstock_store::ErrorKind;
 
 use crate::Outcome;
 use crate::arena::{Arena, Empty, Gathered, Lent, Purpose, Slot};
-use crate::config::EngineConfig;
+use crate::config::{Batches, EngineConfig};
 use crate::fence::Passage;
 use crate::host_tier::HostTier;
 use crate::load_job::{Aim, HeldTicket, LoadJob, LoadTicket};
@@ -20,6 +20,7 @@ use crate::sync::Mutex;
 pub(crate) struct Queues {
     state: Mutex<State>,
     config: EngineConfig,
+    batches: Batches,
     arena: Arc<Arena>,
     host_tier: HostTier,
     /// Whether stored values have another place to go while the store fails: the host tier or node
@@ -90,6 +91,7 @@ impl Queues {
     /// With node memory, no values stay in the arena.
     pub(crate) fn new(
         config: EngineConfig,
+        batches: Batches,
         has_node: bool,
         arena: Arc<Arena>,
         signals: Arc<Signals>,
@@ -103,6 +105,7 @@ impl Queues {
             stores_anyway: config.keep || has_node,
             has_node,
             config,
+            batches,
             arena,
             host_tier,
             signals,
@@ -252,14 +255,14 @@ impl Queues {
             // An even share for every lane, so that all lanes begin with the front of the job.
             let share = queued
                 .div_ceil(self.config.get_lanes)
-                .min(self.config.batch);
+                .min(self.batches.get.objects);
             let slots: Vec<_> = (0..share)
                 .map_while(|_| self.lease(Purpose::Load))
                 .collect();
             if slots.is_empty() {
                 return LoadWork::Wait;
             }
-            let tickets = job.take(slots.len(), self.config.batch_bytes);
+            let tickets = job.take(slots.len(), self.batches.get.bytes);
             if !tickets.is_empty() {
                 return LoadWork::Load(tickets.into_iter().zip(slots).collect());
             }
@@ -281,7 +284,7 @@ impl Queues {
             // meanwhile counts twice, rather than not at all.
             let filling = self.arena.prefetching();
             let room = self.host_tier.room().saturating_sub(filling);
-            let share = queued.min(self.config.batch).min(room);
+            let share = queued.min(self.batches.get.objects).min(room);
             let slots: Vec<_> = (0..share)
                 .map_while(|_| self.lease(Purpose::Prefetch))
                 .collect();
@@ -294,7 +297,7 @@ impl Queues {
                 state.prefetches.pop_front();
                 continue;
             }
-            let tickets = job.take(slots.len(), self.config.batch_bytes);
+            let tickets = job.take(slots.len(), self.batches.get.bytes);
             if !tickets.is_empty() {
                 return LoadWork::Load(tickets.into_iter().zip(slots).collect());
             }
@@ -307,7 +310,7 @@ impl Queues {
         if state.closed {
             return PutWork::Close;
         }
-        let batch = state.pop_puts(self.config.batch, self.config.batch_bytes);
+        let batch = state.pop_puts(self.batches.put.objects, self.batches.put.bytes);
         if batch.is_empty() {
             PutWork::Wait
         } else {

@@ -10,7 +10,7 @@ use penstock_engine::{
 };
 use penstock_layout::{KvLayout, Span};
 use penstock_store::value::verify_value;
-use penstock_store::{ErrorKind, Namespace};
+use penstock_store::{BatchBytes, ErrorKind, Namespace};
 use support::*;
 
 #[test]
@@ -113,6 +113,71 @@ fn what_another_engine_waits_for_is_put_before_all_else() {
     });
     let order: Vec<_> = puts.flatten().collect();
     assert_eq!(order, [1, 4, 5, 2, 3].map(key));
+}
+
+#[test]
+fn a_store_gets_batches_as_large_as_it_takes_best() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let bytes = BLOCK_BYTES as u64;
+    let small = EngineConfig {
+        batch: 2,
+        batch_bytes: 2 * BLOCK_BYTES,
+        put_lanes: 1,
+        get_lanes: 1,
+        ..config(32)
+    };
+    for (best, put, get) in [
+        (BatchBytes::default(), 2, 2),
+        (
+            BatchBytes {
+                put: 5 * bytes,
+                get: 3 * bytes,
+            },
+            5,
+            3,
+        ),
+        // Half of the slots that either of them has.
+        (
+            BatchBytes {
+                put: u64::MAX,
+                get: u64::MAX,
+            },
+            12,
+            4,
+        ),
+    ] {
+        store.wants_batches(best);
+        let engine = engine(&store, small.clone(), &kv);
+        let chunk = 100 * put as u64;
+        let before = store.calls().len();
+        store.hold_puts(true);
+        engine
+            .submit_store(1, vec![block_of(chunk, 0)], Fence::NONE)
+            .unwrap();
+        store.until(|call| *call == Call::Put(vec![key(chunk)]));
+        let blocks: Vec<_> = (1..=put as u64 + 1)
+            .map(|n| block_of(chunk + n, 1))
+            .collect();
+        engine.submit_store(2, blocks.clone(), Fence::NONE).unwrap();
+        released(&engine, 2);
+        store.hold_puts(false);
+        outcomes(&engine, 2);
+        engine
+            .submit_load(3, blocks, soon(), false, Fence::NONE)
+            .unwrap();
+        outcomes(&engine, 3);
+        let calls = store.calls().split_off(before);
+        let most = |len: fn(&Call) -> Option<usize>| calls.iter().filter_map(len).max();
+        let puts = most(|call| match call {
+            Call::Put(keys) => Some(keys.len()),
+            _ => None,
+        });
+        let gets = most(|call| match call {
+            Call::Get(keys) => Some(keys.len()),
+            _ => None,
+        });
+        assert_eq!((puts, gets), (Some(put), Some(get)), "{best:?}");
+    }
 }
 
 #[test]

@@ -240,6 +240,8 @@ fn sums<'py>(py: Python<'py>, sums: &Sums) -> PyResult<Bound<'py, PyDict>> {
     found.set_item("computed_tokens", sums.computed_tokens)?;
     found.set_item("read_bytes", sums.read_bytes)?;
     found.set_item("written_bytes", sums.written_bytes)?;
+    found.set_item("pool_readers", sums.pool_readers)?;
+    found.set_item("pool_writers", sums.pool_writers)?;
     Ok(found)
 }
 

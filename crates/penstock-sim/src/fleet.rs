@@ -54,6 +54,10 @@ pub struct Sums {
     pub read_bytes: u64,
     /// Bytes that nodes wrote to the pool.
     pub written_bytes: u64,
+    /// Requests for which the pool was read.
+    pub pool_readers: u64,
+    /// Requests for which the pool was written to.
+    pub pool_writers: u64,
 }
 
 impl Sums {
@@ -66,6 +70,8 @@ impl Sums {
         self.computed_tokens += other.computed_tokens;
         self.read_bytes += other.read_bytes;
         self.written_bytes += other.written_bytes;
+        self.pool_readers += other.pool_readers;
+        self.pool_writers += other.pool_writers;
     }
 }
 

@@ -314,6 +314,8 @@ impl Arrangement {
             computed_tokens: served.computed_tokens,
             read_bytes: served.read_blocks * block_bytes,
             written_bytes: u64::from(in_pool.written) * block_bytes,
+            pool_readers: u64::from(served.read_blocks > 0),
+            pool_writers: u64::from(in_pool.written > 0),
         }
     }
 }

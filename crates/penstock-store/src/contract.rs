@@ -149,6 +149,15 @@ pub struct StoreStats {
     pub connects: u64,
 }
 
+/// How many bytes of values one call takes best. 0 stands for as many as the caller likes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BatchBytes {
+    /// In one call to [`Store::put_many`].
+    pub put: u64,
+    /// In one call to [`Store::get_many`].
+    pub get: u64,
+}
+
 /// A place where objects live.
 ///
 /// Implementations are shared by threads; any method may be called from any number of them at
@@ -207,6 +216,11 @@ pub trait Store: Send + Sync {
     /// What a value of this length takes up of the store's bound, in bytes, if the store has one.
     fn charge(&self, value_bytes: u64) -> u64 {
         value_bytes
+    }
+
+    /// How large a batch should be, if calls with little in them are slow or cost much.
+    fn batch_bytes(&self) -> BatchBytes {
+        BatchBytes::default()
     }
 
     /// The stores that this one is made of, the nearest first; empty if it is not made of several.

@@ -13,6 +13,7 @@ use bolero::check;
 use penstock_layout::Span;
 
 use crate::compress::{self, Element, Speed};
+use crate::object::fuzz as object;
 use crate::resp::fuzz as resp;
 use crate::sealed::Finding;
 use crate::value::{self, Checksum, ENCRYPTED_HEADER_BYTES, HEADER_BYTES};
@@ -237,6 +238,30 @@ fn directories() {
         });
 }
 
+/// Any bytes in place of a pack's head or a note in a bucket, or one with some bytes changed: nothing
+/// panics, and what is read lies within the object. Whatever a refusal says is one printable line.
+#[test]
+fn objects() {
+    let seeds = object::objects();
+    let bodies: Vec<Vec<u8>> = seeds.iter().map(|(_, body, _)| body.clone()).collect();
+    check!()
+        .with_type::<(Change, Change, u64)>()
+        .for_each(|(body, name, bytes)| {
+            let (right, _, right_bytes) = &seeds[body.0 % seeds.len()];
+            let changed_name = changed(&[right.clone().into_bytes()], name);
+            let changed_name = String::from_utf8_lossy(&changed_name).into_owned();
+            let body = changed(&bodies, body);
+            object::object(right, &body, *right_bytes);
+            object::object(&changed_name, &body, *bytes);
+            let refusal = format!(
+                "status code: 503 <Code>{}</Code>",
+                String::from_utf8_lossy(&body)
+            );
+            let text = object::refusal(&refusal);
+            assert!(!text.chars().any(char::is_control), "{text:?}");
+        });
+}
+
 /// Any text in place of a server's URL: nothing panics, and a store that opens gives a URL that
 /// opens too.
 #[test]
@@ -247,6 +272,7 @@ fn urls() {
         let Ok(text) = std::str::from_utf8(&bytes) else {
             return;
         };
+        object::url(&format!("s3{text}"));
         // Test only servers: another URL could make a directory when it is opened.
         let text = format!("redis{text}");
         if let Ok(store) = open(&text, &OpenOptions::default()) {

@@ -16,6 +16,7 @@ mod key;
 mod keyring;
 pub mod layers;
 mod memory;
+mod object;
 mod open;
 mod options;
 mod recency;
@@ -28,7 +29,8 @@ mod tenant;
 pub mod value;
 
 pub use contract::{
-    Capabilities, Claim, GetOutcome, GetRequest, Listed, PutOutcome, PutRequest, Store, StoreStats,
+    BatchBytes, Capabilities, Claim, GetOutcome, GetRequest, Listed, PutOutcome, PutRequest, Store,
+    StoreStats,
 };
 pub use encryption::MAX_ENCRYPTED_PAYLOAD;
 pub use error::{Error, ErrorKind, Result};

@@ -56,7 +56,7 @@ fn what_is_not_a_pool_is_refused_with_what_would_be() {
         "pool",
         "http://h/",
         "/absolute/path",
-        "s3://bucket",
+        "s4://bucket",
         "FILE",
         "://",
     ] {
@@ -68,6 +68,7 @@ fn what_is_not_a_pool_is_refused_with_what_would_be() {
             "valkey://",
             "redis://",
             "unix:///",
+            "s3://",
         ] {
             assert!(message.contains(accepted), "{url}: {message}");
         }
@@ -88,6 +89,7 @@ fn what_is_not_a_pool_is_refused_with_what_would_be() {
         "file:///pool?bytes=1",
         "file:///pool?size=1G#x",
         "memory://?quota=tenant/red:1M",
+        "s3://bucket?quota=tenant/red:1M",
     ] {
         fails(url);
     }

@@ -193,6 +193,8 @@ def examine(store: Store, timeout: float, keys: EncryptionKeys | None = None) ->
     report.findings += findings.of_url(store.url)
     if facts and store.url.startswith("shm:"):
         report.findings += findings.of_shared_memory(facts)
+    elif facts and findings.is_object_store(store.url):
+        report.findings += findings.of_object_store(store.url, facts)
     elif "path" in facts:
         report.findings += findings.of_directory(facts)
     elif store.url.startswith("memory:"):
@@ -278,7 +280,10 @@ def _remove(pool: Pool, keys: list[bytes]) -> Finding | None:
 def _failed(check: str, error: StoreError) -> Finding:
     advice = ""
     if isinstance(error, Denied):
-        advice = f"give credentials (valkey://user:password@host), or rights: {_ACL}"
+        advice = (
+            "give credentials (valkey://user:password@host; an object store's come from the "
+            f"environment), or rights: {_ACL}"
+        )
     elif isinstance(error, Full):
         advice = "CONFIG SET maxmemory-policy allkeys-lru, or more maxmemory"
     elif isinstance(error, TimedOut):

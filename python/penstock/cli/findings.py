@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from penstock._native import EncryptionKeys
 from penstock.cli import words
@@ -57,6 +57,66 @@ def of_url(url: str) -> Iterator[Finding]:
             "TCP to this machine",
             "a unix socket is faster here: `unixsocket /path.sock` in the server's configuration, "
             "then unix:///path.sock",
+        )
+
+
+def is_object_store(url: str) -> bool:
+    """Whether a pool's URL names an object store."""
+    return url.partition(":")[0] in ("s3", "gs", "az")
+
+
+def of_object_store(url: str, facts: Mapping[str, str]) -> Iterator[Finding]:
+    """Findings about a pool in an object store, from what the bucket tells. The URL is without
+    credentials."""
+    endpoint = parse_qs(urlsplit(url).query).get("endpoint", ["https:"])[0]
+    if endpoint.startswith("http:") and not _is_this_machine(urlsplit(endpoint).hostname or ""):
+        yield Finding(
+            "encryption",
+            "warn",
+            "KV goes over the network without TLS: who can read the network can read prompts from "
+            "it",
+            "an endpoint with https://",
+        )
+    yield from _lifetime(facts)
+    if int(facts.get("damaged_packs", 0)):
+        yield Finding(
+            "packs",
+            "warn",
+            f"{facts['damaged_packs']} objects are damaged, and nothing is loaded from them",
+            "delete them, or leave them to the bucket's rules",
+        )
+    yield Finding(
+        "round trip",
+        "note",
+        "a look-up of what is known makes no request; what others put is found a second later",
+    )
+
+
+def _lifetime(facts: Mapping[str, str]) -> Iterator[Finding]:
+    days = facts.get("expire_days")
+    if days is None:
+        yield Finding(
+            "expiry",
+            "note",
+            "the bucket does not tell its rules to these credentials",
+            "make sure that a rule expires old objects, as nothing else bounds this pool",
+        )
+    elif days == "never":
+        yield Finding(
+            "expiry",
+            "warn",
+            "no rule of the bucket expires old objects: the pool grows without end",
+            "a lifecycle rule for the prefix: Expiration after 7 days, "
+            "AbortIncompleteMultipartUpload after 1",
+        )
+    else:
+        yield Finding("expiry", "ok", f"objects expire after {days} days")
+    if days is not None and facts.get("parts_days") == "never":
+        yield Finding(
+            "unfinished uploads",
+            "note",
+            "no rule deletes the parts of uploads that never ended",
+            "a lifecycle rule: AbortIncompleteMultipartUpload after 1 day",
         )
 
 

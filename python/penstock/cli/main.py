@@ -39,7 +39,8 @@ _EXTRAS: Mapping[str, str] = {"lookup-server": "lookup"}
 
 _NEXT_STEPS: Mapping[type[PenstockError], str] = {
     Unreachable: "check that the server runs and that the pool's URL names it",
-    Denied: "give credentials that may do this, as valkey://user:password@host",
+    Denied: "give credentials that may do this, as valkey://user:password@host; those of an object "
+    "store come from the environment",
     TimedOut: "find out what holds the pool up, or allow more time",
 }
 """What to do next, where an error of a store does not say."""

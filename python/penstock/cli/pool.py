@@ -34,6 +34,9 @@ _SHOWN_FACTS = (
     "capacity_bytes",
     "used_bytes",
     "disk_free_bytes",
+    "known_packs",
+    "damaged_packs",
+    "expire_days",
 )
 
 

@@ -25,7 +25,17 @@ from penstock.cli.simulate_words import (
 from penstock.errors import ConfigError
 from penstock.plan import config
 from penstock.plan.kv import KvSizes, Serving
-from penstock.sim import POLICIES, ROUTINGS, Engine, Fleet, Prices, Tier, Tiers, compare
+from penstock.sim import (
+    POLICIES,
+    ROUTINGS,
+    Engine,
+    Fleet,
+    ObjectStore,
+    Prices,
+    Tier,
+    Tiers,
+    compare,
+)
 from penstock.sim.plot import draw
 from penstock.sim.sizes import tried_sizes, weigh_sizes
 from penstock.vllm.advisor import POLICIES as LOAD_POLICIES
@@ -100,6 +110,13 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
         "with allkeys-lru between lru and lru-by-block)",
     )
     parser.add_argument("--routing", choices=ROUTINGS, default="random")
+    parser.add_argument(
+        "--pack-bytes",
+        metavar="SIZE",
+        type=words.size_argument,
+        help="the pool is an object store with packs of this size, as 16MiB: say how many requests "
+        "it gets",
+    )
     parser.add_argument(
         "--server-bytes",
         metavar="SIZE",
@@ -277,7 +294,8 @@ def run(args: argparse.Namespace) -> int:
             sizes = weigh_sizes(trace, fleet, by_size, args.server_bytes)
         money = None if prices is None else weigh(trace, fleet, outcomes, sizes, prices)
         bar.begin("bounds", None)
-        results = Results(trace, fleet, outcomes, _bounds(trace, fleet), sizes, money)
+        packs = None if args.pack_bytes is None else ObjectStore(pack_bytes=args.pack_bytes)
+        results = Results(trace, fleet, outcomes, _bounds(trace, fleet), sizes, money, packs)
         if args.plot is not None:
             words.write_file(args.plot, draw(panels(results, bar)))
     if args.json:

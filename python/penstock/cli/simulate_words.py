@@ -14,12 +14,15 @@ from penstock.cli import words
 from penstock.sim import (
     Fleet,
     Load,
+    ObjectStore,
     Outcome,
     Prices,
+    Requests,
     Saving,
     Sizes,
     Tiers,
     break_even_bytes,
+    object_store_requests,
     saving,
 )
 from penstock.sim.money import HOURS_PER_MONTH
@@ -59,6 +62,21 @@ class Results:
     bounds: Mapping[str, float]
     sizes: Sizes | None
     money: Money | None
+    packs: ObjectStore | None = None
+    """If the pool is an object store: how."""
+
+    def requests(self) -> dict[str, dict[str, Requests]]:
+        """For each arrangement with a pool in an object store, the requests that it gets."""
+        if self.packs is None:
+            return {}
+        block_bytes = self.trace.block_tokens * self.fleet.bytes_per_token
+        return {
+            name: object_store_requests(
+                outcome.total, self.fleet, block_bytes, self.trace.duration, self.packs
+            )
+            for name, outcome in self.outcomes.items()
+            if outcome.total.written_bytes
+        }
 
 
 def arrangements(fleet: Fleet) -> dict[str, Tiers]:
@@ -135,6 +153,8 @@ def print_results(console: Console, results: Results, server_bytes: int) -> None
     _print_head(console, results.trace, results.fleet)
     if results.outcomes:
         _print_outcomes(console, results.outcomes)
+    if counts := results.requests():
+        _print_requests(console, counts, results.trace.input_tokens)
     for name, ratio in results.bounds.items():
         console.print(f"bound, {name}: {ratio:.1%}")
     if results.sizes is not None:
@@ -188,6 +208,20 @@ def _print_outcomes(console: Console, outcomes: Mapping[str, Outcome]) -> None:
         )
     console.print(table)
     console.print("TTFT: look-up, load, then what is left to compute, without any queue\n")
+
+
+def _print_requests(
+    console: Console, counts: Mapping[str, Mapping[str, Requests]], tokens: int
+) -> None:
+    table = Table(box=None, pad_edge=False)
+    kinds = list(next(iter(counts.values())))
+    for number, name in enumerate(("requests per million tokens", *kinds)):
+        table.add_column(name, justify="right" if number else "left")
+    for name, of_kinds in counts.items():
+        ranges = (of_kinds[kind].per_million(tokens) for kind in kinds)
+        table.add_row(name, *(f"{least:,.1f} to {most:,.1f}" for least, most in ranges))
+    console.print(table)
+    console.print("head: reads of which blocks a pack has, by each node that did not write it\n")
 
 
 def _print_sizes(console: Console, sizes: Sizes, server_bytes: int) -> None:
@@ -293,6 +327,11 @@ def document(results: Results) -> dict[str, Any]:
             for name, outcome in results.outcomes.items()
         },
         "bounds": dict(results.bounds),
+        "object_store_requests": {
+            name: {kind: asdict(count) for kind, count in of_kinds.items()}
+            for name, of_kinds in results.requests().items()
+        }
+        or None,
         "sizes": None if results.sizes is None else _sizes_document(results.sizes),
         "money": None if results.money is None else _money_document(results.money),
     }

@@ -118,8 +118,8 @@ def add_pool_url(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         nargs="?",
         default=None,
-        help=f"the pool, as valkey://host:6379, unix:///path.sock, file:///directory or "
-        f"shm://NAME (default: ${POOL_VARIABLE})",
+        help=f"the pool, as valkey://host:6379, unix:///path.sock, file:///directory, shm://NAME "
+        f"or s3://bucket/prefix (default: ${POOL_VARIABLE})",
     )
 
 

@@ -443,11 +443,13 @@ def open(
             this machine, on disk or in shared memory),
             ``valkey://[user[:password]@]host[:port][/db]`` or ``redis://…`` (a server; with
             TLS ``valkeys://``, under Sentinel ``valkey+sentinel://host[,…]/master``, a cluster
-            ``valkey+cluster://host[,…]``), ``unix:///path.sock[?db=N]``; or several of these as
-            tiers, the nearest first, with spaces between. A password may come from the
-            environment variable ``PENSTOCK_POOL_PASSWORD`` instead. Pools of this machine keep
-            quotas: ``&quota=tenant/NAME:10GiB``, ``&quota=tenant/*:1GiB`` (each other tenant),
-            ``&quota=namespace/HEX:10GiB``, as often as needed.
+            ``valkey+cluster://host[,…]``), ``unix:///path.sock[?db=N]``, ``s3://bucket[/prefix]``
+            (an object store; ``?endpoint=URL`` names one that is not AWS; also ``gs://`` and
+            ``az://``); or several of these as tiers, the nearest first, with spaces between. A
+            password may come from the environment variable ``PENSTOCK_POOL_PASSWORD`` instead.
+            Pools of this machine keep quotas: ``&quota=tenant/NAME:10GiB``,
+            ``&quota=tenant/*:1GiB`` (each other tenant), ``&quota=namespace/HEX:10GiB``, as often
+            as needed.
         namespace: a name; or a mapping of everything that must agree between users; or the digest
             of a namespace, 16 bytes. Only users of one namespace see each other's values.
         timeout: seconds that an operation may take if the call gives no timeout of its own.

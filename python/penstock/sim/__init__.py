@@ -3,6 +3,7 @@
 `Trace.read` reads a trace. `Fleet` describes the nodes, their caches and the pool. `replay` runs
 the simulation, with Penstock's own eviction policies and its own rule for loading or recomputing.
 `compare` runs it once for several sets of tiers. `saving` says what a pool saves in money.
+`object_store_requests` says how many requests a pool gets if it is an object store.
 """
 
 from penstock._native import Trace
@@ -19,6 +20,8 @@ from penstock.sim.fleet import (
     replay,
 )
 from penstock.sim.money import Load, Prices, Saving, break_even_bytes, saving
+from penstock.sim.packs import ObjectStore, Requests
+from penstock.sim.packs import requests as object_store_requests
 from penstock.sim.sizes import Sizes, size_pool
 
 __all__ = [
@@ -27,8 +30,10 @@ __all__ = [
     "Engine",
     "Fleet",
     "Load",
+    "ObjectStore",
     "Outcome",
     "Prices",
+    "Requests",
     "Saving",
     "Sizes",
     "Sums",
@@ -37,6 +42,7 @@ __all__ = [
     "Trace",
     "break_even_bytes",
     "compare",
+    "object_store_requests",
     "replay",
     "saving",
     "size_pool",

@@ -97,6 +97,10 @@ class Sums:
     """Bytes that all nodes read from the pool, to load them or to measure it."""
     written_bytes: int
     """Bytes that all nodes wrote to the pool."""
+    pool_readers: int
+    """Requests for which the pool was read."""
+    pool_writers: int
+    """Requests for which the pool was written to."""
 
     @property
     def hit_ratio(self) -> float:

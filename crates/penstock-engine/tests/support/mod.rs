@@ -16,8 +16,8 @@ use penstock_engine::{
 };
 use penstock_layout::{Axis, Descriptor, Interior, KvLayout, Span};
 use penstock_store::{
-    Capabilities, Error, ErrorKind, GetRequest, Key, Listed, MemoryStore, Namespace, PutRequest,
-    Result, Store, StoreStats, Tenant,
+    BatchBytes, Capabilities, Error, ErrorKind, GetRequest, Key, Listed, MemoryStore, Namespace,
+    PutRequest, Result, Store, StoreStats, Tenant,
 };
 
 pub const LAYERS: u16 = 3;
@@ -445,6 +445,7 @@ struct Control {
     fail_puts: Option<ErrorKind>,
     panic_on: HashSet<Key>,
     deaf: bool,
+    best: BatchBytes,
 }
 
 impl Probe {
@@ -486,6 +487,11 @@ impl Probe {
         self.set(|control| {
             control.panic_on.insert(key);
         });
+    }
+
+    /// Says that batches of this size are best.
+    pub fn wants_batches(&self, best: BatchBytes) {
+        self.set(|control| control.best = best);
     }
 
     /// Leaves requests without an outcome, which the contract forbids.
@@ -563,6 +569,10 @@ impl Store for Probe {
 
     fn url(&self) -> String {
         "probe:".into()
+    }
+
+    fn batch_bytes(&self) -> BatchBytes {
+        self.control.lock().best
     }
 
     fn contains(&self, keys: &[Key], deadline: Instant) -> Result<Vec<bool>> {

@@ -6,8 +6,8 @@ use std::time::Instant;
 use super::circuit::{BreakerCounters, BreakerSettings, Circuit, Pass, Verdict};
 use crate::contract::{Claim, Internal};
 use crate::{
-    Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, PutRequest, Result, Store,
-    StoreStats,
+    BatchBytes, Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, PutRequest,
+    Result, Store, StoreStats,
 };
 
 /// A store behind a circuit breaker.
@@ -127,6 +127,10 @@ impl Store for Breaker {
 
     fn describe(&self, deadline: Instant) -> Result<Vec<(String, String)>> {
         self.call(deadline, || self.inner.describe(deadline))
+    }
+
+    fn batch_bytes(&self) -> BatchBytes {
+        self.inner.batch_bytes()
     }
 
     fn tiers(&self, internal: Internal) -> &[Arc<dyn Store>] {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::contract::Internal;
 use crate::{
-    Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutRequest,
-    Result, Store, StoreStats,
+    BatchBytes, Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace,
+    PutRequest, Result, Store, StoreStats,
 };
 
 /// What goes wrong, and how often: probabilities from 0 to 1 for each request.
@@ -233,6 +233,10 @@ impl Store for Faulty {
 
     fn describe(&self, deadline: Instant) -> Result<Vec<(String, String)>> {
         self.call(deadline, || self.inner.describe(deadline))
+    }
+
+    fn batch_bytes(&self) -> BatchBytes {
+        self.inner.batch_bytes()
     }
 
     fn tiers(&self, internal: Internal) -> &[Arc<dyn Store>] {

@@ -9,8 +9,8 @@ use super::promoter::Promoter;
 use crate::contract::Internal;
 use crate::counters::Counters;
 use crate::{
-    Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
-    PutRequest, Result, Store, StoreStats,
+    BatchBytes, Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace,
+    PutOutcome, PutRequest, Result, Store, StoreStats,
 };
 
 /// Several stores, in the order in which they are asked. A put goes to all of them. A get returns
@@ -288,6 +288,16 @@ impl Store for Tiered {
         described
             .map(|facts| facts.into_iter().flatten().collect())
             .inspect_err(|_| self.counters.failed())
+    }
+
+    /// Puts go to all tiers, so the one that wants the largest batches gets them. Most gets are
+    /// answered by the nearest.
+    fn batch_bytes(&self) -> BatchBytes {
+        let puts = self.tiers.iter().map(|tier| tier.batch_bytes().put);
+        BatchBytes {
+            put: puts.max().unwrap_or(0),
+            get: self.tiers[0].batch_bytes().get,
+        }
     }
 
     fn warm_up(&self, _: Internal, stop: &dyn Fn() -> bool) {

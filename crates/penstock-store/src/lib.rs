@@ -16,6 +16,7 @@ mod key;
 mod keyring;
 pub mod layers;
 mod memory;
+#[cfg(not(loom))]
 mod object;
 mod open;
 mod options;

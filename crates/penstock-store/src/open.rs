@@ -7,8 +7,10 @@ use url::Url;
 use crate::file::{FileStore, Hosts};
 use crate::layers::{Breaker, BreakerSettings, Quota, Quotas, Tiered};
 use crate::memory::MemoryStore;
+#[cfg(not(loom))]
+use crate::object;
 use crate::shm::ShmStore;
-use crate::{Error, ErrorKind, OpenOptions, Result, Store, object, parse_size, resp};
+use crate::{Error, ErrorKind, OpenOptions, Result, Store, parse_size, resp};
 
 const ACCEPTED: &str = "memory://?size=1GiB, shm://NAME?size=1GiB, file:///absolute/path?size=10GiB[&hosts=several], \
      valkey://[user[:password]@]host[:port][/db] (or redis://; valkeys:// and rediss:// with TLS; \
@@ -72,11 +74,13 @@ fn open_one(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
              a server of its own, each with its maxmemory, or use a file:// or shm:// pool",
         )),
         _ if is_server(scheme) => resp::open(url, options),
+        #[cfg(not(loom))]
         _ if object::SCHEMES.contains(&scheme) && has_quota(url) => Err(Error::new(
             ErrorKind::Config,
             "an object store's pool takes no quotas, because rules of the bucket expire what is in \
              it: give each tenant a prefix or a bucket of its own",
         )),
+        #[cfg(not(loom))]
         _ if object::SCHEMES.contains(&scheme) => object::open(url, options),
         _ => Err(config("not a pool URL")),
     }

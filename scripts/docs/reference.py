@@ -21,7 +21,8 @@ from penstock.cli import words
 from penstock.cli.main import STATUSES, make_parser
 from penstock.plan import wish
 from penstock.vllm.counters import COUNTERS, HISTOGRAM_LABELS, HISTOGRAMS, TENANT_COUNTERS
-from penstock.vllm.names import POOL_VARIABLE, PREFIX
+from penstock.pool import POOL_VARIABLE
+from penstock.vllm.names import PREFIX
 from penstock.vllm.settings import Settings
 
 HELP_WIDTH = 80

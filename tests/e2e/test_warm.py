@@ -17,7 +17,7 @@ from penstock.demo.engine import Engine
 from penstock.demo.model import BEGIN, VOCABULARY, model_folder
 from penstock.demo.processes import Interruption, Processes, free_port
 from penstock.programs import cache_folder, installed_program
-from penstock.vllm.names import POOL_VARIABLE
+from penstock.pool import POOL_VARIABLE
 
 BLOCK = 128
 

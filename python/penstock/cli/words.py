@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from penstock._native import EncryptionKeys, parse_size
 from penstock.errors import ConfigError, IoError
-from penstock.vllm.names import POOL_VARIABLE
+from penstock.pool import POOL_VARIABLE
 
 _PAGE_WIDTH = 160
 

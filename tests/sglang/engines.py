@@ -6,8 +6,10 @@ engine only the device is not there: pages come and go between host pool and sto
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
+import threading
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 from sglang.srt.mem_cache.pool_host.mha import get_mha_host_pool_cls
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
@@ -30,6 +33,8 @@ from sglang.srt.runtime_context import get_context
 
 PAGE = 16
 TOKENS = 16 * PAGE
+BUDGET = 1 << 30
+"""Of a host pool. Without one, SGLang keeps 10 GiB of the machine free."""
 LAYOUTS = ("page_first", "layer_first", "page_first_direct", "page_head")
 
 
@@ -66,34 +71,36 @@ def mha_host(
     """A host pool of such a model."""
     pool = mha_pool(dtype, heads, layers) if device_pool is None else device_pool
     info = pool.get_device_pool_infos()[0].buffer_info
-    return get_mha_host_pool_cls(info)(
-        info,
-        2.0,
-        0,
-        PAGE,
-        layout,
-        pin_memory=False,
-        device_capacity_tokens=pool.size,
-        start_layer=pool.start_layer,
-        end_layer=pool.end_layer,
-    )
+    with host_memory_budget_scope(BUDGET):
+        return get_mha_host_pool_cls(info)(
+            info,
+            2.0,
+            0,
+            PAGE,
+            layout,
+            pin_memory=False,
+            device_capacity_tokens=pool.size,
+            start_layer=pool.start_layer,
+            end_layer=pool.end_layer,
+        )
 
 
 def mla_host(layout: str = "page_first", layers: int = 3) -> Any:
     """A host pool of a model with latent attention."""
     pool = MLATokenToKVPool(TOKENS, PAGE, torch.bfloat16, 16, 8, layers, "cpu", False)
-    return MLATokenToKVPoolHost(
-        pool.get_device_pool_infos()[0].buffer_info,
-        2.0,
-        0,
-        PAGE,
-        layout,
-        pin_memory=False,
-        device_capacity_tokens=pool.size,
-        start_layer=pool.start_layer,
-        end_layer=pool.end_layer,
-        target_layer_num=layers,
-    )
+    with host_memory_budget_scope(BUDGET):
+        return MLATokenToKVPoolHost(
+            pool.get_device_pool_infos()[0].buffer_info,
+            2.0,
+            0,
+            PAGE,
+            layout,
+            pin_memory=False,
+            device_capacity_tokens=pool.size,
+            start_layer=pool.start_layer,
+            end_layer=pool.end_layer,
+            target_layer_num=layers,
+        )
 
 
 def mamba_host(layout: str = "page_first", side_state: bool = False) -> Any:
@@ -103,7 +110,8 @@ def mamba_host(layout: str = "page_first", side_state: bool = False) -> Any:
     temporal = torch.zeros(layers, slots, 2, 4, 4, dtype=torch.float32)
     extra = (torch.zeros(slots, 5),) if side_state else ()
     info = MambaStateBufferInfo(conv=(conv,), temporal=temporal, extra_checkpoint_buffers=extra)
-    return MambaPoolHost(info, 2.0, 0, device_capacity=slots, pin_memory=False, layout=layout)
+    with host_memory_budget_scope(BUDGET):
+        return MambaPoolHost(info, 2.0, 0, device_capacity=slots, pin_memory=False, layout=layout)
 
 
 def tensors(host: Any) -> list[Any]:
@@ -168,8 +176,6 @@ def backend(url: str, host: Any, settings: dict[str, Any] | None = None, **field
 
 def names(count: int, salt: str = "") -> list[str]:
     """Names of pages, in the form of SGLang's hashes."""
-    import hashlib
-
     return [hashlib.sha256(f"{salt}{n}".encode()).hexdigest() for n in range(count)]
 
 
@@ -187,8 +193,6 @@ class Engine:
         allocator = PagedTokenToKVPoolAllocator(
             TOKENS, PAGE, torch.bfloat16, "cpu", device, need_sort=False
         )
-        import threading
-
         self.controller = HiCacheController(
             allocator,
             self.host,

@@ -18,12 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sglang.srt.managers.cache_controller import HiCacheController
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
 from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorageConfig,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+)
+from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
+from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import build_pool_entry
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
+from sglang.srt.mem_cache.pool_host.group import HostPoolGroup
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 from sglang.srt.mem_cache.pool_host.mha import get_mha_host_pool_cls
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
@@ -181,21 +189,30 @@ def names(count: int, salt: str = "") -> list[str]:
 
 @dataclass
 class Engine:
-    """SGLang's cache controller with its threads, over one host pool."""
+    """SGLang's cache controller with its threads, over host pools.
+
+    It is the controller that SGLang's server makes for every model; with `states`, for one that has
+    recurrent states beside its KV.
+    """
 
     url: str
     layout: str = "page_first"
+    states: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 
     def __enter__(self) -> Engine:
         device = mha_pool()
         self.host = mha_host(self.layout, device_pool=device)
+        self.state_host = mamba_host() if self.states else None
+        entries = [self._entry(PoolName.KV, self.host, device, is_anchor=True)]
+        if self.states:
+            entries.append(self._entry(PoolName.MAMBA, self.state_host, None))
         allocator = PagedTokenToKVPoolAllocator(
             TOKENS, PAGE, torch.bfloat16, "cpu", device, need_sort=False
         )
-        self.controller = HiCacheController(
+        self.controller = HybridCacheController(
             allocator,
-            self.host,
+            HostPoolGroup(entries),
             PAGE,
             torch.distributed.group.WORLD,
             threading.Event(),
@@ -209,6 +226,17 @@ class Engine:
         )
         return self
 
+    @staticmethod
+    def _entry(name: Any, host: Any, device: Any, is_anchor: bool = False) -> Any:
+        return build_pool_entry(
+            name=name,
+            host_pool=host,
+            device_pool=device,
+            layer_mapping={layer: layer for layer in range(3)},
+            transfer_layer_id_max=3,
+            is_anchor=is_anchor,
+        )
+
     def __exit__(self, *_: object) -> None:
         self.controller.detach_storage_backend()
 
@@ -217,34 +245,55 @@ class Engine:
         return self.controller.storage_backend
 
     def back_up(self, key: Any, hashes: Sequence[str], seed: int = 1) -> tuple[list[bytes], int]:
-        """Has SGLang's backup thread store a prompt; returns its pages, and the tokens stored."""
+        """Has SGLang's backup thread store a prompt, with the state at its end. Returns its pages,
+        the state's among them, and the tokens stored."""
         indices = self.host.alloc(len(hashes) * PAGE)
         fill(self.host, seed)
         pages = [page_bytes(self.host, int(start)) for start in indices[::PAGE]]
-        self.controller.write_storage(indices, key, list(hashes))
+        states = self._states(hashes[-1:])
+        if states:
+            fill(self.state_host, seed)
+            states[0].host_indices = self.state_host.alloc(1)
+            pages.append(page_bytes(self.state_host, int(states[0].host_indices)))
+        self.controller.write_storage(indices, key, list(hashes), extra_pools=states or None)
         done = self.controller.ack_backup_queue.get(timeout=60).completed_tokens
         self.host.free(indices)
         return pages, done
 
     def prefetch(self, key: Any) -> list[bytes]:
-        """Has SGLang's prefetch threads look for a prompt and load it; returns its pages."""
-        operation = self.controller.prefetch("request", key)
+        """Has SGLang's prefetch threads look for a prompt and load it; returns its pages, and that of
+        the state at their end."""
+        handle = CacheRequestHandle("request", 0)
+        states = self._states(["?"])
+        operation = self.controller.prefetch(handle, key, extra_pools=states or None)
         operation = self.controller.prefetch_hit_queue.get(timeout=60)
         if not operation.storage_hit_count:
             return []
         operation.host_indices = self.host.alloc(operation.storage_hit_count)
+        if states:
+            states[0].host_indices = self.state_host.alloc(1)
         self.controller.prefetch_buffer.put(operation)
-        tokens = 0
+        tokens, found = 0, {}
         while True:
             ack = self.controller.ack_prefetch_queue.get(timeout=60)
             tokens = ack.completed_tokens or tokens
+            found = ack.pool_hits or found
             if ack.completed_req:
                 break
         pages = [
             page_bytes(self.host, int(start)) for start in operation.host_indices[:tokens:PAGE]
         ]
         self.host.free(operation.host_indices)
+        if states and found.get(PoolName.MAMBA):
+            pages.append(page_bytes(self.state_host, int(states[0].host_indices)))
         return pages
+
+    def _states(self, keys: Sequence[str]) -> list[Any]:
+        """What a prompt needs of recurrent states: the one at its end."""
+        if not self.states:
+            return []
+        policy = PoolHitPolicy.TRAILING_PAGES
+        return [PoolTransfer(PoolName.MAMBA, keys=list(keys), hit_policy=policy)]
 
     def threads_live(self) -> bool:
         """Whether SGLang's storage threads run."""

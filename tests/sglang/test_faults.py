@@ -13,7 +13,16 @@ from penstock._native import Store
 from penstock.errors import ConfigError
 from penstock.sglang.counters import COUNTERS
 from tests.servers import Server
-from tests.sglang.engines import PAGE, backend, config, extra_config, fill, mha_host, names, page_bytes
+from tests.sglang.engines import (
+    PAGE,
+    backend,
+    config,
+    extra_config,
+    fill,
+    mha_host,
+    names,
+    page_bytes,
+)
 
 PAGES = 8
 

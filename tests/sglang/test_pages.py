@@ -45,9 +45,7 @@ def exchange(storing: Any, source: Any, loading: Any, target: Any, tokens: int =
     # What lies beside the pages is as it was.
     for start, page in zip(places[::tokens].tolist(), wanted, strict=True):
         assert len(page) == len(page_bytes(target, start))
-    changed = sum(
-        int((old != new).sum()) for old, new in zip(before, tensors(target), strict=True)
-    )
+    changed = sum(int((old != new).sum()) for old, new in zip(before, tensors(target), strict=True))
     assert 0 < changed <= sum(map(len, wanted))
 
 

@@ -104,6 +104,8 @@ def description(described: Mapping[str, Any] | None) -> str:
         words.append(f"KV {str(described['kv_dtype']).removeprefix('torch.')}")
     if "block_size" in described:
         words.append(f"blocks of {described['block_size']} tokens")
+    if described.get("engine") == "sglang":
+        words.append(f"SGLang's {described['pool']} pages, {described['layout']}")
     if described.get("salt"):
         words.append("salted")
     if "tenant" in described:

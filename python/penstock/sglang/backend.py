@@ -14,7 +14,7 @@ from penstock.sglang.facts import KV, engine_facts
 from penstock.sglang.hits import SidePool, leading, reach
 from penstock.sglang.hostpools import HostPool, HostPools
 from penstock.sglang.metrics import Prometheus, Transfers
-from penstock.sglang.pages import Loan
+from penstock.sglang.pages import PIECES, Loan
 from penstock.sglang.settings import Settings
 from penstock.sglang.store import Object, PageStore
 
@@ -265,6 +265,11 @@ class PenstockStorage(HiCacheStorage):  # type: ignore[misc]
     def get_stats(self) -> Any:
         """SGLang's `StorageMetrics` since the last call; None if SGLang's metrics are off."""
         return None if self._transfers is None else self._transfers.take()
+
+    def moves_in_place(self) -> bool:
+        """Whether the pages of all host pools move without a copy by SGLang."""
+        forms = [pool.pages.description["form"] for pool in self._pools.values()]
+        return all(form == PIECES for form in forms)
 
     def counters(self) -> dict[str, int]:
         """Penstock's own counters since this backend was made."""

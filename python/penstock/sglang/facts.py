@@ -147,8 +147,8 @@ def pool_facts(
         "pool": name,
         "kind": type(pool).__name__,
         "layout": str(pool.layout),
-        "dtype": _dtype(settings, name, pool),
-        "page_tokens": int(pool.page_size),
+        "kv_dtype": _kv_dtype(settings, name, pool),
+        "block_size": int(pool.page_size),
         "object": dict(page),
         "geometry": {key: _plain(getattr(pool, key, None)) for key in _GEOMETRY},
         "heads": int(getattr(pool, "head_num", 0)) // max(1, shares),
@@ -159,10 +159,10 @@ def pool_facts(
     return facts
 
 
-def _dtype(settings: Settings, name: str, pool: Any) -> dict[str, str]:
+def _kv_dtype(settings: Settings, name: str, pool: Any) -> str:
     stored = str(pool.dtype)
     if stored not in _RAW:
-        return {"stored": stored}
+        return stored
     said = settings.kv_dtype or compat.published("kv_cache_dtype")
     if name == KV and said in (None, "auto"):
         raise ConfigError(
@@ -170,14 +170,14 @@ def _dtype(settings: Settings, name: str, pool: Any) -> dict[str, str]:
             'SGLang a --kv-cache-dtype, or set "kv_dtype" in '
             "--hicache-storage-backend-extra-config"
         )
-    return {"stored": stored, "logical": str(said), "device": _device_kind()}
+    return f"{said} in {stored}, {_device_kind()}"
 
 
 def _device_kind() -> str:
     # The types of one name differ between makers: fp8_e4m3 has other values on ROCm.
     import torch
 
-    return "hip" if torch.version.hip else "other"
+    return "ROCm" if torch.version.hip else "not ROCm"
 
 
 def _share(config: Any, name: str, pool: Any, shares: int) -> dict[str, Any]:

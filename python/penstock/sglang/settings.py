@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
@@ -43,7 +44,8 @@ _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class Settings:
     """All settings, with their defaults."""
 
-    pool: str
+    # A URL may hold a password.
+    pool: str = field(repr=False)
     """URL of the pool; or several as tiers, the nearest first, with spaces between. Without it, the
     environment variable PENSTOCK_POOL has it."""
     lookup_timeout: _Seconds = 0.25

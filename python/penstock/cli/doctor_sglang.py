@@ -1,0 +1,55 @@
+"""`penstock doctor --sglang`: can this SGLang be served, and does its pool answer?"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cli import words
+
+if TYPE_CHECKING:
+    from penstock.sglang.check import Finding
+
+
+def examine() -> Finding:
+    """Imports SGLang and tries it."""
+    # What is said here are the findings, not what SGLang's modules say of devices.
+    warnings.simplefilter("ignore")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    logging.disable(logging.WARNING)
+    from penstock.sglang.check import examine as found
+
+    return found()
+
+
+def document(found: Finding) -> dict[str, Any]:
+    """The findings, as one JSON document."""
+    return {"can_serve": not found.violations, **asdict(found)}
+
+
+def show(found: Finding) -> None:
+    """Prints the findings."""
+    from penstock.sglang.check import COPIED, IN_PLACE
+    from penstock.sglang.compat import SUPPORTED
+
+    console = words.console()
+    if found.version is not None:
+        tested = "tested with Penstock" if found.is_tested else "not tested with Penstock"
+        console.print(f"SGLang {found.version}, {tested} ({', '.join(SUPPORTED)} is)")
+    for violation in found.violations:
+        console.print(Text(f"✗ {violation}"))
+    if found.violations:
+        return
+    console.print("✓ its storage factory takes the backend", style="green")
+    table = Table.grid(padding=(0, 1))
+    for layout, how in found.layouts.items():
+        is_served = how in (IN_PLACE, COPIED)
+        mark = Text("✓", "green") if is_served else Text("✗", "bold red")
+        table.add_row(mark, f"layout {layout}", Text(f"pages move {how}" if is_served else how))
+    console.print(table)

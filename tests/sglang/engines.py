@@ -1,7 +1,7 @@
 """SGLang's real host pools, storage factory and cache controller on the CPU, without a model.
 
-A test fills pages of a host pool with random bytes, has them stored, and loads them elsewhere. Of the
-engine only the device is not there: pages come and go between host pool and storage.
+A test fills pages of a host pool with random bytes, has them stored, and loads them elsewhere. Only
+the device is not there: pages come and go between host pool and storage.
 """
 
 from __future__ import annotations
@@ -261,8 +261,8 @@ class Engine:
         return pages, done
 
     def prefetch(self, key: Any) -> list[bytes]:
-        """Has SGLang's prefetch threads look for a prompt and load it; returns its pages, and that of
-        the state at their end."""
+        """Has SGLang's prefetch threads look for a prompt and load it; returns its pages, and that
+        of the state at their end."""
         handle = CacheRequestHandle("request", 0)
         states = self._states(["?"])
         operation = self.controller.prefetch(handle, key, extra_pools=states or None)

@@ -19,13 +19,18 @@ if TYPE_CHECKING:
 
 def examine() -> Finding:
     """Imports SGLang and tries it."""
-    # What is said here are the findings, not what SGLang's modules say of devices.
-    warnings.simplefilter("ignore")
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    logging.disable(logging.WARNING)
-    from penstock.sglang.check import examine as found
+    from penstock.sglang import check
 
-    return found()
+    # Standard output is for the findings. vLLM, which SGLang imports, reads this.
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    # What SGLang's modules say of devices is not about storage.
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return check.examine()
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def document(found: Finding) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def violations() -> list[str]:
 def _missing(module: str, name: str) -> str:
     try:
         loaded = importlib.import_module(module)
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError) as error:
         return f"{module} cannot be imported: {error}"
     return "" if hasattr(loaded, name) else f"{module} has no {name}"
 

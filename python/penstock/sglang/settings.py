@@ -50,10 +50,12 @@ class Settings:
     environment variable PENSTOCK_POOL has it."""
     lookup_timeout: _Seconds = 0.25
     """Seconds after which a look-up counts as a miss."""
-    transfer_timeout: _Seconds = 0.5
-    """Seconds that a piece of a transfer (64 MiB) may take; `transfer_floor` adds to it by size."""
+    load_timeout: _Seconds = 0.5
+    """Seconds that a piece of a load (64 MiB) may take; `transfer_floor` adds to it by size."""
+    store_timeout: _Seconds = 5.0
+    """As `load_timeout`, for stores: no request waits for them."""
     transfer_floor: _Count = 64 << 20
-    """Bytes per second below which a transfer is given up."""
+    """Bytes per second below which a load or a store is given up."""
     model_path: str = ""
     """Folder of the weights, or their name on the Hugging Face hub. Empty: what SGLang serves."""
     model_id: str = ""
@@ -88,9 +90,13 @@ class Settings:
         except ValidationError as error:
             raise ConfigError("; ".join(map(_sentence, error.errors()))) from None
 
-    def transfer_deadline(self, nbytes: int) -> float:
-        """Seconds that a transfer of `nbytes` may take."""
-        return self.transfer_timeout + nbytes / self.transfer_floor
+    def load_deadline(self, nbytes: int) -> float:
+        """Seconds that a load of `nbytes` may take."""
+        return self.load_timeout + nbytes / self.transfer_floor
+
+    def store_deadline(self, nbytes: int) -> float:
+        """Seconds that a store of `nbytes` may take."""
+        return self.store_timeout + nbytes / self.transfer_floor
 
 
 def _sentence(problem: Any) -> str:

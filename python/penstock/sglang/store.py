@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from penstock._native import EncryptionKeys, Store
@@ -80,8 +80,12 @@ class PageStore:
             return [False] * len(objects), 0
         missing = [place for place, is_there in enumerate(done) if not is_there]
         for piece in _pieces(missing, objects):
-            items = [(objects[place].name, objects[place].loan.parts) for place in piece]
-            outcomes = self._transfer("a store", self._store.put_many, items, piece, objects)
+            outcomes = self._move(
+                "a store",
+                self._store.put_many,
+                [objects[place] for place in piece],
+                self._settings.store_deadline,
+            )
             for place, outcome in zip(piece, outcomes, strict=True):
                 done[place] = isinstance(outcome, bool)
             if not all(done[place] for place in piece):
@@ -97,26 +101,30 @@ class PageStore:
         no page behind a missing one."""
         done = [False] * len(objects)
         for piece in _pieces(range(len(objects)), objects):
-            items = [(objects[place].name, objects[place].loan.parts) for place in piece]
-            outcomes = self._transfer("a load", self._store.get_many, items, piece, objects)
+            outcomes = self._move(
+                "a load",
+                self._store.get_many,
+                [objects[place] for place in piece],
+                self._settings.load_deadline,
+            )
             for place, outcome in zip(piece, outcomes, strict=True):
                 done[place] = outcome == objects[place].loan.nbytes
             if not all(done[place] for place in piece):
                 break
         return done
 
-    def _transfer(
+    def _move(
         self,
         what: str,
-        move: Any,
-        items: list[tuple[bytes, Sequence[Any]]],
-        piece: Sequence[int],
-        objects: Sequence[Object],
+        move: Callable[..., list[Any]],
+        piece: Sequence[Object],
+        deadline: Callable[[int], float],
     ) -> list[Any]:
         """Moves a piece. For each object, the store's answer, or None in the place of a failure."""
-        nbytes = sum(objects[place].loan.nbytes for place in piece)
+        items = [(each.name, each.loan.parts) for each in piece]
+        nbytes = sum(each.loan.nbytes for each in piece)
         try:
-            outcomes = move(items, timeout=self._settings.transfer_deadline(nbytes))
+            outcomes = move(items, timeout=deadline(nbytes))
         except PenstockError as error:
             self.troubles.report(what, error)
             return [None] * len(items)

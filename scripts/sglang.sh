@@ -13,7 +13,7 @@ folder=$(realpath -m "$venv")/sglang-$version
 if [[ ! -e $folder/.done ]]; then
     scripts/uv.sh "$venv" pip install --quiet --python "$venv/bin/python" --no-deps \
         --target "$folder" "sglang==$version" gguf==0.19.0 ipython==9.18.1 orjson==3.13.0 \
-        torchvision traitlets==5.16.1 triton
+        torchvision==0.29.2 traitlets==5.16.1 triton==3.9.0
     touch "$folder/.done"
 fi
 

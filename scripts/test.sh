@@ -145,7 +145,7 @@ all() {
     stage "vLLM's own proxies and its router" 900 \
         scripts/vllm-examples.sh "$VIRTUAL_ENV" 0.32.0 scripts/vllm-router.sh "$VIRTUAL_ENV" 0.1.17 \
         python -m pytest -q tests/e2e/test_proxies.py tests/e2e/test_router.py --timeout 500
-    # Some 100 s: 20 to install SGLang, two processes that import it, and its own hash, compiled.
+    # Some 60 s: a quarter to install SGLang, the rest mostly to import it, twice.
     stage "SGLang's HiCache: its factory, host pools and threads" 900 \
         scripts/sglang.sh "$VIRTUAL_ENV" 0.5.23 python -m pytest -q tests/sglang --timeout 300
     stage 'end-to-end tests on the real vLLM' 3600 python -m pytest -q tests/e2e \

@@ -37,7 +37,9 @@ from sglang.srt.mem_cache.pool_host.mha import get_mha_host_pool_cls
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.storage import StorageBackendFactory
-from sglang.srt.runtime_context import get_context
+from sglang.srt.runtime_context import get_context, get_parallel
+
+from penstock.demo.processes import free_port
 
 PAGE = 16
 TOKENS = 16 * PAGE
@@ -55,6 +57,19 @@ def write_model(folder: Path, seed: int = 0) -> Path:
     (folder / "model.safetensors").write_bytes(content)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "rope_theta": 1e4}))
     return folder
+
+
+@contextmanager
+def one_rank() -> Iterator[None]:
+    """This process is all ranks, as for a model on one device."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1
+    )
+    get_parallel().override_permanently(
+        tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_dcp_size=1, attn_dcp_rank=0
+    )
+    yield
+    torch.distributed.destroy_process_group()
 
 
 @contextmanager

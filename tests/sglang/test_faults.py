@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import prometheus_client
 import pytest
 import torch
 
@@ -192,7 +193,32 @@ def test_detached_and_attached_again(tmp_path: Path) -> None:
     made = backend(url, host, enable_storage_metrics=True)
     keys, indices = names(PAGES), torch.arange(PAGES * PAGE)
     assert made.batch_set_v1(keys, indices) == [True] * PAGES
+    assert _shown("stored_pages") >= PAGES
     made.close()
     assert made.batch_get_v1(keys, indices) == [False] * PAGES
     again = backend(url, host, enable_storage_metrics=True)
+    before = _shown("loaded_pages")
     assert again.batch_get_v1(keys, indices) == [True] * PAGES
+    assert _shown("loaded_pages") == before + PAGES
+    assert again.get_stats().prefetch_pgs == [PAGES]
+
+
+def _shown(name: str) -> float:
+    """A counter as SGLang's `/metrics` shows it."""
+    labels = {"tp_rank": "0", "pp_rank": "0", "dp_rank": "0"}
+    shown = prometheus_client.REGISTRY.get_sample_value(f"sglang:penstock_{name}_total", labels)
+    assert shown is not None
+    return shown
+
+
+def test_a_metric_that_cannot_be_counted_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = backend(f"file://{tmp_path}/pool?size=4MiB", mha_host(), enable_storage_metrics=True)
+
+    def full(name: str, amount: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(made._counters, "_sink", full)
+    assert made.batch_set_v1(names(2), torch.arange(2 * PAGE)) == [True] * 2
+    assert made.batch_get_v1(names(2), None) == [False] * 2

@@ -13,6 +13,8 @@ from penstock.errors import ConfigError
 from penstock.pool import Pool, namespace_digest
 from penstock.sglang import compat
 from penstock.sglang.settings import Settings
+from penstock.vllm.groups import Group
+from tests.connector.engine import PlainEngine
 from tests.sglang.engines import (
     LAYOUTS,
     PAGE,
@@ -243,20 +245,20 @@ def test_a_sglang_whose_hashes_ignore_salts_is_refused(
 
 
 def test_vllm_never_has_such_a_namespace(url: str) -> None:
-    """vLLM's descriptions name no engine, and SGLang's always do."""
-    from penstock.vllm import agreement
-
+    """A description of vLLM's names no engine, and always has what SGLang's never has."""
     host = mha_host()
     made = backend(url, host)
-    store(made, host)
     [pool] = made._pools.values()
-    facts = {key: value for key, value in pool.namespace.facts.items() if key != "model"}
-    assert facts["engine"] == "sglang"
-    assert namespace_digest(facts) == pool.namespace.digest
-    source = Path(agreement.__file__).read_text()
-    assert '"hash_seed"' in source
-    assert '"engine"' not in source
-    assert "hash_seed" not in facts
+    ours = {key: value for key, value in pool.namespace.facts.items() if key != "model"}
+    assert namespace_digest(ours) == pool.namespace.digest
+    assert ours["engine"] == "sglang"
+    group = Group(0, "full_attention", PAGE, None, "torch.bfloat16", ())
+    [(digest, theirs)] = PlainEngine([group]).agreement.describe()
+    assert digest != pool.namespace.digest
+    assert "engine" not in theirs
+    always = {"hash_seed", "spans", "page_tokens", "interior", "group"}
+    assert always <= theirs.keys()
+    assert not always & ours.keys()
 
 
 def test_operators_see_what_lies_in_the_pool(url: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -64,28 +63,17 @@ def test_pages_outlive_the_process(tmp_path: Path, model: Path) -> None:
     key = prompt(PAGES * PAGE)
     with Engine(url) as engine:
         pages, _ = engine.back_up(key, hashes(key))
-    reader = (
-        "import json, sys, torch.distributed as d\n"
-        "from sglang.srt.runtime_context import get_parallel\n"
-        "from tests.sglang.engines import *\n"
-        "d.init_process_group('gloo', init_method='file://' + sys.argv[3], rank=0, world_size=1)\n"
-        "get_parallel().override_permanently(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1,"
-        " attn_dcp_size=1, attn_dcp_rank=0)\n"
-        "from pathlib import Path\n"
-        "with serving(Path(sys.argv[2])), Engine(sys.argv[1]) as engine:\n"
-        f"    pages = engine.prefetch(prompt({PAGES * PAGE}))\n"
-        "print(json.dumps([page.hex() for page in pages]))\n"
-    )
     done = subprocess.run(
-        [sys.executable, "-c", reader, url, str(model), str(tmp_path / "meet")],
-        env=os.environ,
+        [sys.executable, "-m", "tests.sglang.reader", url, str(model), str(PAGES * PAGE)],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         check=True,
         timeout=120,
     )
-    assert json.loads(done.stdout.splitlines()[-1]) == [page.hex() for page in pages]
+    found, loaded = json.loads(done.stdout.splitlines()[-1])
+    assert found == [page.hex() for page in pages]
+    assert loaded == [], "nothing of vLLM's connector is loaded for SGLang"
 
 
 def test_threads_survive_a_killed_pool(tmp_path: Path, valkey_server: Server) -> None:

@@ -276,9 +276,12 @@ class PenstockStorage(HiCacheStorage):  # type: ignore[misc]
         return self._counters.all()
 
     def close(self) -> None:
-        """Lets go of SGLang's host memory and of the pool."""
+        """Lets go of SGLang's host memory. What is asked afterwards is not found."""
         self._pools.clear()
         self._flat = None
+        self._is_logical = False
+        self.registered_pools: dict[str, Any] = {}
+        self.mem_pool_host: Any = None
 
     def _guarded(self, what: str, work: Callable[[], T], otherwise: T) -> T:
         try:

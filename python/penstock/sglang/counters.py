@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -46,7 +47,9 @@ class Counters:
         with self._lock:
             self._counts[name] += amount
         if self._sink is not None:
-            self._sink(name, amount)
+            # Failures are counted too: nothing may come of it that has to be told in turn.
+            with contextlib.suppress(Exception):
+                self._sink(name, amount)
 
     def all(self) -> dict[str, int]:
         """All counters."""

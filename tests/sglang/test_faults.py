@@ -50,16 +50,19 @@ NOTHING = (0, [False] * PAGES, [False] * PAGES, 0, False, None, [None] * 2, Fals
 
 
 def test_a_killed_server_costs_bounded_time(valkey_server: Server) -> None:
-    host = mha_host()
-    made = backend(valkey_server.unix_url, host)
+    in_place, copies = (
+        backend(valkey_server.unix_url, mha_host(), {"interface_v1": form}) for form in (1, 0)
+    )
     keys, indices = names(PAGES), torch.arange(PAGES * PAGE)
-    assert made.batch_set_v1(keys, indices) == [True] * PAGES
+    assert in_place.batch_set_v1(keys, indices) == [True] * PAGES
     valkey_server.kill()
     begin = time.monotonic()
     for _ in range(20):
-        assert everything(made, keys, indices) == NOTHING
+        for made in (in_place, copies):
+            assert everything(made, keys, indices) == NOTHING
     assert time.monotonic() - begin < 10
-    assert made.counters()["failures"] > 100
+    assert in_place.counters()["failures"] > 100
+    assert copies.counters()["failures"] > 100
 
 
 def test_a_server_that_does_not_answer_costs_bounded_time(valkey_server: Server) -> None:

@@ -16,7 +16,6 @@ from tests.sglang.engines import (
     PAGE,
     backend,
     fill,
-    mamba_host,
     mha_host,
     mla_host,
     names,
@@ -30,6 +29,7 @@ PAGES = 5
 def exchange(storing: Any, source: Any, loading: Any, target: Any, tokens: int = PAGE) -> None:
     """Stores pages from one host pool and loads them into other places of another."""
     keys = names(PAGES)
+    assert storing.moves_in_place()
     fill(source, seed=1)
     stored = source.alloc(PAGES * tokens)
     wanted = [page_bytes(source, int(start)) for start in stored[::tokens]]
@@ -98,23 +98,18 @@ def test_pages_that_sglang_copies(layout: str, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/pool?size=64MiB"
     host = mha_host(layout)
     fill(host)
-    made = backend(url, host)
+    made = backend(url, host, {"interface_v1": 0})
+    assert not made.moves_in_place()
     keys = names(PAGES)
     pages = [host.get_data_page(n * PAGE) for n in range(PAGES)]
     assert made.batch_get(keys, [host.get_dummy_flat_data_page() for _ in keys]) == [None] * PAGES
     assert made.batch_set(keys, pages)
     assert made.exists(keys[0])
+    assert made.batch_exists(keys) == PAGES
     got = made.batch_get(keys, [host.get_dummy_flat_data_page() for _ in keys])
     for page, loaded in zip(pages, got, strict=True):
         assert torch.equal(page.view(torch.uint8), loaded.view(torch.uint8))
-    assert made.batch_exists(keys) == 0, "pages in place are other objects"
-
-
-def test_a_host_pool_that_does_not_tell_its_pieces(tmp_path: Path) -> None:
-    """Recurrent states with a side state: SGLang offers copies only."""
-    url = f"file://{tmp_path}/pool?size=64MiB"
-    hosts = [mamba_host(side_state=True) for _ in range(2)]
-    storing, loading = (backend(url, mha_host()) for _ in hosts)
-    for made, host in zip((storing, loading), hosts, strict=True):
-        made.register_mem_host_pool_v2(host, "mamba")
-        assert made._pools["mamba"].pages.description["form"] == "flat"
+    in_place = backend(url, host)
+    assert in_place.batch_exists(keys) == 0, "pages in place are other objects"
+    assert in_place.get(keys[0]) is None
+    assert not in_place.set(keys[0], pages[0])

@@ -47,6 +47,17 @@ def test_backup_and_prefetch(layout: str, tmp_path: Path) -> None:
         assert first.backend.get_stats().backup_pgs == []
 
 
+def test_threads_that_copy_pages(tmp_path: Path) -> None:
+    """Without `interface_v1`."""
+    url = f"file://{tmp_path}/pool?size=64MiB"
+    key = prompt(PAGES * PAGE)
+    with Engine(url, settings={"interface_v1": 0}) as first, Engine(url) as in_place:
+        pages, stored = first.back_up(key, hashes(key))
+        assert stored == PAGES * PAGE
+        assert first.prefetch(key) == pages
+        assert in_place.prefetch(key) == []
+
+
 def test_salts_and_adapters_are_in_the_names(tmp_path: Path) -> None:
     """SGLang's `cache_salt` and `extra_key`, in which it has the LoRA adapter."""
     url = f"file://{tmp_path}/pool?size=64MiB"

@@ -14,7 +14,7 @@ from penstock.sglang.facts import KV, engine_facts
 from penstock.sglang.hits import SidePool, leading, reach
 from penstock.sglang.hostpools import HostPool, HostPools
 from penstock.sglang.metrics import Prometheus, Transfers
-from penstock.sglang.pages import PIECES, Loan
+from penstock.sglang.pages import PIECES, Loan, lent
 from penstock.sglang.settings import Settings
 from penstock.sglang.store import Object, PageStore
 
@@ -24,8 +24,9 @@ T = TypeVar("T")
 class PenstockStorage(HiCacheStorage):  # type: ignore[misc]
     """HiCache's third level in a Penstock pool.
 
-    With `interface_v1`, pages move between SGLang's host memory and the pool in place. Without it,
-    SGLang copies each page. The two forms do not share pages with each other.
+    With `interface_v1`, pages move between SGLang's host memory and the pool in place, and SGLang
+    calls the methods whose names end in `v1` and `v2`. Without it, SGLang copies each page of KV,
+    and calls `batch_get` and `batch_set`. The two forms do not share pages with each other.
 
     No method raises once the host pools are registered: an exception would end SGLang's thread. A
     failure is a miss or a page that is not stored. It is counted, and logged once a minute.
@@ -47,7 +48,7 @@ class PenstockStorage(HiCacheStorage):  # type: ignore[misc]
         self._known = HostPools(settings, storage_config, engine_facts(settings))
         self._store = PageStore(settings, self._counters)
         self._pools: dict[str, HostPool] = {}
-        self._flat: HostPool | None = None
+        self._in_place = bool((storage_config.extra_config or {}).get("interface_v1"))
         self._is_logical = False
 
     # What SGLang registers.
@@ -61,18 +62,17 @@ class PenstockStorage(HiCacheStorage):  # type: ignore[misc]
         super().register_mem_pool_host(mem_pool_host)
         # Some models have KV in side pools only: this one then just counts pages.
         self._is_logical = getattr(mem_pool_host, "kv_buffer", None) is None
-        self._flat = None
         if not self._is_logical:
-            self._register(KV, mem_pool_host)
+            self._register(KV, mem_pool_host, in_place=self._in_place)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         """Takes a side pool, as :meth:`register_mem_pool_host`."""
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         if str(host_pool_name) != KV:
-            self._register(str(host_pool_name), host_pool)
+            self._register(str(host_pool_name), host_pool, in_place=True)
 
-    def _register(self, name: str, pool: Any) -> None:
-        self._pools[name] = self._known.register(name, pool)
+    def _register(self, name: str, pool: Any, *, in_place: bool) -> None:
+        self._pools[name] = self._known.register(name, pool, in_place=in_place)
         self._store.describe(*self._pools[name].namespace)
 
     # Pages in place.
@@ -195,13 +195,11 @@ class PenstockStorage(HiCacheStorage):  # type: ignore[misc]
         self._counters.count("lookup_hit_pages", leading(found[0]))
         return found
 
-    # Pages that SGLang copies.
-
     def exists(self, key: str) -> bool:
-        """Whether the pool has a page, as :meth:`set` stores it."""
-        return self._guarded(
-            "a look-up", lambda: self._store.contains(self._copies().names([key]))[0], False
-        )
+        """Whether the pool has a page."""
+        return self.batch_exists([key]) == 1
+
+    # Pages that SGLang copies.
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
         """Loads a page into a tensor of its size; a new one if there is none. None for a miss."""
@@ -219,7 +217,7 @@ class PenstockStorage(HiCacheStorage):  # type: ignore[misc]
         pool = self._copies()
         if targets is None:
             targets = [self.mem_pool_host.get_dummy_flat_data_page() for _ in keys]
-        loans = [_lent(target) for target in targets]
+        loans = [lent(target) for target in targets]
         start = time.perf_counter()
         loaded = self._store.get(pool.objects(keys, loans))
         self._count_load(loaded, loans, time.perf_counter() - start)
@@ -245,22 +243,21 @@ class PenstockStorage(HiCacheStorage):  # type: ignore[misc]
 
     def _set_copies(self, keys: Sequence[str], values: Any) -> bool:
         pool = self._copies()
-        loans = [_lent(value.contiguous()) for value in values]
-        return all(self._put(pool, pool.objects(keys, loans)))
+        return all(
+            self._put(pool, pool.objects(keys, [lent(value.contiguous()) for value in values]))
+        )
 
     def _copies(self) -> HostPool:
-        if self._flat is None:
-            self._flat = self._known.register_flat(KV, self.mem_pool_host)
-            self._store.describe(*self._flat.namespace)
-        return self._flat
+        if self._in_place:
+            raise ValueError("with interface_v1, pages move in place: SGLang passes no copies")
+        return self._pools[KV]
 
     # The rest.
 
     def clear(self) -> bool:
         """Removes the pages of all namespaces of this backend, those of its neighbours included.
         False if the pool failed meanwhile."""
-        known = [*self._pools.values(), *([] if self._flat is None else [self._flat])]
-        return self._store.clear([pool.namespace.digest for pool in known])
+        return self._store.clear([pool.namespace.digest for pool in self._pools.values()])
 
     def get_stats(self) -> Any:
         """SGLang's `StorageMetrics` since the last call; None if SGLang's metrics are off."""
@@ -278,7 +275,6 @@ class PenstockStorage(HiCacheStorage):  # type: ignore[misc]
     def close(self) -> None:
         """Lets go of SGLang's host memory. What is asked afterwards is not found."""
         self._pools.clear()
-        self._flat = None
         self._is_logical = False
         self.registered_pools: dict[str, Any] = {}
         self.mem_pool_host: Any = None
@@ -303,11 +299,3 @@ def _checked(pool: HostPool, keys: Sequence[str], indices: Any) -> Any:
             f"{len(keys)} pages of {pool.pages.page_tokens} tokens come with {count} indices"
         )
     return indices
-
-
-def _lent(page: Any) -> Loan:
-    """The memory of a page in a tensor of its own."""
-    import torch
-
-    data = page.view(-1).view(torch.uint8)
-    return Loan([data], int(data.numel()))

@@ -63,12 +63,14 @@ class HostPools:
         self._engine = engine
         self._model = config.model_name or ""
 
-    def register(self, name: str, pool: Any) -> HostPool:
-        """A host pool as SGLang offers it: in place if it can be.
+    def register(self, name: str, pool: Any, *, in_place: bool) -> HostPool:
+        """A host pool whose pages move in place, if that can be and is wanted.
 
         Raises:
             ConfigError: its pages cannot be had, or what they are cannot be known.
         """
+        if not in_place:
+            return self._named(name, pool, FlatPages(pool), WHOLE)
         cut = self._cut(name, pool)
         pages = pages_of(pool, cut)
         if pages.description["form"] != PIECES:
@@ -80,10 +82,6 @@ class HostPools:
                 pool.layout,
             )
         return self._named(name, pool, pages, cut)
-
-    def register_flat(self, name: str, pool: Any) -> HostPool:
-        """A host pool for the part of SGLang's interface in which SGLang copies pages."""
-        return self._named(name, pool, FlatPages(pool), WHOLE)
 
     def _named(self, name: str, pool: Any, pages: Pages, cut: Cut) -> HostPool:
         found = {

@@ -140,7 +140,7 @@ class FlatPages:
     def __init__(self, pool: Any) -> None:
         self._pool = pool
         self.page_tokens = _page_tokens(pool)
-        self._nbytes = int(_bytes(pool.get_dummy_flat_data_page()).numel())
+        self._nbytes = lent(pool.get_dummy_flat_data_page()).nbytes
 
     @property
     def description(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class FlatPages:
     def sources(self, indices: Any) -> list[Loan]:
         """As :class:`Pages`: copies."""
         pages = (self._pool.get_data_page(start, flat=True) for start in self._starts(indices))
-        return [self._loan(page) for page in pages]
+        return [self._loan(page.contiguous()) for page in pages]
 
     def targets(self, indices: Any) -> list[Loan]:
         """As :class:`Pages`: new memory, which :meth:`arrived` copies into the pool."""
@@ -169,10 +169,10 @@ class FlatPages:
         return [int(index) for index in indices[:: self.page_tokens].tolist()]
 
     def _loan(self, page: Any) -> Loan:
-        data = _bytes(page)
-        if data.numel() != self._nbytes:
-            raise ValueError(f"a page of {data.numel()} bytes, not {self._nbytes}")
-        return Loan([data], self._nbytes)
+        loan = lent(page)
+        if loan.nbytes != self._nbytes:
+            raise ValueError(f"a page of {loan.nbytes} bytes, not {self._nbytes}")
+        return loan
 
 
 class _Memory:
@@ -229,6 +229,11 @@ def _page_tokens(pool: Any) -> int:
     return int(getattr(pool, "logical_page_size", None) or pool.page_size or 1)
 
 
-def _bytes(page: Any) -> Any:
-    """A tensor's bytes, in one dimension."""
-    return page.contiguous().view(-1).view(torch.uint8)
+def lent(page: Any) -> Loan:
+    """The memory of a page in a tensor of its own.
+
+    Raises:
+        RuntimeError: the tensor is not contiguous.
+    """
+    data = page.view(-1).view(torch.uint8)
+    return Loan([data], int(data.numel()))

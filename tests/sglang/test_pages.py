@@ -109,6 +109,8 @@ def test_pages_that_sglang_copies(layout: str, tmp_path: Path) -> None:
     got = made.batch_get(keys, [host.get_dummy_flat_data_page() for _ in keys])
     for page, loaded in zip(pages, got, strict=True):
         assert torch.equal(page.view(torch.uint8), loaded.view(torch.uint8))
+    scattered = torch.zeros(2 * pages[0].numel(), dtype=pages[0].dtype)[::2]
+    assert made.get(keys[0], scattered) is None, "it would have been loaded beside it"
     in_place = backend(url, host)
     assert in_place.batch_exists(keys) == 0, "pages in place are other objects"
     assert in_place.get(keys[0]) is None

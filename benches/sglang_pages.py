@@ -238,8 +238,8 @@ def open_ways(held: ExitStack, folder: Path, host: Any) -> list[Way]:
     """All ways, over pools that end with `held`."""
     folder.mkdir()
     server = held.enter_context(Server("valkey", folder, "--maxmemory", "2gb"))
-    shared = f"penstock-bench-{uuid.uuid4().hex[:8]}"
-    held.callback(lambda: Path(f"/dev/shm/{shared}").unlink(missing_ok=True))
+    shared = f"bench-sglang-{uuid.uuid4().hex[:8]}"
+    held.callback(lambda: Path(f"/dev/shm/penstock-{shared}").unlink(missing_ok=True))
     envs.SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR.set(str(folder / "own"))
     return [
         Copies(HiCacheFile(storage_config("")), host),

@@ -57,9 +57,9 @@ def pool(
     kind = request.param
     file = f"file://{tmp_path}/pool?size=64MiB"
     if kind == "shm":
-        name = f"penstock-test-{uuid.uuid4().hex[:8]}"
+        name = f"test-sglang-{uuid.uuid4().hex[:8]}"
         yield f"shm://{name}?size=64MiB"
-        Path(f"/dev/shm/{name}").unlink(missing_ok=True)
+        Path(f"/dev/shm/penstock-{name}").unlink(missing_ok=True)
         return
     if "valkey" in kind:
         server: Server = request.getfixturevalue("valkey_server")

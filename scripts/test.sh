@@ -88,7 +88,7 @@ lint() {
 }
 
 python_tests=(timeout --kill-after=20 600 python -m pytest -q --ignore tests/e2e
-    --ignore tests/packages --timeout 120)
+    --ignore tests/packages --ignore tests/sglang --timeout 120)
 
 unit() {
     rust_tests
@@ -145,6 +145,9 @@ all() {
     stage "vLLM's own proxies and its router" 900 \
         scripts/vllm-examples.sh "$VIRTUAL_ENV" 0.32.0 scripts/vllm-router.sh "$VIRTUAL_ENV" 0.1.17 \
         python -m pytest -q tests/e2e/test_proxies.py tests/e2e/test_router.py --timeout 500
+    # Some 60 s: a quarter to install SGLang, the rest mostly to import it, twice.
+    stage "SGLang's HiCache: its factory, host pools and threads" 900 \
+        scripts/sglang.sh "$VIRTUAL_ENV" 0.5.23 python -m pytest -q tests/sglang --timeout 300
     stage 'end-to-end tests on the real vLLM' 3600 python -m pytest -q tests/e2e \
         -m 'not soak and not alone' --numprocesses 2 --dist loadfile --timeout 900
     stage 'end-to-end tests that measure time' 3600 \

@@ -20,8 +20,9 @@ from unittest import mock
 from penstock.cli import words
 from penstock.cli.main import STATUSES, make_parser
 from penstock.plan import wish
+from penstock.pool import POOL_VARIABLE
 from penstock.vllm.counters import COUNTERS, HISTOGRAM_LABELS, HISTOGRAMS, TENANT_COUNTERS
-from penstock.vllm.names import POOL_VARIABLE, PREFIX
+from penstock.vllm.names import PREFIX
 from penstock.vllm.settings import Settings
 
 HELP_WIDTH = 80

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.vllm.identity import SAMPLE_BYTES, weights_digest
+from penstock.identity import SAMPLE_BYTES, weights_digest
 
 FLOATS = 3 * SAMPLE_BYTES
 BYTES = 4 * FLOATS

@@ -15,6 +15,9 @@ import pytest
 from penstock._native import parse_size
 from penstock.cli.main import make_parser
 from penstock.plan import wish
+from penstock.sglang.compat import SUPPORTED as SUPPORTED_SGLANG
+from penstock.sglang.counters import COUNTERS as SGLANG_COUNTERS
+from penstock.sglang.settings import Settings as SglangSettings
 from penstock.vllm.counters import COUNTERS, HISTOGRAMS, TENANT_COUNTERS
 from penstock.vllm.families import FAMILIES, NOT_TRIED, TRIED
 from penstock.vllm.names import PREFIX
@@ -38,7 +41,11 @@ OTHERS_OPTIONS |= {
 OTHERS_OPTIONS |= {"--tag", "--filename", "--kustomize", "--namespace", "--output"}
 OTHERS_OPTIONS |= {"--lookup", "--router", "--worker-urls", "--vllm-pd-disaggregation"}
 OTHERS_OPTIONS |= {"--decode", "--kv-connector", "--prefill"}
-"""Of cargo, rustc, mypy and git; of containers; of kubectl; of routers and what steers them."""
+OTHERS_OPTIONS |= {"--enable-hierarchical-cache", "--enable-metrics", "--lora-paths"}
+OTHERS_OPTIONS |= {"--hicache-mem-layout", "--model-path", "--page-size"}
+OTHERS_OPTIONS |= {"--hicache-storage-backend", "--hicache-storage-backend-extra-config"}
+"""Of cargo, rustc, mypy and git; of containers; of kubectl; of routers and what steers them; of
+SGLang."""
 
 OTHERS_FILES = {"ask.py", "config.json", "plots.svg"}
 """The quick start's, which readers write; a model's; and one that a command would write."""
@@ -225,7 +232,7 @@ def missing_metrics(name: str) -> list[str]:
     named = re.findall(r"(?:vllm:)?penstock_(\w+?)_total", text)
     named += re.findall(r"`…_(\w+)_total`", text)
     measured = re.findall(r"vllm:penstock_(\w+_(?:seconds|ratio))\b(?!_total)", text)
-    return sorted({*named} - counters() | {*measured} - {*HISTOGRAMS})
+    return sorted({*named} - counters() - {*SGLANG_COUNTERS} | {*measured} - {*HISTOGRAMS})
 
 
 def missing_variables(name: str) -> list[str]:
@@ -291,6 +298,28 @@ def test_every_setting_is_in_the_reference_with_its_default() -> None:
             assert float(said[name]) == default, name
         else:
             assert said[name] == (default or "empty"), name
+
+
+def test_every_setting_and_metric_of_sglang_is_in_the_reference() -> None:
+    page = "docs/reference/settings.md"
+    said = {
+        key.strip("`"): default.strip("`")
+        for key, default, _ in rows(page, "# Settings of SGLang's storage backend")
+    }
+    known = {field.name: field.default for field in fields(SglangSettings)}
+    assert set(said) == set(known)
+    for name, default in known.items():
+        if name in ("pool", "encryption_key_file"):
+            assert "environment `PENSTOCK_" in said[name]
+        elif isinstance(default, int):
+            assert parse_size(said[name].replace(" ", "")) == default, name
+        elif isinstance(default, float):
+            assert float(said[name]) == default, name
+        else:
+            assert said[name] == (default or "empty"), name
+    named = {cells[0].strip("`") for cells in rows(page, "# Metrics of SGLang's storage backend")}
+    assert named == {*SGLANG_COUNTERS}
+    assert f"The tests run with SGLang {', '.join(SUPPORTED_SGLANG)}." in (ROOT / page).read_text()
 
 
 NO_TEST = "\N{EN DASH}"

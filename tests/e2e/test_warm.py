@@ -16,8 +16,8 @@ from penstock.cli import main
 from penstock.demo.engine import Engine
 from penstock.demo.model import BEGIN, VOCABULARY, model_folder
 from penstock.demo.processes import Interruption, Processes, free_port
+from penstock.pool import POOL_VARIABLE
 from penstock.programs import cache_folder, installed_program
-from penstock.vllm.names import POOL_VARIABLE
 
 BLOCK = 128
 

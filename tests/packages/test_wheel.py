@@ -24,6 +24,9 @@ RICH = {"markdown-it-py", "mdurl", "pygments", "rich"}
 VLLM = {"torch", "transformers", "vllm"}
 """What the extra leaves to vLLM."""
 
+SGLANG = {"sglang"}
+"""What nothing that Penstock installs brings."""
+
 LOOKUP = {"msgspec", "prometheus_client", "uvicorn"}
 """What the look-up server needs, and vLLM brings too."""
 
@@ -88,20 +91,26 @@ def test_its_bill_of_materials_names_every_crate(wheel: Path) -> None:
 def test_it_brings_what_it_says_and_no_more(environment: Environment) -> None:
     assert set(environment.packages()) - {"penstock"} == {*RICH}
     missing = {name for name in imported(environment).values() if name}
-    assert missing <= {*VLLM, *LOOKUP, "openai", "packaging", "psutil", "pydantic"}
+    assert missing <= {*VLLM, *SGLANG, *LOOKUP, "openai", "packaging", "psutil", "pydantic"}
 
 
 def test_what_needs_no_vllm_can_be_imported(environment: Environment) -> None:
     wrong = {name: why for name, why in imported(environment).items() if why}
-    assert {name.split(".")[1] for name in wrong} == {"completions", "demo", "lookup", "vllm"}
-    assert not {"penstock.lookup", "penstock.lookup.service"} & wrong.keys()
+    assert {name.split(".")[1] for name in wrong} == {
+        "completions",
+        "demo",
+        "lookup",
+        "sglang",
+        "vllm",
+    }
+    assert not {"penstock.lookup", "penstock.lookup.service", "penstock.sglang"} & wrong.keys()
 
 
 def test_with_the_extra_only_vllm_is_missing(
     wheel: Path, make_environment: Callable[..., Environment]
 ) -> None:
     beside = make_environment(f"penstock[vllm] @ file://{wheel}")
-    assert {name for name in imported(beside).values() if name} <= {*VLLM, *LOOKUP}
+    assert {name for name in imported(beside).values() if name} <= {*VLLM, *SGLANG, *LOOKUP}
     said = beside.said("penstock", "serve", "m", "--pool", f"file://{beside.home}/p", "--dry-run")
     assert said.startswith("vllm serve m ")
 

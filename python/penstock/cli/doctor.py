@@ -9,14 +9,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
 from penstock import Pool
 from penstock._native import EncryptionKeys, Store
-from penstock.cli import cuda_copies, doctor_model, findings, words
+from penstock.cli import cuda_copies, doctor_model, doctor_sglang, findings, words
 from penstock.cli.findings import Finding, Level
 from penstock.errors import (
     ConfigError,
@@ -28,6 +28,7 @@ from penstock.errors import (
     Unreachable,
 )
 from penstock.layout.negotiate import AUTO, LAYOUTS
+from penstock.pool import POOL_VARIABLE
 from penstock.pool.namespace import namespace_digest
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "With --model, says instead what the model gets from Penstock: whether it is served or "
         "refused, its KV layout, what was tried; "
         "with --cuda-device, how copies of the device are made, as measured; with --vllm, whether "
-        "the installed vLLM has what Penstock uses of it.",
+        "the installed vLLM has what Penstock uses of it; with --sglang, whether the installed "
+        "SGLang takes Penstock as its storage.",
     )
     words.add_pool_url(parser)
     parser.add_argument(
@@ -110,6 +112,12 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="check a vLLM against what Penstock uses of it: the installed one, or the sources in "
         "FOLDER; nothing of it is imported, and no pool is looked at",
     )
+    parser.add_argument(
+        "--sglang",
+        action="store_true",
+        help="try the installed SGLang: import it, have its storage factory make the backend, move "
+        "a page in each layout of host memory; the pool is looked at too if there is one",
+    )
     words.add_key_file(parser)
     parser.add_argument("--json", action="store_true", help="write one JSON document instead")
     parser.add_argument(
@@ -129,18 +137,43 @@ def run(args: argparse.Namespace) -> int:
         return cuda_copies.run(args.cuda_device, as_json=args.json)
     if args.vllm is not None:
         return _check_vllm(args)
-    keys = words.encryption_keys(args.encryption_key_file)
-    tiers = [Store.open(url, client_name="penstock-doctor") for url in words.pool_url(args).split()]
-    reports = [examine(store, args.timeout, keys) for store in tiers]
+    if args.sglang:
+        return _try_sglang(args)
+    reports = _examine_pool(args)
     can_serve = all(report.can_serve for report in reports)
-    if not args.json:
+    if args.json:
+        words.print_json({"can_serve": can_serve, **_document(reports)})
+    else:
         for report in reports:
             _show(report)
-    elif len(reports) == 1:
-        words.print_json({"can_serve": can_serve, **asdict(reports[0])})
+    return 0 if can_serve else 1
+
+
+def _examine_pool(args: argparse.Namespace) -> list[Report]:
+    """A report of each tier."""
+    keys = words.encryption_keys(args.encryption_key_file)
+    tiers = [Store.open(url, client_name="penstock-doctor") for url in words.pool_url(args).split()]
+    return [examine(store, args.timeout, keys) for store in tiers]
+
+
+def _document(reports: list[Report]) -> dict[str, Any]:
+    if len(reports) == 1:
+        return asdict(reports[0])
+    return {"tiers": [{"can_serve": report.can_serve, **asdict(report)} for report in reports]}
+
+
+def _try_sglang(args: argparse.Namespace) -> int:
+    has_pool = args.url is not None or bool(os.environ.get(POOL_VARIABLE))
+    reports = _examine_pool(args) if has_pool else []
+    found = doctor_sglang.examine()
+    can_serve = not found.violations and all(report.can_serve for report in reports)
+    if args.json:
+        pool = {"pool": _document(reports)} if reports else {}
+        words.print_json(doctor_sglang.document(found) | pool | {"can_serve": can_serve})
     else:
-        documents = [{"can_serve": report.can_serve, **asdict(report)} for report in reports]
-        words.print_json({"can_serve": can_serve, "tiers": documents})
+        doctor_sglang.show(found)
+        for report in reports:
+            _show(report)
     return 0 if can_serve else 1
 
 

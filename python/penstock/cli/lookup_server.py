@@ -14,7 +14,7 @@ from penstock.cli import words
 from penstock.errors import ConfigError
 from penstock.lookup.engines import EngineAddress
 from penstock.lookup.service import Service, Settings, open
-from penstock.vllm.names import POOL_VARIABLE
+from penstock.pool import POOL_VARIABLE
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

@@ -23,10 +23,11 @@ from penstock.errors import ConfigError
 from penstock.layout.geometry import RANK
 from penstock.layout.negotiate import AUTO, LAYOUTS
 from penstock.plan.wish import PROPORTIONAL, TOKENS
+from penstock.pool import POOL_VARIABLE
 from penstock.programs import cache_folder, vllm_program
 from penstock.vllm.advisor import AUTO as AUTO_LOADS
 from penstock.vllm.advisor import POLICIES
-from penstock.vllm.names import POOL_VARIABLE, PREFIX
+from penstock.vllm.names import PREFIX
 from penstock.vllm.roles import BOTH, ROLES
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from penstock._native import EncryptionKeys, parse_size
 from penstock.errors import ConfigError, IoError
-from penstock.vllm.names import POOL_VARIABLE
+from penstock.pool import POOL_VARIABLE
 
 _PAGE_WIDTH = 160
 
@@ -104,6 +104,8 @@ def description(described: Mapping[str, Any] | None) -> str:
         words.append(f"KV {str(described['kv_dtype']).removeprefix('torch.')}")
     if "block_size" in described:
         words.append(f"blocks of {described['block_size']} tokens")
+    if described.get("engine") == "sglang":
+        words.append(f"SGLang's {described['pool']} pages, {described['layout']}")
     if described.get("salt"):
         words.append("salted")
     if "tenant" in described:

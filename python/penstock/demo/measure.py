@@ -23,8 +23,8 @@ from penstock.demo.processes import (
 from penstock.demo.replay import replay, warm_up
 from penstock.demo.servers import Servers, environment, shares_of_cores, wait_until_ready
 from penstock.demo.workload import Workload
+from penstock.pool import POOL_VARIABLE
 from penstock.programs import cache_folder
-from penstock.vllm.names import POOL_VARIABLE
 
 _KV_BYTES = 1 << 30
 _HOST_BYTES = 256 << 20

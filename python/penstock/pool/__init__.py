@@ -2,9 +2,10 @@
 
 from penstock.pool.asynchronous import AsyncPool, open_async
 from penstock.pool.namespace import namespace_digest, publish_namespace, read_namespace
-from penstock.pool.pool import Entry, NamespaceUsage, Pool, open
+from penstock.pool.pool import POOL_VARIABLE, Entry, NamespaceUsage, Pool, open
 
 __all__ = [
+    "POOL_VARIABLE",
     "AsyncPool",
     "Entry",
     "NamespaceUsage",

@@ -30,7 +30,11 @@ from penstock.pool.namespace import (
     read_namespace,
 )
 
-__all__ = ["Entry", "Key", "NamespaceUsage", "Pool", "open"]
+__all__ = ["POOL_VARIABLE", "Entry", "Key", "NamespaceUsage", "Pool", "open"]
+
+POOL_VARIABLE = "PENSTOCK_POOL"
+"""Environment variable with the pool's URL, for use if the settings name none. So a URL with a
+password stays out of command lines."""
 
 Key: TypeAlias = str | bytes
 """A key of any length; text stands for its UTF-8 bytes."""

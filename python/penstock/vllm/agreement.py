@@ -10,10 +10,11 @@ from typing import Any
 
 from penstock._native import tenant_namespace
 from penstock.errors import ConfigError
+from penstock.identity import config_digest, weights_identity
 from penstock.layout import check_ranks
 from penstock.layout.geometry import parse_geometry
 from penstock.pool.namespace import namespace_digest
-from penstock.vllm import compat, identity
+from penstock.vllm import compat
 from penstock.vllm.groups import Group, Groups
 from penstock.vllm.messages import RankShare, Span
 from penstock.vllm.settings import OFF, Settings
@@ -254,8 +255,8 @@ def model_facts(settings: Settings, vllm_config: Any) -> ModelFacts:
         ranks=(parallel.pipeline_parallel_size, parallel.tensor_parallel_size),
         extent=compat.model_extent(vllm_config),
         identity={
-            "config": identity.config_digest(model.hf_config),
-            "weights": identity.weights_identity(model, vllm_config.load_config, settings.model_id),
+            "config": config_digest(model.hf_config.to_dict()),
+            "weights": _weights(model, vllm_config.load_config, settings.model_id),
             "dtype": str(model.dtype),
             "quantization": str(model.quantization),
             "kv_cache_dtype": str(vllm_config.cache_config.cache_dtype),
@@ -266,6 +267,19 @@ def model_facts(settings: Settings, vllm_config: Any) -> ModelFacts:
     )
 
 
+def _weights(model: Any, load_config: Any, model_id: str) -> str:
+    if model_id:
+        return f"id:{model_id}"
+    if str(load_config.load_format) == "dummy":
+        return f"dummy:{model.seed}"
+    if (found := weights_identity(model.model, model.revision)) is None:
+        raise ConfigError(
+            f"cannot read the weights of {model.model!r} to tell its revisions apart: set "
+            "penstock.model_id in kv_connector_extra_config to a name that changes with them"
+        )
+    return found
+
+
 def _draft_identity(settings: Settings, vllm_config: Any) -> dict[str, Any] | None:
     if not compat.has_draft_layers(vllm_config):
         return None
@@ -274,8 +288,8 @@ def _draft_identity(settings: Settings, vllm_config: Any) -> dict[str, Any] | No
     load_config = speculation.draft_load_config or vllm_config.load_config
     return {
         "method": speculation.method,
-        "config": identity.config_digest(model.hf_config),
-        "weights": identity.weights_identity(model, load_config, settings.model_id),
+        "config": config_digest(model.hf_config.to_dict()),
+        "weights": _weights(model, load_config, settings.model_id),
         "dtype": str(model.dtype),
         "quantization": str(model.quantization),
     }

@@ -13,7 +13,3 @@ KEEP, PREFETCH, LET_GO = PREFIX + "keep", PREFIX + "prefetch", PREFIX + "let_go"
 
 TENANT_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """What a tenant's name may be."""
-
-POOL_VARIABLE = "PENSTOCK_POOL"
-"""Environment variable with the pool's URL, for use if the settings name none. So a URL with a
-password stays out of command lines."""

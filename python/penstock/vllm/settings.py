@@ -23,9 +23,10 @@ from penstock._native import parse_size
 from penstock.errors import ConfigError
 from penstock.layout.geometry import RANK, parse_geometry
 from penstock.layout.negotiate import AUTO, LAYOUTS
+from penstock.pool import POOL_VARIABLE
 from penstock.vllm import advisor
 from penstock.vllm.bootstrap import read_address
-from penstock.vllm.names import POOL_VARIABLE, PREFIX, TENANT, TENANT_NAME
+from penstock.vllm.names import PREFIX, TENANT, TENANT_NAME
 
 logger = logging.getLogger("vllm.penstock")
 

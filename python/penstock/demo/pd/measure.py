@@ -20,8 +20,8 @@ from penstock.demo.pd.systems import Apart, RoundRobin, System
 from penstock.demo.processes import Interruption, Processes, start_pool_server
 from penstock.demo.replay import REST_SECONDS
 from penstock.demo.servers import Servers, environment, shares_of_cores, wait_until_ready
+from penstock.pool import POOL_VARIABLE
 from penstock.programs import cache_folder
-from penstock.vllm.names import POOL_VARIABLE
 
 APART, ROUND_ROBIN = "prefill and decode apart", "two servers, round-robin"
 

@@ -1,4 +1,7 @@
-"""The model's identity. It goes into the namespace, so that engines share only equal KV."""
+"""A model's identity: its configuration and its weights.
+
+It goes into the namespace, so that engines share only equal KV.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import ConfigError
 from penstock.safetensors import read_header
 
 SAMPLE_BYTES = 4096
@@ -24,9 +26,9 @@ _VOLATILE = ("_name_or_path", "transformers_version", "_commit_hash", "_attn_imp
 """Keys of a Hugging Face configuration that do not change the model's computation."""
 
 
-def config_digest(hf_config: Any) -> str:
+def config_digest(config: dict[str, Any]) -> str:
     """SHA-256 of the content of a Hugging Face configuration, volatile parts left out."""
-    content = _without_volatile(hf_config.to_dict())
+    content = _without_volatile(config)
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -45,8 +47,8 @@ def weights_digest(folder: Path) -> str | None:
     For each tensor this reads its name, type, shape and three pieces of :data:`SAMPLE_BYTES`. So
     the cost is a few reads per tensor, whatever the size of the model. Training changes nearly
     every element of a tensor that it touches. But two revisions that agree in every sampled piece
-    and differ elsewhere have the same digest. Give such revisions different
-    ``penstock.model_id`` values.
+    and differ elsewhere have the same digest. Give such revisions different values of the setting
+    ``model_id``.
 
     Raises:
         ConfigError: a file that is named safetensors is not one.
@@ -84,28 +86,11 @@ def _tensor_places(path: Path, digest: Any) -> Iterator[int]:
             yield header.data + place
 
 
-def weights_identity(model: Any, load_config: Any, model_id: str) -> str:
-    """The text that stands for a model's weights in the namespace.
+def model_folder(model: str, revision: str | None) -> Path | None:
+    """The folder of a model: `model` itself, or where the Hugging Face hub's client has put it.
 
-    Raises:
-        ConfigError: the weights are not in files that can be read here, and `model_id` is empty.
+    None if it is not on this machine.
     """
-    if model_id:
-        return f"id:{model_id}"
-    load_format = str(load_config.load_format)
-    if load_format == "dummy":
-        return f"dummy:{model.seed}"
-    folder = _model_folder(model.model, model.revision)
-    digest = weights_digest(folder) if folder is not None else None
-    if digest is None:
-        raise ConfigError(
-            f"cannot read the weights of {model.model!r} to tell its revisions apart: set "
-            "penstock.model_id in kv_connector_extra_config to a name that changes with them"
-        )
-    return f"sha256:{digest}"
-
-
-def _model_folder(model: str, revision: str | None) -> Path | None:
     if Path(model).is_dir():
         return Path(model)
     try:
@@ -114,3 +99,15 @@ def _model_folder(model: str, revision: str | None) -> Path | None:
         return Path(snapshot_download(model, revision=revision, local_files_only=True))
     except (ImportError, OSError, ValueError):
         return None
+
+
+def weights_identity(model: str, revision: str | None) -> str | None:
+    """The text that stands for a model's weights in the namespace. None if they are not in files
+    that can be read here.
+
+    Raises:
+        ConfigError: a file that is named safetensors is not one.
+    """
+    folder = model_folder(model, revision)
+    digest = weights_digest(folder) if folder is not None else None
+    return None if digest is None else f"sha256:{digest}"

@@ -8,7 +8,7 @@ use penstock_store::layers::{Breaker, BreakerSettings};
 use penstock_store::sealed::{Carried, Finding, Got};
 use penstock_store::value::Rejection;
 use penstock_store::{
-    KEY_BYTES, Key, Keyring, Namespace, OpenOptions, PutOutcome, SealedStore, Tenant,
+    KEY_BYTES, Key, Keyring, Namespace, OpenOptions, PutOutcome, SealedStore, Tenancy, Tenant,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;

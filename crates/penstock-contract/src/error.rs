@@ -55,12 +55,28 @@ impl ErrorKind {
             Self::Io => "io",
         }
     }
+
+    /// The kind of this [name](Self::name), if there is one.
+    pub fn named(name: &str) -> Option<Self> {
+        let all = [
+            Self::Config,
+            Self::Unreachable,
+            Self::TimedOut,
+            Self::Denied,
+            Self::Full,
+            Self::OverQuota,
+            Self::Unavailable,
+            Self::Protocol,
+            Self::Io,
+        ];
+        all.into_iter().find(|kind| kind.name() == name)
+    }
 }
 
 /// A failed operation: what happened, to what, and what was being done.
 ///
 /// A missing key is not an error, nor is a value that fails verification: both are
-/// outcomes (see [`crate::GetOutcome`] and [`crate::value::Rejection`]). Messages never
+/// outcomes (see [`crate::GetOutcome`]; what does not verify is for `SealedStore` to reject). Messages never
 /// hold credentials.
 #[derive(Debug, thiserror::Error)]
 pub struct Error {

@@ -8,7 +8,7 @@ use penstock_lookup::{
     Adapter, Algorithm, Belief, Body, Extra, Finder, HashError, Hasher, OwnCache, Part, Prefix,
     Prompt, Variant, told,
 };
-use penstock_store::{Tenancy, Tenant};
+use penstock_store::Tenant;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList, PyTuple};
 

@@ -5,8 +5,9 @@
 
 use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use penstock_contract::{
@@ -54,6 +55,32 @@ pub const CHECKS: [Check; 14] = [
 pub fn run_all(open: impl Fn() -> Arc<dyn Store>) {
     for (_, check) in CHECKS {
         check(&open);
+    }
+}
+
+/// What became of a check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The store is as it must be.
+    Passed,
+    /// It is not: what was found, and where in the suite.
+    Failed(String),
+}
+
+/// Makes one check, and catches its panic. Nothing is written to standard error meanwhile, whoever
+/// panics in this process.
+pub fn try_check(check: fn(Open<'_>), open: Open<'_>) -> Outcome {
+    static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let said = || SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = panic::take_hook();
+    said().clear();
+    panic::set_hook(Box::new(move |info| said().push(info.to_string())));
+    let done = panic::catch_unwind(AssertUnwindSafe(|| check(open)));
+    panic::set_hook(before);
+    match done {
+        Ok(()) => Outcome::Passed,
+        // The first one says what is wrong; those after it are threads that waited for that one.
+        Err(_) => Outcome::Failed(said().first().cloned().unwrap_or_default()),
     }
 }
 

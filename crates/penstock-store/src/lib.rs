@@ -14,7 +14,9 @@ pub mod layers;
 mod memory;
 mod open;
 mod options;
+mod readiness;
 mod recency;
+mod registered;
 mod resp;
 pub mod sealed;
 mod shm;
@@ -27,8 +29,8 @@ pub use file::FileStore;
 pub use inside::Claim;
 pub use keyring::{KEYS_VARIABLE, Keyring};
 pub use memory::MemoryStore;
-pub use open::open;
-pub use options::OpenOptions;
+pub use open::{open, unknown_schemes};
+pub use options::{OpenOptions, Place, Registered};
 pub use penstock_contract::{
     CHUNK_BYTES, Capabilities, Error, ErrorKind, GetOutcome, GetRequest, KEY_BYTES, KEY_PREFIX,
     Key, Listed, NAMESPACE_BYTES, Namespace, NotAKey, PutOutcome, PutRequest, Result, Store,

@@ -1,17 +1,32 @@
-"""A pool of values for programs without an engine: see :class:`Pool` and :class:`AsyncPool`."""
+"""A pool of values for programs without an engine: see :class:`Pool` and :class:`AsyncPool`.
 
+Authors of stores write a :class:`PythonStore`.
+"""
+
+from penstock._native import find_stores_with, parse_size
 from penstock.pool.asynchronous import AsyncPool, open_async
 from penstock.pool.namespace import namespace_digest, publish_namespace, read_namespace
 from penstock.pool.pool import Entry, NamespaceUsage, Pool, open
+from penstock.pool.registry import RegisteredStore, places, registered_stores
+from penstock.pool.store import Get, Listed, Put, PythonStore
 
 __all__ = [
     "AsyncPool",
     "Entry",
+    "Get",
+    "Listed",
     "NamespaceUsage",
     "Pool",
+    "Put",
+    "PythonStore",
+    "RegisteredStore",
     "namespace_digest",
     "open",
     "open_async",
+    "parse_size",
     "publish_namespace",
     "read_namespace",
+    "registered_stores",
 ]
+
+find_stores_with(places)

@@ -1,0 +1,1 @@
+//! What fuzz tests need of what programs say.

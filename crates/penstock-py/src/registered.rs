@@ -66,8 +66,6 @@ pub(crate) fn check_store(py: Python<'_>, url: &str, check: &str) -> PyResult<Op
         ..OpenOptions::default()
     };
     let outcome = without_gil(py, || {
-        let first = open(url, &options)?;
-        drop(first);
         let open = || -> Arc<dyn penstock_store::Store> {
             open(url, &options).unwrap_or_else(|error| panic!("{error}"))
         };

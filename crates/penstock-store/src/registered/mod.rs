@@ -7,6 +7,7 @@ mod native;
 mod process;
 mod program;
 mod protocol;
+mod replies;
 
 use std::sync::Arc;
 

@@ -430,13 +430,14 @@ fn again(error: &Error) -> Error {
 mod tests {
     use super::*;
 
+    impl penstock_store_plugin::Open for crate::MemoryStore {
+        fn open(_: &str) -> Result<Self> {
+            Ok(Self::new(1 << 20))
+        }
+    }
+
     #[test]
     fn another_version_and_other_sizes_are_told_apart() {
-        impl penstock_store_plugin::Open for crate::MemoryStore {
-            fn open(_: &str) -> Result<Self> {
-                Ok(Self::new(1 << 20))
-            }
-        }
         let plugin = || Plugin::of::<crate::MemoryStore>();
         assert_eq!(check(&plugin()), Ok(()));
         let other = Plugin {

@@ -55,6 +55,8 @@ pub(super) struct Running {
 struct Links {
     idle: Vec<Link>,
     lent: usize,
+    /// The program is not needed any more, or has gone: links are closed when nobody uses them.
+    are_over: bool,
 }
 
 impl Running {
@@ -71,6 +73,12 @@ impl Running {
     /// Tells the program that it is not needed any more. Its keeper sees to it that it ends.
     fn dismiss(&self) {
         if self.is_ours() {
+            let mut links = self.links.lock();
+            links.are_over = true;
+            let closed = std::mem::take(&mut links.idle);
+            drop(links);
+            drop(closed);
+            self.returned.notify_all();
             // If the program has gone already, there is nobody to tell.
             let _ = rustix::net::shutdown(&self.control, Shutdown::Both);
         }
@@ -94,7 +102,7 @@ impl Running {
         };
         let mut links = self.links.lock();
         links.lent -= 1;
-        if is_good {
+        if is_good && !links.are_over {
             links.idle.push(link);
         }
         drop(links);
@@ -105,7 +113,7 @@ impl Running {
     fn lend(&self, deadline: Instant) -> std::result::Result<Link, Failure> {
         let mut links = self.links.lock();
         loop {
-            if self.is_condemned.load(Ordering::Acquire) {
+            if links.are_over {
                 return Err(Failure::Gone);
             }
             // The link that owes nothing, if there is one; else the one that has owed the least.
@@ -188,9 +196,12 @@ struct State {
     is_closed: bool,
 }
 
+/// Why no program runs, in a form that can be said more than once.
+type Why = (ErrorKind, String);
+
 enum Phase {
     /// Not before then, because of this.
-    Down(Instant, Option<(ErrorKind, String)>),
+    Down(Instant, Option<Why>),
     Starting,
     Up(Arc<Running>),
 }
@@ -236,7 +247,10 @@ impl Program {
                     continue;
                 }
                 Phase::Down(until, why) if Instant::now() < *until => {
-                    return Err(down(why.as_ref()));
+                    let (kind, why) = why
+                        .clone()
+                        .unwrap_or((ErrorKind::Unreachable, String::new()));
+                    return Err(Error::new(kind, why));
                 }
                 Phase::Down(..) => {
                     state.phase = Phase::Starting;
@@ -277,21 +291,13 @@ impl Drop for Program {
     }
 }
 
-/// The error while no program runs, after the failure of the last.
-fn down(why: Option<&(ErrorKind, String)>) -> Error {
-    let (kind, why) = why.map_or((ErrorKind::Unreachable, "it ended"), |(kind, why)| {
-        (*kind, why.as_str())
-    });
-    Error::new(kind, format!("the store's program is down: {why}"))
-}
-
 impl Shared {
     /// The keeper's work: one program, from its start to its end.
     fn keep(&self) {
         let begin = Instant::now();
         let why = match self.start() {
             Ok((child, running)) => self.attend(child, running),
-            Err(error) => Some((error.kind(), error.to_string())),
+            Err(error) => Some((error.kind(), format!("the store does not open: {error}"))),
         };
         let mut state = self.state.lock();
         if begin.elapsed() > HEALTHY {
@@ -380,7 +386,7 @@ impl Shared {
     }
 
     /// Lets others use a program until it ends, and buries it. Returns why it ended.
-    fn attend(&self, mut child: Child, running: Arc<Running>) -> Option<(ErrorKind, String)> {
+    fn attend(&self, mut child: Child, running: Arc<Running>) -> Option<Why> {
         let is_closed = {
             let mut state = self.state.lock();
             state.phase = Phase::Up(Arc::clone(&running));
@@ -397,7 +403,6 @@ impl Shared {
         while let Ok(false) = readiness::wait(&mut polled, forever()) {}
         let is_condemned = running.is_condemned.swap(true, Ordering::AcqRel);
         running.dismiss();
-        running.returned.notify_all();
         let patience = if is_condemned {
             Duration::ZERO
         } else {
@@ -405,9 +410,9 @@ impl Shared {
         };
         let how = end(&mut child, patience);
         let why = if is_condemned {
-            "it did not answer and was ended".to_owned()
+            "the store's program did not answer, and was ended".to_owned()
         } else {
-            format!("it ended ({how})")
+            format!("the store's program has ended ({how})")
         };
         Some((ErrorKind::Unreachable, why))
     }

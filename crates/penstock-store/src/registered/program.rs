@@ -6,16 +6,13 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::Secrets;
 use super::link::{Failure, Link};
 use super::process::{Program, Running};
-use super::protocol::{
-    self, GOT_BYTES, LISTED_BYTES, LONGEST_TEXT, NO, Operation, PUT_BYTES, Reply, TOO_LARGE,
-    WENT_WRONG, YES,
-};
+use super::protocol::{self, Operation, Reply};
+use super::{Secrets, replies};
 use crate::{
-    Capabilities, Counters, Error, ErrorKind, GetOutcome, GetRequest, KEY_BYTES, Key, Listed,
-    Namespace, PutOutcome, PutRequest, Result, Store, StoreStats, deadline, slices,
+    Capabilities, Counters, Error, ErrorKind, GetRequest, KEY_BYTES, Key, Listed, Namespace,
+    PutRequest, Result, Store, StoreStats, deadline, slices,
 };
 
 /// A store in a program.
@@ -66,7 +63,7 @@ impl ProgramStore {
             link.send(&request, deadline)?;
             let reply = link.head(deadline)?;
             let done = if reply.has_failed {
-                let text = text(link, reply.bytes, deadline)?;
+                let text = replies::text(link, reply.bytes, deadline)?;
                 let (kind, message) = protocol::error(&text);
                 Err(Failure::Refused(
                     self.program.secrets().error(&kind, &message),
@@ -86,20 +83,8 @@ impl ProgramStore {
             return deadline::check(deadline).map(|()| Vec::new());
         }
         self.ask(operation, items, &[], deadline, |link, reply| {
-            if (reply.items as usize, reply.bytes) != (items.count, items.count as u64) {
-                return Err(Failure::Strange);
-            }
-            let mut found = vec![0; items.count];
-            link.receive(&mut found, deadline)?;
-            Ok(found.into_iter().map(|found| found != 0).collect())
+            replies::answers(link, reply, items.count, deadline)
         })
-    }
-
-    /// The error of a request, which the program has said in so many bytes.
-    fn said(&self, link: &mut Link, bytes: u64, deadline: Instant) -> Done<Error> {
-        let text = text(link, bytes, deadline)?;
-        let (kind, message) = protocol::error(&text);
-        Ok(self.program.secrets().error(&kind, &message))
     }
 
     fn put_all(&self, batch: &mut [PutRequest<'_>], deadline: Instant) -> Result<()> {
@@ -122,22 +107,7 @@ impl ProgramStore {
         let pieces = sent.iter().flat_map(|request| request.value);
         let values: Vec<IoSlice<'_>> = pieces.map(|piece| IoSlice::new(piece)).collect();
         let outcomes = self.ask(Operation::Put, &items, &values, deadline, |link, reply| {
-            if reply.items as usize != items.count {
-                return Err(Failure::Strange);
-            }
-            let mut heads = vec![[0; PUT_BYTES]; items.count];
-            link.receive(heads.as_flattened_mut(), deadline)?;
-            let mut outcomes = Vec::with_capacity(items.count);
-            for head in heads {
-                let error = protocol::number(&head[4..]);
-                outcomes.push(match protocol::number(&head[..4]) as u32 {
-                    YES => Ok(PutOutcome::Stored),
-                    NO => Ok(PutOutcome::AlreadyPresent),
-                    WENT_WRONG => Err(self.said(link, error, deadline)?),
-                    _ => return Err(Failure::Strange),
-                });
-            }
-            Ok(outcomes)
+            replies::puts(link, reply, items.count, self.program.secrets(), deadline)
         })?;
         drop(values);
         for (request, outcome) in sent.iter_mut().zip(outcomes) {
@@ -170,25 +140,7 @@ impl ProgramStore {
             items.number(slices::room_of(request.into));
         }
         self.ask(Operation::Get, &items, &[], deadline, |link, reply| {
-            if reply.items as usize != items.count {
-                return Err(Failure::Strange);
-            }
-            for request in batch {
-                let mut head = [0; GOT_BYTES];
-                link.receive(&mut head, deadline)?;
-                let (outcome, error, bytes) = protocol::got(&head);
-                request.outcome = Some(match outcome {
-                    YES => {
-                        link.receive_into(request.into, bytes, deadline)?;
-                        Ok(GetOutcome::Hit(bytes))
-                    }
-                    NO => Ok(GetOutcome::Miss),
-                    TOO_LARGE => Ok(GetOutcome::TooLarge(bytes)),
-                    WENT_WRONG => Err(self.said(link, error, deadline)?),
-                    _ => return Err(Failure::Strange),
-                });
-            }
-            Ok(())
+            replies::gets(link, reply, batch, self.program.secrets(), deadline)
         })
     }
 }
@@ -202,16 +154,6 @@ fn shown(url: &str) -> String {
         .rsplit_once('@')
         .map_or(authority, |(_, host)| host);
     format!("{scheme}://{host}{path}")
-}
-
-/// A text of so many bytes, as the program says, if that is not too long.
-fn text(link: &mut Link, bytes: u64, deadline: Instant) -> Done<Vec<u8>> {
-    if bytes > LONGEST_TEXT {
-        return Err(Failure::Strange);
-    }
-    let mut text = vec![0; bytes as usize];
-    link.receive(&mut text, deadline)?;
-    Ok(text)
 }
 
 /// The items of a request, as they are sent.
@@ -313,15 +255,11 @@ impl Store for ProgramStore {
         // own would wait for this one.
         let mut objects = Vec::new();
         self.ask(Operation::List, &items, &[], deadline, |link, reply| {
-            for _ in 0..reply.items {
-                let mut item = [0; LISTED_BYTES];
-                link.receive(&mut item, deadline)?;
-                let object = protocol::listed(&item).ok_or(Failure::Strange)?;
+            replies::objects(link, reply, deadline, |object| {
                 if namespace.is_none_or(|namespace| object.key.namespace == namespace) {
                     objects.push(object);
                 }
-            }
-            Ok(())
+            })
         })
         .inspect_err(|_| self.counters.failed())?;
         objects.into_iter().for_each(visit);
@@ -336,7 +274,7 @@ impl Store for ProgramStore {
             &[],
             deadline,
             |link, reply| {
-                let facts = protocol::facts(&text(link, reply.bytes, deadline)?);
+                let facts = protocol::facts(&replies::text(link, reply.bytes, deadline)?);
                 let hide = |text: String| self.program.secrets().hide(&text);
                 Ok(facts
                     .into_iter()

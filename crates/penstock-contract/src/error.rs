@@ -25,6 +25,8 @@ pub enum ErrorKind {
     Protocol,
     /// The operating system refused (files, directories).
     Io,
+    /// The store has no way to do this, now or later.
+    Unsupported,
 }
 
 impl ErrorKind {
@@ -53,6 +55,7 @@ impl ErrorKind {
             Self::Unavailable => "unavailable",
             Self::Protocol => "protocol",
             Self::Io => "io",
+            Self::Unsupported => "unsupported",
         }
     }
 
@@ -68,6 +71,7 @@ impl ErrorKind {
             Self::Unavailable,
             Self::Protocol,
             Self::Io,
+            Self::Unsupported,
         ];
         all.into_iter().find(|kind| kind.name() == name)
     }

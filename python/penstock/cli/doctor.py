@@ -16,7 +16,7 @@ from rich.text import Text
 
 from penstock import Pool
 from penstock._native import EncryptionKeys, Store
-from penstock.cli import cuda_copies, doctor_model, findings, words
+from penstock.cli import cuda_copies, doctor_model, findings, pool_schemes, words
 from penstock.cli.findings import Finding, Level
 from penstock.errors import (
     ConfigError,
@@ -28,6 +28,7 @@ from penstock.errors import (
     Unreachable,
 )
 from penstock.layout.negotiate import AUTO, LAYOUTS
+from penstock.pool import is_registered
 from penstock.pool.namespace import namespace_digest
 
 if TYPE_CHECKING:
@@ -191,6 +192,8 @@ def examine(store: Store, timeout: float, keys: EncryptionKeys | None = None) ->
         facts = {}
         report.findings.append(_failed("settings", error))
     report.findings += findings.of_url(store.url)
+    if (registered := pool_schemes.finding()) is not None:
+        report.findings.append(registered)
     if facts and store.url.startswith("shm:"):
         report.findings += findings.of_shared_memory(facts)
     elif "path" in facts:
@@ -204,7 +207,7 @@ def examine(store: Store, timeout: float, keys: EncryptionKeys | None = None) ->
                 "a directory or a server, except in tests",
             )
         )
-    elif facts:
+    elif facts and not is_registered(store.url):
         report.findings += findings.of_server(facts)
     if keys is not None:
         store = store.encrypted(keys)

@@ -7,7 +7,12 @@ from penstock._native import find_stores_with, parse_size
 from penstock.pool.asynchronous import AsyncPool, open_async
 from penstock.pool.namespace import namespace_digest, publish_namespace, read_namespace
 from penstock.pool.pool import Entry, NamespaceUsage, Pool, open
-from penstock.pool.registry import RegisteredStore, places, registered_stores
+from penstock.pool.registry import (
+    RegisteredStore,
+    is_registered,
+    places,
+    registered_stores,
+)
 from penstock.pool.store import Get, Listed, Put, PythonStore
 
 __all__ = [
@@ -20,6 +25,7 @@ __all__ = [
     "Put",
     "PythonStore",
     "RegisteredStore",
+    "is_registered",
     "namespace_digest",
     "open",
     "open_async",

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from penstock.errors import PenstockError, ProtocolError
+from penstock.errors import PenstockError, ProtocolError, TooSmall
 from penstock.pool.store import Get, Put, PythonStore
 
 _MAGIC = b"PNSKHOST"
@@ -207,6 +207,8 @@ class _Server:
         for wanted, outcome in zip(batch, outcomes, strict=True):
             if outcome is None:
                 parts.append(_GOT.pack(_NO, 0, 0))
+            elif isinstance(outcome, TooSmall):
+                parts.append(_GOT.pack(_TOO_LARGE, 0, outcome.nbytes))
             elif isinstance(outcome, Exception):
                 text = _error_text(outcome)
                 parts += _GOT.pack(_WENT_WRONG, len(text), 0), text

@@ -55,6 +55,11 @@ def registered_stores() -> list[RegisteredStore]:
     return [_one(scheme, sorted(by)) for scheme, by in sorted(brought.items())]
 
 
+def is_registered(url: str) -> bool:
+    """Whether the scheme of a URL is one that is not built in."""
+    return url.partition("://")[0] not in _BUILT_IN
+
+
 def _distribution(point: metadata.EntryPoint) -> tuple[str, str]:
     found = point.dist
     return ("unknown", "") if found is None else (found.name, found.version)

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.errors import StoreError
+from penstock.errors import PenstockError, StoreError
 
 __all__ = ["Get", "Listed", "Put", "PythonStore"]
 
@@ -99,9 +99,10 @@ class PythonStore(abc.ABC):
     @abc.abstractmethod
     def get_many(
         self, batch: Sequence[Get], timeout: float
-    ) -> Sequence[bytes | bytearray | memoryview | StoreError | None]:
+    ) -> Sequence[bytes | bytearray | memoryview | PenstockError | None]:
         """Gets values. For each: the value, None if there is none, or the exception that concerns
-        this value only. The values are read before the next call."""
+        this value only (:class:`~penstock.errors.TooSmall` is one: the value's length says all). The
+        values are read before the next call."""
 
     @abc.abstractmethod
     def remove(self, keys: Sequence[bytes], timeout: float) -> int:

@@ -101,9 +101,7 @@ def _greet(control: socket.socket, greeting: bytes) -> None:
     control.sendall(_LENGTH.pack(len(greeting)) + greeting)
 
 
-def _receive_links(
-    control: socket.socket, links: queue.SimpleQueue[socket.socket | None]
-) -> None:
+def _receive_links(control: socket.socket, links: queue.SimpleQueue[socket.socket | None]) -> None:
     """Hands on the sockets that arrive, and at the end tells everybody that it is over."""
     with contextlib.suppress(OSError):
         while True:

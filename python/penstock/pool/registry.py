@@ -19,8 +19,7 @@ __all__ = ["GROUP", "RegisteredStore", "registered_stores"]
 GROUP = "penstock.stores"
 
 _HOST = (
-    "import sys; sys.path[:] = sys.argv[2:]; "
-    "from penstock.pool.host import main; main(sys.argv[1])"
+    "import sys; sys.path[:] = sys.argv[2:]; from penstock.pool.host import main; main(sys.argv[1])"
 )
 """Run with the class and with this process's path: the program finds what this process finds."""
 

@@ -29,7 +29,9 @@ class SqliteStore(PythonStore):
         options = parse_qs(parts.query, keep_blank_values=True)
         sizes = options.pop("size", [])
         if parts.netloc or not parts.path.startswith("/") or options or len(sizes) > 1:
-            raise ConfigError("a SQLite pool is sqlite:///absolute/path.db, with ?size=10GiB or not")
+            raise ConfigError(
+                "a SQLite pool is sqlite:///absolute/path.db, with ?size=10GiB or not"
+            )
         self._size = parse_size(sizes[0]) if sizes else None
         self._path = unquote(parts.path)
         self.bounded = self._size is not None
@@ -38,7 +40,9 @@ class SqliteStore(PythonStore):
         self.max_value_bytes = min(self._size or 900 << 20, 900 << 20)
         try:
             self._database = sqlite3.connect(self._path, isolation_level=None)
-            self._database.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF;" + _SCHEMA)
+            self._database.executescript(
+                "PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF;" + _SCHEMA
+            )
         except sqlite3.Error as error:
             raise ConfigError(f"the database cannot be used: {error} ({self._path})") from error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,48 +13,49 @@ SQLITE = ROOT / "examples/store-python/src"
 """Where the example's module lies."""
 
 TROUBLED = '''
-"""The example's store, which does what its URL says instead of its work, if a file says so."""
+"""The example's store. If there is a file POOL.trouble, it does what that says instead of its work."""
 
 import ctypes
 import os
 import time
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from penstock_store_sqlite import SqliteStore
 
 
 class TroubledStore(SqliteStore):
     def __init__(self, url):
-        parts = urlsplit(url)
         self._url = url
-        self._trouble = parse_qs(parts.query).get("trouble", [""])[0]
-        self._when = Path(parts.path + ".trouble")
-        if self._trouble == "opening":
+        self._file = Path(urlsplit(url).path + ".trouble")
+        if self._trouble() == "opening":
             raise RuntimeError(f"no way to open {url}")
-        super().__init__(f"sqlite://{parts.path}")
+        super().__init__(f"sqlite://{urlsplit(url).path}")
         print("what a store prints is not for standard output")
 
+    def _trouble(self):
+        return self._file.read_text() if self._file.exists() else ""
+
     def get_many(self, batch, timeout):
-        if self._when.exists():
-            if self._trouble == "raising":
-                raise RuntimeError(f"no way to get from {self._url}")
-            if self._trouble == "sleeping":
-                time.sleep(3600)
-            if self._trouble == "holding":
-                ctypes.PyDLL(None).sleep(3600)
-            if self._trouble == "dying":
-                os._exit(3)
-            if self._trouble == "late":
-                time.sleep(1)
-            if self._trouble == "miscounting":
-                return []
-            if self._trouble == "exiting":
-                raise SystemExit
-            if self._trouble == "mistyping":
-                return ["text"] * len(batch)
-            if self._trouble == "corrupting":
-                return [b"x" * len(value) for value in super().get_many(batch, timeout)]
+        trouble = self._trouble()
+        if trouble == "raising":
+            raise RuntimeError(f"no way to get from {self._url}")
+        if trouble == "sleeping":
+            time.sleep(3600)
+        if trouble == "holding":
+            ctypes.PyDLL(None).sleep(3600)
+        if trouble == "dying":
+            os._exit(3)
+        if trouble == "exiting":
+            raise SystemExit
+        if trouble == "late":
+            time.sleep(1)
+        if trouble == "miscounting":
+            return []
+        if trouble == "mistyping":
+            return ["text"] * len(batch)
+        if trouble == "corrupting":
+            return [b"x" * len(value) for value in super().get_many(batch, timeout)]
         return super().get_many(batch, timeout)
 '''
 
@@ -78,3 +81,11 @@ def bring_troubled(folder: Path) -> list[Path]:
         "troubled": "troubled:TroubledStore",
     }
     return [bring(folder, "penstock-test", stores, troubled=TROUBLED), SQLITE]
+
+
+PATH_VARIABLE = "PENSTOCK_TEST_STORES"
+
+
+def onto_path() -> None:
+    """Puts the folders that the environment names on this process's path."""
+    sys.path[:0] = os.environ[PATH_VARIABLE].split(os.pathsep)

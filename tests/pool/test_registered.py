@@ -44,9 +44,9 @@ def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def troubled(folder: Path, trouble: str) -> penstock.Pool:
     """A pool with a value, which is in trouble from now on."""
-    pool = penstock.open(f"troubled://me:s3cret@{folder}/pool.db?trouble={trouble}")
+    pool = penstock.open(f"troubled://me:s3cret@host{folder}/pool.db")
     pool.put("a", VALUE)
-    (folder / "pool.db.trouble").touch()
+    (folder / "pool.db.trouble").write_text(trouble)
     return pool
 
 
@@ -91,8 +91,8 @@ def test_the_example_does_what_every_store_must_do(brought: Path) -> None:
 
 
 def test_a_store_that_is_not_as_it_must_be_is_found_out(brought: Path) -> None:
-    url = f"troubled://{brought}/pool.db?trouble=corrupting"
-    (brought / "pool.db.trouble").touch()
+    url = f"troubled://{brought}/pool.db"
+    (brought / "pool.db.trouble").write_text("corrupting")
     said = check_store(url, "round trips of every size")
     assert said is not None
     assert "came back changed" in said
@@ -178,8 +178,9 @@ def test_damage_is_a_miss(brought: Path) -> None:
 
 
 def test_a_store_that_does_not_open_says_why(brought: Path) -> None:
+    (brought / "x.trouble").write_text("opening")
     for url, said in [
-        (f"troubled://me:s3cret@{brought}/x?trouble=opening", "no way to open"),
+        (f"troubled://me:s3cret@host{brought}/x", "no way to open"),
         ("sqlite://host/x", "absolute/path.db"),
         ("other:///x", "registered are"),
     ]:

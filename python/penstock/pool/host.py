@@ -223,7 +223,7 @@ class _Server:
 
     def _list(self, items: int, body: bytes, timeout: float) -> _Reply:
         namespace = body if items else None
-        listed = self._store.list(namespace, timeout)
+        listed = self._store.list_objects(namespace, timeout)
         parts = [_ITEM.pack(each.key, each.nbytes, each.last_use) for each in listed]
         return len(parts), [b"".join(parts)]
 

@@ -1,6 +1,6 @@
 """Mooncake's store as a pool: ``mooncake://master-host:50051``.
 
-It needs the package ``mooncake-transfer-engine``, or ``mooncake-transfer-engine-non-cuda``, and runs
+It needs the package ``mooncake-transfer-engine``, or ``mooncake-transfer-engine-non-cuda``. It runs
 as every :class:`~penstock.pool.PythonStore` does. Values lie in the memory that Mooncake's clients
 lend to its store: this one lends none.
 """
@@ -106,7 +106,7 @@ class MooncakeStore(PythonStore):
                 raise _error(code, "removing")
         return sum(code == 0 for code in codes)
 
-    def list(self, namespace: bytes | None, timeout: float) -> Iterable[Listed]:
+    def list_objects(self, namespace: bytes | None, timeout: float) -> Iterable[Listed]:
         raise Unsupported("Mooncake's store does not list what it has")
 
     def describe(self, timeout: float) -> dict[str, object]:

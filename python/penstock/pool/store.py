@@ -101,15 +101,15 @@ class PythonStore(abc.ABC):
         self, batch: Sequence[Get], timeout: float
     ) -> Sequence[bytes | bytearray | memoryview | PenstockError | None]:
         """Gets values. For each: the value, None if there is none, or the exception that concerns
-        this value only (:class:`~penstock.errors.TooSmall` is one: the value's length says all). The
-        values are read before the next call."""
+        this value only. If that is :class:`~penstock.errors.TooSmall`, the value is longer than its
+        destination. The values are read before the next call."""
 
     @abc.abstractmethod
     def remove(self, keys: Sequence[bytes], timeout: float) -> int:
         """Removes the keys that exist; returns how many did."""
 
     @abc.abstractmethod
-    def list(self, namespace: bytes | None, timeout: float) -> Iterable[Listed]:
+    def list_objects(self, namespace: bytes | None, timeout: float) -> Iterable[Listed]:
         """Every object, of one namespace if one is given, in no particular order."""
 
     def touch(self, batch: Sequence[tuple[bytes, int]], timeout: float) -> Sequence[bool]:
@@ -121,5 +121,5 @@ class PythonStore(abc.ABC):
         """Facts about the store's settings and state, by name."""
         return {"store": type(self).__qualname__}
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (most stores have nothing to let go of)
         """Lets go of everything. Nothing is called after this. It may not come to it."""

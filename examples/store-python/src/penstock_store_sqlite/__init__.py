@@ -80,7 +80,7 @@ class SqliteStore(PythonStore):
             ]
         return sum(removed)
 
-    def list(self, namespace: bytes | None, timeout: float) -> list[Listed]:
+    def list_objects(self, namespace: bytes | None, timeout: float) -> list[Listed]:
         query, bounds = "SELECT key, length(value), used FROM objects", ()
         if namespace is not None:
             query += " WHERE key BETWEEN ? AND ?"

@@ -20,7 +20,7 @@ EXAMPLES = ROOT / "examples"
 @pytest.fixture(scope="module")
 def target() -> str:
     """Where Cargo builds the example in Rust, which has a workspace of its own."""
-    return os.path.join(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"), "examples-of-stores")
+    return str(Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "examples-of-stores")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ SQLITE = ROOT / "examples/store-python/src"
 """Where the example's module lies."""
 
 TROUBLED = '''
-"""The example's store. If there is a file POOL.trouble, it does what that says instead of its work."""
+"""The example's store. With a file POOL.trouble, it does what that says instead of its work."""
 
 import ctypes
 import os

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock._native import check_store, store_checks
+from penstock._native import check_store
 from penstock.errors import (
     ConfigError,
     NotFound,
@@ -80,14 +80,6 @@ def eventually_hits(pool: penstock.Pool) -> None:
             return False
 
     eventually(hits, 20)
-
-
-@pytest.mark.long
-def test_the_example_does_what_every_store_must_do(brought: Path) -> None:
-    url = f"sqlite://{brought}/pool.db?size=64MiB"
-    assert {check: check_store(url, check) for check in store_checks()} == dict.fromkeys(
-        store_checks()
-    )
 
 
 def test_a_store_that_is_not_as_it_must_be_is_found_out(brought: Path) -> None:

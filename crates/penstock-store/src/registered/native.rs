@@ -20,7 +20,7 @@ use penstock_store_plugin::abi::{
 use super::Secrets;
 use crate::{
     Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
-    PutRequest, Result, Store, StoreStats, deadline, slices, unanswered,
+    PutRequest, Result, Store, StoreStats, slices, unanswered,
 };
 
 /// A store of a library. The library stays loaded as long as the process lives: its threads may
@@ -350,7 +350,6 @@ impl Store for NativeStore {
         visit: &mut dyn FnMut(Listed),
         deadline: Instant,
     ) -> Result<()> {
-        deadline::check(deadline)?;
         // What the visitor is not to hear of it is left out here, whatever the store says.
         let mut wanted = |listed: Listed| {
             if namespace.is_none_or(|namespace| listed.key.namespace == namespace) {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -14,62 +13,15 @@ import pytest
 
 import penstock
 from penstock._native import Store, check_store, store_checks
-from penstock.demo.processes import free_port
 from penstock.errors import ConfigError, NotFound, StoreError, Unsupported
 from penstock.pool import namespace_digest
 from penstock.pool.namespace import object_key
+from tests.mooncake import Mooncake
 from tests.pool.registered import bring
 
 pytestmark = pytest.mark.long
 
 VALUE = b"its KV" * 50_000
-
-
-class Mooncake:
-    """A master, which can be killed and started again, and a client that lends 512 MiB."""
-
-    def __init__(self, programs: Path, folder: Path) -> None:
-        self._folder = folder
-        self._programs = programs
-        self._port, self._metrics, self._holder_port = free_port(), free_port(), free_port()
-        self._master: subprocess.Popen[bytes] | None = None
-        self.url = f"mooncake://127.0.0.1:{self._port}?buffer=64MiB"
-        self.start()
-        self._holder = self._run(
-            "mooncake_client",
-            "-host=127.0.0.1",
-            f"-port={self._holder_port}",
-            "-metadata_server=P2PHANDSHAKE",
-            f"-master_server_address=127.0.0.1:{self._port}",
-            "-protocol=tcp",
-            "-global_segment_size=512MB",
-        )
-
-    def start(self) -> None:
-        self._master = self._run(
-            "mooncake_master",
-            "-rpc_address=127.0.0.1",
-            f"-rpc_port={self._port}",
-            "-metrics_host=127.0.0.1",
-            f"-metrics_port={self._metrics}",
-            "-enable_metric_reporting=false",
-        )
-
-    def kill_master(self) -> None:
-        assert self._master is not None
-        self._master.kill()
-        self._master.wait()
-
-    def stop(self) -> None:
-        self.kill_master()
-        self._holder.kill()
-        self._holder.wait()
-
-    def _run(self, program: str, *options: str) -> subprocess.Popen[bytes]:
-        with (self._folder / f"{program}.log").open("ab") as log:
-            return subprocess.Popen(
-                [str(self._programs / program), *options], stdout=log, stderr=log
-            )
 
 
 @pytest.fixture(scope="module")
@@ -91,19 +43,8 @@ def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.syspath_prepend(bring(tmp_path / "site", "penstock-test", stores))
 
 
-def eventually_puts(pool: penstock.Pool, key: str) -> None:
-    """Tries for a minute."""
-    for _ in range(299):
-        with contextlib.suppress(StoreError):
-            pool.put(key, VALUE, timeout=5)
-            return
-        time.sleep(0.2)
-    pool.put(key, VALUE, timeout=5)
-
-
 def test_it_does_what_every_store_must_do(mooncake: Mooncake) -> None:
-    with penstock.open(mooncake.url) as pool:
-        eventually_puts(pool, "ready")
+    mooncake.wait_until_it_stores()
     found = {check: check_store(mooncake.url, check) for check in store_checks()}
     assert found == dict.fromkeys(found)
 
@@ -115,15 +56,15 @@ def test_it_lists_nothing_and_says_so(mooncake: Mooncake) -> None:
 
 def test_damage_is_a_miss_and_is_mended_by_the_next_put(mooncake: Mooncake) -> None:
     with penstock.open(mooncake.url, namespace="damaged") as pool:
-        eventually_puts(pool, "a")
+        mooncake.wait_until_it_stores()
+        pool.put("a", VALUE)
         # Another client of Mooncake's writes over the value, in a process of its own.
         key = object_key(namespace_digest({"kind": "pool", "name": "damaged"}), pool.identity("a"))
-        master = mooncake.url.removeprefix("mooncake://").partition("?")[0]
         code = (
             "from mooncake.store import MooncakeDistributedStore as Client\n"
             "client = Client()\n"
             f"assert not client.setup('127.0.0.1', 'P2PHANDSHAKE', 0, 64 << 20, 'tcp', '', "
-            f"{master!r})\n"
+            f"{mooncake.master!r})\n"
             f"name = {key.hex()!r}\n"
             "value = bytearray(client.get(name))\n"
             "assert len(value) > 300_000\n"
@@ -141,7 +82,8 @@ def test_damage_is_a_miss_and_is_mended_by_the_next_put(mooncake: Mooncake) -> N
 
 def test_a_master_that_dies_costs_time_and_comes_back(mooncake: Mooncake) -> None:
     with penstock.open(mooncake.url) as pool:
-        eventually_puts(pool, "before")
+        mooncake.wait_until_it_stores()
+        pool.put("before", VALUE)
         mooncake.kill_master()
         start = time.monotonic()
         for key in ("before", "other"):
@@ -149,7 +91,8 @@ def test_a_master_that_dies_costs_time_and_comes_back(mooncake: Mooncake) -> Non
                 pool.get(key, timeout=0.5)
         assert time.monotonic() - start < 3
         mooncake.start()
-        eventually_puts(pool, "after")
+        mooncake.wait_until_it_stores()
+        pool.put("after", VALUE)
         assert bytes(pool.get("after")) == VALUE
 
 

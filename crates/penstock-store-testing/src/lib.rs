@@ -10,6 +10,8 @@
 
 mod suite;
 mod troubled;
+mod values;
 
 pub use suite::*;
 pub use troubled::{Trouble, Troubled};
+pub use values::*;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -13,7 +14,8 @@ from rich.text import Text
 
 from penstock._native import Store, check_store, store_checks
 from penstock.cli import words
-from penstock.errors import PenstockError
+from penstock.cli.namespaces import add_timeout
+from penstock.errors import PenstockError, Unsupported
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -40,13 +42,17 @@ def add_parsers(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     words.add_pool_url(parser)
     parser.add_argument("--json", action="store_true", help="write one JSON document instead")
+    add_timeout(parser, "finding out whether the store is there")
     parser.set_defaults(run_action=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
     url = words.pool_url(args)
-    # What is wrong with the URL is no finding about the store.
-    shown = Store.open(url, client_name="penstock-test").url
+    # A URL that is wrong, or a server that is not there, is no finding about the store.
+    store = Store.open(url, client_name="penstock-test")
+    with contextlib.suppress(Unsupported):
+        store.describe(timeout=args.timeout)
+    shown = store.url
     with words.progress(args.json) as progress:
         task = progress.add_task("testing", total=len(store_checks()))
         results = []

@@ -1,8 +1,8 @@
 """Mooncake's store as a pool, beside Mooncake's own client on the same store.
 
 In each pass both put, get and remove the same values, in turn. Penstock's values are sealed and
-verified and go through the store's program; those of Mooncake's client go from and to memory that is
-registered with it, and nothing is verified. Run it as
+verified and go through the store's program. Those of Mooncake's client go from and to memory that
+is registered with it, and nothing is verified. Run it as
 ``scripts/mooncake.sh .venv 0.3.13.post1 python -m benches.mooncake_pool``.
 """
 
@@ -121,7 +121,7 @@ def tables(results: list[dict[str, Any]]) -> str:
                 f"{report.median_ratio(seconds[way], own[way]):.2f}" for way in ("put", "get")
             ]
             rows.append([size_name(result["size"]), client, *rates, " / ".join(ratios)])
-    headings = ("value", "client", "put MiB/s", "get MiB/s", "time, to Mooncake's own: put / get")
+    headings = ("value", "client", "put MiB/s", "get MiB/s", "time to its own client's: put / get")
     return report.table(headings, rows)
 
 

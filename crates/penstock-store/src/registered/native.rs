@@ -369,9 +369,10 @@ impl Store for NativeStore {
 
     fn describe(&self, deadline: Instant) -> Result<Vec<(String, String)>> {
         let mut heard = Heard::new(&self.secrets);
-        // SAFETY: a handle that is open.
-        heard
-            .during(|sink| unsafe { (self.plugin.describe)(self.handle, left(deadline), sink) })?;
+        heard.during(|sink| {
+            // SAFETY: a handle that is open.
+            unsafe { (self.plugin.describe)(self.handle, left(deadline), sink) }
+        })?;
         Ok(heard.texts)
     }
 

@@ -258,18 +258,18 @@ impl Store for Quota {
 
 impl Inside for Quota {
     fn tiers(&self) -> &[Arc<dyn Store>] {
-        inside(&*self.inner()).tiers()
+        inside(self.inner()).tiers()
     }
 
     fn is_in_memory(&self) -> bool {
-        inside(&*self.inner()).is_in_memory()
+        inside(self.inner()).is_in_memory()
     }
 
     fn warm_up(&self, stop: &dyn Fn() -> bool) {
-        inside(&*self.inner()).warm_up(stop);
+        inside(self.inner()).warm_up(stop);
     }
 
     fn claim(&self, key: &Key) -> Option<Claim<'_>> {
-        inside(&*self.inner()).claim(key)
+        inside(self.inner()).claim(key)
     }
 }

@@ -84,7 +84,7 @@ def _take_control() -> socket.socket:
 def _die_with_owner() -> None:
     """Ends this program with the one that started it, and before it where memory is short."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if str(os.getppid()) != os.environ.get("PENSTOCK_STORE_OWNER"):
+    if str(os.getppid()) != os.environ.get("_PENSTOCK_OWNER"):
         os._exit(1)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")

@@ -322,7 +322,7 @@ impl Shared {
             .ok_or_else(|| Error::new(ErrorKind::Config, "no program is named"))?;
         let mut child = Command::new(program)
             .args(arguments)
-            .env("PENSTOCK_STORE_OWNER", std::process::id().to_string())
+            .env("_PENSTOCK_OWNER", std::process::id().to_string())
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::from(io::stderr()))
             // Ctrl-C is for us. We tell the program when it is over.

@@ -55,6 +55,9 @@ class OwnClient:
     def get(self) -> None:
         codes = self._client.batch_get_into(self._names, self._into, [self._size] * BATCH)
         assert codes == [self._size] * BATCH, codes
+
+    def check(self) -> None:
+        """What came is what was put."""
         assert self._memory[: BATCH * self._size] == self._memory[BATCH * self._size :]
 
     def remove(self) -> None:
@@ -79,6 +82,9 @@ class Pool:
     def get(self) -> None:
         got = self._pool.get_many(self._names, into=self._into)
         assert got == [len(value) for value in self._values], got
+
+    def check(self) -> None:
+        """What came is what was put."""
         assert self._into == self._values
 
     def remove(self) -> None:
@@ -100,6 +106,7 @@ def measure(mooncake: Mooncake, size: int, passes: int) -> dict[str, Any]:
     for number in range(passes + 1):
         for client in clients if number % 2 else reversed(clients):
             put, get = timed(client.put), timed(client.get)
+            client.check()
             client.remove()
             # The first pass sets connections and memory up.
             if number:

@@ -81,8 +81,8 @@ def test_each_does_what_every_store_must_do(
 
 def test_what_is_missing_is_said(installed: Environment) -> None:
     done = installed.run("penstock", "pool", "stats", "mooncake://127.0.0.1:1")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "mooncake-transfer-engine" in done.stderr
     done = installed.run("penstock", "pool", "stats", "nobody://x")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "lmdb:// (penstock-store-lmdb 0.1.0)" in done.stderr

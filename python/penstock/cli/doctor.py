@@ -194,7 +194,10 @@ def examine(store: Store, timeout: float, keys: EncryptionKeys | None = None) ->
     report.findings += findings.of_url(store.url)
     if (registered := pool_schemes.finding()) is not None:
         report.findings.append(registered)
-    if facts and store.url.startswith("shm:"):
+    # What the facts of a registered store mean is the store's own.
+    if is_registered(store.url):
+        pass
+    elif facts and store.url.startswith("shm:"):
         report.findings += findings.of_shared_memory(facts)
     elif "path" in facts:
         report.findings += findings.of_directory(facts)
@@ -207,7 +210,7 @@ def examine(store: Store, timeout: float, keys: EncryptionKeys | None = None) ->
                 "a directory or a server, except in tests",
             )
         )
-    elif facts and not is_registered(store.url):
+    elif facts:
         report.findings += findings.of_server(facts)
     if keys is not None:
         store = store.encrypted(keys)

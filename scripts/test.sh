@@ -142,6 +142,9 @@ all() {
         tests/e2e/test_kv_events.py --timeout 600
     stage "rolling upgrade from $version_before" 900 scripts/version-before.sh "$VIRTUAL_ENV" \
         "$version_before" python -m pytest -q tests/e2e/test_rolling_upgrade.py --timeout 600
+    # Some 25 s, and what it takes to fetch Mooncake once.
+    stage "Mooncake's store" 300 scripts/mooncake.sh "$VIRTUAL_ENV" 0.3.13.post1 \
+        python -m pytest -q tests/pool/test_mooncake.py --timeout 200
     stage "vLLM's own proxies and its router" 900 \
         scripts/vllm-examples.sh "$VIRTUAL_ENV" 0.32.0 scripts/vllm-router.sh "$VIRTUAL_ENV" 0.1.17 \
         python -m pytest -q tests/e2e/test_proxies.py tests/e2e/test_router.py --timeout 500

@@ -37,12 +37,15 @@ __all__ = [
     "__version__",
     "attended",
     "check_ranks",
+    "check_store",
     "cuda_calibration",
+    "find_stores_with",
     "host_changes",
     "objects",
     "parse_size",
     "read_question",
     "slot_stride",
+    "store_checks",
     "tenant_namespace",
 ]
 
@@ -213,6 +216,12 @@ class Store:
     def usage(self, *, timeout: float) -> _list[tuple[bytes, int, int]]: ...
     def describe(self, *, timeout: float) -> dict[str, str]: ...
     def stats(self) -> dict[str, int]: ...
+
+def find_stores_with(
+    finder: Callable[[], Sequence[tuple[str, str, str, Sequence[str]]]],
+) -> None: ...
+def store_checks() -> list[str]: ...
+def check_store(url: str, check: str) -> str | None: ...
 
 @final
 class Descriptor:

@@ -26,6 +26,7 @@ __all__ = [
     "TooSmall",
     "Unavailable",
     "Unreachable",
+    "Unsupported",
 ]
 
 
@@ -146,3 +147,9 @@ class IoError(StoreError, OSError):
     """The operating system refused (files, directories)."""
 
     kind = "io"
+
+
+class Unsupported(StoreError):
+    """The store has no way to do this, now or later."""
+
+    kind = "unsupported"

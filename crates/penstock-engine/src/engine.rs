@@ -9,7 +9,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
-use penstock_store::{Namespace, SealedStore, Store, interrupt};
+use penstock_store::{Namespace, SealedStore, Store, Tenancy, interrupt};
 
 use crate::arena::Arena;
 use crate::completion::Completions;

@@ -9,7 +9,9 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use penstock_catalogue::Groups;
 use penstock_layout::Span;
-use penstock_store::{CHUNK_BYTES, Error, ErrorKind, Key, Namespace, Result, Store, Tenant};
+use penstock_store::{
+    CHUNK_BYTES, Error, ErrorKind, Key, Namespace, Result, Store, Tenancy, Tenant,
+};
 
 use crate::hashing::Prefix;
 use crate::index::{Belief, Index};

@@ -5,6 +5,7 @@ use penstock_catalogue::{
     Scheduled,
 };
 use penstock_engine::{Chunk, EngineError, HostChange, look_up_now};
+use penstock_store::Tenancy;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;

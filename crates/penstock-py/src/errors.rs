@@ -27,6 +27,7 @@ pub(crate) mod raised {
     import_exception!(penstock.errors, TooSmall);
     import_exception!(penstock.errors, Unavailable);
     import_exception!(penstock.errors, Unreachable);
+    import_exception!(penstock.errors, Unsupported);
 }
 
 thread_local! {
@@ -83,6 +84,7 @@ pub(crate) fn store_error(_: Python<'_>, error: &penstock_store::Error) -> PyErr
         ErrorKind::Unavailable => raised::Unavailable::new_err(message),
         ErrorKind::Protocol => raised::ProtocolError::new_err(message),
         ErrorKind::Io => raised::IoError::new_err(message),
+        ErrorKind::Unsupported => raised::Unsupported::new_err(message),
         _ => raised::StoreError::new_err(message),
     }
 }

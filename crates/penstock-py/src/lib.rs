@@ -15,6 +15,7 @@ mod keeper;
 mod keys;
 mod layout;
 mod lookup;
+mod registered;
 mod sealed;
 mod sim;
 mod store;
@@ -51,6 +52,8 @@ mod _native {
     use crate::lookup::{
         EngineCache, ModelVariant, PoolFinder, PrefixHasher, PromptPrefix, TokenIds, read_question,
     };
+    #[pymodule_export]
+    use crate::registered::{check_store, find_stores_with, store_checks};
     #[pymodule_export]
     use crate::sim::Trace;
     #[pymodule_export]

@@ -8,7 +8,7 @@ use penstock_store::layers::{Breaker, BreakerSettings};
 use penstock_store::sealed::{Carried, Finding, Got};
 use penstock_store::value::Rejection;
 use penstock_store::{
-    KEY_BYTES, Key, Keyring, Namespace, OpenOptions, PutOutcome, SealedStore, Tenant,
+    KEY_BYTES, Key, Keyring, Namespace, OpenOptions, PutOutcome, SealedStore, Tenancy, Tenant,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -17,6 +17,7 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::buffer::{check_apart, parts};
 use crate::errors::{config_error, raised, store_error, without_gil};
 use crate::keys::EncryptionKeys;
+use crate::registered;
 use crate::sealed::{self, Value};
 
 /// The longest timeout, a day: anything longer has the same effect.
@@ -183,6 +184,7 @@ impl Store {
             client_name: client_name.to_owned(),
             connect_timeout: seconds(py, connect_timeout)?,
             pool_connections: connections,
+            registered: registered::stores_for(py, url)?,
         };
         let inner = without_gil(py, || penstock_store::open(url, &options))?;
         Ok(Self::with(inner, None))

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_layout::Span;
-use penstock_store::{Key, Namespace, OpenOptions, Store, Tenant, open};
+use penstock_store::{Key, Namespace, OpenOptions, Store, Tenancy, Tenant, open};
 
 /// What is put in a pass, and what a pool without a quota has room for, or the quota of the others.
 const PASS_BYTES: usize = 64 << 20;

@@ -14,6 +14,7 @@ use penstock_layout::Span;
 
 use crate::compress::{self, Element, Speed};
 use crate::object::fuzz as object;
+use crate::registered::fuzz as registered;
 use crate::resp::fuzz as resp;
 use crate::sealed::Finding;
 use crate::value::{self, Checksum, ENCRYPTED_HEADER_BYTES, HEADER_BYTES};
@@ -94,6 +95,39 @@ fn refusals() {
         let text = resp::refusal(line);
         assert!(!text.chars().any(char::is_control), "{text:?}");
     });
+}
+
+/// Whatever a store's program says, nothing panics, and nothing is written but where it may be.
+#[test]
+fn programs() {
+    let key = Key::new(Namespace([7; 16]), &[9; 32], Span::new(0..4, 0..2).unwrap()).unwrap();
+    check!().for_each(|bytes: &[u8]| registered::replies(bytes, key, [0, 64]));
+}
+
+/// As [`programs`], for replies that are nearly right.
+#[test]
+fn programs_that_are_nearly_right() {
+    let key = Key::new(Namespace([7; 16]), &[9; 32], Span::new(0..4, 0..2).unwrap()).unwrap();
+    check!()
+        .with_type::<(bool, [(u8, u8, Vec<u8>); 2], i8)>()
+        .for_each(|(has_failed, items, off)| {
+            let mut body = Vec::new();
+            for (outcome, error, value) in items {
+                body.extend(u32::from(*outcome % 6).to_le_bytes());
+                body.extend(u32::from(*error).to_le_bytes());
+                body.extend((value.len() as u64).to_le_bytes());
+                body.extend(value);
+            }
+            let mut said = u32::from(*has_failed).to_le_bytes().to_vec();
+            said.extend(2_u32.to_le_bytes());
+            said.extend(
+                (body.len() as u64)
+                    .wrapping_add_signed((*off).into())
+                    .to_le_bytes(),
+            );
+            said.extend(body);
+            registered::replies(&said, key, [16, 64]);
+        });
 }
 
 /// Any bytes in place of a value are accepted only if they are what sealing makes of their payload.

@@ -3,16 +3,12 @@
 
 mod coded;
 pub mod compress;
-mod contract;
-mod counters;
-mod deadline;
 mod encryption;
-mod error;
 mod file;
 #[cfg(test)]
 mod fuzz;
+mod inside;
 pub mod interrupt;
-mod key;
 mod keyring;
 pub mod layers;
 mod memory;
@@ -20,28 +16,30 @@ mod memory;
 mod object;
 mod open;
 mod options;
+mod readiness;
 mod recency;
+mod registered;
 mod resp;
 pub mod sealed;
 mod shm;
 mod size;
-mod slices;
 mod tenant;
 pub mod value;
 
-pub use contract::{
-    BatchBytes, Capabilities, Claim, GetOutcome, GetRequest, Listed, PutOutcome, PutRequest, Store,
-    StoreStats,
-};
 pub use encryption::MAX_ENCRYPTED_PAYLOAD;
-pub use error::{Error, ErrorKind, Result};
 pub use file::{FileStore, Hosts};
-pub use key::{CHUNK_BYTES, KEY_BYTES, KEY_PREFIX, Key, NAMESPACE_BYTES, Namespace, NotAKey};
+pub use inside::Claim;
 pub use keyring::{KEYS_VARIABLE, Keyring};
 pub use memory::MemoryStore;
-pub use open::open;
-pub use options::OpenOptions;
+pub use open::{open, unknown_schemes};
+pub use options::{OpenOptions, Place, Registered};
+pub use penstock_contract::{
+    BatchBytes, CHUNK_BYTES, Capabilities, Error, ErrorKind, GetOutcome, GetRequest, KEY_BYTES,
+    KEY_PREFIX, Key, Listed, NAMESPACE_BYTES, Namespace, NotAKey, PutOutcome, PutRequest, Result,
+    Store, StoreStats,
+};
+use penstock_contract::{Counters, deadline, slices, unanswered};
 pub use sealed::SealedStore;
 pub use shm::ShmStore;
 pub use size::parse_size;
-pub use tenant::{TENANT_BYTES, Tenant};
+pub use tenant::{TENANT_BYTES, Tenancy, Tenant};

@@ -7,7 +7,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use penstock_evict::{Lru, Policy};
 
-use crate::counters::Counters;
+use crate::Counters;
 use crate::{
     Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
     PutRequest, Result, Store, StoreStats, deadline, slices,

@@ -10,7 +10,9 @@ use crate::memory::MemoryStore;
 #[cfg(not(loom))]
 use crate::object;
 use crate::shm::ShmStore;
-use crate::{Error, ErrorKind, OpenOptions, Result, Store, parse_size, resp};
+use crate::{
+    Error, ErrorKind, OpenOptions, Registered, Result, Store, parse_size, registered, resp,
+};
 
 const ACCEPTED: &str = "memory://?size=1GiB, shm://NAME?size=1GiB, file:///absolute/path?size=10GiB[&hosts=several], \
      valkey://[user[:password]@]host[:port][/db] (or redis://; valkeys:// and rediss:// with TLS; \
@@ -62,6 +64,20 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     Ok(Arc::new(Tiered::new(tiers)))
 }
 
+/// The schemes in a URL, or in several with white space between them, that are none of this crate's.
+/// They are for [`OpenOptions::registered`].
+pub fn unknown_schemes(url: &str) -> Vec<&str> {
+    url.split_ascii_whitespace()
+        .filter_map(|url| url.split_once("://"))
+        .map(|(scheme, _)| scheme)
+        .filter(|scheme| !is_built_in(scheme))
+        .collect()
+}
+
+fn is_built_in(scheme: &str) -> bool {
+    matches!(scheme, "memory" | "file" | "shm" | "s3" | "gs" | "az") || is_server(scheme)
+}
+
 fn open_one(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     let (scheme, _) = url.split_once(':').unwrap_or_default();
     match scheme {
@@ -82,8 +98,26 @@ fn open_one(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
         )),
         #[cfg(not(loom))]
         _ if object::SCHEMES.contains(&scheme) => object::open(url, options),
-        _ => Err(config("not a pool URL")),
+        _ => registered::open(scheme, url, options)
+            .unwrap_or_else(|| Err(unknown(scheme, &options.registered))),
     }
+}
+
+/// The error for a scheme that is neither built in nor registered.
+fn unknown(scheme: &str, registered: &[Registered]) -> Error {
+    let is_scheme = |c: u8| c.is_ascii_alphanumeric() || b"+-.".contains(&c);
+    if scheme.is_empty() || !scheme.bytes().all(is_scheme) {
+        return config("not a pool URL");
+    }
+    let known: Vec<String> = registered
+        .iter()
+        .map(|each| format!("{}:// ({})", each.scheme, each.origin))
+        .collect();
+    let known = match known.as_slice() {
+        [] => "none is registered".to_owned(),
+        known => format!("registered are {}", known.join(", ")),
+    };
+    config(&format!("no store has the scheme {scheme}:// ({known})"))
 }
 
 fn is_server(scheme: &str) -> bool {

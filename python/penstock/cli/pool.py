@@ -12,7 +12,15 @@ from rich.text import Text
 
 from penstock import Pool
 from penstock._native import Store
-from penstock.cli import pool_archive, pool_verify, pool_warm, quotas, words
+from penstock.cli import (
+    pool_archive,
+    pool_schemes,
+    pool_test,
+    pool_verify,
+    pool_warm,
+    quotas,
+    words,
+)
 from penstock.cli.namespaces import add_namespace, add_timeout, chosen, namespace_as_json
 from penstock.errors import ConfigError
 from penstock.pool import NamespaceUsage
@@ -43,7 +51,9 @@ _SHOWN_FACTS = (
 def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to `penstock`'s parser."""
     parser = subparsers.add_parser(
-        "pool", help="what lies in a pool: stats, ls, purge, verify, export, import, warm"
+        "pool",
+        help="what lies in a pool: stats, ls, purge, verify, export, import, warm; and which pools "
+        "there are: test, schemes",
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     stats = actions.add_parser("stats", help="objects, bytes and use of the whole pool")
@@ -60,7 +70,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         add_namespace(action)
         add_timeout(action, "listing, or removing a batch,")
     purge.add_argument("--yes", action="store_true", help="do not ask")
-    for other in (pool_verify, pool_archive, pool_warm):
+    for other in (pool_verify, pool_archive, pool_warm, pool_test, pool_schemes):
         other.add_parsers(actions)
 
 

@@ -23,7 +23,7 @@ from penstock.errors import ConfigError
 from penstock.layout.geometry import RANK
 from penstock.layout.negotiate import AUTO, LAYOUTS
 from penstock.plan.wish import PROPORTIONAL, TOKENS
-from penstock.pool import POOL_VARIABLE
+from penstock.pool import POOL_VARIABLE, is_registered
 from penstock.programs import cache_folder, vllm_program
 from penstock.vllm.advisor import AUTO as AUTO_LOADS
 from penstock.vllm.advisor import POLICIES
@@ -160,8 +160,10 @@ def _additional_config(
 
 
 def _has_secret(pool: str) -> bool:
-    urls = [urlsplit(tier) for tier in pool.split()]
-    return any(
+    tiers = pool.split()
+    urls = [urlsplit(tier) for tier in tiers]
+    # Nobody knows where others have their secrets.
+    return any(map(is_registered, tiers)) or any(
         "@" in url.netloc or any("password" in name for name in parse_qs(url.query)) for url in urls
     )
 

@@ -99,6 +99,7 @@ BASE: Mapping[str, Sequence[str]] = {
     "pool export": (POOL, "new.pool"),
     "pool import": ("archive.pool", POOL),
     "pool warm": ("prompts.jsonl", "127.0.0.1:1"),
+    "pool schemes": (),
 }
 """A command's smallest right call. Of others it is the command with a pool."""
 

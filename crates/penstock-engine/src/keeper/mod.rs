@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use penstock_layout::Span;
 use penstock_store::value::HEADER_BYTES;
-use penstock_store::{ErrorKind, Key, Namespace, Store, Tenant};
+use penstock_store::{ErrorKind, Key, Namespace, Store, Tenancy, Tenant};
 
 use crate::config::end_of;
 use crate::gauge::Gauge;

@@ -17,7 +17,7 @@ use penstock_engine::{
 use penstock_layout::{Axis, Descriptor, Interior, KvLayout, Span};
 use penstock_store::{
     BatchBytes, Capabilities, Error, ErrorKind, GetRequest, Key, Listed, MemoryStore, Namespace,
-    PutRequest, Result, Store, StoreStats, Tenant,
+    PutRequest, Result, Store, StoreStats, Tenancy, Tenant,
 };
 
 pub const LAYERS: u16 = 3;

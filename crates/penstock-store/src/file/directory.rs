@@ -11,7 +11,7 @@ use super::temp::Writer;
 use super::upkeep::if_there;
 use super::usage::Usage;
 use super::{failure, names};
-use crate::counters::Counters;
+use crate::Counters;
 use crate::{Error, ErrorKind, Key, Result};
 
 /// The space that the file system sets aside even for a short file. Values are charged in whole

@@ -1,11 +1,12 @@
 //! Faults on purpose, for tests: the same seed gives the same faults.
 
+use std::any::Any;
 use std::io::IoSliceMut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use crate::contract::Internal;
+use crate::inside::{Inside, Way, inside};
 use crate::{
     BatchBytes, Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace,
     PutRequest, Result, Store, StoreStats,
@@ -239,8 +240,8 @@ impl Store for Faulty {
         self.inner.batch_bytes()
     }
 
-    fn tiers(&self, internal: Internal) -> &[Arc<dyn Store>] {
-        self.inner.tiers(internal)
+    fn inside(&self) -> &'static dyn Any {
+        const { &Way::into::<Self>() }
     }
 
     fn stats(&self) -> StoreStats {
@@ -249,6 +250,12 @@ impl Store for Faulty {
 
     fn charge(&self, value_bytes: u64) -> u64 {
         self.inner.charge(value_bytes)
+    }
+}
+
+impl Inside for Faulty {
+    fn tiers(&self) -> &[Arc<dyn Store>] {
+        inside(&*self.inner).tiers()
     }
 }
 

@@ -1,13 +1,14 @@
 //! Tiers: several stores as one, the nearest first.
 
+use std::any::Any;
 use std::collections::{BTreeMap, HashSet};
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::promoter::Promoter;
-use crate::contract::Internal;
-use crate::counters::Counters;
+use crate::Counters;
+use crate::inside::{Inside, Way, inside};
 use crate::{
     BatchBytes, Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace,
     PutOutcome, PutRequest, Result, Store, StoreStats,
@@ -300,14 +301,8 @@ impl Store for Tiered {
         }
     }
 
-    fn warm_up(&self, _: Internal, stop: &dyn Fn() -> bool) {
-        for tier in &self.tiers {
-            tier.warm_up(Internal(()), stop);
-        }
-    }
-
-    fn tiers(&self, _: Internal) -> &[Arc<dyn Store>] {
-        &self.tiers
+    fn inside(&self) -> &'static dyn Any {
+        const { &Way::into::<Self>() }
     }
 
     fn stats(&self) -> StoreStats {
@@ -319,6 +314,18 @@ impl Store for Tiered {
             connects,
             evictions,
             ..self.counters.snapshot()
+        }
+    }
+}
+
+impl Inside for Tiered {
+    fn tiers(&self) -> &[Arc<dyn Store>] {
+        &self.tiers
+    }
+
+    fn warm_up(&self, stop: &dyn Fn() -> bool) {
+        for tier in &self.tiers {
+            inside(&**tier).warm_up(stop);
         }
     }
 }

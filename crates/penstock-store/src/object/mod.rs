@@ -43,7 +43,7 @@ use pack::{Id, Kind, Local, MOST_VALUES, Name, Place, note};
 use rules::{Lifetimes, Rules};
 use writing::{MOST_VALUE_BYTES, Writer};
 
-use crate::counters::Counters;
+use crate::Counters;
 use crate::{
     BatchBytes, Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace,
     OpenOptions, PutRequest, Result, Store, StoreStats, interrupt,

@@ -47,7 +47,7 @@ use pool::ConnectionPool;
 use tls::Tls;
 use transfer::{Gets, Puts, Share};
 
-use crate::counters::Counters;
+use crate::Counters;
 use crate::{
     Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, OpenOptions, PutRequest,
     Result, Store, StoreStats,

@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use super::{LARGEST_HEADER_BYTES, Memory, SealedStore};
 use crate::coded::{self, Coded, Whole};
-use crate::contract::{Internal, unanswered};
+use crate::inside::inside;
 use crate::slices::room_of;
+use crate::unanswered;
 use crate::value::{self, Rejection};
 use crate::{Error, GetOutcome, GetRequest, Key, Result, Store};
 
@@ -184,7 +185,7 @@ impl SealedStore {
             // Best effort, as the documentation says.
             let _ = store.remove(&[key], remove_by);
         };
-        let tiers = self.store.tiers(Internal(()));
+        let tiers = inside(&*self.store).tiers();
         if tiers.is_empty() && !rejection.is_foreign() {
             remove(&*self.store);
         }

@@ -5,19 +5,19 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::{Got, SealedStore, Wanted};
-use crate::contract::{Claim, Internal, unanswered};
-use crate::{GetRequest, Key, Store};
+use crate::inside::{Claim, inside};
+use crate::{GetRequest, Key, Store, unanswered};
 
 impl SealedStore {
     /// Whether the store is this machine's memory.
     pub fn is_in_memory(&self) -> bool {
-        self.store.is_in_memory(Internal(()))
+        inside(&*self.store).is_in_memory()
     }
 
     /// Whether values can be read in place: the nearest store is this machine's memory, and values
     /// are neither encrypted nor coded.
     pub fn is_read_in_place(&self) -> bool {
-        self.keys.is_none() && !self.takes_coded && self.nearest().is_in_memory(Internal(()))
+        self.keys.is_none() && !self.takes_coded && inside(self.nearest()).is_in_memory()
     }
 
     /// Gets a value from the nearest store straight to where it is used. If that store is not read
@@ -55,17 +55,17 @@ impl SealedStore {
     /// Maps memory that the stores share with other processes, until `stop` says so. The first
     /// loads and stores then need not do it. To be called from a thread that nobody waits for.
     pub fn warm_up(&self, stop: &dyn Fn() -> bool) {
-        self.store.warm_up(Internal(()), stop);
+        inside(&*self.store).warm_up(stop);
     }
 
     /// Asks to be the one process that brings a value into this store from elsewhere. None while
     /// another process is bringing it.
     pub fn claim(&self, key: &Key) -> Option<Claim<'_>> {
-        self.store.claim(Internal(()), key)
+        inside(&*self.store).claim(key)
     }
 
     fn nearest(&self) -> &dyn Store {
-        let tiers = self.store.tiers(Internal(()));
+        let tiers = inside(&*self.store).tiers();
         &**tiers.first().unwrap_or(&self.store)
     }
 }

@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 
 use super::SealedStore;
 use crate::compress::{self, Element};
-use crate::contract::unanswered;
 use crate::slices::len_of;
+use crate::unanswered;
 use crate::value::{self, Checksum, ENCRYPTED_HEADER_BYTES, HEADER_BYTES};
 use crate::{Key, PutOutcome, PutRequest, Result};
 

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use super::SealedStore;
 use crate::coded::{self, Whole};
-use crate::contract::unanswered;
 use crate::encryption::check_closed;
+use crate::unanswered;
 use crate::value::{self, ENCRYPTED_HEADER_BYTES, HEADER_BYTES, Rejection};
 use crate::{
     Error, ErrorKind, GetOutcome, GetRequest, Key, Keyring, PutOutcome, PutRequest, Result,

@@ -15,7 +15,7 @@ use twox_hash::XxHash3_64;
 use super::geometry::{STAMP_WORD, USED_WORD, WAYS};
 use super::segment::Segment;
 use super::state::{Kind, State, TAG_BITS};
-use crate::key::KEY_BYTES;
+use crate::KEY_BYTES;
 use crate::{Error, ErrorKind, Key, Result, deadline, recency};
 
 const KEY_WORDS: usize = KEY_BYTES / 8;

@@ -24,10 +24,11 @@ mod pages;
 mod segment;
 mod state;
 
+use std::any::Any;
 use std::time::Instant;
 
-use crate::contract::{Claim, Internal};
-use crate::counters::Counters;
+use crate::Counters;
+use crate::inside::{Claim, Inside, Way};
 use crate::value::Checksum;
 use crate::{
     Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
@@ -253,17 +254,8 @@ impl Store for ShmStore {
         Ok(facts.map(|(name, fact)| (name.into(), fact)).into())
     }
 
-    fn is_in_memory(&self, _: Internal) -> bool {
-        true
-    }
-
-    fn warm_up(&self, _: Internal, stop: &dyn Fn() -> bool) {
-        self.segment.mapping().warm_up(stop);
-    }
-
-    fn claim(&self, _: Internal, key: &Key) -> Option<Claim<'_>> {
-        let claim = self.segment.owner.claim(Name::of(key).hash())?;
-        Some(Box::new(claim))
+    fn inside(&self) -> &'static dyn Any {
+        const { &Way::into::<Self>() }
     }
 
     fn stats(&self) -> StoreStats {
@@ -273,5 +265,20 @@ impl Store for ShmStore {
     fn charge(&self, value_bytes: u64) -> u64 {
         let geometry = &self.segment.geometry;
         geometry.pages_of(value_bytes) * geometry.page_bytes
+    }
+}
+
+impl Inside for ShmStore {
+    fn is_in_memory(&self) -> bool {
+        true
+    }
+
+    fn warm_up(&self, stop: &dyn Fn() -> bool) {
+        self.segment.mapping().warm_up(stop);
+    }
+
+    fn claim(&self, key: &Key) -> Option<Claim<'_>> {
+        let claim = self.segment.owner.claim(Name::of(key).hash())?;
+        Some(Box::new(claim))
     }
 }

@@ -220,7 +220,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Namespace, Tenant};
+    use crate::{Namespace, Tenancy, Tenant};
 
     const QUOTA: u64 = 1000;
 

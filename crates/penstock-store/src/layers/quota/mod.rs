@@ -6,11 +6,12 @@ mod rules;
 
 pub use rules::{Account, Quotas};
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use crate::contract::{Claim, Internal};
+use crate::inside::{Claim, Inside, Way, inside};
 use crate::{
     BatchBytes, Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, PutRequest,
     Result, Store, StoreStats, deadline, slices,
@@ -240,20 +241,8 @@ impl Store for Quota {
         self.inner().batch_bytes()
     }
 
-    fn tiers(&self, internal: Internal) -> &[Arc<dyn Store>] {
-        self.inner().tiers(internal)
-    }
-
-    fn is_in_memory(&self, internal: Internal) -> bool {
-        self.inner().is_in_memory(internal)
-    }
-
-    fn warm_up(&self, internal: Internal, stop: &dyn Fn() -> bool) {
-        self.inner().warm_up(internal, stop);
-    }
-
-    fn claim(&self, internal: Internal, key: &Key) -> Option<Claim<'_>> {
-        self.inner().claim(internal, key)
+    fn inside(&self) -> &'static dyn Any {
+        const { &Way::into::<Self>() }
     }
 
     fn stats(&self) -> StoreStats {
@@ -268,5 +257,23 @@ impl Store for Quota {
 
     fn charge(&self, value_bytes: u64) -> u64 {
         self.inner().charge(value_bytes)
+    }
+}
+
+impl Inside for Quota {
+    fn tiers(&self) -> &[Arc<dyn Store>] {
+        inside(self.inner()).tiers()
+    }
+
+    fn is_in_memory(&self) -> bool {
+        inside(self.inner()).is_in_memory()
+    }
+
+    fn warm_up(&self, stop: &dyn Fn() -> bool) {
+        inside(self.inner()).warm_up(stop);
+    }
+
+    fn claim(&self, key: &Key) -> Option<Claim<'_>> {
+        inside(self.inner()).claim(key)
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt;
 
-use crate::{Error, ErrorKind, Namespace, Result, Tenant, parse_size};
+use crate::{Error, ErrorKind, Namespace, Result, Tenancy, Tenant, parse_size};
 
 /// Whose objects a quota bounds together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

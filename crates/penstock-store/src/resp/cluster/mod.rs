@@ -25,7 +25,7 @@ use super::pipeline::Batch;
 use super::tls::Tls;
 use super::transfer::{self, Gets, Puts, Share};
 use super::{CAPABILITIES, facts, listing};
-use crate::counters::Counters;
+use crate::Counters;
 use crate::{
     Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, OpenOptions, PutRequest,
     Result, Store, StoreStats,

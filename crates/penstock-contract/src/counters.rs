@@ -7,7 +7,7 @@ use crate::{GetOutcome, GetRequest, PutOutcome, PutRequest, Result, StoreStats, 
 /// One store handle's counters. Each is exact, but a snapshot does not show all of them at one
 /// instant.
 #[derive(Default)]
-pub(crate) struct Counters {
+pub struct Counters {
     lookups: AtomicU64,
     lookup_hits: AtomicU64,
     gets: AtomicU64,
@@ -23,7 +23,7 @@ pub(crate) struct Counters {
 
 impl Counters {
     /// Notes the answer to a look-up of several keys.
-    pub(crate) fn looked_up(&self, answer: &Result<Vec<bool>>) {
+    pub fn looked_up(&self, answer: &Result<Vec<bool>>) {
         match answer {
             Ok(found) => {
                 self.lookups.fetch_add(found.len() as u64, Relaxed);
@@ -35,7 +35,7 @@ impl Counters {
     }
 
     /// Puts a batch one by one, and notes the outcomes.
-    pub(crate) fn put_each(
+    pub fn put_each(
         &self,
         batch: &mut [PutRequest<'_>],
         mut put: impl FnMut(&PutRequest<'_>) -> Result<PutOutcome>,
@@ -47,7 +47,7 @@ impl Counters {
     }
 
     /// Gets a batch one by one, and notes the outcomes.
-    pub(crate) fn get_each(
+    pub fn get_each(
         &self,
         batch: &mut [GetRequest<'_, '_>],
         mut get: impl FnMut(&mut GetRequest<'_, '_>) -> Result<GetOutcome>,
@@ -60,7 +60,7 @@ impl Counters {
     }
 
     /// Notes the outcomes of a batch of puts.
-    pub(crate) fn put_batch(&self, batch: &[PutRequest<'_>]) {
+    pub fn put_batch(&self, batch: &[PutRequest<'_>]) {
         for request in batch {
             if let Some(outcome) = &request.outcome {
                 self.put(outcome, slices::len_of(request.value));
@@ -69,7 +69,7 @@ impl Counters {
     }
 
     /// Notes the outcomes of a batch of gets.
-    pub(crate) fn got_batch(&self, batch: &[GetRequest<'_, '_>]) {
+    pub fn got_batch(&self, batch: &[GetRequest<'_, '_>]) {
         for request in batch {
             if let Some(outcome) = &request.outcome {
                 self.got(outcome);
@@ -105,16 +105,17 @@ impl Counters {
     }
 
     /// Notes objects evicted to keep within the bound.
-    pub(crate) fn evicted(&self, objects: u64) {
+    pub fn evicted(&self, objects: u64) {
         self.evictions.fetch_add(objects, Relaxed);
     }
 
     /// Notes an operation that failed.
-    pub(crate) fn failed(&self) {
+    pub fn failed(&self) {
         self.errors.fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn snapshot(&self) -> StoreStats {
+    /// The counters as they stand.
+    pub fn snapshot(&self) -> StoreStats {
         StoreStats {
             lookups: self.lookups.load(Relaxed),
             lookup_hits: self.lookup_hits.load(Relaxed),

@@ -5,7 +5,7 @@ use std::time::Instant;
 use crate::{Error, ErrorKind, Result};
 
 /// Fails if the deadline has passed.
-pub(crate) fn check(deadline: Instant) -> Result<()> {
+pub fn check(deadline: Instant) -> Result<()> {
     if Instant::now() < deadline {
         return Ok(());
     }

@@ -25,6 +25,8 @@ pub enum ErrorKind {
     Protocol,
     /// The operating system refused (files, directories).
     Io,
+    /// The store has no way to do this, now or later.
+    Unsupported,
 }
 
 impl ErrorKind {
@@ -53,14 +55,32 @@ impl ErrorKind {
             Self::Unavailable => "unavailable",
             Self::Protocol => "protocol",
             Self::Io => "io",
+            Self::Unsupported => "unsupported",
         }
+    }
+
+    /// The kind of this [name](Self::name), if there is one.
+    pub fn named(name: &str) -> Option<Self> {
+        let all = [
+            Self::Config,
+            Self::Unreachable,
+            Self::TimedOut,
+            Self::Denied,
+            Self::Full,
+            Self::OverQuota,
+            Self::Unavailable,
+            Self::Protocol,
+            Self::Io,
+            Self::Unsupported,
+        ];
+        all.into_iter().find(|kind| kind.name() == name)
     }
 }
 
 /// A failed operation: what happened, to what, and what was being done.
 ///
 /// A missing key is not an error, nor is a value that fails verification: both are
-/// outcomes (see [`crate::GetOutcome`] and [`crate::value::Rejection`]). Messages never
+/// outcomes (see [`crate::GetOutcome`]; what does not verify is for `SealedStore` to reject). Messages never
 /// hold credentials.
 #[derive(Debug, thiserror::Error)]
 pub struct Error {

@@ -143,7 +143,7 @@ impl Key {
     }
 
     /// Appends the text form. It avoids `std::fmt`, because a look-up writes thousands of keys.
-    pub(crate) fn append_text(&self, text: &mut Vec<u8>) {
+    pub fn append_text(&self, text: &mut Vec<u8>) {
         text.extend_from_slice(KEY_PREFIX.as_bytes());
         append_hex(&self.namespace.0, text);
         text.push(b':');

@@ -4,17 +4,17 @@ use std::io::{IoSlice, IoSliceMut};
 use std::ops::{Deref, Range};
 
 /// Bytes of all slices together.
-pub(crate) fn len_of(slices: &[IoSlice<'_>]) -> u64 {
+pub fn len_of(slices: &[IoSlice<'_>]) -> u64 {
     slices.iter().map(|slice| slice.len() as u64).sum()
 }
 
 /// Bytes that all slices together have room for.
-pub(crate) fn room_of(slices: &[IoSliceMut<'_>]) -> u64 {
+pub fn room_of(slices: &[IoSliceMut<'_>]) -> u64 {
     slices.iter().map(|slice| slice.len() as u64).sum()
 }
 
 /// The slices' bytes in one piece.
-pub(crate) fn gather(slices: &[IoSlice<'_>]) -> Vec<u8> {
+pub fn gather(slices: &[IoSlice<'_>]) -> Vec<u8> {
     let mut value = Vec::with_capacity(len_of(slices) as usize);
     slices
         .iter()
@@ -23,7 +23,7 @@ pub(crate) fn gather(slices: &[IoSlice<'_>]) -> Vec<u8> {
 }
 
 /// The first `len` bytes of the slices in one piece.
-pub(crate) fn first_bytes(slices: &[IoSliceMut<'_>], len: usize) -> Vec<u8> {
+pub fn first_bytes(slices: &[IoSliceMut<'_>], len: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len);
     for slice in slices {
         let left = len - bytes.len();
@@ -33,7 +33,7 @@ pub(crate) fn first_bytes(slices: &[IoSliceMut<'_>], len: usize) -> Vec<u8> {
 }
 
 /// Copies a value into the slices, from their start. The value must fit.
-pub(crate) fn scatter(mut value: &[u8], into: &mut [IoSliceMut<'_>]) {
+pub fn scatter(mut value: &[u8], into: &mut [IoSliceMut<'_>]) {
     for slice in into {
         let (now, later) = value.split_at(value.len().min(slice.len()));
         slice[..now.len()].copy_from_slice(now);
@@ -42,7 +42,7 @@ pub(crate) fn scatter(mut value: &[u8], into: &mut [IoSliceMut<'_>]) {
 }
 
 /// The slices without their first `done` bytes.
-pub(crate) fn remaining<'a>(slices: &'a [IoSlice<'_>], mut done: usize) -> Vec<IoSlice<'a>> {
+pub fn remaining<'a>(slices: &'a [IoSlice<'_>], mut done: usize) -> Vec<IoSlice<'a>> {
     let rest = slices.iter().filter_map(|slice| {
         let skip = done.min(slice.len());
         done -= skip;
@@ -52,10 +52,7 @@ pub(crate) fn remaining<'a>(slices: &'a [IoSlice<'_>], mut done: usize) -> Vec<I
 }
 
 /// The slices without their first `done` bytes, to be filled.
-pub(crate) fn remaining_mut<'a>(
-    slices: &'a mut [IoSliceMut<'_>],
-    mut done: usize,
-) -> Vec<IoSliceMut<'a>> {
+pub fn remaining_mut<'a>(slices: &'a mut [IoSliceMut<'_>], mut done: usize) -> Vec<IoSliceMut<'a>> {
     let rest = slices.iter_mut().filter_map(|slice| {
         let skip = done.min(slice.len());
         done -= skip;
@@ -66,7 +63,7 @@ pub(crate) fn remaining_mut<'a>(
 
 /// If a range of the concatenated slices lies in one slice: the slice's index, and the range inside
 /// it.
-pub(crate) fn one_piece(
+pub fn one_piece(
     slices: &[impl Deref<Target = [u8]>],
     range: Range<usize>,
 ) -> Option<(usize, Range<usize>)> {

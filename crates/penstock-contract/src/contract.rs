@@ -1,7 +1,7 @@
 //! The contract that every store fulfils.
 
+use std::any::Any;
 use std::io::{IoSlice, IoSliceMut};
-use std::sync::Arc;
 use std::time::Instant;
 
 use crate::{Error, Key, Namespace, Result};
@@ -81,10 +81,10 @@ pub struct GetRequest<'a, 'b> {
     pub position: u64,
     /// Whether [`Self::checksum`] is wanted.
     pub wants_checksum: bool,
-    /// The [`crate::value::payload_checksum`] of what the destination holds now, if this is a hit
-    /// and the store had time to compute it. A store has time while other values are on their way
-    /// and this one is still in the processor's caches. Whoever changes the destination afterwards
-    /// resets this to `None`.
+    /// The checksum that `penstock-store` computes of what the destination holds now, if this is a
+    /// hit and the store had time to compute it. A store has time while other values are on their
+    /// way and this one is still in the processor's caches. Whoever changes the destination
+    /// afterwards resets this to `None`. A store that leaves it `None` is right too.
     pub checksum: Option<u64>,
     /// Filled in by the store.
     pub outcome: Option<Result<GetOutcome>>,
@@ -162,7 +162,7 @@ pub struct BatchBytes {
 ///
 /// Implementations are shared by threads; any method may be called from any number of them at
 /// once. Every method returns by its deadline plus scheduling noise, whatever the other side
-/// does. Values are opaque bytes here: [`crate::SealedStore`] seals and verifies them.
+/// does. Values are opaque bytes here: `SealedStore` seals and verifies them above all stores.
 ///
 /// A put is atomic: no get ever sees a part of it, even if the process dies in the middle. A get
 /// that returns [`GetOutcome::Hit`] delivered one whole value that some put stored, as long as
@@ -172,7 +172,7 @@ pub struct BatchBytes {
 /// Then the store may keep the old one and return [`PutOutcome::AlreadyPresent`], because keys name
 /// content. So whoever finds a value damaged removes it before putting it anew. A value larger than
 /// [`Capabilities::max_value_bytes`] fails with [`crate::ErrorKind::Config`].
-pub trait Store: Send + Sync {
+pub trait Store: Any + Send + Sync {
     /// What this store can do.
     fn capabilities(&self) -> Capabilities;
 
@@ -223,29 +223,11 @@ pub trait Store: Send + Sync {
         BatchBytes::default()
     }
 
-    /// The stores that this one is made of, the nearest first; empty if it is not made of several.
-    /// If a value does not verify, [`crate::SealedStore::mend`] looks at each of them.
+    /// For Penstock's own stores: more than the contract, for those who know the type of what is
+    /// returned. Nobody outside of Penstock knows it, so others can neither use this nor fake it.
     #[doc(hidden)]
-    fn tiers(&self, _: Internal) -> &[Arc<dyn Store>] {
-        &[]
-    }
-
-    /// Whether a get is a copy within this machine's memory, done when the call returns.
-    #[doc(hidden)]
-    fn is_in_memory(&self, _: Internal) -> bool {
-        false
-    }
-
-    /// Does now what this process would otherwise do when it first touches a value's memory, until
-    /// `stop` says so. To be called from a thread that nobody waits for.
-    #[doc(hidden)]
-    fn warm_up(&self, _: Internal, _stop: &dyn Fn() -> bool) {}
-
-    /// Asks to be the one process that brings a value here from elsewhere. None while another
-    /// process is bringing it. A store that no other process uses always agrees.
-    #[doc(hidden)]
-    fn claim(&self, _: Internal, _key: &Key) -> Option<Claim<'_>> {
-        Some(Box::new(()))
+    fn inside(&self) -> &'static dyn Any {
+        &()
     }
 
     /// Puts one value.
@@ -265,15 +247,8 @@ pub trait Store: Send + Sync {
     }
 }
 
-/// The right to bring a value into a store. It ends when this is dropped, or with the process.
-pub type Claim<'a> = Box<dyn Send + 'a>;
-
-/// A token that only this crate can make. Code elsewhere can neither call nor write a method that
-/// takes it.
-pub struct Internal(pub(crate) ());
-
 /// The error if a store broke its contract and left a request without an outcome.
-pub(crate) fn unanswered() -> Error {
+pub fn unanswered() -> Error {
     Error::new(
         crate::ErrorKind::Protocol,
         "the store left a request without an outcome",

@@ -1,0 +1,69 @@
+//! What fuzz tests need: a program that says whatever they want.
+
+use std::io::IoSliceMut;
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
+
+use super::link::{Failure, Link};
+use super::protocol::Greeting;
+use super::{Secrets, replies};
+use crate::{GetOutcome, GetRequest, Key};
+
+/// Reads all replies out of what a program says before it goes: gets of two values, whose memory is
+/// as long as the lengths say, then answers, puts, a listing and a text.
+pub(crate) fn replies(said: &[u8], key: Key, lengths: [usize; 2]) {
+    let _ = Greeting::parse(said);
+    let secrets = Secrets::of("x://me:secret@host");
+    let deadline = Instant::now() + Duration::from_secs(5);
+    for which in 0..5 {
+        let mut link = link(said);
+        let _ = (|| -> Result<(), Failure> {
+            let reply = link.head(deadline)?;
+            match which {
+                0 => {
+                    let mut memory = lengths.map(|length| vec![0xee; length + 1]);
+                    let [one, other] = &mut memory;
+                    let mut one = [IoSliceMut::new(&mut one[..lengths[0]])];
+                    let mut other = [IoSliceMut::new(&mut other[..lengths[1]])];
+                    let mut batch = [
+                        GetRequest::new(key, &mut one),
+                        GetRequest::new(key, &mut other),
+                    ];
+                    let read = replies::gets(&mut link, reply, &mut batch, &secrets, deadline);
+                    for (request, length) in batch.into_iter().zip(lengths) {
+                        if let Some(Ok(GetOutcome::Hit(bytes))) = request.outcome {
+                            assert!(bytes <= length as u64);
+                        }
+                    }
+                    assert!(memory.iter().all(|memory| memory.last() == Some(&0xee)));
+                    read?;
+                }
+                1 => drop(replies::answers(&mut link, reply, 2, deadline)?),
+                2 => drop(replies::puts(&mut link, reply, 2, &secrets, deadline)?),
+                3 => replies::objects(&mut link, reply, deadline, |_| {})?,
+                _ => drop(replies::text(&mut link, reply.bytes, deadline)?),
+            }
+            link.done()
+        })();
+        // Whatever was left, it can be thrown away, or the program has gone.
+        let _ = link.settle(deadline);
+    }
+}
+
+/// A link that owes a reply, to a program that says this and goes.
+fn link(said: &[u8]) -> Link {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (ours, theirs) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+    let mut link = Link::new(ours);
+    link.send(&[], Instant::now()).unwrap();
+    let mut rest = said;
+    while let Ok(sent) = rustix::net::send(&theirs, rest, SendFlags::NOSIGNAL) {
+        rest = &rest[sent..];
+        if rest.is_empty() {
+            break;
+        }
+    }
+    link
+}

@@ -1,0 +1,452 @@
+//! A store's program while it lives, from its start to its end, and the start of the next one.
+//!
+//! Each program has a thread here, its keeper, which starts it, waits for its end and buries it. The
+//! kernel ends a program when the thread that started it ends, so the keeper lives as long as the
+//! program does. The program is gone when this process is, however that ended.
+
+use std::ffi::OsString;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags,
+    SocketType,
+};
+
+use super::Secrets;
+use super::link::{Failure, Link};
+use super::protocol::{Greeting, LONGEST_TEXT};
+use crate::{Capabilities, Error, ErrorKind, Result, interrupt, readiness};
+
+/// How long a program may take from its start to its greeting.
+const START: Duration = Duration::from_secs(30);
+/// How late a reply may be before the program counts as hanging.
+const GRACE: Duration = Duration::from_secs(2);
+/// How long a program may take to end by itself when it is not needed any more.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// The first pause between the end of a program and the start of the next, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+/// A program that lived for so long has shown that it works: pauses begin anew.
+const HEALTHY: Duration = Duration::from_secs(20);
+
+/// A program that has greeted.
+pub(super) struct Running {
+    /// The process that started it: another one, a fork of it, leaves the program alone.
+    owner: u32,
+    control: OwnedFd,
+    is_condemned: AtomicBool,
+    pub(super) capabilities: Capabilities,
+    pub(super) url: String,
+    concurrency: usize,
+    links: Mutex<Links>,
+    returned: Condvar,
+}
+
+#[derive(Default)]
+struct Links {
+    idle: Vec<Link>,
+    lent: usize,
+    /// The program is not needed any more, or has gone: links are closed when nobody uses them.
+    are_over: bool,
+}
+
+impl Running {
+    fn is_ours(&self) -> bool {
+        self.owner == std::process::id()
+    }
+
+    /// Ends the program, without a farewell.
+    pub(super) fn condemn(&self) {
+        self.is_condemned.store(true, Ordering::Release);
+        self.dismiss();
+    }
+
+    /// Tells the program that it is not needed any more. Its keeper sees to it that it ends.
+    fn dismiss(&self) {
+        if self.is_ours() {
+            let mut links = self.links.lock();
+            links.are_over = true;
+            let closed = std::mem::take(&mut links.idle);
+            drop(links);
+            drop(closed);
+            self.returned.notify_all();
+            // If the program has gone already, there is nobody to tell.
+            let _ = rustix::net::shutdown(&self.control, Shutdown::Both);
+        }
+    }
+
+    /// Does something on a link that owes nothing.
+    pub(super) fn on_link<T>(
+        &self,
+        deadline: Instant,
+        work: impl FnOnce(&mut Link) -> std::result::Result<T, Failure>,
+    ) -> std::result::Result<T, Failure> {
+        let mut link = self.lend(deadline)?;
+        let done = link.settle(deadline).and_then(|()| work(&mut link));
+        let is_good = match &done {
+            Ok(_) => true,
+            Err(failure) if failure.is_fatal() => {
+                self.condemn();
+                false
+            }
+            Err(_) => true,
+        };
+        let mut links = self.links.lock();
+        links.lent -= 1;
+        if is_good && !links.are_over {
+            links.idle.push(link);
+        }
+        drop(links);
+        self.returned.notify_one();
+        done
+    }
+
+    fn lend(&self, deadline: Instant) -> std::result::Result<Link, Failure> {
+        let mut links = self.links.lock();
+        loop {
+            if links.are_over {
+                return Err(Failure::Gone);
+            }
+            // The link that owes nothing, if there is one; else the one that has owed the least.
+            links
+                .idle
+                .sort_by_key(|link| std::cmp::Reverse(link.owes_since()));
+            if links
+                .idle
+                .last()
+                .is_some_and(|link| link.owes_since().is_none())
+                || links.idle.len() + links.lent == self.concurrency
+            {
+                if let Some(link) = links.idle.pop() {
+                    let hangs = |since: Instant| since.elapsed() > GRACE;
+                    if link.owes_since().is_some_and(hangs) {
+                        drop(links);
+                        self.condemn();
+                        return Err(Failure::Gone);
+                    }
+                    links.lent += 1;
+                    return Ok(link);
+                }
+            } else {
+                let link = self.connect()?;
+                links.lent += 1;
+                return Ok(link);
+            }
+            if interrupt::wait_until(&self.returned, &mut links, deadline) {
+                return Err(Failure::Late);
+            }
+        }
+    }
+
+    /// Hands the program a socket of its own for one more request at a time.
+    fn connect(&self) -> std::result::Result<Link, Failure> {
+        let (ours, theirs) = pair(SocketFlags::NONBLOCK).map_err(|_| Failure::Gone)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let theirs = [theirs.as_fd()];
+        control.push(SendAncillaryMessage::ScmRights(&theirs));
+        let message = [IoSlice::new(b"+")];
+        rustix::net::sendmsg(&self.control, &message, &mut control, SendFlags::NOSIGNAL)
+            .map_err(|_| Failure::Gone)?;
+        Ok(Link::new(ours))
+    }
+}
+
+/// Two ends of a socket; flags are for ours. The program's end waits when it receives.
+fn pair(flags: SocketFlags) -> io::Result<(OwnedFd, OwnedFd)> {
+    let (ours, theirs) = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    if flags.contains(SocketFlags::NONBLOCK) {
+        rustix::io::ioctl_fionbio(&ours, true)?;
+    }
+    Ok((ours, theirs))
+}
+
+/// A program that is started when it is needed.
+pub(super) struct Program {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    command: Vec<OsString>,
+    url: String,
+    secrets: Secrets,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    phase: Phase,
+    /// Programs in a row that did not live for long.
+    failures: u32,
+    starts: u64,
+    is_closed: bool,
+}
+
+/// Why no program runs, in a form that can be said more than once.
+type Why = (ErrorKind, String);
+
+enum Phase {
+    /// Not before then, because of this.
+    Down(Instant, Option<Why>),
+    Starting,
+    Up(Arc<Running>),
+}
+
+impl Program {
+    pub(super) fn new(command: &[OsString], url: &str, secrets: Secrets) -> Self {
+        let state = State {
+            phase: Phase::Down(Instant::now(), None),
+            failures: 0,
+            starts: 0,
+            is_closed: false,
+        };
+        Self {
+            shared: Arc::new(Shared {
+                command: command.to_vec(),
+                url: url.to_owned(),
+                secrets,
+                state: Mutex::new(state),
+                changed: Condvar::new(),
+            }),
+        }
+    }
+
+    /// What the program must not repeat in a message.
+    pub(super) fn secrets(&self) -> &Secrets {
+        &self.shared.secrets
+    }
+
+    /// How often it was started.
+    pub(super) fn starts(&self) -> u64 {
+        self.shared.state.lock().starts
+    }
+
+    /// The program, which is started if it does not run.
+    pub(super) fn running(&self, deadline: Instant) -> Result<Arc<Running>> {
+        let mut state = self.shared.state.lock();
+        loop {
+            match &state.phase {
+                Phase::Up(running) if running.is_ours() => return Ok(Arc::clone(running)),
+                Phase::Up(_) => {
+                    // This process is a fork, and what runs is its parent's.
+                    state.phase = Phase::Down(Instant::now(), None);
+                    continue;
+                }
+                Phase::Down(until, why) if Instant::now() < *until => {
+                    let (kind, why) = why
+                        .clone()
+                        .unwrap_or((ErrorKind::Unreachable, String::new()));
+                    return Err(Error::new(kind, why));
+                }
+                Phase::Down(..) => {
+                    state.phase = Phase::Starting;
+                    state.starts += 1;
+                    let shared = Arc::clone(&self.shared);
+                    thread::Builder::new()
+                        .name("penstock-keeper".to_owned())
+                        .spawn(move || shared.keep())
+                        .map_err(|cause| {
+                            state.phase = Phase::Down(Instant::now(), None);
+                            Error::new(ErrorKind::Io, "a thread does not start").caused_by(cause)
+                        })?;
+                }
+                Phase::Starting => {}
+            }
+            if interrupt::wait_until(&self.shared.changed, &mut state, deadline) {
+                return Err(Error::new(
+                    ErrorKind::TimedOut,
+                    "the store's program is not up yet",
+                ));
+            }
+        }
+    }
+
+    /// Starts the program for the first time, and waits until it has greeted or has failed to.
+    pub(super) fn first(&self) -> Result<Arc<Running>> {
+        self.running(Instant::now() + START + GRACE)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        state.is_closed = true;
+        if let Phase::Up(running) = &state.phase {
+            running.dismiss();
+        }
+    }
+}
+
+impl Shared {
+    /// The keeper's work: one program, from its start to its end.
+    fn keep(&self) {
+        let begin = Instant::now();
+        let why = match self.start() {
+            Ok((child, running)) => self.attend(child, running),
+            Err(error) => Some((error.kind(), format!("the store does not open: {error}"))),
+        };
+        let mut state = self.state.lock();
+        if begin.elapsed() > HEALTHY {
+            state.failures = 0;
+        }
+        let pause = PAUSES.0 * 2_u32.pow(state.failures.min(16));
+        state.failures = state.failures.saturating_add(1);
+        state.phase = Phase::Down(Instant::now() + pause.min(PAUSES.1), why);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn start(&self) -> Result<(Child, Arc<Running>)> {
+        let failed = |what: &'static str| {
+            move |cause: io::Error| Error::new(ErrorKind::Io, what).caused_by(cause)
+        };
+        let (control, theirs) =
+            pair(SocketFlags::empty()).map_err(failed("a socket cannot be made"))?;
+        let (program, arguments) = self
+            .command
+            .split_first()
+            .ok_or_else(|| Error::new(ErrorKind::Config, "no program is named"))?;
+        let mut child = Command::new(program)
+            .args(arguments)
+            .env("_PENSTOCK_OWNER", std::process::id().to_string())
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::from(io::stderr()))
+            // Ctrl-C is for us. We tell the program when it is over.
+            .process_group(0)
+            .spawn()
+            .map_err(failed("the store's program does not start"))?;
+        let greeted = self.greet(&control);
+        match greeted {
+            Ok(running) => Ok((child, running(control))),
+            Err(error) => {
+                end(&mut child, Duration::ZERO);
+                Err(error)
+            }
+        }
+    }
+
+    /// Sends the URL, and reads the greeting.
+    fn greet(&self, control: &OwnedFd) -> Result<impl FnOnce(OwnedFd) -> Arc<Running> + use<>> {
+        let until = Instant::now() + START;
+        let refused = |kind, what: String| Error::new(kind, what);
+        let gone = |_| refused(ErrorKind::Unavailable, "it ended before it greeted".into());
+        let length = (self.url.len() as u32).to_le_bytes();
+        for piece in [&length[..], self.url.as_bytes()] {
+            let mut rest = piece;
+            while !rest.is_empty() {
+                let sent = rustix::net::send(control, rest, SendFlags::NOSIGNAL).map_err(gone)?;
+                rest = &rest[sent..];
+            }
+        }
+        let mut length = [0; 4];
+        read_exact(control, &mut length, until)?;
+        let length = u32::from_le_bytes(length);
+        if u64::from(length) > LONGEST_TEXT {
+            return Err(refused(ErrorKind::Protocol, "it does not greet".into()));
+        }
+        let mut greeting = vec![0; length as usize];
+        read_exact(control, &mut greeting, until)?;
+        match Greeting::parse(&greeting) {
+            Err(why) => Err(refused(ErrorKind::Protocol, why)),
+            Ok(Greeting::Refused(kind, message)) => Err(self.secrets.error(&kind, &message)),
+            Ok(Greeting::Ready {
+                capabilities,
+                concurrency,
+                url,
+            }) => {
+                let url = self.secrets.hide(&url);
+                Ok(move |control| {
+                    Arc::new(Running {
+                        owner: std::process::id(),
+                        control,
+                        is_condemned: AtomicBool::new(false),
+                        capabilities,
+                        url,
+                        concurrency,
+                        links: Mutex::default(),
+                        returned: Condvar::new(),
+                    })
+                })
+            }
+        }
+    }
+
+    /// Lets others use a program until it ends, and buries it. Returns why it ended.
+    fn attend(&self, mut child: Child, running: Arc<Running>) -> Option<Why> {
+        let is_closed = {
+            let mut state = self.state.lock();
+            state.phase = Phase::Up(Arc::clone(&running));
+            state.is_closed
+        };
+        self.changed.notify_all();
+        if is_closed {
+            running.dismiss();
+        }
+        // Nothing is ever received here but the end: the program's, or our own dismissal. Whatever
+        // else it sends makes it as useless.
+        let forever = || Instant::now() + Duration::from_secs(86_400);
+        let mut polled = [PollFd::new(&running.control, PollFlags::IN)];
+        while let Ok(false) = readiness::wait(&mut polled, forever()) {}
+        let is_condemned = running.is_condemned.swap(true, Ordering::AcqRel);
+        running.dismiss();
+        let patience = if is_condemned {
+            Duration::ZERO
+        } else {
+            FAREWELL
+        };
+        let how = end(&mut child, patience);
+        let why = if is_condemned {
+            "the store's program did not answer, and was ended".to_owned()
+        } else {
+            format!("the store's program has ended ({how})")
+        };
+        Some((ErrorKind::Unreachable, why))
+    }
+}
+
+/// Waits for a program's end, and brings it about when patience is over. Says how it ended.
+fn end(child: &mut Child, patience: Duration) -> String {
+    let until = Instant::now() + patience;
+    while Instant::now() < until {
+        if let Ok(Some(status)) = child.try_wait() {
+            return status.to_string();
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    // Its children are of its group. Whoever left the group is not ours.
+    let group = rustix::process::Pid::from_child(child);
+    let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+    let _ = child.kill();
+    child
+        .wait()
+        .map_or_else(|error| error.to_string(), |status| status.to_string())
+}
+
+fn read_exact(socket: &OwnedFd, mut into: &mut [u8], deadline: Instant) -> Result<()> {
+    let ended = || Error::new(ErrorKind::Unavailable, "it ended before it greeted");
+    while !into.is_empty() {
+        let mut polled = [PollFd::new(socket, PollFlags::IN)];
+        if !readiness::wait(&mut polled, deadline).map_err(|_| ended())? {
+            return Err(Error::new(ErrorKind::TimedOut, "it did not greet in time"));
+        }
+        match rustix::io::read(socket, &mut *into) {
+            Ok(0) | Err(_) => return Err(ended()),
+            Ok(some) => into = &mut into[some..],
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,144 @@
+//! Stores from libraries: the behaviour of stores, and what happens to those that misbehave.
+
+mod behaviour;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use behaviour::sealed::eventually;
+use behaviour::{fresh_namespace, get_one, key, kind_of, put, soon};
+use penstock_store::layers::{Breaker, BreakerSettings, Tiered};
+use penstock_store::{
+    ErrorKind, GetOutcome, MemoryStore, OpenOptions, Place, Registered, Store, open,
+    unknown_schemes,
+};
+
+/// The example `troubled_store`, built as this test is.
+fn library() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let build = || {
+        let binary = std::env::current_exe().unwrap();
+        let profile = binary.ancestors().nth(2).unwrap();
+        let built = Command::new(env!("CARGO"))
+            .args(["build", "--quiet", "--offline", "-p", "penstock-store"])
+            .args(["--example", "troubled_store", "--target-dir"])
+            .arg(profile.parent().unwrap())
+            .status();
+        assert!(built.unwrap().success());
+        profile.join("examples/libtroubled_store.so")
+    };
+    BUILT.get_or_init(build).clone()
+}
+
+fn options(place: Place) -> OpenOptions {
+    let registered = Registered {
+        scheme: "troubled".to_owned(),
+        origin: "a test 1.0".to_owned(),
+        place,
+    };
+    OpenOptions {
+        registered: vec![registered],
+        ..OpenOptions::default()
+    }
+}
+
+fn opened(url: &str) -> Arc<dyn Store> {
+    open(url, &options(Place::Library(library()))).unwrap()
+}
+
+#[test]
+fn a_store_of_a_library_behaves() {
+    behaviour::run_all(|| opened("troubled://sound"));
+}
+
+#[test]
+fn trouble_becomes_an_error_of_each_request() {
+    let namespace = fresh_namespace();
+    put(&*opened("troubled://shared"), &key(namespace, 0), b"value").unwrap();
+    for (trouble, kind) in [
+        ("panicking", ErrorKind::Unavailable),
+        ("erring", ErrorKind::Unavailable),
+        ("silent", ErrorKind::Protocol),
+    ] {
+        let store = opened(&format!("troubled://shared?trouble={trouble}"));
+        assert_eq!(kind_of(get_one(&*store, namespace)), kind, "{trouble}");
+        let put = put(&*store, &key(namespace, 1), b"other");
+        assert_eq!(kind_of(put), kind, "{trouble}");
+        let found = store.contains(&[key(namespace, 0)], soon());
+        assert_eq!(kind_of(found), kind, "{trouble}");
+        // Whatever it does, the tier behind it has the value.
+        let memory = Arc::new(MemoryStore::new(1 << 20));
+        behaviour::put(&*memory, &key(namespace, 0), b"value").unwrap();
+        let tiers = Tiered::new(vec![store, memory]);
+        let got = get_one(&tiers, namespace).unwrap();
+        assert_eq!(got, GetOutcome::Hit(5), "{trouble}");
+    }
+    let said = get_one(&*opened("troubled://shared?trouble=panicking"), namespace);
+    let said = said.unwrap_err().to_string();
+    assert!(
+        said.contains("panicked") && said.contains("on purpose"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_slow_store_is_waited_for_and_the_breaker_is_not_fooled() {
+    let store = opened("troubled://slow?trouble=slow");
+    let begin = Instant::now();
+    assert_eq!(
+        get_one(&*store, fresh_namespace()).unwrap(),
+        GetOutcome::Miss
+    );
+    assert!(begin.elapsed() >= Duration::from_millis(300));
+    let breaker = Breaker::new(store, BreakerSettings::default());
+    let late = breaker.contains(
+        &[key(fresh_namespace(), 0)],
+        behaviour::within(Duration::ZERO),
+    );
+    assert_eq!(kind_of(late), ErrorKind::TimedOut);
+    eventually("it is closed", || !breaker.is_open());
+}
+
+#[test]
+fn a_library_that_does_not_fit_is_refused_in_words() {
+    let said = |place| {
+        let Err(error) = open("troubled://me:secret@x?trouble=opening", &options(place)) else {
+            panic!("it opened");
+        };
+        let said = error.to_string();
+        assert!(
+            said.contains("a test 1.0") && !said.contains("secret"),
+            "{said}"
+        );
+        said
+    };
+    assert!(said(Place::Library("/nowhere/lib.so".into())).contains("does not load"));
+    let other = PathBuf::from("libc.so.6");
+    assert!(said(Place::Library(other)).contains("no store for Penstock"));
+    assert!(said(Place::Nowhere("two bring it".into())).contains("two bring it"));
+    assert!(said(Place::Library(library())).contains("panicked"));
+    assert!(said(Place::Program(vec!["/nowhere/program".into()])).contains("does not start"));
+    assert!(said(Place::Program(vec!["true".into()])).contains("before it greeted"));
+}
+
+#[test]
+fn schemes_that_are_not_ours_are_known_or_not() {
+    assert_eq!(
+        unknown_schemes("memory://?size=1MiB troubled://x valkey+cluster://y"),
+        ["troubled"]
+    );
+    let Err(error) = open("other://x", &options(Place::Nowhere(String::new()))) else {
+        panic!("it opened");
+    };
+    let said = error.to_string();
+    assert!(
+        said.contains("other://") && said.contains("troubled:// (a test 1.0)"),
+        "{said}"
+    );
+    // Nobody can bring what is built in.
+    let mut options = options(Place::Nowhere("taken".into()));
+    options.registered[0].scheme = "memory".to_owned();
+    assert!(open("memory://?size=1MiB", &options).is_ok());
+}

@@ -1,0 +1,1 @@
+"""The store is in the library beside this file."""

@@ -1,0 +1,91 @@
+"""Distributions that bring stores, for tests: on the path, as if they were installed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SQLITE = ROOT / "examples/store-python/src"
+"""Where the example's module lies."""
+
+TROUBLED = '''
+"""The example's store. With a file POOL.trouble, it does what that says instead of its work."""
+
+import ctypes
+import os
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from penstock_store_sqlite import SqliteStore
+
+
+class TroubledStore(SqliteStore):
+    def __init__(self, url):
+        self._url = url
+        self._file = Path(urlsplit(url).path + ".trouble")
+        if self._trouble() == "opening":
+            raise RuntimeError(f"no way to open {url}")
+        super().__init__(f"sqlite://{urlsplit(url).path}")
+        print("what a store prints is not for standard output")
+
+    def _trouble(self):
+        return self._file.read_text() if self._file.exists() else ""
+
+    def get_many(self, batch, timeout):
+        trouble = self._trouble()
+        if trouble == "raising":
+            raise RuntimeError(f"no way to get from {self._url}")
+        if trouble == "sleeping":
+            time.sleep(3600)
+        if trouble == "holding":
+            ctypes.PyDLL(None).sleep(3600)
+        if trouble == "dying":
+            os._exit(3)
+        if trouble == "exiting":
+            raise SystemExit
+        if trouble == "late":
+            time.sleep(1)
+        if trouble == "miscounting":
+            return []
+        if trouble == "mistyping":
+            return ["text"] * len(batch)
+        if trouble == "corrupting":
+            return [b"x" * len(value) for value in super().get_many(batch, timeout)]
+        return super().get_many(batch, timeout)
+'''
+
+
+def bring(folder: Path, distribution: str, stores: Mapping[str, str], **modules: str) -> Path:
+    """Makes a distribution that brings stores (scheme → value) with modules (name → source).
+    Returns the folder to put on the path."""
+    info = folder / f"{distribution.replace('-', '_')}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+    lines = [f"{scheme} = {value}" for scheme, value in stores.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[penstock.stores]", *lines, ""]))
+    for name, source in modules.items():
+        (folder / f"{name}.py").write_text(textwrap.dedent(source))
+    return folder
+
+
+def bring_troubled(folder: Path) -> list[Path]:
+    """Brings the example's store as `sqlite`, and in trouble as `troubled`. Returns the folders to
+    put on the path."""
+    stores = {
+        "sqlite": "penstock_store_sqlite:SqliteStore",
+        "troubled": "troubled:TroubledStore",
+    }
+    return [bring(folder, "penstock-test", stores, troubled=TROUBLED), SQLITE]
+
+
+PATH_VARIABLE = "PENSTOCK_TEST_STORES"
+
+
+def onto_path() -> None:
+    """Puts the folders that the environment names on this process's path."""
+    sys.path[:0] = os.environ[PATH_VARIABLE].split(os.pathsep)

@@ -1,0 +1,251 @@
+"""Stores that other distributions bring: found, proved, and what happens to those in trouble."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock._native import check_store
+from penstock.errors import (
+    ConfigError,
+    NotFound,
+    PenstockError,
+    ProtocolError,
+    StoreError,
+    TimedOut,
+    Unavailable,
+    Unreachable,
+)
+from penstock.pool import registered_stores
+from tests.pool.registered import bring, bring_troubled
+
+VALUE = b"its KV" * 1000
+
+
+@pytest.fixture
+def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for pools, with the example's store and its troubled form registered."""
+    for folder in bring_troubled(tmp_path / "site"):
+        monkeypatch.syspath_prepend(folder)
+    # Those of the test before are about to end, once nobody holds their pools.
+    gc.collect()
+    eventually(lambda: programs_of(os.getpid()) == [])
+    return tmp_path
+
+
+def troubled(folder: Path, trouble: str) -> penstock.Pool:
+    """A pool with a value, which is in trouble from now on."""
+    pool = penstock.open(f"troubled://me:s3cret@host{folder}/pool.db")
+    pool.put("a", VALUE)
+    (folder / "pool.db.trouble").write_text(trouble)
+    return pool
+
+
+def programs_of(process: int) -> list[int]:
+    """The processes that a process has started and that have not ended."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            stat = (folder / "stat").read_text().rpartition(") ")[2].split()
+        except OSError:
+            continue
+        if int(stat[1]) == process and stat[0] != "Z":
+            found.append(int(folder.name))
+    return found
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 10) -> None:
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def eventually_hits(pool: penstock.Pool) -> None:
+    """The pool has the value again, once a new program is up."""
+
+    def hits() -> bool:
+        try:
+            return bytes(pool.get("a", timeout=2)) == VALUE
+        except StoreError:
+            return False
+
+    eventually(hits, 20)
+
+
+def test_a_store_that_is_not_as_it_must_be_is_found_out(brought: Path) -> None:
+    url = f"troubled://{brought}/pool.db"
+    (brought / "pool.db.trouble").write_text("corrupting")
+    said = check_store(url, "round trips of every size")
+    assert said is not None
+    assert "came back changed" in said
+
+
+def test_all_layers_work_above_it(brought: Path) -> None:
+    url = f"memory://?size=1MiB sqlite://{brought}/pool.db"
+    with penstock.open(url) as pool, penstock.open(f"sqlite://{brought}/pool.db") as below:
+        pool.put("a", VALUE)
+        assert bytes(below.get("a")) == VALUE
+        below.put("b", VALUE)
+        assert bytes(pool.get("b")) == VALUE
+        assert len(below.list()) == 2
+        assert "secret" not in below.url
+
+
+@pytest.mark.parametrize(
+    ("trouble", "error"),
+    [
+        ("raising", Unavailable),
+        ("miscounting", ProtocolError),
+        ("mistyping", Unavailable),
+    ],
+)
+def test_what_a_store_raises_is_an_error_in_words(
+    brought: Path, trouble: str, error: type[PenstockError]
+) -> None:
+    with troubled(brought, trouble) as pool:
+        before = programs_of(os.getpid())
+        with pytest.raises(error) as raised:
+            pool.get("a")
+        assert "s3cret" not in str(raised.value)
+        # The program goes on: nothing is wrong with it.
+        (brought / "pool.db.trouble").unlink()
+        assert bytes(pool.get("a")) == VALUE
+        assert programs_of(os.getpid()) == before
+
+
+@pytest.mark.parametrize("trouble", ["dying", "exiting"])
+def test_a_store_that_dies_is_started_again(brought: Path, trouble: str) -> None:
+    with troubled(brought, trouble) as pool:
+        with pytest.raises(Unreachable):
+            pool.get("a")
+        (brought / "pool.db.trouble").unlink()
+        eventually_hits(pool)
+
+
+@pytest.mark.parametrize("trouble", ["sleeping", "holding"])
+def test_a_store_that_hangs_is_ended_and_started_again(brought: Path, trouble: str) -> None:
+    with troubled(brought, trouble) as pool:
+        [program] = programs_of(os.getpid())
+        start = time.monotonic()
+        for _ in range(3):
+            with pytest.raises(TimedOut):
+                pool.get("a", timeout=0.2)
+        assert time.monotonic() - start < 2
+        (brought / "pool.db.trouble").unlink()
+        eventually_hits(pool)
+        assert program not in programs_of(os.getpid())
+
+
+def test_a_late_answer_is_written_nowhere(brought: Path) -> None:
+    with troubled(brought, "late") as pool:
+        [program] = programs_of(os.getpid())
+        into = bytearray(b"-" * 8000)
+        with pytest.raises(TimedOut):
+            pool.get("a", into=into, timeout=0.3)
+        into[:] = b"+" * 8000
+        time.sleep(1)
+        assert into == b"+" * 8000
+        (brought / "pool.db.trouble").unlink()
+        # The next answer on the same link is the one to the next question.
+        assert pool.contains(["a", "b"]) == [True, False]
+        assert bytes(pool.get("a")) == VALUE
+        assert programs_of(os.getpid()) == [program]
+
+
+def test_damage_is_a_miss(brought: Path) -> None:
+    with troubled(brought, "corrupting") as pool:
+        with pytest.raises(NotFound):
+            pool.get("a")
+        assert pool.stats()["rejected"] == 1
+
+
+def test_a_store_that_does_not_open_says_why(brought: Path) -> None:
+    (brought / "x.trouble").write_text("opening")
+    for url, said in [
+        (f"troubled://me:s3cret@host{brought}/x", "no way to open"),
+        ("sqlite://host/x", "absolute/path.db"),
+        ("other:///x", "registered are"),
+    ]:
+        with pytest.raises(ConfigError, match=said) as raised:
+            penstock.open(url)
+        assert "s3cret" not in str(raised.value)
+    gc.collect()
+    eventually(lambda: programs_of(os.getpid()) == [])
+
+
+def test_its_program_ends_with_the_pool_and_with_the_process(brought: Path) -> None:
+    pool = penstock.open(f"sqlite://{brought}/pool.db")
+    [program] = programs_of(os.getpid())
+    pool.close()
+    eventually(lambda: not Path(f"/proc/{program}").exists())
+
+    code = (
+        "import os, penstock\n"
+        f"pool = penstock.open('sqlite://{brought}/pool.db')\n"
+        "pool.put('b', b'value')\n"
+        "print(*[name for name in os.listdir('/proc') if name.isdecimal() and"
+        " open(f'/proc/{name}/stat').read().rpartition(') ')[2].split()[1] == str(os.getpid())],"
+        " flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    path = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    eventually(lambda: not Path(f"/proc/{done.stdout.strip()}").exists())
+
+
+def test_a_fork_has_a_program_of_its_own(brought: Path) -> None:
+    pool = penstock.open(f"sqlite://{brought}/pool.db")
+    pool.put("a", VALUE)
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if bytes(pool.get("a", timeout=20)) == VALUE else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert bytes(pool.get("a")) == VALUE
+    pool.close()
+
+
+def test_who_brings_what_is_listed_and_conflicts_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, stores in {
+        "one": {"both": "nobody:Store", "memory": "nobody:Store", "lib": "nobody_has.this"},
+        "other": {"both": "somebody:Store"},
+    }.items():
+        monkeypatch.syspath_prepend(bring(tmp_path / name, name, stores))
+    found = {store.scheme: store for store in registered_stores()}
+    assert found["both"].distribution == "one 1.0, other 1.0"
+    assert "several distributions bring" in found["both"].problem
+    assert "built into Penstock" in found["memory"].problem
+    assert found["lib"].kind == "library"
+    for scheme, said in [("both", "one 1.0, other 1.0"), ("lib", "is not there")]:
+        with pytest.raises(ConfigError, match=said):
+            penstock.open(f"{scheme}://x")
+    # What is built in stays what it is.
+    penstock.open("memory://?size=1MiB").close()
+
+
+def test_a_class_that_is_not_there_is_an_error_of_the_pool_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(bring(tmp_path, "one", {"gone": "no_such_module:Store"}))
+    with pytest.raises(ConfigError, match=r"no_such_module.*one 1\.0"):
+        penstock.open("gone://x")

@@ -190,7 +190,7 @@ def test_the_pool_is_a_directory_of_the_user_by_default(
         (["--prefix-caching-hash-algo", "xxhash"], "PYTHONHASHSEED"),
         (["--prefix-caching-hash-algo=xxhash_cbor"], "PYTHONHASHSEED"),
         (["--pool", "memory://?size=1GiB"], "private"),
-        (["--pool", "ftp://cache.example"], "pool URL"),
+        (["--pool", "ftp://cache.example"], "no store has the scheme"),
         (["--set", "colour=red"], "colour"),
         (["--set", "load_timeout"], "NAME=VALUE"),
         (["--set", "pool=file:///elsewhere"], "--pool"),

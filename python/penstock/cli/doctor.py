@@ -231,8 +231,6 @@ def examine(store: Store, timeout: float, keys: EncryptionKeys | None = None) ->
         facts = {}
         report.findings.append(_failed("settings", error))
     report.findings += findings.of_url(store.url)
-    if (registered := pool_schemes.finding()) is not None:
-        report.findings.append(registered)
     # What the facts of a registered store mean is the store's own.
     if is_registered(store.url):
         pass
@@ -258,6 +256,8 @@ def examine(store: Store, timeout: float, keys: EncryptionKeys | None = None) ->
         report.findings.append(findings.of_keys(keys))
     with Pool(store, _NAMESPACE, timeout=timeout) as pool:
         report.findings += _measure(pool, report)
+    if (registered := pool_schemes.finding()) is not None:
+        report.findings.append(registered)
     return report
 
 

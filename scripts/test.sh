@@ -127,7 +127,7 @@ all() {
     some=tests stage 'models (loom): signals, completions, slots' 600 env RUSTFLAGS='--cfg loom' \
         CARGO_TARGET_DIR=target/loom cargo test --quiet -p penstock-engine --locked --lib loom_models
     # Each fuzz test for so long, two at a time; what they found so far is in the tests above.
-    some=tests stage 'fuzzing' 600 env BOLERO_RANDOM_TEST_TIME_MS=20000 \
+    some=tests stage 'fuzzing' 600 env BOLERO_RANDOM_TEST_TIME_MS=8000 \
         cargo test --quiet -p penstock-store --locked --lib fuzz::
     stage 'end-to-end tests with model runner V2' 1200 scripts/model-runner-v2.sh "$VIRTUAL_ENV" \
         python -m pytest -q tests/e2e/test_model_runner_v2.py --timeout 600
@@ -138,8 +138,7 @@ all() {
     # What Penstock uses of 0.30 and of 0.31 is the same. They differ in how steps end that compute
     # nothing.
     stage 'end-to-end tests with vLLM 0.30.0' 900 scripts/vllm-version.sh "$VIRTUAL_ENV" 0.30.0 \
-        python -m pytest -q "${of_each_version[0]}" "${of_each_version[2]}" \
-        tests/e2e/test_kv_events.py --timeout 600
+        python -m pytest -q "${of_each_version[0]}" "${of_each_version[2]}" --timeout 600
     stage "rolling upgrade from $version_before" 900 scripts/version-before.sh "$VIRTUAL_ENV" \
         "$version_before" python -m pytest -q tests/e2e/test_rolling_upgrade.py --timeout 600
     # Some 25 s, and what it takes to fetch Mooncake once.

@@ -17,12 +17,14 @@ if [[ ! -e $folder/.done ]]; then
     source=$(mktemp -d)
     trap 'rm -rf "$source"' EXIT
     git archive "$commit" | tar --extract --directory "$source"
-    # A debug build, in a folder of its own: its crates have the names of today's.
-    (cd "$source" && CARGO_TARGET_DIR=$source/target \
+    # A debug build: what it depends on is mostly built already, for today's tests. They do not use
+    # the library that is made here.
+    target=${CARGO_TARGET_DIR:-$PWD/target}
+    (cd "$source" && CARGO_TARGET_DIR=$target \
         cargo build --quiet --locked --package penstock-py --features pyo3/extension-module)
     rm -rf "$folder"
     cp -r "$source/python" "$folder"
-    cp "$source/target/debug/lib_native.so" "$folder/penstock/_native.abi3.so"
+    cp "$target/debug/lib_native.so" "$folder/penstock/_native.abi3.so"
     touch "$folder/.done"
 fi
 

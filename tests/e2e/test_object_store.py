@@ -74,6 +74,7 @@ def test_another_engine_loads_and_faults_cost_hits_alone(
         wait_for_hits(second, expected)
 
 
+@pytest.mark.soak
 def test_behind_shared_memory_it_is_read_once(
     server: ObjectServer, llama: Path, expected: list[Answer], start: Callable[..., Node]
 ) -> None:

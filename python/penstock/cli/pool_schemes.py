@@ -30,9 +30,9 @@ def add_parsers(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def finding() -> Finding | None:
-    """What `penstock doctor` says of registered stores; None if there are none."""
+    """What `penstock doctor` says of registered stores; None if others bring none."""
     stores = registered_stores()
-    if not stores:
+    if all(one.distribution.split()[0] == "penstock" and not one.problem for one in stores):
         return None
     problems = [store.problem for store in stores if store.problem]
     said = ", ".join(f"{one.scheme}:// ({one.distribution})" for one in stores)

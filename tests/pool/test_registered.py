@@ -51,14 +51,16 @@ def troubled(folder: Path, trouble: str) -> penstock.Pool:
 
 
 def programs_of(process: int) -> list[int]:
-    """The processes that a process has started and that have not ended."""
+    """The programs of stores that a process has started and that have not ended."""
     found = []
     for folder in Path("/proc").iterdir():
         try:
             stat = (folder / "stat").read_text().rpartition(") ")[2].split()
+            command = (folder / "cmdline").read_bytes()
         except OSError:
             continue
-        if int(stat[1]) == process and stat[0] != "Z":
+        # A process that has ended has no command line.
+        if int(stat[1]) == process and b"penstock.pool.host" in command:
             found.append(int(folder.name))
     return found
 

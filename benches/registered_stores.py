@@ -1,36 +1,42 @@
-"""Mooncake's store as a pool, beside Mooncake's own client on the same store.
+"""Registered stores as pools, beside their own clients: Mooncake's, and the example over SQLite.
 
 In each pass both put, get and remove the same values, in turn. Penstock's values are sealed and
 verified and go through the store's program. Those of Mooncake's client go from and to memory that
-is registered with it, and nothing is verified. Run it as
-``scripts/mooncake.sh .venv 0.3.13.post1 python -m benches.mooncake_pool``.
+is registered with it; those of the example's class stay in this process. Nothing is verified there.
+Run it as ``scripts/mooncake.sh .venv 0.3.13.post1 python -m benches.registered_stores``, or as
+``python -m benches.registered_stores --store sqlite``.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import os
 import statistics
+import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.mooncake import Mooncake
+from tests.pool.registered import bring_troubled
 
 import penstock
 from benches import report
 from benches.report import MIB, progress, size_name
+from penstock.pool import Get, Put
 
 BATCH = 8
 """Values in one call."""
 
 
-class OwnClient:
+class MooncakesOwn:
     """Mooncake's client, in this process."""
 
-    name = "Mooncake's client"
+    name = "its own client"
 
     def __init__(self, master: str, values: list[bytearray]) -> None:
         from mooncake.store import MooncakeDistributedStore
@@ -62,6 +68,35 @@ class OwnClient:
 
     def remove(self) -> None:
         self._client.batch_remove(self._names, True)
+
+
+class SqlitesOwn:
+    """The class of the example, in this process."""
+
+    name = "its own client"
+
+    def __init__(self, url: str, values: list[bytearray]) -> None:
+        from penstock_store_sqlite import SqliteStore
+
+        self._store = SqliteStore(url)
+        self._values = values
+        self._keys = [bytes(55) + bytes([n]) for n in range(BATCH)]
+        self._got: list[bytes | None] = []
+
+    def put(self) -> None:
+        puts = zip(self._keys, self._values, strict=True)
+        self._store.put_many([Put(key, memoryview(value), 0) for key, value in puts], 30.0)
+
+    def get(self) -> None:
+        room = len(self._values[0])
+        self._got = self._store.get_many([Get(key, room, 0) for key in self._keys], 30.0)
+
+    def check(self) -> None:
+        """What came is what was put."""
+        assert self._got == self._values
+
+    def remove(self) -> None:
+        self._store.remove(self._keys, 30.0)
 
 
 class Pool:
@@ -97,9 +132,38 @@ def timed(work: Any) -> float:
     return time.perf_counter() - start
 
 
-def measure(mooncake: Mooncake, size: int, passes: int) -> dict[str, Any]:
+Own = Callable[[list[bytearray]], Any]
+"""Makes the store's own client for some values."""
+
+
+@contextlib.contextmanager
+def mooncake() -> Iterator[tuple[str, Own]]:
+    """A Mooncake of its own: the pool's URL, and the client."""
+    programs = Path(os.environ["PENSTOCK_TEST_MOONCAKE"])
+    with tempfile.TemporaryDirectory() as folder:
+        server = Mooncake(programs, Path(folder))
+        try:
+            server.wait_until_it_stores()
+            yield server.url, lambda values: MooncakesOwn(server.master, values)
+        finally:
+            server.stop()
+
+
+@contextlib.contextmanager
+def sqlite() -> Iterator[tuple[str, Own]]:
+    """A data base of its own for each: the pool's URL, and the class."""
+    with tempfile.TemporaryDirectory() as folder:
+        sys.path[:0] = map(str, bring_troubled(Path(folder) / "site"))
+        own = f"sqlite://{folder}/own.db"
+        yield f"sqlite://{folder}/pool.db", lambda values: SqlitesOwn(own, values)
+
+
+STORES = {"mooncake": mooncake, "sqlite": sqlite}
+
+
+def measure(url: str, own: Own, size: int, passes: int) -> dict[str, Any]:
     values = [bytearray(os.urandom(size)) for _ in range(BATCH)]
-    clients = [Pool(mooncake.url, values), OwnClient(mooncake.master, values)]
+    clients = [Pool(url, values), own(values)]
     seconds: dict[str, dict[str, list[float]]] = {
         client.name: {"put": [], "get": []} for client in clients
     }
@@ -119,8 +183,8 @@ def tables(results: list[dict[str, Any]]) -> str:
     rows = []
     for result in results:
         nbytes = result["size"] * result["batch"]
-        ours, own = (result["seconds"][one.name] for one in (Pool, OwnClient))
-        for client, seconds in ((Pool.name, ours), (OwnClient.name, own)):
+        ours, own = (result["seconds"][name] for name in (Pool.name, MooncakesOwn.name))
+        for client, seconds in ((Pool.name, ours), (MooncakesOwn.name, own)):
             rates = [
                 f"{nbytes / MIB / statistics.median(seconds[way]):.0f}" for way in ("put", "get")
             ]
@@ -134,23 +198,19 @@ def tables(results: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--store", choices=list(STORES), default="mooncake")
     parser.add_argument("--sizes", type=report.parse_sizes, default="256KiB,1MiB,4MiB")
     parser.add_argument("--passes", type=int, default=21)
     args = report.begin(parser)
-    programs = os.environ.get("PENSTOCK_TEST_MOONCAKE")
-    if programs is None:
+    if args.store == "mooncake" and "PENSTOCK_TEST_MOONCAKE" not in os.environ:
         parser.error("Mooncake is not here: scripts/mooncake.sh runs a command with it")
     results = []
-    with tempfile.TemporaryDirectory() as folder:
-        mooncake = Mooncake(Path(programs), Path(folder))
-        try:
-            mooncake.wait_until_it_stores()
-            for size in args.sizes:
-                progress(f"values of {size_name(size)}")
-                results.append(measure(mooncake, size, args.passes))
-        finally:
-            mooncake.stop()
-    report.finish(args, tables(results), {"passes": args.passes, "sizes": results})
+    with STORES[args.store]() as (url, own):
+        for size in args.sizes:
+            progress(f"values of {size_name(size)}")
+            results.append(measure(url, own, size, args.passes))
+    found = {"store": args.store, "passes": args.passes, "sizes": results}
+    report.finish(args, tables(results), found)
 
 
 if __name__ == "__main__":

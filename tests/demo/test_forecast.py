@@ -10,13 +10,16 @@ from hypothesis import strategies as st
 
 from penstock.completions import Answer
 from penstock.demo.engine import Counters
-from penstock.demo.forecast import expected_hit_ratio, found_hit_ratio, requests_text
+from penstock.demo.figures import Hits
+from penstock.demo.forecast import hits_of, requests_text
 from penstock.demo.replay import BLOCK_TOKENS, Exchange, Situation, chain
 
 
-def exchange(prompt: tuple[int, ...], *, cached: int = 0, loaded: int = 0) -> Exchange:
+def exchange(
+    prompt: tuple[int, ...], *, cached: int = 0, loaded: int = 0, declined: int = 0
+) -> Exchange:
     answer = Answer((1, 2), 0.1, 0.2, cached)
-    return Exchange(0, 0, 0, Situation.COLD, prompt, answer, Counters(loaded, 0, 0))
+    return Exchange(0, 0, 0, Situation.COLD, prompt, answer, Counters(loaded, 0, 0, declined))
 
 
 def prompt(*blocks: int, rest: int = 3) -> tuple[int, ...]:
@@ -33,15 +36,16 @@ def test_every_block_is_found_that_any_node_has_seen(requests: list[list[int]]) 
         found += next((n for n, name in enumerate(names) if name not in seen), len(names))
         total += len(names)
         seen.update(names)
-    assert expected_hit_ratio(exchanges) == found / max(1, total)
+    assert hits_of(exchanges).expected == found / max(1, total)
 
 
-def test_what_was_found_is_counted_in_blocks() -> None:
+def test_what_was_found_and_what_was_declined_are_counted_in_blocks() -> None:
     exchanges = [
         exchange(prompt(1, 2, 3, 4)),
         exchange(prompt(1, 2, 3, 5), cached=3 * BLOCK_TOKENS, loaded=2 * BLOCK_TOKENS),
+        exchange(prompt(1, 2, 3, 4), declined=4 * BLOCK_TOKENS),
     ]
-    assert found_hit_ratio(exchanges) == 3 / 8
+    assert hits_of(exchanges) == Hits(found=3 / 12, declined=4 / 12, expected=7 / 12)
 
 
 def test_requests_are_saved_in_mooncakes_format(tmp_path: Path) -> None:

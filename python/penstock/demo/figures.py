@@ -42,8 +42,11 @@ class Hits:
     """Shares of the prompts' whole blocks that the nodes did not have to compute."""
 
     found: float
+    declined: float
+    """The share that the pool had, and that the nodes computed as this seemed faster."""
     expected: float
-    """The share that `penstock simulate` expects."""
+    """The share that `penstock simulate` expects to be found. It takes every load to be worth its
+    time, so `found` and `declined` together should be as much."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,12 @@ class Figures:
             "stored_bytes": self.moved.stored_bytes,
             "outputs_equal": len(self.comparisons) - len(self.differing),
             "failures": list(self.failures),
-            "hit_ratio": self.hits and {"found": self.hits.found, "simulated": self.hits.expected},
+            "hit_ratio": self.hits
+            and {
+                "found": self.hits.found,
+                "declined": self.hits.declined,
+                "simulated": self.hits.expected,
+            },
             "time_to_first_token": {
                 row.situation.value: {
                     "requests": row.requests,

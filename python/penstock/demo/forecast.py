@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from penstock.demo.figures import Hits
 from penstock.demo.replay import BLOCK_TOKENS, Exchange, chain
 from penstock.demo.workload import NODES
 from penstock.sim import Fleet, Tier, Trace, replay
@@ -44,8 +45,9 @@ def expected_hit_ratio(exchanges: Sequence[Exchange]) -> float:
     return replay(trace, fleet).total.hit_ratio
 
 
-def found_hit_ratio(exchanges: Sequence[Exchange]) -> float:
-    """Share of the prompts' whole blocks that the nodes had themselves or loaded from the pool."""
-    blocks = sum(len(exchange.prompt) // BLOCK_TOKENS for exchange in exchanges)
+def hits_of(exchanges: Sequence[Exchange]) -> Hits:
+    """The shares of the prompts' whole blocks that were found, declined, and expected."""
+    blocks = max(1, sum(len(exchange.prompt) // BLOCK_TOKENS for exchange in exchanges))
     found = sum(each.local_tokens + each.loaded_tokens for each in exchanges) // BLOCK_TOKENS
-    return found / max(1, blocks)
+    declined = sum(each.moved.declined_tokens for each in exchanges) // BLOCK_TOKENS
+    return Hits(found / blocks, declined / blocks, expected_hit_ratio(exchanges))

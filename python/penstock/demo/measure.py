@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from penstock._native import Store
 from penstock.demo.engine import Counters, Engine
-from penstock.demo.figures import Figures, Hits, summarise
-from penstock.demo.forecast import expected_hit_ratio, found_hit_ratio
+from penstock.demo.figures import Figures, summarise
+from penstock.demo.forecast import hits_of
 from penstock.demo.model import model_folder
 from penstock.demo.processes import (
     Interruption,
@@ -89,8 +89,7 @@ def _run(
     moved = _sum_of(nodes) - before
     hits = None
     if not any(step.follows for step in workload.steps):
-        exchanges = [each.exchange for each in comparisons]
-        hits = Hits(found_hit_ratio(exchanges), expected_hit_ratio(exchanges))
+        hits = hits_of([each.exchange for each in comparisons])
     first, second = shares_of_cores()
     cores = f"server A on core {first}, B on {second}, the one without Penstock on {first}"
     facts = environment(model, cores)

@@ -84,11 +84,13 @@ def _tiles(figures: Figures) -> list[str]:
         )
     )
     if figures.hits is not None:
+        declined = figures.hits.declined
         tiles.append(
             tile(
                 f"{figures.hits.found:.1%}",
                 "of the prompts' blocks were not computed; "
-                f"{figures.hits.expected:.1%} by penstock simulate",
+                f"{figures.hits.expected:.1%} by penstock simulate"
+                + (f", {declined:.1%} not worth a load" if declined else ""),
             )
         )
     return tiles

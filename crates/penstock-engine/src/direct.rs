@@ -4,7 +4,7 @@
 use penstock_layout::{Descriptor, Span};
 
 use crate::copy::cuda::CudaExecutor;
-use crate::registration::{NotCopied, Registration};
+use crate::registration::{NotCopied, Object, Registration};
 use crate::{Calibration, CudaError, Device, EngineError, Region};
 
 /// Blocks in registered memory, copied to and from one contiguous piece in canonical order.
@@ -45,9 +45,13 @@ impl DirectCopy {
         sum: bool,
     ) -> Result<usize, EngineError> {
         let bytes = self.bytes(blocks, &span, payload.len())?;
-        let (pages, payload) = (blocks.iter().copied(), &mut payload[..bytes]);
+        let object = Object {
+            pages: blocks.iter().copied(),
+            span: &span,
+            payload: &mut payload[..bytes],
+        };
         self.registration
-            .gather(pages, &span, payload, sum, &mut Vec::new())
+            .gather([object], sum, &mut Vec::new())
             .map_err(refused)?;
         Ok(bytes)
     }
@@ -61,9 +65,13 @@ impl DirectCopy {
         payload: &[u8],
     ) -> Result<usize, EngineError> {
         let bytes = self.bytes(blocks, &span, payload.len())?;
-        let (pages, payload) = (blocks.iter().copied(), &payload[..bytes]);
+        let object = Object {
+            pages: blocks.iter().copied(),
+            span: &span,
+            payload: &payload[..bytes],
+        };
         self.registration
-            .scatter(pages, &span, payload, &mut Vec::new())
+            .scatter([object], &mut Vec::new())
             .map_err(refused)?;
         Ok(bytes)
     }

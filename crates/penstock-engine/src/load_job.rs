@@ -343,7 +343,7 @@ impl LoadTicket {
         &self.job.objects[self.index]
     }
 
-    pub(crate) fn registration(&self) -> &Registration {
+    pub(crate) fn registration(&self) -> &Arc<Registration> {
         &self.transfer().registration
     }
 

@@ -64,7 +64,8 @@ pub(crate) struct Put {
 
 /// What a copy lane does next.
 pub(crate) enum CopyWork {
-    Gather(StoreTicket, Slot<Empty>),
+    /// Objects of one registration, in one copy.
+    Gather(Vec<(StoreTicket, Slot<Empty>)>),
     /// Wait for a signal, or until this time.
     Wait(Option<Instant>),
     Close,
@@ -208,11 +209,9 @@ impl Queues {
                 // The objects behind it have later fences.
                 Passage::Ahead => (oldest.since + self.config.fence_wait, Outcome::Dropped),
                 Passage::Passed(at) => {
-                    if let Some(slot) = self.lease(Purpose::Store) {
-                        return match state.pop_gather() {
-                            Some(gather) => CopyWork::Gather(gather.ticket, slot),
-                            None => CopyWork::Wait(None),
-                        };
+                    let batch = self.pop_gathers(state);
+                    if !batch.is_empty() {
+                        return CopyWork::Gather(batch);
                     }
                     (at + self.config.store_wait, Outcome::Dropped)
                 }
@@ -224,6 +223,28 @@ impl Queues {
             over.extend(state.pop_gather().map(|gather| (gather.ticket, outcome)));
         }
         CopyWork::Wait(None)
+    }
+
+    /// The oldest objects that one copy takes, with a slot for each. None if there is no slot.
+    fn pop_gathers(&self, state: &mut State) -> Vec<(StoreTicket, Slot<Empty>)> {
+        let mut batch: Vec<(StoreTicket, Slot<Empty>)> = Vec::new();
+        let mut bytes = 0;
+        while let Some(Gather { ticket, .. }) = state.gathers.front() {
+            bytes += ticket.transfer().bytes;
+            let goes_along = batch.first().is_none_or(|(first, _)| {
+                Arc::ptr_eq(first.registration(), ticket.registration())
+                    && bytes <= ticket.registration().copy_bytes()
+                    && matches!(ticket.passage(), Passage::Passed(_))
+            });
+            if !goes_along {
+                break;
+            }
+            let Some(slot) = self.lease(Purpose::Store) else {
+                break;
+            };
+            batch.extend(state.pop_gather().map(|gather| (gather.ticket, slot)));
+        }
+        batch
     }
 
     /// Older jobs come before younger ones, except those whose fence is ahead.

@@ -1,6 +1,7 @@
 //! Registrations: layouts laid over regions, and the copies to and from them.
 
 use std::io::IoSliceMut;
+use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
@@ -9,7 +10,7 @@ use penstock_store::value::Checksum;
 
 use crate::EngineError;
 use crate::copy::cuda::CudaError;
-use crate::copy::{Executor, host};
+use crate::copy::{Executor, Gathering, Scattering, host};
 use crate::region::Region;
 
 /// Why blocks were not copied, or not all of them.
@@ -21,6 +22,13 @@ pub(crate) enum NotCopied {
     /// The device failed.
     #[error(transparent)]
     Device(#[from] CudaError),
+}
+
+/// A span of pages, which have been checked, and a payload that is as long as they are.
+pub(crate) struct Object<'a, P, B> {
+    pub(crate) pages: P,
+    pub(crate) span: &'a Span,
+    pub(crate) payload: B,
 }
 
 /// A layout laid over regions. Jobs hold the registration that they were submitted under.
@@ -106,51 +114,63 @@ impl Registration {
         }
     }
 
-    /// Copies a span of pages into `payload`. The pages have been checked, and `payload` is as long
-    /// as they are. Returns the checksum of the payload, or of nothing without `sum`. `segments` is
-    /// scratch space.
+    /// Copies the pages of objects into their payloads, in one copy. Returns each payload's checksum,
+    /// or that of nothing without `sum`. `segments` is scratch space.
     #[allow(unsafe_code)]
-    pub(crate) fn gather(
+    pub(crate) fn gather<'a, P: IntoIterator<Item = u64>>(
         &self,
-        pages: impl IntoIterator<Item = u64>,
-        span: &Span,
-        payload: &mut [u8],
+        objects: impl IntoIterator<Item = Object<'a, P, &'a mut [u8]>>,
         sum: bool,
         segments: &mut Vec<Segment>,
-    ) -> Result<Checksum, NotCopied> {
-        self.segments(pages, span, payload.len(), segments);
+    ) -> Result<Vec<Checksum>, NotCopied> {
+        let payloads = self.segments_of(objects, segments);
+        let mut checksums = vec![Checksum::new(); payloads.len()];
+        let mut gatherings: Vec<Gathering<'_>> = (payloads.into_iter().zip(&mut checksums))
+            .map(|((range, payload), checksum)| Gathering {
+                segments: &segments[range],
+                payload,
+                checksum: sum.then_some(checksum),
+            })
+            .collect();
         let open = self.open.read();
         if !*open {
             return Err(NotCopied::Closed);
         }
-        let mut checksum = Checksum::new();
-        let into = sum.then_some(&mut checksum);
         // SAFETY: `segments` has checked every segment against its region and their sum against
         // the payload. While the registration is open, the regions are mapped and the blocks of
-        // a store job are not written: whoever made them has promised it. The payload is arena
+        // a store job are not written: whoever made them has promised it. The payloads are arena
         // memory, or the caller's own, which no region overlaps.
-        unsafe { self.executor.gather(&self.regions, segments, payload, into) }?;
-        Ok(checksum)
+        unsafe { self.executor.gather(&self.regions, &mut gatherings) }?;
+        Ok(checksums)
     }
 
-    /// Copies a verified `payload` into a span of pages, which have been checked. `segments` is
-    /// scratch space.
+    /// Copies the verified payloads of objects into their pages, in one copy. `segments` is scratch
+    /// space.
     #[allow(unsafe_code)]
-    pub(crate) fn scatter(
+    pub(crate) fn scatter<'a, P: IntoIterator<Item = u64>>(
         &self,
-        pages: impl IntoIterator<Item = u64>,
-        span: &Span,
-        payload: &[u8],
+        objects: impl IntoIterator<Item = Object<'a, P, &'a [u8]>>,
         segments: &mut Vec<Segment>,
     ) -> Result<(), NotCopied> {
-        self.segments(pages, span, payload.len(), segments);
+        let payloads = self.segments_of(objects, segments);
+        let scatterings: Vec<Scattering<'_>> = (payloads.into_iter())
+            .map(|(range, payload)| Scattering {
+                segments: &segments[range],
+                payload,
+            })
+            .collect();
         let open = self.open.read();
         if !*open {
             return Err(NotCopied::Closed);
         }
         // SAFETY: as in `gather`; the blocks of a load job are touched by nobody else.
-        unsafe { self.executor.scatter(payload, &self.regions, segments) }?;
+        unsafe { self.executor.scatter(&self.regions, &scatterings) }?;
         Ok(())
+    }
+
+    /// Payload bytes that are worth a copy of their own; 0 if every object is.
+    pub(crate) fn copy_bytes(&self) -> usize {
+        self.executor.copy_bytes()
     }
 
     /// Whether the pages are host memory, which [`fill`](Self::fill) needs.
@@ -170,6 +190,7 @@ impl Registration {
         fill: impl FnOnce(Vec<IoSliceMut<'_>>) -> T,
     ) -> Result<T, NotCopied> {
         assert!(self.is_host(), "pages of a device are not lent");
+        segments.clear();
         self.segments(pages, span, bytes, segments);
         let open = self.open.read();
         if !*open {
@@ -181,7 +202,24 @@ impl Registration {
         Ok(fill(slices.collect()))
     }
 
-    /// The segments of a span of pages.
+    /// The segments of all objects, one object after the other. Returns which are whose, with the
+    /// payloads.
+    fn segments_of<'a, P: IntoIterator<Item = u64>, B: AsRef<[u8]>>(
+        &self,
+        objects: impl IntoIterator<Item = Object<'a, P, B>>,
+        out: &mut Vec<Segment>,
+    ) -> Vec<(Range<usize>, B)> {
+        out.clear();
+        let ranges = objects.into_iter().map(|object| {
+            let start = out.len();
+            let bytes = object.payload.as_ref().len();
+            self.segments(object.pages, object.span, bytes, out);
+            (start..out.len(), object.payload)
+        });
+        ranges.collect()
+    }
+
+    /// Appends the segments of a span of pages.
     ///
     /// Panics unless each segment lies inside its region and they have `bytes` in all. A descriptor
     /// gives no other segments; the check keeps a fault in a descriptor from becoming a stray
@@ -193,14 +231,14 @@ impl Registration {
         bytes: usize,
         out: &mut Vec<Segment>,
     ) {
-        out.clear();
+        let start = out.len();
         for page in pages {
             self.descriptor
                 .segments(page, span, out)
                 .expect("checked when the job was submitted");
         }
         let mut sum = 0;
-        for segment in &*out {
+        for segment in &out[start..] {
             let region = &self.regions[segment.region as usize];
             let end = segment
                 .offset

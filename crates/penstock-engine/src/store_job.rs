@@ -157,7 +157,7 @@ impl StoreTicket {
         &self.job.objects[self.index]
     }
 
-    pub(crate) fn registration(&self) -> &Registration {
+    pub(crate) fn registration(&self) -> &Arc<Registration> {
         &self.transfer().registration
     }
 

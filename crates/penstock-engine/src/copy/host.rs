@@ -6,8 +6,8 @@ use std::ptr;
 use penstock_layout::Segment;
 use penstock_store::value::Checksum;
 
-use super::Executor;
 use super::cuda::CudaError;
+use super::{Executor, Gathering, Scattering};
 use crate::Region;
 
 /// Bytes that are copied before they are summed. Source and copy both fit a core's own cache, so
@@ -51,69 +51,91 @@ impl Executor for HostExecutor {
     unsafe fn gather(
         &self,
         regions: &[Region],
-        segments: &[Segment],
-        payload: &mut [u8],
-        checksum: Option<&mut Checksum>,
+        objects: &mut [Gathering<'_>],
     ) -> Result<(), CudaError> {
-        let Some(checksum) = checksum else {
-            let mut filled = 0;
-            for segment in segments {
-                let len = segment.len as usize;
-                let target = &mut payload[filled..filled + len];
-                // SAFETY: the caller promises that the segment is mapped, not written meanwhile,
-                // and does not overlap `payload`.
-                unsafe {
-                    ptr::copy_nonoverlapping(address(regions, segment), target.as_mut_ptr(), len);
-                }
-                filled += len;
-            }
-            return Ok(());
-        };
-        // The bytes in `summed..filled` are copied but not summed yet.
-        let (mut summed, mut filled) = (0, 0);
-        for segment in segments {
-            let source = address(regions, segment);
-            let len = segment.len as usize;
-            let mut done = 0;
-            while done < len {
-                let piece = (len - done).min(PIECE - (filled - summed));
-                // SAFETY: the caller promises that the segment is mapped and not written
-                // meanwhile, that it does not overlap `payload`, and that all segments together
-                // are as long as `payload`, so `filled + piece` stays within it.
-                unsafe {
-                    ptr::copy_nonoverlapping(
-                        source.add(done),
-                        payload.as_mut_ptr().add(filled),
-                        piece,
-                    );
-                }
-                done += piece;
-                filled += piece;
-                if filled - summed == PIECE {
-                    checksum.update(&payload[summed..filled]);
-                    summed = filled;
-                }
+        for object in objects {
+            let Gathering {
+                segments, payload, ..
+            } = object;
+            match &mut object.checksum {
+                // SAFETY: the caller's promise.
+                Some(checksum) => unsafe { gather_summed(regions, segments, payload, checksum) },
+                // SAFETY: the caller's promise.
+                None => unsafe { gather(regions, segments, payload) },
             }
         }
-        checksum.update(&payload[summed..filled]);
         Ok(())
     }
 
     unsafe fn scatter(
         &self,
-        payload: &[u8],
         regions: &[Region],
-        segments: &[Segment],
+        objects: &[Scattering<'_>],
     ) -> Result<(), CudaError> {
-        let mut done = 0;
-        for segment in segments {
-            let len = segment.len as usize;
-            let source = &payload[done..done + len];
-            // SAFETY: the caller promises that the segment is mapped, touched by nobody else
-            // meanwhile, and does not overlap `payload`.
-            unsafe { ptr::copy_nonoverlapping(source.as_ptr(), address(regions, segment), len) };
-            done += len;
+        for Scattering { segments, payload } in objects {
+            let mut done = 0;
+            for segment in *segments {
+                let len = segment.len as usize;
+                let source = &payload[done..done + len];
+                // SAFETY: the caller promises that the segment is mapped, touched by nobody else
+                // meanwhile, and does not overlap `payload`.
+                unsafe {
+                    ptr::copy_nonoverlapping(source.as_ptr(), address(regions, segment), len);
+                }
+                done += len;
+            }
         }
         Ok(())
     }
+}
+
+/// # Safety
+///
+/// As for [`Executor::gather`].
+#[allow(unsafe_code)]
+unsafe fn gather(regions: &[Region], segments: &[Segment], payload: &mut [u8]) {
+    let mut filled = 0;
+    for segment in segments {
+        let len = segment.len as usize;
+        let target = &mut payload[filled..filled + len];
+        // SAFETY: the caller promises that the segment is mapped, not written meanwhile, and does
+        // not overlap `payload`.
+        unsafe { ptr::copy_nonoverlapping(address(regions, segment), target.as_mut_ptr(), len) };
+        filled += len;
+    }
+}
+
+/// # Safety
+///
+/// As for [`Executor::gather`].
+#[allow(unsafe_code)]
+unsafe fn gather_summed(
+    regions: &[Region],
+    segments: &[Segment],
+    payload: &mut [u8],
+    checksum: &mut Checksum,
+) {
+    // The bytes in `summed..filled` are copied but not summed yet.
+    let (mut summed, mut filled) = (0, 0);
+    for segment in segments {
+        let source = address(regions, segment);
+        let len = segment.len as usize;
+        let mut done = 0;
+        while done < len {
+            let piece = (len - done).min(PIECE - (filled - summed));
+            // SAFETY: the caller promises that the segment is mapped and not written meanwhile,
+            // that it does not overlap `payload`, and that all segments together are as long as
+            // `payload`, so `filled + piece` stays within it.
+            unsafe {
+                ptr::copy_nonoverlapping(source.add(done), payload.as_mut_ptr().add(filled), piece);
+            }
+            done += piece;
+            filled += piece;
+            if filled - summed == PIECE {
+                checksum.update(&payload[summed..filled]);
+                summed = filled;
+            }
+        }
+    }
+    checksum.update(&payload[summed..filled]);
 }

@@ -32,31 +32,48 @@ impl Device {
     }
 }
 
-/// Moves bytes between regions and a slot's payload. Both calls return when the bytes have moved,
-/// or when none move any more.
+/// The segments of one object, in order, and the payload that they are gathered into.
+pub(crate) struct Gathering<'a> {
+    pub(crate) segments: &'a [Segment],
+    pub(crate) payload: &'a mut [u8],
+    /// Is fed the payload, if it is there.
+    pub(crate) checksum: Option<&'a mut Checksum>,
+}
+
+/// The segments of one object, in order, and the payload that they are cut from.
+pub(crate) struct Scattering<'a> {
+    pub(crate) segments: &'a [Segment],
+    pub(crate) payload: &'a [u8],
+}
+
+/// Moves bytes between regions and the payloads of slots. Both calls return when all bytes have
+/// moved, or when none move any more.
 pub(crate) trait Executor: Send + Sync {
     /// Whether the regions are memory that this process can read and write itself.
     fn is_host(&self) -> bool {
         false
     }
 
-    /// Concatenates the segments into `payload`, in order. Feeds the payload to `checksum`, if
-    /// there is one.
+    /// Payload bytes that are worth a copy of their own. Smaller objects are copied several at a
+    /// time, up to these bytes. None are if this is 0.
+    fn copy_bytes(&self) -> usize {
+        0
+    }
+
+    /// Gathers objects.
     ///
     /// # Safety
     ///
-    /// Every segment lies inside its region, their lengths add up to `payload.len()`, no
-    /// region overlaps `payload`, and nobody writes the segments meanwhile.
+    /// Every segment lies inside its region. An object's segments are together as long as its
+    /// payload. No region overlaps a payload, and nobody writes the segments meanwhile.
     #[allow(unsafe_code)]
     unsafe fn gather(
         &self,
         regions: &[Region],
-        segments: &[Segment],
-        payload: &mut [u8],
-        checksum: Option<&mut Checksum>,
+        objects: &mut [Gathering<'_>],
     ) -> Result<(), CudaError>;
 
-    /// Cuts `payload` up into the segments, in order.
+    /// Scatters objects.
     ///
     /// # Safety
     ///
@@ -64,8 +81,7 @@ pub(crate) trait Executor: Send + Sync {
     #[allow(unsafe_code)]
     unsafe fn scatter(
         &self,
-        payload: &[u8],
         regions: &[Region],
-        segments: &[Segment],
+        objects: &[Scattering<'_>],
     ) -> Result<(), CudaError>;
 }

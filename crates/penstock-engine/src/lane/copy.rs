@@ -1,5 +1,6 @@
 //! Copy lanes gather blocks into slots, so that the serving engine can reuse the blocks.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use penstock_layout::Segment;
@@ -9,7 +10,7 @@ use super::Inner;
 use crate::Outcome;
 use crate::arena::{Empty, Slot};
 use crate::queue::{CopyWork, Put};
-use crate::registration::NotCopied;
+use crate::registration::{NotCopied, Object};
 use crate::stats::add_time;
 use crate::store_job::StoreTicket;
 
@@ -18,8 +19,8 @@ pub(super) fn run(inner: &Inner) {
     loop {
         let seen = inner.signals.copy.generation();
         match inner.queues.next_copy() {
-            CopyWork::Gather(ticket, slot) => {
-                inner.contain(|| gather(inner, ticket, slot, &mut segments));
+            CopyWork::Gather(batch) => {
+                inner.contain(|| gather(inner, batch, &mut segments));
             }
             CopyWork::Wait(until) => inner.signals.copy.wait(seen, until),
             CopyWork::Close => return,
@@ -27,27 +28,37 @@ pub(super) fn run(inner: &Inner) {
     }
 }
 
-fn gather(inner: &Inner, ticket: StoreTicket, mut slot: Slot<Empty>, segments: &mut Vec<Segment>) {
+fn gather(inner: &Inner, mut batch: Vec<(StoreTicket, Slot<Empty>)>, segments: &mut Vec<Segment>) {
+    let Some((first, _)) = batch.first() else {
+        return;
+    };
     let start = Instant::now();
-    let transfer = ticket.transfer();
-    let bytes = transfer.bytes;
     // An encrypted value is authenticated later. A checksum would reveal something about the
     // plaintext.
     let sum = inner.config.keys.is_none();
-    let checksum = ticket.registration().gather(
-        transfer.pages.clone(),
-        &transfer.key.span,
-        slot.payload_mut(bytes),
-        sum,
-        segments,
-    );
-    add_time(&inner.counters.gather_nanos, start);
-    match checksum {
-        Ok(checksum) => {
-            let slot = slot.gathered(bytes, checksum);
-            inner.queues.push_put(Put { ticket, slot });
+    let registration = Arc::clone(first.registration());
+    let objects = batch.iter_mut().map(|(ticket, slot)| {
+        let transfer = ticket.transfer();
+        Object {
+            pages: transfer.pages.clone(),
+            span: &transfer.key.span,
+            payload: slot.payload_mut(transfer.bytes),
         }
-        Err(NotCopied::Closed) => ticket.resolve(Outcome::Dropped),
-        Err(NotCopied::Device(_)) => ticket.resolve(Outcome::Failed(ErrorKind::Io)),
+    });
+    let checksums = registration.gather(objects, sum, segments);
+    add_time(&inner.counters.gather_nanos, start);
+    let outcome = match checksums {
+        Ok(checksums) => {
+            for ((ticket, slot), checksum) in batch.into_iter().zip(checksums) {
+                let slot = slot.gathered(ticket.transfer().bytes, checksum);
+                inner.queues.push_put(Put { ticket, slot });
+            }
+            return;
+        }
+        Err(NotCopied::Closed) => Outcome::Dropped,
+        Err(NotCopied::Device(_)) => Outcome::Failed(ErrorKind::Io),
+    };
+    for (ticket, _) in batch {
+        ticket.resolve(outcome);
     }
 }

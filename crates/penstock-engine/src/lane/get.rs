@@ -7,16 +7,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use penstock_layout::Segment;
-use penstock_store::ErrorKind;
-use penstock_store::sealed::{Destination, Got, Wanted};
+use penstock_store::sealed::{Destination, Wanted};
 
+use super::delivery::Deliveries;
 use super::{Inner, in_place, node};
 use crate::Outcome;
-use crate::arena::{Empty, Slot, Verified};
-use crate::host_tier::Value;
+use crate::arena::{Empty, Slot};
 use crate::load_job::LoadTicket;
 use crate::queue::LoadWork;
-use crate::registration::NotCopied;
 use crate::stats::add_time;
 
 /// Time given to the removal of values that did not verify.
@@ -29,9 +27,11 @@ pub(super) fn run(inner: &Inner) {
         match inner.queues.next_load() {
             LoadWork::Load(batch) => inner.contain(|| load(inner, batch, &mut segments)),
             LoadWork::Scatter(batch) => inner.contain(|| {
+                let mut deliveries = Deliveries::new(inner, Outcome::Kept);
                 for (ticket, value) in batch {
-                    scatter_held(inner, ticket, value, &mut segments);
+                    deliveries.held(ticket, value, &mut segments);
                 }
+                deliveries.flush(&mut segments);
             }),
             LoadWork::Wait => inner.signals.get.wait(seen, None),
             LoadWork::Close => return,
@@ -42,9 +42,9 @@ pub(super) fn run(inner: &Inner) {
 /// An object that is being fetched, and the slot that it is fetched into.
 pub(super) struct Fetching {
     pub(super) ticket: LoadTicket,
-    slot: Slot<Empty>,
+    pub(super) slot: Slot<Empty>,
     /// Whether node memory had a damaged value of it.
-    was_damaged: bool,
+    pub(super) was_damaged: bool,
 }
 
 impl Fetching {
@@ -106,6 +106,7 @@ fn fetch(inner: &Inner, batch: Vec<Fetching>, segments: &mut Vec<Segment>) {
     add_time(&inner.counters.get_nanos, start);
     inner.counters.get_calls.fetch_add(1, Ordering::Relaxed);
 
+    let mut deliveries = Deliveries::new(inner, Outcome::Loaded);
     let mut rejected = Vec::new();
     for arrival in arrivals {
         if !arrival.destination().ticket.is_wanted() {
@@ -115,122 +116,18 @@ fn fetch(inner: &Inner, batch: Vec<Fetching>, segments: &mut Vec<Segment>) {
         let verified = inner.store.verify(arrival);
         add_time(&inner.counters.verify_nanos, start);
         match verified {
-            Ok((object, got)) => settle(inner, object, got, Outcome::Loaded, segments),
+            Ok((object, got)) => deliveries.settle(object, got, segments),
             Err(object) => rejected.push(object),
         }
     }
+    deliveries.flush(segments);
     // Objects that were whole do not wait for this.
     for object in rejected {
         let limit = object.destination().ticket.limit();
         let get_by = limit.min(Instant::now() + inner.config.get_timeout);
         let remove_by = get_by.max(Instant::now() + REMOVE_TIMEOUT);
         let (object, got) = inner.store.mend(object, get_by, remove_by);
-        settle(inner, object, got, Outcome::Loaded, segments);
-    }
-}
-
-/// Settles an object by what its get brought. `loaded` makes the outcome of the payload's bytes.
-pub(super) fn settle(
-    inner: &Inner,
-    object: Fetching,
-    got: Got,
-    loaded: fn(u64) -> Outcome,
-    segments: &mut Vec<Segment>,
-) {
-    let Fetching {
-        ticket,
-        slot,
-        was_damaged,
-    } = object;
-    let outcome = match got {
-        Got::Payload(verified) => {
-            let slot = slot.verified(ticket.transfer(), verified);
-            let is_mended = verified.is_mended() || was_damaged;
-            return deliver(inner, &ticket, slot, is_mended, loaded, segments);
-        }
-        Got::Miss => Outcome::Miss,
-        Got::Rejected(rejection) => Outcome::Rejected(rejection),
-        Got::Failed(error) if error.kind() == ErrorKind::TimedOut => Outcome::TimedOut,
-        Got::Failed(error) => Outcome::Failed(error.kind()),
-        Got::TooLarge(_) => unreachable!("a transfer has one length, any other is rejected"),
-    };
-    ticket.resolve(outcome);
-}
-
-/// Writes a value of the host tier into its blocks.
-fn scatter_held(inner: &Inner, ticket: LoadTicket, value: Value, segments: &mut Vec<Segment>) {
-    if ticket.begin_scatter() {
-        let outcome = match scatter(inner, &ticket, &value, segments) {
-            Ok(()) => Outcome::Kept(ticket.transfer().bytes as u64),
-            Err(outcome) => outcome,
-        };
-        // Dropped first, so that giving up the value once the job is over frees its slot.
-        drop(value);
-        ticket.resolve(outcome);
-    }
-}
-
-fn scatter(
-    inner: &Inner,
-    ticket: &LoadTicket,
-    value: &Slot<Verified>,
-    segments: &mut Vec<Segment>,
-) -> Result<(), Outcome> {
-    let start = Instant::now();
-    let transfer = ticket.transfer();
-    let scattered = ticket.registration().scatter(
-        transfer.pages.clone(),
-        &transfer.key.span,
-        value.payload(),
-        segments,
-    );
-    add_time(&inner.counters.scatter_nanos, start);
-    scattered.map_err(|why| match why {
-        NotCopied::Closed => Outcome::Cancelled,
-        NotCopied::Device(_) => Outcome::Failed(ErrorKind::Io),
-    })
-}
-
-/// Writes a value into its blocks, unless it is for a prefetch, and keeps it. Does nothing if nobody
-/// wants it any more.
-fn deliver(
-    inner: &Inner,
-    ticket: &LoadTicket,
-    slot: Slot<Verified>,
-    is_mended: bool,
-    loaded: fn(u64) -> Outcome,
-    segments: &mut Vec<Segment>,
-) {
-    if !ticket.begin_scatter() {
-        return;
-    }
-    let prefetch = ticket.prefetch();
-    if prefetch.is_none()
-        && let Err(outcome) = scatter(inner, ticket, &slot, segments)
-    {
-        return ticket.settle(outcome);
-    }
-    let outcome = loaded(ticket.transfer().bytes as u64);
-    let is_from_store = matches!(outcome, Outcome::Loaded(_));
-    if is_mended && is_from_store {
-        let mended = &inner.counters.mended_objects;
-        mended.fetch_add(1, Ordering::Relaxed);
-    }
-    match &inner.node {
-        None => {
-            let host_tier = inner.queues.host_tier();
-            host_tier.keep(ticket.transfer(), slot, prefetch);
-            ticket.settle(outcome);
-        }
-        // A prefetch is over once the value is there. A load does not wait for that.
-        Some(node) if is_from_store && prefetch.is_some() => {
-            node::keep(inner, node, ticket, slot);
-            ticket.settle(outcome);
-        }
-        Some(node) if is_from_store => {
-            ticket.settle(outcome);
-            node::keep(inner, node, ticket, slot);
-        }
-        Some(_) => ticket.settle(outcome),
+        deliveries.settle(object, got, segments);
+        deliveries.flush(segments);
     }
 }

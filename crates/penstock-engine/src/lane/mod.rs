@@ -1,6 +1,7 @@
 //! Lanes: the threads that move bytes.
 
 mod copy;
+mod delivery;
 mod get;
 mod in_place;
 mod node;

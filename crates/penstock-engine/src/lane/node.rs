@@ -10,7 +10,8 @@ use penstock_layout::Segment;
 use penstock_store::sealed::Got;
 use penstock_store::{Claim, SealedStore};
 
-use super::get::{Fetching, REMOVE_TIMEOUT, settle};
+use super::delivery::Deliveries;
+use super::get::{Fetching, REMOVE_TIMEOUT};
 use super::{Inner, in_place};
 use crate::Outcome;
 use crate::arena::{Slot, Verified};
@@ -73,17 +74,10 @@ fn through_slots(
         return absent;
     }
     let get_by = Instant::now() + inner.config.get_timeout;
+    let mut deliveries = Deliveries::new(inner, Outcome::Kept);
     for arrival in node.fetch(fetched, get_by) {
         match node.verify(arrival) {
-            Ok((object, Got::Payload(verified))) => {
-                settle(
-                    inner,
-                    object,
-                    Got::Payload(verified),
-                    Outcome::Kept,
-                    segments,
-                );
-            }
+            Ok((object, got @ Got::Payload(_))) => deliveries.settle(object, got, segments),
             Ok((object, _)) => absent.push(object),
             Err(rejected) => {
                 // Node memory has one copy, so this removes it, and gets nothing.
@@ -93,6 +87,7 @@ fn through_slots(
             }
         }
     }
+    deliveries.flush(segments);
     absent
 }
 

@@ -7,7 +7,7 @@ use penstock_layout::Segment;
 use super::crossover::{Timing, copy_engine_from};
 use super::resources::{DeviceMemory, Event, PinnedMemory};
 use super::symbols::CudaError;
-use super::{By, COPY_ENGINE_FROM, CudaExecutor, Payload, Track, Way};
+use super::{By, COPY_ENGINE_FROM, CudaExecutor, Object, Track, Way};
 use crate::Region;
 
 const PIECE_BYTES: [usize; 7] = [
@@ -136,7 +136,8 @@ impl Clock<'_> {
                 len: piece_bytes as u64,
             })
             .collect();
-        let payload = Payload {
+        let object = Object {
+            segments: &pieces,
             host: host.host(),
             device: Some(host.device()),
         };
@@ -144,7 +145,7 @@ impl Clock<'_> {
             // SAFETY: as above; the pinned memory is as long as all pieces.
             unsafe {
                 self.executor
-                    .start(way, by, &[region], &pieces, payload, &mut self.track)
+                    .start(way, by, &[region], &[object], &mut self.track)
             }
         });
         let ended = started.and_then(|()| self.end.record(&self.track.stream));

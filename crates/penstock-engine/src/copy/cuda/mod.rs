@@ -24,7 +24,6 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 use penstock_layout::Segment;
-use penstock_store::value::Checksum;
 
 pub use calibration::{Calibration, Direction};
 pub use crossover::Timing;
@@ -35,7 +34,7 @@ pub use symbols::CudaError;
 use self::driver::Context;
 use self::resources::{Batch, Event, Kernel, PinnedMemory, Stream};
 use self::symbols::DevicePtr;
-use super::Executor;
+use super::{Executor, Gathering, Scattering};
 use crate::Region;
 
 /// Mean bytes of a piece from which on the copy engines are used, until the device has been
@@ -106,12 +105,47 @@ enum By {
     Kernel,
 }
 
-/// The host's end of a copy.
-#[derive(Clone, Copy)]
-struct Payload {
+/// Payload bytes that are worth a copy of their own. At 50 GB/s, this is 80 µs under way for what it
+/// costs to start a copy and to wait for it. Not confirmed on a device.
+const OBJECTS_BYTES: usize = 4 << 20;
+
+/// An object of a copy.
+struct Object<'a> {
+    segments: &'a [Segment],
+    /// The payload, as long as all segments together.
     host: *mut u8,
-    /// The address at which kernels reach it, if it is pinned.
+    /// The address at which kernels reach the payload, if it is pinned.
     device: Option<DevicePtr>,
+}
+
+/// One run of bytes of a copy.
+struct Piece {
+    host: *mut u8,
+    /// The address at which kernels reach `host`, if it is pinned.
+    pinned: Option<DevicePtr>,
+    device: DevicePtr,
+    len: usize,
+}
+
+/// The pieces of all objects.
+fn pieces<'a>(
+    regions: &'a [Region],
+    objects: &'a [Object<'a>],
+) -> impl Iterator<Item = Piece> + 'a {
+    objects.iter().flat_map(move |object| {
+        object.segments.iter().scan(0, move |done, segment| {
+            let len = segment.len as usize;
+            let piece = Piece {
+                // This is inside the payload, which is as long as all segments together.
+                host: object.host.wrapping_add(*done),
+                pinned: object.device.map(|start| start + *done as u64),
+                device: address(regions, segment),
+                len,
+            };
+            *done += len;
+            Some(piece)
+        })
+    })
 }
 
 impl CudaExecutor {
@@ -168,18 +202,17 @@ impl CudaExecutor {
             .map_or(COPY_ENGINE_FROM, |known| known.of(way).copy_engine_from)
     }
 
-    /// Copies all segments in one direction, and returns when that is done.
+    /// Copies objects in one direction, and returns when that is done.
     ///
     /// # Safety
     ///
-    /// As for [`Executor`], with `payload` readable, and writable if it is gathered into.
+    /// As for [`Executor`], with payloads that are readable, and writable if they are gathered into.
     #[allow(unsafe_code)]
-    unsafe fn copy(
+    unsafe fn copy<'a>(
         &self,
         way: Way,
         regions: &[Region],
-        segments: &[Segment],
-        payload: *mut u8,
+        objects: impl Iterator<Item = (&'a [Segment], *mut u8)>,
     ) -> Result<(), CudaError> {
         let _entered = self.context.enter()?;
         let idle = self.idle.lock().pop();
@@ -187,20 +220,22 @@ impl CudaExecutor {
             Some(track) => track,
             None => Track::new(&self.context)?,
         };
-        let bytes = bytes_of(segments);
-        let payload = Payload {
-            host: payload,
-            device: self.context.device_address(payload, bytes),
-        };
-        let small = mean(bytes, segments) < self.copy_engine_from(way);
-        let by = if small && payload.device.is_some() {
+        let objects: Vec<Object<'_>> = objects
+            .map(|(segments, host)| Object {
+                segments,
+                host,
+                device: self.context.device_address(host, bytes_of(segments)),
+            })
+            .collect();
+        let small = mean(&objects) < self.copy_engine_from(way);
+        let by = if small && are_pinned(&objects) {
             By::Kernel
         } else {
             By::CopyEngine
         };
         // SAFETY: the caller's promise, until `finish` below has returned.
-        let started = unsafe { self.start(way, by, regions, segments, payload, &mut track) };
-        // Work that was started before a failure still runs. Nobody may have the payload before it
+        let started = unsafe { self.start(way, by, regions, &objects, &mut track) };
+        // Work that was started before a failure still runs. Nobody may have the payloads before it
         // ends.
         let finished = track.stream.finish(&track.event);
         if finished.is_ok() {
@@ -209,32 +244,31 @@ impl CudaExecutor {
         started.and(finished)
     }
 
-    /// Starts a copy of all segments.
+    /// Starts a copy of objects.
     ///
     /// # Safety
     ///
-    /// As for [`copy`](Self::copy), until the track's stream is done; for the kernel the payload
-    /// has a device address.
+    /// As for [`copy`](Self::copy), until the track's stream is done; for the kernel all payloads
+    /// have device addresses.
     #[allow(unsafe_code)]
     unsafe fn start(
         &self,
         way: Way,
         by: By,
         regions: &[Region],
-        segments: &[Segment],
-        payload: Payload,
+        objects: &[Object<'_>],
         track: &mut Track,
     ) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
         unsafe {
             match by {
-                By::CopyEngine => by_copy_engine(way, regions, segments, payload, track),
-                By::Kernel => self.by_kernel(way, regions, segments, payload, track),
+                By::CopyEngine => by_copy_engine(way, regions, objects, track),
+                By::Kernel => self.by_kernel(way, regions, objects, track),
             }
         }
     }
 
-    /// Starts the kernel on all segments, with as many tables as it takes.
+    /// Starts the kernel on all pieces, with as many tables as it takes.
     ///
     /// # Safety
     ///
@@ -244,17 +278,18 @@ impl CudaExecutor {
         &self,
         way: Way,
         regions: &[Region],
-        segments: &[Segment],
-        payload: Payload,
+        objects: &[Object<'_>],
         track: &mut Track,
     ) -> Result<(), CudaError> {
-        let threads = threads_for(mean(bytes_of(segments), segments));
-        let mut done = 0;
-        for (start, pieces) in segments.chunks(TABLE_PIECES).enumerate() {
-            if start > 0 {
+        let threads = threads_for(mean(objects));
+        let mut pieces = pieces(regions, objects).peekable();
+        let mut is_first = true;
+        while pieces.peek().is_some() {
+            if !is_first {
                 // The kernel launched before still reads the table that is written now.
                 track.stream.finish(&track.event)?;
             }
+            is_first = false;
             // SAFETY: the table has as many words, is aligned to a page, and the kernel that read
             // it last is done.
             let table = unsafe {
@@ -263,19 +298,18 @@ impl CudaExecutor {
                     TABLE_PIECES * TABLE_COLUMNS,
                 )
             };
-            for (row, segment) in table.chunks_exact_mut(TABLE_COLUMNS).zip(pieces) {
-                row.copy_from_slice(&[address(regions, segment), done, segment.len]);
-                done += segment.len;
+            let mut count = 0_u32;
+            for (row, piece) in table.chunks_exact_mut(TABLE_COLUMNS).zip(&mut pieces) {
+                let pinned = piece.pinned.expect("asked for by the caller");
+                row.copy_from_slice(&[piece.device, pinned, piece.len as u64]);
+                count += 1;
             }
             let mut table = track.table.device();
-            let mut count = pieces.len() as u32;
-            let mut payload = payload.device.expect("asked for by the caller");
             let mut scatter = u32::from(way == Way::Scatter);
             let mut share = threads.ilog2();
-            let mut arguments: [*mut c_void; 5] = [
+            let mut arguments: [*mut c_void; 4] = [
                 (&raw mut table).cast(),
                 (&raw mut count).cast(),
-                (&raw mut payload).cast(),
                 (&raw mut scatter).cast(),
                 (&raw mut share).cast(),
             ];
@@ -294,8 +328,8 @@ impl CudaExecutor {
     }
 }
 
-/// Starts copies of all segments by the copy engines. If the payload is pinned and the driver can,
-/// this is one call; otherwise, one call for each segment.
+/// Starts copies of all pieces by the copy engines. If the payloads are pinned and the driver can,
+/// this is one call; otherwise, one call for each piece.
 ///
 /// # Safety
 ///
@@ -304,27 +338,18 @@ impl CudaExecutor {
 unsafe fn by_copy_engine(
     way: Way,
     regions: &[Region],
-    segments: &[Segment],
-    payload: Payload,
+    objects: &[Object<'_>],
     track: &mut Track,
 ) -> Result<(), CudaError> {
-    let pieces = || {
-        segments.iter().scan(0, |done, segment| {
-            let len = segment.len as usize;
-            // This is inside the payload, which is as long as all segments together.
-            let host = payload.host.wrapping_add(*done);
-            *done += len;
-            Some((host, address(regions, segment), len))
-        })
-    };
+    let count: usize = objects.iter().map(|object| object.segments.len()).sum();
     // The driver stages copies from and to unpinned memory, each one separately.
-    if payload.device.is_some() && segments.len() > 1 && track.stream.has_batches() {
+    if are_pinned(objects) && count > 1 && track.stream.has_batches() {
         track.batch.clear();
-        for (host, device, len) in pieces() {
-            let host = host.expose_provenance() as DevicePtr;
+        for piece in pieces(regions, objects) {
+            let host = piece.host.expose_provenance() as DevicePtr;
             match way {
-                Way::Gather => track.batch.push(host, device, len),
-                Way::Scatter => track.batch.push(device, host, len),
+                Way::Gather => track.batch.push(host, piece.device, piece.len),
+                Way::Scatter => track.batch.push(piece.device, host, piece.len),
             }
         }
         // SAFETY: the caller's promise; blocks of a job do not overlap.
@@ -332,12 +357,16 @@ unsafe fn by_copy_engine(
             return Ok(());
         }
     }
-    for (host, device, len) in pieces() {
+    for piece in pieces(regions, objects) {
         // SAFETY: the caller's promise.
         unsafe {
             match way {
-                Way::Gather => track.stream.copy_to_host(host, device, len),
-                Way::Scatter => track.stream.copy_to_device(device, host, len),
+                Way::Gather => track
+                    .stream
+                    .copy_to_host(piece.host, piece.device, piece.len),
+                Way::Scatter => track
+                    .stream
+                    .copy_to_device(piece.device, piece.host, piece.len),
             }
         }?;
     }
@@ -353,8 +382,14 @@ fn bytes_of(segments: &[Segment]) -> usize {
 }
 
 /// Mean bytes of a piece.
-fn mean(bytes: usize, segments: &[Segment]) -> usize {
-    bytes / segments.len().max(1)
+fn mean(objects: &[Object<'_>]) -> usize {
+    let bytes: usize = objects.iter().map(|object| bytes_of(object.segments)).sum();
+    let pieces: usize = objects.iter().map(|object| object.segments.len()).sum();
+    bytes / pieces.max(1)
+}
+
+fn are_pinned(objects: &[Object<'_>]) -> bool {
+    objects.iter().all(|object| object.device.is_some())
 }
 
 /// The number of threads that share a piece: as many as the piece keeps busy, so that all threads
@@ -368,29 +403,37 @@ fn threads_for(piece_bytes: usize) -> u32 {
 
 #[allow(unsafe_code)]
 impl Executor for CudaExecutor {
+    fn copy_bytes(&self) -> usize {
+        OBJECTS_BYTES
+    }
+
     unsafe fn gather(
         &self,
         regions: &[Region],
-        segments: &[Segment],
-        payload: &mut [u8],
-        checksum: Option<&mut Checksum>,
+        objects: &mut [Gathering<'_>],
     ) -> Result<(), CudaError> {
+        let ends = objects
+            .iter_mut()
+            .map(|object| (object.segments, object.payload.as_mut_ptr()));
         // SAFETY: the caller's promise.
-        unsafe { self.copy(Way::Gather, regions, segments, payload.as_mut_ptr()) }?;
-        if let Some(checksum) = checksum {
-            checksum.update(payload);
+        unsafe { self.copy(Way::Gather, regions, ends) }?;
+        for object in objects {
+            if let Some(checksum) = &mut object.checksum {
+                checksum.update(object.payload);
+            }
         }
         Ok(())
     }
 
     unsafe fn scatter(
         &self,
-        payload: &[u8],
         regions: &[Region],
-        segments: &[Segment],
+        objects: &[Scattering<'_>],
     ) -> Result<(), CudaError> {
-        let source = payload.as_ptr().cast_mut();
-        // SAFETY: the caller's promise; a scatter only reads the payload.
-        unsafe { self.copy(Way::Scatter, regions, segments, source) }
+        let ends = objects
+            .iter()
+            .map(|object| (object.segments, object.payload.as_ptr().cast_mut()));
+        // SAFETY: the caller's promise; a scatter only reads the payloads.
+        unsafe { self.copy(Way::Scatter, regions, ends) }
     }
 }

@@ -320,5 +320,5 @@ fn one_executor_for_each_device_while_it_is_in_use() {
 fn the_kernels_text_is_what_is_launched() {
     let text = CStr::from_bytes_with_nul(PIECES_PTX.as_bytes()).unwrap();
     let program = Program::read(text.to_str().unwrap(), PIECES_NAME.to_str().unwrap()).unwrap();
-    assert_eq!(program.parameters, [8, 4, 8, 4, 4]);
+    assert_eq!(program.parameters, [8, 4, 4, 4]);
 }

@@ -434,9 +434,9 @@ extern "C" fn launch(
             })
             .collect();
         let shape = Shape { blocks, threads };
-        let is_gather = parameters[3] == 0;
+        let is_gather = parameters[2] == 0;
         let mut state = machine.state.lock();
-        state.launches.push((blocks, 1 << parameters[4]));
+        state.launches.push((blocks, 1 << parameters[3]));
         let seed = state.calls.len() as u64 * 0x9e37_79b9;
         let costs = state.costs;
         drop(state);

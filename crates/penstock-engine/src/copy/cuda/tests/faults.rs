@@ -8,7 +8,7 @@ use super::super::{CudaError, CudaExecutor};
 use super::machine::{ILLEGAL_ADDRESS, Machine, THREAD, TOLD_TO_FAIL};
 use super::{Cache, Payload, Sizes, assert_thread_as_before};
 use crate::Region;
-use crate::copy::Executor;
+use crate::copy::{Executor, Gathering};
 
 /// Each call that can fail before or while bytes move.
 const CALLS: [&str; 19] = [
@@ -152,9 +152,14 @@ fn an_illegal_access_is_an_error_of_its_copy_and_all_later_ones() {
         #[allow(unsafe_code)]
         let nowhere = unsafe { Region::new(0x5000_0000_0000_1000, 1 << 30) };
         for region in [nowhere, cache.region] {
+            let gathering = Gathering {
+                segments: &segments,
+                payload: payload.bytes(),
+                checksum: None,
+            };
             // SAFETY: as above; the payload is as long as the segments.
             #[allow(unsafe_code)]
-            let outcome = unsafe { executor.gather(&[region], &segments, payload.bytes(), None) };
+            let outcome = unsafe { executor.gather(&[region], &mut [gathering]) };
             match outcome {
                 Err(CudaError::Call { code, .. }) => assert_eq!(code, ILLEGAL_ADDRESS),
                 other => panic!("{other:?}"),

@@ -157,6 +157,48 @@ fn what_was_stored_is_loaded_while_the_arena_is_pinned_and_after() {
 }
 
 #[test]
+fn several_small_blocks_are_one_copy_and_large_ones_are_not() {
+    // Blocks of 1 KiB, of 256 KiB, and of 4 MiB.
+    for (content, together) in [(64, true), (16 << 10, true), (256 << 10, false)] {
+        let machine = Machine::new();
+        let cache = cache(&machine, content);
+        let engine = engine(&cache);
+        register(&engine, &cache).unwrap();
+        eventually("all is pinned, and measured", || {
+            let stats = engine.stats();
+            stats.pinned_bytes > 0 && stats.gather_copy_engine_from > 0
+        });
+        let copies = || {
+            let state = machine.state.lock();
+            state.launches.len() + state.batches.len()
+        };
+        let before = copies();
+        let blocks = numbered(&[0, 3, 5]);
+        let owner = Owner::default();
+        engine
+            .submit_store(1, &blocks, &owner, Fence::NONE)
+            .unwrap();
+        let stored = outcomes(&engine, 1);
+        assert!(stored.iter().all(|o| matches!(o, Outcome::Stored(_))));
+        let after_store = copies();
+        assert_eq!(after_store - before, if together { 1 } else { 3 });
+
+        let deadline = Instant::now() + LONG;
+        engine
+            .submit_load(2, &blocks, &owner, deadline, true, Fence::NONE)
+            .unwrap();
+        let loaded = outcomes(&engine, 2);
+        assert!(loaded.iter().all(|o| matches!(o, Outcome::Loaded(_))));
+        // Two get lanes share the job.
+        let loads = copies() - after_store;
+        assert!(if together { loads <= 2 } else { loads == 3 }, "{loads}");
+        assert!(engine.shutdown(LONG));
+        drop(engine);
+        machine.assert_clean();
+    }
+}
+
+#[test]
 fn groups_on_one_device_share_what_was_measured() {
     let machine = Machine::new();
     let (one, other) = (cache(&machine, 64), cache(&machine, 64));

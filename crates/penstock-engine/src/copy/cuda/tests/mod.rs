@@ -24,7 +24,7 @@ pub(super) use entries::installed;
 use self::machine::{Machine, THREAD};
 use super::{CudaError, CudaExecutor, Pins};
 use crate::Region;
-use crate::copy::Executor;
+use crate::copy::{Executor, Gathering, Scattering};
 
 /// Sizes of a cache's axes.
 #[derive(Clone, Copy, Debug)]
@@ -196,8 +196,13 @@ impl Cache {
     ) -> Result<Checksum, CudaError> {
         let segments = self.segments(blocks, span);
         let mut checksum = Checksum::new();
+        let gathering = Gathering {
+            segments: &segments,
+            payload,
+            checksum: Some(&mut checksum),
+        };
         // SAFETY: the segments are the descriptor's, the payload is as long as they are.
-        unsafe { executor.gather(&[self.region], &segments, payload, Some(&mut checksum)) }?;
+        unsafe { executor.gather(&[self.region], &mut [gathering]) }?;
         Ok(checksum)
     }
 
@@ -210,8 +215,12 @@ impl Cache {
         payload: &[u8],
     ) -> Result<(), CudaError> {
         let segments = self.segments(blocks, span);
+        let scattering = Scattering {
+            segments: &segments,
+            payload,
+        };
         // SAFETY: as in `gather`.
-        unsafe { executor.scatter(payload, &[self.region], &segments) }
+        unsafe { executor.scatter(&[self.region], &[scattering]) }
     }
 }
 

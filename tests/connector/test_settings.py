@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.vllm.settings import Settings
+from penstock.vllm.settings import Lanes, Settings
 
 POOL = {"penstock.pool": "valkey://cache.example"}
 
@@ -126,3 +126,19 @@ def test_a_policy_that_there_is_not_is_said_and_counts_as_none(
             assert settings.policy_for({"penstock.load_policy": wanted}) == "auto"
     assert len(caplog.messages) == 1
     assert repr(wanted) in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cores", "expected"),
+    [
+        (1, 2, Lanes(2, 1, 1)),
+        (1, 7, Lanes(2, 1, 1)),
+        (1, 8, Lanes(3, 2, 2)),
+        (8, 32, Lanes(2, 1, 1)),
+        (8, 64, Lanes(3, 2, 2)),
+    ],
+)
+def test_lanes_follow_the_cores_of_a_rank(ranks: int, cores: int, expected: Lanes) -> None:
+    assert Settings("memory:").lanes(ranks, cores) == expected
+    named = Settings("memory:", get_lanes=5, copy_lanes=1)
+    assert named.lanes(ranks, cores) == Lanes(5, expected.put, 1)

@@ -290,6 +290,10 @@ def test_every_setting_is_in_the_reference_with_its_default() -> None:
         elif name == "host_bytes":
             # Not a number: it follows from the engine's steps.
             assert (default, said[name]) == (0, "what two steps store")
+        elif name in ("get_lanes", "put_lanes", "copy_lanes"):
+            few, many = (Settings("memory:").lanes(1, cores) for cores in (1, 64))
+            lane = name.removesuffix("_lanes")
+            assert said[name] == f"{getattr(few, lane)}, or {getattr(many, lane)}"
         elif isinstance(default, bool):
             assert said[name] == str(default).lower(), name
         elif isinstance(default, int):

@@ -43,6 +43,7 @@ def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -
         null_block=compat.NULL_BLOCK,
         engine_id=str(transfer.engine_id),
         tensor_parallel=vllm_config.parallel_config.tensor_parallel_size,
+        ranks=vllm_config.parallel_config.world_size,
         speculates=vllm_config.speculative_config is not None,
         drops_last_block=compat.drops_last_block(vllm_config),
         holds_blocks=compat.zeroes_early(vllm_config, kv_cache_config),

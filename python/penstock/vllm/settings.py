@@ -82,6 +82,19 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+_CORES_FOR_MORE_LANES = 8
+"""Cores of a rank from which on it gets a lane more of each kind."""
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Numbers of a rank's native threads."""
+
+    get: int
+    put: int
+    copy: int
+
+
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", coerce_numbers_to_str=True))
 class Settings:
     """All settings, with their defaults."""
@@ -130,11 +143,12 @@ class Settings:
     vLLM's KV events."""
     drain_timeout: _Seconds = 5.0
     """Seconds that shutdown waits for stores to reach the pool."""
-    get_lanes: _Count = 2
-    """Native threads that get values from the pool, per rank."""
-    put_lanes: _Count = 1
+    get_lanes: _Count = 0
+    """Native threads that get values from the pool, per rank. The default 0, which users cannot
+    set, stands for what `lanes` says; so it does for the next two."""
+    put_lanes: _Count = 0
     """Native threads that put values into the pool, per rank, at low priority."""
-    copy_lanes: _Count = 1
+    copy_lanes: _Count = 0
     """Native threads that copy between KV memory and host memory, per rank."""
     pool_geometry: Annotated[str, AfterValidator(_check_geometry)] = RANK
     """The part of a block in one object: `rank` (all that a rank has of a block), `portable`
@@ -160,6 +174,19 @@ class Settings:
     """URL of an OpenTelemetry collector that takes OTLP over HTTP, such as http://127.0.0.1:4318.
     It gets a span of each request that looks for blocks. `/v1/traces` is added to a URL without a
     path. By default there are no spans."""
+
+    def lanes(self, ranks: int, cores: int | None = None) -> Lanes:
+        """The native threads of each rank of an engine that has so many. `cores` are the machine's
+        by default. Where a rank has eight cores there is one lane more of each kind than where it
+        has fewer. On two cores, more lanes made loads slower; no larger machine has been measured.
+        """
+        cores = cores or os.cpu_count() or 1
+        more = int(cores >= _CORES_FOR_MORE_LANES * ranks)
+        return Lanes(
+            get=self.get_lanes or 2 + more,
+            put=self.put_lanes or 1 + more,
+            copy=self.copy_lanes or 1 + more,
+        )
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:

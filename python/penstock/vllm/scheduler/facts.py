@@ -30,6 +30,8 @@ class EngineFacts:
     """vLLM's name for the engine."""
     tensor_parallel: int = 1
     """Its ranks that share a layer."""
+    ranks: int = 1
+    """Its ranks, of all pipeline stages."""
     speculates: bool = False
     """Whether a step may compute tokens that are rejected."""
     drops_last_block: bool = False

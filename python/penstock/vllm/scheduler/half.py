@@ -67,7 +67,7 @@ class SchedulerHalf:
             facts,
             agreement,
             Catalogue(groups, facts.hash_tokens, drops_last=facts.drops_last_block),
-            Advisor(facts.tokens_per_step, settings.get_lanes),
+            Advisor(facts.tokens_per_step, settings.lanes(facts.ranks).get),
             store,
             Descriptions(store, agreement.describe),
             adapters,

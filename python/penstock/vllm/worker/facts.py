@@ -39,6 +39,11 @@ class WorkerFacts:
     """By a group's position: vLLM's names for the attention backends of its layers here."""
 
     @property
+    def ranks(self) -> int:
+        """The engine's ranks, of all pipeline stages."""
+        return len(self.stages) * self.tensor_ranks
+
+    @property
     def own_heads(self) -> tuple[int, int]:
         """The KV heads of the model that this rank holds, as a half-open range."""
         return heads_of_rank(self.heads, self.tensor_ranks, self.tensor_rank)

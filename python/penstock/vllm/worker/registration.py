@@ -184,15 +184,16 @@ def _start_engine(
     settings: Settings, facts: WorkerFacts, held: Mapping[int, _Held], slots: int
 ) -> Engine:
     node = open_node_memory(settings.host_memory, "penstock-worker")
+    lanes = settings.lanes(facts.ranks)
     return Engine(
         _open_store(settings),
         slot_bytes=max(group.largest_object for group in held.values()),
         slots=slots,
         node=node,
         keep=settings.host_tier,
-        copy_lanes=settings.copy_lanes,
-        get_lanes=settings.get_lanes,
-        put_lanes=settings.put_lanes,
+        copy_lanes=lanes.copy,
+        get_lanes=lanes.get,
+        put_lanes=lanes.put,
         step_objects=_step_objects(facts, held),
         compress=settings.compression == LOSSLESS,
     )

@@ -44,7 +44,7 @@ const COPY_ENGINE_FROM: usize = 28 << 10;
 /// The most blocks of threads of a copy's kernel, each on its own multiprocessor: enough for PCIe.
 const KERNEL_BLOCKS: u32 = 16;
 /// A copy's kernel gets at most one in so many multiprocessors. Then as many copies as there are
-/// lanes by default leave most multiprocessors to the model.
+/// lanes by default, five, leave some to the model on any device.
 const MULTIPROCESSORS_PER_BLOCK: u32 = 8;
 const KERNEL_THREADS: u32 = 512;
 /// A warp. With fewer threads for each piece, one warp would copy several pieces.

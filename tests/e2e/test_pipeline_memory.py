@@ -16,6 +16,7 @@ from penstock.plan.kv import KvSizes, Serving
 from tests.e2e import models
 from tests.e2e.conftest import tokens
 from tests.e2e.node import Answer, Node, StartError
+from tests.e2e.test_parallel import QUICKLY_COMPILED
 
 pytestmark = pytest.mark.e2e
 
@@ -73,8 +74,7 @@ def look(
             "block_size": BLOCK,
             "pipeline_parallel_size": 2,
             "distributed_executor_backend": "mp",
-            # vLLM 0.32 needs compilation for pipelines on CPU.
-            "enforce_eager": False,
+            **QUICKLY_COMPILED,
             "kv_cache_memory_bytes": GIB,
             # Of each rank without the flag, of both with it.
             "env": {

@@ -92,7 +92,7 @@ python_tests=(timeout --kill-after=20 600 python -m pytest -q --ignore tests/e2e
 
 unit() {
     rust_tests
-    stage 'Python tests' 620 "${python_tests[@]}"
+    stage 'Python tests' 620 "${python_tests[@]}" --numprocesses 2 --dist loadfile
 }
 
 # Rust and Python tests beside each other, without those that take long: for whoever waits for them.

@@ -162,7 +162,9 @@ def test_what_makes_no_sense_is_refused(trace, tmp_path):
 
 
 def test_engines_are_set_as_the_connector_is():
-    simulated, settings = asdict(Engine()), asdict(Settings(pool="memory://"))
+    connector = Settings(pool="memory://")
+    simulated = asdict(Engine())
+    settings = asdict(connector) | {"get_lanes": connector.lanes(ranks=1, cores=2).get}
     common = simulated.keys() & settings.keys()
     assert simulated.keys() - common == {"tokens_per_step"}
     assert {name: simulated[name] for name in common} == {name: settings[name] for name in common}

@@ -40,7 +40,7 @@ class Engine:
     """The most prompt tokens of a step: vLLM's `max_num_batched_tokens`, with its value for servers
     on large GPUs."""
     get_lanes: int = 2
-    """Blocks of a load that are fetched at a time."""
+    """Blocks of a load that are fetched at a time. The default is that of a rank with few cores."""
     lookup_timeout: float = 0.25
     """Seconds after which a look-up counts as a miss."""
     load_timeout: float = 0.5

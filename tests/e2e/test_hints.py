@@ -16,7 +16,7 @@ from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
 from tests.e2e.node import Node
 from tests.servers import Server
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone]
+pytestmark = pytest.mark.e2e
 
 BLOCKS = 4
 LENGTH = BLOCKS * BLOCK + 20
@@ -124,7 +124,8 @@ def test_what_is_let_go_leaves_the_pool(
         assert cached(node, prompt, expected[0]) == 2 * BLOCK
 
 
-@pytest.mark.parametrize("salt", [None, "a salt"])
+@pytest.mark.alone
+@pytest.mark.parametrize("salt", [None, pytest.param("a salt", marks=pytest.mark.soak)])
 def test_a_prompt_that_comes_next_is_in_host_memory(
     salt: str | None, llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
 ) -> None:

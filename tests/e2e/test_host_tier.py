@@ -15,7 +15,7 @@ from tests.e2e.test_hybrid import gemma as gemma
 from tests.e2e.test_parallel import TOPOLOGIES
 from tests.servers import Server
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone]
+pytestmark = pytest.mark.e2e
 
 BLOCKS = 4
 PROMPTS = [tokens(BLOCKS * BLOCK + 7, seed=700 + i) for i in range(4)]
@@ -132,6 +132,7 @@ def test_every_rank_holds_its_part(
         assert node.counters().get("loaded_bytes", 0) == 0
 
 
+@pytest.mark.alone
 def test_what_waits_is_prefetched(
     llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
 ) -> None:

@@ -19,9 +19,9 @@ pytestmark = pytest.mark.e2e
     [
         ("bfloat16", "auto"),
         ("float16", "auto"),
-        ("bfloat16", "bfloat16"),
+        pytest.param("bfloat16", "bfloat16", marks=pytest.mark.soak),
         ("bfloat16", "fp8_e4m3"),
-        ("bfloat16", "fp8_e5m2"),
+        pytest.param("bfloat16", "fp8_e5m2", marks=pytest.mark.soak),
     ],
 )
 def test_a_loaded_prompt_is_vllms_own_hit(

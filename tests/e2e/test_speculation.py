@@ -65,7 +65,14 @@ def test_hits_are_those_without_speculation(
     assert stored["with"] == stored["without"]
 
 
-METHODS = ("draft_model", "narrow", "eagle", "eagle3", "mtp")
+METHODS = (
+    "draft_model",
+    "narrow",
+    # `test_exactness` has this one too.
+    pytest.param("eagle", marks=pytest.mark.soak),
+    "eagle3",
+    "mtp",
+)
 
 
 @pytest.fixture(scope="module", params=METHODS)

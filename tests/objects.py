@@ -133,6 +133,59 @@ class ObjectServer:
             self.process = None
 
 
+class PolicyServer:
+    """Another S3 server, moto's, on loopback: it holds users to what they may do."""
+
+    def __init__(self, folder: Path) -> None:
+        binary = shutil.which("moto_server")
+        if binary is None:
+            pytest.skip("no moto_server here (pip install 'moto[server]')")
+        self.port = free_port()
+        self._log = folder / "moto.log"
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [binary, "--host", "127.0.0.1", "--port", str(self.port)], stdout=log, stderr=log
+            )
+
+    def __enter__(self) -> PolicyServer:
+        end = time.monotonic() + START_TIMEOUT
+        while time.monotonic() < end and self._process.poll() is None:
+            try:
+                self.tell("GET", "/moto-api/data.json")
+                return self
+            except OSError:
+                time.sleep(0.05)
+        self.__exit__()
+        raise RuntimeError(f"moto did not start:\n{self._log.read_text(errors='replace')[-2000:]}")
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def url(self, prefix: str) -> str:
+        """The URL of a pool in the bucket. A process sees at once what others have put."""
+        return f"s3://{BUCKET}/{prefix}?endpoint={self.endpoint}&linger=1ms&fresh=0ms"
+
+    @property
+    def endpoint(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def hold_users_to_their_policies(self) -> None:
+        """Until then, everybody may do everything."""
+        self.tell("POST", "/moto-api/reset-auth", b"0")
+
+    def tell(self, method: str, path: str, body: bytes = b"") -> None:
+        """One request to moto itself."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request(method, path, body)
+            answer = connection.getresponse()
+            assert answer.status == 200, answer.read()
+        finally:
+            connection.close()
+
+
 class Gate:
     """A proxy before an S3 server that refuses requests while it is told to."""
 

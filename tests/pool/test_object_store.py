@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock
 from penstock.cli import main
-from penstock.errors import ConfigError, Denied
-from tests.objects import ObjectServer
+from penstock.errors import ConfigError, Denied, Unavailable
+from tests.objects import BUCKET, ObjectServer, PolicyServer
 
 KEYS = ("penstock-tests", "hunter2-is-the-secret")
 
@@ -82,3 +84,60 @@ def test_a_bench_measures_it(
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["misses"] == 0
     assert row["put_mib_s"] > 0 < row["get_mib_s"]
+
+
+READER, WRITER = "reader", "writer"
+LOOK = ["s3:GetObject", "s3:ListBucket"]
+
+
+def test_users_are_held_to_their_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    boto3 = pytest.importorskip("boto3")
+    with PolicyServer(tmp_path) as server:
+
+        def client(service: str, **keys: str) -> Any:
+            first = {"aws_access_key_id": "first", "aws_secret_access_key": "first"}
+            where = {"endpoint_url": server.endpoint, "region_name": "us-east-1"}
+            return boto3.client(service, **where, **(first | keys))
+
+        client("s3").create_bucket(Bucket=BUCKET)
+        users = {}
+        for name, actions in {READER: LOOK, WRITER: ["*"]}.items():
+            statement = {"Effect": "Allow", "Action": actions, "Resource": "*"}
+            policy = {"Version": "2012-10-17", "Statement": [statement]}
+            iam = client("iam")
+            iam.create_user(UserName=name)
+            iam.put_user_policy(UserName=name, PolicyName=name, PolicyDocument=json.dumps(policy))
+            made = iam.create_access_key(UserName=name)["AccessKey"]
+            users[name] = (made["AccessKeyId"], made["SecretAccessKey"])
+        server.hold_users_to_their_policies()
+
+        def pool_of(name: str) -> penstock.Pool:
+            key, secret = users[name]
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+            monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+            return penstock.open(server.url("p"), namespace="a", timeout=30)
+
+        values = {str(number): bytes([number]) * 100_000 for number in range(60)}
+        with pool_of(WRITER) as writer:
+            writer.put_many(values)
+            assert writer.get_many(list(values)) == list(values.values())
+        with pool_of(READER) as reader:
+            assert reader.get_many(list(values)) == list(values.values())
+            with pytest.raises(Denied, match="AccessDenied"):
+                reader.put("one more", b"value")
+        with pool_of(WRITER) as writer:
+            writer.remove(list(values)[:10])
+            assert sum(writer.contains(list(values))) == 50
+            key, secret = users[WRITER]
+            keys = {"aws_access_key_id": key, "aws_secret_access_key": secret}
+            s3 = client("s3", **keys)
+            for each in s3.list_objects_v2(Bucket=BUCKET)["Contents"]:
+                s3.delete_object(Bucket=BUCKET, Key=each["Key"])
+            assert writer.get("59", default=None) is None
+            s3.delete_bucket(Bucket=BUCKET)
+            with pytest.raises(Unavailable, match="no such bucket"):
+                writer.put("one more", b"value")
+            # From here on, nobody knows the key.
+            client("iam", **keys).delete_access_key(UserName=WRITER, AccessKeyId=key)
+            with pytest.raises(Denied, match="InvalidAccessKeyId"):
+                writer.put("one more", b"value")

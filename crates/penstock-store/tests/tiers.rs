@@ -153,3 +153,21 @@ fn a_value_too_large_in_one_tier_is_not_the_last_word() {
     assert_eq!(outcome.unwrap(), GetOutcome::Hit(10));
     assert_eq!(into[..10], [2; 10]);
 }
+
+/// Nothing is asked of the object store: it need not be there.
+#[test]
+fn gets_are_large_behind_this_machines_memory_alone() {
+    let url = "s3://bucket/p?endpoint=http://127.0.0.1:1&region=nowhere";
+    let opened = |url: &str| open(url, &OpenOptions::default()).unwrap();
+    let far = opened(url).batch_bytes();
+    assert!(far.get > 0 && far.put > 0);
+    let name = format!("test-tiers-{}", std::process::id());
+    let behind_memory = opened(&format!("shm://{name}?size=64MiB {url}")).batch_bytes();
+    std::fs::remove_file(format!("/dev/shm/penstock-{name}")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let near = format!("file://{}?size=1GiB", folder.path().display());
+    let behind_files = opened(&format!("{near} {url}")).batch_bytes();
+    assert_eq!((behind_memory.get, behind_memory.put), (far.get, far.put));
+    let alone = opened(&near).batch_bytes();
+    assert_eq!((behind_files.get, behind_files.put), (alone.get, far.put));
+}

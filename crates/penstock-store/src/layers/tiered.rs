@@ -291,13 +291,21 @@ impl Store for Tiered {
             .inspect_err(|_| self.counters.failed())
     }
 
-    /// Puts go to all tiers, so the one that wants the largest batches gets them. Most gets are
-    /// answered by the nearest.
+    /// Puts go to all tiers, so the one that wants the largest batches gets them. Gets do too if the
+    /// nearest tier is this machine's memory: its values are read in place, one by one, and a batch
+    /// is what it lacks. Else most gets are answered by the nearest, which may be slower for more.
     fn batch_bytes(&self) -> BatchBytes {
-        let puts = self.tiers.iter().map(|tier| tier.batch_bytes().put);
+        let best = |of: fn(BatchBytes) -> u64| {
+            let all = self.tiers.iter().map(|tier| of(tier.batch_bytes()));
+            all.max().unwrap_or(0)
+        };
         BatchBytes {
-            put: puts.max().unwrap_or(0),
-            get: self.tiers[0].batch_bytes().get,
+            put: best(|batch| batch.put),
+            get: if inside(&*self.tiers[0]).is_in_memory() {
+                best(|batch| batch.get)
+            } else {
+                self.tiers[0].batch_bytes().get
+            },
         }
     }
 

@@ -19,6 +19,7 @@ mod copy;
 mod geometry;
 mod index;
 mod mapping;
+mod nodes;
 mod owner;
 mod pages;
 mod segment;

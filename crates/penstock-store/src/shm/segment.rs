@@ -15,7 +15,9 @@ use rustix::fs::{FallocateFlags, OFlags};
 
 use super::geometry::{BODY_WORDS, Geometry};
 use super::mapping::Mapping;
+use super::nodes;
 use super::owner::{ByteLock, Owner, SETUP};
+
 use crate::{Error, ErrorKind, Result};
 
 const DIRECTORY: &str = "/dev/shm";
@@ -272,6 +274,7 @@ fn fill(file: &File, geometry: &Geometry, path: &Path) -> Result<()> {
         return Err(no_room(Some(free)));
     }
     file.set_len(bytes).map_err(failed)?;
+    nodes::spread(file, bytes);
     // Allocate all of it now: memory that is missing later would be a SIGBUS.
     loop {
         match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {

@@ -49,7 +49,7 @@ KINDS, KIND_TOKENS = 3, 768
 TURNS, TURN_TOKENS, ANSWER_TOKENS = 4, 256, 16
 BUSY_TOKENS, BUSY_ANSWER = 512, 32
 """Of the requests that keep the second server busy, one after the other."""
-GROUP = 3
+GROUP = 2
 """Systems beside the baseline that are measured together: each has two servers in memory."""
 ROUTER = "PENSTOCK_TEST_VLLM_ROUTER"
 FIGURES = ("request_throughput", "median_ttft_ms", "p99_ttft_ms")

@@ -38,6 +38,12 @@ impl Cluster {
             let reply = server.command(&format!("CLUSTER ADDSLOTSRANGE {first} {}", next - 1));
             assert_eq!(reply, "+OK");
         }
+        // Nodes of one epoch would settle among themselves whose slots are whose, and answer
+        // differently meanwhile.
+        for (server, epoch) in cluster.servers().zip(1..) {
+            let reply = server.command(&format!("CLUSTER SET-CONFIG-EPOCH {epoch}"));
+            assert_eq!(reply, "+OK");
+        }
         let first = &cluster.primaries[0];
         for server in cluster.servers().skip(1) {
             let reply = first.command(&format!(

@@ -31,8 +31,8 @@ PROMPTS = [tokens(length, seed=length) for length in (5 * BLOCK + 3, 4 * BLOCK, 
     indirect=["any_pool"],
     ids=["file", "valkey"],
 )
-# A block of a hybrid that leaves the window is given back, stored or not. With another engine on the
-# same two cores, one may not be stored.
+# A block of a hybrid that leaves the window is given back, stored or not. With another engine on
+# the same two cores, one may not be stored.
 @pytest.mark.parametrize(
     "model",
     [pytest.param(name, marks=pytest.mark.alone) if name == "hybrid" else name for name in MODELS],

@@ -295,10 +295,12 @@ fn an_object_is_gathered_once_there_is_a_slot_or_cancelled_and_has_one_outcome()
                 loop {
                     let seen = house.signals.copy.generation();
                     match house.queues.next_copy() {
-                        CopyWork::Gather(ticket, mut slot) => {
-                            house.write(&mut slot);
-                            let slot = slot.gathered(BYTES, Checksum::new());
-                            house.queues.push_put(Put { ticket, slot });
+                        CopyWork::Gather(batch) => {
+                            for (ticket, mut slot) in batch {
+                                house.write(&mut slot);
+                                let slot = slot.gathered(BYTES, Checksum::new());
+                                house.queues.push_put(Put { ticket, slot });
+                            }
                         }
                         CopyWork::Wait(until) => house.signals.copy.wait(seen, until),
                         CopyWork::Close => return,
@@ -355,10 +357,12 @@ fn what_waits_for_a_fence_is_gathered_once_it_is_passed() {
         loop {
             let seen = house.signals.copy.generation();
             match house.queues.next_copy() {
-                CopyWork::Gather(ticket, slot) => {
+                CopyWork::Gather(batch) => {
                     assert!(matches!(job.passage(), Passage::Passed(_)));
-                    drop(slot);
-                    ticket.resolve(Outcome::Stored(BYTES as u64));
+                    for (ticket, slot) in batch {
+                        drop(slot);
+                        ticket.resolve(Outcome::Stored(BYTES as u64));
+                    }
                     break;
                 }
                 CopyWork::Wait(until) => house.signals.copy.wait(seen, until),

@@ -20,7 +20,7 @@ use crate::registration::{NotCopied, Object};
 use crate::stats::add_time;
 
 /// Where a value comes from.
-enum From {
+enum Source {
     /// A store. With it, whether a damaged value was there before.
     Store(Slot<Verified>, bool),
     HostTier(Value),
@@ -29,14 +29,14 @@ enum From {
 /// A value, and the object that it is for.
 struct Delivery {
     ticket: LoadTicket,
-    from: From,
+    from: Source,
 }
 
 impl Delivery {
     fn payload(&self) -> &[u8] {
         match &self.from {
-            From::Store(slot, _) => slot.payload(),
-            From::HostTier(value) => value.payload(),
+            Source::Store(slot, _) => slot.payload(),
+            Source::HostTier(value) => value.payload(),
         }
     }
 }
@@ -75,7 +75,7 @@ impl<'a> Deliveries<'a> {
         let outcome = match got {
             Got::Payload(verified) => {
                 let slot = slot.verified(ticket.transfer(), verified);
-                let from = From::Store(slot, verified.is_mended() || was_damaged);
+                let from = Source::Store(slot, verified.is_mended() || was_damaged);
                 return self.add(Delivery { ticket, from }, segments);
             }
             Got::Miss => Outcome::Miss,
@@ -89,7 +89,7 @@ impl<'a> Deliveries<'a> {
 
     /// Delivers a value of the host tier.
     pub(super) fn held(&mut self, ticket: LoadTicket, value: Value, segments: &mut Vec<Segment>) {
-        let from = From::HostTier(value);
+        let from = Source::HostTier(value);
         self.add(Delivery { ticket, from }, segments);
     }
 
@@ -121,11 +121,11 @@ impl<'a> Deliveries<'a> {
                 _ => Ok(()),
             };
             match from {
-                From::Store(slot, is_mended) => match outcome {
+                Source::Store(slot, is_mended) => match outcome {
                     Ok(()) => self.keep(&ticket, slot, is_mended),
                     Err(outcome) => ticket.resolve(outcome),
                 },
-                From::HostTier(value) => {
+                Source::HostTier(value) => {
                     // Dropped first, so that giving up the value once the job is over frees its
                     // slot.
                     drop(value);

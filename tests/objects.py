@@ -26,6 +26,16 @@ _PORTS = (
 )
 
 
+def _request(port: int, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
 class ObjectServer:
     """An S3 server with one bucket.
 
@@ -117,13 +127,7 @@ class ObjectServer:
 
     def request(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
         """One request: the answer's status and body."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        try:
-            connection.request(method, f"/{path}", body)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
+        return _request(self.port, method, f"/{path}", body)
 
     def kill(self) -> None:
         """Ends the server at once."""
@@ -139,7 +143,7 @@ class PolicyServer:
     def __init__(self, folder: Path) -> None:
         binary = shutil.which("moto_server")
         if binary is None:
-            pytest.skip("no moto_server here (pip install 'moto[server]')")
+            pytest.skip("no moto_server here (pip install 'moto[s3]' flask flask-cors)")
         self.port = free_port()
         self._log = folder / "moto.log"
         with self._log.open("ab") as log:
@@ -177,13 +181,8 @@ class PolicyServer:
 
     def tell(self, method: str, path: str, body: bytes = b"") -> None:
         """One request to moto itself."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        try:
-            connection.request(method, path, body)
-            answer = connection.getresponse()
-            assert answer.status == 200, answer.read()
-        finally:
-            connection.close()
+        status, answer = _request(self.port, method, path, body)
+        assert status == 200, answer
 
 
 class Gate:

@@ -17,7 +17,7 @@ from tests.e2e.test_pool_faults import BLOCKS, PROMPTS, ask_all, wait_for_hits
 pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 
-@pytest.mark.parametrize("kind", [pytest.param("redis", marks=pytest.mark.soak), "valkey"])
+@pytest.mark.parametrize("kind", ["redis", "valkey"])
 def test_every_fault_of_a_cluster_in_one_life(
     kind: str, llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
 ) -> None:

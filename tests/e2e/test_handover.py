@@ -134,7 +134,7 @@ def test_a_prefill_engine_of_another_topology(
     ("any_pool", "pairs"),
     [
         ("file", 1),
-        pytest.param("shm", 1, marks=pytest.mark.soak),
+        ("shm", 1),
         pytest.param("valkey-unix", 1, marks=pytest.mark.soak),
         ("valkey-unix", 2),
         pytest.param("file", 2, marks=pytest.mark.soak),

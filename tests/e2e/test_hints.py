@@ -125,7 +125,7 @@ def test_what_is_let_go_leaves_the_pool(
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("salt", [None, pytest.param("a salt", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("salt", [None, "a salt"])
 def test_a_prompt_that_comes_next_is_in_host_memory(
     salt: str | None, llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.e2e
         ("float16", "auto"),
         pytest.param("bfloat16", "bfloat16", marks=pytest.mark.soak),
         ("bfloat16", "fp8_e4m3"),
-        pytest.param("bfloat16", "fp8_e5m2", marks=pytest.mark.soak),
+        ("bfloat16", "fp8_e5m2"),
     ],
 )
 def test_a_loaded_prompt_is_vllms_own_hit(

@@ -44,6 +44,9 @@ pub enum GetOutcome {
     TooLarge(u64),
 }
 
+/// Makes a value's head of the checksum that `penstock-store` computes of the rest of the value.
+pub type Head<'a> = &'a dyn Fn(u64, &mut [u8]);
+
 /// One value to put: its bytes are the slices' concatenation.
 pub struct PutRequest<'a> {
     /// The object's name.
@@ -55,6 +58,10 @@ pub struct PutRequest<'a> {
     /// least recently used value may count values further on in a prompt as used earlier: then it
     /// evicts the end before the beginning.
     pub position: u64,
+    /// If there is one, the first slice only says how long the value's head is: the store makes it,
+    /// once it has summed the other slices while copying them. Only those stores of
+    /// `penstock-store` that are this machine's memory are asked to.
+    pub head: Option<Head<'a>>,
     /// Filled in by the store.
     pub outcome: Option<Result<PutOutcome>>,
 }
@@ -66,6 +73,7 @@ impl<'a> PutRequest<'a> {
             key,
             value,
             position: 0,
+            head: None,
             outcome: None,
         }
     }
@@ -81,6 +89,9 @@ pub struct GetRequest<'a, 'b> {
     pub position: u64,
     /// Whether [`Self::checksum`] is wanted.
     pub wants_checksum: bool,
+    /// Whether the bytes are used where they arrive. Otherwise they are copied on at once, so they
+    /// are worth room in the processor's caches.
+    pub is_in_place: bool,
     /// The checksum that `penstock-store` computes of what the destination holds now, if this is a
     /// hit and the store had time to compute it. A store has time while other values are on their
     /// way and this one is still in the processor's caches. Whoever changes the destination
@@ -95,14 +106,15 @@ impl<'a, 'b> GetRequest<'a, 'b> {
     /// time of use that they have noted.
     pub const NO_USE: u64 = u64::MAX;
 
-    /// A request that no store has seen. Its value's checksum is not wanted, and its place in a
-    /// prompt is not known.
+    /// A request that no store has seen. Its value's checksum is not wanted, its place in a prompt
+    /// is not known, and it is not used where it arrives.
     pub fn new(key: Key, into: &'a mut [IoSliceMut<'b>]) -> Self {
         Self {
             key,
             into,
             position: 0,
             wants_checksum: false,
+            is_in_place: false,
             checksum: None,
             outcome: None,
         }

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use memmap2::{MmapMut, MmapRaw};
 use penstock_store::ErrorKind;
 use penstock_store::sealed::{
-    self, LARGEST_HEADER_BYTES, SealedCode, SealedInPlace, SealedStore, SealedValue,
+    self, LARGEST_HEADER_BYTES, SealedBeside, SealedInPlace, SealedStore, SealedValue,
 };
 use penstock_store::value::Checksum;
 
@@ -346,12 +346,12 @@ impl Slot<Empty> {
     }
 
     /// Notes that the first `payload_bytes` of payload have been filled.
-    pub(crate) fn gathered(self, payload_bytes: usize, checksum: Checksum) -> Slot<Gathered> {
+    pub(crate) fn gathered(self, payload_bytes: usize, checksum: u64) -> Slot<Gathered> {
         Slot {
             lease: self.lease,
             state: Gathered {
                 payload_bytes,
-                checksum: checksum.finish(),
+                checksum,
             },
         }
     }
@@ -380,7 +380,7 @@ impl Slot<Gathered> {
         store: &SealedStore,
         transfer: &Transfer,
         room: &mut &'r mut [u8],
-    ) -> Result<Option<SealedCode<'r>>, ErrorKind> {
+    ) -> Result<Option<SealedBeside<'r>>, ErrorKind> {
         let Some(element) = transfer.element else {
             return Ok(None);
         };
@@ -516,10 +516,19 @@ mod tests {
     fn a_child_process_does_not_get_the_arena() {
         let config = EngineConfig::new(1 << 20, 64);
         let arena = Arena::new(&config, Arc::default(), Arc::default()).unwrap();
-        let first = format!("{:x}-", arena.memory.as_ptr().addr());
+        let first = arena.memory.as_ptr().addr();
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let own = maps.split(&first).nth(1).expect("mapped, by itself");
-        let flags = own.lines().find(|line| line.starts_with("VmFlags:"));
+        // The kernel may count the arena and memory beside it as one mapping.
+        let holds_arena = |line: &&str| {
+            let range = line
+                .split(' ')
+                .next()
+                .and_then(|range| range.split_once('-'));
+            let ends = range.map(|(start, end)| [start, end].map(|n| usize::from_str_radix(n, 16)));
+            matches!(ends, Some([Ok(start), Ok(end)]) if (start..end).contains(&first))
+        };
+        let mut own = maps.lines().skip_while(|line| !holds_arena(line));
+        let flags = own.find(|line| line.starts_with("VmFlags:"));
         assert!(
             flags.unwrap().split(' ').any(|flag| flag == "dc"),
             "{flags:?}"

@@ -18,7 +18,7 @@ use crate::completion::Completions;
 use crate::fence::{Fence, Mark, Passage};
 use crate::job::{Plan, Transfer};
 use crate::outcome::Part;
-use crate::queue::{CopyWork, Put, PutWork, Queues};
+use crate::queue::{CopyWork, Payload, Put, PutWork, Queues};
 use crate::registration::Registration;
 use crate::signal::Signals;
 use crate::store_job::StoreJob;
@@ -168,7 +168,7 @@ impl House {
 
     fn fill(&self, mut slot: Slot<Empty>, transfer: &Transfer) -> Slot<Verified> {
         self.write(&mut slot);
-        slot.gathered(BYTES, Checksum::new())
+        slot.gathered(BYTES, Checksum::of(&[]))
             .into_verified(transfer)
     }
 
@@ -298,10 +298,12 @@ fn an_object_is_gathered_once_there_is_a_slot_or_cancelled_and_has_one_outcome()
                         CopyWork::Gather(batch) => {
                             for (ticket, mut slot) in batch {
                                 house.write(&mut slot);
-                                let slot = slot.gathered(BYTES, Checksum::new());
-                                house.queues.push_put(Put { ticket, slot });
+                                let slot = slot.gathered(BYTES, Checksum::of(&[]));
+                                let payload = Payload::InSlot(slot);
+                                house.queues.push_put(Put { ticket, payload });
                             }
                         }
+                        CopyWork::Place(_) => unreachable!("no node memory"),
                         CopyWork::Wait(until) => house.signals.copy.wait(seen, until),
                         CopyWork::Close => return,
                     }
@@ -321,8 +323,8 @@ fn an_object_is_gathered_once_there_is_a_slot_or_cancelled_and_has_one_outcome()
         completions.drain(&mut heard);
         // Once released, it waits to be put, unless it was cancelled.
         if let PutWork::Put(batch) = house.queues.next_put() {
-            for Put { ticket, slot } in batch {
-                drop(slot);
+            for Put { ticket, payload } in batch {
+                drop(payload);
                 ticket.resolve(Outcome::Stored(BYTES as u64));
             }
         }
@@ -365,6 +367,7 @@ fn what_waits_for_a_fence_is_gathered_once_it_is_passed() {
                     }
                     break;
                 }
+                CopyWork::Place(_) => unreachable!("no node memory"),
                 CopyWork::Wait(until) => house.signals.copy.wait(seen, until),
                 CopyWork::Close => unreachable!("nobody closes"),
             }

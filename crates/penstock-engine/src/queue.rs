@@ -28,6 +28,8 @@ pub(crate) struct Queues {
     stores_anyway: bool,
     /// Whether that place is node memory.
     has_node: bool,
+    /// Whether blocks in host memory are copied straight into node memory, without a slot.
+    places: bool,
     signals: Arc<Signals>,
 }
 
@@ -39,6 +41,8 @@ struct State {
     /// Objects that another engine waits for. They come before all of `puts`.
     awaited: VecDeque<Put>,
     puts: VecDeque<Put>,
+    /// Payload bytes of `awaited` and `puts` that are in node memory. Slots bound the others.
+    placed_bytes: usize,
     /// Jobs with queued objects, oldest first.
     loads: VecDeque<Arc<LoadJob>>,
     /// As `loads`, for prefetches. They are taken only while `loads` has no work for a lane.
@@ -50,22 +54,42 @@ struct State {
     closed: bool,
 }
 
-/// An object that waits for its fence, and then for a slot.
+/// An object that waits for its fence, and then for a slot unless it is placed.
 struct Gather {
     ticket: StoreTicket,
     since: Instant,
+    is_placed: bool,
 }
 
 /// An object that waits to be put.
 pub(crate) struct Put {
     pub(crate) ticket: StoreTicket,
-    pub(crate) slot: Slot<Gathered>,
+    pub(crate) payload: Payload,
+}
+
+/// Where the payload of an object that waits to be put is.
+pub(crate) enum Payload {
+    InSlot(Slot<Gathered>),
+    /// In node memory, as a whole value.
+    InNode,
+}
+
+impl Put {
+    /// Payload bytes, if they are in node memory.
+    fn placed_bytes(&self) -> usize {
+        match self.payload {
+            Payload::InSlot(_) => 0,
+            Payload::InNode => self.ticket.transfer().bytes,
+        }
+    }
 }
 
 /// What a copy lane does next.
 pub(crate) enum CopyWork {
     /// Objects of one registration, in one copy.
     Gather(Vec<(StoreTicket, Slot<Empty>)>),
+    /// An object that goes straight into node memory.
+    Place(StoreTicket),
     /// Wait for a signal, or until this time.
     Wait(Option<Instant>),
     Close,
@@ -105,6 +129,7 @@ impl Queues {
             state: Mutex::default(),
             stores_anyway: config.keep || has_node,
             has_node,
+            places: has_node && config.in_place && config.keys.is_none(),
             config,
             batches,
             arena,
@@ -128,7 +153,12 @@ impl Queues {
                     && bytes <= self.config.max_pending_bytes
                 {
                     state.gather_bytes = bytes;
-                    state.gathers.push_back(Gather { ticket, since });
+                    let is_placed = self.places && ticket.registration().is_host();
+                    state.gathers.push_back(Gather {
+                        ticket,
+                        since,
+                        is_placed,
+                    });
                 } else {
                     refused.push(ticket);
                 }
@@ -138,23 +168,47 @@ impl Queues {
         end(refused, Outcome::Dropped);
     }
 
+    /// Queues an object anew that could not be placed: it is gathered as any other.
+    pub(crate) fn gather_instead(&self, ticket: StoreTicket) {
+        let mut state = self.state.lock();
+        if state.closed {
+            drop(state);
+            return ticket.resolve(Outcome::Dropped);
+        }
+        state.gather_bytes += ticket.transfer().bytes;
+        state.gathers.push_front(Gather {
+            ticket,
+            since: Instant::now(),
+            is_placed: false,
+        });
+        drop(state);
+        self.signals.copy.notify_one();
+    }
+
     /// Queues a gathered object. Its blocks are released no earlier than it can be found here. So a
     /// caller that has seen the release and then cancels finds it.
     pub(crate) fn push_put(&self, mut put: Put) {
         let refused = {
             let mut state = self.state.lock();
             put.ticket.gathered();
-            if state.closed || (state.is_failing() && !self.has_node) {
+            let bytes = state.placed_bytes + put.placed_bytes();
+            if state.closed
+                || (state.is_failing() && !self.has_node)
+                || bytes > self.config.max_pending_bytes
+            {
                 Some(put)
             } else {
+                state.placed_bytes = bytes;
                 state.puts_like(&put).push_back(put);
                 None
             }
         };
         match refused {
-            Some(Put { ticket, slot }) => {
-                let slot = slot.into_verified(ticket.transfer());
-                self.host_tier.keep(ticket.transfer(), slot, None);
+            Some(Put { ticket, payload }) => {
+                if let Payload::InSlot(slot) = payload {
+                    let slot = slot.into_verified(ticket.transfer());
+                    self.host_tier.keep(ticket.transfer(), slot, None);
+                }
                 ticket.resolve(Outcome::Dropped);
             }
             None => self.signals.put.notify_one(),
@@ -208,6 +262,10 @@ impl Queues {
             let (until, outcome) = match oldest.ticket.passage() {
                 // The objects behind it have later fences.
                 Passage::Ahead => (oldest.since + self.config.fence_wait, Outcome::Dropped),
+                Passage::Passed(_) if oldest.is_placed => {
+                    let gather = state.pop_gather().expect("there is an oldest");
+                    return CopyWork::Place(gather.ticket);
+                }
                 Passage::Passed(at) => {
                     let batch = self.pop_gathers(state);
                     if !batch.is_empty() {
@@ -229,10 +287,14 @@ impl Queues {
     fn pop_gathers(&self, state: &mut State) -> Vec<(StoreTicket, Slot<Empty>)> {
         let mut batch: Vec<(StoreTicket, Slot<Empty>)> = Vec::new();
         let mut bytes = 0;
-        while let Some(Gather { ticket, .. }) = state.gathers.front() {
+        while let Some(Gather {
+            ticket, is_placed, ..
+        }) = state.gathers.front()
+        {
             bytes += ticket.transfer().bytes;
             let goes_along = batch.first().is_none_or(|(first, _)| {
-                Arc::ptr_eq(first.registration(), ticket.registration())
+                !is_placed
+                    && Arc::ptr_eq(first.registration(), ticket.registration())
                     && bytes <= ticket.registration().copy_bytes()
                     && matches!(ticket.passage(), Passage::Passed(_))
             });
@@ -458,6 +520,8 @@ impl State {
             *queue = left;
             all.extend(taken);
         }
+        let placed = all.iter().map(Put::placed_bytes).sum::<usize>();
+        self.placed_bytes -= placed;
         all
     }
 
@@ -477,6 +541,8 @@ impl State {
             }
             batch.extend(queue.pop_front());
         }
+        let placed = batch.iter().map(Put::placed_bytes).sum::<usize>();
+        self.placed_bytes -= placed;
         batch
     }
 }

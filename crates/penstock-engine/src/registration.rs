@@ -1,6 +1,6 @@
 //! Registrations: layouts laid over regions, and the copies to and from them.
 
-use std::io::IoSliceMut;
+use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -122,9 +122,9 @@ impl Registration {
         objects: impl IntoIterator<Item = Object<'a, P, &'a mut [u8]>>,
         sum: bool,
         segments: &mut Vec<Segment>,
-    ) -> Result<Vec<Checksum>, NotCopied> {
+    ) -> Result<Vec<u64>, NotCopied> {
         let payloads = self.segments_of(objects, segments);
-        let mut checksums = vec![Checksum::new(); payloads.len()];
+        let mut checksums = vec![Checksum::of(&[]); payloads.len()];
         let mut gatherings: Vec<Gathering<'_>> = (payloads.into_iter().zip(&mut checksums))
             .map(|((range, payload), checksum)| Gathering {
                 segments: &segments[range],
@@ -173,9 +173,33 @@ impl Registration {
         self.executor.copy_bytes()
     }
 
-    /// Whether the pages are host memory, which [`fill`](Self::fill) needs.
+    /// Whether the pages are host memory, which [`read`](Self::read) and [`fill`](Self::fill)
+    /// need.
     pub(crate) fn is_host(&self) -> bool {
         self.executor.is_host()
+    }
+
+    /// Lends the memory of a span of pages, in order, to whoever only reads it. Otherwise as
+    /// [`fill`](Self::fill).
+    #[allow(unsafe_code)]
+    pub(crate) fn read<T>(
+        &self,
+        pages: impl IntoIterator<Item = u64>,
+        span: &Span,
+        bytes: usize,
+        segments: &mut Vec<Segment>,
+        read: impl FnOnce(&mut dyn Iterator<Item = IoSlice<'_>>) -> T,
+    ) -> Result<T, NotCopied> {
+        assert!(self.is_host(), "pages of a device are not lent");
+        segments.clear();
+        self.segments(pages, span, bytes, segments);
+        let open = self.open.read();
+        if !*open {
+            return Err(NotCopied::Closed);
+        }
+        // SAFETY: as in `gather`.
+        let mut slices = unsafe { host::slices(&self.regions, segments) };
+        Ok(read(&mut slices))
     }
 
     /// Lends the memory of a span of pages, in order, to whoever fills it. The pages have been

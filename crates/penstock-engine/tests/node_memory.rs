@@ -100,6 +100,102 @@ fn what_one_engine_stores_another_loads_without_the_store() {
 }
 
 #[test]
+fn blocks_are_free_once_node_memory_has_them_and_the_store_gets_them_from_there() {
+    let (probe, node, source) = (Probe::new(), Pool::new(), filled());
+    probe.hold_contains(true);
+    // Few slots, of which stores would get half.
+    let writer = sharing(&probe, &node, settings(4), &source);
+    writer.submit_store(1, numbered(), Fence::NONE).unwrap();
+    released(&writer, 1);
+    (0..BLOCKS).for_each(|block| source.fill(block, block + 100));
+    let target = Kv::new(KvLayout::BLHNC);
+    let reader = sharing(&Probe::new(), &node, settings(4), &target);
+    assert_eq!(load(&reader), [KEPT; ALL]);
+    assert_whole(&target);
+    assert_eq!(writer.stats().slots_peak, 0);
+
+    probe.hold_contains(false);
+    let stored = Outcome::Stored(BLOCK_BYTES as u64);
+    assert_eq!(outcomes(&writer, 1), [stored; ALL]);
+    let other = full();
+    for n in 0..BLOCKS {
+        assert_eq!(probe.value(&key(n)), other.value(&key(n)), "as from a slot");
+    }
+}
+
+#[test]
+fn what_the_store_has_is_not_copied_out_of_node_memory() {
+    let (probe, node, source) = (full(), Pool::new(), filled());
+    let writer = sharing(&probe, &node, settings(4), &source);
+    assert_eq!(store(&writer), [Outcome::AlreadyPresent; ALL]);
+    assert_eq!(node.open(SIZE).stats().gets, 0);
+    arrived(&node);
+}
+
+#[test]
+fn what_node_memory_has_given_up_does_not_reach_the_store() {
+    let (probe, node, source) = (Probe::new(), Pool::new(), filled());
+    probe.hold_contains(true);
+    let writer = sharing(&probe, &node, settings(4), &source);
+    writer.submit_store(1, numbered(), Fence::NONE).unwrap();
+    released(&writer, 1);
+    assert_eq!(
+        node.open(SIZE).remove(&[key(0), key(5)], soon()).unwrap(),
+        2
+    );
+    probe.hold_contains(false);
+    for (n, outcome) in outcomes(&writer, 1).into_iter().enumerate() {
+        let is_gone = n == 0 || n == 5;
+        assert_eq!(outcome == Outcome::Dropped, is_gone, "{n}: {outcome:?}");
+        assert_eq!(probe.has(&key(n as u64)), !is_gone);
+    }
+}
+
+#[test]
+fn what_waits_in_node_memory_for_the_store_is_bounded() {
+    let (probe, node, source) = (Probe::new(), Pool::new(), filled());
+    probe.hold_contains(true);
+    let bounded = EngineConfig {
+        max_pending_bytes: 4 * BLOCK_BYTES,
+        ..settings(4)
+    };
+    let writer = sharing(&probe, &node, bounded, &source);
+    for block in numbered() {
+        let job = block.block + 1;
+        writer.submit_store(job, vec![block], Fence::NONE).unwrap();
+        released(&writer, job);
+    }
+    arrived(&node);
+    probe.hold_contains(false);
+    let dropped = (1..=BLOCKS)
+        .filter(|&job| outcomes(&writer, job) == [Outcome::Dropped])
+        .count();
+    // What a put lane holds does not wait.
+    assert!((1..=ALL - 4).contains(&dropped), "{dropped}");
+}
+
+#[test]
+fn what_node_memory_does_not_take_goes_to_the_store_by_a_slot() {
+    let (probe, node, source) = (Probe::new(), Pool::new(), filled());
+    let url = format!("shm://{}?size={SIZE}&quota=tenant/red:1KiB", node.name());
+    let small = penstock_store::open(&url, &OpenOptions::default()).unwrap();
+    let store = Arc::clone(&probe) as Arc<dyn Store>;
+    let writer = Rig::from(Engine::with_node_memory(store, small, settings(4)).unwrap());
+    writer.register_kv(&source);
+    let red = tenant("red");
+    writer.store_for(&red, 1, numbered());
+    let stored = Outcome::Stored(BLOCK_BYTES as u64);
+    assert_eq!(outcomes(&writer, 1), [stored; ALL]);
+    let keys: Vec<_> = (0..BLOCKS).map(|n| key_for(&red, n)).collect();
+    assert!(keys.iter().all(|key| probe.has(key)));
+    assert_eq!(
+        node.open(SIZE).contains(&keys, soon()).unwrap(),
+        [false; ALL]
+    );
+    assert!(writer.stats().slots_peak > 0);
+}
+
+#[test]
 fn what_comes_from_the_store_is_in_node_memory_afterwards() {
     let (probe, node, target) = (full(), Pool::new(), Kv::new(KvLayout::BLHNC));
     let reader = sharing(&probe, &node, settings(4), &target);

@@ -191,6 +191,11 @@ impl Default for Checksum {
     }
 }
 
+/// The payload's checksum, of a header that was verified and is not encrypted.
+pub(crate) fn stated_checksum(header: &[u8; HEADER_BYTES]) -> u64 {
+    u64_at(header, PAYLOAD_CHECKSUM_AT)
+}
+
 /// The payload's checksum, as a verified header states it. The payload is not verified until
 /// [`check`](Self::check) has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

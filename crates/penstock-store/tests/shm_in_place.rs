@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use behaviour::{bytes, key, soon};
 use penstock_store::layers::{Breaker, BreakerSettings, Tiered};
-use penstock_store::sealed::{Got, HeaderRoom, Wanted};
+use penstock_store::sealed::{Finding, Got, HeaderRoom, LARGEST_HEADER_BYTES, Wanted};
 use penstock_store::value::{self, Checksum, HEADER_BYTES};
 use penstock_store::{
     ErrorKind, Key, Keyring, MemoryStore, Namespace, PutOutcome, SealedStore, ShmStore, Store,
@@ -88,6 +88,37 @@ proptest! {
         prop_assert_eq!(read(&pool.open(), &key, len, piece), (payload, true));
     }
 
+    /// A payload that is put in place in any pieces is the value that others are.
+    #[test]
+    fn what_is_put_in_place_is_the_same(len in 0_usize..200_000, piece in 1_usize..70_000) {
+        let pool = Pool::new();
+        let store = pool.open();
+        let (one, other) = (key(NAMESPACE, 1), key(NAMESPACE, 2));
+        let payload = bytes(len as u64, len);
+        let put_in_place = |key| {
+            let pieces = payload.chunks(piece).map(IoSlice::new);
+            store.put_in_place(key, pieces, 7, soon()).unwrap()
+        };
+        prop_assert_eq!(put_in_place(&one), PutOutcome::Stored);
+        prop_assert_eq!(put_in_place(&one), PutOutcome::AlreadyPresent);
+        put(&store, &other, &payload).unwrap();
+        let whole = |key| pool.open().get_whole(&[(key, 0)], soon()).remove(0).unwrap().unwrap();
+        prop_assert_eq!(&whole(one)[HEADER_BYTES..], &whole(other)[HEADER_BYTES..]);
+        prop_assert_eq!(store.examine(&one, &whole(one)), Finding::Sound);
+        prop_assert_eq!(read(&pool.open(), &one, len, piece), (payload.clone(), true));
+
+        // And along it goes to other stores.
+        let mut memory = vec![0; LARGEST_HEADER_BYTES + len + 5];
+        let room = &mut &mut memory[..];
+        let along = store.copy_along(&one, len, room, soon()).unwrap();
+        prop_assert_eq!(room.len(), 5);
+        let far = SealedStore::new(Arc::new(MemoryStore::new(1 << 20)), None);
+        let outcome = far.put_many(&[along.value(7)], soon()).remove(0);
+        prop_assert_eq!(outcome.unwrap(), PutOutcome::Stored);
+        let there = far.get_whole(&[(one, 0)], soon()).remove(0).unwrap().unwrap();
+        prop_assert_eq!(there, whole(one));
+    }
+
     /// One flipped bit anywhere in a value, and it does not verify.
     #[test]
     fn damage_is_found(bit in 0..(HEADER_BYTES + 50_000) * 8) {
@@ -105,6 +136,9 @@ proptest! {
         let file = fs::OpenOptions::new().write(true).open(pool.path()).unwrap();
         file.write_all_at(&memory[at..=at], at as u64).unwrap();
         prop_assert!(!read(&store, &key, payload.len(), 4096).1);
+        let mut memory = vec![0; LARGEST_HEADER_BYTES + payload.len()];
+        let along = store.copy_along(&key, payload.len(), &mut &mut memory[..], soon());
+        prop_assert!(along.is_none());
     }
 }
 

@@ -1,18 +1,14 @@
 //! Copies for KV that lies in host memory.
 
-use std::io::IoSliceMut;
+use std::io::{IoSlice, IoSliceMut};
 use std::ptr;
 
 use penstock_layout::Segment;
-use penstock_store::value::Checksum;
+use penstock_store::copies::{SummedCopy, past_caches};
 
 use super::cuda::CudaError;
 use super::{Executor, Gathering, Scattering};
 use crate::Region;
-
-/// Bytes that are copied before they are summed. Source and copy both fit a core's own cache, so
-/// the checksum reads from there what the copy has just written.
-const PIECE: usize = 64 << 10;
 
 /// Plain copies by the calling thread.
 pub(crate) struct HostExecutor;
@@ -42,6 +38,25 @@ pub(crate) unsafe fn slices_mut<'a>(
     })
 }
 
+/// The segments' own bytes.
+///
+/// # Safety
+///
+/// The regions are host memory, every segment lies inside its region, and nobody writes the
+/// segments while the slices live.
+#[allow(unsafe_code)]
+pub(crate) unsafe fn slices<'a>(
+    regions: &'a [Region],
+    segments: &'a [Segment],
+) -> impl Iterator<Item = IoSlice<'a>> {
+    segments.iter().map(|segment| {
+        // SAFETY: the caller's promise.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(address(regions, segment), segment.len as usize) };
+        IoSlice::new(bytes)
+    })
+}
+
 #[allow(unsafe_code)]
 impl Executor for HostExecutor {
     fn is_host(&self) -> bool {
@@ -57,11 +72,20 @@ impl Executor for HostExecutor {
             let Gathering {
                 segments, payload, ..
             } = object;
-            match &mut object.checksum {
-                // SAFETY: the caller's promise.
-                Some(checksum) => unsafe { gather_summed(regions, segments, payload, checksum) },
-                // SAFETY: the caller's promise.
-                None => unsafe { gather(regions, segments, payload) },
+            // SAFETY: the caller's promise.
+            unsafe {
+                if let Some(checksum) = &mut object.checksum {
+                    // The payload is read again when it is put.
+                    let mut copy = SummedCopy::new(payload.len() as u64, false);
+                    gather(regions, segments, payload, |from, into| {
+                        copy.copy(from, into);
+                    });
+                    **checksum = copy.finish();
+                } else {
+                    gather(regions, segments, payload, |from, into| {
+                        into.copy_from_slice(from);
+                    });
+                }
             }
         }
         Ok(())
@@ -73,69 +97,38 @@ impl Executor for HostExecutor {
         objects: &[Scattering<'_>],
     ) -> Result<(), CudaError> {
         for Scattering { segments, payload } in objects {
-            let mut done = 0;
-            for segment in *segments {
-                let len = segment.len as usize;
-                let source = &payload[done..done + len];
-                // SAFETY: the caller promises that the segment is mapped, touched by nobody else
-                // meanwhile, and does not overlap `payload`.
-                unsafe {
-                    ptr::copy_nonoverlapping(source.as_ptr(), address(regions, segment), len);
-                }
-                done += len;
+            let mut source = *payload;
+            // SAFETY: the caller promises that the segments are mapped, touched by nobody else
+            // meanwhile, and do not overlap `payload`.
+            for mut target in unsafe { slices_mut(regions, segments) } {
+                let (now, later) = source.split_at(target.len());
+                // The model reads them when all are there.
+                past_caches(now, &mut target);
+                source = later;
             }
         }
         Ok(())
     }
 }
 
+/// Copies segments into a payload, with `copy`.
+///
 /// # Safety
 ///
 /// As for [`Executor::gather`].
 #[allow(unsafe_code)]
-unsafe fn gather(regions: &[Region], segments: &[Segment], payload: &mut [u8]) {
-    let mut filled = 0;
-    for segment in segments {
-        let len = segment.len as usize;
-        let target = &mut payload[filled..filled + len];
-        // SAFETY: the caller promises that the segment is mapped, not written meanwhile, and does
-        // not overlap `payload`.
-        unsafe { ptr::copy_nonoverlapping(address(regions, segment), target.as_mut_ptr(), len) };
-        filled += len;
-    }
-}
-
-/// # Safety
-///
-/// As for [`Executor::gather`].
-#[allow(unsafe_code)]
-unsafe fn gather_summed(
+unsafe fn gather(
     regions: &[Region],
     segments: &[Segment],
     payload: &mut [u8],
-    checksum: &mut Checksum,
+    mut copy: impl FnMut(&[u8], &mut [u8]),
 ) {
-    // The bytes in `summed..filled` are copied but not summed yet.
-    let (mut summed, mut filled) = (0, 0);
-    for segment in segments {
-        let source = address(regions, segment);
-        let len = segment.len as usize;
-        let mut done = 0;
-        while done < len {
-            let piece = (len - done).min(PIECE - (filled - summed));
-            // SAFETY: the caller promises that the segment is mapped and not written meanwhile,
-            // that it does not overlap `payload`, and that all segments together are as long as
-            // `payload`, so `filled + piece` stays within it.
-            unsafe {
-                ptr::copy_nonoverlapping(source.add(done), payload.as_mut_ptr().add(filled), piece);
-            }
-            done += piece;
-            filled += piece;
-            if filled - summed == PIECE {
-                checksum.update(&payload[summed..filled]);
-                summed = filled;
-            }
-        }
+    let mut target = payload;
+    // SAFETY: the caller promises that the segments are mapped, not written meanwhile, and do not
+    // overlap `payload`.
+    for source in unsafe { slices(regions, segments) } {
+        let (now, later) = target.split_at_mut(source.len());
+        copy(&source, now);
+        target = later;
     }
-    checksum.update(&payload[summed..filled]);
 }

@@ -8,7 +8,6 @@ pub(crate) use host::HostExecutor;
 use std::sync::Arc;
 
 use penstock_layout::Segment;
-use penstock_store::value::Checksum;
 
 use self::cuda::{CudaError, CudaExecutor};
 use crate::region::Region;
@@ -36,8 +35,8 @@ impl Device {
 pub(crate) struct Gathering<'a> {
     pub(crate) segments: &'a [Segment],
     pub(crate) payload: &'a mut [u8],
-    /// Is fed the payload, if it is there.
-    pub(crate) checksum: Option<&'a mut Checksum>,
+    /// The payload's checksum goes here, if it is wanted.
+    pub(crate) checksum: Option<&'a mut u64>,
 }
 
 /// The segments of one object, in order, and the payload that they are cut from.

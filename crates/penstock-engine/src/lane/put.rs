@@ -1,17 +1,18 @@
-//! Put lanes make values of gathered slots and put them into the store. They give way to other
-//! threads that want the processor. They also compress and encrypt, rather than the copy lanes. So
-//! neither delays the release of blocks, and nothing is encrypted that the store already has.
+//! Put lanes make values of gathered slots and put them into the store. What was copied straight
+//! into node memory they send from there. They give way to other threads that want the processor.
+//! They also compress and encrypt, rather than the copy lanes. So neither delays the release of
+//! blocks, and nothing is encrypted that the store already has.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use penstock_store::sealed::{SealedCode, SealedValue};
+use penstock_store::sealed::{LARGEST_HEADER_BYTES, SealedBeside, SealedValue};
 use penstock_store::{ErrorKind, Key, PutOutcome, SealedStore};
 
 use super::Inner;
 use crate::Outcome;
 use crate::arena::{Gathered, Sealed, Slot};
-use crate::queue::{Put, PutWork};
+use crate::queue::{Payload, Put, PutWork};
 use crate::stats::add_time;
 use crate::store_job::StoreTicket;
 
@@ -30,18 +31,18 @@ pub(super) fn run(inner: &Inner) {
     }
 }
 
-/// `scratch` takes the batch's coded values, until they are in the store.
+/// `scratch` takes the batch's values that lie beside their slots, until they are in the store.
 fn put(inner: &Inner, batch: Vec<Put>, scratch: &mut Vec<u8>) {
     let start = Instant::now();
     let deadline = start + inner.config.put_timeout;
     let (tickets, mut ready): (Vec<_>, Vec<_>) = batch
         .into_iter()
-        .map(|Put { ticket, slot }| (ticket, Ready::from(slot)))
+        .map(|Put { ticket, payload }| (ticket, Ready::from(payload)))
         .unzip();
-    let room = &mut room_to_code(inner, &tickets, scratch);
+    let room = &mut room_beside(inner, &tickets, &ready, scratch);
     if let Some(node) = &inner.node {
-        // Node memory gets values that are not coded: loads come from there in place. These are made
-        // of the payloads where they lie, so the codes come first.
+        // Node memory gets values that are not coded: loads come from there in place. In slots,
+        // these are made of the payloads where they lie, so the codes come first.
         code(inner, &tickets, &mut ready, room, |_| true);
         seal(inner, &tickets, &mut ready, |_, _| true);
         // The other engines of this machine can load them from here on, whatever the store does.
@@ -81,9 +82,10 @@ fn put_into_store<'r>(
     let outcomes: Vec<Outcome> = match present {
         Ok(present) => {
             let is_absent = |index: usize| !present[index];
+            copy_along(inner, tickets, ready, room, is_absent, deadline);
             code(inner, tickets, ready, room, is_absent);
             seal(inner, tickets, ready, |index, ready| {
-                is_absent(index) && ready.code.is_none()
+                is_absent(index) && ready.beside.is_none()
             });
             let start = Instant::now();
             let outcomes = put_sealed(
@@ -124,7 +126,7 @@ fn keep(inner: &Inner, ticket: &StoreTicket, ready: Ready<'_>) {
     let slot = match ready.state {
         State::Gathered(slot) => Some(slot.into_verified(ticket.transfer())),
         State::Sealed(slot) => slot.into_verified(),
-        State::Failed(_) => None,
+        State::InNode | State::Gone | State::Failed(_) => None,
     };
     if let Some(slot) = slot {
         inner.queues.host_tier().keep(ticket.transfer(), slot, None);
@@ -134,21 +136,27 @@ fn keep(inner: &Inner, ticket: &StoreTicket, ready: Ready<'_>) {
 /// An object before it is put.
 struct Ready<'r> {
     state: State,
-    /// The coded value, beside the slot.
-    code: Option<SealedCode<'r>>,
+    /// The coded value, or a copy of the one in node memory.
+    beside: Option<SealedBeside<'r>>,
 }
 
 enum State {
     Gathered(Slot<Gathered>),
     Sealed(Slot<Sealed>),
+    InNode,
+    /// It was in node memory, and no longer is.
+    Gone,
     Failed(ErrorKind),
 }
 
-impl From<Slot<Gathered>> for Ready<'_> {
-    fn from(slot: Slot<Gathered>) -> Self {
+impl From<Payload> for Ready<'_> {
+    fn from(payload: Payload) -> Self {
         Self {
-            state: State::Gathered(slot),
-            code: None,
+            state: match payload {
+                Payload::InSlot(slot) => State::Gathered(slot),
+                Payload::InNode => State::InNode,
+            },
+            beside: None,
         }
     }
 }
@@ -158,34 +166,71 @@ impl Ready<'_> {
     fn in_slot(&self, position: u64) -> Option<SealedValue<'_>> {
         match &self.state {
             State::Sealed(slot) => Some(slot.value(position)),
-            State::Gathered(_) | State::Failed(_) => None,
+            _ => None,
         }
     }
 
-    /// The value that the store gets: the coded one, if there is one.
+    /// The value that the store gets.
     fn for_store(&self, position: u64) -> Option<SealedValue<'_>> {
-        match &self.code {
-            Some(code) => Some(code.value(position)),
+        match &self.beside {
+            Some(value) => Some(value.value(position)),
             None => self.in_slot(position),
         }
     }
 }
 
-/// Room for the coded values of a batch.
-fn room_to_code<'r>(
+/// Room for the coded values of a batch, and for copies of those in node memory.
+fn room_beside<'r>(
     inner: &Inner,
     tickets: &[StoreTicket],
+    ready: &[Ready<'_>],
     scratch: &'r mut Vec<u8>,
 ) -> &'r mut [u8] {
-    let transfers = tickets.iter().map(StoreTicket::transfer);
-    let bytes = transfers
-        .filter(|transfer| transfer.element.is_some())
-        .map(|transfer| inner.store.header_bytes() + transfer.bytes)
+    let bytes = (tickets.iter().zip(ready))
+        .map(|(ticket, ready)| {
+            let transfer = ticket.transfer();
+            let coded = usize::from(transfer.element.is_some());
+            let copied = usize::from(matches!(ready.state, State::InNode));
+            coded * (inner.store.header_bytes() + transfer.bytes)
+                + copied * (LARGEST_HEADER_BYTES + transfer.bytes)
+        })
         .sum();
     if scratch.len() < bytes {
         scratch.resize(bytes, 0);
     }
     &mut scratch[..bytes]
+}
+
+/// Copies the values that are wanted, by their index, out of node memory, and codes them there.
+fn copy_along<'r>(
+    inner: &Inner,
+    tickets: &[StoreTicket],
+    ready: &mut [Ready<'r>],
+    room: &mut &'r mut [u8],
+    is_wanted: impl Fn(usize) -> bool,
+    deadline: Instant,
+) {
+    let Some(node) = &inner.node else { return };
+    let start = Instant::now();
+    for (index, (ticket, ready)) in tickets.iter().zip(ready).enumerate() {
+        if !is_wanted(index) || !matches!(ready.state, State::InNode) {
+            continue;
+        }
+        let transfer = ticket.transfer();
+        let Some(whole) = node.copy_along(&transfer.key, transfer.bytes, room, deadline) else {
+            ready.state = State::Gone;
+            continue;
+        };
+        let coded = match transfer.element {
+            Some(element) => inner.store.code_beside(&whole, element, room),
+            None => Ok(None),
+        };
+        match coded {
+            Ok(coded) => ready.beside = Some(coded.unwrap_or(whole)),
+            Err(error) => ready.state = State::Failed(error.kind()),
+        }
+    }
+    add_time(&inner.counters.seal_nanos, start);
 }
 
 /// Makes coded values, in `room`, of the gathered objects that are wanted, by their index.
@@ -199,11 +244,11 @@ fn code<'r>(
     let start = Instant::now();
     for (index, (ticket, ready)) in tickets.iter().zip(ready).enumerate() {
         if is_wanted(index)
-            && ready.code.is_none()
+            && ready.beside.is_none()
             && let State::Gathered(slot) = &ready.state
         {
             match slot.code(&inner.store, ticket.transfer(), room) {
-                Ok(code) => ready.code = code,
+                Ok(code) => ready.beside = code,
                 Err(kind) => ready.state = State::Failed(kind),
             }
         }
@@ -255,7 +300,8 @@ fn put_sealed<'r>(
         .iter()
         .map(|ready| match ready.state {
             State::Failed(kind) => Outcome::Failed(kind),
-            State::Gathered(_) | State::Sealed(_) => Outcome::AlreadyPresent,
+            State::Gone => Outcome::Dropped,
+            State::Gathered(_) | State::Sealed(_) | State::InNode => Outcome::AlreadyPresent,
         })
         .collect();
     for (index, answer) in indices.into_iter().zip(store.put_many(&values, deadline)) {

@@ -62,6 +62,7 @@ impl Tiered {
                 let again = GetRequest {
                     position: request.position,
                     wants_checksum: request.wants_checksum,
+                    is_in_place: request.is_in_place,
                     ..GetRequest::new(request.key, &mut *request.into)
                 };
                 (index, again)

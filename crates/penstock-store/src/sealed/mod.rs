@@ -13,7 +13,7 @@
 //! [`SealedStore::seal_coded`], then [`SealedStore::put_many`].
 //!
 //! If the nearest store is this machine's memory, [`SealedStore::read_in_place`] gets a value in one
-//! copy.
+//! copy, and [`SealedStore::put_in_place`] puts one so.
 //!
 //! [`SealedStore::get_whole`], [`SealedStore::examine`] and [`SealedStore::put_whole`] are for
 //! operators: they judge and carry values as they lie, without removing any.
@@ -32,7 +32,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 pub use get::{Arrival, Destination, Got, Rejected, Verified, Wanted};
-pub use put::{Seal, SealedCode, SealedInPlace, SealedValue};
+pub use put::{Seal, SealedBeside, SealedInPlace, SealedValue};
 pub use whole::{Carried, Finding};
 
 use crate::value::{ENCRYPTED_HEADER_BYTES, HEADER_BYTES};

@@ -20,9 +20,10 @@ pub struct SealedInPlace {
     is_encrypted: bool,
 }
 
-/// A coded value, which lies beside its payload.
+/// A whole value that lies in memory of its own: a coded one beside its payload, or one that was
+/// copied out of this machine's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SealedCode<'r> {
+pub struct SealedBeside<'r> {
     key: Key,
     value: &'r [u8],
 }
@@ -69,7 +70,12 @@ impl SealedInPlace {
     }
 }
 
-impl SealedCode<'_> {
+impl<'r> SealedBeside<'r> {
+    /// A value that was verified, and is neither encrypted nor coded.
+    pub(super) fn verified(key: Key, value: &'r [u8]) -> Self {
+        Self { key, value }
+    }
+
     /// The value. `position` is as [`PutRequest::position`].
     pub fn value(&self, position: u64) -> SealedValue<'_> {
         SealedValue {
@@ -154,7 +160,7 @@ impl SealedStore {
         payload: &[u8],
         checksum: u64,
         room: &mut &'r mut [u8],
-    ) -> Result<Option<SealedCode<'r>>> {
+    ) -> Result<Option<SealedBeside<'r>>> {
         let header_bytes = self.header_bytes();
         let Some(bytes) = compress::encode(element, payload, &mut room[header_bytes..]) else {
             return Ok(None);
@@ -177,7 +183,21 @@ impl SealedStore {
                 header.copy_from_slice(&value::seal_form(form, key, payload_len, checksum));
             }
         }
-        Ok(Some(SealedCode { key: *key, value }))
+        Ok(Some(SealedBeside { key: *key, value }))
+    }
+
+    /// As [`seal_coded`](Self::seal_coded), of a value that was
+    /// [copied along](Self::copy_along).
+    pub fn code_beside<'r>(
+        &self,
+        whole: &SealedBeside<'_>,
+        element: Element,
+        room: &mut &'r mut [u8],
+    ) -> Result<Option<SealedBeside<'r>>> {
+        let (header, payload) =
+            (whole.value.split_first_chunk()).expect("a whole value has a header");
+        let checksum = value::stated_checksum(header);
+        self.seal_coded(&whole.key, &[], element, payload, checksum, room)
     }
 
     /// Makes a value of a payload that lies in pieces. The pieces are not written to: with keys, a

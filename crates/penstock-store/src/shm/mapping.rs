@@ -1,7 +1,7 @@
 //! A segment's memory: the only way to it.
 //!
 //! Other processes change this memory at any time. So the only references to it are to atomic
-//! words. Values are copied in and out by functions that may race (see [`super::copy`]).
+//! words. Values are copied in and out by functions that may race (see [`racing`]).
 #![allow(
     unsafe_code,
     reason = "memory that others write has no safe type; this is all there is of it"
@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
 
-use super::copy;
 use super::geometry::Geometry;
 use super::state::Word;
+use crate::copies::{SummedCopy, racing};
 
 /// Bytes mapped at a time. A process that touched the memory page by page would pay a fault for
 /// each 4 KiB, which takes several times as long as copying them.
@@ -92,8 +92,16 @@ impl Mapping {
         // SAFETY: checked: the destination lies in the mapping. The source is this process's own.
         unsafe {
             let to = self.memory.as_mut_ptr().add(at as usize);
-            copy::copy_in(from.as_ptr(), to, from.len());
+            racing::copy_in(from.as_ptr(), to, from.len());
         }
+    }
+
+    /// The same, as the next bytes of a payload that is summed.
+    pub(super) fn copy_in_summed(&self, at: u64, from: &[u8], copy: &mut SummedCopy) {
+        self.check(at, from.len());
+        self.warm(at, from.len() as u64);
+        // SAFETY: checked: the destination lies in the mapping. The source is this process's own.
+        unsafe { copy.copy_in(from, self.memory.as_mut_ptr().add(at as usize)) };
     }
 
     /// Copies bytes out of pages, from `at` on. If others write to these pages meanwhile, any
@@ -104,8 +112,16 @@ impl Mapping {
         // SAFETY: checked: the source lies in the mapping. The destination is this process's own.
         unsafe {
             let from = self.memory.as_mut_ptr().add(at as usize);
-            copy::copy_out(from, into.as_mut_ptr(), into.len());
+            racing::copy_out(from, into.as_mut_ptr(), into.len());
         }
+    }
+
+    /// The same, as the next bytes of a payload that is summed.
+    pub(super) fn copy_out_summed(&self, at: u64, into: &mut [u8], copy: &mut SummedCopy) {
+        self.check(at, into.len());
+        self.warm(at, into.len() as u64);
+        // SAFETY: checked: the source lies in the mapping. The destination is this process's own.
+        unsafe { copy.copy_out(self.memory.as_mut_ptr().add(at as usize), into) };
     }
 
     fn check(&self, at: u64, len: usize) {

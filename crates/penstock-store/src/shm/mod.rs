@@ -15,7 +15,6 @@
 //! parent dies while the fork lives, what the parent had under way does not count as a dead
 //! process's.
 
-mod copy;
 mod geometry;
 mod index;
 mod mapping;
@@ -29,8 +28,9 @@ use std::any::Any;
 use std::time::Instant;
 
 use crate::Counters;
+use crate::copies::SummedCopy;
 use crate::inside::{Claim, Inside, Way};
-use crate::value::Checksum;
+use crate::value::HEADER_BYTES;
 use crate::{
     Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
     PutRequest, Result, Store, StoreStats, deadline, slices,
@@ -95,7 +95,10 @@ impl ShmStore {
             .take_pages(&mut claim, count, &mut evicted, deadline);
         self.counters.evicted(evicted);
         let first = first?;
-        self.segment.write(first, value, deadline)?;
+        match request.head {
+            None => self.segment.write(first, value, deadline)?,
+            Some(head) => self.segment.write_headed(first, value, head, deadline)?,
+        }
         // Another put may have been faster.
         if self.is_present(&name, bytes, position) {
             return Ok(PutOutcome::AlreadyPresent);
@@ -123,13 +126,15 @@ impl ShmStore {
             if found.bytes > room {
                 return Ok(GetOutcome::TooLarge(found.bytes));
             }
-            let mut checksum = request.wants_checksum.then(Checksum::new);
-            let sum = checksum.as_mut();
+            let payload_bytes = found.bytes.saturating_sub(HEADER_BYTES as u64);
+            let mut payload = (request.wants_checksum)
+                .then(|| SummedCopy::new(payload_bytes, request.is_in_place));
+            let copy = payload.as_mut();
             if self
                 .segment
-                .read_value(&found, request.into, sum, deadline)?
+                .read_value(&found, request.into, copy, deadline)?
             {
-                request.checksum = checksum.map(|checksum| checksum.finish());
+                request.checksum = payload.map(SummedCopy::finish);
                 if request.position != GetRequest::NO_USE {
                     self.segment.note_use(&found, request.position);
                 }

@@ -15,13 +15,12 @@ use super::geometry::{DRAWN_WORD, HAND_WORD, HORIZON_WORD, USED_WORD};
 use super::index::{Claim, Found};
 use super::segment::Segment;
 use super::state::{Belonging, Kind, State};
-use crate::value::{Checksum, HEADER_BYTES};
-use crate::{Error, ErrorKind, Result, deadline};
+use crate::copies::SummedCopy;
+use crate::value::HEADER_BYTES;
+use crate::{Error, ErrorKind, Head, Result, deadline};
 
 /// Bytes copied between two looks at the clock.
 const PIECE_BYTES: u64 = 4 << 20;
-/// Bytes copied before they are summed.
-const SUMMED_BYTES: usize = 64 << 10;
 /// Pages passed between two looks at the clock.
 const PAGES_A_LOOK: u64 = 1024;
 /// Most values to sample. They are evenly chosen, and their times of use tell the horizon.
@@ -231,6 +230,48 @@ impl Segment {
 
     /// Fills a claim's pages.
     pub(super) fn write(&self, first: u64, value: &[IoSlice<'_>], deadline: Instant) -> Result<()> {
+        self.write_with(first, value, deadline, |at, from| {
+            self.mapping().copy_in(at, from);
+        })
+    }
+
+    /// The same, but for the first slice: that is the value's head, which `head` makes when the rest
+    /// is written and summed.
+    pub(super) fn write_headed(
+        &self,
+        first: u64,
+        value: &[IoSlice<'_>],
+        head: Head<'_>,
+        deadline: Instant,
+    ) -> Result<()> {
+        let mut header = [0; HEADER_BYTES];
+        let placeholder = value.first().map_or(0, |slice| slice.len());
+        assert_eq!(placeholder, HEADER_BYTES, "room for a value's header");
+        let payload_bytes = crate::slices::len_of(value) - HEADER_BYTES as u64;
+        let mut payload = SummedCopy::new(payload_bytes, true);
+        let mut left = HEADER_BYTES;
+        self.write_with(first, value, deadline, |at, from| {
+            if left > 0 {
+                left -= from.len();
+            } else {
+                self.mapping().copy_in_summed(at, from, &mut payload);
+            }
+        })?;
+        head(payload.finish(), &mut header);
+        self.mapping()
+            .copy_in(self.geometry.page_at(first), &header);
+        Ok(())
+    }
+
+    /// Visits the pieces of a value, each with its place in a claim's pages. A piece is of one
+    /// slice.
+    fn write_with(
+        &self,
+        first: u64,
+        value: &[IoSlice<'_>],
+        deadline: Instant,
+        mut write: impl FnMut(u64, &[u8]),
+    ) -> Result<()> {
         let bytes = crate::slices::len_of(value);
         let mut slices = value.iter().map(|slice| &**slice);
         let mut slice: &[u8] = &[];
@@ -242,7 +283,7 @@ impl Segment {
                     continue;
                 }
                 let (now, later) = slice.split_at(slice.len().min((end - at) as usize));
-                self.mapping().copy_in(at, now);
+                write(at, now);
                 (at, slice) = (at + now.len() as u64, later);
             }
         })
@@ -250,19 +291,14 @@ impl Segment {
     }
 
     /// Copies a value out. False if the value is not there any more; what arrived is then worth
-    /// nothing. If the payload's checksum is wanted, it is fed while the payload is in the
-    /// processor's caches.
+    /// nothing. `payload` is the copy of what follows the header, if that is to be summed.
     pub(super) fn read_value(
         &self,
         found: &Found,
         into: &mut [IoSliceMut<'_>],
-        mut checksum: Option<&mut Checksum>,
+        mut payload: Option<&mut SummedCopy>,
         deadline: Instant,
     ) -> Result<bool> {
-        let most = match checksum {
-            Some(_) => SUMMED_BYTES,
-            None => usize::MAX,
-        };
         let mut header_left = HEADER_BYTES;
         let mut slices = into.iter_mut().map(|slice| &mut **slice);
         let mut slice: &mut [u8] = &mut [];
@@ -273,13 +309,16 @@ impl Segment {
                     slice = slices.next().unwrap_or_default();
                     continue;
                 }
-                let len = slice.len().min((end - at) as usize).min(most);
+                let len = slice.len().min((end - at) as usize);
                 let (now, later) = std::mem::take(&mut slice).split_at_mut(len);
-                self.mapping().copy_out(at, now);
-                if let Some(checksum) = &mut checksum {
-                    let header = header_left.min(len);
-                    header_left -= header;
-                    checksum.update(&now[header..]);
+                if let Some(payload) = &mut payload {
+                    let (header, now) = now.split_at_mut(header_left.min(len));
+                    header_left -= header.len();
+                    self.mapping().copy_out(at, header);
+                    let at = at + header.len() as u64;
+                    self.mapping().copy_out_summed(at, now, payload);
+                } else {
+                    self.mapping().copy_out(at, now);
                 }
                 (at, slice) = (at + len as u64, later);
             }

@@ -24,6 +24,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 use penstock_layout::Segment;
+use penstock_store::value::Checksum;
 
 pub use calibration::{Calibration, Direction};
 pub use crossover::Timing;
@@ -419,7 +420,7 @@ impl Executor for CudaExecutor {
         unsafe { self.copy(Way::Gather, regions, ends) }?;
         for object in objects {
             if let Some(checksum) = &mut object.checksum {
-                checksum.update(object.payload);
+                **checksum = Checksum::of(object.payload);
             }
         }
         Ok(())

@@ -17,7 +17,6 @@ mod ptx;
 use std::sync::Arc;
 
 use penstock_layout::{Axis, Descriptor, Interior, KvLayout, Segment, Span};
-use penstock_store::value::Checksum;
 
 pub(super) use entries::installed;
 
@@ -193,9 +192,9 @@ impl Cache {
         blocks: &[u64],
         span: &Span,
         payload: &mut [u8],
-    ) -> Result<Checksum, CudaError> {
+    ) -> Result<u64, CudaError> {
         let segments = self.segments(blocks, span);
-        let mut checksum = Checksum::new();
+        let mut checksum = 0;
         let gathering = Gathering {
             segments: &segments,
             payload,

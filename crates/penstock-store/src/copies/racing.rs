@@ -21,7 +21,7 @@ const PAST_CACHES: usize = 4096;
 /// # Safety
 ///
 /// As for [`std::ptr::copy_nonoverlapping`], except that others may write to the source meanwhile.
-pub(super) unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
+pub(crate) unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the caller's promise.
     unsafe { in_lines(from, to, len, lines) }
 }
@@ -32,7 +32,7 @@ pub(super) unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
 /// # Safety
 ///
 /// As for [`std::ptr::copy_nonoverlapping`], except that others may read the destination meanwhile.
-pub(super) unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) {
+pub(crate) unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if len >= PAST_CACHES {
         // SAFETY: the caller's promise.

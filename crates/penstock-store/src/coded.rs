@@ -4,6 +4,7 @@ use std::io::IoSliceMut;
 use std::ops::Deref;
 
 use crate::compress::{self, Element, MOST_SHRINKING};
+use crate::copies::SummedCopy;
 use crate::value::{self, Checksum, ExpectedChecksum, HEADER_BYTES, Rejection};
 use crate::{Key, slices};
 
@@ -109,6 +110,38 @@ impl Coded {
         let whole = self.decoded(scratch)?;
         slices::scatter(&whole, &mut slices::remaining_mut(memory, start));
         Ok(())
+    }
+
+    /// Decodes a value that lies in one piece, header in front, to where its payload is used. If this
+    /// fails, what lies there means nothing.
+    pub(crate) fn decode_to(
+        self,
+        value: &[u8],
+        into: &mut [IoSliceMut<'_>],
+    ) -> Result<(), Rejection> {
+        let code = &value[self.header_bytes..][..self.coded_bytes];
+        let mut copy = SummedCopy::new(self.payload_bytes as u64, true);
+        let mut slices = into.iter_mut().map(|slice| &mut **slice);
+        let mut slice: &mut [u8] = &mut [];
+        let mut put_down = |mut piece: &[u8]| {
+            while !piece.is_empty() {
+                if slice.is_empty() {
+                    slice = slices.next().expect("room for the payload");
+                    continue;
+                }
+                let len = slice.len().min(piece.len());
+                let (room, later_room) = std::mem::take(&mut slice).split_at_mut(len);
+                let (now, later) = piece.split_at(len);
+                copy.copy(now, room);
+                (slice, piece) = (later_room, later);
+            }
+        };
+        compress::decode_each(self.element, code, self.payload_bytes, &mut put_down)
+            .map_err(|_| Rejection::BadCode)?;
+        match self.checksum {
+            Some(checksum) => checksum.check(copy.finish()),
+            None => Ok(()),
+        }
     }
 
     /// The payload of a code that lies in one piece.

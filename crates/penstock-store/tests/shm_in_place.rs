@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use behaviour::{bytes, key, soon};
+use penstock_store::compress::Element;
 use penstock_store::layers::{Breaker, BreakerSettings, Tiered};
 use penstock_store::sealed::{Finding, Got, HeaderRoom, LARGEST_HEADER_BYTES, Wanted};
 use penstock_store::value::{self, Checksum, HEADER_BYTES};
@@ -119,6 +120,44 @@ proptest! {
         prop_assert_eq!(there, whole(one));
     }
 
+    /// A coded value arrives as its payload, in any pieces, or not at all.
+    #[test]
+    fn coded_values_are_decoded_on_the_way(
+        len in 0_usize..200_000,
+        piece in 1_usize..70_000,
+        number in 0..Element::ALL.len(),
+        bit in any::<prop::sample::Index>(),
+    ) {
+        let pool = Pool::new();
+        let store = pool.open().taking_coded();
+        prop_assert!(store.is_read_in_place());
+        let key = key(NAMESPACE, 1);
+        let mut payload = bytes(len as u64, len);
+        // Most exponents are alike, and a few are not.
+        for (at, byte) in payload.iter_mut().enumerate() {
+            if at % 501 != 7 {
+                *byte = *byte & 0x83 | 0x3c;
+            }
+        }
+        let mut memory = vec![0; HEADER_BYTES + len];
+        let (element, sum) = (Element::ALL[number], Checksum::of(&payload));
+        let room = &mut &mut memory[..];
+        let coded = store.seal_coded(&key, &[], element, &payload, sum, room).unwrap();
+        match coded {
+            Some(coded) => store.put_many(&[coded.value(0)], soon()).remove(0).unwrap(),
+            None => put(&store, &key, &payload).unwrap(),
+        };
+        prop_assert_eq!(read(&store, &key, len, piece), (payload, true));
+        prop_assert!(!read(&store, &key, len + 1, piece).1);
+
+        let mut value = store.get_whole(&[(key, 0)], soon()).remove(0).unwrap().unwrap();
+        let bit = bit.index(value.len() * 8);
+        value[bit / 8] ^= 1 << (bit % 8);
+        store.remove(&[key], soon()).unwrap();
+        store.store().put(&key, &[IoSlice::new(&value)], soon()).unwrap();
+        prop_assert!(!read(&store, &key, len, piece).1);
+    }
+
     /// One flipped bit anywhere in a value, and it does not verify.
     #[test]
     fn damage_is_found(bit in 0..(HEADER_BYTES + 50_000) * 8) {
@@ -199,7 +238,11 @@ fn what_is_overwritten_meanwhile_does_not_verify() {
                 let mut n = seed * 7;
                 while !over.load(Ordering::Relaxed) {
                     n = (n + 1) % 200;
-                    let put = put(&store, &key(NAMESPACE, n), &bytes(n, len(n)));
+                    let (key, payload) = (key(NAMESPACE, n), bytes(n, len(n)));
+                    let put = match seed {
+                        0 => put(&store, &key, &payload),
+                        _ => store.put_in_place(&key, [IoSlice::new(&payload)], 0, soon()),
+                    };
                     let full = |e: &penstock_store::Error| e.kind() == ErrorKind::Full;
                     assert!(put.as_ref().err().is_none_or(full));
                 }

@@ -10,6 +10,9 @@ const CODED: u8 = 1;
 /// Bytes of an escape: two of its place, one of its exponent.
 const ESCAPE_BYTES: usize = 3;
 
+/// Bytes of a chunk, at most.
+const MOST_CHUNK_BYTES: usize = 2 * CHUNK_ELEMENTS;
+
 /// Memory that is filled from its start.
 pub(super) struct Room<'a> {
     memory: &'a mut [u8],
@@ -147,25 +150,51 @@ pub(super) fn decode<'c, F: Form>(
 ) -> Result<&'c [u8], Damaged> {
     let (elements, tail) = F::Bytes::cut_mut(out);
     for chunk in elements.chunks_mut(CHUNK_ELEMENTS) {
-        let &[kind, base, few, many] = take(&mut coded, HEADER_BYTES)? else {
-            return Err(Damaged("it ends early"));
-        };
-        let count = usize::from(u16::from_le_bytes([few, many]));
-        match kind {
-            AS_IT_WAS if base == 0 && count == 0 => {
-                let bytes = F::Bytes::bytes_mut(chunk);
-                bytes.copy_from_slice(take(&mut coded, bytes.len())?);
-            }
-            CODED => decode_chunk::<F>(&mut coded, base, count, chunk)?,
-            _ => return Err(Damaged("a chunk begins like none")),
-        }
+        decode_chunk::<F>(&mut coded, chunk)?;
     }
     tail.copy_from_slice(take(&mut coded, tail.len())?);
     Ok(coded)
 }
 
+/// As [`decode`], one chunk after the other, each in memory that fits a core's own cache.
 #[inline(always)]
-fn decode_chunk<F: Form>(
+pub(super) fn decode_each<'c, F: Form>(
+    mut coded: &'c [u8],
+    payload_bytes: usize,
+    visit: &mut dyn FnMut(&[u8]),
+) -> Result<&'c [u8], Damaged> {
+    let mut memory = [0; MOST_CHUNK_BYTES];
+    let (room, _) = F::Bytes::cut_mut(&mut memory);
+    let mut elements = payload_bytes / F::BYTES;
+    while elements > 0 {
+        let chunk = &mut room[..elements.min(CHUNK_ELEMENTS)];
+        decode_chunk::<F>(&mut coded, chunk)?;
+        visit(F::Bytes::bytes(chunk));
+        elements -= chunk.len();
+    }
+    visit(take(&mut coded, payload_bytes % F::BYTES)?);
+    Ok(coded)
+}
+
+#[inline(always)]
+fn decode_chunk<F: Form>(coded: &mut &[u8], chunk: &mut [F::Bytes]) -> Result<(), Damaged> {
+    let &[kind, base, few, many] = take(coded, HEADER_BYTES)? else {
+        return Err(Damaged("it ends early"));
+    };
+    let count = usize::from(u16::from_le_bytes([few, many]));
+    match kind {
+        AS_IT_WAS if base == 0 && count == 0 => {
+            let bytes = F::Bytes::bytes_mut(chunk);
+            bytes.copy_from_slice(take(coded, bytes.len())?);
+            Ok(())
+        }
+        CODED => decode_coded::<F>(coded, base, count, chunk),
+        _ => Err(Damaged("a chunk begins like none")),
+    }
+}
+
+#[inline(always)]
+fn decode_coded<F: Form>(
     coded: &mut &[u8],
     base: u8,
     count: usize,

@@ -117,10 +117,24 @@ pub fn decode_at(
     coded: &[u8],
     out: &mut [u8],
 ) -> Result<(), Damaged> {
-    let rest = speed.decode(element, coded, out)?;
-    if rest.is_empty() {
-        Ok(())
-    } else {
-        Err(Damaged("bytes follow its end"))
+    end(speed.decode(element, coded, out)?)
+}
+
+/// Decodes a payload of `payload_bytes`, and visits its pieces, one after the other. Each lies in a
+/// core's own cache. Otherwise as [`decode`].
+pub fn decode_each(
+    element: Element,
+    coded: &[u8],
+    payload_bytes: usize,
+    visit: &mut dyn FnMut(&[u8]),
+) -> Result<(), Damaged> {
+    end(Speed::best().decode_each(element, coded, payload_bytes, visit)?)
+}
+
+/// Nothing may follow a code.
+fn end(rest: &[u8]) -> Result<(), Damaged> {
+    match rest {
+        [] => Ok(()),
+        _ => Err(Damaged("bytes follow its end")),
     }
 }

@@ -17,6 +17,9 @@ enum Set {
     Baseline,
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// With vectors of 512 bits, and instructions that move single bytes within them.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
 }
 
 impl Speed {
@@ -26,8 +29,14 @@ impl Speed {
     /// The fastest set that this CPU has.
     pub fn best() -> Self {
         #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx2") {
-            return Self(Set::Avx2);
+        {
+            use std::arch::is_x86_feature_detected as has;
+            if has!("avx512bw") && has!("avx512vl") && has!("avx512vbmi") {
+                return Self(Set::Avx512);
+            }
+            if has!("avx2") {
+                return Self(Set::Avx2);
+            }
         }
         Self::BASELINE
     }
@@ -38,6 +47,8 @@ impl Speed {
             Set::Baseline => "baseline",
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => "avx512",
         }
     }
 
@@ -66,6 +77,22 @@ impl Speed {
         }
     }
 
+    /// As [`super::decode_each`]. Returns the bytes that follow the code.
+    pub(super) fn decode_each<'c>(
+        self,
+        element: Element,
+        coded: &'c [u8],
+        payload_bytes: usize,
+        visit: &mut dyn FnMut(&[u8]),
+    ) -> Result<&'c [u8], Damaged> {
+        match element {
+            Element::Bf16 => self.decode_each_as::<Bf16>(coded, payload_bytes, visit),
+            Element::Fp16 => self.decode_each_as::<Fp16>(coded, payload_bytes, visit),
+            Element::Fp8E4M3 => self.decode_each_as::<Fp8E4M3>(coded, payload_bytes, visit),
+            Element::Fp8E5M2 => self.decode_each_as::<Fp8E5M2>(coded, payload_bytes, visit),
+        }
+    }
+
     fn encode_as<F: Form>(self, payload: &[u8], out: &mut Room<'_>) -> Option<()> {
         match self.0 {
             Set::Baseline => chunk::encode::<F>(payload, out),
@@ -73,6 +100,10 @@ impl Speed {
             // SAFETY: only `best` makes an `Avx2`, after it has found that the CPU has AVX2.
             #[allow(unsafe_code)]
             Set::Avx2 => unsafe { encode_avx2::<F>(payload, out) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the same, of the features that it names.
+            #[allow(unsafe_code)]
+            Set::Avx512 => unsafe { encode_avx512::<F>(payload, out) },
         }
     }
 
@@ -83,18 +114,64 @@ impl Speed {
             // SAFETY: only `best` makes an `Avx2`, after it has found that the CPU has AVX2.
             #[allow(unsafe_code)]
             Set::Avx2 => unsafe { decode_avx2::<F>(coded, out) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the same, of the features that it names.
+            #[allow(unsafe_code)]
+            Set::Avx512 => unsafe { decode_avx512::<F>(coded, out) },
+        }
+    }
+
+    fn decode_each_as<'c, F: Form>(
+        self,
+        coded: &'c [u8],
+        payload_bytes: usize,
+        visit: &mut dyn FnMut(&[u8]),
+    ) -> Result<&'c [u8], Damaged> {
+        match self.0 {
+            Set::Baseline => chunk::decode_each::<F>(coded, payload_bytes, visit),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: only `best` makes an `Avx2`, after it has found that the CPU has AVX2.
+            #[allow(unsafe_code)]
+            Set::Avx2 => unsafe { decode_each_avx2::<F>(coded, payload_bytes, visit) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the same, of the features that it names.
+            #[allow(unsafe_code)]
+            Set::Avx512 => unsafe { decode_each_avx512::<F>(coded, payload_bytes, visit) },
         }
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn encode_avx2<F: Form>(payload: &[u8], out: &mut Room<'_>) -> Option<()> {
-    chunk::encode::<F>(payload, out)
+/// The same functions, compiled for a set of instructions.
+macro_rules! compile_for {
+    ($features:literal, $encode:ident, $decode:ident, $decode_each:ident) => {
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = $features)]
+        fn $encode<F: Form>(payload: &[u8], out: &mut Room<'_>) -> Option<()> {
+            chunk::encode::<F>(payload, out)
+        }
+
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = $features)]
+        fn $decode<'c, F: Form>(coded: &'c [u8], out: &mut [u8]) -> Result<&'c [u8], Damaged> {
+            chunk::decode::<F>(coded, out)
+        }
+
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = $features)]
+        fn $decode_each<'c, F: Form>(
+            coded: &'c [u8],
+            payload_bytes: usize,
+            visit: &mut dyn FnMut(&[u8]),
+        ) -> Result<&'c [u8], Damaged> {
+            chunk::decode_each::<F>(coded, payload_bytes, visit)
+        }
+    };
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn decode_avx2<'c, F: Form>(coded: &'c [u8], out: &mut [u8]) -> Result<&'c [u8], Damaged> {
-    chunk::decode::<F>(coded, out)
-}
+compile_for!("avx2", encode_avx2, decode_avx2, decode_each_avx2);
+compile_for!(
+    "avx512bw,avx512vl,avx512vbmi",
+    encode_avx512,
+    decode_avx512,
+    decode_each_avx512
+);

@@ -76,6 +76,13 @@ pub struct Verified {
 }
 
 impl Verified {
+    pub(super) fn as_it_came(bytes: u64) -> Self {
+        Self {
+            bytes,
+            mended: false,
+        }
+    }
+
     /// Bytes of the payload, which lies behind the header.
     pub fn bytes(self) -> u64 {
         self.bytes
@@ -225,13 +232,24 @@ impl SealedStore {
         outcome: Result<GetOutcome>,
         checksum: Option<u64>,
     ) -> Got {
+        let payload_bytes = wanted.payload_bytes;
+        self.judge_by(outcome, payload_bytes, |bytes| {
+            self.check(wanted, bytes, checksum)
+        })
+    }
+
+    /// The same, if `check` judges a value that has arrived.
+    pub(super) fn judge_by(
+        &self,
+        outcome: Result<GetOutcome>,
+        payload_bytes: Option<u64>,
+        check: impl FnOnce(u64) -> std::result::Result<Got, Rejection>,
+    ) -> Got {
         match outcome {
-            Ok(GetOutcome::Hit(bytes)) => self
-                .check(wanted, bytes, checksum)
-                .unwrap_or_else(Got::Rejected),
+            Ok(GetOutcome::Hit(bytes)) => check(bytes).unwrap_or_else(Got::Rejected),
             Ok(GetOutcome::TooLarge(bytes)) => {
                 let found = bytes.saturating_sub(self.header_bytes() as u64);
-                match wanted.payload_bytes {
+                match payload_bytes {
                     Some(expected) => Got::Rejected(Rejection::Length { expected, found }),
                     None => Got::TooLarge(found),
                 }
@@ -274,10 +292,7 @@ impl SealedStore {
         if let Whole::Coded(coded) = whole {
             self.decode(coded, &mut memory)?;
         }
-        Ok(Got::Payload(Verified {
-            bytes,
-            mended: false,
-        }))
+        Ok(Got::Payload(Verified::as_it_came(bytes)))
     }
 
     fn decode(&self, coded: Coded, memory: &mut Memory<'_>) -> std::result::Result<(), Rejection> {

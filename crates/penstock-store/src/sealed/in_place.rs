@@ -5,9 +5,10 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::{Got, LARGEST_HEADER_BYTES, SealedBeside, SealedStore, Wanted};
+use super::{Got, LARGEST_HEADER_BYTES, SealedBeside, SealedStore, Verified, Wanted};
+use crate::coded::{self, Whole};
 use crate::inside::{Claim, inside};
-use crate::slices::len_of;
+use crate::slices::{len_of, remaining_mut, room_of, scatter};
 use crate::value::{self, HEADER_BYTES};
 use crate::{GetRequest, Key, PutOutcome, PutRequest, Result, Store, unanswered};
 
@@ -18,9 +19,9 @@ impl SealedStore {
     }
 
     /// Whether values can be read in place: the nearest store is this machine's memory, and values
-    /// are neither encrypted nor coded.
+    /// are not encrypted.
     pub fn is_read_in_place(&self) -> bool {
-        self.keys.is_none() && !self.takes_coded && inside(self.nearest()).is_in_memory()
+        self.keys.is_none() && inside(self.nearest()).is_in_memory()
     }
 
     /// Whether [`put_in_place`](Self::put_in_place) can be used: the store is this machine's memory,
@@ -112,6 +113,12 @@ impl SealedStore {
         if !self.is_read_in_place() {
             return Got::Miss;
         }
+        if self.takes_coded {
+            let mut scratch = self.scratch.lock().pop().unwrap_or_default();
+            let got = self.read_coded(wanted, &mut scratch, deadline);
+            self.scratch.lock().push(scratch);
+            return got;
+        }
         let mut batch = [GetRequest {
             position: wanted.position,
             wants_checksum: true,
@@ -126,6 +133,51 @@ impl SealedStore {
             outcome.unwrap_or_else(|| Err(unanswered())),
             checksum,
         )
+    }
+
+    /// Gets a value that may be coded: it comes into `scratch`, and from there to where it is used.
+    fn read_coded(&self, wanted: Wanted<'_>, scratch: &mut Vec<u8>, deadline: Instant) -> Got {
+        let Wanted {
+            key,
+            position,
+            payload_bytes,
+            mut memory,
+            ..
+        } = wanted;
+        let room = room_of(&memory);
+        let Some(most) = room.checked_sub(LARGEST_HEADER_BYTES as u64) else {
+            return Got::Miss;
+        };
+        // What is left of an earlier value need not be cleared: a store says how much it wrote.
+        if (scratch.len() as u64) < room {
+            scratch.resize(room as usize, 0);
+        }
+        let mut into = [IoSliceMut::new(&mut scratch[..room as usize])];
+        let mut batch = [GetRequest {
+            position,
+            wants_checksum: true,
+            ..GetRequest::new(*key, &mut into)
+        }];
+        self.nearest().get_many(&mut batch, deadline);
+        let [request] = batch;
+        let (outcome, checksum) = (request.outcome, request.checksum);
+        let outcome = outcome.unwrap_or_else(|| Err(unanswered()));
+        self.judge_by(outcome, payload_bytes, |value_bytes| {
+            let arrived = value_bytes.min(room);
+            let value = &scratch[..arrived as usize];
+            let bytes =
+                payload_bytes.unwrap_or_else(|| value::payload_len(value, arrived, HEADER_BYTES));
+            let whole = coded::verify_slices(&[value], arrived, key, bytes, checksum)?;
+            if bytes > most {
+                return Ok(Got::TooLarge(bytes));
+            }
+            let memory = &mut remaining_mut(&mut memory, HEADER_BYTES);
+            match whole {
+                Whole::Plain => scatter(&value[HEADER_BYTES..], memory),
+                Whole::Coded(coded) => coded.decode_to(value, memory)?,
+            }
+            Ok(Got::Payload(Verified::as_it_came(bytes)))
+        })
     }
 
     /// Removes a value that was damaged when it was read in place, and counts it as rejected.

@@ -44,9 +44,6 @@ pub enum GetOutcome {
     TooLarge(u64),
 }
 
-/// Makes a value's head of the checksum that `penstock-store` computes of the rest of the value.
-pub type Head<'a> = &'a dyn Fn(u64, &mut [u8]);
-
 /// One value to put: its bytes are the slices' concatenation.
 pub struct PutRequest<'a> {
     /// The object's name.
@@ -58,10 +55,6 @@ pub struct PutRequest<'a> {
     /// least recently used value may count values further on in a prompt as used earlier: then it
     /// evicts the end before the beginning.
     pub position: u64,
-    /// If there is one, the first slice only says how long the value's head is: the store makes it,
-    /// once it has summed the other slices while copying them. Only those stores of
-    /// `penstock-store` that are this machine's memory are asked to.
-    pub head: Option<Head<'a>>,
     /// Filled in by the store.
     pub outcome: Option<Result<PutOutcome>>,
 }
@@ -73,7 +66,6 @@ impl<'a> PutRequest<'a> {
             key,
             value,
             position: 0,
-            head: None,
             outcome: None,
         }
     }

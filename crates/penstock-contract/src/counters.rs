@@ -77,7 +77,8 @@ impl Counters {
         }
     }
 
-    fn got(&self, outcome: &Result<GetOutcome>) {
+    /// Notes the outcome of a get.
+    pub fn got(&self, outcome: &Result<GetOutcome>) {
         match outcome {
             Ok(GetOutcome::Hit(bytes)) => {
                 self.gets.fetch_add(1, Relaxed);
@@ -91,7 +92,8 @@ impl Counters {
         }
     }
 
-    fn put(&self, outcome: &Result<PutOutcome>, bytes: u64) {
+    /// Notes the outcome of a put of a value of so many bytes.
+    pub fn put(&self, outcome: &Result<PutOutcome>, bytes: u64) {
         match outcome {
             Ok(PutOutcome::Stored) => {
                 self.puts.fetch_add(1, Relaxed);

@@ -12,7 +12,7 @@ mod key;
 pub mod slices;
 
 pub use contract::{
-    BatchBytes, Capabilities, GetOutcome, GetRequest, Head, Listed, PutOutcome, PutRequest, Store,
+    BatchBytes, Capabilities, GetOutcome, GetRequest, Listed, PutOutcome, PutRequest, Store,
     StoreStats, unanswered,
 };
 pub use counters::Counters;

@@ -45,8 +45,9 @@ pub(crate) enum Purpose {
     Keep,
 }
 
-/// Bytes that are pinned at a time: start-up and shutdown wait for no more.
-const PIN_BYTES: usize = 256 << 20;
+/// Bytes that are pinned at a time: start-up and shutdown wait for no more. Tests have many pieces in
+/// little memory.
+pub(crate) const PIN_BYTES: usize = if cfg!(test) { 1 << 20 } else { 256 << 20 };
 
 /// Bytes that are populated at a time: a huge page. Another thread that maps memory meanwhile waits
 /// for no more.

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 use penstock_store::{Namespace, SealedStore, Store, Tenancy, interrupt};
 
-use crate::arena::Arena;
+use crate::arena::{Arena, PIN_BYTES};
 use crate::completion::Completions;
 use crate::config::end_of;
-use crate::copy::cuda::CudaExecutor;
+use crate::copy::cuda::{CudaExecutor, Pins};
 use crate::fence::Watch;
 use crate::gauge::Gauge;
 use crate::group::Group;
@@ -24,8 +24,8 @@ use crate::load_job::Aim;
 use crate::signal::Signals;
 use crate::table::{Job, Table};
 use crate::{
-    Completion, Counters, Device, Direction, EngineConfig, EngineError, EngineStats, Fault, Fence,
-    HostChange, KvGroup, Outcome,
+    Completion, Counters, CudaError, Device, Direction, EngineConfig, EngineError, EngineStats,
+    Fault, Fence, HostChange, KvGroup, Outcome,
 };
 
 /// Name of the thread that waits for fences.
@@ -148,6 +148,7 @@ impl Engine {
                 true => sealed.taking_coded(),
                 false => sealed,
             },
+            node_pins: Mutex::default(),
             node,
             config,
             queues,
@@ -485,14 +486,49 @@ fn prepare_cuda(inner: &Inner, ordinal: i32) {
             .lock()
             .push(Fault::Unmeasured { ordinal, error }),
     }
-    if let Err(error) = queues.arena().pin(ordinal, || queues.is_closed()) {
-        let bytes = counters.unpinned_bytes.load(Ordering::Relaxed);
+    let unpinned = |bytes, error| {
         inner.faults.lock().push(Fault::Unpinned {
             ordinal,
             bytes,
             error,
         });
+    };
+    if let Err(error) = queues.arena().pin(ordinal, || queues.is_closed()) {
+        unpinned(counters.unpinned_bytes.load(Ordering::Relaxed), error);
     }
+    if let Err((bytes, error)) = pin_node_memory(inner, ordinal) {
+        unpinned(bytes, error);
+    }
+}
+
+/// Pins node memory, some at a time. Once all is pinned, the device copies from there and to there
+/// by itself. If it fails, it says how many bytes are not pinned: they are copied through slots.
+#[allow(unsafe_code)]
+fn pin_node_memory(inner: &Inner, ordinal: i32) -> Result<(), (u64, CudaError)> {
+    let mut pins = inner.node_pins.lock();
+    let node = inner.node.as_ref().filter(|node| node.is_put_in_place());
+    let (None, Some(memory)) = (&*pins, node.and_then(SealedStore::memory)) else {
+        return Ok(());
+    };
+    let new = Pins::new(ordinal).map_err(|error| (memory.len() as u64, error))?;
+    let pins = pins.insert(new);
+    for start in (0..memory.len()).step_by(PIN_BYTES) {
+        if inner.queues.is_closed() {
+            return Ok(());
+        }
+        let left = memory.len() - start;
+        let piece = memory.start().wrapping_add(start);
+        let len = PIN_BYTES.min(left);
+        // SAFETY: the piece lies in the mapping of `inner.node`, which is dropped after the pins.
+        // Copies are under way only while the lanes live, which share `inner`.
+        unsafe { pins.add(piece, len) }.map_err(|error| (left as u64, error))?;
+        if len == left {
+            inner.queues.node_is_pinned();
+        }
+        let pinned = &inner.counters.pinned_bytes;
+        pinned.fetch_add(len as u64, Ordering::Relaxed);
+    }
+    Ok(())
 }
 
 impl Drop for Engine {

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use penstock_store::ErrorKind;
@@ -12,6 +13,7 @@ use crate::config::{Batches, EngineConfig};
 use crate::fence::Passage;
 use crate::host_tier::HostTier;
 use crate::load_job::{Aim, HeldTicket, LoadJob, LoadTicket};
+use crate::registration::Registration;
 use crate::signal::Signals;
 use crate::store_job::StoreTicket;
 use crate::sync::Mutex;
@@ -28,8 +30,10 @@ pub(crate) struct Queues {
     stores_anyway: bool,
     /// Whether that place is node memory.
     has_node: bool,
-    /// Whether blocks in host memory are copied straight into node memory, without a slot.
+    /// Whether blocks are copied straight into node memory, without a slot: those in host memory,
+    /// and those of a device once it reaches node memory.
     places: bool,
+    is_node_pinned: AtomicBool,
     signals: Arc<Signals>,
 }
 
@@ -61,6 +65,20 @@ struct Gather {
     is_placed: bool,
 }
 
+impl Gather {
+    /// Whether it goes along in a copy that `first` is the first object of, and that has `bytes` with
+    /// it. The first object always goes.
+    fn goes_along(&self, first: Option<&StoreTicket>, is_placed: bool, bytes: usize) -> bool {
+        let ticket = &self.ticket;
+        first.is_none_or(|first| {
+            self.is_placed == is_placed
+                && Arc::ptr_eq(first.registration(), ticket.registration())
+                && bytes <= ticket.registration().copy_bytes()
+                && matches!(ticket.passage(), Passage::Passed(_))
+        })
+    }
+}
+
 /// An object that waits to be put.
 pub(crate) struct Put {
     pub(crate) ticket: StoreTicket,
@@ -88,8 +106,8 @@ impl Put {
 pub(crate) enum CopyWork {
     /// Objects of one registration, in one copy.
     Gather(Vec<(StoreTicket, Slot<Empty>)>),
-    /// An object that goes straight into node memory.
-    Place(StoreTicket),
+    /// Objects of one registration, in one copy, that go straight into node memory.
+    Place(Vec<StoreTicket>),
     /// Wait for a signal, or until this time.
     Wait(Option<Instant>),
     Close,
@@ -130,12 +148,23 @@ impl Queues {
             stores_anyway: config.keep || has_node,
             has_node,
             places: has_node && config.in_place && config.keys.is_none(),
+            is_node_pinned: AtomicBool::new(false),
             config,
             batches,
             arena,
             host_tier,
             signals,
         }
+    }
+
+    /// Notes that devices reach node memory.
+    pub(crate) fn node_is_pinned(&self) {
+        self.is_node_pinned.store(true, Ordering::Release);
+    }
+
+    /// Whether copies go straight between node memory and the blocks of a registration.
+    pub(crate) fn reaches_node(&self, registration: &Registration) -> bool {
+        self.places && (registration.is_host() || self.is_node_pinned.load(Ordering::Relaxed))
     }
 
     /// Queues the objects for which there is room, and drops the rest.
@@ -153,7 +182,7 @@ impl Queues {
                     && bytes <= self.config.max_pending_bytes
                 {
                     state.gather_bytes = bytes;
-                    let is_placed = self.places && ticket.registration().is_host();
+                    let is_placed = self.reaches_node(ticket.registration());
                     state.gathers.push_back(Gather {
                         ticket,
                         since,
@@ -263,8 +292,7 @@ impl Queues {
                 // The objects behind it have later fences.
                 Passage::Ahead => (oldest.since + self.config.fence_wait, Outcome::Dropped),
                 Passage::Passed(_) if oldest.is_placed => {
-                    let gather = state.pop_gather().expect("there is an oldest");
-                    return CopyWork::Place(gather.ticket);
+                    return CopyWork::Place(state.pop_placed());
                 }
                 Passage::Passed(at) => {
                     let batch = self.pop_gathers(state);
@@ -287,18 +315,9 @@ impl Queues {
     fn pop_gathers(&self, state: &mut State) -> Vec<(StoreTicket, Slot<Empty>)> {
         let mut batch: Vec<(StoreTicket, Slot<Empty>)> = Vec::new();
         let mut bytes = 0;
-        while let Some(Gather {
-            ticket, is_placed, ..
-        }) = state.gathers.front()
-        {
-            bytes += ticket.transfer().bytes;
-            let goes_along = batch.first().is_none_or(|(first, _)| {
-                !is_placed
-                    && Arc::ptr_eq(first.registration(), ticket.registration())
-                    && bytes <= ticket.registration().copy_bytes()
-                    && matches!(ticket.passage(), Passage::Passed(_))
-            });
-            if !goes_along {
+        while let Some(next) = state.gathers.front() {
+            bytes += next.ticket.transfer().bytes;
+            if !next.goes_along(batch.first().map(|(first, _)| first), false, bytes) {
                 break;
             }
             let Some(slot) = self.lease(Purpose::Store) else {
@@ -489,6 +508,20 @@ impl State {
         let gather = self.gathers.pop_front()?;
         self.gather_bytes -= gather.ticket.transfer().bytes;
         Some(gather)
+    }
+
+    /// The oldest objects that one copy takes to node memory.
+    fn pop_placed(&mut self) -> Vec<StoreTicket> {
+        let mut batch: Vec<StoreTicket> = Vec::new();
+        let mut bytes = 0;
+        while let Some(next) = self.gathers.front() {
+            bytes += next.ticket.transfer().bytes;
+            if !next.goes_along(batch.first(), true, bytes) {
+                break;
+            }
+            batch.extend(self.pop_gather().map(|gather| gather.ticket));
+        }
+        batch
     }
 
     fn take_gathers(&mut self, of: impl Fn(u64) -> bool) -> Vec<StoreTicket> {

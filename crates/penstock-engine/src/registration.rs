@@ -6,15 +6,16 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 use penstock_layout::{Descriptor, Segment, SegmentError, Span};
+use penstock_store::copies::Run;
 use penstock_store::value::Checksum;
 
 use crate::EngineError;
 use crate::copy::cuda::CudaError;
-use crate::copy::{Executor, Gathering, Scattering, host};
+use crate::copy::{Executor, Gathering, Scattering, Shared, Way, host};
 use crate::region::Region;
 
 /// Why blocks were not copied, or not all of them.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum NotCopied {
     /// The registration is closed: nothing was touched.
     #[error("the memory is not registered any more")]
@@ -165,6 +166,58 @@ impl Registration {
         }
         // SAFETY: as in `gather`; the blocks of a load job are touched by nobody else.
         unsafe { self.executor.scatter(&self.regions, &scatterings) }?;
+        Ok(())
+    }
+
+    /// Copies the pages of objects, in one copy, between the device that they are on and runs of
+    /// memory that processes share. Each object's runs are together as long as its pages.
+    #[allow(unsafe_code)]
+    pub(crate) fn copy_shared<P: IntoIterator<Item = u64>>(
+        &self,
+        way: Way,
+        objects: impl IntoIterator<Item = (P, Span, Vec<Run>)>,
+    ) -> Result<(), NotCopied> {
+        let (mut segments, mut pieces) = (Vec::new(), Vec::new());
+        for (pages, span, runs) in objects {
+            let mut own = Vec::new();
+            let bytes = runs.iter().map(|run| run.len()).sum();
+            self.segments(pages, &span, bytes, &mut own);
+            let mut left = own.into_iter();
+            let mut rest: Option<Segment> = None;
+            for run in runs {
+                let start = segments.len();
+                let mut room = run.len() as u64;
+                while room > 0 {
+                    let mut next = (rest.take().or_else(|| left.next()))
+                        .expect("segments as long as the runs");
+                    if next.len > room {
+                        rest = Some(Segment {
+                            offset: next.offset + room,
+                            len: next.len - room,
+                            ..next
+                        });
+                        next.len = room;
+                    }
+                    room -= next.len;
+                    segments.push(next);
+                }
+                pieces.push((start..segments.len(), run.start()));
+            }
+        }
+        let pieces: Vec<Shared<'_>> = (pieces.into_iter())
+            .map(|(range, memory)| Shared {
+                segments: &segments[range],
+                memory,
+            })
+            .collect();
+        let open = self.open.read();
+        if !*open {
+            return Err(NotCopied::Closed);
+        }
+        // SAFETY: as in `gather` and `scatter`. The runs are mapped as long as whoever lent them
+        // lives, which is longer than this call. For a gather they are reserved, so nobody else
+        // writes there.
+        unsafe { self.executor.copy_shared(way, &self.regions, &pieces) }?;
         Ok(())
     }
 

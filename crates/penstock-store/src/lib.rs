@@ -35,9 +35,9 @@ pub use memory::MemoryStore;
 pub use open::{open, unknown_schemes};
 pub use options::{OpenOptions, Place, Registered};
 pub use penstock_contract::{
-    BatchBytes, CHUNK_BYTES, Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Head,
-    KEY_BYTES, KEY_PREFIX, Key, Listed, NAMESPACE_BYTES, Namespace, NotAKey, PutOutcome,
-    PutRequest, Result, Store, StoreStats,
+    BatchBytes, CHUNK_BYTES, Capabilities, Error, ErrorKind, GetOutcome, GetRequest, KEY_BYTES,
+    KEY_PREFIX, Key, Listed, NAMESPACE_BYTES, Namespace, NotAKey, PutOutcome, PutRequest, Result,
+    Store, StoreStats,
 };
 use penstock_contract::{Counters, deadline, slices, unanswered};
 pub use sealed::SealedStore;

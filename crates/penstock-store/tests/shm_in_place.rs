@@ -98,10 +98,11 @@ proptest! {
         let payload = bytes(len as u64, len);
         let put_in_place = |key| {
             let pieces = payload.chunks(piece).map(IoSlice::new);
-            store.put_in_place(key, pieces, 7, soon()).unwrap()
+            let room = store.reserve(key, len as u64, 7, soon()).unwrap();
+            room.map(|room| room.fill(pieces).unwrap())
         };
-        prop_assert_eq!(put_in_place(&one), PutOutcome::Stored);
-        prop_assert_eq!(put_in_place(&one), PutOutcome::AlreadyPresent);
+        prop_assert_eq!(put_in_place(&one), Some(PutOutcome::Stored));
+        prop_assert_eq!(put_in_place(&one), None);
         put(&store, &other, &payload).unwrap();
         let whole = |key| pool.open().get_whole(&[(key, 0)], soon()).remove(0).unwrap().unwrap();
         prop_assert_eq!(&whole(one)[HEADER_BYTES..], &whole(other)[HEADER_BYTES..]);
@@ -241,7 +242,13 @@ fn what_is_overwritten_meanwhile_does_not_verify() {
                     let (key, payload) = (key(NAMESPACE, n), bytes(n, len(n)));
                     let put = match seed {
                         0 => put(&store, &key, &payload),
-                        _ => store.put_in_place(&key, [IoSlice::new(&payload)], 0, soon()),
+                        _ => store
+                            .reserve(&key, payload.len() as u64, 0, soon())
+                            .and_then(|room| {
+                                room.map_or(Ok(PutOutcome::AlreadyPresent), |room| {
+                                    room.fill([IoSlice::new(&payload)])
+                                })
+                            }),
                     };
                     let full = |e: &penstock_store::Error| e.kind() == ErrorKind::Full;
                     assert!(put.as_ref().err().is_none_or(full));

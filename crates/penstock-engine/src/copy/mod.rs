@@ -45,6 +45,20 @@ pub(crate) struct Scattering<'a> {
     pub(crate) payload: &'a [u8],
 }
 
+/// The direction of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Gather,
+    Scatter,
+}
+
+/// Segments, in order, and one run of memory that processes share: they are gathered into it, or cut
+/// from it.
+pub(crate) struct Shared<'a> {
+    pub(crate) segments: &'a [Segment],
+    pub(crate) memory: *mut u8,
+}
+
 /// Moves bytes between regions and the payloads of slots. Both calls return when all bytes have
 /// moved, or when none move any more.
 pub(crate) trait Executor: Send + Sync {
@@ -83,4 +97,22 @@ pub(crate) trait Executor: Send + Sync {
         regions: &[Region],
         objects: &[Scattering<'_>],
     ) -> Result<(), CudaError>;
+
+    /// Gathers into memory that processes share, or scatters what is there. Only for regions that
+    /// are not host memory.
+    ///
+    /// # Safety
+    ///
+    /// As for [`gather`](Self::gather) and [`scatter`](Self::scatter), with memory as long as its
+    /// segments, and pinned in one piece. Others may write to memory that is scattered: what then
+    /// arrives has no meaning.
+    #[allow(unsafe_code)]
+    unsafe fn copy_shared(
+        &self,
+        _way: Way,
+        _regions: &[Region],
+        _pieces: &[Shared<'_>],
+    ) -> Result<(), CudaError> {
+        unreachable!("host memory is copied by the one who sums it")
+    }
 }

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use penstock_layout::Segment;
-use penstock_store::ErrorKind;
+use penstock_store::{ErrorKind, PutOutcome};
 
 use super::Inner;
+use super::node::cut;
 use crate::Outcome;
 use crate::arena::{Empty, Slot};
+use crate::copy::Way;
 use crate::queue::{CopyWork, Payload, Put};
 use crate::registration::{NotCopied, Object};
 use crate::stats::add_time;
@@ -23,7 +25,7 @@ pub(super) fn run(inner: &Inner) {
             CopyWork::Gather(batch) => {
                 inner.contain(|| gather(inner, batch, &mut segments));
             }
-            CopyWork::Place(ticket) => inner.contain(|| place(inner, ticket, &mut segments)),
+            CopyWork::Place(batch) => inner.contain(|| place(inner, batch, &mut segments)),
             CopyWork::Wait(until) => inner.signals.copy.wait(seen, until),
             CopyWork::Close => return,
         }
@@ -66,29 +68,72 @@ fn gather(inner: &Inner, mut batch: Vec<(StoreTicket, Slot<Empty>)>, segments: &
     }
 }
 
-/// Copies an object's blocks straight into node memory. If it has no room, the object goes on in a
+/// Copies objects' blocks straight into node memory. An object for which it has no room goes on in a
 /// slot.
-fn place(inner: &Inner, ticket: StoreTicket, segments: &mut Vec<Segment>) {
+fn place(inner: &Inner, batch: Vec<StoreTicket>, segments: &mut Vec<Segment>) {
     let node = inner.node.as_ref().expect("objects are placed there");
     let start = Instant::now();
-    let transfer = ticket.transfer();
     // The blocks are held meanwhile, as if they waited for a slot.
     let deadline = start + inner.config.store_wait.min(inner.config.put_timeout);
-    let placed = ticket.registration().read(
-        transfer.pages.clone(),
-        &transfer.key.span,
-        transfer.bytes,
-        segments,
-        |blocks| node.put_in_place(&transfer.key, blocks, transfer.position, deadline),
-    );
-    add_time(&inner.counters.gather_nanos, start);
-    match placed {
-        Ok(Ok(_)) => {
-            let payload = Payload::InNode;
-            inner.queues.push_put(Put { ticket, payload });
+    let mut placed = Vec::new();
+    for ticket in batch {
+        let transfer = ticket.transfer();
+        let bytes = transfer.bytes as u64;
+        match node.reserve(&transfer.key, bytes, transfer.position, deadline) {
+            Ok(Some(room)) => placed.push((ticket, room)),
+            Ok(None) => pass_on(inner, ticket),
+            Err(_) => inner.queues.gather_instead(ticket),
         }
-        Ok(Err(_)) => inner.queues.gather_instead(ticket),
+    }
+    let Some((first, _)) = placed.first() else {
+        return;
+    };
+    let registration = Arc::clone(first.registration());
+    if registration.is_host() {
+        for (ticket, room) in placed {
+            let transfer = ticket.transfer();
+            let copied = registration.read(
+                transfer.pages.clone(),
+                &transfer.key.span,
+                transfer.bytes,
+                segments,
+                |blocks| room.fill(blocks),
+            );
+            show(inner, ticket, copied);
+        }
+    } else {
+        let objects = placed.iter().map(|(ticket, room)| {
+            let transfer = ticket.transfer();
+            (transfer.pages.clone(), transfer.key.span, room.runs())
+        });
+        let copied = registration.copy_shared(Way::Gather, cut(inner, objects));
+        for (mut ticket, room) in placed {
+            if copied.is_ok() {
+                // They are summed where they are now.
+                ticket.gathered();
+            }
+            show(inner, ticket, copied.clone().map(|()| room.publish()));
+        }
+    }
+    add_time(&inner.counters.gather_nanos, start);
+}
+
+/// Goes on with an object that was copied, and then published or not.
+fn show(
+    inner: &Inner,
+    ticket: StoreTicket,
+    copied: Result<penstock_store::Result<PutOutcome>, NotCopied>,
+) {
+    match copied {
+        Ok(Ok(_)) => pass_on(inner, ticket),
+        Ok(Err(error)) => ticket.resolve(Outcome::Failed(error.kind())),
         Err(NotCopied::Closed) => ticket.resolve(Outcome::Dropped),
         Err(NotCopied::Device(_)) => ticket.resolve(Outcome::Failed(ErrorKind::Io)),
     }
+}
+
+/// Node memory has the object: the store is next.
+fn pass_on(inner: &Inner, ticket: StoreTicket) {
+    let payload = Payload::InNode;
+    inner.queues.push_put(Put { ticket, payload });
 }

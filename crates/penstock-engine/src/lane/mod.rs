@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use penstock_store::SealedStore;
 
 use crate::config::EngineConfig;
+use crate::copy::cuda::Pins;
 use crate::fence::Watch;
 use crate::gauge::Gauge;
 use crate::queue::Queues;
@@ -26,6 +27,8 @@ use crate::{Counters, EngineError, Fault};
 pub(crate) struct Inner {
     pub(crate) config: EngineConfig,
     pub(crate) store: SealedStore,
+    /// Declared before the memory, so that it is unpinned before it is unmapped.
+    pub(crate) node_pins: Mutex<Option<Pins>>,
     /// The host memory that the engines of this machine share, if they do.
     pub(crate) node: Option<SealedStore>,
     pub(crate) queues: Queues,

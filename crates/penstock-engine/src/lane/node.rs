@@ -3,19 +3,24 @@
 //! What node memory has goes into the blocks from there. What comes from the store is put there too,
 //! once: of several engines that want a value, one fetches it, and the others wait until it has come.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use penstock_layout::Segment;
-use penstock_store::sealed::Got;
-use penstock_store::{Claim, SealedStore};
+use penstock_layout::{Segment, Span};
+use penstock_store::copies::Run;
+use penstock_store::sealed::{Got, Lent};
+use penstock_store::{Claim, ErrorKind, SealedStore};
 
 use super::delivery::Deliveries;
 use super::get::{Fetching, REMOVE_TIMEOUT};
 use super::{Inner, in_place};
 use crate::Outcome;
-use crate::arena::{Slot, Verified};
+use crate::arena::{PIN_BYTES, Slot, Verified};
+use crate::copy::Way;
 use crate::load_job::LoadTicket;
+use crate::registration::NotCopied;
+use crate::stats::add_time;
 
 /// Time given to a look into node memory, which waits for nothing.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
@@ -43,11 +48,116 @@ pub(super) fn load(
             }
         }
     }
+    let others = by_device(inner, node, others);
     through_slots(inner, node, others, segments)
 }
 
-/// The same for objects that cannot be read in place: those of devices, encrypted ones, and those
-/// that only have to be here.
+/// Has a device copy what node memory has into its blocks, from where it lies. Returns the other
+/// objects.
+///
+/// Each value is verified first, and after the copy it must be the same still: pages of node memory
+/// are never written to while the value that they belong to can be found. Until then, nobody is told
+/// of the load.
+fn by_device(inner: &Inner, node: &SealedStore, batch: Vec<Fetching>) -> Vec<Fetching> {
+    let mut others = Vec::new();
+    let mut waiting: Vec<(Fetching, Lent<'_>)> = Vec::new();
+    let mut bytes = 0;
+    for object in batch {
+        let ticket = &object.ticket;
+        let registration = ticket.registration();
+        let can = !registration.is_host()
+            && ticket.prefetch().is_none()
+            && inner.queues.reaches_node(registration);
+        if !can {
+            others.push(object);
+            continue;
+        }
+        let transfer = ticket.transfer();
+        let soon = Instant::now() + LOOK_TIMEOUT;
+        let start = Instant::now();
+        let lent = node.lend(
+            &transfer.key,
+            transfer.bytes as u64,
+            transfer.position,
+            soon,
+        );
+        add_time(&inner.counters.verify_nanos, start);
+        match lent {
+            Ok(Some(lent)) => {
+                let is_alike = waiting.first().is_none_or(|(first, _)| {
+                    Arc::ptr_eq(first.ticket.registration(), registration)
+                });
+                if !is_alike {
+                    others.extend(scatter_lent(inner, std::mem::take(&mut waiting)));
+                    bytes = 0;
+                }
+                bytes += transfer.bytes;
+                let is_full = bytes >= registration.copy_bytes();
+                waiting.push((object, lent));
+                if is_full {
+                    others.extend(scatter_lent(inner, std::mem::take(&mut waiting)));
+                    bytes = 0;
+                }
+            }
+            Ok(None) => others.push(object),
+            Err(_) => {
+                node.discard(&transfer.key, Instant::now() + REMOVE_TIMEOUT);
+                others.push(object.damaged());
+            }
+        }
+    }
+    others.extend(scatter_lent(inner, waiting));
+    others
+}
+
+/// Copies lent values of one registration into their blocks, in one copy. Returns those that were
+/// given up meanwhile.
+fn scatter_lent(inner: &Inner, mut wanted: Vec<(Fetching, Lent<'_>)>) -> Vec<Fetching> {
+    wanted.retain(|(object, _)| object.ticket.begin_scatter());
+    let Some((first, _)) = wanted.first() else {
+        return Vec::new();
+    };
+    let start = Instant::now();
+    let objects = wanted.iter().map(|(object, lent)| {
+        let transfer = object.ticket.transfer();
+        (transfer.pages.clone(), transfer.key.span, lent.runs())
+    });
+    let registration = Arc::clone(first.ticket.registration());
+    let copied = registration.copy_shared(Way::Scatter, cut(inner, objects));
+    add_time(&inner.counters.scatter_nanos, start);
+    let mut others = Vec::new();
+    for (object, lent) in wanted {
+        let ticket = &object.ticket;
+        match &copied {
+            Ok(()) if lent.is_still() => {
+                ticket.settle(Outcome::Kept(ticket.transfer().bytes as u64));
+            }
+            Ok(()) => {
+                ticket.scatter_later();
+                others.push(object);
+            }
+            Err(NotCopied::Closed) => ticket.settle(Outcome::Cancelled),
+            Err(NotCopied::Device(_)) => ticket.settle(Outcome::Failed(ErrorKind::Io)),
+        }
+    }
+    others
+}
+
+/// Cuts runs where pinned pieces of node memory meet: no copy may cross from one into the next.
+pub(super) fn cut<P>(
+    inner: &Inner,
+    objects: impl Iterator<Item = (P, Span, Vec<Run>)>,
+) -> impl Iterator<Item = (P, Span, Vec<Run>)> {
+    let memory = inner.node.as_ref().and_then(SealedStore::memory);
+    let begin = memory.map_or(0, |memory| memory.start().addr());
+    objects.map(move |(pages, span, runs)| {
+        let runs = runs.into_iter().flat_map(|run| run.cut(begin, PIN_BYTES));
+        (pages, span, runs.collect())
+    })
+}
+
+/// The same for objects that cannot be read in place: encrypted ones, those of devices that do not
+/// reach node memory, and those that only have to be here.
 fn through_slots(
     inner: &Inner,
     node: &SealedStore,

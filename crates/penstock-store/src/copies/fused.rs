@@ -95,49 +95,61 @@ impl Fused {
         (self.bytes - 1) / STRIPE as u64
     }
 
-    /// Copies the payload's next bytes.
+    /// Takes in the payload's next bytes, and copies them if there is a place to copy them to.
     ///
     /// # Safety
     ///
     /// As for [`std::ptr::copy_nonoverlapping`], except that others may write to the source or read
     /// the destination meanwhile. Nobody is told of the copy before this is finished or dropped.
-    pub(super) unsafe fn copy(&mut self, mut from: *const u8, mut to: *mut u8, len: usize) {
-        let mut left = len;
-        while left > 0 {
+    pub(super) unsafe fn take(&mut self, from: *const u8, to: Option<*mut u8>, len: usize) {
+        let mut done = 0;
+        while done < len {
+            // SAFETY: within both ranges.
+            let (from, to) = unsafe { (from.add(done), to.map(|to| to.add(done))) };
+            let left = len - done;
             // The end needs the last one of them once more.
             let whole = (self.stripes() - 1).saturating_sub(self.summed);
             let whole = whole.min((left / STRIPE) as u64) as usize;
-            let now = if self.filled == 0 && whole > 0 {
-                let first = (self.summed % BLOCK as u64) as usize;
-                // SAFETY: `new` has looked for AVX2. So many stripes are left at both ends, and the
-                // caller vouches for both.
-                unsafe {
-                    if self.past_caches && to.align_offset(PAST_CACHES) == 0 {
-                        copy_stripes::<true>(&mut self.sums, from, to, first, whole);
-                    } else {
-                        copy_stripes::<false>(&mut self.sums, from, to, first, whole);
-                    }
-                }
-                self.summed += whole as u64;
-                whole * STRIPE
-            } else {
-                assert!(self.filled < STRIPE, "no more bytes than the payload has");
-                let now = left.min(STRIPE - self.filled);
-                let place = &mut self.stripe[self.filled..][..now];
-                // SAFETY: so much is left at both ends, and the caller vouches for both. The second
-                // copy is of what the first one has brought.
-                unsafe {
-                    racing::copy_out(from, place.as_mut_ptr(), now);
+            if self.filled == 0 && whole > 0 {
+                // SAFETY: so many stripes are left at both ends, and the caller vouches for both.
+                unsafe { self.take_stripes(from, to, whole) };
+                done += whole * STRIPE;
+                continue;
+            }
+            assert!(self.filled < STRIPE, "no more bytes than the payload has");
+            let now = left.min(STRIPE - self.filled);
+            let place = &mut self.stripe[self.filled..][..now];
+            // SAFETY: so much is left at both ends, and the caller vouches for both. The second
+            // copy is of what the first one has brought.
+            unsafe {
+                racing::copy_out(from, place.as_mut_ptr(), now);
+                if let Some(to) = to {
                     racing::copy_out(place.as_ptr(), to, now);
                 }
-                self.filled += now;
-                self.sum_filled();
-                now
-            };
-            // SAFETY: within both ranges, or at their ends.
-            (from, to) = unsafe { (from.add(now), to.add(now)) };
-            left -= now;
+            }
+            self.filled += now;
+            self.sum_filled();
+            done += now;
         }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`take`](Self::take), of so many stripes.
+    unsafe fn take_stripes(&mut self, from: *const u8, to: Option<*mut u8>, count: usize) {
+        let first = (self.summed % BLOCK as u64) as usize;
+        let sums = &mut self.sums;
+        // SAFETY: `new` has looked for AVX2; the rest is the caller's promise.
+        unsafe {
+            match to {
+                None => take_stripes::<STAY>(sums, from, std::ptr::null_mut(), first, count),
+                Some(to) if self.past_caches && to.align_offset(PAST_CACHES) == 0 => {
+                    take_stripes::<GO_PAST>(sums, from, to, first, count);
+                }
+                Some(to) => take_stripes::<GO>(sums, from, to, first, count),
+            }
+        }
+        self.summed += count as u64;
     }
 
     /// Sums the stripe that was put together, if it is full and not the last bytes of all.
@@ -225,16 +237,21 @@ macro_rules! write_stripe {
     };
 }
 
-/// Copies whole stripes and takes them in. `first` is the first one's place in its block. With
-/// `PAST`, they are written past the caches.
+/// Where stripes go: nowhere, to memory, or there past the caches.
+const STAY: u8 = 0;
+const GO: u8 = 1;
+const GO_PAST: u8 = 2;
+
+/// Takes in whole stripes, and writes them where they go. `first` is the first one's place in its
+/// block.
 ///
 /// # Safety
 ///
-/// The processor has AVX2. Both ranges have so many stripes. As for [`racing::copy_out`]; with
-/// `PAST` the destination is aligned to [`PAST_CACHES`], and `_mm_sfence` comes before anybody
-/// is told of it.
+/// The processor has AVX2. Both ranges have so many stripes, or they stay. As for [`Fused::take`];
+/// if they go past the caches, the destination is aligned to [`PAST_CACHES`], and `_mm_sfence` comes
+/// before anybody is told of it.
 #[target_feature(enable = "avx2")]
-unsafe fn copy_stripes<const PAST: bool>(
+unsafe fn take_stripes<const TO: u8>(
     sums: &mut Accumulators,
     mut from: *const u8,
     mut to: *mut u8,
@@ -259,15 +276,16 @@ unsafe fn copy_stripes<const PAST: bool>(
                 options(nostack, preserves_flags, readonly)
             );
         }
-        // SAFETY: the caller vouches for the destination and, with `PAST`, for its alignment.
+        // SAFETY: the caller vouches for the destination, and for its alignment if that is needed.
         unsafe {
-            if PAST {
-                write_stripe!("vmovntdq", to, low, high);
-            } else {
-                write_stripe!("vmovdqu", to, low, high);
+            match TO {
+                GO => write_stripe!("vmovdqu", to, low, high),
+                GO_PAST => write_stripe!("vmovntdq", to, low, high),
+                _ => {}
             }
-            (from, to) = (from.add(STRIPE), to.add(STRIPE));
+            from = from.add(STRIPE);
         }
+        to = to.wrapping_add(STRIPE);
         for (half, value) in [low, high].into_iter().enumerate() {
             // SAFETY: 64 bytes from `8 * place` on are in the secret, as `place < BLOCK`.
             let keys = unsafe {

@@ -8,6 +8,43 @@ mod summed;
 
 pub use summed::SummedCopy;
 
+/// Bytes of memory that processes share: a place, not a right to touch it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    start: *mut u8,
+    len: usize,
+}
+
+impl Run {
+    pub(crate) fn new(start: *mut u8, len: usize) -> Self {
+        Self { start, len }
+    }
+
+    /// The same bytes in pieces that do not cross any place so many bytes, or a multiple of them,
+    /// behind the address `begin`, which is not behind this.
+    pub fn cut(self, begin: usize, every: usize) -> impl Iterator<Item = Self> {
+        let mut done = 0;
+        std::iter::from_fn(move || {
+            let start = self.start.wrapping_add(done);
+            let room = every - (start.addr() - begin) % every;
+            let len = room.min(self.len - done);
+            done += len;
+            (len > 0).then_some(Self { start, len })
+        })
+    }
+
+    /// The first byte.
+    pub fn start(self) -> *mut u8 {
+        self.start
+    }
+
+    /// How many bytes there are.
+    #[expect(clippy::len_without_is_empty, reason = "nobody makes an empty one")]
+    pub fn len(self) -> usize {
+        self.len
+    }
+}
+
 /// Copies bytes that this processor does not read soon. Large copies go past its caches: then it
 /// need not read what it overwrites.
 ///

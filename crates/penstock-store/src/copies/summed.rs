@@ -58,7 +58,7 @@ impl SummedCopy {
         match &mut self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the caller's promise.
-            Way::Fused(fused) => unsafe { fused.copy(from, into.as_mut_ptr(), into.len()) },
+            Way::Fused(fused) => unsafe { fused.take(from, Some(into.as_mut_ptr()), into.len()) },
             Way::InTwoSteps(checksum) => {
                 for (n, piece) in into.chunks_mut(PIECE).enumerate() {
                     // SAFETY: the caller's promise, for a part of the range.
@@ -81,7 +81,7 @@ impl SummedCopy {
         match &mut self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the caller's promise.
-            Way::Fused(fused) => unsafe { fused.copy(from.as_ptr(), to, from.len()) },
+            Way::Fused(fused) => unsafe { fused.take(from.as_ptr(), Some(to), from.len()) },
             Way::InTwoSteps(checksum) => {
                 for (n, piece) in from.chunks(PIECE).enumerate() {
                     checksum.update(piece);
@@ -92,7 +92,32 @@ impl SummedCopy {
         }
     }
 
-    /// The checksum of what was copied. It has a meaning only if that is the whole payload.
+    /// Takes in the payload's next bytes, which stay where they are, in shared memory.
+    ///
+    /// # Safety
+    ///
+    /// The bytes are readable. Others may write there meanwhile.
+    #[allow(unsafe_code, reason = "no safe read may race")]
+    pub(crate) unsafe fn sum(&mut self, from: *const u8, len: usize) {
+        match &mut self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the caller's promise.
+            Way::Fused(fused) => unsafe { fused.take(from, None, len) },
+            Way::InTwoSteps(checksum) => {
+                let mut room = vec![0; PIECE.min(len)];
+                for start in (0..len).step_by(PIECE) {
+                    let piece = &mut room[..PIECE.min(len - start)];
+                    // SAFETY: the caller's promise, for a part of the range.
+                    unsafe {
+                        racing::copy_out(from.add(start), piece.as_mut_ptr(), piece.len());
+                    }
+                    checksum.update(piece);
+                }
+            }
+        }
+    }
+
+    /// The checksum of what was taken in. It has a meaning only if that is the whole payload.
     pub fn finish(self) -> u64 {
         match self.0 {
             #[cfg(target_arch = "x86_64")]

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::circuit::{BreakerCounters, BreakerSettings, Circuit, Pass, Verdict};
-use crate::inside::{Claim, Inside, Way, inside};
+use crate::copies::Run;
+use crate::inside::{Claim, Inside, Lent, Reserved, Way, inside};
 use crate::{
     BatchBytes, Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, PutRequest,
     Result, Store, StoreStats,
@@ -162,5 +163,23 @@ impl Inside for Breaker {
 
     fn claim(&self, key: &Key) -> Option<Claim<'_>> {
         inside(&*self.inner).claim(key)
+    }
+
+    fn memory(&self) -> Option<Run> {
+        inside(&*self.inner).memory()
+    }
+
+    fn lend(&self, key: &Key, position: u64, deadline: Instant) -> Option<Box<dyn Lent + '_>> {
+        inside(&*self.inner).lend(key, position, deadline)
+    }
+
+    fn reserve(
+        &self,
+        key: &Key,
+        payload_bytes: u64,
+        position: u64,
+        deadline: Instant,
+    ) -> Result<Option<Box<dyn Reserved + '_>>> {
+        inside(&*self.inner).reserve(key, payload_bytes, position, deadline)
     }
 }

@@ -1,16 +1,16 @@
 //! Stores in this machine's memory: values come from them to where they are used in one copy, and
 //! processes agree on which of them brings a value there.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSliceMut;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::{Got, LARGEST_HEADER_BYTES, SealedBeside, SealedStore, Verified, Wanted};
+use super::{Got, LARGEST_HEADER_BYTES, SealedStore, Verified, Wanted};
 use crate::coded::{self, Whole};
 use crate::inside::{Claim, inside};
-use crate::slices::{len_of, remaining_mut, room_of, scatter};
+use crate::slices::{remaining_mut, room_of, scatter};
 use crate::value::{self, HEADER_BYTES};
-use crate::{GetRequest, Key, PutOutcome, PutRequest, Result, Store, unanswered};
+use crate::{GetRequest, Key, Store, unanswered};
 
 impl SealedStore {
     /// Whether the store is this machine's memory.
@@ -22,85 +22,6 @@ impl SealedStore {
     /// are not encrypted.
     pub fn is_read_in_place(&self) -> bool {
         self.keys.is_none() && inside(self.nearest()).is_in_memory()
-    }
-
-    /// Whether [`put_in_place`](Self::put_in_place) can be used: the store is this machine's memory,
-    /// and values are neither encrypted nor coded.
-    pub fn is_put_in_place(&self) -> bool {
-        self.keys.is_none() && !self.takes_coded && self.is_in_memory()
-    }
-
-    /// Puts a payload into this machine's memory in one copy, which is summed on the way.
-    /// `position` is as [`PutRequest::position`].
-    ///
-    /// # Panics
-    ///
-    /// Unless the store [is put in place](Self::is_put_in_place).
-    pub fn put_in_place<'a>(
-        &self,
-        key: &Key,
-        payload: impl IntoIterator<Item = IoSlice<'a>>,
-        position: u64,
-        deadline: Instant,
-    ) -> Result<PutOutcome> {
-        assert!(
-            self.is_put_in_place(),
-            "values are put in place in memory only"
-        );
-        let mut value = vec![IoSlice::new(&[0; HEADER_BYTES])];
-        value.extend(payload);
-        let payload_bytes = len_of(&value[1..]);
-        let head = |checksum: u64, header: &mut [u8]| {
-            header.copy_from_slice(&value::seal(key, payload_bytes, checksum));
-        };
-        let mut batch = [PutRequest {
-            position,
-            head: Some(&head),
-            ..PutRequest::new(*key, &value)
-        }];
-        self.store.put_many(&mut batch, deadline);
-        let [request] = batch;
-        request.outcome.unwrap_or_else(|| Err(unanswered()))
-    }
-
-    /// Copies a value that was put in place, to be put into another store too. It then lies at the
-    /// beginning of `room`, which is taken from that: [`LARGEST_HEADER_BYTES`] more than the payload
-    /// are needed. None if the value is not there any more, or is damaged.
-    pub fn copy_along<'r>(
-        &self,
-        key: &Key,
-        payload_bytes: usize,
-        room: &mut &'r mut [u8],
-        deadline: Instant,
-    ) -> Option<SealedBeside<'r>> {
-        let needed = LARGEST_HEADER_BYTES + payload_bytes;
-        let (memory, rest) = std::mem::take(room).split_at_mut(needed);
-        *room = rest;
-        let position = GetRequest::NO_USE;
-        let mut into = [IoSliceMut::new(memory)];
-        let mut batch = [GetRequest {
-            position,
-            wants_checksum: true,
-            ..GetRequest::new(*key, &mut into)
-        }];
-        self.store.get_many(&mut batch, deadline);
-        let [request] = batch;
-        let (outcome, checksum) = (request.outcome, request.checksum);
-        let wanted = Wanted {
-            key,
-            context: &[],
-            position,
-            payload_bytes: Some(payload_bytes as u64),
-            memory: into.into_iter().collect(),
-        };
-        match self.judge_wanted(wanted, outcome?, checksum) {
-            Got::Payload(_) => {
-                let memory: &'r [u8] = memory;
-                let value = &memory[..HEADER_BYTES + payload_bytes];
-                Some(SealedBeside::verified(*key, value))
-            }
-            _ => None,
-        }
     }
 
     /// Gets a value from the nearest store straight to where it is used. If that store is not read

@@ -13,13 +13,15 @@
 //! [`SealedStore::seal_coded`], then [`SealedStore::put_many`].
 //!
 //! If the nearest store is this machine's memory, [`SealedStore::read_in_place`] gets a value in one
-//! copy, and [`SealedStore::put_in_place`] puts one so.
+//! copy. If the store is this machine's memory, [`SealedStore::reserve`] and [`SealedStore::lend`] give
+//! the places of values, for copies straight there and from there.
 //!
 //! [`SealedStore::get_whole`], [`SealedStore::examine`] and [`SealedStore::put_whole`] are for
 //! operators: they judge and carry values as they lie, without removing any.
 
 mod get;
 mod in_place;
+mod placed;
 mod put;
 mod whole;
 
@@ -32,6 +34,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 pub use get::{Arrival, Destination, Got, Rejected, Verified, Wanted};
+pub use placed::{Lent, Reserved};
 pub use put::{Seal, SealedBeside, SealedInPlace, SealedValue};
 pub use whole::{Carried, Finding};
 

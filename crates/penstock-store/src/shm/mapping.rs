@@ -15,7 +15,7 @@ use memmap2::{MmapOptions, MmapRaw};
 
 use super::geometry::Geometry;
 use super::state::Word;
-use crate::copies::{SummedCopy, racing};
+use crate::copies::{Run, SummedCopy, racing};
 
 /// Bytes mapped at a time. A process that touched the memory page by page would pay a fault for
 /// each 4 KiB, which takes several times as long as copying them.
@@ -122,6 +122,26 @@ impl Mapping {
         self.warm(at, into.len() as u64);
         // SAFETY: checked: the source lies in the mapping. The destination is this process's own.
         unsafe { copy.copy_out(self.memory.as_mut_ptr().add(at as usize), into) };
+    }
+
+    /// Takes in bytes of pages, from `at` on, as the next ones of a payload that is summed.
+    pub(super) fn sum(&self, at: u64, len: usize, copy: &mut SummedCopy) {
+        self.check(at, len);
+        self.warm(at, len as u64);
+        // SAFETY: checked: the source lies in the mapping.
+        unsafe { copy.sum(self.memory.as_mut_ptr().add(at as usize), len) };
+    }
+
+    /// The address of bytes of pages, for whoever copies them by means of its own.
+    pub(super) fn run(&self, at: u64, len: usize) -> Run {
+        self.check(at, len);
+        let start = self.memory.as_mut_ptr().wrapping_add(at as usize);
+        Run::new(start, len)
+    }
+
+    /// All of the memory.
+    pub(super) fn all(&self) -> Run {
+        Run::new(self.memory.as_mut_ptr(), self.memory.len())
     }
 
     fn check(&self, at: u64, len: usize) {

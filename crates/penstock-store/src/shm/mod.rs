@@ -16,6 +16,7 @@
 //! process's.
 
 mod geometry;
+mod in_place;
 mod index;
 mod mapping;
 mod nodes;
@@ -28,8 +29,9 @@ use std::any::Any;
 use std::time::Instant;
 
 use crate::Counters;
+use crate::copies::Run;
 use crate::copies::SummedCopy;
-use crate::inside::{Claim, Inside, Way};
+use crate::inside::{Claim, Inside, Lent, Reserved, Way};
 use crate::value::HEADER_BYTES;
 use crate::{
     Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
@@ -70,6 +72,23 @@ impl ShmStore {
         deadline::check(deadline)?;
         let (value, position) = (request.value, request.position);
         let bytes = slices::len_of(value);
+        let name = Name::of(&request.key);
+        let Some((claim, first)) = self.take_room(&name, bytes, position, deadline)? else {
+            return Ok(PutOutcome::AlreadyPresent);
+        };
+        self.segment.write(first, value, deadline)?;
+        self.publish(claim, &name, bytes, first, position)
+    }
+
+    /// Claims an entry and takes pages for a value, unless it is there already. Returns the first
+    /// page.
+    fn take_room(
+        &self,
+        name: &Name,
+        bytes: u64,
+        position: u64,
+        deadline: Instant,
+    ) -> Result<Option<(index::Claim<'_>, u64)>> {
         let limit = self.segment.geometry.max_value_bytes();
         if bytes > limit {
             return Err(Error::new(
@@ -77,9 +96,8 @@ impl ShmStore {
                 format!("a value of {bytes} bytes is larger than the pool takes ({limit})"),
             ));
         }
-        let name = Name::of(&request.key);
-        if self.is_present(&name, bytes, position) {
-            return Ok(PutOutcome::AlreadyPresent);
+        if self.is_present(name, bytes, position) {
+            return Ok(None);
         }
         if !self.segment.owner.is_this_process() {
             return Err(Error::new(
@@ -87,23 +105,30 @@ impl ShmStore {
                 "the pool was opened before a fork: open it anew in the child",
             ));
         }
-        let mut claim = self.segment.claim(&name, deadline)?;
+        let mut claim = self.segment.claim(name, deadline)?;
         let mut evicted = u64::from(claim.evicted);
         let count = self.segment.geometry.pages_of(bytes);
         let first = self
             .segment
             .take_pages(&mut claim, count, &mut evicted, deadline);
         self.counters.evicted(evicted);
-        let first = first?;
-        match request.head {
-            None => self.segment.write(first, value, deadline)?,
-            Some(head) => self.segment.write_headed(first, value, head, deadline)?,
-        }
+        Ok(Some((claim, first?)))
+    }
+
+    /// Shows a value whose pages are filled.
+    fn publish(
+        &self,
+        claim: index::Claim<'_>,
+        name: &Name,
+        bytes: u64,
+        first: u64,
+        position: u64,
+    ) -> Result<PutOutcome> {
         // Another put may have been faster.
-        if self.is_present(&name, bytes, position) {
+        if self.is_present(name, bytes, position) {
             return Ok(PutOutcome::AlreadyPresent);
         }
-        self.segment.publish(claim, &name, bytes, first, position)?;
+        self.segment.publish(claim, name, bytes, first, position)?;
         Ok(PutOutcome::Stored)
     }
 
@@ -286,5 +311,25 @@ impl Inside for ShmStore {
     fn claim(&self, key: &Key) -> Option<Claim<'_>> {
         let claim = self.segment.owner.claim(Name::of(key).hash())?;
         Some(Box::new(claim))
+    }
+
+    fn memory(&self) -> Option<Run> {
+        Some(self.segment.mapping().all())
+    }
+
+    fn lend(&self, key: &Key, position: u64, deadline: Instant) -> Option<Box<dyn Lent + '_>> {
+        let lent = self.lend_one(key, position, deadline)?;
+        Some(Box::new(lent))
+    }
+
+    fn reserve(
+        &self,
+        key: &Key,
+        payload_bytes: u64,
+        position: u64,
+        deadline: Instant,
+    ) -> Result<Option<Box<dyn Reserved + '_>>> {
+        let reserved = self.reserve_one(key, payload_bytes, position, deadline)?;
+        Ok(reserved.map(|reserved| Box::new(reserved) as Box<dyn Reserved>))
     }
 }

@@ -17,7 +17,7 @@ use super::segment::Segment;
 use super::state::{Belonging, Kind, State};
 use crate::copies::SummedCopy;
 use crate::value::HEADER_BYTES;
-use crate::{Error, ErrorKind, Head, Result, deadline};
+use crate::{Error, ErrorKind, Result, deadline};
 
 /// Bytes copied between two looks at the clock.
 const PIECE_BYTES: u64 = 4 << 20;
@@ -230,48 +230,6 @@ impl Segment {
 
     /// Fills a claim's pages.
     pub(super) fn write(&self, first: u64, value: &[IoSlice<'_>], deadline: Instant) -> Result<()> {
-        self.write_with(first, value, deadline, |at, from| {
-            self.mapping().copy_in(at, from);
-        })
-    }
-
-    /// The same, but for the first slice: that is the value's head, which `head` makes when the rest
-    /// is written and summed.
-    pub(super) fn write_headed(
-        &self,
-        first: u64,
-        value: &[IoSlice<'_>],
-        head: Head<'_>,
-        deadline: Instant,
-    ) -> Result<()> {
-        let mut header = [0; HEADER_BYTES];
-        let placeholder = value.first().map_or(0, |slice| slice.len());
-        assert_eq!(placeholder, HEADER_BYTES, "room for a value's header");
-        let payload_bytes = crate::slices::len_of(value) - HEADER_BYTES as u64;
-        let mut payload = SummedCopy::new(payload_bytes, true);
-        let mut left = HEADER_BYTES;
-        self.write_with(first, value, deadline, |at, from| {
-            if left > 0 {
-                left -= from.len();
-            } else {
-                self.mapping().copy_in_summed(at, from, &mut payload);
-            }
-        })?;
-        head(payload.finish(), &mut header);
-        self.mapping()
-            .copy_in(self.geometry.page_at(first), &header);
-        Ok(())
-    }
-
-    /// Visits the pieces of a value, each with its place in a claim's pages. A piece is of one
-    /// slice.
-    fn write_with(
-        &self,
-        first: u64,
-        value: &[IoSlice<'_>],
-        deadline: Instant,
-        mut write: impl FnMut(u64, &[u8]),
-    ) -> Result<()> {
         let bytes = crate::slices::len_of(value);
         let mut slices = value.iter().map(|slice| &**slice);
         let mut slice: &[u8] = &[];
@@ -283,7 +241,7 @@ impl Segment {
                     continue;
                 }
                 let (now, later) = slice.split_at(slice.len().min((end - at) as usize));
-                write(at, now);
+                self.mapping().copy_in(at, now);
                 (at, slice) = (at + now.len() as u64, later);
             }
         })
@@ -333,7 +291,7 @@ impl Segment {
 
     /// Goes along a chain, in runs of pages that lie side by side, and visits each run's place and
     /// length. False if the chain leads outside the pages: it is being changed.
-    fn each_run(
+    pub(super) fn each_run(
         &self,
         first: u64,
         bytes: u64,

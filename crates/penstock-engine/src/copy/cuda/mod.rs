@@ -35,7 +35,7 @@ pub use symbols::CudaError;
 use self::driver::Context;
 use self::resources::{Batch, Event, Kernel, PinnedMemory, Stream};
 use self::symbols::DevicePtr;
-use super::{Executor, Gathering, Scattering};
+use super::{Executor, Gathering, Scattering, Shared, Way};
 use crate::Region;
 
 /// Mean bytes of a piece from which on the copy engines are used, until the device has been
@@ -90,13 +90,6 @@ impl Track {
             batch: Batch::default(),
         })
     }
-}
-
-/// The direction of a copy.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    Gather,
-    Scatter,
 }
 
 /// How pieces are copied.
@@ -436,5 +429,17 @@ impl Executor for CudaExecutor {
             .map(|object| (object.segments, object.payload.as_ptr().cast_mut()));
         // SAFETY: the caller's promise; a scatter only reads the payloads.
         unsafe { self.copy(Way::Scatter, regions, ends) }
+    }
+
+    unsafe fn copy_shared(
+        &self,
+        way: Way,
+        regions: &[Region],
+        pieces: &[Shared<'_>],
+    ) -> Result<(), CudaError> {
+        let ends = pieces.iter().map(|piece| (piece.segments, piece.memory));
+        // SAFETY: the caller's promise. The device reads and writes the memory, and no reference to
+        // it exists.
+        unsafe { self.copy(way, regions, ends) }
     }
 }

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use crate::inside::{Claim, Inside, Way, inside};
+use crate::copies::Run;
+use crate::inside::{Claim, Inside, Lent, Reserved, Way, inside};
 use crate::{
     BatchBytes, Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, PutRequest,
     Result, Store, StoreStats, deadline, slices,
@@ -275,5 +276,27 @@ impl Inside for Quota {
 
     fn claim(&self, key: &Key) -> Option<Claim<'_>> {
         inside(self.inner()).claim(key)
+    }
+
+    fn memory(&self) -> Option<Run> {
+        inside(self.inner()).memory()
+    }
+
+    fn lend(&self, key: &Key, position: u64, deadline: Instant) -> Option<Box<dyn Lent + '_>> {
+        inside(self.inner()).lend(key, position, deadline)
+    }
+
+    fn reserve(
+        &self,
+        key: &Key,
+        payload_bytes: u64,
+        position: u64,
+        deadline: Instant,
+    ) -> Result<Option<Box<dyn Reserved + '_>>> {
+        if self.keeper.shared.quotas.concern(key.namespace) {
+            let problem = "values of tenants with quotas cannot be put in place";
+            return Err(Error::new(ErrorKind::Unsupported, problem));
+        }
+        inside(self.inner()).reserve(key, payload_bytes, position, deadline)
     }
 }

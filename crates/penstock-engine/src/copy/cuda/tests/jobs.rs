@@ -18,7 +18,7 @@ use crate::{
 pub(super) const LONG: Duration = Duration::from_secs(60);
 
 /// Pieces of 512 bytes, or of 128 KiB.
-fn cache(machine: &Arc<Machine>, content: u64) -> Cache {
+pub(super) fn cache(machine: &Arc<Machine>, content: u64) -> Cache {
     let sizes = Sizes {
         layers: 2,
         blocks: 6,

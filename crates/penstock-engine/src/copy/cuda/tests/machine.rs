@@ -119,7 +119,11 @@ pub(super) struct Machine {
     pub(super) state: Mutex<State>,
     /// Streams, events, modules that have not been destroyed.
     pub(super) alive: AtomicUsize,
+    /// Is done once, while the next copy or kernel runs.
+    pub(super) meanwhile: Mutex<Option<Meanwhile>>,
 }
+
+pub(super) type Meanwhile = Box<dyn FnOnce() + Send>;
 
 /// What a handle stands for.
 #[derive(Clone)]
@@ -159,6 +163,7 @@ impl Machine {
             ordinal: NEXT.fetch_add(1, Ordering::Relaxed),
             state: Mutex::default(),
             alive: AtomicUsize::new(0),
+            meanwhile: Mutex::default(),
         });
         MACHINES.lock().push(Arc::clone(&machine));
         machine
@@ -243,6 +248,7 @@ impl Machine {
     /// pinned.
     #[allow(unsafe_code)]
     pub(super) fn copy(&self, to: u64, from: u64, len: u64, pageable: Option<u64>) {
+        self.pass_the_time();
         let end = |address| {
             if pageable == Some(address) {
                 Some(std::ptr::with_exposed_provenance_mut(address as usize))
@@ -263,6 +269,13 @@ impl Machine {
         unsafe { std::ptr::copy_nonoverlapping(from, to, len as usize) };
     }
 
+    fn pass_the_time(&self) {
+        let meanwhile = self.meanwhile.lock().take();
+        if let Some(meanwhile) = meanwhile {
+            meanwhile();
+        }
+    }
+
     /// Runs a kernel.
     pub(super) fn run(
         &self,
@@ -271,6 +284,7 @@ impl Machine {
         parameters: &[u64],
         seed: u64,
     ) -> Result<u64, i32> {
+        self.pass_the_time();
         let mut bus = Bus {
             ranges: self.state.lock().ranges.clone(),
             stored: 0,

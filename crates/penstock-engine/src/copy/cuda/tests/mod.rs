@@ -11,6 +11,7 @@ mod faults;
 mod jobs;
 mod machine;
 mod memory;
+mod node;
 mod order;
 mod ptx;
 

@@ -17,6 +17,10 @@ IDLE_SECONDS = 0.005
 Otherwise vLLM asks the workers every millisecond, which takes processor time that the load needs. A
 request that arrives meanwhile, or whose own load ends first, waits this long at most."""
 
+IDLE_TO_END_SECONDS = 0.010
+"""The same if a load is expected to end within this time: then workers are not asked once more
+shortly before it does."""
+
 
 @dataclass(frozen=True)
 class BlockJob:

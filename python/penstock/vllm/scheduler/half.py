@@ -20,7 +20,13 @@ from penstock.vllm.agreement import Agreement
 from penstock.vllm.counters import Counts
 from penstock.vllm.descriptions import Descriptions
 from penstock.vllm.host import node_bytes, open_node_memory
-from penstock.vllm.messages import IDLE_SECONDS, RankShare, StepOrders, WorkerReport
+from penstock.vllm.messages import (
+    IDLE_SECONDS,
+    IDLE_TO_END_SECONDS,
+    RankShare,
+    StepOrders,
+    WorkerReport,
+)
 from penstock.vllm.roles import ROLES, Role
 from penstock.vllm.scheduler import sources
 from penstock.vllm.scheduler.common import Common
@@ -243,7 +249,9 @@ class SchedulerHalf:
         if step.is_empty and self._only_loads_run():
             # Counted from now, because the engine may hand out several steps before the first is
             # done.
-            orders.idle_until = time.monotonic() + IDLE_SECONDS
+            now = time.monotonic()
+            ends = self._transfers.is_one_to_end(now, now + IDLE_TO_END_SECONDS)
+            orders.idle_until = now + (IDLE_TO_END_SECONDS if ends else IDLE_SECONDS)
         return orders
 
     def _on_preempted(self, request_id: str) -> None:

@@ -20,6 +20,8 @@ class Transfers:
         self._common = common
         self._loads: dict[int, tuple[str, float | None]] = {}
         """Load → the tier that it comes from, and the seconds that it was expected to take."""
+        self._ends: dict[int, float] = {}
+        """Load → when it was expected to end, by the monotonic clock."""
         self._took: dict[int, tuple[float, int]] = {}
         """Job → seconds that it took and bytes that it did not get, from the ranks' reports so
         far."""
@@ -43,6 +45,8 @@ class Transfers:
         )
         if choice is not None:
             self._loads[number] = ("pool" if pool_bytes else "host", choice.load)
+            if choice.load is not None:
+                self._ends[number] = time.monotonic() + choice.load
             patience = self._common.advisor.patience(choice, host_bytes, pool_bytes, objects)
         if choice is not None and patience is not None:
             timeout, pace = min(timeout, patience), choice.recompute or 0.0
@@ -72,6 +76,10 @@ class Transfers:
             adapter=self._common.adapter_of(tracked.request),
         )
 
+    def is_one_to_end(self, now: float, until: float) -> bool:
+        """Whether a load is expected to end in this time. One that should have ended is not."""
+        return any(now <= end <= until for end in self._ends.values())
+
     def note(self, report: WorkerReport) -> None:
         """Takes in the ranks' reports of jobs that ended there."""
         for number, seconds in report.seconds.items():
@@ -85,6 +93,7 @@ class Transfers:
         seconds, missing = self._took.pop(number, (0.0, 0))
         self._common.advisor.on_end(number, seconds, missing)
         tier, expected = self._loads.pop(number, (None, None))
+        self._ends.pop(number, None)
         if tier is not None and not missing:
             self._common.counters.observe("load_seconds", seconds, tier)
             if expected:

@@ -14,7 +14,7 @@ import time
 
 from penstock._native import Engine, Fence
 from penstock.vllm.counters import Counters, Counts
-from penstock.vllm.messages import IDLE_SECONDS, RankShare, StepOrders, WorkerReport
+from penstock.vllm.messages import IDLE_TO_END_SECONDS, RankShare, StepOrders, WorkerReport
 from penstock.vllm.settings import Settings
 from penstock.vllm.worker.facts import KvMemory, Services, WorkerFacts
 from penstock.vllm.worker.jobs import Jobs
@@ -138,7 +138,7 @@ class WorkerHalf:
         if self._idle_until and jobs.is_loading:
             left = self._idle_until - time.monotonic()
             # On another machine the scheduler has another clock, so the wait is bounded.
-            engine.wait(min(max(left, 0.0), IDLE_SECONDS))
+            engine.wait(min(max(left, 0.0), IDLE_TO_END_SECONDS))
         jobs.poll()
         self._services.rest(self._idle_until > 0)
         return jobs.take_free(), jobs.take_loaded()

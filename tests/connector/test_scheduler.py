@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.vllm.groups import Group
-from penstock.vllm.messages import BlockJob
+from penstock.vllm.messages import IDLE_SECONDS, IDLE_TO_END_SECONDS, BlockJob
 from penstock.vllm.scheduler.requests import Phase
 from tests.connector.engine import Asked, Name, PlainEngine
 
@@ -238,6 +238,32 @@ def native_calls(work: Callable[[], object]) -> list[str]:
     finally:
         sys.setprofile(None)
     return calls
+
+
+def test_workers_are_left_alone_until_a_load_ends_that_is_expected_to_end_soon() -> None:
+    engine = PlainEngine([FULL])
+    engine.put_prompt(PROMPT)
+
+    def rest(name: str) -> tuple[float, float]:
+        """How long workers are left alone, at least and at most, while this request loads."""
+        request = engine.ask(name, PROMPT)
+        assert engine.match(request) == 20
+        engine.load(request, 0, 20)
+        begin = time.monotonic()
+        until = engine.step({}).idle_until
+        return until - time.monotonic(), until - begin
+
+    least, most = rest("first")
+    assert least <= IDLE_SECONDS <= most, "nothing is known of the pool"
+    engine.settle()
+    least, most = rest("second")
+    assert least <= IDLE_TO_END_SECONDS <= most, "loads from it take less"
+    # It has not ended when it was expected to.
+    time.sleep(2 * IDLE_TO_END_SECONDS)
+    begin = time.monotonic()
+    until = engine.step({}).idle_until
+    assert until - time.monotonic() <= IDLE_SECONDS <= until - begin
+    engine.settle()
 
 
 def test_an_answer_to_the_engine_takes_few_native_calls_however_long_the_prompt() -> None:

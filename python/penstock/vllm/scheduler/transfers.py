@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from penstock._native import Blocks, Choice
+from penstock._native import Blocks, Choice, Reach
 from penstock.vllm.messages import BlockJob, WorkerReport
 from penstock.vllm.scheduler.common import Common
 from penstock.vllm.scheduler.requests import Tracked
@@ -45,8 +45,9 @@ class Transfers:
         )
         if choice is not None:
             self._loads[number] = ("pool" if pool_bytes else "host", choice.load)
-            if choice.load is not None:
-                self._ends[number] = time.monotonic() + choice.load
+            expected = self._common.advisor.load_seconds(Reach(0, host_bytes, pool_bytes))
+            if expected is not None:
+                self._ends[number] = time.monotonic() + expected
             patience = self._common.advisor.patience(choice, host_bytes, pool_bytes, objects)
         if choice is not None and patience is not None:
             timeout, pace = min(timeout, patience), choice.recompute or 0.0

@@ -47,8 +47,8 @@ pub struct EngineConfig {
     pub store_slots: usize,
     /// Whether values stay in their slots until the room is needed. This is the host tier.
     pub keep: bool,
-    /// Whether loads from this machine's memory go straight into the blocks. To measure what that
-    /// gains, false has them go through slots.
+    /// Whether loads from this machine's memory go straight into the blocks, and stores straight into
+    /// node memory. To measure what that gains, false has them go through slots.
     pub in_place: bool,
     /// The most slots whose values wait for the request that they were prefetched for. Less than
     /// `slots`: a lane that waits for a slot is not told when one of these may be given up.
@@ -66,7 +66,8 @@ pub struct EngineConfig {
     pub batch_bytes: usize,
     /// The most objects that wait to be gathered. Further objects are dropped.
     pub max_pending_objects: usize,
-    /// The most payload bytes that wait to be gathered. Further objects are dropped.
+    /// The most payload bytes that wait to be gathered. Further objects are dropped. As many may wait
+    /// in node memory for the store; further ones stay there alone.
     pub max_pending_bytes: usize,
     /// How long an object may wait for a slot before it is dropped. The time counts from when its
     /// blocks could be read, which is when its fence was passed. The engine cannot reuse the blocks

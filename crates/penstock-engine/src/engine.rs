@@ -9,6 +9,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
+use penstock_store::copies::Run;
 use penstock_store::{Namespace, SealedStore, Store, Tenancy, interrupt};
 
 use crate::arena::{Arena, PIN_BYTES};
@@ -502,8 +503,8 @@ fn prepare_cuda(inner: &Inner, ordinal: i32) {
 }
 
 /// Pins node memory, some at a time. Once all is pinned, the device copies from there and to there
-/// by itself. If it fails, it says how many bytes are not pinned: they are copied through slots.
-#[allow(unsafe_code)]
+/// by itself. If it fails, nothing of it stays pinned, all is copied through slots, and it says how
+/// many bytes could not be pinned.
 fn pin_node_memory(inner: &Inner, ordinal: i32) -> Result<(), (u64, CudaError)> {
     let mut pins = inner.node_pins.lock();
     let node = inner.node.as_ref().filter(|node| node.is_put_in_place());
@@ -512,23 +513,33 @@ fn pin_node_memory(inner: &Inner, ordinal: i32) -> Result<(), (u64, CudaError)> 
     };
     let new = Pins::new(ordinal).map_err(|error| (memory.len() as u64, error))?;
     let pins = pins.insert(new);
+    let pinned = pin_pieces(inner, memory, pins);
+    match pinned {
+        Ok(true) => {
+            inner.queues.node_is_pinned();
+            let pinned = &inner.counters.pinned_bytes;
+            pinned.fetch_add(memory.len() as u64, Ordering::Relaxed);
+        }
+        Ok(false) => {}
+        Err(_) => pins.clear(),
+    }
+    pinned.map(drop)
+}
+
+/// Pins the pieces of node memory. False if the engine was closed before all were pinned.
+#[allow(unsafe_code)]
+fn pin_pieces(inner: &Inner, memory: Run, pins: &mut Pins) -> Result<bool, (u64, CudaError)> {
     for start in (0..memory.len()).step_by(PIN_BYTES) {
         if inner.queues.is_closed() {
-            return Ok(());
+            return Ok(false);
         }
         let left = memory.len() - start;
         let piece = memory.start().wrapping_add(start);
-        let len = PIN_BYTES.min(left);
         // SAFETY: the piece lies in the mapping of `inner.node`, which is dropped after the pins.
         // Copies are under way only while the lanes live, which share `inner`.
-        unsafe { pins.add(piece, len) }.map_err(|error| (left as u64, error))?;
-        if len == left {
-            inner.queues.node_is_pinned();
-        }
-        let pinned = &inner.counters.pinned_bytes;
-        pinned.fetch_add(len as u64, Ordering::Relaxed);
+        unsafe { pins.add(piece, PIN_BYTES.min(left)) }.map_err(|error| (left as u64, error))?;
     }
-    Ok(())
+    Ok(true)
 }
 
 impl Drop for Engine {

@@ -4,7 +4,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::sync::Arc;
 
-use parking_lot::RwLock;
+use parking_lot::{RwLock, RwLockReadGuard};
 use penstock_layout::{Descriptor, Segment, SegmentError, Span};
 use penstock_store::copies::Run;
 use penstock_store::value::Checksum;
@@ -77,6 +77,16 @@ impl Registration {
         *self.open.write() = false;
     }
 
+    /// Keeps the registration open: closing waits until this is dropped.
+    fn held_open(&self) -> Result<RwLockReadGuard<'_, bool>, NotCopied> {
+        let open = self.open.read();
+        if *open {
+            Ok(open)
+        } else {
+            Err(NotCopied::Closed)
+        }
+    }
+
     /// The payload bytes of so many pages of a span. Checks them against the memory, and against
     /// `room`.
     pub(crate) fn payload_bytes(
@@ -133,10 +143,7 @@ impl Registration {
                 checksum: sum.then_some(checksum),
             })
             .collect();
-        let open = self.open.read();
-        if !*open {
-            return Err(NotCopied::Closed);
-        }
+        let _open = self.held_open()?;
         // SAFETY: `segments` has checked every segment against its region and their sum against
         // the payload. While the registration is open, the regions are mapped and the blocks of
         // a store job are not written: whoever made them has promised it. The payloads are arena
@@ -160,10 +167,7 @@ impl Registration {
                 payload,
             })
             .collect();
-        let open = self.open.read();
-        if !*open {
-            return Err(NotCopied::Closed);
-        }
+        let _open = self.held_open()?;
         // SAFETY: as in `gather`; the blocks of a load job are touched by nobody else.
         unsafe { self.executor.scatter(&self.regions, &scatterings) }?;
         Ok(())
@@ -182,27 +186,7 @@ impl Registration {
             let mut own = Vec::new();
             let bytes = runs.iter().map(|run| run.len()).sum();
             self.segments(pages, &span, bytes, &mut own);
-            let mut left = own.into_iter();
-            let mut rest: Option<Segment> = None;
-            for run in runs {
-                let start = segments.len();
-                let mut room = run.len() as u64;
-                while room > 0 {
-                    let mut next = (rest.take().or_else(|| left.next()))
-                        .expect("segments as long as the runs");
-                    if next.len > room {
-                        rest = Some(Segment {
-                            offset: next.offset + room,
-                            len: next.len - room,
-                            ..next
-                        });
-                        next.len = room;
-                    }
-                    room -= next.len;
-                    segments.push(next);
-                }
-                pieces.push((start..segments.len(), run.start()));
-            }
+            cut_at_runs(own, runs, &mut segments, &mut pieces);
         }
         let pieces: Vec<Shared<'_>> = (pieces.into_iter())
             .map(|(range, memory)| Shared {
@@ -210,10 +194,7 @@ impl Registration {
                 memory,
             })
             .collect();
-        let open = self.open.read();
-        if !*open {
-            return Err(NotCopied::Closed);
-        }
+        let _open = self.held_open()?;
         // SAFETY: as in `gather` and `scatter`. The runs are mapped as long as whoever lent them
         // lives, which is longer than this call. For a gather they are reserved, so nobody else
         // writes there.
@@ -246,10 +227,7 @@ impl Registration {
         assert!(self.is_host(), "pages of a device are not lent");
         segments.clear();
         self.segments(pages, span, bytes, segments);
-        let open = self.open.read();
-        if !*open {
-            return Err(NotCopied::Closed);
-        }
+        let _open = self.held_open()?;
         // SAFETY: as in `gather`.
         let mut slices = unsafe { host::slices(&self.regions, segments) };
         Ok(read(&mut slices))
@@ -269,10 +247,7 @@ impl Registration {
         assert!(self.is_host(), "pages of a device are not lent");
         segments.clear();
         self.segments(pages, span, bytes, segments);
-        let open = self.open.read();
-        if !*open {
-            return Err(NotCopied::Closed);
-        }
+        let _open = self.held_open()?;
         // SAFETY: as in `scatter`. A descriptor's segments do not overlap: its coverage has been
         // checked.
         let slices = unsafe { host::slices_mut(&self.regions, segments) };
@@ -325,5 +300,36 @@ impl Registration {
             sum += segment.len;
         }
         assert_eq!(sum, bytes as u64, "segments as long as the payload");
+    }
+}
+
+/// Cuts segments where the runs that they lie in meet. Appends them to `out`, and to `pieces` which
+/// of them are in which run. The runs are together as long as the segments.
+fn cut_at_runs(
+    segments: Vec<Segment>,
+    runs: Vec<Run>,
+    out: &mut Vec<Segment>,
+    pieces: &mut Vec<(Range<usize>, *mut u8)>,
+) {
+    let mut left = segments.into_iter();
+    let mut rest: Option<Segment> = None;
+    for run in runs {
+        let start = out.len();
+        let mut room = run.len() as u64;
+        while room > 0 {
+            let next = rest.take().or_else(|| left.next());
+            let mut next = next.expect("segments as long as the runs");
+            if next.len > room {
+                rest = Some(Segment {
+                    offset: next.offset + room,
+                    len: next.len - room,
+                    ..next
+                });
+                next.len = room;
+            }
+            room -= next.len;
+            out.push(next);
+        }
+        pieces.push((start..out.len(), run.start()));
     }
 }

@@ -21,6 +21,11 @@ impl Pins {
         })
     }
 
+    /// Unpins all pieces.
+    pub(crate) fn clear(&mut self) {
+        self.pieces.clear();
+    }
+
     /// Pins a piece.
     ///
     /// # Safety

@@ -7,7 +7,7 @@ use std::time::Instant;
 use penstock_store::{MemoryStore, SealedStore, ShmStore, Store};
 
 use super::jobs::{LONG, cache, eventually, numbered, outcomes, register};
-use super::machine::Machine;
+use super::machine::{Kind, Machine, Range};
 use super::{Cache, pattern};
 use crate::arena::slot_stride;
 use crate::{Block, Engine, EngineConfig, Fence, Outcome, Owner};
@@ -206,6 +206,13 @@ fn node_memory_that_cannot_be_pinned_is_reached_through_slots() {
         panic!("one fault")
     };
     assert!(fault.unpinned_bytes() >= SIZE - (2 << 20));
+    let of_nodes = |range: &&Range| range.kind == Kind::Registered && range.len >= 1 << 20;
+    let ranges = machine.state.lock().ranges.clone();
+    assert_eq!(
+        ranges.iter().filter(of_nodes).count(),
+        0,
+        "none for nothing"
+    );
     assert!(engine.shutdown(LONG));
     drop(engine);
     machine.assert_clean();

@@ -10,7 +10,7 @@ use crate::coded::{self, Whole};
 use crate::inside::{Claim, inside};
 use crate::slices::{remaining_mut, room_of, scatter};
 use crate::value::{self, HEADER_BYTES};
-use crate::{GetRequest, Key, Store, unanswered};
+use crate::{GetOutcome, GetRequest, Key, Result, Store, unanswered};
 
 impl SealedStore {
     /// Whether the store is this machine's memory.
@@ -40,20 +40,13 @@ impl SealedStore {
             self.scratch.lock().push(scratch);
             return got;
         }
-        let mut batch = [GetRequest {
+        let request = GetRequest {
             position: wanted.position,
-            wants_checksum: true,
             is_in_place: true,
             ..GetRequest::new(*wanted.key, &mut wanted.memory)
-        }];
-        self.nearest().get_many(&mut batch, deadline);
-        let [request] = batch;
-        let (outcome, checksum) = (request.outcome, request.checksum);
-        self.judge_wanted(
-            wanted,
-            outcome.unwrap_or_else(|| Err(unanswered())),
-            checksum,
-        )
+        };
+        let (outcome, checksum) = get_summed(self.nearest(), request, deadline);
+        self.judge_wanted(wanted, outcome, checksum)
     }
 
     /// Gets a value that may be coded: it comes into `scratch`, and from there to where it is used.
@@ -74,15 +67,11 @@ impl SealedStore {
             scratch.resize(room as usize, 0);
         }
         let mut into = [IoSliceMut::new(&mut scratch[..room as usize])];
-        let mut batch = [GetRequest {
+        let request = GetRequest {
             position,
-            wants_checksum: true,
             ..GetRequest::new(*key, &mut into)
-        }];
-        self.nearest().get_many(&mut batch, deadline);
-        let [request] = batch;
-        let (outcome, checksum) = (request.outcome, request.checksum);
-        let outcome = outcome.unwrap_or_else(|| Err(unanswered()));
+        };
+        let (outcome, checksum) = get_summed(self.nearest(), request, deadline);
         self.judge_by(outcome, payload_bytes, |value_bytes| {
             let arrived = value_bytes.min(room);
             let value = &scratch[..arrived as usize];
@@ -124,4 +113,20 @@ impl SealedStore {
         let tiers = inside(&*self.store).tiers();
         &**tiers.first().unwrap_or(&self.store)
     }
+}
+
+/// Gets one value, with its payload's checksum if the store computes it.
+pub(super) fn get_summed(
+    store: &dyn Store,
+    request: GetRequest<'_, '_>,
+    deadline: Instant,
+) -> (Result<GetOutcome>, Option<u64>) {
+    let mut batch = [GetRequest {
+        wants_checksum: true,
+        ..request
+    }];
+    store.get_many(&mut batch, deadline);
+    let [request] = batch;
+    let outcome = request.outcome.unwrap_or_else(|| Err(unanswered()));
+    (outcome, request.checksum)
 }

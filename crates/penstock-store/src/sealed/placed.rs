@@ -4,6 +4,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Instant;
 
+use super::in_place::get_summed;
 use super::{Got, LARGEST_HEADER_BYTES, SealedBeside, SealedStore, Wanted};
 use crate::copies::Run;
 use crate::inside::{self, inside};
@@ -153,14 +154,11 @@ impl SealedStore {
         *room = rest;
         let position = GetRequest::NO_USE;
         let mut into = [IoSliceMut::new(memory)];
-        let mut batch = [GetRequest {
+        let request = GetRequest {
             position,
-            wants_checksum: true,
             ..GetRequest::new(*key, &mut into)
-        }];
-        self.store.get_many(&mut batch, deadline);
-        let [request] = batch;
-        let (outcome, checksum) = (request.outcome, request.checksum);
+        };
+        let (outcome, checksum) = get_summed(&*self.store, request, deadline);
         let wanted = Wanted {
             key,
             context: &[],
@@ -168,7 +166,7 @@ impl SealedStore {
             payload_bytes: Some(payload_bytes as u64),
             memory: into.into_iter().collect(),
         };
-        match self.judge_wanted(wanted, outcome?, checksum) {
+        match self.judge_wanted(wanted, outcome, checksum) {
             Got::Payload(_) => {
                 let memory: &'r [u8] = memory;
                 let value = &memory[..HEADER_BYTES + payload_bytes];

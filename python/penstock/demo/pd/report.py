@@ -58,6 +58,7 @@ def _headline(figures: Figures) -> str:
 def _tiles(figures: Figures) -> list[str]:
     apart, round_robin = figures.apart, figures.round_robin
     count = len(apart.answers)
+    broke_off = figures.moved.failed_blocks > 0
     return [
         tile(
             f"{apart.share_of_long_gaps(_PAUSE):.0%}",
@@ -75,7 +76,8 @@ def _tiles(figures: Figures) -> list[str]:
         tile(
             f"{figures.loaded_share:.1%}",
             "of the prompts' whole blocks were loaded by the decode server; "
-            f"{figures.declined_share:.1%} were computed, since that seemed faster",
+            f"{figures.declined_share:.1%} were computed, since that seemed faster"
+            + (f", {figures.failed_share:.1%} since a load broke off" if broke_off else ""),
         ),
         tile(
             f"{count - figures.differing} / {count}",

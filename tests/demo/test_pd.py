@@ -166,10 +166,8 @@ def test_json_has_both_systems() -> None:
 def test_a_load_that_broke_off_is_told_apart() -> None:
     found = figures()
     blocks = found.loadable_tokens // BLOCK_TOKENS
-    loaded = replace(
-        found.moved, loaded_tokens=found.loadable_tokens // 2, failed_blocks=blocks // 2
-    )
-    found = replace(found, moved=loaded)
+    moved = Counters(loaded_tokens=found.loadable_tokens // 2, failed_blocks=blocks // 2)
+    found = replace(found, moved=moved)
     assert found.loaded_share + found.failed_share == pytest.approx(1.0, abs=1 / blocks)
     assert "since a load broke off" in render(found)
     assert "since a load broke off" not in render(figures())

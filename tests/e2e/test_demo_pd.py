@@ -25,8 +25,8 @@ def test_a_decode_server_goes_on_with_what_a_prefill_server_computed() -> None:
         figures = json.loads(out)
         assert figures["failures"] == []
         assert figures["outputs_equal"] == 6
-        # On a machine that is busy with other work, a load may seem slower than computing, or become
-        # so while it runs.
+        # On a machine that is busy with other work, a load may seem slower than computing, or
+        # become so while it runs.
         shares = {name: figures[f"{name}_share"] for name in ("loaded", "declined", "failed")}
         assert sum(shares.values()) >= 0.99 or figures["handovers_given_up"], shares
         assert 0 < figures["loaded_share"] <= 1

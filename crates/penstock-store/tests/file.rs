@@ -142,6 +142,31 @@ fn bytes_on_disk(root: &Path) -> u64 {
     sum(root) - own
 }
 
+/// Every file with its length, and the record of what is in use: tells why a bound was not held.
+fn what_lies_in(root: &Path) -> String {
+    fn tell(path: &Path, told: &mut String) {
+        for entry in fs::read_dir(path).into_iter().flatten().flatten() {
+            match entry.metadata() {
+                Ok(metadata) if metadata.is_dir() => tell(&entry.path(), told),
+                Ok(metadata) => {
+                    *told += &format!("\n{} {}", entry.path().display(), metadata.len())
+                }
+                Err(error) => *told += &format!("\n{} {error}", entry.path().display()),
+            }
+        }
+    }
+    let record = fs::read(root.join("usage")).unwrap_or_default();
+    let words = record.as_chunks::<8>().0;
+    let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
+    let mut told = format!(
+        "{} bytes lie there; used, taken, given back: {:?}",
+        bytes_on_disk(root),
+        words.get(1..4)
+    );
+    tell(root, &mut told);
+    told
+}
+
 fn used_bytes(store: &dyn Store) -> u64 {
     let facts = store.describe(soon()).unwrap();
     let (_, used) = facts.iter().find(|(name, _)| name == "used_bytes").unwrap();
@@ -167,10 +192,10 @@ fn processes_share_one_bound_and_see_only_whole_values() {
         // Stopped wherever they are: a sum taken while they run is no instant's.
         processes.iter().for_each(Process::stop);
         let bytes = bytes_on_disk(root.path());
+        assert!(bytes <= CAPACITY, "{}", what_lies_in(root.path()));
         processes
             .iter()
             .for_each(|process| process.signal(Signal::CONT));
-        assert!(bytes <= CAPACITY, "{bytes} bytes on the disk");
         most = most.max(bytes);
         std::thread::sleep(Duration::from_millis(5));
     }

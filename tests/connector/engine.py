@@ -91,11 +91,12 @@ class PlainEngine:
         announces: bool = False,
         has_hashes: bool = False,
         holds_blocks: bool = False,
+        pool: str = "memory://?size=64MiB",
         **more: Any,
     ) -> None:
         self.groups = tuple(groups)
         settings = Settings(
-            "memory://?size=64MiB",
+            pool,
             load_policy=policy,
             **{"lookup_timeout": 30.0, "load_timeout": 60.0, **more},
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -264,6 +265,47 @@ def test_workers_are_left_alone_until_a_load_ends_that_is_expected_to_end_soon()
     until = engine.step({}).idle_until
     assert until - time.monotonic() <= IDLE_SECONDS <= until - begin
     engine.settle()
+
+
+def test_an_engine_without_work_waits_a_moment_for_a_lookup() -> None:
+    with socket.socket() as silent:
+        # It takes connections and never answers.
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
+        engine = PlainEngine([FULL], pool=url, lookup_timeout=0.5)
+        names = ("first", "second")
+
+        def waits() -> list[int]:
+            """How often each request is waited for in this step."""
+            return [
+                native_calls(lambda name=name: engine.half.match(name, 0)).count("wait")
+                for name in names
+            ]
+
+        for name in names:
+            engine.ask(name, PROMPT)
+        first, second = waits()
+        assert first >= 1
+        assert second == 0, "the moment is over"
+        engine.step({})
+        assert waits()[0] >= 1, "another step has another moment"
+        other = engine.ask("other", PROMPT[:3])
+        assert engine.match(other) == 0
+        engine.step({"other": 3})
+        assert waits() == [0, 0], "a request is being computed"
+        engine.finish(other)
+        engine.step({})
+        for name in names:
+            assert engine.match(engine.requests[name]) == 0
+        engine.step(dict.fromkeys(names, 10))
+        for name in names:
+            engine.finish(engine.requests[name])
+        names = ("third",)
+        engine.ask("third", PROMPT)
+        engine.step({})
+        assert waits() == [0], "look-ups take longer than a moment"
+        engine.half.shutdown()
 
 
 def test_an_answer_to_the_engine_takes_few_native_calls_however_long_the_prompt() -> None:

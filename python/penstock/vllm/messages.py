@@ -11,13 +11,13 @@ Span = tuple[int, int, int, int]
 """Layers ``[0, 1)`` and KV heads ``[2, 3)`` by their index in the whole model."""
 
 
-IDLE_SECONDS = 0.005
+IDLE_SECONDS = 0.010
 """Seconds that workers are left alone if the engine has nothing to do before a load ends.
 
 Otherwise vLLM asks the workers every millisecond, which takes processor time that the load needs. A
 request that arrives meanwhile, or whose own load ends first, waits this long at most."""
 
-IDLE_TO_END_SECONDS = 0.010
+IDLE_TO_END_SECONDS = 0.020
 """The same if a load is expected to end within this time: then workers are not asked once more
 shortly before it does."""
 

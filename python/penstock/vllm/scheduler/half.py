@@ -103,6 +103,7 @@ class SchedulerHalf:
             self._probing,
             Savings(self._common),
             self._handover,
+            self._has_time,
         )
         self._hints = Hints(self._common, self._lookups, self._prefetching)
         self._events = Events(self._common) if facts.publishes_events else None
@@ -204,6 +205,7 @@ class SchedulerHalf:
         """The orders of this step. They include stores of the blocks that the step fills."""
         for request_id in step.preempted:
             self._on_preempted(request_id)
+        self._loading.end_step()
         self._storing.flush_given_away(step.new_blocks)
         self._lookups.take_answers()
         if self._handover.waits:
@@ -262,6 +264,12 @@ class SchedulerHalf:
         self._lookups.begin_anew(tracked)
         self._probing.forget(tracked)
         tracked.begin_anew()
+
+    def _has_time(self) -> bool:
+        """Whether no request is being computed, here or further down the pipeline."""
+        if self._common.facts.has_peers:
+            return False
+        return not any(tracked.phase is Phase.RUNNING for tracked in self._requests.values())
 
     def _only_loads_run(self) -> bool:
         """Whether the engine has nothing to do before a load ends, or before another engine's

@@ -12,7 +12,8 @@ that meets three conditions:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from penstock._native import Choice, Reach
 from penstock.vllm.scheduler.common import Common
@@ -24,6 +25,10 @@ from penstock.vllm.scheduler.probing import Probing
 from penstock.vllm.scheduler.requests import Advice, Offer, Phase, Tracked
 from penstock.vllm.scheduler.savings import Savings
 from penstock.vllm.scheduler.transfers import Transfers
+
+_MOMENT = 0.002
+"""Seconds that an engine without work waits for look-ups in a step. Without waiting it would make a
+step in vain, which takes some milliseconds. Most look-ups take less."""
 
 
 class Loading:
@@ -38,6 +43,7 @@ class Loading:
         probing: Probing,
         savings: Savings,
         handover: Handover,
+        has_time: Callable[[], bool],
     ) -> None:
         self._common = common
         self._catalogue = common.catalogue
@@ -47,6 +53,9 @@ class Loading:
         self._probing = probing
         self._savings = savings
         self._handover = handover
+        self._has_time = has_time
+        self._moment_ends: float | None = None
+        """When this step waits for look-ups no more; None if it has not waited yet."""
         self._unloaded: dict[int, set[int]] = {}
         """Load → positions of its blocks that did not come, from the ranks' reports so far."""
 
@@ -94,9 +103,10 @@ class Loading:
         if self._handover.awaits(tracked, first):
             return None
         if self._lookups.is_under_way(tracked):
-            if self._awaits(tracked, first, last):
+            if not self._awaits(tracked, first, last):
+                self._probing.note_unawaited(tracked, first)
+            elif not self._comes_at_once(tracked):
                 return None
-            self._probing.note_unawaited(tracked, first)
         else:
             self._probing.forget(tracked)
         choice = self._advise(tracked, first, last)
@@ -107,6 +117,20 @@ class Loading:
             return None
         tracked.offer = Offer(first, choice)
         return choice.end - first
+
+    def _comes_at_once(self, tracked: Tracked) -> bool:
+        """Whether the request's look-up is answered now, or in a moment in which the engine has
+        nothing to compute."""
+        if self._moment_ends is None:
+            latency = self._lookups.latency
+            pays = (latency is None or latency <= _MOMENT) and self._has_time()
+            self._moment_ends = time.monotonic() + (_MOMENT if pays else 0.0)
+        self._lookups.wait_for(tracked, self._moment_ends)
+        return not self._lookups.is_under_way(tracked)
+
+    def end_step(self) -> None:
+        """The engine asks no more in this step."""
+        self._moment_ends = None
 
     def _awaits(self, tracked: Tracked, first: int, last: int) -> bool:
         """Whether a request that could be computed from the token `first` waits for its look-up."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 from penstock._native import Lookup
 from penstock.vllm.scheduler.common import Common
@@ -49,6 +50,13 @@ class Lookups:
             self._common.counters.observe("lookup_seconds", took)
         if seconds:
             self.latency = seconds[-1]
+
+    def wait_for(self, tracked: Tracked, until: float) -> None:
+        """Waits for the answer to the request's look-up, until this time by the monotonic clock.
+        Takes in all answers that come."""
+        while self.is_under_way(tracked) and (left := until - time.monotonic()) > 0:
+            if self._lookup.wait(left):
+                self.take_answers()
 
     def is_under_way(self, tracked: Tracked) -> bool:
         """Whether the request's look-up is not answered yet."""

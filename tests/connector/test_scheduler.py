@@ -288,6 +288,7 @@ def test_an_engine_without_work_waits_a_moment_for_a_lookup() -> None:
         first, second = waits()
         assert first >= 1
         assert second == 0, "the moment is over"
+        assert all(engine.half._requests[name].waits_since is not None for name in names)
         engine.step({})
         assert waits()[0] >= 1, "another step has another moment"
         other = engine.ask("other", PROMPT[:3])

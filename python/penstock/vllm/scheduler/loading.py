@@ -121,6 +121,7 @@ class Loading:
     def _comes_at_once(self, tracked: Tracked) -> bool:
         """Whether the request's look-up is answered now, or in a moment in which the engine has
         nothing to compute."""
+        self._savings.begin_wait(tracked)
         if self._moment_ends is None:
             latency = self._lookups.latency
             pays = (latency is None or latency <= _MOMENT) and self._has_time()

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from penstock.vllm.groups import Group
 from penstock.vllm.messages import IDLE_SECONDS, IDLE_TO_END_SECONDS, BlockJob
-from penstock.vllm.scheduler.requests import Phase
+from penstock.vllm.scheduler.lookups import Lookups
+from penstock.vllm.scheduler.requests import Phase, Tracked
 from tests.connector.engine import Asked, Name, PlainEngine
 
 FULL = Group(0, "full_attention", 4, None, "bfloat16", ())
@@ -272,12 +273,12 @@ def test_an_engine_without_work_waits_a_moment_for_a_lookup() -> None:
         # It takes connections and never answers.
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
-        engine = PlainEngine([FULL], pool=url, lookup_timeout=0.5)
+        engine = PlainEngine([FULL], pool=f"redis://127.0.0.1:{silent.getsockname()[1]}")
         names = ("first", "second")
 
         def waits() -> list[int]:
             """How often each request is waited for in this step."""
+            assert all(engine.half._catalogue.is_asked(name) for name in names)
             return [
                 native_calls(lambda name=name: engine.half.match(name, 0)).count("wait")
                 for name in names
@@ -288,25 +289,40 @@ def test_an_engine_without_work_waits_a_moment_for_a_lookup() -> None:
         first, second = waits()
         assert first >= 1
         assert second == 0, "the moment is over"
-        assert all(engine.half._requests[name].waits_since is not None for name in names)
         engine.step({})
         assert waits()[0] >= 1, "another step has another moment"
+        engine.step({})
+        engine.half._lookups.latency = 0.1
+        assert waits() == [0, 0], "look-ups take longer than a moment"
+        engine.step({})
+        engine.half._lookups.latency = None
         other = engine.ask("other", PROMPT[:3])
         assert engine.match(other) == 0
         engine.step({"other": 3})
         assert waits() == [0, 0], "a request is being computed"
-        engine.finish(other)
-        engine.step({})
-        for name in names:
-            assert engine.match(engine.requests[name]) == 0
-        engine.step(dict.fromkeys(names, 10))
-        for name in names:
-            engine.finish(engine.requests[name])
-        names = ("third",)
-        engine.ask("third", PROMPT)
-        engine.step({})
-        assert waits() == [0], "look-ups take longer than a moment"
-        engine.half.shutdown()
+    engine.half.shutdown()
+
+
+def test_a_lookup_answered_in_a_moment_needs_no_other_step_and_counts_as_a_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = PlainEngine([FULL])
+    engine.put_prompt(PROMPT)
+    lookups = engine.half._lookups
+    take_answers = lookups.take_answers
+
+    def wait_for(tracked: Tracked, until: float) -> None:
+        """The answer comes now, neither before nor later."""
+        monkeypatch.setattr(lookups, "take_answers", take_answers)
+        Lookups.wait_for(lookups, tracked, until + 30)
+
+    monkeypatch.setattr(lookups, "take_answers", lambda: None)
+    monkeypatch.setattr(lookups, "wait_for", wait_for)
+    engine.ask("r", PROMPT)
+    assert engine.half.match("r", 0) == 20
+    counts = engine.half.take_counts()
+    assert counts is not None
+    assert counts["load_wait_seconds/"] > 0
 
 
 def test_an_answer_to_the_engine_takes_few_native_calls_however_long_the_prompt() -> None:

@@ -266,7 +266,8 @@ class SchedulerHalf:
         tracked.begin_anew()
 
     def _has_time(self) -> bool:
-        """Whether no request is being computed, here or further down the pipeline."""
+        """Whether no request is being computed, here or further down the pipeline, and no other
+        engine computes in step with this one."""
         if self._common.facts.has_peers:
             return False
         return not any(tracked.phase is Phase.RUNNING for tracked in self._requests.values())
@@ -278,15 +279,12 @@ class SchedulerHalf:
         This is so if no request is being computed, here or further down the pipeline, and no
         request is about to ask for a load."""
         is_waiting = self._catalogue.loads or self._handover.waits
-        if not is_waiting or self._common.facts.has_peers:
+        if not is_waiting or not self._has_time():
             return False
         return not any(
-            tracked.phase is Phase.RUNNING
-            or (
-                tracked.phase is Phase.WAITING
-                and not self._handover.is_waiting(tracked)
-                and self._lookups.is_under_way(tracked)
-            )
+            tracked.phase is Phase.WAITING
+            and not self._handover.is_waiting(tracked)
+            and self._lookups.is_under_way(tracked)
             for tracked in self._requests.values()
         )
 

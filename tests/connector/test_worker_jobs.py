@@ -167,6 +167,21 @@ def test_a_prefetched_block_is_told_of_and_loaded_from_host_memory(tmp_path: Pat
     reader.half.shutdown()
 
 
+def test_a_load_whose_time_is_over_is_told_from_one_that_missed_values() -> None:
+    with socket.socket() as silent:
+        # It takes connections and never answers.
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
+        rank = Rank(Settings(url, host_bytes=1 << 20))
+        late = replace(job(1, blocks((9, 3), (8, 4))), timeout=0.1)
+        report = rank.run(loads=[late])
+        assert report.unloaded == {1: {0, 1}}
+        assert report.lost == {}
+        assert rank.counts() == {"loads": 1, "load_failed_blocks": 2, "load_late_blocks": 2}
+        rank.half.shutdown()
+
+
 def test_nobody_misses_what_was_cancelled() -> None:
     with socket.socket() as silent:
         # It takes connections and never answers.

@@ -155,11 +155,11 @@ vllm:penstock_prefetched_bytes_total{engine="0"} 2.0
 # TYPE vllm:penstock_declined_tokens_total counter
 vllm:penstock_declined_tokens_total{engine="0"} 64.0
 vllm:penstock_declined_tokens_total{engine="1"} 32.0
-# TYPE vllm:penstock_load_failed_blocks_total counter
-vllm:penstock_load_failed_blocks_total{engine="0"} 3.0
+# TYPE vllm:penstock_load_late_blocks_total counter
+vllm:penstock_load_late_blocks_total{engine="0"} 3.0
 # TYPE vllm:penstock_stored_bytes_created gauge
 vllm:penstock_stored_bytes_created{engine="0"} 1.7e9
 """
-    found = Counters(loaded_tokens=1005, loaded_bytes=9, declined_tokens=96, failed_blocks=3)
+    found = Counters(loaded_tokens=1005, loaded_bytes=9, declined_tokens=96, late_blocks=3)
     assert engine.counters() == found
     assert found + found - found == found

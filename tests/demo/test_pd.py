@@ -160,15 +160,15 @@ def test_json_has_both_systems() -> None:
     assert told["outputs_equal"] == 6
     assert told["loaded_share"] == 1.0
     assert told["declined_share"] == 0.0
-    assert told["failed_share"] == 0.0
+    assert told["late_share"] == 0.0
 
 
 def test_a_load_that_broke_off_is_told_apart() -> None:
     found = figures()
     blocks = found.loadable_tokens // BLOCK_TOKENS
-    moved = Counters(loaded_tokens=found.loadable_tokens // 2, failed_blocks=blocks // 2)
+    moved = Counters(loaded_tokens=found.loadable_tokens // 2, late_blocks=blocks // 2)
     found = replace(found, moved=moved)
-    assert found.loaded_share + found.failed_share == pytest.approx(1.0, abs=1 / blocks)
+    assert found.loaded_share + found.late_share == pytest.approx(1.0, abs=1 / blocks)
     assert "since a load broke off" in render(found)
     assert "since a load broke off" not in render(figures())
 

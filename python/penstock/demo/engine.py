@@ -28,8 +28,8 @@ class Counters:
     """Tokens computed though they could be loaded."""
     handovers_given_up: int = 0
     """Requests that did not wait for all blocks that a prefill server had promised."""
-    failed_blocks: int = 0
-    """Blocks that a load did not get: it became slower than computing, or a value was not there."""
+    late_blocks: int = 0
+    """Blocks that a load did not get before it broke off; the pool may have them."""
 
     def __sub__(self, earlier: Counters) -> Counters:
         return self._with(earlier, sub)
@@ -123,7 +123,7 @@ class Engine:
             total("stored_bytes"),
             total("declined_tokens"),
             total("handovers_given_up"),
-            total("load_failed_blocks"),
+            total("load_late_blocks"),
         )
 
     def metrics(self) -> Mapping[str, float]:

@@ -18,6 +18,8 @@ COUNTERS = {
     "prefetched_bytes": "Bytes of KV fetched into host memory ahead of a load, over all ranks.",
     "probes": "Fetches that only measured the pool.",
     "load_failed_blocks": "Blocks that a load did not get; they were recomputed.",
+    "load_late_blocks": "Those of loads that broke off, or that the pool failed; no value was "
+    "missing or wrong.",
     "rejected_objects": "Values from the pool that failed verification.",
     "foreign_objects": "Values encrypted with a key that this engine does not have; not loaded.",
     "handovers": "Requests whose prompt another engine computes, as a proxy or the role says.",

@@ -124,10 +124,10 @@ class Figures:
         return self.moved.declined_tokens / max(1, self.loadable_tokens)
 
     @property
-    def failed_share(self) -> float:
-        """The share of those blocks that they began to load and then computed: the load became
-        slower than computing, or a value was not there."""
-        return self.moved.failed_blocks * BLOCK_TOKENS / max(1, self.loadable_tokens)
+    def late_share(self) -> float:
+        """The share of those blocks that they began to load and then computed, since the load
+        became slower than computing."""
+        return self.moved.late_blocks * BLOCK_TOKENS / max(1, self.loadable_tokens)
 
     @property
     def differing(self) -> int:
@@ -162,7 +162,7 @@ class Figures:
             "loaded_bytes": self.moved.loaded_bytes,
             "loaded_share": self.loaded_share,
             "declined_share": self.declined_share,
-            "failed_share": self.failed_share,
+            "late_share": self.late_share,
             "handovers_given_up": self.moved.handovers_given_up,
             "outputs_equal": len(self.apart.answers) - self.differing,
             "failures": list(self.failures),

@@ -58,7 +58,6 @@ def _headline(figures: Figures) -> str:
 def _tiles(figures: Figures) -> list[str]:
     apart, round_robin = figures.apart, figures.round_robin
     count = len(apart.answers)
-    broke_off = figures.moved.failed_blocks > 0
     return [
         tile(
             f"{apart.share_of_long_gaps(_PAUSE):.0%}",
@@ -77,7 +76,7 @@ def _tiles(figures: Figures) -> list[str]:
             f"{figures.loaded_share:.1%}",
             "of the prompts' whole blocks were loaded by the decode server; "
             f"{figures.declined_share:.1%} were computed, since that seemed faster"
-            + (f", {figures.failed_share:.1%} since a load broke off" if broke_off else ""),
+            + (f", {figures.late_share:.1%} since a load broke off" if figures.late_share else ""),
         ),
         tile(
             f"{count - figures.differing} / {count}",

@@ -214,6 +214,8 @@ class Jobs:
             block_ids = job.blocks.block_ids
             self._failed_blocks.update(block_ids[place] for place in missing)
         self._counters.count("load_failed_blocks", len(missing))
+        if not done.lost and not done.foreign:
+            self._counters.count("load_late_blocks", len(missing))
         self.report.unloaded[done.job] = set(missing)
 
     def _on_fetched(self, done: Completion) -> None:

@@ -123,48 +123,38 @@ fn start_under(starter: &[&str], role: &str, root: &Path) -> Process {
     Process::start_under(starter, &[(ROLE, role.as_ref()), (ROOT, root.as_ref())])
 }
 
-/// Bytes of all files that hold values or will, as long as they are now.
-fn bytes_on_disk(root: &Path) -> u64 {
-    fn sum(path: &Path) -> u64 {
-        let Ok(entries) = fs::read_dir(path) else {
-            return 0;
-        };
-        entries
-            .flatten()
-            .map(|entry| match entry.metadata() {
-                Ok(metadata) if metadata.is_dir() => sum(&entry.path()),
-                Ok(metadata) => metadata.len(),
-                Err(_) => 0,
-            })
-            .sum()
-    }
-    let own = fs::metadata(root.join("usage")).map_or(0, |usage| usage.len());
-    sum(root) - own
-}
-
-/// Every file with its length, and the record of what is in use: tells why a bound was not held.
-fn what_lies_in(root: &Path) -> String {
-    fn tell(path: &Path, told: &mut String) {
+/// All files that hold values or will, each as long as it is now.
+fn files(root: &Path) -> Vec<(PathBuf, u64)> {
+    fn gather(path: &Path, found: &mut Vec<(PathBuf, u64)>) {
         for entry in fs::read_dir(path).into_iter().flatten().flatten() {
             match entry.metadata() {
-                Ok(metadata) if metadata.is_dir() => tell(&entry.path(), told),
-                Ok(metadata) => {
-                    *told += &format!("\n{} {}", entry.path().display(), metadata.len())
-                }
-                Err(error) => *told += &format!("\n{} {error}", entry.path().display()),
+                Ok(metadata) if metadata.is_dir() => gather(&entry.path(), found),
+                Ok(metadata) => found.push((entry.path(), metadata.len())),
+                Err(_) => {}
             }
         }
     }
+    let mut found = Vec::new();
+    gather(root, &mut found);
+    found.retain(|(path, _)| *path != root.join("usage"));
+    found
+}
+
+fn bytes_on_disk(root: &Path) -> u64 {
+    files(root).iter().map(|(_, bytes)| bytes).sum()
+}
+
+/// The files, and the record of what is in use: tells why a bound was not held.
+fn what_lies_in(root: &Path) -> String {
     let record = fs::read(root.join("usage")).unwrap_or_default();
     let words = record.as_chunks::<8>().0;
     let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
-    let mut told = format!(
-        "{} bytes lie there; used, taken, given back: {:?}",
+    format!(
+        "{} bytes lie there; used, taken, given back: {:?}; {:#?}",
         bytes_on_disk(root),
-        words.get(1..4)
-    );
-    tell(root, &mut told);
-    told
+        words.get(1..4),
+        files(root)
+    )
 }
 
 fn used_bytes(store: &dyn Store) -> u64 {

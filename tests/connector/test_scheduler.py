@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from penstock.vllm.messages import IDLE_SECONDS, IDLE_TO_END_SECONDS, BlockJob
 from penstock.vllm.scheduler.lookups import Lookups
 from penstock.vllm.scheduler.requests import Phase, Tracked
 from tests.connector.engine import Asked, Name, PlainEngine
+from tests.connector.silent import silent_pool
 
 FULL = Group(0, "full_attention", 4, None, "bfloat16", ())
 COARSE = Group(1, "full_attention", 8, None, "bfloat16", ())
@@ -269,11 +269,8 @@ def test_workers_are_left_alone_until_a_load_ends_that_is_expected_to_end_soon()
 
 
 def test_an_engine_without_work_waits_a_moment_for_a_lookup() -> None:
-    with socket.socket() as silent:
-        # It takes connections and never answers.
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        engine = PlainEngine([FULL], pool=f"redis://127.0.0.1:{silent.getsockname()[1]}")
+    with silent_pool() as url:
+        engine = PlainEngine([FULL], pool=url)
         names = ("first", "second")
 
         def waits() -> list[int]:

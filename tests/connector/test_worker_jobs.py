@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import os
 import pickle
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,6 +35,7 @@ from tests.connector.ranks import (
     chunk,
     job,
 )
+from tests.connector.silent import silent_pool
 
 IN_MEMORY = Settings("memory://?size=64MiB", host_tier=False, host_bytes=1 << 20)
 BLOCK_BYTES = 2 * LAYER_BYTES
@@ -168,11 +168,7 @@ def test_a_prefetched_block_is_told_of_and_loaded_from_host_memory(tmp_path: Pat
 
 
 def test_a_load_whose_time_is_over_is_told_from_one_that_missed_values() -> None:
-    with socket.socket() as silent:
-        # It takes connections and never answers.
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
+    with silent_pool() as url:
         rank = Rank(Settings(url, host_bytes=1 << 20))
         late = replace(job(1, blocks((9, 3), (8, 4))), timeout=0.1)
         report = rank.run(loads=[late])
@@ -183,11 +179,7 @@ def test_a_load_whose_time_is_over_is_told_from_one_that_missed_values() -> None
 
 
 def test_nobody_misses_what_was_cancelled() -> None:
-    with socket.socket() as silent:
-        # It takes connections and never answers.
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
+    with silent_pool() as url:
         rank = Rank(Settings(url, host_bytes=1 << 20))
         # There is no load 5: it is over.
         rank.step(loads=[job(1, blocks((9, 3)))], cancel_loads=[1, 5])

@@ -119,8 +119,18 @@ def address(port: int, replay: int | None = None, **more: Any) -> EngineAddress:
 def following(store: Store, where: EngineAddress, **settings: Any) -> Service:
     """The service, once it can hear the engine."""
     service = Service([store], Settings(believe_missing=1e-6, **settings), engines=[where])
-    until(service, lambda said: said.state != "gone")
+    hears(service)
     return service
+
+
+def hears(service: Service) -> None:
+    """Waits until the service hears what the engine publishes.
+
+    The subscription follows the handshake, and no socket tells when the publisher has it. What is
+    published before is lost.
+    """
+    until(service, lambda said: said.state != "gone")
+    time.sleep(0.3)
 
 
 def until(service: Service, is_so: Callable[[OnEngine], bool], prompt: Any = None) -> OnEngine:
@@ -228,7 +238,7 @@ def test_an_engine_that_ends_is_gone_and_comes_back_empty(
         # What the pool has, it would find all the same.
         assert (said.own, said.tokens) == (None, 3 * BLOCK)
         again = made(*ports)
-        until(service, lambda said: said.state != "gone")
+        hears(service)
         again.say(again.stored(CHUNKS[:1]))
         assert until(service, lambda said: said.own == BLOCK).state == "complete"
 

@@ -413,12 +413,14 @@ impl Drop for Making<'_> {
         if self.published {
             return;
         }
-        // If any of this fails, the count stays too high until the next scan.
+        // The lock is held from before the file goes until its room is given back. A scan that ended
+        // between the two would settle the count without the file, and the room would be given back
+        // twice. If any of this fails, the count stays too high until the next scan.
+        let locked = (self.taken > 0)
+            .then(|| self.directory.usage.lock(Instant::now() + GIVE_BACK_WAIT))
+            .and_then(Result::ok);
         let gone = fs::remove_file(&self.path).is_ok();
-        if gone
-            && self.taken > 0
-            && let Ok(mut locked) = self.directory.usage.lock(Instant::now() + GIVE_BACK_WAIT)
-        {
+        if gone && let Some(mut locked) = locked {
             locked.give_back(self.taken);
             let _ = locked.save();
         }

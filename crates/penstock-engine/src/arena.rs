@@ -132,25 +132,24 @@ impl Arena {
         if pins.is_some() {
             return Ok(());
         }
-        let pinned = self.pin_pieces(&mut pins, device, stop);
-        if pinned.is_err() {
-            let there = self.counters.pinned_bytes.load(Ordering::Relaxed);
-            let left = self.memory.len() as u64 - there;
-            let unpinned = &self.counters.unpinned_bytes;
-            unpinned.store(left, Ordering::Relaxed);
-        }
-        pinned
+        self.pin_pieces(&mut pins, device, stop)
+            .map_err(|(left, error)| {
+                let unpinned = &self.counters.unpinned_bytes;
+                unpinned.store(left as u64, Ordering::Relaxed);
+                error
+            })
     }
 
+    /// An error says how many bytes are left.
     #[allow(unsafe_code)]
     fn pin_pieces(
         &self,
         pins: &mut Option<Pins>,
         device: i32,
         stop: impl Fn() -> bool,
-    ) -> Result<(), CudaError> {
-        let pins = pins.insert(Pins::new(device)?);
+    ) -> Result<(), (usize, CudaError)> {
         let bytes = self.memory.len();
+        let pins = pins.insert(Pins::new(device).map_err(|error| (bytes, error))?);
         // Pieces of whole slots: a copy must not cross from one pinned piece into the next.
         let piece = (PIN_BYTES / self.stride).max(1) * self.stride;
         for start in (0..bytes).step_by(piece) {
@@ -161,7 +160,7 @@ impl Arena {
             let len = piece.min(bytes - start);
             // SAFETY: the piece lies in the mapping, which is dropped after the pins; no slot is in
             // use then.
-            unsafe { pins.add(address, len) }?;
+            unsafe { pins.add(address, len) }.map_err(|error| (bytes - start, error))?;
             let pinned = &self.counters.pinned_bytes;
             pinned.fetch_add(len as u64, Ordering::Relaxed);
         }

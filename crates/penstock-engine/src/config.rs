@@ -64,10 +64,10 @@ pub struct EngineConfig {
     /// The most payload bytes in one call to the store, unless the store takes larger batches best; a
     /// single object may have more.
     pub batch_bytes: usize,
-    /// The most objects that wait to be gathered. Further objects are dropped.
+    /// The most objects that wait to be gathered. Further objects are dropped. As many may wait in node
+    /// memory for the store; further ones stay there alone.
     pub max_pending_objects: usize,
-    /// The most payload bytes that wait to be gathered. Further objects are dropped. As many may wait
-    /// in node memory for the store; further ones stay there alone.
+    /// As `max_pending_objects`, in payload bytes.
     pub max_pending_bytes: usize,
     /// How long an object may wait for a slot before it is dropped. The time counts from when its
     /// blocks could be read, which is when its fence was passed. The engine cannot reuse the blocks

@@ -277,7 +277,7 @@ impl Engine {
     /// memory is not touched any more.
     pub fn unregister(&self) {
         let groups = std::mem::take(&mut *self.groups.write());
-        self.inner.queues.drop_gathers(Outcome::Dropped, |_| true);
+        self.inner.queues.drop_gathers();
         for job in self.table.loads() {
             job.abandon(Outcome::Cancelled);
         }
@@ -393,13 +393,13 @@ impl Engine {
     /// ignored.
     pub fn wait_released(&self, jobs: &[u64], timeout: Duration) -> bool {
         let end = end_of(timeout);
-        self.inner
-            .queues
-            .drop_gathers(Outcome::Dropped, |job| jobs.contains(&job));
-        jobs.iter().all(|&job| match self.table.get(job) {
-            Some(Job::Store(job)) => job.wait_released(end),
-            Some(Job::Load(_) | Job::Over) | None => true,
-        })
+        let of_store = |job: &u64| match self.table.get(*job) {
+            Some(Job::Store(job)) => Some(job),
+            Some(Job::Load(_) | Job::Over) | None => None,
+        };
+        let jobs: Vec<_> = jobs.iter().filter_map(of_store).collect();
+        self.inner.queues.give_up_gathers(&jobs);
+        jobs.iter().all(|job| job.wait_released(end))
     }
 
     /// Gives up what can be given up of a job: everything that is not being gathered, put, or
@@ -411,11 +411,7 @@ impl Engine {
                 load.abandon(Outcome::Cancelled);
                 self.inner.queues.prune_loads();
             }
-            Some(Job::Store(_)) => {
-                self.inner
-                    .queues
-                    .drop_stores(Outcome::Cancelled, |id| id == job);
-            }
+            Some(Job::Store(store)) => self.inner.queues.cancel_store(&store),
             Some(Job::Over) | None => {}
         }
     }
@@ -427,7 +423,7 @@ impl Engine {
         let _refusing = self.inner.queues.refuse_stores();
         let drained = self.stores_in_flight.wait_zero(end_of(timeout));
         if !drained {
-            self.inner.queues.drop_stores(Outcome::Dropped, |_| true);
+            self.inner.queues.drop_stores();
         }
         drained
     }
@@ -504,15 +500,15 @@ fn prepare_cuda(inner: &Inner, ordinal: i32) {
 
 /// Pins node memory, some at a time. Once all is pinned, the device copies from there and to there
 /// by itself. If it fails, nothing of it stays pinned, all is copied through slots, and it says how
-/// many bytes could not be pinned.
+/// many bytes that are.
 fn pin_node_memory(inner: &Inner, ordinal: i32) -> Result<(), (u64, CudaError)> {
     let mut pins = inner.node_pins.lock();
     let node = inner.node.as_ref().filter(|node| node.is_put_in_place());
     let (None, Some(memory)) = (&*pins, node.and_then(SealedStore::memory)) else {
         return Ok(());
     };
-    let new = Pins::new(ordinal).map_err(|error| (memory.len() as u64, error))?;
-    let pins = pins.insert(new);
+    let unpinned = |error| (memory.len() as u64, error);
+    let pins = pins.insert(Pins::new(ordinal).map_err(unpinned)?);
     let pinned = pin_pieces(inner, memory, pins);
     match pinned {
         Ok(true) => {
@@ -523,12 +519,12 @@ fn pin_node_memory(inner: &Inner, ordinal: i32) -> Result<(), (u64, CudaError)> 
         Ok(false) => {}
         Err(_) => pins.clear(),
     }
-    pinned.map(drop)
+    pinned.map(drop).map_err(unpinned)
 }
 
 /// Pins the pieces of node memory. False if the engine was closed before all were pinned.
 #[allow(unsafe_code)]
-fn pin_pieces(inner: &Inner, memory: Run, pins: &mut Pins) -> Result<bool, (u64, CudaError)> {
+fn pin_pieces(inner: &Inner, memory: Run, pins: &mut Pins) -> Result<bool, CudaError> {
     for start in (0..memory.len()).step_by(PIN_BYTES) {
         if inner.queues.is_closed() {
             return Ok(false);
@@ -537,7 +533,7 @@ fn pin_pieces(inner: &Inner, memory: Run, pins: &mut Pins) -> Result<bool, (u64,
         let piece = memory.start().wrapping_add(start);
         // SAFETY: the piece lies in the mapping of `inner.node`, which is dropped after the pins.
         // Copies are under way only while the lanes live, which share `inner`.
-        unsafe { pins.add(piece, PIN_BYTES.min(left)) }.map_err(|error| (left as u64, error))?;
+        unsafe { pins.add(piece, PIN_BYTES.min(left)) }?;
     }
     Ok(true)
 }

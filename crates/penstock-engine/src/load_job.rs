@@ -63,6 +63,8 @@ struct State {
     unfinished: usize,
     /// Payload bytes of the objects that are where they were wanted.
     there_bytes: u64,
+    /// The objects from this one on are given up, with this outcome.
+    given_up: Option<(usize, Outcome)>,
     reported: bool,
 }
 
@@ -97,6 +99,7 @@ impl LoadJob {
             next: 0,
             unfinished: objects.len(),
             there_bytes: 0,
+            given_up: None,
             reported: false,
         };
         let total_bytes = objects.iter().map(|object| object.bytes as u64).sum();
@@ -283,6 +286,9 @@ impl LoadJob {
     }
 
     fn finish_from(&self, state: &mut State, first: usize, outcome: Outcome) {
+        if state.given_up.is_none_or(|(from, _)| first < from) {
+            state.given_up = Some((first, outcome));
+        }
         for index in first..self.objects.len() {
             if matches!(state.progress[index], Progress::Queued | Progress::Fetching) {
                 self.finish(state, index, outcome);
@@ -383,9 +389,17 @@ impl LoadTicket {
     }
 
     /// Takes [`begin_scatter`](Self::begin_scatter) back: what has been written into the blocks is
-    /// not what they should hold, and the object is still to be fetched.
+    /// not what they should hold, and the object is still to be fetched, unless it was given up
+    /// meanwhile.
     pub(crate) fn scatter_later(&self) {
-        self.job.state.lock().progress[self.index] = Progress::Fetching;
+        let mut state = self.job.state.lock();
+        match state.given_up {
+            Some((first, outcome)) if first <= self.index => {
+                self.job.finish(&mut state, self.index, outcome);
+                self.job.report(&mut state);
+            }
+            _ => state.progress[self.index] = Progress::Fetching,
+        }
     }
 
     /// Sets the outcome, unless the object was given up meanwhile.

@@ -16,7 +16,8 @@ use penstock_store::{Key, Namespace};
 use crate::arena::{Arena, Empty, Purpose, Slot, Verified};
 use crate::completion::Completions;
 use crate::fence::{Fence, Mark, Passage};
-use crate::job::{Plan, Transfer};
+use crate::job::{Deadline, Plan, Transfer};
+use crate::load_job::{Aim, LoadJob, LoadSpec};
 use crate::outcome::Part;
 use crate::queue::{CopyWork, Payload, Put, PutWork, Queues};
 use crate::registration::Registration;
@@ -63,19 +64,23 @@ fn transfer(number: u8) -> Transfer {
     }
 }
 
-/// Job 1, which stores block 1, in one object.
-fn store_one(completions: &Arc<Completions>, fence: Fence) -> Arc<StoreJob> {
-    let plan = Plan {
+/// Block 1, in one object.
+fn one_object() -> Plan {
+    Plan {
         objects: vec![transfer(1)],
         parts: vec![Part {
             end: 1,
             bytes: BYTES as u64,
         }],
-    };
+    }
+}
+
+/// Job 1, which stores block 1.
+fn store_one(completions: &Arc<Completions>, fence: Fence) -> Arc<StoreJob> {
     let completions = Arc::clone(completions);
     StoreJob::new(
         1,
-        plan,
+        one_object(),
         false,
         fence,
         completions,
@@ -312,9 +317,10 @@ fn an_object_is_gathered_once_there_is_a_slot_or_cancelled_and_has_one_outcome()
         });
         let canceller = thread::spawn({
             let house = Shared::clone(&house);
+            let job = Arc::clone(&job);
             move || {
                 drop(other);
-                house.queues.drop_stores(Outcome::Cancelled, |job| job == 1);
+                house.queues.cancel_store(&job);
             }
         });
         house.queues.push_gathers(job.tickets());
@@ -338,6 +344,83 @@ fn an_object_is_gathered_once_there_is_a_slot_or_cancelled_and_has_one_outcome()
         };
         let expected = [Outcome::Stored(BYTES as u64), Outcome::Cancelled];
         assert!(expected.contains(&outcomes.blocks[0]), "{outcomes:?}");
+    });
+}
+
+#[test]
+fn what_is_given_up_while_a_lane_has_it_does_not_come_back() {
+    loom::model(|| {
+        let house = House::new(2, 0);
+        let completions = Arc::new(Completions::default());
+        let job = store_one(&completions, Fence::NONE);
+        house.queues.push_gathers(job.tickets());
+        let lane = thread::spawn({
+            let house = Shared::clone(&house);
+            move || {
+                // As if there were no room for it in node memory.
+                if let CopyWork::Gather(batch) = house.queues.next_copy() {
+                    for (ticket, slot) in batch {
+                        drop(slot);
+                        house.queues.gather_instead(ticket);
+                    }
+                }
+            }
+        });
+        house.queues.give_up_gathers(&[Arc::clone(&job)]);
+        lane.join().unwrap();
+        assert!(matches!(house.queues.next_copy(), CopyWork::Wait(None)));
+        let mut heard = Vec::new();
+        completions.drain(&mut heard);
+        let events: Vec<_> = heard.into_iter().map(|heard| heard.event).collect();
+        let [Event::Released, Event::Stored(outcomes)] = &events[..] else {
+            panic!("{events:?}");
+        };
+        assert_eq!(outcomes.blocks, [Outcome::Dropped]);
+    });
+}
+
+#[test]
+fn a_load_that_is_cancelled_while_a_lane_writes_is_over_if_the_write_was_in_vain() {
+    loom::model(|| {
+        let completions = Arc::new(Completions::default());
+        let spec = LoadSpec {
+            aim: Aim::Blocks,
+            plan: one_object(),
+            deadline: Deadline::from(Instant::now() + Duration::from_secs(3600)),
+            prefix: true,
+            fence: Fence::NONE,
+            fence_wait: Duration::ZERO,
+        };
+        let job = LoadJob::new(
+            1,
+            spec,
+            vec![None],
+            Arc::clone(&completions),
+            Arc::default(),
+        );
+        let lane = thread::spawn({
+            let job = Arc::clone(&job);
+            move || {
+                let tickets = job.take(1, BYTES);
+                for ticket in &tickets {
+                    if ticket.begin_scatter() {
+                        ticket.scatter_later();
+                    }
+                }
+                // They would be fetched now.
+                tickets
+            }
+        });
+        job.abandon(Outcome::Cancelled);
+        let fetched = lane.join().unwrap();
+        assert!(fetched.iter().all(|ticket| !ticket.is_wanted()));
+        let mut heard = Vec::new();
+        completions.drain(&mut heard);
+        let [Event::Loaded(outcomes)] = heard.iter().map(|h| &h.event).collect::<Vec<_>>()[..]
+        else {
+            panic!("it is over");
+        };
+        assert_eq!(outcomes.blocks, [Outcome::Cancelled]);
     });
 }
 

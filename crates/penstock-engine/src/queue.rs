@@ -15,7 +15,7 @@ use crate::host_tier::HostTier;
 use crate::load_job::{Aim, HeldTicket, LoadJob, LoadTicket};
 use crate::registration::Registration;
 use crate::signal::Signals;
-use crate::store_job::StoreTicket;
+use crate::store_job::{GivenUp, StoreJob, StoreTicket};
 use crate::sync::Mutex;
 
 /// The queues of one engine. Their lock is taken before the lock of a job, never after it.
@@ -200,9 +200,11 @@ impl Queues {
     /// Queues an object anew that could not be placed: it is gathered as any other.
     pub(crate) fn gather_instead(&self, ticket: StoreTicket) {
         let mut state = self.state.lock();
-        if state.closed {
+        // Asked under the lock: whoever gives the job up marks it first, and then looks here.
+        let given_up = ticket.given_up().map(GivenUp::outcome);
+        if let Some(outcome) = given_up.or(state.closed.then_some(Outcome::Dropped)) {
             drop(state);
-            return ticket.resolve(Outcome::Dropped);
+            return ticket.resolve(outcome);
         }
         state.gather_bytes += ticket.transfer().bytes;
         state.gathers.push_front(Gather {
@@ -214,18 +216,22 @@ impl Queues {
         self.signals.copy.notify_one();
     }
 
-    /// Queues a gathered object. Its blocks are released no earlier than it can be found here. So a
-    /// caller that has seen the release and then cancels finds it.
+    /// Queues a gathered object, unless its job was cancelled.
     pub(crate) fn push_put(&self, mut put: Put) {
         let refused = {
             let mut state = self.state.lock();
             put.ticket.gathered();
             let bytes = state.placed_bytes + put.placed_bytes();
-            if state.closed
-                || (state.is_failing() && !self.has_node)
-                || bytes > self.config.max_pending_bytes
-            {
-                Some(put)
+            let objects = state.awaited.len() + state.puts.len();
+            // Slots bound the others.
+            let is_full = matches!(put.payload, Payload::InNode)
+                && (bytes > self.config.max_pending_bytes
+                    || objects >= self.config.max_pending_objects);
+            // Asked under the lock, as for gathers.
+            if put.ticket.given_up() == Some(GivenUp::All) {
+                Some((put, Outcome::Cancelled))
+            } else if state.closed || is_full || (state.is_failing() && !self.has_node) {
+                Some((put, Outcome::Dropped))
             } else {
                 state.placed_bytes = bytes;
                 state.puts_like(&put).push_back(put);
@@ -233,12 +239,12 @@ impl Queues {
             }
         };
         match refused {
-            Some(Put { ticket, payload }) => {
+            Some((Put { ticket, payload }, outcome)) => {
                 if let Payload::InSlot(slot) = payload {
                     let slot = slot.into_verified(ticket.transfer());
                     self.host_tier.keep(ticket.transfer(), slot, None);
                 }
-                ticket.resolve(Outcome::Dropped);
+                ticket.resolve(outcome);
             }
             None => self.signals.put.notify_one(),
         }
@@ -292,12 +298,17 @@ impl Queues {
                 // The objects behind it have later fences.
                 Passage::Ahead => (oldest.since + self.config.fence_wait, Outcome::Dropped),
                 Passage::Passed(_) if oldest.is_placed => {
-                    return CopyWork::Place(state.pop_placed());
+                    return CopyWork::Place(state.take_placed());
                 }
                 Passage::Passed(at) => {
                     let batch = self.pop_gathers(state);
                     if !batch.is_empty() {
                         return CopyWork::Gather(batch);
+                    }
+                    // It waits for a slot. Those behind it that need none do not.
+                    let placed = state.take_placed();
+                    if !placed.is_empty() {
+                        return CopyWork::Place(placed);
                     }
                     (at + self.config.store_wait, Outcome::Dropped)
                 }
@@ -429,7 +440,7 @@ impl Queues {
         } else {
             self.state.lock().failing_until = Some(Instant::now() + self.config.store_backoff);
             if !self.has_node {
-                self.drop_stores(Outcome::Dropped, |_| true);
+                self.drop_stores();
             }
         }
     }
@@ -439,14 +450,33 @@ impl Queues {
         self.state.lock().is_failing()
     }
 
-    /// Ends every object that waits to be gathered for one of `jobs`.
-    pub(crate) fn drop_gathers(&self, outcome: Outcome, of: impl Fn(u64) -> bool) {
-        let dropped = self.state.lock().take_gathers(of);
-        end(dropped, outcome);
+    /// Ends what these jobs have not gathered. An object that a lane takes to a place and that finds
+    /// no room there is not gathered later either.
+    pub(crate) fn give_up_gathers(&self, jobs: &[Arc<StoreJob>]) {
+        jobs.iter().for_each(|job| job.give_up(GivenUp::Gathers));
+        let is_one = |id| jobs.iter().any(|job| job.id() == id);
+        let dropped = self.state.lock().take_gathers(is_one);
+        end(dropped, GivenUp::Gathers.outcome());
     }
 
-    /// Ends every object that waits to be gathered or put for one of `jobs`.
-    pub(crate) fn drop_stores(&self, outcome: Outcome, of: impl Fn(u64) -> bool) {
+    /// Ends what no lane is putting, or copying, of a job. What is being copied is not put.
+    pub(crate) fn cancel_store(&self, job: &StoreJob) {
+        job.give_up(GivenUp::All);
+        self.end_stores(GivenUp::All.outcome(), |id| id == job.id());
+    }
+
+    /// Ends every object that waits to be gathered.
+    pub(crate) fn drop_gathers(&self) {
+        let dropped = self.state.lock().take_gathers(|_| true);
+        end(dropped, Outcome::Dropped);
+    }
+
+    /// Ends every object that waits to be gathered or put.
+    pub(crate) fn drop_stores(&self) {
+        self.end_stores(Outcome::Dropped, |_| true);
+    }
+
+    fn end_stores(&self, outcome: Outcome, of: impl Fn(u64) -> bool) {
         let (gathers, puts) = {
             let mut state = self.state.lock();
             (state.take_gathers(&of), state.take_puts(&of))
@@ -481,7 +511,7 @@ impl Queues {
             job.abandon(Outcome::Cancelled);
         }
         self.host_tier.close();
-        self.drop_stores(Outcome::Dropped, |_| true);
+        self.drop_stores();
         self.signals.notify_all();
     }
 
@@ -510,18 +540,26 @@ impl State {
         Some(gather)
     }
 
-    /// The oldest objects that one copy takes to node memory.
-    fn pop_placed(&mut self) -> Vec<StoreTicket> {
-        let mut batch: Vec<StoreTicket> = Vec::new();
-        let mut bytes = 0;
-        while let Some(next) = self.gathers.front() {
-            bytes += next.ticket.transfer().bytes;
-            if !next.goes_along(batch.first(), true, bytes) {
+    /// The oldest objects that one copy takes to node memory. None if their fence is ahead.
+    fn take_placed(&mut self) -> Vec<StoreTicket> {
+        let Some(start) = self.gathers.iter().position(|gather| gather.is_placed) else {
+            return Vec::new();
+        };
+        let first = &self.gathers[start].ticket;
+        if !matches!(first.passage(), Passage::Passed(_)) {
+            return Vec::new();
+        }
+        let (mut end, mut bytes) = (start, 0);
+        for next in self.gathers.range(start..) {
+            let with_it = bytes + next.ticket.transfer().bytes;
+            if !next.goes_along((end > start).then_some(first), true, with_it) {
                 break;
             }
-            batch.extend(self.pop_gather().map(|gather| gather.ticket));
+            (end, bytes) = (end + 1, with_it);
         }
-        batch
+        self.gather_bytes -= bytes;
+        let taken = self.gathers.drain(start..end);
+        taken.map(|gather| gather.ticket).collect()
     }
 
     fn take_gathers(&mut self, of: impl Fn(u64) -> bool) -> Vec<StoreTicket> {

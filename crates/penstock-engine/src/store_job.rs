@@ -40,6 +40,26 @@ struct State {
     /// Objects whose blocks may still be read.
     unread: usize,
     unfinished: usize,
+    given_up: Option<GivenUp>,
+}
+
+/// What of a job is not done any more. Nobody has to find the objects for that: a lane that holds one
+/// asks before it goes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GivenUp {
+    /// No blocks are read for it. What has been gathered is stored.
+    Gathers,
+    /// Everything, since it was cancelled.
+    All,
+}
+
+impl GivenUp {
+    pub(crate) fn outcome(self) -> Outcome {
+        match self {
+            Self::Gathers => Outcome::Dropped,
+            Self::All => Outcome::Cancelled,
+        }
+    }
 }
 
 impl StoreJob {
@@ -58,6 +78,7 @@ impl StoreJob {
             outcomes: vec![None; count],
             unread: count,
             unfinished: count,
+            given_up: None,
         };
         Arc::new(Self {
             id,
@@ -106,6 +127,18 @@ impl StoreJob {
         for ticket in self.tickets() {
             ticket.resolve(Outcome::Dropped);
         }
+    }
+
+    /// Notes that objects are not gathered any more, or not put either. What is given up stays so.
+    pub(crate) fn give_up(&self, what: GivenUp) {
+        let mut state = self.state.lock();
+        if state.given_up != Some(GivenUp::All) {
+            state.given_up = Some(what);
+        }
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
     }
 
     /// The objects that a job that is over did not store.
@@ -173,6 +206,11 @@ impl StoreTicket {
     /// Whether another engine waits for the object.
     pub(crate) fn is_awaited(&self) -> bool {
         self.job.awaited
+    }
+
+    /// What of the job was given up.
+    pub(crate) fn given_up(&self) -> Option<GivenUp> {
+        self.job.state.lock().given_up
     }
 
     /// Notes that the blocks have been read and are not needed any more.

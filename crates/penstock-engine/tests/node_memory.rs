@@ -126,9 +126,13 @@ fn blocks_are_free_once_node_memory_has_them_and_the_store_gets_them_from_there(
 #[test]
 fn what_the_store_has_is_not_copied_out_of_node_memory() {
     let (probe, node, source) = (full(), Pool::new(), filled());
-    let writer = sharing(&probe, &node, settings(4), &source);
+    let memory = node.open(SIZE);
+    let shared = Arc::clone(&memory) as Arc<dyn Store>;
+    let store_of_all = Arc::clone(&probe) as Arc<dyn Store>;
+    let writer = Rig::from(Engine::with_node_memory(store_of_all, shared, settings(4)).unwrap());
+    writer.register_kv(&source);
     assert_eq!(store(&writer), [Outcome::AlreadyPresent; ALL]);
-    assert_eq!(node.open(SIZE).stats().gets, 0);
+    assert_eq!(memory.stats().gets, 0);
     arrived(&node);
 }
 
@@ -153,25 +157,31 @@ fn what_node_memory_has_given_up_does_not_reach_the_store() {
 
 #[test]
 fn what_waits_in_node_memory_for_the_store_is_bounded() {
-    let (probe, node, source) = (Probe::new(), Pool::new(), filled());
-    probe.hold_contains(true);
-    let bounded = EngineConfig {
+    let bytes = EngineConfig {
         max_pending_bytes: 4 * BLOCK_BYTES,
         ..settings(4)
     };
-    let writer = sharing(&probe, &node, bounded, &source);
-    for block in numbered() {
-        let job = block.block + 1;
-        writer.submit_store(job, vec![block], Fence::NONE).unwrap();
-        released(&writer, job);
+    let objects = EngineConfig {
+        max_pending_objects: 4,
+        ..settings(4)
+    };
+    for bounded in [bytes, objects] {
+        let (probe, node, source) = (Probe::new(), Pool::new(), filled());
+        probe.hold_contains(true);
+        let writer = sharing(&probe, &node, bounded, &source);
+        for block in numbered() {
+            let job = block.block + 1;
+            writer.submit_store(job, vec![block], Fence::NONE).unwrap();
+            released(&writer, job);
+        }
+        arrived(&node);
+        probe.hold_contains(false);
+        let dropped = (1..=BLOCKS)
+            .filter(|&job| outcomes(&writer, job) == [Outcome::Dropped])
+            .count();
+        // What a put lane holds does not wait.
+        assert!((1..=ALL - 4).contains(&dropped), "{dropped}");
     }
-    arrived(&node);
-    probe.hold_contains(false);
-    let dropped = (1..=BLOCKS)
-        .filter(|&job| outcomes(&writer, job) == [Outcome::Dropped])
-        .count();
-    // What a put lane holds does not wait.
-    assert!((1..=ALL - 4).contains(&dropped), "{dropped}");
 }
 
 #[test]
@@ -193,6 +203,32 @@ fn what_node_memory_does_not_take_goes_to_the_store_by_a_slot() {
         [false; ALL]
     );
     assert!(writer.stats().slots_peak > 0);
+}
+
+#[test]
+fn what_has_room_in_node_memory_does_not_wait_for_what_has_none() {
+    let (probe, node, source) = (Probe::new(), Pool::new(), filled());
+    probe.hold_contains(true);
+    let url = format!("shm://{}?size={SIZE}&quota=tenant/red:1KiB", node.name());
+    let small = penstock_store::open(&url, &OpenOptions::default()).unwrap();
+    let patient = EngineConfig {
+        store_wait: 10 * LONG,
+        ..settings(4)
+    };
+    let store = Arc::clone(&probe) as Arc<dyn Store>;
+    let writer = Rig::from(Engine::with_node_memory(store, small, patient).unwrap());
+    writer.register_kv(&source);
+    // They need slots, of which there are too few.
+    writer.store_for(&tenant("red"), 1, numbered());
+    writer.store_for(&tenant("blue"), 2, numbered());
+    released(&writer, 2);
+    // What waits for a slot is given up as soon as its blocks are needed.
+    assert!(writer.wait_released(&[1], LONG));
+    probe.hold_contains(false);
+    let red = outcomes(&writer, 1);
+    assert!(red.contains(&Outcome::Dropped), "{red:?}");
+    let stored = Outcome::Stored(BLOCK_BYTES as u64);
+    assert_eq!(outcomes(&writer, 2), [stored; ALL]);
 }
 
 #[test]

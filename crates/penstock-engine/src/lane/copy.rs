@@ -77,6 +77,10 @@ fn place(inner: &Inner, batch: Vec<StoreTicket>, segments: &mut Vec<Segment>) {
     let deadline = start + inner.config.store_wait.min(inner.config.put_timeout);
     let mut placed = Vec::new();
     for ticket in batch {
+        if let Some(given_up) = ticket.given_up() {
+            ticket.resolve(given_up.outcome());
+            continue;
+        }
         let transfer = ticket.transfer();
         let bytes = transfer.bytes as u64;
         match node.reserve(&transfer.key, bytes, transfer.position, deadline) {
@@ -107,11 +111,11 @@ fn place(inner: &Inner, batch: Vec<StoreTicket>, segments: &mut Vec<Segment>) {
             (transfer.pages.clone(), transfer.key.span, room.runs())
         });
         let copied = registration.copy_shared(Way::Gather, cut(inner, objects));
-        for (mut ticket, room) in placed {
-            if copied.is_ok() {
-                // They are summed where they are now.
-                ticket.gathered();
-            }
+        if copied.is_ok() {
+            // They are summed where they are now.
+            placed.iter_mut().for_each(|(ticket, _)| ticket.gathered());
+        }
+        for (ticket, room) in placed {
             show(inner, ticket, copied.clone().map(|()| room.publish()));
         }
     }

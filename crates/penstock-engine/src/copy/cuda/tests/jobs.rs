@@ -83,7 +83,7 @@ pub(super) fn outcomes(engine: &Engine, job: u64) -> Vec<Outcome> {
     last.event.blocks().to_vec()
 }
 
-pub(super) fn eventually(what: &str, holds: impl Fn() -> bool) {
+pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + LONG;
     while !holds() {
         assert!(Instant::now() < end, "never came true: {what}");

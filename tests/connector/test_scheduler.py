@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.vllm.groups import Group
 from penstock.vllm.messages import IDLE_SECONDS, IDLE_TO_END_SECONDS, BlockJob
+from penstock.vllm.scheduler import loading
 from penstock.vllm.scheduler.lookups import Lookups
 from penstock.vllm.scheduler.requests import Phase, Tracked
 from tests.connector.engine import Asked, Name, PlainEngine
@@ -246,29 +247,44 @@ def test_workers_are_left_alone_until_a_load_ends_that_is_expected_to_end_soon()
     engine = PlainEngine([FULL])
     engine.put_prompt(PROMPT)
 
-    def rest(name: str) -> tuple[float, float]:
-        """How long workers are left alone, at least and at most, while this request loads."""
+    expected = engine.half._transfers._ends
+
+    def load(name: str) -> None:
         request = engine.ask(name, PROMPT)
         assert engine.match(request) == 20
         engine.load(request, 0, 20)
+
+    def rest(ends_in: float | None) -> tuple[float, float]:
+        """How long workers are left alone in a step, at least and at most."""
         begin = time.monotonic()
+        if ends_in is not None:
+            [number] = expected
+            expected[number] = begin + ends_in
         until = engine.step({}).idle_until
         return until - time.monotonic(), until - begin
 
-    least, most = rest("first")
-    assert least <= IDLE_SECONDS <= most, "nothing is known of the pool"
+    load("first")
+    assert expected == {}, "nothing is known of the pool"
+    least, most = rest(None)
+    assert least <= IDLE_SECONDS <= most
     engine.settle()
-    least, most = rest("second")
-    assert least <= IDLE_TO_END_SECONDS <= most, "loads from it take less"
-    # It has not ended when it was expected to.
-    time.sleep(2 * IDLE_TO_END_SECONDS)
-    begin = time.monotonic()
-    until = engine.step({}).idle_until
-    assert until - time.monotonic() <= IDLE_SECONDS <= until - begin
+    load("second")
+    [end] = expected.values()
+    assert end < time.monotonic() + IDLE_TO_END_SECONDS, "loads from it take less"
+    least, most = rest(0.9 * IDLE_TO_END_SECONDS)
+    assert least <= IDLE_TO_END_SECONDS <= most
+    least, most = rest(2 * IDLE_TO_END_SECONDS)
+    assert least <= IDLE_SECONDS <= most, "it ends later"
+    least, most = rest(-IDLE_TO_END_SECONDS)
+    assert least <= IDLE_SECONDS <= most, "it has not ended when it was expected to"
     engine.settle()
 
 
-def test_an_engine_without_work_waits_a_moment_for_a_lookup() -> None:
+def test_an_engine_without_work_waits_a_moment_for_a_lookup(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Longer than a busy machine takes to begin waiting.
+    monkeypatch.setattr(loading, "_MOMENT", 0.1)
     with silent_pool() as url:
         engine = PlainEngine([FULL], pool=url)
         names = ("first", "second")
@@ -289,7 +305,12 @@ def test_an_engine_without_work_waits_a_moment_for_a_lookup() -> None:
         engine.step({})
         assert waits()[0] >= 1, "another step has another moment"
         engine.step({})
-        engine.half._lookups.latency = 0.1
+        engine.half.on_scheduled()
+        assert waits() == [0, 0], "a request is computed in this step"
+        engine.step({})
+        assert waits()[0] >= 1
+        engine.step({})
+        engine.half._lookups.latency = 1.0
         assert waits() == [0, 0], "look-ups take longer than a moment"
         engine.step({})
         engine.half._lookups.latency = None

@@ -337,11 +337,12 @@ fn codes() {
                     (&changed(&[code], change), payload.len()),
                     (bytes, usize::from(*length)),
                 ] {
-                    let [fast, slow] = [Speed::best(), Speed::BASELINE].map(|speed| {
+                    let decoded = |speed| {
                         let mut out = vec![0; length];
                         compress::decode_at(speed, element, coded, &mut out).map(|()| out)
-                    });
-                    assert_eq!(fast, slow);
+                    };
+                    let fastest = decoded(Speed::best());
+                    assert!(Speed::available().all(|speed| decoded(speed) == fastest));
                 }
             }
         });

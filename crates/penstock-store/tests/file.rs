@@ -184,7 +184,7 @@ fn processes_share_one_bound_and_see_only_whole_values() {
     let mut most = 0;
     while processes.iter_mut().any(Process::is_running) {
         // Stopped wherever they are: a sum taken while they run is no instant's.
-        processes.iter().for_each(Process::stop);
+        processes.iter_mut().for_each(Process::stop);
         let bytes = bytes_on_disk(root.path());
         assert!(bytes <= CAPACITY, "{}", what_lies_in(root.path()));
         // The bound follows from this: room is counted before it is written, until it is empty.
@@ -200,7 +200,7 @@ fn processes_share_one_bound_and_see_only_whole_values() {
             what_lies_in(root.path())
         );
         processes
-            .iter()
+            .iter_mut()
             .for_each(|process| process.signal(Signal::CONT));
         most = most.max(bytes);
         std::thread::sleep(Duration::from_millis(5));

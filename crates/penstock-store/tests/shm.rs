@@ -325,7 +325,7 @@ fn processes_killed_at_any_moment_leave_no_damage_and_no_lost_room() {
 fn a_stopped_process_holds_nobody_up_and_does_no_harm_when_it_goes_on() {
     let pool = Pool::new();
     let store = pool.open(SIZE);
-    let process = start("use at random without end", &pool, 7);
+    let mut process = start("use at random without end", &pool, 7);
     eventually("the process puts", || !listed(&*store).is_empty());
     for n in 0..60 {
         process.stop();

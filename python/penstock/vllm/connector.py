@@ -203,11 +203,14 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """The engine allocated blocks for the tokens that `get_num_new_matched_tokens` offered."""
+        """The engine allocated blocks: for the tokens that `get_num_new_matched_tokens` offered, or
+        to compute the request in this step."""
         if num_external_tokens:
             self.scheduler.on_allocated(
                 request.request_id, blocks.get_block_ids(), num_external_tokens
             )
+        else:
+            self.scheduler.on_scheduled()
 
     def get_external_cache_hit_sources(
         self, request: Any, num_external_tokens: int

@@ -22,23 +22,38 @@ enum Set {
     Avx512,
 }
 
+impl Set {
+    /// All sets, the fastest first.
+    #[cfg(target_arch = "x86_64")]
+    const ALL: [Self; 3] = [Self::Avx512, Self::Avx2, Self::Baseline];
+    #[cfg(not(target_arch = "x86_64"))]
+    const ALL: [Self; 1] = [Self::Baseline];
+
+    fn is_here(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        use std::arch::is_x86_feature_detected as has;
+        match self {
+            Self::Baseline => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => has!("avx2"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => has!("avx512bw") && has!("avx512vl") && has!("avx512vbmi"),
+        }
+    }
+}
+
 impl Speed {
     /// What every CPU of this architecture has.
     pub const BASELINE: Self = Self(Set::Baseline);
 
+    /// The sets that this CPU has, the fastest first.
+    pub fn available() -> impl Iterator<Item = Self> {
+        Set::ALL.into_iter().filter(|set| set.is_here()).map(Self)
+    }
+
     /// The fastest set that this CPU has.
     pub fn best() -> Self {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::is_x86_feature_detected as has;
-            if has!("avx512bw") && has!("avx512vl") && has!("avx512vbmi") {
-                return Self(Set::Avx512);
-            }
-            if has!("avx2") {
-                return Self(Set::Avx2);
-            }
-        }
-        Self::BASELINE
+        Self::available().next().unwrap_or(Self::BASELINE)
     }
 
     /// Stable lower-case name.

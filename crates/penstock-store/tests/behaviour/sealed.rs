@@ -107,13 +107,15 @@ impl Process {
         self.0.try_wait().unwrap().is_none()
     }
 
-    pub fn signal(&self, signal: Signal) {
-        // It may have ended: it is not waited for, so its number is still its own.
-        let _ = kill_process(Pid::from_child(&self.0), signal);
+    pub fn signal(&mut self, signal: Signal) {
+        // The number of a process that was waited for may be another's.
+        if self.is_running() {
+            let _ = kill_process(Pid::from_child(&self.0), signal);
+        }
     }
 
     /// Stops it and waits until all its threads stand still.
-    pub fn stop(&self) {
+    pub fn stop(&mut self) {
         self.signal(Signal::STOP);
         let stands = |thread: fs::DirEntry| {
             let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();

@@ -160,6 +160,10 @@ class SchedulerHalf:
         to load, from the last offer."""
         self._loading.begin(self._requests[request_id], tables, tokens)
 
+    def on_scheduled(self) -> None:
+        """The engine computes a request in this step, and has no time to wait for others."""
+        self._loading.end_moment()
+
     def promise(self, request_id: str) -> dict[str, Any] | None:
         """What the request's answer tells the engine that goes on with it, if one does."""
         tracked = self._requests.get(request_id)

@@ -55,7 +55,8 @@ class Loading:
         self._handover = handover
         self._has_time = has_time
         self._moment_ends: float | None = None
-        """When this step waits for look-ups no more; None if it has not waited yet."""
+        """When this step waits for look-ups no more, by the monotonic clock; None if it has not
+        waited yet."""
         self._unloaded: dict[int, set[int]] = {}
         """Load → positions of its blocks that did not come, from the ranks' reports so far."""
 
@@ -128,6 +129,10 @@ class Loading:
             self._moment_ends = time.monotonic() + (_MOMENT if pays else 0.0)
         self._lookups.wait_for(tracked, self._moment_ends)
         return not self._lookups.is_under_way(tracked)
+
+    def end_moment(self) -> None:
+        """No look-up is waited for any more in this step."""
+        self._moment_ends = 0.0
 
     def end_step(self) -> None:
         """The engine asks no more in this step."""

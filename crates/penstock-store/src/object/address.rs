@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use object_store::aws::AmazonS3Builder;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::path::Path;
@@ -251,8 +251,11 @@ impl Address {
             builder = builder.with_region(region);
         }
         let region = region_of(&builder);
+        // The environment may have one, too.
+        let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
+        let endpoint = endpoint.map(|endpoint| endpoint.trim_end_matches('/').to_owned());
         let client = builder.build()?;
-        let bucket_url = match (&self.endpoint, &region) {
+        let bucket_url = match (&endpoint, &region) {
             (Some(endpoint), _) if self.is_virtual_hosted => endpoint.clone(),
             (Some(endpoint), _) => format!("{endpoint}/{}", self.bucket),
             (None, Some(region)) => {

@@ -39,8 +39,7 @@ impl Failure {
 
     /// Whether the object is not there, though its bucket is.
     pub(super) fn is_missing_object(error: &object_store::Error) -> bool {
-        matches!(error, object_store::Error::NotFound { .. })
-            && code(&chain(error)) != Some("NoSuchBucket")
+        matches!(error, object_store::Error::NotFound { .. }) && !is_no_bucket(code(&chain(error)))
     }
 
     /// Takes from an error what may be shown. A server's answer can repeat what was signed, session
@@ -106,7 +105,7 @@ fn answered(error: &object_store::Error, chain: &str) -> Option<Failure> {
     let status = status(chain);
     let code = code(chain);
     let kind = match (error, status, code) {
-        (_, _, Some("NoSuchBucket")) => {
+        (_, _, code) if is_no_bucket(code) => {
             return Some(Failure::new(
                 ErrorKind::Unavailable,
                 "there is no such bucket: create it, or correct the URL",
@@ -137,6 +136,11 @@ fn answered(error: &object_store::Error, chain: &str) -> Option<Failure> {
         message.extend(part.chars().filter(|char| !char.is_control()).take(200));
     }
     Some(Failure::new(kind, message))
+}
+
+/// Whether the answer is that there is no such bucket; Azure calls it a container.
+fn is_no_bucket(code: Option<&str>) -> bool {
+    matches!(code, Some("NoSuchBucket" | "ContainerNotFound"))
 }
 
 fn elsewhere() -> Failure {

@@ -35,6 +35,8 @@ pub(super) struct Listings {
     pub(super) fresh: Option<Instant>,
     /// The last listing of all.
     pub(super) whole: Option<Instant>,
+    /// When a listing of all was last begun beside the others.
+    pub(super) tried: Option<Instant>,
 }
 
 /// What to change in the bucket so that some keys are gone.
@@ -61,6 +63,8 @@ pub(super) struct Index {
     notes: HashMap<Id, Vec<Place>>,
     /// Objects whose head was read and is damaged.
     unreadable: HashSet<Id>,
+    /// Objects whose head could not be had. The next listing of all tries again.
+    refused: HashSet<Id>,
     pub(super) listings: Listings,
 }
 
@@ -70,6 +74,7 @@ impl Index {
         self.packs.contains_key(&id)
             || self.notes.contains_key(&id)
             || self.unreadable.contains(&id)
+            || self.refused.contains(&id)
     }
 
     /// The newest object that is known.
@@ -121,6 +126,14 @@ impl Index {
 
     pub(super) fn add_unreadable(&mut self, id: Id) {
         self.unreadable.insert(id);
+    }
+
+    pub(super) fn add_refused(&mut self, id: Id) {
+        self.refused.insert(id);
+    }
+
+    pub(super) fn forget_refused(&mut self) {
+        self.refused.clear();
     }
 
     /// Where the newest value of a key lies.
@@ -233,9 +246,10 @@ impl Index {
         keys.map(|(key, spot)| (*key, spot.bytes)).collect()
     }
 
-    /// Packs, keys, and objects that are damaged.
+    /// Packs, keys, and objects whose head is damaged or could not be had.
     pub(super) fn counts(&self) -> (usize, usize, usize) {
-        (self.packs.len(), self.newest.len(), self.unreadable.len())
+        let unread = self.unreadable.len() + self.refused.len();
+        (self.packs.len(), self.newest.len(), unread)
     }
 }
 

@@ -5,14 +5,17 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::stream::{StreamExt, TryStreamExt};
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
+use tokio::time::timeout;
 
 use super::bucket::{Bucket, Outcome};
 use super::failure::Failure;
-use super::index::Index;
+use super::index::{Index, Listings};
 use super::pack::{Id, Kind, Name, now_millis, parse_note, parse_pack};
-use crate::{Key, Namespace};
+use crate::{ErrorKind, Key, Namespace};
 
 /// Heads that are read at once.
 const HEADS_AT_ONCE: usize = 16;
@@ -24,23 +27,51 @@ const OVERLAP: Duration = Duration::from_secs(60);
 pub(super) const OLDEST: Duration = Duration::from_secs(30);
 /// The time between two listings of all, which find what was deleted or came very late.
 const BETWEEN_WHOLE: Duration = Duration::from_secs(600);
-/// The longest time that a listing may take, whoever waits for it.
-const LONGEST: Duration = Duration::from_secs(120);
+/// When a listing of all that failed is tried again.
+const WHOLE_AGAIN: Duration = Duration::from_secs(60);
+/// How long a listing waits for a page or for a head. It may take as long as it likes while these
+/// come.
+const STALLED: Duration = Duration::from_secs(15);
+/// If nothing comes for so long, nobody else waits for the listing. It may hang on a connection, while
+/// another one would not.
+const OVERDUE: Duration = Duration::from_secs(2);
 
 /// One namespace, as this process knows it.
 #[derive(Default)]
 pub(super) struct Known {
     pub(super) index: Mutex<Index>,
-    /// One listing at a time. Whoever waits takes over what it finds.
-    listing: tokio::sync::Mutex<()>,
+    /// The last listing that look-ups wait for.
+    listing: Mutex<Option<Listing>>,
     /// One removal at a time, so that no value counts twice.
     pub(super) removing: tokio::sync::Mutex<()>,
+}
+
+impl Listings {
+    /// Whether to list all again, to find what was deleted or came very late.
+    fn is_whole_due(&self, between: Duration) -> bool {
+        let is_old = |at: Instant, age| at.elapsed() > age;
+        self.whole.is_some_and(|at| is_old(at, between))
+            && self
+                .tried
+                .is_none_or(|at| is_old(at, between.min(WHOLE_AGAIN)))
+    }
+}
+
+/// A listing under way, or over. All who wait share its outcome.
+#[derive(Clone)]
+struct Listing {
+    began: Instant,
+    /// When a page or a head last came.
+    came: Arc<Mutex<Instant>>,
+    end: Shared<BoxFuture<'static, Outcome<()>>>,
 }
 
 /// Everything that this process knows of the bucket.
 pub(super) struct Catalogue {
     pub(super) bucket: Arc<Bucket>,
     namespaces: Mutex<HashMap<Namespace, Arc<Known>>>,
+    /// See [`BETWEEN_WHOLE`].
+    between_whole: Duration,
 }
 
 impl Catalogue {
@@ -48,6 +79,7 @@ impl Catalogue {
         Self {
             bucket,
             namespaces: Mutex::default(),
+            between_whole: BETWEEN_WHOLE,
         }
     }
 
@@ -80,67 +112,111 @@ impl Catalogue {
     /// was there then. The listing goes on if this is dropped, so that its progress is not lost.
     pub(super) async fn refresh(&self, namespace: Namespace, since: Instant) -> Outcome<()> {
         let known = self.of(namespace);
-        if known
-            .index
-            .lock()
-            .listings
-            .fresh
-            .is_some_and(|at| at >= since)
-        {
-            return Ok(());
-        }
-        let bucket = Arc::clone(&self.bucket);
-        let listing = tokio::spawn(async move {
-            let _one = known.listing.lock().await;
+        loop {
             let listings = known.index.lock().listings;
+            if listings.is_whole_due(self.between_whole) {
+                // Nobody waits for it: what it finds besides is not urgent, and it is long.
+                known.index.lock().listings.tried = Some(Instant::now());
+                let came = Arc::new(Mutex::new(Instant::now()));
+                tokio::spawn(self.list(namespace, Scope::All, came));
+            }
             if listings.fresh.is_some_and(|at| at >= since) {
                 return Ok(());
             }
-            let is_whole = listings.whole.is_none_or(|at| at.elapsed() > BETWEEN_WHOLE);
-            let work = list(&bucket, namespace, &known, is_whole);
-            let outcome = tokio::time::timeout(LONGEST, work).await;
-            outcome.unwrap_or_else(|_| Err(Failure::late()))
-        });
-        listing.await.unwrap_or_else(|_| Err(Failure::late()))
+            let listing = self.join(namespace, &known);
+            let outcome = listing.end.await;
+            if listing.began >= since {
+                return outcome;
+            }
+        }
+    }
+
+    /// The listing under way; a new one if there is none, or if it hangs.
+    fn join(&self, namespace: Namespace, known: &Known) -> Listing {
+        let goes_on = |listing: &&Listing| {
+            listing.end.peek().is_none() && listing.came.lock().elapsed() < OVERDUE
+        };
+        let mut last = known.listing.lock();
+        if let Some(listing) = last.as_ref().filter(goes_on) {
+            return listing.clone();
+        }
+        // Before anything is known, all is new.
+        let is_first = known.index.lock().listings.fresh.is_none();
+        let scope = if is_first { Scope::All } else { Scope::New };
+        let began = Instant::now();
+        let came = Arc::new(Mutex::new(began));
+        let task = tokio::spawn(self.list(namespace, scope, Arc::clone(&came)));
+        let end = async { task.await.unwrap_or_else(|_| Err(Failure::late())) };
+        let end = end.boxed().shared();
+        last.insert(Listing { began, came, end }).clone()
+    }
+
+    fn list(
+        &self,
+        namespace: Namespace,
+        scope: Scope,
+        came: Arc<Mutex<Instant>>,
+    ) -> impl Future<Output = Outcome<()>> + Send + use<> {
+        let (bucket, known) = (Arc::clone(&self.bucket), self.of(namespace));
+        async move { list(&bucket, namespace, &known, scope, &came).await }
     }
 }
 
-async fn list(bucket: &Bucket, namespace: Namespace, known: &Known, is_whole: bool) -> Outcome<()> {
+/// What a listing covers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    New,
+    All,
+}
+
+async fn list(
+    bucket: &Bucket,
+    namespace: Namespace,
+    known: &Known,
+    scope: Scope,
+    came: &Mutex<Instant>,
+) -> Outcome<()> {
     let began = Instant::now();
+    let is_whole = scope == Scope::All;
     let (after, before) = {
-        let index = known.index.lock();
-        let after = index.newest_id().filter(|_| !is_whole).map(overlapping);
-        (
-            after,
-            if is_whole {
-                index.known()
-            } else {
-                HashSet::new()
-            },
-        )
-    };
-    let seen = Mutex::new(HashSet::new());
-    let unknown = bucket.list(namespace, after).try_filter(|(name, _)| {
+        let mut index = known.index.lock();
         if is_whole {
-            seen.lock().insert(name.id);
+            index.forget_refused();
+            (None, index.known())
+        } else {
+            (index.newest_id().map(overlapping), HashSet::new())
         }
-        std::future::ready(!known.index.lock().knows(name.id))
-    });
-    let heads = unknown.map(|object| async {
+    };
+    let mut seen = HashSet::new();
+    let mut names = bucket.list(namespace, after);
+    let mut heads = FuturesUnordered::new();
+    loop {
+        let next = timeout(STALLED, names.next()).await;
+        let Some(object) = next.map_err(|_| Failure::late())? else {
+            break;
+        };
         let (name, bytes) = object?;
-        read_head(bucket, namespace, known, name, bytes).await
-    });
-    let mut heads = heads.buffer_unordered(HEADS_AT_ONCE);
-    while let Some(head) = heads.next().await {
-        head?;
+        *came.lock() = Instant::now();
+        if is_whole {
+            seen.insert(name.id);
+        }
+        if known.index.lock().knows(name.id) {
+            continue;
+        }
+        heads.push(read_head(bucket, namespace, known, name, bytes));
+        if heads.len() == HEADS_AT_ONCE {
+            heads.next().await.transpose()?;
+        }
     }
-    drop(heads);
+    while heads.next().await.transpose()?.is_some() {
+        *came.lock() = Instant::now();
+    }
     let mut index = known.index.lock();
     if is_whole {
-        index.whole_listing(&before, &seen.into_inner());
+        index.whole_listing(&before, &seen);
         index.listings.whole = Some(began);
     }
-    index.listings.fresh = Some(began);
+    index.listings.fresh = index.listings.fresh.max(Some(began));
     Ok(())
 }
 
@@ -164,8 +240,16 @@ async fn read_head(
         known.index.lock().add_unreadable(name.id);
         return Ok(());
     }
-    let Some(head) = bucket.head(namespace, &name).await? else {
-        return Ok(());
+    let head = timeout(STALLED, bucket.head(namespace, &name)).await;
+    let head = match head.unwrap_or_else(|_| Err(Failure::late())) {
+        Ok(Some(head)) => head,
+        Ok(None) => return Ok(()),
+        // It may be in an archive, or another account's. The others can be used all the same.
+        Err(failure) if matches!(failure.kind, ErrorKind::Denied | ErrorKind::Protocol) => {
+            known.index.lock().add_refused(name.id);
+            return Ok(());
+        }
+        Err(failure) => return Err(failure),
     };
     let mut index = known.index.lock();
     match name.kind {
@@ -179,4 +263,62 @@ async fn read_head(
         },
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use object_store::memory::InMemory;
+    use object_store::path::Path;
+
+    use super::super::pack::{Local, pack_head};
+    use super::*;
+
+    const NAMESPACE: Namespace = Namespace(*b"0123456789abcdef");
+
+    async fn put_pack(bucket: &Bucket) -> Name {
+        let span = penstock_layout::Span::new(0..4, 0..2).unwrap();
+        let key = Key::new(NAMESPACE, &[1], span).unwrap();
+        let (head, _) = pack_head(NAMESPACE, &[(Local::of(&key), 5)]);
+        let name = Name {
+            id: Id::fresh(),
+            kind: Kind::Pack,
+            count: 1,
+        };
+        let pieces = vec![Bytes::from(head), Bytes::from_static(b"value")];
+        bucket.put(NAMESPACE, &name, pieces).await.unwrap();
+        name
+    }
+
+    #[test]
+    fn what_others_deleted_is_forgotten_though_nobody_waits_for_that() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let bucket = Bucket::new(Arc::new(InMemory::new()), Path::default(), 4);
+            let mut catalogue = Catalogue::new(Arc::new(bucket));
+            let packs = |catalogue: &Catalogue| catalogue.counts().0;
+            let refresh = async |catalogue: &Catalogue| {
+                let now = Instant::now();
+                catalogue.refresh(NAMESPACE, now).await.unwrap();
+            };
+            let name = put_pack(&catalogue.bucket).await;
+            refresh(&catalogue).await;
+            assert_eq!(packs(&catalogue), 1);
+            catalogue.bucket.delete(NAMESPACE, &[name]).await.unwrap();
+            refresh(&catalogue).await;
+            assert_eq!(packs(&catalogue), 1, "it is not time yet to list all");
+            put_pack(&catalogue.bucket).await;
+            refresh(&catalogue).await;
+            assert_eq!(packs(&catalogue), 2, "what is new is found at once");
+            catalogue.between_whole = Duration::ZERO;
+            let end = Instant::now() + Duration::from_secs(60);
+            while packs(&catalogue) > 1 {
+                assert!(Instant::now() < end, "never forgotten");
+                refresh(&catalogue).await;
+            }
+        });
+    }
 }

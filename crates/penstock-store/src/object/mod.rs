@@ -32,13 +32,15 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use tokio::runtime::Runtime;
+use tokio::time::timeout_at;
 
 pub(crate) use address::SCHEMES;
 use address::{Address, Settings};
 use bucket::{Bucket, Outcome};
 use failure::Failure;
-use listing::{Catalogue, OLDEST};
+use listing::{Catalogue, Known, OLDEST};
 use pack::{Id, Kind, Local, MOST_VALUES, Name, Place, note};
 use rules::{Lifetimes, Rules};
 use writing::{MOST_VALUE_BYTES, Writer};
@@ -51,6 +53,9 @@ use crate::{
 
 /// How often a get whose pack is gone looks for its value elsewhere.
 const ROUNDS: usize = 3;
+/// How old a listing may be that says that a value to get is not there. Whoever asks for the value has
+/// just found it, by a listing of another process.
+const FRESH_FOR_GETS: Duration = Duration::from_millis(100);
 
 /// Opens an object store. Does not connect yet.
 pub(crate) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
@@ -74,6 +79,7 @@ pub(crate) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
         writer: Arc::new(Writer::new(settings, Arc::clone(&catalogue))),
         catalogue,
         runtime: Some(runtime),
+        owner: std::process::id(),
         counters: Counters::default(),
     }))
 }
@@ -86,20 +92,33 @@ struct ObjectPool {
     writer: Arc<Writer>,
     /// There until the store is dropped.
     runtime: Option<Runtime>,
+    /// The process that opened it. Another one, after a fork, has no threads for it.
+    owner: u32,
     counters: Counters,
 }
 
 impl Drop for ObjectPool {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // Requests that nobody waits for are given up. To wait for them could take long.
-            runtime.shutdown_background();
+            if self.owner == std::process::id() {
+                // Requests that nobody waits for are given up. To wait for them could take long.
+                runtime.shutdown_background();
+            } else {
+                // Its locks may be held by threads that are not here.
+                std::mem::forget(runtime);
+            }
         }
     }
 }
 
 impl ObjectPool {
     fn runtime(&self) -> Result<&Runtime> {
+        if self.owner != std::process::id() {
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                "the store was opened before this process was forked: open it anew",
+            ));
+        }
         self.runtime
             .as_ref()
             .ok_or_else(|| Error::new(ErrorKind::Unavailable, "the store is closed"))
@@ -117,25 +136,25 @@ impl ObjectPool {
         if Instant::now() >= deadline {
             return Err(describe(Failure::late()));
         }
-        let bounded = async {
-            let mut work = std::pin::pin!(work);
-            loop {
-                let look = interrupt::next_look(deadline);
-                let outcome = tokio::time::timeout_at(look.into(), &mut work).await;
-                match outcome {
-                    Ok(outcome) => return outcome,
-                    Err(_) if look == deadline || interrupt::is_interrupted() => {
-                        return Err(Failure::late());
-                    }
-                    Err(_) => {}
+        let runtime = self.runtime()?;
+        let mut work = std::pin::pin!(work);
+        loop {
+            let look = interrupt::next_look(deadline);
+            let waited = runtime.block_on(async { timeout_at(look.into(), &mut work).await });
+            match waited {
+                Ok(outcome) => return outcome.map_err(describe),
+                // Asked outside of the runtime: the answer may come from code that uses a pool.
+                Err(_) if look == deadline || interrupt::is_interrupted() => {
+                    return Err(describe(Failure::late()));
                 }
+                Err(_) => {}
             }
-        };
-        self.runtime()?.block_on(bounded).map_err(describe)
+        }
     }
 
     /// Which keys are there. Lists first what is new if that has not been done for `OLDEST`, or if a
-    /// key is missing and that has not been done for the time in the settings.
+    /// key is missing and that has not been done for the time in the settings. If that fails, or takes
+    /// too long, what is known is told, unless that is nothing.
     fn which(&self, operation: &'static str, keys: &[Key], deadline: Instant) -> Result<Vec<bool>> {
         let namespaces = self.catalogue.of_keys(keys.iter());
         let look = || -> Vec<bool> {
@@ -150,43 +169,67 @@ impl ObjectPool {
             let before = look();
             let missing = keys.iter().zip(&before).filter(|(_, found)| !**found);
             let missing: HashSet<Namespace> = missing.map(|(key, _)| key.namespace).collect();
-            for &namespace in namespaces.keys() {
-                let age = if missing.contains(&namespace) {
+            let refreshed = join_all(namespaces.keys().map(|namespace| {
+                let age = if missing.contains(namespace) {
                     self.settings.fresh
                 } else {
                     OLDEST
                 };
-                self.catalogue.refresh(namespace, ago(now, age)).await?;
+                self.catalogue.refresh(*namespace, ago(now, age))
+            }));
+            let in_time = now + deadline.saturating_duration_since(now) / 10 * 9;
+            let refreshed = timeout_at(in_time.into(), refreshed).await;
+            let refreshed = refreshed.unwrap_or_else(|_| vec![Err(Failure::late())]);
+            let refreshed: Outcome<()> = refreshed.into_iter().collect();
+            let found = look();
+            match refreshed {
+                Err(failure) if !found.contains(&true) => Err(failure),
+                _ => Ok(found),
             }
-            Ok(look())
         })
     }
 
     /// Gets values. Outcomes that are not filled in when this ends are late.
-    async fn get(&self, batch: &mut [GetRequest<'_, '_>]) -> Outcome<()> {
+    async fn get(&self, batch: &mut [GetRequest<'_, '_>]) {
         let describe = |failure: &Failure| failure.error(&self.url, "get");
         let namespaces = self
             .catalogue
             .of_keys(batch.iter().map(|request| &request.key));
-        let now = Instant::now();
-        for (namespace, known) in &namespaces {
-            let is_missing = {
-                let index = known.index.lock();
-                let of_this = batch
-                    .iter()
-                    .filter(|request| request.key.namespace == *namespace);
-                of_this
-                    .into_iter()
-                    .any(|request| index.find(&Local::of(&request.key)).is_none())
-            };
-            if is_missing {
-                let since = ago(now, self.settings.fresh);
-                self.catalogue.refresh(*namespace, since).await?;
-            }
+        let since = ago(Instant::now(), FRESH_FOR_GETS.min(self.settings.fresh));
+        self.get_known(&namespaces, batch, &describe).await;
+        let missing: HashSet<Namespace> = batch
+            .iter()
+            .filter(|request| request.outcome.is_none())
+            .map(|request| request.key.namespace)
+            .collect();
+        let refreshed = join_all(
+            missing
+                .iter()
+                .map(|namespace| self.catalogue.refresh(*namespace, since)),
+        );
+        let failure = refreshed.await.into_iter().find_map(Outcome::err);
+        if !missing.is_empty() {
+            self.get_known(&namespaces, batch, &describe).await;
         }
+        for request in batch {
+            request.outcome.get_or_insert_with(|| match &failure {
+                Some(failure) => Err(describe(failure).with("key", request.key)),
+                None => Ok(GetOutcome::Miss),
+            });
+        }
+    }
+
+    /// Gets the values of which it is known where they lie. Whoever removes values all the time leaves
+    /// none to be found.
+    async fn get_known(
+        &self,
+        namespaces: &HashMap<Namespace, Arc<Known>>,
+        batch: &mut [GetRequest<'_, '_>],
+        describe: &impl Fn(&Failure) -> Error,
+    ) {
         for _ in 0..ROUNDS {
             let open = batch.iter_mut().filter(|request| request.outcome.is_none());
-            let wanted = reading::locate(&namespaces, open);
+            let wanted = reading::locate(namespaces, open);
             if wanted.is_empty() {
                 break;
             }
@@ -195,7 +238,7 @@ impl ObjectPool {
                 wanted,
                 self.settings.range_bytes,
                 self.settings.requests,
-                &describe,
+                describe,
             )
             .await;
             if gone.is_empty() {
@@ -205,11 +248,6 @@ impl ObjectPool {
                 namespaces[&namespace].index.lock().drop_packs(&packs);
             }
         }
-        // Whoever removes values all the time leaves none to be found.
-        for request in batch {
-            request.outcome.get_or_insert(Ok(GetOutcome::Miss));
-        }
-        Ok(())
     }
 
     /// Removes keys of one namespace.
@@ -321,7 +359,10 @@ impl Store for ObjectPool {
         let outcome = if batch.is_empty() {
             Ok(())
         } else {
-            self.run("get", deadline, self.get(batch))
+            self.run("get", deadline, async {
+                self.get(batch).await;
+                Ok(())
+            })
         };
         let failure = outcome
             .err()

@@ -32,8 +32,8 @@ struct Read<'r, 'a, 'b> {
     wanted: Vec<Wanted<'r, 'a, 'b>>,
 }
 
-/// Finds the requests' values. A request whose value is not known, does not fit or is empty gets its
-/// outcome. The others are to be read.
+/// Finds the requests' values, which are to be read. A request whose value does not fit or is empty
+/// gets its outcome. Those whose value is not known are left open.
 pub(super) fn locate<'r, 'a, 'b>(
     namespaces: &HashMap<Namespace, Arc<Known>>,
     requests: impl Iterator<Item = &'r mut GetRequest<'a, 'b>>,
@@ -43,7 +43,7 @@ pub(super) fn locate<'r, 'a, 'b>(
         let known = namespaces.get(&request.key.namespace);
         let found = known.and_then(|known| known.index.lock().find(&Local::of(&request.key)));
         let Some(found) = found else {
-            request.outcome = Some(Ok(GetOutcome::Miss));
+            request.outcome = None;
             continue;
         };
         let bytes = u64::from(found.bytes);

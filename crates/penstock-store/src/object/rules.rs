@@ -68,6 +68,11 @@ impl Rules {
 
 /// The rules of a bucket's configuration that concern all objects below a prefix.
 fn lifetimes(configuration: &str, prefix: &str) -> Lifetimes {
+    // All names begin so.
+    let prefix = match prefix {
+        "" => String::new(),
+        prefix => format!("{prefix}/"),
+    };
     let mut all = Lifetimes::default();
     let rules = configuration.split("<Rule>").skip(1);
     for rule in rules.filter(|rule| rule.contains("<Status>Enabled</Status>")) {
@@ -124,6 +129,10 @@ mod tests {
         let found = lifetimes(&configuration, "kv/cache");
         assert_eq!((found.expire_days, found.parts_days), (Some(30), Some(7)));
         assert_eq!(lifetimes(&configuration, "x").expire_days, Some(60));
+        let guide = rule("Enabled", "<Prefix>prod/</Prefix>", 7);
+        assert_eq!(lifetimes(&guide, "prod").expire_days, Some(7));
+        assert_eq!(lifetimes(&guide, "production").expire_days, None);
+        assert_eq!(lifetimes(&guide, "").expire_days, None);
         assert_eq!(lifetimes("", "kv"), Lifetimes::default());
         assert_eq!(
             lifetimes("nonsense <Rule> <Days>1</Days>", "kv"),

@@ -155,6 +155,24 @@ pub(crate) enum Fault {
     Flipped(usize),
     /// The connection is closed without an answer.
     Closed,
+    /// A fault of the requests that have this in their line or range. The others are answered.
+    Only(&'static str, Box<Fault>),
+}
+
+impl Fault {
+    /// What becomes of the next request.
+    fn next(&mut self, request: &str) -> Self {
+        match self {
+            Self::Refused(0, ..) => Self::None,
+            Self::Refused(times, status, code) => {
+                *times -= 1;
+                Self::Refused(*times, *status, code)
+            }
+            Self::Only(part, fault) if request.contains(*part) => fault.next(request),
+            Self::Only(..) => Self::None,
+            other => other.clone(),
+        }
+    }
 }
 
 /// Stands before a server, one request to a connection.
@@ -237,10 +255,9 @@ impl Shared {
             .lines()
             .find(|line| line.to_lowercase().starts_with("range:"));
         let line = first.trim_end_matches(" HTTP/1.1");
-        self.seen
-            .lock()
-            .push(format!("{line} {}", range.unwrap_or_default().trim_end()));
-        let fault = self.next_fault();
+        let request = format!("{line} {}", range.unwrap_or_default().trim_end());
+        let fault = self.fault.lock().next(&request);
+        self.seen.lock().push(request);
         match fault {
             Fault::Refused(_, status, code) => {
                 let body = format!(
@@ -257,7 +274,7 @@ impl Shared {
                 return Ok(());
             }
             Fault::Closed => return client.shutdown(Shutdown::Both),
-            Fault::None | Fault::Cut(_) | Fault::Flipped(_) => {}
+            Fault::None | Fault::Cut(_) | Fault::Flipped(_) | Fault::Only(..) => {}
         }
         let mut server = TcpStream::connect(("127.0.0.1", self.server))?;
         server.write_all(first.as_bytes())?;
@@ -284,18 +301,6 @@ impl Shared {
             _ => {}
         }
         client.write_all(&body)
-    }
-
-    fn next_fault(&self) -> Fault {
-        let mut fault = self.fault.lock();
-        let now = fault.clone();
-        if let Fault::Refused(times, ..) = &mut *fault {
-            match times.checked_sub(1) {
-                Some(left) => *times = left,
-                None => return Fault::None,
-            }
-        }
-        now
     }
 }
 

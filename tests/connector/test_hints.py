@@ -86,7 +86,7 @@ def test_kept_blocks_are_touched_until_their_time_is_over(
 ) -> None:
     monkeypatch.setattr(hints, "_TOUCHES_EVERY", 0.01)
     engine = Hinted([FULL, COARSE])
-    engine.serve("r", PROMPT, {KEEP: 0.5})
+    engine.serve("r", PROMPT, {KEEP: 5.0})
     # What can be loaded is a whole number of blocks in both groups: four of one, two of the other.
     engine.until(lambda: engine.count("touched_blocks") > 3 * 6)
     assert engine.kept == 6
@@ -103,7 +103,7 @@ def test_of_a_window_only_what_a_load_needs_is_kept() -> None:
 
 
 def test_the_limit_of_the_engine_counts_not_the_clients() -> None:
-    engine = Hinted(keep_limit=0.2)
+    engine = Hinted(keep_limit=3.0)
     engine.serve("r", PROMPT, {KEEP: 1e9})
     engine.until(lambda: engine.kept == 5)
     engine.until(lambda: engine.kept == 0)

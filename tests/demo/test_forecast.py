@@ -16,10 +16,11 @@ from penstock.demo.replay import BLOCK_TOKENS, Exchange, Situation, chain
 
 
 def exchange(
-    prompt: tuple[int, ...], *, cached: int = 0, loaded: int = 0, declined: int = 0
+    prompt: tuple[int, ...], *, cached: int = 0, loaded: int = 0, declined: int = 0, late: int = 0
 ) -> Exchange:
     answer = Answer((1, 2), 0.1, 0.2, cached)
-    return Exchange(0, 0, 0, Situation.COLD, prompt, answer, Counters(loaded, 0, 0, declined))
+    moved = Counters(loaded_tokens=loaded, declined_tokens=declined, late_blocks=late)
+    return Exchange(0, 0, 0, Situation.COLD, prompt, answer, moved)
 
 
 def prompt(*blocks: int, rest: int = 3) -> tuple[int, ...]:
@@ -39,13 +40,13 @@ def test_every_block_is_found_that_any_node_has_seen(requests: list[list[int]]) 
     assert hits_of(exchanges).expected == found / max(1, total)
 
 
-def test_what_was_found_and_what_was_declined_are_counted_in_blocks() -> None:
+def test_what_was_found_declined_and_late_is_counted_in_blocks() -> None:
     exchanges = [
         exchange(prompt(1, 2, 3, 4)),
         exchange(prompt(1, 2, 3, 5), cached=3 * BLOCK_TOKENS, loaded=2 * BLOCK_TOKENS),
-        exchange(prompt(1, 2, 3, 4), declined=4 * BLOCK_TOKENS),
+        exchange(prompt(1, 2, 3, 4), declined=3 * BLOCK_TOKENS, late=1),
     ]
-    assert hits_of(exchanges) == Hits(found=3 / 12, declined=4 / 12, expected=7 / 12)
+    assert hits_of(exchanges) == Hits(found=3 / 12, declined=3 / 12, late=1 / 12, expected=7 / 12)
 
 
 def test_requests_are_saved_in_mooncakes_format(tmp_path: Path) -> None:

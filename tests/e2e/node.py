@@ -76,6 +76,10 @@ def new_process(
         )
 
 
+SHORT_LIMITS: dict[str, Any] = {"penstock.lookup_timeout": 1.0, "penstock.load_timeout": 4.0}
+"""Settings of an engine whose pool fails: how long each failure is waited for."""
+
+
 class Node:
     """An engine process. Use as a context manager; leaving it ends the process.
 
@@ -113,8 +117,8 @@ class Node:
                 "penstock.host_tier": False,
                 "penstock.load_policy": "always",
                 # Generous, so that a busy machine does not turn hits into misses.
-                "penstock.lookup_timeout": 1.0,
-                "penstock.load_timeout": 4.0,
+                "penstock.lookup_timeout": 10.0,
+                "penstock.load_timeout": 20.0,
             }
             extra |= settings or {}
             args["kv_transfer_config"] = {

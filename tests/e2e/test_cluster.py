@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster import NODE_TIMEOUT_MS, Cluster
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Node
+from tests.e2e.node import SHORT_LIMITS, Node
 from tests.e2e.test_pool_faults import BLOCKS, PROMPTS, ask_all, wait_for_hits
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone]
@@ -24,7 +24,10 @@ def test_every_fault_of_a_cluster_in_one_life(
     for prompt in PROMPTS:
         plain.ask(prompt)
     expected = [plain.ask(prompt) for prompt in PROMPTS]
-    with Cluster(kind, tmp_path) as cluster, start(llama, pool=cluster.url) as node:
+    with (
+        Cluster(kind, tmp_path) as cluster,
+        start(llama, pool=cluster.url, settings=SHORT_LIMITS) as node,
+    ):
         wait_for_hits(node, expected)
 
         # Slots move, with blocks in them, while blocks are loaded: nothing is even a miss.

@@ -150,9 +150,11 @@ def test_a_trace_finds_what_the_simulator_says(folder: Path) -> None:
     assert figures["outputs_equal"] == figures["requests"] == 6
     hits = figures["hit_ratio"]
     assert hits["simulated"] > 0.5
-    # A server that other work slowed down may have judged a load of some blocks not worth its time.
+    # A server that other work slowed down may have judged a load of some blocks not worth its time,
+    # before it or meanwhile.
     assert hits["found"] > 0.4
-    assert hits["found"] + hits["declined"] == pytest.approx(hits["simulated"], abs=0.01)
+    all_of_it = hits["found"] + hits["declined"] + hits["late"]
+    assert all_of_it == pytest.approx(hits["simulated"], abs=0.01)
     command = [PENSTOCK, "simulate", str(sent), "--block-tokens", "128", "--json", "--no-sizes"]
     options = ["--bytes-per-token", "16KiB", "--nodes", "2", "--pool-bytes", "1GiB"]
     told = json.loads(subprocess.check_output([*command, *options], text=True))

@@ -79,7 +79,8 @@ def pair(start: Callable[..., Node], model: Path, pool: str, **options: Any) -> 
 def test_all_families_of_proxies(
     any_pool: str, llama: Path, plain: Node, start: Callable[..., Node]
 ) -> None:
-    prefill, decode = pair(start, llama, any_pool)
+    settings = {"penstock.handover_timeout": 60.0}
+    prefill, decode = pair(start, llama, any_pool, settings=settings)
     seed = zlib.crc32(any_pool.encode())
     with prefill, decode:
         loaded = 0

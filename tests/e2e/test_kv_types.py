@@ -44,6 +44,9 @@ def test_a_loaded_prompt_is_vllms_own_hit(
         assert other.ask(prompts[0]).cached == 0
 
 
+# A block that leaves the window is given back, stored or not. With another engine on the same two
+# cores, one may not be stored.
+@pytest.mark.alone
 def test_groups_may_differ_in_type(start: Callable[..., Node], tmp_path: Path) -> None:
     gemma = models.gemma2(tmp_path / "model")
     options = {

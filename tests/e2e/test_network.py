@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.node import Node
+from tests.e2e.node import SHORT_LIMITS, Node
 from tests.e2e.test_pool_faults import BLOCK, BLOCKS, PROMPTS, ask_all, wait_for_hits
 from tests.network import Way
 from tests.servers import Server
@@ -25,7 +25,7 @@ def test_every_network_in_one_life(
     with (
         Server("redis", tmp_path) as server,
         Way(server.port) as way,
-        start(llama, pool=f"redis://127.0.0.1:{way.port}") as node,
+        start(llama, pool=f"redis://127.0.0.1:{way.port}", settings=SHORT_LIMITS) as node,
     ):
         wait_for_hits(node, expected)
 
@@ -68,4 +68,4 @@ def test_every_network_in_one_life(
         # As long as without a pool, more or less: the machine is not the same from one to the next.
         node.forget()
         computed = sum(plain.ask([*prompt[::-1]]).seconds for prompt in PROMPTS)
-        assert left_alone < 3 * computed + 2
+        assert left_alone < 3 * computed + 10

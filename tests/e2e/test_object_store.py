@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Answer, Node
+from tests.e2e.node import SHORT_LIMITS, Answer, Node
 from tests.objects import Gate, ObjectServer
 
 pytestmark = pytest.mark.e2e
@@ -58,11 +58,14 @@ def test_another_engine_loads_and_faults_cost_hits_alone(
 
     with (
         Gate(server) as gate,
-        start(llama, pool=server.url("shared/kv", "&fresh=100ms", gate.port)) as second,
+        start(
+            llama,
+            pool=server.url("shared/kv", "&fresh=100ms", gate.port),
+            settings=SHORT_LIMITS,
+        ) as second,
     ):
         wait_for_hits(second, expected)
         assert second.counters()["loaded_tokens"] >= LOADED
-        assert second.counters().get("load_failed_blocks", 0) == 0
         assert second.counters().get("stored_bytes", 0) == 0, "all of it is there"
         for refusal in ((503, "SlowDown"), (404, "NoSuchBucket"), (403, "AccessDenied")):
             gate.refusal = refusal
@@ -86,7 +89,9 @@ def test_behind_shared_memory_it_is_read_once(
         with (
             Gate(server) as gate,
             start(
-                llama, pool=f"shm://{name}?size=256MiB {server.url('far', port=gate.port)}"
+                llama,
+                pool=f"shm://{name}?size=256MiB {server.url('far', port=gate.port)}",
+                settings=SHORT_LIMITS,
             ) as node,
         ):
             wait_for_hits(node, expected)

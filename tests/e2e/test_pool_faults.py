@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import ANSWER_TIMEOUT, Answer, Node
+from tests.e2e.node import ANSWER_TIMEOUT, SHORT_LIMITS, Answer, Node
 from tests.servers import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone]
@@ -56,7 +56,7 @@ def test_every_fault_in_one_life(
     server: Server, llama: Path, expected: list[Answer], start: Callable[..., Node]
 ) -> None:
     # Absent at start: the engine comes up and serves without it.
-    with start(llama, pool=server.unix_url) as node:
+    with start(llama, pool=server.unix_url, settings=SHORT_LIMITS) as node:
         assert all(answer.cached == 0 for answer in ask_all(node, expected))
 
         with server:
@@ -104,7 +104,10 @@ def test_a_load_under_way_when_the_pool_dies(
     llama: Path, expected: list[Answer], start: Callable[..., Node], tmp_path: Path
 ) -> None:
     """Many loads run while the server is killed: some fail half-way, all answers are right."""
-    with Server("redis", tmp_path) as server, start(llama, pool=server.unix_url) as node:
+    with (
+        Server("redis", tmp_path) as server,
+        start(llama, pool=server.unix_url, settings=SHORT_LIMITS) as node,
+    ):
         wait_for_hits(node, expected)
         before = node.counters()
         for attempt in range(20):
@@ -127,7 +130,7 @@ def test_a_full_pool(
     llama: Path, expected: list[Answer], start: Callable[..., Node], tmp_path: Path
 ) -> None:
     server = Server("redis", tmp_path, "--maxmemory", "8mb", "--maxmemory-policy", "noeviction")
-    with server, start(llama, pool=server.unix_url) as node:
+    with server, start(llama, pool=server.unix_url, settings=SHORT_LIMITS) as node:
         for _ in range(3):
             ask_all(node, expected)
         node.wait_for("stores_failed", 1)

@@ -66,7 +66,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
                 *("--served-model-name", MODEL, "--port", str(port), "--host", "127.0.0.1"),
                 *("--pool", f"file://{folder}/pool?size=1GiB", "--role", role),
                 *("--load-policy", "always", "--max-model-len", "4096", "--enforce-eager"),
-                *("--set", "handover_timeout=60", "--set", "lookup_timeout=2"),
+                *("--set", "handover_timeout=60"),
+                *("--set", "lookup_timeout=30", "--set", "load_timeout=30"),
             ]
             if role == "producer":
                 command += ["--set", f"bootstrap=127.0.0.1:{ports[2]}"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Node
+from tests.e2e.node import SHORT_LIMITS, Node
 from tests.mounts import Mount, needs_mounts
 
 pytestmark = [pytest.mark.e2e, needs_mounts]
@@ -27,7 +27,9 @@ def test_hosts_share_and_a_server_that_hangs_costs_hits(
         Mount(shared, tmp_path / "a") as a,
         Mount(shared, tmp_path / "b") as b,
         start(llama, settings=settings, pool=f"file://{a.path}/pool?size=1GiB") as first,
-        start(llama, settings=settings, pool=f"file://{b.path}/pool?size=1GiB") as second,
+        start(
+            llama, settings=settings | SHORT_LIMITS, pool=f"file://{b.path}/pool?size=1GiB"
+        ) as second,
     ):
         for prompt in PROMPTS:
             first.ask(prompt)

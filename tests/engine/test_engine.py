@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import ctypes.util
+import gc
 import hashlib
 import pickle
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -322,7 +324,11 @@ def test_waiting_and_ending_release_the_gil(engine: Engine) -> None:
 
 def test_an_engine_that_is_only_forgotten_leaves_no_thread(store: Store, kv: Kv) -> None:
     def native_threads() -> list[str]:
-        names = (p.read_text().strip() for p in Path("/proc/self/task").glob("*/comm"))
+        names = []
+        for path in Path("/proc/self/task").glob("*/comm"):
+            # It may end meanwhile.
+            with suppress(OSError):
+                names.append(path.read_text().strip())
         own = ("penstock-get", "penstock-put", "penstock-look")
         return [name for name in names if name.startswith(own)]
 
@@ -333,6 +339,8 @@ def test_an_engine_that_is_only_forgotten_leaves_no_thread(store: Store, kv: Kv)
             assert time.monotonic() < end, native_threads()
             time.sleep(0.001)
 
+    gc.collect()
+    until(0)
     engine = Engine(store, slot_bytes=BLOCK_BYTES, slots=4, get_lanes=3)
     register(engine, kv)
     engine.submit_store(1, blocks((0, 0)))

@@ -183,7 +183,9 @@ fn a_store_gets_batches_as_large_as_it_takes_best() {
 #[test]
 fn under_pressure_stores_are_dropped_and_the_arena_keeps_room_for_loads() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
-    let engine = engine(&store, config(4), &kv);
+    let mut config = config(4);
+    config.store_wait = Duration::from_millis(100);
+    let engine = engine(&store, config, &kv);
     engine
         .submit_store(0, vec![block_of(0, 0)], Fence::NONE)
         .unwrap();

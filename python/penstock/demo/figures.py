@@ -44,9 +44,11 @@ class Hits:
     found: float
     declined: float
     """The share that the pool had, and that the nodes computed as this seemed faster."""
+    late: float
+    """The share that was computed since a load broke off, as it had become slower than that."""
     expected: float
     """The share that `penstock simulate` expects to be found. It takes every load to be worth its
-    time, so `found` and `declined` together should be as much."""
+    time, so `found`, `declined` and `late` together should be as much."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class Figures:
             and {
                 "found": self.hits.found,
                 "declined": self.hits.declined,
+                "late": self.hits.late,
                 "simulated": self.hits.expected,
             },
             "time_to_first_token": {

@@ -46,8 +46,9 @@ def expected_hit_ratio(exchanges: Sequence[Exchange]) -> float:
 
 
 def hits_of(exchanges: Sequence[Exchange]) -> Hits:
-    """The shares of the prompts' whole blocks that were found, declined, and expected."""
+    """The shares of the prompts' whole blocks that were found, declined, late, and expected."""
     blocks = max(1, sum(len(exchange.prompt) // BLOCK_TOKENS for exchange in exchanges))
     found = sum(each.local_tokens + each.loaded_tokens for each in exchanges) // BLOCK_TOKENS
     declined = sum(each.moved.declined_tokens for each in exchanges) // BLOCK_TOKENS
-    return Hits(found / blocks, declined / blocks, expected_hit_ratio(exchanges))
+    late = sum(each.moved.late_blocks for each in exchanges)
+    return Hits(found / blocks, declined / blocks, late / blocks, expected_hit_ratio(exchanges))

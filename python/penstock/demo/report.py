@@ -84,13 +84,14 @@ def _tiles(figures: Figures) -> list[str]:
         )
     )
     if figures.hits is not None:
-        declined = figures.hits.declined
+        declined, late = figures.hits.declined, figures.hits.late
         tiles.append(
             tile(
                 f"{figures.hits.found:.1%}",
                 "of the prompts' blocks were not computed; "
                 f"{figures.hits.expected:.1%} by penstock simulate"
-                + (f", {declined:.1%} not worth a load" if declined else ""),
+                + (f", {declined:.1%} not worth a load" if declined else "")
+                + (f", {late:.1%} since a load broke off" if late else ""),
             )
         )
     return tiles

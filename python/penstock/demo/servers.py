@@ -28,7 +28,9 @@ class Servers:
 
     def sharing(self, *options: str) -> list[str]:
         """The command of a server with Penstock."""
-        return [installed_program("penstock"), "serve", str(self._model), *options]
+        # Servers, clients and the pool share the cores here, so a look-up may take its time.
+        limits = ["--set", "lookup_timeout=5", "--set", "load_timeout=20"]
+        return [installed_program("penstock"), "serve", str(self._model), *limits, *options]
 
     def plain(self, *options: str) -> list[str]:
         """The command of a server without Penstock."""

@@ -104,6 +104,7 @@ pub fn chain(names: &[u64], parent: Option<u64>) -> Vec<Block> {
 pub fn config(slots: usize) -> EngineConfig {
     let mut config = EngineConfig::new(2 * BLOCK_BYTES, slots);
     config.keep = false;
+    config.store_wait = LONG;
     config.put_timeout = LONG;
     config.get_timeout = LONG;
     config

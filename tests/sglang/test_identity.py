@@ -207,6 +207,39 @@ def test_types_that_sglang_stores_as_bytes(url: str, model: Path) -> None:
         assert finds(backend(url, mha_host(dtype=torch.float8_e5m2))) == 0
 
 
+def test_what_sglang_tells_of_the_type_counts(url: str, model: Path) -> None:
+    """A setting that others left behind does not make one type of two."""
+    stale = {"kv_dtype": "fp8_e4m3"}
+    with serving(model, kv_cache_dtype="fp8_e4m3"):
+        host = mha_host(dtype=torch.float8_e4m3fn)
+        store(backend(url, host, stale), host)
+        assert finds(backend(url, mha_host(dtype=torch.float8_e4m3fn))) == PAGES
+    with (
+        serving(model, kv_cache_dtype="fp8_e5m2"),
+        pytest.raises(ConfigError, match="'fp8_e4m3', but SGLang's --kv-cache-dtype is 'fp8_e5m2'"),
+    ):
+        backend(url, mha_host(dtype=torch.float8_e5m2), stale)
+    with serving(model, kv_cache_dtype="auto"):
+        assert finds(backend(url, mha_host(dtype=torch.float8_e4m3fn), stale)) == PAGES
+        other = {"kv_dtype": "fp8_e5m2"}
+        assert finds(backend(url, mha_host(dtype=torch.float8_e5m2), other)) == 0
+        with pytest.raises(ConfigError, match="does not tell what type it is"):
+            backend(url, mha_host(dtype=torch.float8_e4m3fn), {"kv_dtype": "auto"})
+
+
+def test_a_drafter_may_have_a_type_of_its_own(url: str, model: Path) -> None:
+    digests = []
+    for dtype in ("fp8_e4m3", "fp8_e5m2"):
+        options = {"kv_cache_dtype": "fp8_e4m3", "speculative_draft_kv_cache_dtype": dtype}
+        with serving(model, **options):
+            made = backend(url, mha_host(dtype=torch.float8_e4m3fn), {"kv_dtype": "fp8_e4m3"})
+            made.register_mem_host_pool_v2(mha_host(dtype=torch.float8_e4m3fn), "draft")
+            digests.append([made._pools[name].namespace.digest for name in ("kv", "draft")])
+    (kv, draft), (same_kv, other_draft) = digests
+    assert kv == same_kv
+    assert draft != other_draft
+
+
 def test_unknown_weights_are_refused(url: str, tmp_path: Path) -> None:
     with serving(tmp_path), pytest.raises(ConfigError, match="model_id"):
         backend(url, mha_host())

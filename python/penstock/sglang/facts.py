@@ -163,14 +163,36 @@ def _kv_dtype(settings: Settings, name: str, pool: Any) -> str:
     stored = str(pool.dtype)
     if stored not in _RAW:
         return stored
-    said = settings.kv_dtype or compat.published("kv_cache_dtype")
-    if name == KV and said in (None, "auto"):
+    said = _said_dtype(settings, name)
+    if name == KV and said is None:
         raise ConfigError(
             f"SGLang keeps this model's KV as {stored} and does not tell what type it is: give "
             'SGLang a --kv-cache-dtype, or set "kv_dtype" in '
             "--hicache-storage-backend-extra-config"
         )
     return f"{said} in {stored}, {_device_kind()}"
+
+
+def _said_dtype(settings: Settings, name: str) -> str | None:
+    """The name of a pool's type, as SGLang or else the settings tell it. None if neither does."""
+    own = compat.published("speculative_draft_kv_cache_dtype") if name.startswith("draft") else None
+    if own is not None:
+        # The setting is of the model's KV, not of the drafter's.
+        return _given(own)
+    told, set_here = _given(compat.published("kv_cache_dtype")), _given(settings.kv_dtype)
+    # The settings may be older than the server's options. Under a wrong name, KV of one type would
+    # be found as KV of another.
+    if told and set_here and told != set_here:
+        raise ConfigError(
+            f'"kv_dtype" in --hicache-storage-backend-extra-config is {set_here!r}, but SGLang\'s '
+            f'--kv-cache-dtype is {told!r}: remove "kv_dtype". It is only needed where SGLang does '
+            "not tell the type"
+        )
+    return told or set_here
+
+
+def _given(dtype: Any) -> str | None:
+    return None if dtype in (None, "", "auto") else str(dtype)
 
 
 def _device_kind() -> str:

@@ -62,7 +62,7 @@ class Settings:
     """Text that stands for the weights in the namespace, if they cannot be read from files."""
     kv_dtype: str = ""
     """Name of the KV's type. Only needed where SGLang stores KV as plain bytes and does not tell
-    their type."""
+    their type. Refused if SGLang tells another."""
     salt: str = ""
     """Text that goes into the namespace. Engines with different salts share nothing."""
     encryption_key_file: Annotated[str, StringConstraints(min_length=1)] = ""

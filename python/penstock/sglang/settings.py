@@ -49,7 +49,7 @@ class Settings:
     """URL of the pool; or several as tiers, the nearest first, with spaces between. Without it, the
     environment variable PENSTOCK_POOL has it."""
     lookup_timeout: _Seconds = 0.25
-    """Seconds after which a look-up counts as a miss."""
+    """Seconds after which a look-up ends. Pages not found by then are misses."""
     load_timeout: _Seconds = 0.5
     """Seconds that a piece of a load (64 MiB) may take; `transfer_floor` adds to it by size."""
     store_timeout: _Seconds = 5.0

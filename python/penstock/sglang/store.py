@@ -61,13 +61,15 @@ class PageStore:
         """Has a namespace's description published for people, with the next object stored."""
         self._descriptions[namespace] = description
 
-    def contains(self, names: Sequence[bytes]) -> list[bool]:
-        """For each name, whether the pool has it. False for all if the pool does not answer."""
-        return self._look_up(names) or [False] * len(names)
+    @property
+    def lookup_timeout(self) -> float:
+        """Seconds that a look-up may take."""
+        return self._settings.lookup_timeout
 
-    def _look_up(self, names: Sequence[bytes]) -> list[bool] | None:
+    def contains(self, names: Sequence[bytes], timeout: float) -> list[bool] | None:
+        """For each name, whether the pool has it. None if the pool does not answer in time."""
         try:
-            return self._store.contains(names, timeout=self._settings.lookup_timeout)
+            return self._store.contains(names, timeout=max(0.001, timeout))
         except PenstockError as error:
             self.troubles.report("a look-up", error)
             return None
@@ -75,7 +77,7 @@ class PageStore:
     def put(self, objects: Sequence[Object]) -> tuple[list[bool], int]:
         """Stores the objects that the pool does not have. After the first failure, the rest is
         given up. For each, returns whether the pool has it now; then the bytes that were stored."""
-        done = self._look_up([each.name for each in objects])
+        done = self.contains([each.name for each in objects], self.lookup_timeout)
         if done is None:
             return [False] * len(objects), 0
         missing = [place for place, is_there in enumerate(done) if not is_there]

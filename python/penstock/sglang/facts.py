@@ -141,8 +141,9 @@ def pool_facts(
     if it is cut by heads, else 0.
 
     Raises:
-        ConfigError: the type of the KV cannot be known.
+        ConfigError: the type of the KV cannot be known, or SGLang would not store all ranks' pages.
     """
+    _check_all_ranks_store(config, name, pool)
     facts = {
         "pool": name,
         "kind": type(pool).__name__,
@@ -220,6 +221,21 @@ def _share(config: Any, name: str, pool: Any, shares: int) -> dict[str, Any]:
 def is_replicated(config: Any, name: str, pool: Any) -> bool:
     """Whether all tensor-parallel ranks hold the same pages of this host pool. In doubt, no."""
     return bool(config.is_mla_model) and name not in _RANK_SHARDED and not hasattr(pool, "head_num")
+
+
+def _check_all_ranks_store(config: Any, name: str, pool: Any) -> None:
+    # With latent attention, SGLang's `should_backup` has one rank store all side pools but states,
+    # also those of which each rank has its own heads. A prompt is found only if all ranks find it.
+    is_stored_once = config.is_mla_model and config.tp_size > 1 and name not in _RANK_SHARDED
+    if name == KV or not is_stored_once or is_replicated(config, name, pool):
+        return
+    raise ConfigError(
+        f"each of the {config.tp_size} tensor-parallel ranks has its own heads of SGLang's host "
+        f"pool {name!r}, but beside latent attention SGLang has only one rank store it: no prompt "
+        "would ever be found. Use a drafter with latent attention, or data-parallel attention with "
+        "one rank each (--enable-dp-attention, --dp-size as large as --tp-size), or start without "
+        "the drafter, or without --hicache-storage-backend"
+    )
 
 
 def _holds_draft_layers(pool: Any) -> bool:

@@ -102,6 +102,9 @@ class AnswersSome:
         found: list[bool] = self._store.contains(names, timeout=60)
         return found
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
 
 def test_a_slow_pool_finds_what_it_answers_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a directory on another machine, which is asked for one file after the other."""
@@ -116,6 +119,24 @@ def test_a_slow_pool_finds_what_it_answers_in_time(monkeypatch: pytest.MonkeyPat
     assert made.batch_exists([*names(1, "another"), *keys]) == 0
     assert pool.asked == [64]
     assert made.counters()["failures"] == 1
+
+
+def test_a_slow_pool_gets_the_pages_that_it_was_asked_for_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = backend("memory://?size=64MiB", mha_host())
+    keys, indices = names(300), torch.arange(PAGE).repeat(300)
+    assert all(made.batch_set_v1(keys[:100], indices[: 100 * PAGE]))
+    whole = made._store._store
+    pool = AnswersSome(made, 200)
+    monkeypatch.setattr(made._store, "_store", pool)
+    assert made.batch_set_v1(keys, indices) == [True] * 192 + [False] * 108
+    assert pool.asked == [64] * 4
+    monkeypatch.setattr(made._store, "_store", whole)
+    assert made.batch_exists(keys) == 192
+    assert made.counters()["stored_pages"] == 192
+    assert made.counters()["present_pages"] == 100
+    assert made.counters()["unstored_pages"] == 108
 
 
 def test_a_look_up_is_bounded_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:

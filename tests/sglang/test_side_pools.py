@@ -84,7 +84,7 @@ def test_hits_are_those_of_sglangs_own_backend(
 ) -> None:
     """The same pages in both; then every question has the same answer, whatever the pieces of a
     look-up."""
-    monkeypatch.setattr("penstock.sglang.backend._FIRST_OBJECTS", objects)
+    monkeypatch.setattr("penstock.sglang.backend.LOOKUP_OBJECTS", objects)
     monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "file"))
     rng = random.Random(5)
     for case in range(40):

@@ -16,12 +16,9 @@ from penstock.sglang.hostpools import HostPool, HostPools
 from penstock.sglang.metrics import Prometheus, Transfers
 from penstock.sglang.pages import PIECES, Loan, lent
 from penstock.sglang.settings import Settings
-from penstock.sglang.store import Object, PageStore
+from penstock.sglang.store import LOOKUP_OBJECTS, Object, PageStore
 
 T = TypeVar("T")
-
-_FIRST_OBJECTS = 64
-"""Objects that a look-up asks for at first. A store may look for them one by one."""
 
 
 class PenstockStorage(HiCacheStorage):  # type: ignore[misc]
@@ -213,7 +210,7 @@ class PenstockStorage(HiCacheStorage):  # type: ignore[misc]
     def _first_piece(wanted: Sequence[HostPool | None]) -> int:
         """The pages that a look-up asks for first."""
         objects_of_page = sum(pool.objects_of_page for pool in wanted if pool is not None)
-        return max(1, _FIRST_OBJECTS // max(1, objects_of_page))
+        return max(1, LOOKUP_OBJECTS // max(1, objects_of_page))
 
     def _look_up(
         self, wanted: Sequence[HostPool | None], keys: Sequence[str], timeout: float

@@ -18,6 +18,9 @@ from penstock.sglang.settings import Settings
 _PIECE_BYTES = 64 << 20
 """Bytes that are moved with one deadline. A pool that stops answering costs no more than one."""
 
+LOOKUP_OBJECTS = 64
+"""Objects that are looked up at a time, at first. A store may look for them one by one."""
+
 _DESCRIPTION_TIMEOUT = 1.0
 _CLEAR_TIMEOUT = 30.0
 
@@ -75,12 +78,12 @@ class PageStore:
             return None
 
     def put(self, objects: Sequence[Object]) -> tuple[list[bool], int]:
-        """Stores the objects that the pool does not have. After the first failure, the rest is
-        given up. For each, returns whether the pool has it now; then the bytes that were stored."""
-        done = self.contains([each.name for each in objects], self.lookup_timeout)
-        if done is None:
-            return [False] * len(objects), 0
-        missing = [place for place, is_there in enumerate(done) if not is_there]
+        """Stores the objects that the pool does not have. After a look-up that failed, the objects
+        behind it are given up; after a store that failed, the rest. For each, returns whether the
+        pool has it now; then the bytes that were stored."""
+        known = self._present([each.name for each in objects])
+        missing = [place for place, is_there in enumerate(known) if not is_there]
+        done = known + [False] * (len(objects) - len(known))
         for piece in _pieces(missing, objects):
             outcomes = self._move(
                 "a store",
@@ -96,6 +99,18 @@ class PageStore:
         if stored:
             self._publish()
         return done, stored
+
+    def _present(self, names: Sequence[bytes]) -> list[bool]:
+        """As :meth:`contains`, of the leading names that the pool answers for. Each piece has the
+        time of a look-up: no request waits for a store."""
+        known: list[bool] = []
+        while len(known) < len(names):
+            piece = names[len(known) : len(known) + LOOKUP_OBJECTS]
+            there = self.contains(piece, self.lookup_timeout)
+            if there is None:
+                break
+            known += there
+        return known
 
     def get(self, objects: Sequence[Object]) -> list[bool]:
         """Fetches objects, in order. For each, whether its memory now holds the verified object;

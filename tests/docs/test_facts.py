@@ -44,6 +44,7 @@ OTHERS_OPTIONS |= {"--decode", "--kv-connector", "--prefill"}
 OTHERS_OPTIONS |= {"--enable-hierarchical-cache", "--enable-metrics", "--lora-paths"}
 OTHERS_OPTIONS |= {"--hicache-mem-layout", "--model-path", "--page-size"}
 OTHERS_OPTIONS |= {"--hicache-storage-backend", "--hicache-storage-backend-extra-config"}
+OTHERS_OPTIONS |= {"--speculative-draft-kv-cache-dtype"}
 """Of cargo, rustc, mypy and git; of containers; of kubectl; of routers and what steers them; of
 SGLang."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import prometheus_client
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 from penstock._native import Store
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, TimedOut
 from penstock.sglang.counters import COUNTERS
 from tests.servers import Server
 from tests.sglang.engines import (
@@ -82,6 +84,83 @@ def test_a_server_that_does_not_answer_costs_bounded_time(valkey_server: Server)
         assert time.monotonic() < end
         time.sleep(0.1)
     assert made.batch_exists(keys) == PAGES
+
+
+class AnswersSome:
+    """A backend's pool, slowed down: the time of a look-up is up after so many objects."""
+
+    def __init__(self, made: Any, objects: int) -> None:
+        self._store = made._store._store
+        self._objects = objects
+        self.asked: list[int] = []
+        """The objects of each question."""
+
+    def contains(self, names: list[bytes], *, timeout: float) -> list[bool]:
+        self.asked.append(len(names))
+        if sum(self.asked) > self._objects:
+            raise TimedOut("too slow")
+        found: list[bool] = self._store.contains(names, timeout=60)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def test_a_slow_pool_finds_what_it_answers_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a directory on another machine, which is asked for one file after the other."""
+    made = backend("memory://?size=64MiB", mha_host())
+    keys = names(300)
+    assert all(made.batch_set_v1(keys, torch.arange(PAGE).repeat(300)))
+    pool = AnswersSome(made, 200)
+    monkeypatch.setattr(made._store, "_store", pool)
+    assert 64 <= made.batch_exists(keys) <= 200
+    assert made.counters()["failures"] == 1
+    pool.asked.clear()
+    assert made.batch_exists([*names(1, "another"), *keys]) == 0
+    assert pool.asked == [64]
+    assert made.counters()["failures"] == 1
+
+
+def test_a_slow_pool_gets_the_pages_that_it_was_asked_for_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = backend("memory://?size=64MiB", mha_host())
+    keys, indices = names(300), torch.arange(PAGE).repeat(300)
+    assert all(made.batch_set_v1(keys[:100], indices[: 100 * PAGE]))
+    whole = made._store._store
+    pool = AnswersSome(made, 200)
+    monkeypatch.setattr(made._store, "_store", pool)
+    assert made.batch_set_v1(keys, indices) == [True] * 192 + [False] * 108
+    assert pool.asked == [64] * 4
+    monkeypatch.setattr(made._store, "_store", whole)
+    assert made.batch_exists(keys) == 192
+    assert made.counters()["stored_pages"] == 192
+    assert made.counters()["present_pages"] == 100
+    assert made.counters()["unstored_pages"] == 108
+
+
+def test_a_look_up_is_bounded_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many pieces it has."""
+    made = backend("memory://?size=64MiB", mha_host(), {"lookup_timeout": 1000})
+    keys = names(300)
+    assert all(made.batch_set_v1(keys, torch.arange(PAGE).repeat(300)))
+    clock = itertools.count(0, 200)
+    monkeypatch.setattr(
+        "penstock.sglang.backend.time", SimpleNamespace(monotonic=lambda: next(clock))
+    )
+    left: list[float] = []
+
+    def contains(names: list[bytes], *, timeout: float) -> list[bool]:
+        left.append(timeout)
+        if timeout < 1:
+            raise TimedOut("too late")
+        return [True] * len(names)
+
+    monkeypatch.setattr(made._store, "_store", SimpleNamespace(contains=contains))
+    assert made.batch_exists(keys) == 64 * (len(left) - 1)
+    assert left == sorted(left, reverse=True)
+    assert left[0] <= 1000
+    assert left[-1] < 1
 
 
 def test_damaged_values_are_misses(tmp_path: Path) -> None:

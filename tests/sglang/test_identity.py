@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 
 from penstock.errors import ConfigError
 from penstock.pool import Pool, namespace_digest
@@ -165,15 +167,40 @@ def test_ranks_keep_apart(url: str) -> None:
 
 
 def test_ranks_share_what_all_of_them_hold(url: str) -> None:
-    """Latent attention: one rank writes, all ranks read. A drafter with heads is not part of it."""
-    host, draft = mla_host(), mha_host()
+    """Latent attention: one rank writes, all ranks read."""
+    host = mla_host()
     writing = backend(url, host, is_mla_model=True, tp_rank=0, tp_size=2)
     store(writing, host)
     reading = backend(url, mla_host(), is_mla_model=True, tp_rank=1, tp_size=2)
     assert finds(reading) == PAGES
     for made in (writing, reading):
-        made.register_mem_host_pool_v2(draft, "draft")
-    assert writing._pools["draft"].namespace.digest != reading._pools["draft"].namespace.digest
+        made.register_mem_host_pool_v2(mla_host(), "draft")
+    assert writing._pools["draft"].namespace.digest == reading._pools["draft"].namespace.digest
+
+
+@pytest.mark.parametrize("name", ["draft", "draft_swa"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_drafter_that_not_all_ranks_store_is_refused(url: str, rank: int, name: str) -> None:
+    """Each rank has its own heads; beside latent attention SGLang has one rank store a drafter."""
+    made = backend(url, mla_host(), is_mla_model=True, tp_rank=rank, tp_size=2)
+    with pytest.raises(ConfigError, match=f"'{name}'.* SGLang has only one rank store it"):
+        made.register_mem_host_pool_v2(mha_host(), name)
+    alone = backend(url, mla_host(), is_mla_model=True)
+    alone.register_mem_host_pool_v2(mha_host(), name)
+    with_heads = backend(url, mha_host(), tp_rank=rank, tp_size=2)
+    with_heads.register_mem_host_pool_v2(mha_host(), name)
+
+
+def test_sglang_has_one_rank_store_a_drafter() -> None:
+    """What the refusal rests on. If this fails, SGLang may have all ranks store it."""
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
+
+    reader = SimpleNamespace(backup_skip=True, storage_backend_type="dynamic")
+    stored = {
+        name: HybridCacheController.should_backup(reader, PoolTransfer(name))
+        for name in (PoolName.DRAFT, PoolName.DRAFT_SWA, PoolName.MAMBA)
+    }
+    assert stored == {PoolName.DRAFT: False, PoolName.DRAFT_SWA: False, PoolName.MAMBA: True}
 
 
 def test_engines_of_other_sizes_share_pages_cut_by_heads(url: str) -> None:
@@ -205,6 +232,39 @@ def test_types_that_sglang_stores_as_bytes(url: str, model: Path) -> None:
         assert finds(backend(url, mha_host(dtype=torch.float8_e4m3fn))) == PAGES
     with serving(model, kv_cache_dtype="fp8_e5m2"):
         assert finds(backend(url, mha_host(dtype=torch.float8_e5m2))) == 0
+
+
+def test_what_sglang_tells_of_the_type_counts(url: str, model: Path) -> None:
+    """A setting that others left behind does not make one type of two."""
+    stale = {"kv_dtype": "fp8_e4m3"}
+    with serving(model, kv_cache_dtype="fp8_e4m3"):
+        host = mha_host(dtype=torch.float8_e4m3fn)
+        store(backend(url, host, stale), host)
+        assert finds(backend(url, mha_host(dtype=torch.float8_e4m3fn))) == PAGES
+    with (
+        serving(model, kv_cache_dtype="fp8_e5m2"),
+        pytest.raises(ConfigError, match="'fp8_e4m3', but SGLang's --kv-cache-dtype is 'fp8_e5m2'"),
+    ):
+        backend(url, mha_host(dtype=torch.float8_e5m2), stale)
+    with serving(model, kv_cache_dtype="auto"):
+        assert finds(backend(url, mha_host(dtype=torch.float8_e4m3fn), stale)) == PAGES
+        other = {"kv_dtype": "fp8_e5m2"}
+        assert finds(backend(url, mha_host(dtype=torch.float8_e5m2), other)) == 0
+        with pytest.raises(ConfigError, match="does not tell what type it is"):
+            backend(url, mha_host(dtype=torch.float8_e4m3fn), {"kv_dtype": "auto"})
+
+
+def test_a_drafter_may_have_a_type_of_its_own(url: str, model: Path) -> None:
+    digests = []
+    for dtype in ("fp8_e4m3", "fp8_e5m2"):
+        options = {"kv_cache_dtype": "fp8_e4m3", "speculative_draft_kv_cache_dtype": dtype}
+        with serving(model, **options):
+            made = backend(url, mha_host(dtype=torch.float8_e4m3fn), {"kv_dtype": "fp8_e4m3"})
+            made.register_mem_host_pool_v2(mha_host(dtype=torch.float8_e4m3fn), "draft")
+            digests.append([made._pools[name].namespace.digest for name in ("kv", "draft")])
+    (kv, draft), (same_kv, other_draft) = digests
+    assert kv == same_kv
+    assert draft != other_draft
 
 
 def test_unknown_weights_are_refused(url: str, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from tests.sglang.engines import (
     page_bytes,
     prompt,
 )
+from tests.sglang.test_faults import AnswersSome
 from tests.sglang.test_threads import hashes
 
 PAGES = 6
@@ -77,10 +78,13 @@ def test_states_of_ranks_keep_apart_where_kv_does_not(tmp_path: Path) -> None:
     assert ranks[0] != ranks[1]
 
 
+@pytest.mark.parametrize("objects", [1, 4, 64])
 def test_hits_are_those_of_sglangs_own_backend(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    objects: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same pages in both; then every question has the same answer."""
+    """The same pages in both; then every question has the same answer, whatever the pieces of a
+    look-up."""
+    monkeypatch.setattr("penstock.sglang.backend.LOOKUP_OBJECTS", objects)
     monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "file"))
     rng = random.Random(5)
     for case in range(40):
@@ -107,6 +111,33 @@ def test_hits_are_those_of_sglangs_own_backend(
                 assert mine.kv_hit_pages == theirs.kv_hit_pages
                 assert mine.restorable_prefix_pages == theirs.restorable_prefix_pages
                 assert mine.extra_pool_hit_pages == theirs.extra_pool_hit_pages
+
+
+@pytest.mark.parametrize("policy", [PoolHitPolicy.ALL_PAGES, PoolHitPolicy.TRAILING_PAGES])
+def test_a_slow_pool_finds_what_it_answers_in_time(
+    policy: PoolHitPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _, _ = hybrid("memory://?size=64MiB")
+    keys = names(300)
+    assert all(made.batch_set_v1(keys, torch.arange(PAGE).repeat(300)))
+    # A state at every third page.
+    kept = keys if policy == PoolHitPolicy.ALL_PAGES else keys[2::3]
+    states = PoolTransfer(PoolName.MAMBA, host_indices=torch.zeros(len(kept)).long(), keys=kept)
+    assert all(made.batch_set_v2([states])["mamba"])
+    asked = PoolTransfer(PoolName.MAMBA, hit_policy=policy)
+    everything = made.batch_exists_v2(keys, [asked]).restorable_prefix_pages
+    assert everything[-1] == 300
+    pool = AnswersSome(made, 200)
+    monkeypatch.setattr(made._store, "_store", pool)
+    found = made.batch_exists_v2(keys, [asked])
+    in_time = found.extra_pool_hit_pages[PoolName.KV]
+    assert 0 < in_time <= 100
+    assert found.restorable_prefix_pages == [pages for pages in everything if pages <= in_time]
+    assert found.kv_hit_pages == found.restorable_prefix_pages[-1]
+    # Both parts of the first page are missing: no other piece is asked for.
+    pool.asked.clear()
+    assert made.batch_exists_v2([*names(1, "another"), *keys], [asked]).kv_hit_pages == 0
+    assert pool.asked == [64]
 
 
 def test_a_policy_that_does_not_shorten_hits(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def document(found: Finding) -> dict[str, Any]:
 
 def show(found: Finding) -> None:
     """Prints the findings."""
-    from penstock.sglang.check import COPIED, IN_PLACE
+    from penstock.sglang.check import COPIED, IN_PLACE, NOT_TRIED
     from penstock.sglang.compat import SUPPORTED
 
     console = words.console()
@@ -49,12 +49,14 @@ def show(found: Finding) -> None:
         console.print(f"SGLang {found.version}, {tested} ({', '.join(SUPPORTED)} is)")
     for violation in found.violations:
         console.print(Text(f"✗ {violation}"))
-    if found.violations:
-        return
-    console.print("✓ its storage factory takes the backend", style="green")
+    if not found.violations:
+        console.print("✓ its storage factory takes the backend", style="green")
     table = Table.grid(padding=(0, 1))
     for layout, how in found.layouts.items():
         is_served = how in (IN_PLACE, COPIED)
-        mark = Text("✓", "green") if is_served else Text("✗", "bold red")
+        if how.startswith(NOT_TRIED):
+            mark = Text("-")
+        else:
+            mark = Text("✓", "green") if is_served else Text("✗", "bold red")
         table.add_row(mark, f"layout {layout}", Text(f"pages move {how}" if is_served else how))
     console.print(table)

@@ -16,7 +16,7 @@ from penstock.sglang.hostpools import HostPool, HostPools
 from penstock.sglang.metrics import Prometheus, Transfers
 from penstock.sglang.pages import PIECES, Loan, lent
 from penstock.sglang.settings import Settings
-from penstock.sglang.store import Object, PageStore
+from penstock.sglang.store import LOOKUP_OBJECTS, Object, PageStore
 
 T = TypeVar("T")
 
@@ -180,10 +180,47 @@ class PenstockStorage(HiCacheStorage):  # type: ignore[misc]
         return PoolTransferResult(found.pages, hits | found.by_pool, found.possible)
 
     def _there(self, keys: Sequence[str], sides: Sequence[str]) -> list[list[bool]]:
-        """For the model's KV, then for each side pool, which pages the store has: one look-up."""
+        """For the model's KV, then for each side pool, which pages the store has.
+
+        Pages are looked up in pieces, in order. Nothing behind a piece is asked for if a page of
+        the model's KV is missing in it: no prefix needs that. It counts as missing. So does what
+        the store did not answer in time.
+        """
         wanted = [self._pools.get(name) for name in (KV, *sides)]
+        found: list[list[bool]] = [[] for _ in wanted]
+        timeout = self._store.lookup_timeout
+        end = time.monotonic() + timeout
+        start, count = 0, self._first_piece(wanted)
+        while start < len(keys) and all(found[0]):
+            began = time.monotonic()
+            there = self._look_up(wanted, keys[start : start + count], end - began)
+            if there is None:
+                break
+            for pages, more in zip(found, there, strict=True):
+                pages += more
+            start += count
+            # Fast stores take many at once. With slow ones, a late piece must not cost much.
+            if time.monotonic() - began < timeout / 10:
+                count *= 2
+        self._counters.count("lookup_pages", len(keys))
+        self._counters.count("lookup_hit_pages", leading(found[0]))
+        return [pages + [False] * (len(keys) - len(pages)) for pages in found]
+
+    @staticmethod
+    def _first_piece(wanted: Sequence[HostPool | None]) -> int:
+        """The pages that a look-up asks for first."""
+        objects_of_page = sum(pool.objects_of_page for pool in wanted if pool is not None)
+        return max(1, LOOKUP_OBJECTS // max(1, objects_of_page))
+
+    def _look_up(
+        self, wanted: Sequence[HostPool | None], keys: Sequence[str], timeout: float
+    ) -> list[list[bool]] | None:
+        """For each host pool, which of these pages the store has. None if it does not answer."""
         names = [name for pool in wanted if pool is not None for name in pool.names(keys)]
-        there = iter(self._store.contains(names))
+        answers = self._store.contains(names, timeout) if names else []
+        if answers is None:
+            return None
+        there = iter(answers)
         found = []
         for place, pool in enumerate(wanted):
             if pool is None:
@@ -191,8 +228,6 @@ class PenstockStorage(HiCacheStorage):  # type: ignore[misc]
             else:
                 count = len(keys) * pool.objects_of_page
                 found.append(pool.whole([next(there) for _ in range(count)]))
-        self._counters.count("lookup_pages", len(keys))
-        self._counters.count("lookup_hit_pages", leading(found[0]))
         return found
 
     def exists(self, key: str) -> bool:

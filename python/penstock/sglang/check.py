@@ -9,6 +9,7 @@ from penstock.errors import PenstockError
 from penstock.sglang import compat
 
 IN_PLACE, COPIED = "in place", "copied"
+NOT_TRIED = "not tried"
 LAYOUTS = ("page_first", "layer_first", "page_first_direct", "page_head")
 """SGLang's values of --hicache-mem-layout, but for those of single devices."""
 
@@ -25,7 +26,8 @@ class Finding:
     violations: list[str] = field(default_factory=list)
     """What Penstock needs and does not find; each is a sentence."""
     layouts: dict[str, str] = field(default_factory=dict)
-    """Layout of host memory → how pages move: :data:`IN_PLACE`, :data:`COPIED`, or why not."""
+    """Layout of host memory → how pages move: :data:`IN_PLACE`, :data:`COPIED`, or why not. If
+    SGLang has no such host pool here, it begins with :data:`NOT_TRIED`, and is no violation."""
 
 
 def examine() -> Finding:
@@ -39,7 +41,23 @@ def examine() -> Finding:
     except Exception as error:
         # Whatever SGLang's own parts raise is what the operator has to hear of.
         found.violations.append(f"SGLang's storage factory does not take the backend: {error!r}")
+    found.violations += _broken(found.layouts)
     return found
+
+
+def _broken(layouts: dict[str, str]) -> list[str]:
+    """A sentence for each layout in which no page moves; one, too, if none could be tried."""
+    broken = [
+        f"layout {layout}: {how}"
+        for layout, how in layouts.items()
+        if how not in (IN_PLACE, COPIED) and not how.startswith(NOT_TRIED)
+    ]
+    if layouts and all(how.startswith(NOT_TRIED) for how in layouts.values()):
+        broken.append(
+            "no layout of host memory could be tried, so nothing shows that pages come back: use a "
+            f"tested version of SGLang ({', '.join(compat.SUPPORTED)})"
+        )
+    return broken
 
 
 def _moved(layout: str) -> str:
@@ -50,7 +68,7 @@ def _moved(layout: str) -> str:
     try:
         host = _host_pool(layout)
     except (AttributeError, TypeError, ValueError) as error:
-        return f"not tried: {error}"
+        return f"{NOT_TRIED}: {error}"
     made = StorageBackendFactory.create_backend("dynamic", _storage_config(), host)
     try:
         made.register_mem_pool_host(host)
@@ -60,9 +78,11 @@ def _moved(layout: str) -> str:
     memory.random_(0, 256)
     page = host.get_data_page(0).clone().view(torch.uint8)
     indices = torch.arange(_PAGE)
-    made.batch_set_v1(["page"], indices)
+    if made.batch_set_v1(["page"], indices) != [True]:
+        return "a page was not stored"
     memory.zero_()
-    made.batch_get_v1(["page"], indices)
+    if made.batch_get_v1(["page"], indices) != [True]:
+        return "a page did not come back"
     if not torch.equal(host.get_data_page(0).view(torch.uint8), page):
         return "a page came back with other bytes"
     return IN_PLACE if made.moves_in_place() else COPIED

@@ -141,8 +141,9 @@ def pool_facts(
     if it is cut by heads, else 0.
 
     Raises:
-        ConfigError: the type of the KV cannot be known.
+        ConfigError: the type of the KV cannot be known, or SGLang would not store all ranks' pages.
     """
+    _check_all_ranks_store(config, name, pool)
     facts = {
         "pool": name,
         "kind": type(pool).__name__,
@@ -163,14 +164,36 @@ def _kv_dtype(settings: Settings, name: str, pool: Any) -> str:
     stored = str(pool.dtype)
     if stored not in _RAW:
         return stored
-    said = settings.kv_dtype or compat.published("kv_cache_dtype")
-    if name == KV and said in (None, "auto"):
+    said = _said_dtype(settings, name)
+    if name == KV and said is None:
         raise ConfigError(
             f"SGLang keeps this model's KV as {stored} and does not tell what type it is: give "
             'SGLang a --kv-cache-dtype, or set "kv_dtype" in '
             "--hicache-storage-backend-extra-config"
         )
     return f"{said} in {stored}, {_device_kind()}"
+
+
+def _said_dtype(settings: Settings, name: str) -> str | None:
+    """The name of a pool's type, as SGLang or else the settings tell it. None if neither does."""
+    own = compat.published("speculative_draft_kv_cache_dtype") if name.startswith("draft") else None
+    if own is not None:
+        # The setting is of the model's KV, not of the drafter's.
+        return _given(own)
+    told, set_here = _given(compat.published("kv_cache_dtype")), _given(settings.kv_dtype)
+    # The settings may be older than the server's options. Under a wrong name, KV of one type would
+    # be found as KV of another.
+    if told and set_here and told != set_here:
+        raise ConfigError(
+            f'"kv_dtype" in --hicache-storage-backend-extra-config is {set_here!r}, but SGLang\'s '
+            f'--kv-cache-dtype is {told!r}: remove "kv_dtype". It is only needed where SGLang does '
+            "not tell the type"
+        )
+    return told or set_here
+
+
+def _given(dtype: Any) -> str | None:
+    return None if dtype in (None, "", "auto") else str(dtype)
 
 
 def _device_kind() -> str:
@@ -198,6 +221,21 @@ def _share(config: Any, name: str, pool: Any, shares: int) -> dict[str, Any]:
 def is_replicated(config: Any, name: str, pool: Any) -> bool:
     """Whether all tensor-parallel ranks hold the same pages of this host pool. In doubt, no."""
     return bool(config.is_mla_model) and name not in _RANK_SHARDED and not hasattr(pool, "head_num")
+
+
+def _check_all_ranks_store(config: Any, name: str, pool: Any) -> None:
+    # With latent attention, SGLang's `should_backup` has one rank store all side pools but states,
+    # also those of which each rank has its own heads. A prompt is found only if all ranks find it.
+    is_stored_once = config.is_mla_model and config.tp_size > 1 and name not in _RANK_SHARDED
+    if name == KV or not is_stored_once or is_replicated(config, name, pool):
+        return
+    raise ConfigError(
+        f"each of the {config.tp_size} tensor-parallel ranks has its own heads of SGLang's host "
+        f"pool {name!r}, but beside latent attention SGLang has only one rank store it: no prompt "
+        "would ever be found. Use a drafter with latent attention, or data-parallel attention with "
+        "one rank each (--enable-dp-attention, --dp-size as large as --tp-size), or start without "
+        "the drafter, or without --hicache-storage-backend"
+    )
 
 
 def _holds_draft_layers(pool: Any) -> bool:

@@ -49,7 +49,7 @@ class Settings:
     """URL of the pool; or several as tiers, the nearest first, with spaces between. Without it, the
     environment variable PENSTOCK_POOL has it."""
     lookup_timeout: _Seconds = 0.25
-    """Seconds after which a look-up counts as a miss."""
+    """Seconds after which a look-up ends. Pages not found by then are misses."""
     load_timeout: _Seconds = 0.5
     """Seconds that a piece of a load (64 MiB) may take; `transfer_floor` adds to it by size."""
     store_timeout: _Seconds = 5.0
@@ -62,7 +62,7 @@ class Settings:
     """Text that stands for the weights in the namespace, if they cannot be read from files."""
     kv_dtype: str = ""
     """Name of the KV's type. Only needed where SGLang stores KV as plain bytes and does not tell
-    their type."""
+    their type. Refused if SGLang tells another."""
     salt: str = ""
     """Text that goes into the namespace. Engines with different salts share nothing."""
     encryption_key_file: Annotated[str, StringConstraints(min_length=1)] = ""

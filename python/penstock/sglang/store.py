@@ -18,6 +18,9 @@ from penstock.sglang.settings import Settings
 _PIECE_BYTES = 64 << 20
 """Bytes that are moved with one deadline. A pool that stops answering costs no more than one."""
 
+LOOKUP_OBJECTS = 64
+"""Objects that are looked up at a time, at first. A store may look for them one by one."""
+
 _DESCRIPTION_TIMEOUT = 1.0
 _CLEAR_TIMEOUT = 30.0
 
@@ -61,24 +64,26 @@ class PageStore:
         """Has a namespace's description published for people, with the next object stored."""
         self._descriptions[namespace] = description
 
-    def contains(self, names: Sequence[bytes]) -> list[bool]:
-        """For each name, whether the pool has it. False for all if the pool does not answer."""
-        return self._look_up(names) or [False] * len(names)
+    @property
+    def lookup_timeout(self) -> float:
+        """Seconds that a look-up may take."""
+        return self._settings.lookup_timeout
 
-    def _look_up(self, names: Sequence[bytes]) -> list[bool] | None:
+    def contains(self, names: Sequence[bytes], timeout: float) -> list[bool] | None:
+        """For each name, whether the pool has it. None if the pool does not answer in time."""
         try:
-            return self._store.contains(names, timeout=self._settings.lookup_timeout)
+            return self._store.contains(names, timeout=max(0.001, timeout))
         except PenstockError as error:
             self.troubles.report("a look-up", error)
             return None
 
     def put(self, objects: Sequence[Object]) -> tuple[list[bool], int]:
-        """Stores the objects that the pool does not have. After the first failure, the rest is
-        given up. For each, returns whether the pool has it now; then the bytes that were stored."""
-        done = self._look_up([each.name for each in objects])
-        if done is None:
-            return [False] * len(objects), 0
-        missing = [place for place, is_there in enumerate(done) if not is_there]
+        """Stores the objects that the pool does not have. After a look-up that failed, the objects
+        behind it are given up; after a store that failed, the rest. For each, returns whether the
+        pool has it now; then the bytes that were stored."""
+        known = self._present([each.name for each in objects])
+        missing = [place for place, is_there in enumerate(known) if not is_there]
+        done = known + [False] * (len(objects) - len(known))
         for piece in _pieces(missing, objects):
             outcomes = self._move(
                 "a store",
@@ -94,6 +99,18 @@ class PageStore:
         if stored:
             self._publish()
         return done, stored
+
+    def _present(self, names: Sequence[bytes]) -> list[bool]:
+        """As :meth:`contains`, of the leading names that the pool answers for. Each piece has the
+        time of a look-up: no request waits for a store."""
+        known: list[bool] = []
+        while len(known) < len(names):
+            piece = names[len(known) : len(known) + LOOKUP_OBJECTS]
+            there = self.contains(piece, self.lookup_timeout)
+            if there is None:
+                break
+            known += there
+        return known
 
     def get(self, objects: Sequence[Object]) -> list[bool]:
         """Fetches objects, in order. For each, whether its memory now holds the verified object;

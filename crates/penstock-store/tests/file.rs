@@ -576,3 +576,28 @@ fn a_write_that_is_refused_half_way_leaves_nothing() {
     let role = "write what is too long for a file";
     assert!(start_under(&["sh", "-c", limited], role, root.path()).succeeds());
 }
+
+#[test]
+fn a_host_shows_others_that_it_is_still_there() {
+    let root = tempfile::tempdir().unwrap();
+    let url = format!("file://{}?size=1MiB&hosts=several", root.path().display());
+    let open = || penstock_store::open(&url, &penstock_store::OpenOptions::default()).unwrap();
+    drop(open());
+    let old = SystemTime::now() - Duration::from_secs(40 * 24 * 3600);
+    let own = || {
+        let tmp = fs::read_dir(root.path().join("tmp")).unwrap();
+        tmp.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
+    };
+    let left = own();
+    assert_eq!(left.len(), 2, "a count and a turn: {left:?}");
+    for path in &left {
+        let file = fs::File::options().write(true).open(path).unwrap();
+        file.set_modified(old).unwrap();
+    }
+    let _store = open();
+    eventually("its files are as of now", || {
+        own()
+            .iter()
+            .all(|path| fs::metadata(path).unwrap().modified().unwrap() > old)
+    });
+}

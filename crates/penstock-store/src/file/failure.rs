@@ -12,7 +12,12 @@ pub(super) fn of(error: io::Error, attempt: &str, path: &Path) -> Error {
         Os::StorageFull | Os::QuotaExceeded | Os::FileTooLarge => ErrorKind::Full,
         Os::PermissionDenied | Os::ReadOnlyFilesystem => ErrorKind::Denied,
         // The pool's directory is gone; it may be mounted again.
-        Os::NotFound => ErrorKind::Unavailable,
+        Os::NotFound | Os::StaleNetworkFileHandle => ErrorKind::Unavailable,
+        // A server of the file system, mounted so that this ends.
+        Os::TimedOut => ErrorKind::TimedOut,
+        Os::HostUnreachable | Os::NetworkUnreachable | Os::NetworkDown | Os::NotConnected => {
+            ErrorKind::Unreachable
+        }
         _ => ErrorKind::Io,
     };
     Error::new(kind, format!("cannot {attempt}"))

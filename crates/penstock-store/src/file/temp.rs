@@ -10,7 +10,7 @@
 //! other hosts are left over if nobody has written to them for long.
 
 use std::collections::HashMap;
-use std::fs::{self, DirEntry, File};
+use std::fs::{self, DirEntry, File, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirEntryExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -26,8 +26,8 @@ const WRITER: &str = "writer";
 /// After this time without a write, what another host was writing is left over. Clocks of hosts may
 /// differ by less.
 const UNWRITTEN: Duration = Duration::from_secs(3600);
-/// After this time without a change, another host's locks and count are left over. If it does come
-/// back, it makes them anew.
+/// After this time without a change, another host's locks and count are left over: each host changes
+/// its own every day. If it does come back, it makes them anew.
 const ABSENT: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// One handle's presence in the directory of temporary files.
@@ -40,7 +40,7 @@ pub(super) struct Writer {
     next: AtomicU64,
     /// The process that made this writer. A fork of that process must not end the writer.
     pid: u32,
-    _lock: File,
+    lock: File,
 }
 
 impl Writer {
@@ -54,20 +54,34 @@ impl Writer {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(failure::of(error, "register in the pool", &path)),
             };
-            // A cleaner that came between creation and lock took the file for a dead writer's.
-            if lock.try_lock().is_ok() && lock.metadata().is_ok_and(|file| file.nlink() > 0) {
-                return Ok(Self {
-                    directory,
-                    name,
-                    hosts: reach.hosts(),
-                    prefix,
-                    next: AtomicU64::new(0),
-                    pid,
-                    _lock: lock,
-                });
+            match lock.try_lock() {
+                Ok(()) if lock.metadata().is_ok_and(|file| file.nlink() > 0) => {
+                    return Ok(Self {
+                        directory,
+                        name,
+                        hosts: reach.hosts(),
+                        prefix,
+                        next: AtomicU64::new(0),
+                        pid,
+                        lock,
+                    });
+                }
+                // A cleaner that came between creation and lock took the file for a dead writer's.
+                Ok(()) | Err(TryLockError::WouldBlock) => {}
+                Err(TryLockError::Error(error)) => {
+                    let _ = fs::remove_file(&path);
+                    let attempt = "lock a file of the pool: mount its directory with locks, if only \
+                                   with those of this host (Lustre: localflock; NFS: local_lock=all)";
+                    return Err(failure::of(error, attempt, &path));
+                }
             }
         }
         unreachable!("the loop ends by returning")
+    }
+
+    /// Tells other hosts that this one is still there.
+    pub(super) fn show_life(&self) {
+        let _ = self.lock.set_modified(SystemTime::now());
     }
 
     /// A new name for a file that will have so many bytes.
@@ -188,7 +202,8 @@ fn writer_path(directory: &Path, writer: &str) -> PathBuf {
 
 /// The lock on a writer's file, if its writer does not hold the lock any more.
 fn lock_of_the_dead(path: &Path) -> Option<File> {
-    let file = File::open(path).ok()?;
+    // NFS has exclusive locks only of files that are open for writing.
+    let file = File::options().write(true).open(path).ok()?;
     file.try_lock().ok()?;
     Some(file)
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use penstock_evict::{Lru, Policy};
 
 use super::directory::{Directory, charge};
@@ -30,6 +30,8 @@ const FRESH: Duration = Duration::from_secs(10);
 const REST: u32 = 20;
 /// How long to pause if another process is doing a pass.
 const ANOTHERS_TURN: Duration = Duration::from_millis(1);
+/// How often a host shows others that it is still there.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(24 * 3600);
 
 /// The upkeep thread, and the same work for callers that cannot wait for it.
 pub(super) struct Upkeep {
@@ -129,6 +131,7 @@ impl Drop for Upkeep {
 
 impl Shared {
     fn serve(&self) {
+        self.show_life();
         while let Some(wanted) = self.next_wish() {
             let patience = Instant::now() + PATIENCE;
             self.take_turn(&self.turn.lock(), wanted, patience, &|| {
@@ -144,9 +147,20 @@ impl Shared {
             if let Some(wanted) = state.wanted.take() {
                 return Some(wanted);
             }
-            self.wake.wait(&mut state);
+            if self.wake.wait_for(&mut state, SIGN_OF_LIFE).timed_out() {
+                MutexGuard::unlocked(&mut state, || self.show_life());
+            }
         }
         None
+    }
+
+    /// Other hosts cannot see this one's locks. They see when its files were changed.
+    fn show_life(&self) {
+        if self.directory.reach.hosts() == Hosts::Several {
+            let _ = self.turn.lock().set_modified(SystemTime::now());
+            self.directory.usage.show_life();
+            self.directory.writer.show_life();
+        }
     }
 
     /// Does a pass, unless another process is doing one. The deadline limits the wait for the
@@ -281,15 +295,19 @@ pub(super) fn each_value(
     let namespaces: Vec<(Namespace, PathBuf)> = match namespace {
         Some(namespace) => vec![(namespace, root.join(namespace.to_string()))],
         None => entries(root)?
-            .filter_map(|entry| Some((names::namespace_of(&entry.file_name())?, entry.path())))
-            .collect(),
+            .filter_map(|entry| match entry {
+                Ok(entry) => Some(Ok((names::namespace_of(&entry.file_name())?, entry.path()))),
+                Err(error) => Some(Err(error)),
+            })
+            .collect::<io::Result<_>>()?,
     };
     for (namespace, path) in namespaces {
         for shard in entries(&path)? {
             if !go_on() {
                 return Ok(false);
             }
-            for entry in entries(&shard.path())? {
+            for entry in entries(&shard?.path())? {
+                let entry = entry?;
                 if let Some(key) = names::key_of(namespace, &entry.file_name()) {
                     visit(key, &entry)?;
                 }
@@ -300,14 +318,13 @@ pub(super) fn each_value(
 }
 
 /// The entries of a directory; none if it is not there or not a directory.
-fn entries(path: &Path) -> io::Result<impl Iterator<Item = fs::DirEntry>> {
+fn entries(path: &Path) -> io::Result<impl Iterator<Item = io::Result<fs::DirEntry>>> {
     let entries = match fs::read_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => None,
         other => if_there(other)?,
     };
-    // If an entry cannot be read, std ends the directory's listing there: there is nothing more to
-    // see.
-    Ok(entries.into_iter().flatten().filter_map(io::Result::ok))
+    let there = |entry| if_there(entry).transpose();
+    Ok(entries.into_iter().flatten().filter_map(there))
 }
 
 /// Turns the error for what is not there, or that another host has removed, into `None`.

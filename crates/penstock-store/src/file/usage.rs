@@ -9,7 +9,7 @@ use std::fs::{File, TryLockError};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
 
@@ -70,6 +70,11 @@ impl Usage {
             file,
             threads: Mutex::new(()),
         })
+    }
+
+    /// Tells other hosts that this one is still there.
+    pub(super) fn show_life(&self) {
+        let _ = self.file.set_modified(SystemTime::now());
     }
 
     /// Waits for the lock until the deadline; tries once even if that has passed.

@@ -164,6 +164,30 @@ def test_a_late_answer_is_written_nowhere(brought: Path) -> None:
         assert programs_of(os.getpid()) == [program]
 
 
+def test_a_program_that_has_answered_late_does_not_hang_though_nobody_has_looked(
+    brought: Path,
+) -> None:
+    with troubled(brought, "late") as pool:
+        [program] = programs_of(os.getpid())
+        with pytest.raises(TimedOut):
+            pool.get("a", timeout=0.9)
+        (brought / "pool.db.trouble").unlink()
+        # For longer than a program may owe an answer.
+        time.sleep(4)
+        assert bytes(pool.get("a")) == VALUE
+        assert programs_of(os.getpid()) == [program]
+
+
+def test_a_store_that_hangs_is_ended_though_nobody_asks_again(brought: Path) -> None:
+    with troubled(brought, "sleeping") as pool:
+        [program] = programs_of(os.getpid())
+        with pytest.raises(TimedOut):
+            pool.get("a", timeout=0.2)
+        eventually(lambda: not Path(f"/proc/{program}").exists(), 60)
+        (brought / "pool.db.trouble").unlink()
+        eventually_hits(pool)
+
+
 def test_damage_is_a_miss(brought: Path) -> None:
     with troubled(brought, "corrupting") as pool:
         with pytest.raises(NotFound):

@@ -16,21 +16,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags,
     SocketType,
 };
 
 use super::Secrets;
-use super::link::{Failure, Link};
+use super::link::{Failure, GRACE, Link};
 use super::protocol::{Greeting, LONGEST_TEXT};
 use crate::{Capabilities, Error, ErrorKind, Result, interrupt, readiness};
 
 /// How long a program may take from its start to its greeting.
 const START: Duration = Duration::from_secs(30);
-/// How late a reply may be before the program counts as hanging.
-const GRACE: Duration = Duration::from_secs(2);
 /// How long a program may take to end by itself when it is not needed any more.
 const FAREWELL: Duration = Duration::from_secs(2);
 /// The first pause between the end of a program and the start of the next, and the longest.
@@ -43,6 +41,8 @@ pub(super) struct Running {
     /// The process that started it: another one, a fork of it, leaves the program alone.
     owner: u32,
     control: OwnedFd,
+    /// Counts links that came back with a reply owed: the keeper is to look after them.
+    owing: OwnedFd,
     is_condemned: AtomicBool,
     pub(super) capabilities: Capabilities,
     pub(super) url: String,
@@ -57,6 +57,13 @@ struct Links {
     lent: usize,
     /// The program is not needed any more, or has gone: links are closed when nobody uses them.
     are_over: bool,
+}
+
+impl Links {
+    /// Throws away what has come of late replies. Fails if the program is to be ended.
+    fn look(&mut self) -> std::result::Result<(), Failure> {
+        self.idle.iter_mut().try_for_each(Link::look)
+    }
 }
 
 impl Running {
@@ -93,13 +100,13 @@ impl Running {
         let mut link = self.lend(deadline)?;
         let done = link.settle(deadline).and_then(|()| work(&mut link));
         let is_good = match &done {
-            Ok(_) => true,
             Err(failure) if failure.is_fatal() => {
                 self.condemn();
                 false
             }
-            Err(_) => true,
+            _ => true,
         };
+        let owes = link.owes_since().is_some();
         let mut links = self.links.lock();
         links.lent -= 1;
         if is_good && !links.are_over {
@@ -107,7 +114,25 @@ impl Running {
         }
         drop(links);
         self.returned.notify_one();
+        if owes {
+            // It can only be full, and then the keeper looks anyway.
+            let _ = rustix::io::write(&self.owing, &1_u64.to_ne_bytes());
+        }
         done
+    }
+
+    /// For the keeper: throws away replies that came too late, and ends the program if it hangs.
+    /// Returns when to look again, if nothing happens before.
+    fn look(&self) -> Option<Instant> {
+        // What is counted is looked at below.
+        let _ = rustix::io::read(&self.owing, &mut [0; 8]);
+        let mut links = self.links.lock();
+        if links.look().is_err() {
+            drop(links);
+            self.condemn();
+            return None;
+        }
+        links.idle.iter().filter_map(Link::hangs_at).min()
     }
 
     fn lend(&self, deadline: Instant) -> std::result::Result<Link, Failure> {
@@ -115,6 +140,11 @@ impl Running {
         loop {
             if links.are_over {
                 return Err(Failure::Gone);
+            }
+            if let Err(failure) = links.look() {
+                drop(links);
+                self.condemn();
+                return Err(failure);
             }
             // The link that owes nothing, if there is one; else the one that has owed the least.
             links
@@ -127,12 +157,6 @@ impl Running {
                 || links.idle.len() + links.lent == self.concurrency
             {
                 if let Some(link) = links.idle.pop() {
-                    let hangs = |since: Instant| since.elapsed() > GRACE;
-                    if link.owes_since().is_some_and(hangs) {
-                        drop(links);
-                        self.condemn();
-                        return Err(Failure::Gone);
-                    }
                     links.lent += 1;
                     return Ok(link);
                 }
@@ -316,6 +340,8 @@ impl Shared {
         };
         let (control, theirs) =
             pair(SocketFlags::empty()).map_err(failed("a socket cannot be made"))?;
+        let owing = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|cause| failed("a file descriptor cannot be made")(cause.into()))?;
         let (program, arguments) = self
             .command
             .split_first()
@@ -331,7 +357,7 @@ impl Shared {
             .map_err(failed("the store's program does not start"))?;
         let greeted = self.greet(&control);
         match greeted {
-            Ok(running) => Ok((child, running(control))),
+            Ok(running) => Ok((child, running(control, owing))),
             Err(error) => {
                 end(&mut child, Duration::ZERO);
                 Err(error)
@@ -340,7 +366,10 @@ impl Shared {
     }
 
     /// Sends the URL, and reads the greeting.
-    fn greet(&self, control: &OwnedFd) -> Result<impl FnOnce(OwnedFd) -> Arc<Running> + use<>> {
+    fn greet(
+        &self,
+        control: &OwnedFd,
+    ) -> Result<impl FnOnce(OwnedFd, OwnedFd) -> Arc<Running> + use<>> {
         let until = Instant::now() + START;
         let refused = |kind, what: String| Error::new(kind, what);
         let gone = |_| refused(ErrorKind::Unavailable, "it ended before it greeted".into());
@@ -369,10 +398,11 @@ impl Shared {
                 url,
             }) => {
                 let url = self.secrets.hide(&url);
-                Ok(move |control| {
+                Ok(move |control, owing| {
                     Arc::new(Running {
                         owner: std::process::id(),
                         control,
+                        owing,
                         is_condemned: AtomicBool::new(false),
                         capabilities,
                         url,
@@ -396,11 +426,18 @@ impl Shared {
         if is_closed {
             running.dismiss();
         }
-        // Nothing is ever received here but the end: the program's, or our own dismissal. Whatever
-        // else it sends makes it as useless.
+        // Nothing is ever received of the control socket but the end: the program's, or our own
+        // dismissal. Whatever else it sends makes it as useless.
         let forever = || Instant::now() + Duration::from_secs(86_400);
-        let mut polled = [PollFd::new(&running.control, PollFlags::IN)];
-        while let Ok(false) = readiness::wait(&mut polled, forever()) {}
+        let mut polled =
+            [&running.control, &running.owing].map(|fd| PollFd::new(fd, PollFlags::IN));
+        loop {
+            let until = running.look().unwrap_or_else(forever);
+            let is_ready = readiness::wait(&mut polled, until);
+            if is_ready.is_err() || (is_ready == Ok(true) && !polled[0].revents().is_empty()) {
+                break;
+            }
+        }
         let is_condemned = running.is_condemned.swap(true, Ordering::AcqRel);
         running.dismiss();
         let patience = if is_condemned {

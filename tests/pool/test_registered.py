@@ -275,3 +275,21 @@ def test_a_class_that_is_not_there_is_an_error_of_the_pool_that_names_it(
     monkeypatch.syspath_prepend(bring(tmp_path, "one", {"gone": "no_such_module:Store"}))
     with pytest.raises(ConfigError, match=r"no_such_module.*one 1\.0"):
         penstock.open("gone://x")
+
+
+def test_a_package_that_fails_on_import_is_in_the_way_of_its_own_scheme_only(
+    brought: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = bring(brought / "failing", "failing", {"failing": "fails_on_import.native"})
+    (site / "fails_on_import").mkdir()
+    marker = brought / "imported"
+    (site / "fails_on_import" / "__init__.py").write_text(
+        f"open({str(marker)!r}, 'w').close()\nraise RuntimeError('a bad day')\n"
+    )
+    monkeypatch.syspath_prepend(site)
+    with penstock.open(f"sqlite://{brought}/pool.db") as pool:
+        pool.put("a", VALUE)
+    assert not marker.exists()
+    with pytest.raises(ConfigError, match=r"fails on import.*a bad day.*failing 1\.0"):
+        penstock.open("failing://x")
+    assert marker.exists()

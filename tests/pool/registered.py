@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from penstock.pool import Listed
 from penstock_store_sqlite import SqliteStore
 
 
@@ -57,6 +58,15 @@ class TroubledStore(SqliteStore):
         if trouble == "corrupting":
             return [b"x" * len(value) for value in super().get_many(batch, timeout)]
         return super().get_many(batch, timeout)
+
+    def remove(self, keys, timeout):
+        removed = super().remove(keys, timeout)
+        return {"removing nothing": None, "removing less": -1}.get(self._trouble(), removed)
+
+    def list_objects(self, namespace, timeout):
+        if self._trouble() == "listing":
+            yield Listed(b"no key".ljust(56, b"."), 1)
+        yield from super().list_objects(namespace, timeout)
 '''
 
 

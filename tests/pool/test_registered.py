@@ -125,6 +125,24 @@ def test_what_a_store_raises_is_an_error_in_words(
         assert programs_of(os.getpid()) == before
 
 
+@pytest.mark.parametrize("trouble", ["removing nothing", "removing less"])
+def test_a_count_that_cannot_be_is_an_error_in_words(brought: Path, trouble: str) -> None:
+    with troubled(brought, trouble) as pool:
+        before = programs_of(os.getpid())
+        with pytest.raises(ProtocolError, match="it removed (None|-1) of 1 values"):
+            pool.remove(["a"])
+        (brought / "pool.db.trouble").unlink()
+        assert pool.contains(["a"]) == [False]
+        assert programs_of(os.getpid()) == before
+
+
+def test_what_is_no_object_is_not_listed(brought: Path) -> None:
+    with troubled(brought, "listing") as pool:
+        before = programs_of(os.getpid())
+        assert len(pool.list()) == 1
+        assert programs_of(os.getpid()) == before
+
+
 @pytest.mark.parametrize("trouble", ["dying", "exiting"])
 def test_a_store_that_dies_is_started_again(brought: Path, trouble: str) -> None:
     with troubled(brought, trouble) as pool:

@@ -16,8 +16,9 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import index
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 from penstock.errors import PenstockError, ProtocolError, TooSmall
 from penstock.pool.store import Get, Put, PythonStore
@@ -157,10 +158,12 @@ class _Server:
     def _answer(self, work: Callable[[], _Reply]) -> None:
         """Answers with what `work` makes, or with its exception."""
         try:
-            status, (count, parts) = _DONE, work()
+            count, parts = work()
+            head = _REPLY.pack(_DONE, count, sum(map(len, parts)))
         except Exception as error:
-            status, (count, parts) = _FAILED, (0, [_error_text(error)])
-        _send(self._link, [_REPLY.pack(status, count, sum(map(len, parts))), *parts])
+            parts = [_error_text(error)]
+            head = _REPLY.pack(_FAILED, 0, len(parts[0]))
+        _send(self._link, [head, *parts])
 
     def _contains(self, items: int, body: bytes, timeout: float) -> _Reply:
         return _answers(items, self._store.contains(_keys(body), timeout))
@@ -219,7 +222,10 @@ class _Server:
         return items, parts
 
     def _remove(self, items: int, body: bytes, timeout: float) -> _Reply:
-        return self._store.remove(_keys(body), timeout), []
+        removed: object = self._store.remove(_keys(body), timeout)
+        if not isinstance(removed, SupportsIndex) or not 0 <= index(removed) <= items:
+            raise ProtocolError(f"the store says that it removed {removed!r} of {items} values")
+        return index(removed), []
 
     def _list(self, items: int, body: bytes, timeout: float) -> _Reply:
         namespace = body if items else None

@@ -17,6 +17,7 @@ TROUBLED = '''
 
 import ctypes
 import os
+import subprocess
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -46,6 +47,10 @@ class TroubledStore(SqliteStore):
         if trouble == "holding":
             ctypes.PyDLL(None).sleep(3600)
         if trouble == "dying":
+            os._exit(3)
+        if trouble == "leaving a child":
+            child = subprocess.Popen(["sleep", "3600"])
+            Path(f"{self._file}.child").write_text(str(child.pid))
             os._exit(3)
         if trouble == "exiting":
             raise SystemExit

@@ -65,6 +65,14 @@ def programs_of(process: int) -> list[int]:
     return found
 
 
+def is_alive(process: int) -> bool:
+    """Whether a process has not ended, whether or not somebody has waited for it."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes() != b""
+    except OSError:
+        return False
+
+
 def eventually(holds: Callable[[], bool], seconds: float = 10) -> None:
     until = time.monotonic() + seconds
     while not holds():
@@ -129,7 +137,7 @@ def test_what_a_store_raises_is_an_error_in_words(
 def test_a_count_that_cannot_be_is_an_error_in_words(brought: Path, trouble: str) -> None:
     with troubled(brought, trouble) as pool:
         before = programs_of(os.getpid())
-        with pytest.raises(ProtocolError, match="it removed (None|-1) of 1 values"):
+        with pytest.raises(ProtocolError, match=r"it removed (None|-1) of 1 values"):
             pool.remove(["a"])
         (brought / "pool.db.trouble").unlink()
         assert pool.contains(["a"]) == [False]
@@ -148,6 +156,22 @@ def test_a_store_that_dies_is_started_again(brought: Path, trouble: str) -> None
     with troubled(brought, trouble) as pool:
         with pytest.raises(Unreachable):
             pool.get("a")
+        (brought / "pool.db.trouble").unlink()
+        eventually_hits(pool)
+
+
+def test_of_a_program_that_ends_nothing_is_left_but_how_it_ended(brought: Path) -> None:
+    with troubled(brought, "leaving a child") as pool:
+
+        def said() -> str:
+            with pytest.raises(Unreachable) as raised:
+                pool.get("a")
+            return str(raised.value)
+
+        said()
+        child = int((brought / "pool.db.trouble.child").read_text())
+        eventually(lambda: not is_alive(child))
+        eventually(lambda: "exit status: 3" in said(), 20)
         (brought / "pool.db.trouble").unlink()
         eventually_hits(pool)
 

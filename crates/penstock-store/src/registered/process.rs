@@ -21,6 +21,7 @@ use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags,
     SocketType,
 };
+use rustix::process::{self, Pid, Signal, WaitId, WaitIdOptions};
 
 use super::Secrets;
 use super::link::{Failure, GRACE, Link};
@@ -71,9 +72,12 @@ impl Running {
         self.owner == std::process::id()
     }
 
-    /// Ends the program, without a farewell.
-    pub(super) fn condemn(&self) {
-        self.is_condemned.store(true, Ordering::Release);
+    /// Ends the program, without a farewell if it is there and of no use.
+    fn end_for(&self, failure: &Failure) {
+        // How one that has gone came to its end is told by its status: it is not ours to kill.
+        if !matches!(failure, Failure::Gone) {
+            self.is_condemned.store(true, Ordering::Release);
+        }
         self.dismiss();
     }
 
@@ -101,7 +105,7 @@ impl Running {
         let done = link.settle(deadline).and_then(|()| work(&mut link));
         let is_good = match &done {
             Err(failure) if failure.is_fatal() => {
-                self.condemn();
+                self.end_for(failure);
                 false
             }
             _ => true,
@@ -127,9 +131,9 @@ impl Running {
         // What is counted is looked at below.
         let _ = rustix::io::read(&self.owing, &mut [0; 8]);
         let mut links = self.links.lock();
-        if links.look().is_err() {
+        if let Err(failure) = links.look() {
             drop(links);
-            self.condemn();
+            self.end_for(&failure);
             return None;
         }
         links.idle.iter().filter_map(Link::hangs_at).min()
@@ -143,7 +147,7 @@ impl Running {
             }
             if let Err(failure) = links.look() {
                 drop(links);
-                self.condemn();
+                self.end_for(&failure);
                 return Err(failure);
             }
             // The link that owes nothing, if there is one; else the one that has owed the least.
@@ -458,15 +462,16 @@ impl Shared {
 /// Waits for a program's end, and brings it about when patience is over. Says how it ended.
 fn end(child: &mut Child, patience: Duration) -> String {
     let until = Instant::now() + patience;
-    while Instant::now() < until {
-        if let Ok(Some(status)) = child.try_wait() {
-            return status.to_string();
-        }
+    let process = Pid::from_child(child);
+    // It stays to be waited for, so that no other process can have its number, nor its group's.
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+    let has_ended = || matches!(process::waitid(WaitId::Pid(process), look), Ok(Some(_)));
+    while Instant::now() < until && !has_ended() {
         thread::sleep(Duration::from_millis(5));
     }
-    // Its children are of its group. Whoever left the group is not ours.
-    let group = rustix::process::Pid::from_child(child);
-    let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+    // Its children are of its group, and stay when it ends by itself. Whoever left the group is not
+    // ours.
+    let _ = process::kill_process_group(process, Signal::KILL);
     let _ = child.kill();
     child
         .wait()

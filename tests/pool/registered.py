@@ -35,6 +35,10 @@ class TroubledStore(SqliteStore):
         super().__init__(f"sqlite://{urlsplit(url).path}")
         print("what a store prints is not for standard output")
 
+    def close(self):
+        print("its last words", end="")
+        super().close()
+
     def _trouble(self):
         return self._file.read_text() if self._file.exists() else ""
 

@@ -133,6 +133,24 @@ def test_what_a_store_raises_is_an_error_in_words(
         assert programs_of(os.getpid()) == before
 
 
+def test_what_a_store_prints_goes_to_standard_error_at_once(
+    brought: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    with troubled(brought, ""):
+        # Its program still runs.
+        printed = capfd.readouterr()
+        assert "what a store prints" in printed.err
+    heard = [printed]
+
+    def has_spoken() -> bool:
+        heard.append(capfd.readouterr())
+        return "its last words" in "".join(each.err for each in heard)
+
+    eventually(has_spoken)
+    assert "".join(each.out for each in heard) == ""
+
+
 @pytest.mark.parametrize("trouble", ["removing nothing", "removing less"])
 def test_a_count_that_cannot_be_is_an_error_in_words(brought: Path, trouble: str) -> None:
     with troubled(brought, trouble) as pool:

@@ -8,17 +8,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import io
 import os
 import queue
 import signal
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import index
 from pathlib import Path
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, NoReturn, SupportsIndex, TypeAlias
 
 from penstock.errors import PenstockError, ProtocolError, TooSmall
 from penstock.pool.store import Get, Put, PythonStore
@@ -51,6 +53,9 @@ def main(target: str) -> None:
     """Serves the store of `target`, `module:class`, until nobody needs it any more."""
     control = _take_control()
     _die_with_owner()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # It is no terminal, and most programs end too suddenly for what is still held back.
+        sys.stdout.reconfigure(line_buffering=True)
     url = _exactly(control, _LENGTH.unpack(_exactly(control, _LENGTH.size))[0]).decode()
     try:
         module, _, name = target.partition(":")
@@ -59,7 +64,7 @@ def main(target: str) -> None:
         greeting = _greeting(store)
     except BaseException as error:
         _greet(control, _MAGIC + _LENGTH.pack(_VERSION) + b"\1" + _error_text(error, "config"))
-        os._exit(1)
+        _end(1)
     _greet(control, greeting)
     links: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
     threading.Thread(target=_receive_links, args=(control, links), daemon=True).start()
@@ -68,8 +73,15 @@ def main(target: str) -> None:
     _serve_links(store, links)
     with contextlib.suppress(Exception):
         store.close()
-    # Without waiting for the threads that a store may have left behind.
-    os._exit(0)
+    _end(0)
+
+
+def _end(status: int) -> NoReturn:
+    """Ends this program without waiting for the threads that a store may have left behind."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(status)
 
 
 def _take_control() -> socket.socket:

@@ -32,6 +32,8 @@ class TroubledStore(SqliteStore):
         self._file = Path(urlsplit(url).path + ".trouble")
         if self._trouble() == "opening":
             raise RuntimeError(f"no way to open {url}")
+        while self._trouble() == "opening for long":
+            time.sleep(0.05)
         super().__init__(f"sqlite://{urlsplit(url).path}")
         print("what a store prints is not for standard output")
 

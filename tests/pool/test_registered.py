@@ -309,6 +309,29 @@ def test_a_fork_has_a_program_of_its_own(brought: Path) -> None:
     pool.close()
 
 
+def test_a_fork_of_a_process_that_starts_a_program_starts_its_own(brought: Path) -> None:
+    pool = troubled(brought, "opening for long")
+    [program] = programs_of(os.getpid())
+    os.kill(program, signal.SIGKILL)
+
+    def starts() -> bool:
+        with pytest.raises(StoreError):
+            pool.get("a", timeout=0.1)
+        return program not in programs_of(os.getpid()) != []
+
+    eventually(starts, 60)
+    child = os.fork()
+    if child == 0:
+        try:
+            (brought / "pool.db.trouble").unlink()
+            os._exit(0 if bytes(pool.get("a", timeout=60)) == VALUE else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    eventually_hits(pool)
+    pool.close()
+
+
 def test_who_brings_what_is_listed_and_conflicts_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

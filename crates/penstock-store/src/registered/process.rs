@@ -230,8 +230,21 @@ type Why = (ErrorKind, String);
 enum Phase {
     /// Not before then, because of this.
     Down(Instant, Option<Why>),
-    Starting,
+    /// This process starts one. A fork of it has no keeper.
+    Starting(u32),
     Up(Arc<Running>),
+}
+
+impl State {
+    /// How long to wait with the next program after one that lived for so long.
+    fn pause_after(&mut self, lived: Duration) -> Duration {
+        if lived > HEALTHY {
+            self.failures = 0;
+        }
+        let pause = PAUSES.0 * 2_u32.pow(self.failures.min(16));
+        self.failures = self.failures.saturating_add(1);
+        pause.min(PAUSES.1)
+    }
 }
 
 impl Program {
@@ -269,8 +282,9 @@ impl Program {
         loop {
             match &state.phase {
                 Phase::Up(running) if running.is_ours() => return Ok(Arc::clone(running)),
-                Phase::Up(_) => {
-                    // This process is a fork, and what runs is its parent's.
+                Phase::Starting(owner) if *owner == std::process::id() => {}
+                Phase::Up(_) | Phase::Starting(_) => {
+                    // This process is a fork, and what runs or starts is its parent's.
                     state.phase = Phase::Down(Instant::now(), None);
                     continue;
                 }
@@ -281,7 +295,7 @@ impl Program {
                     return Err(Error::new(kind, why));
                 }
                 Phase::Down(..) => {
-                    state.phase = Phase::Starting;
+                    state.phase = Phase::Starting(std::process::id());
                     state.starts += 1;
                     let shared = Arc::clone(&self.shared);
                     thread::Builder::new()
@@ -292,7 +306,6 @@ impl Program {
                             Error::new(ErrorKind::Io, "a thread does not start").caused_by(cause)
                         })?;
                 }
-                Phase::Starting => {}
             }
             if interrupt::wait_until(&self.shared.changed, &mut state, deadline) {
                 return Err(Error::new(
@@ -322,18 +335,20 @@ impl Drop for Program {
 impl Shared {
     /// The keeper's work: one program, from its start to its end.
     fn keep(&self) {
-        let begin = Instant::now();
-        let why = match self.start() {
-            Ok((child, running)) => self.attend(child, running),
-            Err(error) => Some((error.kind(), format!("the store does not open: {error}"))),
+        let (why, lived) = match self.start() {
+            Ok((child, running)) => {
+                let greeted = Instant::now();
+                (self.attend(child, running), greeted.elapsed())
+            }
+            // However long that took: one that never greets has not lived.
+            Err(error) => {
+                let why = (error.kind(), format!("the store does not open: {error}"));
+                (Some(why), Duration::ZERO)
+            }
         };
         let mut state = self.state.lock();
-        if begin.elapsed() > HEALTHY {
-            state.failures = 0;
-        }
-        let pause = PAUSES.0 * 2_u32.pow(state.failures.min(16));
-        state.failures = state.failures.saturating_add(1);
-        state.phase = Phase::Down(Instant::now() + pause.min(PAUSES.1), why);
+        let pause = state.pause_after(lived);
+        state.phase = Phase::Down(Instant::now() + pause, why);
         drop(state);
         self.changed.notify_all();
     }
@@ -491,4 +506,28 @@ fn read_exact(socket: &OwnedFd, mut into: &mut [u8], deadline: Instant) -> Resul
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_until_a_program_has_shown_that_it_works() {
+        let mut state = State {
+            phase: Phase::Down(Instant::now(), None),
+            failures: 0,
+            starts: 0,
+            is_closed: false,
+        };
+        let mut after = |lived: Duration| state.pause_after(lived);
+        assert_eq!(after(Duration::ZERO), PAUSES.0);
+        assert_eq!(after(HEALTHY), PAUSES.0 * 2);
+        for _ in 0..100 {
+            after(Duration::ZERO);
+        }
+        assert_eq!(after(Duration::ZERO), PAUSES.1);
+        assert_eq!(after(HEALTHY + PAUSES.0), PAUSES.0);
+        assert_eq!(after(Duration::ZERO), PAUSES.0 * 2);
+    }
 }

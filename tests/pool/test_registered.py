@@ -269,6 +269,23 @@ def test_a_store_that_does_not_open_says_why(brought: Path) -> None:
     eventually(lambda: programs_of(os.getpid()) == [])
 
 
+def test_a_bad_moment_does_not_decide_whether_a_pool_opens(brought: Path) -> None:
+    (brought / "pool.db.trouble").write_text("opening at the third try")
+    with penstock.open(f"troubled://{brought}/pool.db") as pool:
+        pool.put("a", VALUE)
+    # But one that does not open is not tried forever, and what is configured wrongly is not tried
+    # again.
+    for trouble, error, tries in [
+        ("opening never", Unreachable, "..."),
+        ("opening", ConfigError, "."),
+    ]:
+        (brought / "pool.db.trouble.tries").unlink()
+        (brought / "pool.db.trouble").write_text(trouble)
+        with pytest.raises(error):
+            penstock.open(f"troubled://{brought}/pool.db")
+        assert (brought / "pool.db.trouble.tries").read_text() == tries
+
+
 def test_its_program_ends_with_the_pool_and_with_the_process(brought: Path) -> None:
     pool = penstock.open(f"sqlite://{brought}/pool.db")
     [program] = programs_of(os.getpid())

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags,
@@ -30,6 +30,8 @@ use crate::{Capabilities, Error, ErrorKind, Result, interrupt, readiness};
 
 /// How long a program may take from its start to its greeting.
 const START: Duration = Duration::from_secs(30);
+/// How often a program is started before its store counts as one that does not open.
+const FIRST_TRIES: u32 = 3;
 /// How long a program may take to end by itself when it is not needed any more.
 const FAREWELL: Duration = Duration::from_secs(2);
 /// The first pause between the end of a program and the start of the next, and the longest.
@@ -316,9 +318,37 @@ impl Program {
         }
     }
 
-    /// Starts the program for the first time, and waits until it has greeted or has failed to.
+    /// Starts the program for the first time, and waits until it has greeted. A bad moment does not
+    /// decide whether a pool opens, so it is started again if it fails, but not forever, nor if the
+    /// store says that it cannot be opened as it is asked.
     pub(super) fn first(&self) -> Result<Arc<Running>> {
-        self.running(Instant::now() + START + GRACE)
+        let mut tries = FIRST_TRIES;
+        loop {
+            tries -= 1;
+            match self.running(Instant::now() + START + GRACE) {
+                Err(error) if error.kind() != ErrorKind::Config && tries > 0 => {
+                    if !self.wait_for_next() {
+                        return Err(error);
+                    }
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// Waits until the next program may be started. False if the caller is interrupted.
+    fn wait_for_next(&self) -> bool {
+        let mut state = self.shared.state.lock();
+        while let Phase::Down(until, _) = state.phase
+            && Instant::now() < until
+        {
+            interrupt::wait_until(&self.shared.changed, &mut state, until);
+            if MutexGuard::unlocked(&mut state, interrupt::is_interrupted) {
+                return false;
+            }
+        }
+        drop(state);
+        !interrupt::is_interrupted()
     }
 }
 

@@ -294,11 +294,10 @@ def test_its_program_ends_with_the_pool_and_with_the_process(brought: Path) -> N
 
     code = (
         "import os, penstock\n"
+        "from tests.pool.test_registered import programs_of\n"
         f"pool = penstock.open('sqlite://{brought}/pool.db')\n"
         "pool.put('b', b'value')\n"
-        "print(*[name for name in os.listdir('/proc') if name.isdecimal() and"
-        " open(f'/proc/{name}/stat').read().rpartition(') ')[2].split()[1] == str(os.getpid())],"
-        " flush=True)\n"
+        "print(*programs_of(os.getpid()), flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     path = os.pathsep.join(sys.path)
@@ -309,7 +308,8 @@ def test_its_program_ends_with_the_pool_and_with_the_process(brought: Path) -> N
         text=True,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
-    eventually(lambda: not Path(f"/proc/{done.stdout.strip()}").exists())
+    [program] = map(int, done.stdout.split())
+    eventually(lambda: not is_alive(program))
 
 
 def test_a_fork_has_a_program_of_its_own(brought: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -267,6 +269,18 @@ def test_a_store_that_does_not_open_says_why(brought: Path) -> None:
         assert "s3cret" not in str(raised.value)
     gc.collect()
     eventually(lambda: programs_of(os.getpid()) == [])
+
+
+def test_the_example_waits_for_whoever_has_the_new_database(brought: Path) -> None:
+    # SQLite itself does not wait for it, when it is to write ahead for the first time.
+    other = sqlite3.connect(brought / "pool.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with ThreadPoolExecutor() as threads:
+        opened = threads.submit(penstock.open, f"sqlite://{brought}/pool.db")
+        time.sleep(1.5)
+        other.close()
+        with opened.result() as pool:
+            pool.put("a", VALUE)
 
 
 def test_a_bad_moment_does_not_decide_whether_a_pool_opens(brought: Path) -> None:

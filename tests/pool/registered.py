@@ -17,10 +17,13 @@ TROUBLED = '''
 
 import ctypes
 import os
+import subprocess
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from penstock.errors import Unreachable
+from penstock.pool import Listed
 from penstock_store_sqlite import SqliteStore
 
 
@@ -28,10 +31,24 @@ class TroubledStore(SqliteStore):
     def __init__(self, url):
         self._url = url
         self._file = Path(urlsplit(url).path + ".trouble")
+        if self._trouble().startswith("opening"):
+            with open(f"{self._file}.tries", "a") as tries:
+                tries.write(".")
+                count = tries.tell()
         if self._trouble() == "opening":
             raise RuntimeError(f"no way to open {url}")
+        if self._trouble() == "opening at the third try" and count < 3:
+            os._exit(1)
+        if self._trouble() == "opening never":
+            raise Unreachable("nobody is there")
+        while self._trouble() == "opening for long":
+            time.sleep(0.05)
         super().__init__(f"sqlite://{urlsplit(url).path}")
         print("what a store prints is not for standard output")
+
+    def close(self):
+        print("its last words", end="")
+        super().close()
 
     def _trouble(self):
         return self._file.read_text() if self._file.exists() else ""
@@ -46,6 +63,10 @@ class TroubledStore(SqliteStore):
             ctypes.PyDLL(None).sleep(3600)
         if trouble == "dying":
             os._exit(3)
+        if trouble == "leaving a child":
+            child = subprocess.Popen(["sleep", "3600"])
+            Path(f"{self._file}.child").write_text(str(child.pid))
+            os._exit(3)
         if trouble == "exiting":
             raise SystemExit
         if trouble == "late":
@@ -57,6 +78,15 @@ class TroubledStore(SqliteStore):
         if trouble == "corrupting":
             return [b"x" * len(value) for value in super().get_many(batch, timeout)]
         return super().get_many(batch, timeout)
+
+    def remove(self, keys, timeout):
+        removed = super().remove(keys, timeout)
+        return {"removing nothing": None, "removing less": -1}.get(self._trouble(), removed)
+
+    def list_objects(self, namespace, timeout):
+        if self._trouble() == "listing":
+            yield Listed(b"no key".ljust(56, b"."), 1)
+        yield from super().list_objects(namespace, timeout)
 '''
 
 

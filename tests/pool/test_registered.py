@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,14 @@ def programs_of(process: int) -> list[int]:
         if int(stat[1]) == process and b"penstock.pool.host" in command:
             found.append(int(folder.name))
     return found
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process has not ended, whether or not somebody has waited for it."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes() != b""
+    except OSError:
+        return False
 
 
 def eventually(holds: Callable[[], bool], seconds: float = 10) -> None:
@@ -125,11 +135,63 @@ def test_what_a_store_raises_is_an_error_in_words(
         assert programs_of(os.getpid()) == before
 
 
+def test_what_a_store_prints_goes_to_standard_error_at_once(
+    brought: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    with troubled(brought, ""):
+        # Its program still runs.
+        printed = capfd.readouterr()
+        assert "what a store prints" in printed.err
+    heard = [printed]
+
+    def has_spoken() -> bool:
+        heard.append(capfd.readouterr())
+        return "its last words" in "".join(each.err for each in heard)
+
+    eventually(has_spoken)
+    assert "".join(each.out for each in heard) == ""
+
+
+@pytest.mark.parametrize("trouble", ["removing nothing", "removing less"])
+def test_a_count_that_cannot_be_is_an_error_in_words(brought: Path, trouble: str) -> None:
+    with troubled(brought, trouble) as pool:
+        before = programs_of(os.getpid())
+        with pytest.raises(ProtocolError, match=r"it removed (None|-1) of 1 values"):
+            pool.remove(["a"])
+        (brought / "pool.db.trouble").unlink()
+        assert pool.contains(["a"]) == [False]
+        assert programs_of(os.getpid()) == before
+
+
+def test_what_is_no_object_is_not_listed(brought: Path) -> None:
+    with troubled(brought, "listing") as pool:
+        before = programs_of(os.getpid())
+        assert len(pool.list()) == 1
+        assert programs_of(os.getpid()) == before
+
+
 @pytest.mark.parametrize("trouble", ["dying", "exiting"])
 def test_a_store_that_dies_is_started_again(brought: Path, trouble: str) -> None:
     with troubled(brought, trouble) as pool:
         with pytest.raises(Unreachable):
             pool.get("a")
+        (brought / "pool.db.trouble").unlink()
+        eventually_hits(pool)
+
+
+def test_of_a_program_that_ends_nothing_is_left_but_how_it_ended(brought: Path) -> None:
+    with troubled(brought, "leaving a child") as pool:
+
+        def said() -> str:
+            with pytest.raises(Unreachable) as raised:
+                pool.get("a")
+            return str(raised.value)
+
+        said()
+        child = int((brought / "pool.db.trouble.child").read_text())
+        eventually(lambda: not is_alive(child))
+        eventually(lambda: "exit status: 3" in said(), 20)
         (brought / "pool.db.trouble").unlink()
         eventually_hits(pool)
 
@@ -164,6 +226,30 @@ def test_a_late_answer_is_written_nowhere(brought: Path) -> None:
         assert programs_of(os.getpid()) == [program]
 
 
+def test_a_program_that_has_answered_late_does_not_hang_though_nobody_has_looked(
+    brought: Path,
+) -> None:
+    with troubled(brought, "late") as pool:
+        [program] = programs_of(os.getpid())
+        with pytest.raises(TimedOut):
+            pool.get("a", timeout=0.9)
+        (brought / "pool.db.trouble").unlink()
+        # For longer than a program may owe an answer.
+        time.sleep(4)
+        assert bytes(pool.get("a")) == VALUE
+        assert programs_of(os.getpid()) == [program]
+
+
+def test_a_store_that_hangs_is_ended_though_nobody_asks_again(brought: Path) -> None:
+    with troubled(brought, "sleeping") as pool:
+        [program] = programs_of(os.getpid())
+        with pytest.raises(TimedOut):
+            pool.get("a", timeout=0.2)
+        eventually(lambda: not Path(f"/proc/{program}").exists(), 60)
+        (brought / "pool.db.trouble").unlink()
+        eventually_hits(pool)
+
+
 def test_damage_is_a_miss(brought: Path) -> None:
     with troubled(brought, "corrupting") as pool:
         with pytest.raises(NotFound):
@@ -185,6 +271,35 @@ def test_a_store_that_does_not_open_says_why(brought: Path) -> None:
     eventually(lambda: programs_of(os.getpid()) == [])
 
 
+def test_the_example_waits_for_whoever_has_the_new_database(brought: Path) -> None:
+    # SQLite itself does not wait for it, when it is to write ahead for the first time.
+    other = sqlite3.connect(brought / "pool.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with ThreadPoolExecutor() as threads:
+        opened = threads.submit(penstock.open, f"sqlite://{brought}/pool.db")
+        time.sleep(1.5)
+        other.close()
+        with opened.result() as pool:
+            pool.put("a", VALUE)
+
+
+def test_a_bad_moment_does_not_decide_whether_a_pool_opens(brought: Path) -> None:
+    (brought / "pool.db.trouble").write_text("opening at the third try")
+    with penstock.open(f"troubled://{brought}/pool.db") as pool:
+        pool.put("a", VALUE)
+    # But one that does not open is not tried forever, and what is configured wrongly is not tried
+    # again.
+    for trouble, error, tries in [
+        ("opening never", Unreachable, "..."),
+        ("opening", ConfigError, "."),
+    ]:
+        (brought / "pool.db.trouble.tries").unlink()
+        (brought / "pool.db.trouble").write_text(trouble)
+        with pytest.raises(error):
+            penstock.open(f"troubled://{brought}/pool.db")
+        assert (brought / "pool.db.trouble.tries").read_text() == tries
+
+
 def test_its_program_ends_with_the_pool_and_with_the_process(brought: Path) -> None:
     pool = penstock.open(f"sqlite://{brought}/pool.db")
     [program] = programs_of(os.getpid())
@@ -193,11 +308,10 @@ def test_its_program_ends_with_the_pool_and_with_the_process(brought: Path) -> N
 
     code = (
         "import os, penstock\n"
+        "from tests.pool.test_registered import programs_of\n"
         f"pool = penstock.open('sqlite://{brought}/pool.db')\n"
         "pool.put('b', b'value')\n"
-        "print(*[name for name in os.listdir('/proc') if name.isdecimal() and"
-        " open(f'/proc/{name}/stat').read().rpartition(') ')[2].split()[1] == str(os.getpid())],"
-        " flush=True)\n"
+        "print(*programs_of(os.getpid()), flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     path = os.pathsep.join(sys.path)
@@ -208,7 +322,8 @@ def test_its_program_ends_with_the_pool_and_with_the_process(brought: Path) -> N
         text=True,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
-    eventually(lambda: not Path(f"/proc/{done.stdout.strip()}").exists())
+    [program] = map(int, done.stdout.split())
+    eventually(lambda: not is_alive(program))
 
 
 def test_a_fork_has_a_program_of_its_own(brought: Path) -> None:
@@ -222,6 +337,29 @@ def test_a_fork_has_a_program_of_its_own(brought: Path) -> None:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert bytes(pool.get("a")) == VALUE
+    pool.close()
+
+
+def test_a_fork_of_a_process_that_starts_a_program_starts_its_own(brought: Path) -> None:
+    pool = troubled(brought, "opening for long")
+    [program] = programs_of(os.getpid())
+    os.kill(program, signal.SIGKILL)
+
+    def starts() -> bool:
+        with pytest.raises(StoreError):
+            pool.get("a", timeout=0.1)
+        return program not in programs_of(os.getpid()) != []
+
+    eventually(starts, 60)
+    child = os.fork()
+    if child == 0:
+        try:
+            (brought / "pool.db.trouble").unlink()
+            os._exit(0 if bytes(pool.get("a", timeout=60)) == VALUE else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    eventually_hits(pool)
     pool.close()
 
 
@@ -251,3 +389,21 @@ def test_a_class_that_is_not_there_is_an_error_of_the_pool_that_names_it(
     monkeypatch.syspath_prepend(bring(tmp_path, "one", {"gone": "no_such_module:Store"}))
     with pytest.raises(ConfigError, match=r"no_such_module.*one 1\.0"):
         penstock.open("gone://x")
+
+
+def test_a_package_that_fails_on_import_is_in_the_way_of_its_own_scheme_only(
+    brought: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = bring(brought / "failing", "failing", {"failing": "fails_on_import.native"})
+    (site / "fails_on_import").mkdir()
+    marker = brought / "imported"
+    (site / "fails_on_import" / "__init__.py").write_text(
+        f"open({str(marker)!r}, 'w').close()\nraise RuntimeError('a bad day')\n"
+    )
+    monkeypatch.syspath_prepend(site)
+    with penstock.open(f"sqlite://{brought}/pool.db") as pool:
+        pool.put("a", VALUE)
+    assert not marker.exists()
+    with pytest.raises(ConfigError, match=r"fails on import.*a bad day.*failing 1\.0"):
+        penstock.open("failing://x")
+    assert marker.exists()

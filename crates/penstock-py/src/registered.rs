@@ -20,15 +20,17 @@ pub(crate) fn find_stores_with(finder: Py<PyAny>) {
     let _ = FINDER.set(finder);
 }
 
-/// The registered stores, if the URL has a scheme that is not built in.
+/// The registered stores, if the URL has a scheme that is not built in. Only those of its schemes
+/// have a place.
 pub(crate) fn stores_for(py: Python<'_>, url: &str) -> PyResult<Vec<Registered>> {
     let Some(finder) = FINDER.get() else {
         return Ok(Vec::new());
     };
-    if penstock_store::unknown_schemes(url).is_empty() {
+    let schemes = penstock_store::unknown_schemes(url);
+    if schemes.is_empty() {
         return Ok(Vec::new());
     }
-    let found: Vec<Found> = finder.call0(py)?.extract(py)?;
+    let found: Vec<Found> = finder.call1(py, (schemes,))?.extract(py)?;
     found
         .into_iter()
         .map(|(scheme, origin, kind, place)| {

@@ -85,6 +85,9 @@ impl LmdbStore {
                 env
             }
         };
+        // Processes that were killed while they read have left their places in the table of readers.
+        // What they read last keeps all pages from use that were freed since.
+        env.clear_stale_readers().map_err(failed)?;
         let mut write = env.write_txn().map_err(failed)?;
         let values = env
             .create_database(&mut write, Some("values"))
@@ -161,7 +164,19 @@ impl LmdbStore {
                 format!("a value of {bytes} bytes is larger than the store takes ({limit})"),
             ));
         }
-        self.write(request, bytes).map_err(failed)
+        match self.write(request, bytes) {
+            // Readers that were killed may be what keeps the room: see `at`.
+            Err(heed::Error::Mdb(MdbError::MapFull)) if self.has_cleared_readers() => {
+                self.write(request, bytes)
+            }
+            done => done,
+        }
+        .map_err(failed)
+    }
+
+    /// Whether places of readers that are gone were there, and are free now.
+    fn has_cleared_readers(&self) -> bool {
+        self.env.clear_stale_readers().is_ok_and(|gone| gone > 0)
     }
 
     fn write(&self, request: &PutRequest<'_>, bytes: u64) -> heed::Result<PutOutcome> {

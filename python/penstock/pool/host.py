@@ -8,16 +8,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import io
 import os
 import queue
 import signal
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import index
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, SupportsIndex, TypeAlias
 
 from penstock.errors import PenstockError, ProtocolError, TooSmall
 from penstock.pool.store import Get, Put, PythonStore
@@ -50,6 +53,9 @@ def main(target: str) -> None:
     """Serves the store of `target`, `module:class`, until nobody needs it any more."""
     control = _take_control()
     _die_with_owner()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # It is no terminal, and most programs end too suddenly for what is still held back.
+        sys.stdout.reconfigure(line_buffering=True)
     url = _exactly(control, _LENGTH.unpack(_exactly(control, _LENGTH.size))[0]).decode()
     try:
         module, _, name = target.partition(":")
@@ -58,7 +64,7 @@ def main(target: str) -> None:
         greeting = _greeting(store)
     except BaseException as error:
         _greet(control, _MAGIC + _LENGTH.pack(_VERSION) + b"\1" + _error_text(error, "config"))
-        os._exit(1)
+        _end(1)
     _greet(control, greeting)
     links: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
     threading.Thread(target=_receive_links, args=(control, links), daemon=True).start()
@@ -67,8 +73,15 @@ def main(target: str) -> None:
     _serve_links(store, links)
     with contextlib.suppress(Exception):
         store.close()
-    # Without waiting for the threads that a store may have left behind.
-    os._exit(0)
+    _end(0)
+
+
+def _end(status: int) -> NoReturn:
+    """Ends this program without waiting for the threads that a store may have left behind."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(status)
 
 
 def _take_control() -> socket.socket:
@@ -157,10 +170,12 @@ class _Server:
     def _answer(self, work: Callable[[], _Reply]) -> None:
         """Answers with what `work` makes, or with its exception."""
         try:
-            status, (count, parts) = _DONE, work()
+            count, parts = work()
+            head = _REPLY.pack(_DONE, count, sum(map(len, parts)))
         except Exception as error:
-            status, (count, parts) = _FAILED, (0, [_error_text(error)])
-        _send(self._link, [_REPLY.pack(status, count, sum(map(len, parts))), *parts])
+            parts = [_error_text(error)]
+            head = _REPLY.pack(_FAILED, 0, len(parts[0]))
+        _send(self._link, [head, *parts])
 
     def _contains(self, items: int, body: bytes, timeout: float) -> _Reply:
         return _answers(items, self._store.contains(_keys(body), timeout))
@@ -219,7 +234,10 @@ class _Server:
         return items, parts
 
     def _remove(self, items: int, body: bytes, timeout: float) -> _Reply:
-        return self._store.remove(_keys(body), timeout), []
+        removed: object = self._store.remove(_keys(body), timeout)
+        if not isinstance(removed, SupportsIndex) or not 0 <= index(removed) <= items:
+            raise ProtocolError(f"the store says that it removed {removed!r} of {items} values")
+        return index(removed), []
 
     def _list(self, items: int, body: bytes, timeout: float) -> _Reply:
         namespace = body if items else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Literal
@@ -28,6 +28,9 @@ _BUILT_IN = {"memory", "file", "shm", "s3", "gs", "az", "unix", "redis+unix", "v
     for server in ("redis", "rediss", "valkey", "valkeys")
     for topology in ("", "+sentinel", "+cluster")
 }
+
+
+_UNWANTED: tuple[str, list[str]] = ("nowhere", ["it was not looked for"])
 
 
 @dataclass(frozen=True)
@@ -79,11 +82,15 @@ def _one(scheme: str, brought: list[tuple[str, str]]) -> RegisteredStore:
     )
 
 
-def places() -> list[tuple[str, str, str, list[str]]]:
+def places(wanted: Collection[str]) -> list[tuple[str, str, str, list[str]]]:
     """For the native module: scheme, origin, kind and place of each registered store. A place is a
     library's path, a program with its arguments, or (kind ``nowhere``) the reason why there is
-    none."""
-    return [(one.scheme, one.distribution, *_place(one)) for one in registered_stores()]
+    none. Only stores of the `wanted` schemes are looked for: to look for a library runs code of the
+    package that it is in."""
+    return [
+        (one.scheme, one.distribution, *(_place(one) if one.scheme in wanted else _UNWANTED))
+        for one in registered_stores()
+    ]
 
 
 def _place(store: RegisteredStore) -> tuple[str, list[str]]:
@@ -95,6 +102,10 @@ def _place(store: RegisteredStore) -> tuple[str, list[str]]:
         found = importlib.util.find_spec(store.value)
     except ImportError as error:
         return "nowhere", [f"the library {store.value} is not there: {error}"]
+    except Exception as error:
+        # The package that it is in was imported, and is not ours.
+        reason = f"{type(error).__name__}: {error}"
+        return "nowhere", [f"the package of the library {store.value} fails on import: {reason}"]
     if found is None or not found.has_location or not found.origin:
         return "nowhere", [f"the library {store.value} is not there"]
     return "library", [found.origin]

@@ -2,21 +2,25 @@
 //!
 //! What the program sends is received by the thread whose request it answers, while that thread
 //! waits. So nothing is ever written to memory that its owner has taken back. A reply that came too
-//! late is received by whoever needs the link next, and thrown away.
+//! late is received by whoever needs the link next, or by the program's keeper, and thrown away.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
 use super::protocol::{REPLY_BYTES, Reply};
-use crate::{Error, ErrorKind, readiness, slices};
+use crate::{Error, ErrorKind, interrupt, readiness, slices};
 
 /// Most slices in one system call.
 const SLICES_AT_ONCE: usize = 64;
+/// How long a program may owe a reply, and send nothing of it, before it counts as hanging.
+pub(super) const GRACE: Duration = Duration::from_secs(2);
+/// Most pieces of a late reply that are received in one look: whoever looks has other things to do.
+const PIECES_AT_ONCE: usize = 16;
 
 /// Why a request came to nothing.
 #[derive(Debug)]
@@ -25,6 +29,8 @@ pub(super) enum Failure {
     Late,
     /// The deadline passed before the whole request was sent. The program can make nothing of it.
     Stuck,
+    /// The program has owed a reply for longer than [`GRACE`].
+    Hung,
     /// The program went away.
     Gone,
     /// The program says something that the protocol does not allow.
@@ -36,13 +42,17 @@ pub(super) enum Failure {
 impl Failure {
     /// Whether the program is to be ended.
     pub(super) fn is_fatal(&self) -> bool {
-        matches!(self, Self::Stuck | Self::Gone | Self::Strange)
+        matches!(self, Self::Stuck | Self::Hung | Self::Gone | Self::Strange)
     }
 
     pub(super) fn into_error(self) -> Error {
         let (kind, what) = match self {
             Self::Late => (ErrorKind::TimedOut, "the store's program does not answer"),
             Self::Stuck => (ErrorKind::TimedOut, "the store's program does not listen"),
+            Self::Hung => (
+                ErrorKind::Unreachable,
+                "the store's program did not answer, and is started again",
+            ),
             Self::Gone => (ErrorKind::Unreachable, "the store's program has gone"),
             Self::Strange => (ErrorKind::Protocol, "the store's program talks nonsense"),
             Self::Refused(error) => return error,
@@ -60,7 +70,7 @@ pub(super) struct Link {
 
 #[derive(Clone, Copy)]
 struct Owed {
-    /// When it should have come.
+    /// When it should have come, or when the last of it came, if that is later.
     since: Instant,
     left: Left,
 }
@@ -84,19 +94,62 @@ impl Link {
         self.owed.as_ref().map(|owed| owed.since)
     }
 
-    /// Throws away what is still owed.
+    /// When the program will count as hanging, if it owes a reply and sends nothing of it.
+    pub(super) fn hangs_at(&self) -> Option<Instant> {
+        self.owes_since().map(|since| since + GRACE)
+    }
+
+    /// Throws away what is still owed. What has come already is received first, however old the debt
+    /// is: nobody may have looked for long.
     pub(super) fn settle(&mut self, deadline: Instant) -> Result<(), Failure> {
-        while let Some(owed) = self.owed {
-            let mut waste = [0; 65_536];
-            match owed.left {
-                Left::Body(0) => self.owed = None,
-                Left::Body(left) => {
-                    let most = waste.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-                    self.receive(&mut waste[..most], deadline)?;
-                }
-                Left::Head(..) => {
-                    self.head(deadline)?;
-                }
+        while let Some(hangs_at) = self.hangs_at() {
+            match self.throw_away(deadline.min(hangs_at)) {
+                Err(Failure::Late) => self.may_go_on(deadline)?,
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Throws away what has come of what is owed, without waiting.
+    pub(super) fn look(&mut self) -> Result<(), Failure> {
+        for _ in 0..PIECES_AT_ONCE {
+            if self.owed.is_none() {
+                break;
+            }
+            let now = Instant::now();
+            match self.throw_away(now) {
+                Err(Failure::Late) => match self.may_go_on(now) {
+                    Err(Failure::Late) => break,
+                    other => other?,
+                },
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there is a point in waiting for more.
+    fn may_go_on(&self, deadline: Instant) -> Result<(), Failure> {
+        let now = Instant::now();
+        match self.hangs_at() {
+            Some(hangs_at) if hangs_at <= now => Err(Failure::Hung),
+            _ if deadline <= now || interrupt::is_interrupted() => Err(Failure::Late),
+            _ => Ok(()),
+        }
+    }
+
+    /// Throws away one piece of what is owed.
+    fn throw_away(&mut self, deadline: Instant) -> Result<(), Failure> {
+        let mut waste = [0; 65_536];
+        match self.owed.map(|owed| owed.left) {
+            None | Some(Left::Body(0)) => self.owed = None,
+            Some(Left::Body(left)) => {
+                let most = waste.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+                self.receive(&mut waste[..most], deadline)?;
+            }
+            Some(Left::Head(..)) => {
+                self.head(deadline)?;
             }
         }
         Ok(())
@@ -151,8 +204,10 @@ impl Link {
                 return Ok(reply);
             }
             let some = self.some(&mut [IoSliceMut::new(&mut head[have..])], deadline)?;
-            let left = Left::Head(have + some, head);
-            self.owed = Some(Owed { since, left });
+            self.owed = Some(Owed {
+                since: since.max(Instant::now()),
+                left: Left::Head(have + some, head),
+            });
         }
     }
 
@@ -178,11 +233,12 @@ impl Link {
             have += some;
             let Some(Owed {
                 left: Left::Body(left),
-                ..
+                since,
             }) = &mut self.owed
             else {
                 return Err(Failure::Strange);
             };
+            *since = (*since).max(Instant::now());
             *left = left.checked_sub(some).ok_or(Failure::Strange)?;
         }
         Ok(())
@@ -242,4 +298,70 @@ fn window<'a>(
         }
     }
     window
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+    use super::*;
+
+    /// A link that has owed a reply for so long, and the program's end of it.
+    fn owing(since: Duration) -> (Link, OwnedFd) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        let mut link = Link::new(ours);
+        link.send(&[], Instant::now() - since).unwrap();
+        (link, theirs)
+    }
+
+    /// The head of a reply with so many bytes after it.
+    fn head(bytes: u64) -> [u8; REPLY_BYTES] {
+        let mut head = [0; REPLY_BYTES];
+        head[8..].copy_from_slice(&bytes.to_le_bytes());
+        head
+    }
+
+    #[test]
+    fn a_reply_that_has_come_is_no_sign_of_a_hanging_program_however_old_it_is() {
+        let long = GRACE * 100;
+        for settle in [|link: &mut Link| link.settle(Instant::now()), Link::look] {
+            let (mut link, program) = owing(long);
+            rustix::io::write(&program, &head(3)).unwrap();
+            rustix::io::write(&program, b"yes").unwrap();
+            settle(&mut link).unwrap();
+            assert!(link.owes_since().is_none());
+        }
+    }
+
+    #[test]
+    fn a_program_that_sends_something_gets_time_for_the_rest() {
+        let (mut link, program) = owing(GRACE * 100);
+        rustix::io::write(&program, &head(3)).unwrap();
+        link.look().unwrap();
+        let hangs_at = link.hangs_at().unwrap();
+        assert!(hangs_at > Instant::now());
+        rustix::io::write(&program, b"y").unwrap();
+        link.look().unwrap();
+        assert!(link.hangs_at().unwrap() > hangs_at);
+        rustix::io::write(&program, b"es").unwrap();
+        link.look().unwrap();
+        assert!(link.owes_since().is_none());
+    }
+
+    #[test]
+    fn a_program_that_sends_nothing_hangs_once_its_time_is_over() {
+        let (mut link, _program) = owing(GRACE);
+        assert!(matches!(link.look(), Err(Failure::Hung)));
+        // Nobody waits for longer than that, however much time the next request has.
+        let (mut link, _program) = owing(GRACE - Duration::from_millis(100));
+        let settled = link.settle(Instant::now() + GRACE * 1000);
+        assert!(matches!(settled, Err(Failure::Hung)));
+        // Nor does it hang before.
+        let (mut link, _program) = owing(Duration::ZERO);
+        link.send(&[], Instant::now() + GRACE * 1000).unwrap();
+        link.look().unwrap();
+        assert!(matches!(link.settle(Instant::now()), Err(Failure::Late)));
+    }
 }

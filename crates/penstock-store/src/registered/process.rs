@@ -15,22 +15,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
-use rustix::event::{PollFd, PollFlags};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags,
     SocketType,
 };
+use rustix::process::{self, Pid, Signal, WaitId, WaitIdOptions};
 
 use super::Secrets;
-use super::link::{Failure, Link};
+use super::link::{Failure, GRACE, Link};
 use super::protocol::{Greeting, LONGEST_TEXT};
 use crate::{Capabilities, Error, ErrorKind, Result, interrupt, readiness};
 
 /// How long a program may take from its start to its greeting.
 const START: Duration = Duration::from_secs(30);
-/// How late a reply may be before the program counts as hanging.
-const GRACE: Duration = Duration::from_secs(2);
+/// How often a program is started before its store counts as one that does not open.
+const FIRST_TRIES: u32 = 3;
 /// How long a program may take to end by itself when it is not needed any more.
 const FAREWELL: Duration = Duration::from_secs(2);
 /// The first pause between the end of a program and the start of the next, and the longest.
@@ -43,6 +44,8 @@ pub(super) struct Running {
     /// The process that started it: another one, a fork of it, leaves the program alone.
     owner: u32,
     control: OwnedFd,
+    /// Counts links that came back with a reply owed: the keeper is to look after them.
+    owing: OwnedFd,
     is_condemned: AtomicBool,
     pub(super) capabilities: Capabilities,
     pub(super) url: String,
@@ -59,14 +62,24 @@ struct Links {
     are_over: bool,
 }
 
+impl Links {
+    /// Throws away what has come of late replies. Fails if the program is to be ended.
+    fn look(&mut self) -> std::result::Result<(), Failure> {
+        self.idle.iter_mut().try_for_each(Link::look)
+    }
+}
+
 impl Running {
     fn is_ours(&self) -> bool {
         self.owner == std::process::id()
     }
 
-    /// Ends the program, without a farewell.
-    pub(super) fn condemn(&self) {
-        self.is_condemned.store(true, Ordering::Release);
+    /// Ends the program, without a farewell if it is there and of no use.
+    fn end_for(&self, failure: &Failure) {
+        // How one that has gone came to its end is told by its status: it is not ours to kill.
+        if !matches!(failure, Failure::Gone) {
+            self.is_condemned.store(true, Ordering::Release);
+        }
         self.dismiss();
     }
 
@@ -93,13 +106,13 @@ impl Running {
         let mut link = self.lend(deadline)?;
         let done = link.settle(deadline).and_then(|()| work(&mut link));
         let is_good = match &done {
-            Ok(_) => true,
             Err(failure) if failure.is_fatal() => {
-                self.condemn();
+                self.end_for(failure);
                 false
             }
-            Err(_) => true,
+            _ => true,
         };
+        let owes = link.owes_since().is_some();
         let mut links = self.links.lock();
         links.lent -= 1;
         if is_good && !links.are_over {
@@ -107,7 +120,25 @@ impl Running {
         }
         drop(links);
         self.returned.notify_one();
+        if owes {
+            // It can only be full, and then the keeper looks anyway.
+            let _ = rustix::io::write(&self.owing, &1_u64.to_ne_bytes());
+        }
         done
+    }
+
+    /// For the keeper: throws away replies that came too late, and ends the program if it hangs.
+    /// Returns when to look again, if nothing happens before.
+    fn look(&self) -> Option<Instant> {
+        // What is counted is looked at below.
+        let _ = rustix::io::read(&self.owing, &mut [0; 8]);
+        let mut links = self.links.lock();
+        if let Err(failure) = links.look() {
+            drop(links);
+            self.end_for(&failure);
+            return None;
+        }
+        links.idle.iter().filter_map(Link::hangs_at).min()
     }
 
     fn lend(&self, deadline: Instant) -> std::result::Result<Link, Failure> {
@@ -115,6 +146,11 @@ impl Running {
         loop {
             if links.are_over {
                 return Err(Failure::Gone);
+            }
+            if let Err(failure) = links.look() {
+                drop(links);
+                self.end_for(&failure);
+                return Err(failure);
             }
             // The link that owes nothing, if there is one; else the one that has owed the least.
             links
@@ -127,12 +163,6 @@ impl Running {
                 || links.idle.len() + links.lent == self.concurrency
             {
                 if let Some(link) = links.idle.pop() {
-                    let hangs = |since: Instant| since.elapsed() > GRACE;
-                    if link.owes_since().is_some_and(hangs) {
-                        drop(links);
-                        self.condemn();
-                        return Err(Failure::Gone);
-                    }
                     links.lent += 1;
                     return Ok(link);
                 }
@@ -202,8 +232,21 @@ type Why = (ErrorKind, String);
 enum Phase {
     /// Not before then, because of this.
     Down(Instant, Option<Why>),
-    Starting,
+    /// This process starts one. A fork of it has no keeper.
+    Starting(u32),
     Up(Arc<Running>),
+}
+
+impl State {
+    /// How long to wait with the next program after one that lived for so long.
+    fn pause_after(&mut self, lived: Duration) -> Duration {
+        if lived > HEALTHY {
+            self.failures = 0;
+        }
+        let pause = PAUSES.0 * 2_u32.pow(self.failures.min(16));
+        self.failures = self.failures.saturating_add(1);
+        pause.min(PAUSES.1)
+    }
 }
 
 impl Program {
@@ -241,8 +284,9 @@ impl Program {
         loop {
             match &state.phase {
                 Phase::Up(running) if running.is_ours() => return Ok(Arc::clone(running)),
-                Phase::Up(_) => {
-                    // This process is a fork, and what runs is its parent's.
+                Phase::Starting(owner) if *owner == std::process::id() => {}
+                Phase::Up(_) | Phase::Starting(_) => {
+                    // This process is a fork, and what runs or starts is its parent's.
                     state.phase = Phase::Down(Instant::now(), None);
                     continue;
                 }
@@ -253,7 +297,7 @@ impl Program {
                     return Err(Error::new(kind, why));
                 }
                 Phase::Down(..) => {
-                    state.phase = Phase::Starting;
+                    state.phase = Phase::Starting(std::process::id());
                     state.starts += 1;
                     let shared = Arc::clone(&self.shared);
                     thread::Builder::new()
@@ -264,7 +308,6 @@ impl Program {
                             Error::new(ErrorKind::Io, "a thread does not start").caused_by(cause)
                         })?;
                 }
-                Phase::Starting => {}
             }
             if interrupt::wait_until(&self.shared.changed, &mut state, deadline) {
                 return Err(Error::new(
@@ -275,9 +318,37 @@ impl Program {
         }
     }
 
-    /// Starts the program for the first time, and waits until it has greeted or has failed to.
+    /// Starts the program for the first time, and waits until it has greeted. A bad moment does not
+    /// decide whether a pool opens, so it is started again if it fails, but not forever, nor if the
+    /// store says that it cannot be opened as it is asked.
     pub(super) fn first(&self) -> Result<Arc<Running>> {
-        self.running(Instant::now() + START + GRACE)
+        let mut tries = FIRST_TRIES;
+        loop {
+            tries -= 1;
+            match self.running(Instant::now() + START + GRACE) {
+                Err(error) if error.kind() != ErrorKind::Config && tries > 0 => {
+                    if !self.wait_for_next() {
+                        return Err(error);
+                    }
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// Waits until the next program may be started. False if the caller is interrupted.
+    fn wait_for_next(&self) -> bool {
+        let mut state = self.shared.state.lock();
+        while let Phase::Down(until, _) = state.phase
+            && Instant::now() < until
+        {
+            interrupt::wait_until(&self.shared.changed, &mut state, until);
+            if MutexGuard::unlocked(&mut state, interrupt::is_interrupted) {
+                return false;
+            }
+        }
+        drop(state);
+        !interrupt::is_interrupted()
     }
 }
 
@@ -294,18 +365,20 @@ impl Drop for Program {
 impl Shared {
     /// The keeper's work: one program, from its start to its end.
     fn keep(&self) {
-        let begin = Instant::now();
-        let why = match self.start() {
-            Ok((child, running)) => self.attend(child, running),
-            Err(error) => Some((error.kind(), format!("the store does not open: {error}"))),
+        let (why, lived) = match self.start() {
+            Ok((child, running)) => {
+                let greeted = Instant::now();
+                (self.attend(child, running), greeted.elapsed())
+            }
+            // However long that took: one that never greets has not lived.
+            Err(error) => {
+                let why = (error.kind(), format!("the store does not open: {error}"));
+                (Some(why), Duration::ZERO)
+            }
         };
         let mut state = self.state.lock();
-        if begin.elapsed() > HEALTHY {
-            state.failures = 0;
-        }
-        let pause = PAUSES.0 * 2_u32.pow(state.failures.min(16));
-        state.failures = state.failures.saturating_add(1);
-        state.phase = Phase::Down(Instant::now() + pause.min(PAUSES.1), why);
+        let pause = state.pause_after(lived);
+        state.phase = Phase::Down(Instant::now() + pause, why);
         drop(state);
         self.changed.notify_all();
     }
@@ -316,6 +389,8 @@ impl Shared {
         };
         let (control, theirs) =
             pair(SocketFlags::empty()).map_err(failed("a socket cannot be made"))?;
+        let owing = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|cause| failed("a file descriptor cannot be made")(cause.into()))?;
         let (program, arguments) = self
             .command
             .split_first()
@@ -331,7 +406,7 @@ impl Shared {
             .map_err(failed("the store's program does not start"))?;
         let greeted = self.greet(&control);
         match greeted {
-            Ok(running) => Ok((child, running(control))),
+            Ok(running) => Ok((child, running(control, owing))),
             Err(error) => {
                 end(&mut child, Duration::ZERO);
                 Err(error)
@@ -340,7 +415,10 @@ impl Shared {
     }
 
     /// Sends the URL, and reads the greeting.
-    fn greet(&self, control: &OwnedFd) -> Result<impl FnOnce(OwnedFd) -> Arc<Running> + use<>> {
+    fn greet(
+        &self,
+        control: &OwnedFd,
+    ) -> Result<impl FnOnce(OwnedFd, OwnedFd) -> Arc<Running> + use<>> {
         let until = Instant::now() + START;
         let refused = |kind, what: String| Error::new(kind, what);
         let gone = |_| refused(ErrorKind::Unavailable, "it ended before it greeted".into());
@@ -369,10 +447,11 @@ impl Shared {
                 url,
             }) => {
                 let url = self.secrets.hide(&url);
-                Ok(move |control| {
+                Ok(move |control, owing| {
                     Arc::new(Running {
                         owner: std::process::id(),
                         control,
+                        owing,
                         is_condemned: AtomicBool::new(false),
                         capabilities,
                         url,
@@ -396,11 +475,18 @@ impl Shared {
         if is_closed {
             running.dismiss();
         }
-        // Nothing is ever received here but the end: the program's, or our own dismissal. Whatever
-        // else it sends makes it as useless.
+        // Nothing is ever received of the control socket but the end: the program's, or our own
+        // dismissal. Whatever else it sends makes it as useless.
         let forever = || Instant::now() + Duration::from_secs(86_400);
-        let mut polled = [PollFd::new(&running.control, PollFlags::IN)];
-        while let Ok(false) = readiness::wait(&mut polled, forever()) {}
+        let mut polled =
+            [&running.control, &running.owing].map(|fd| PollFd::new(fd, PollFlags::IN));
+        loop {
+            let until = running.look().unwrap_or_else(forever);
+            let is_ready = readiness::wait(&mut polled, until);
+            if is_ready.is_err() || (is_ready == Ok(true) && !polled[0].revents().is_empty()) {
+                break;
+            }
+        }
         let is_condemned = running.is_condemned.swap(true, Ordering::AcqRel);
         running.dismiss();
         let patience = if is_condemned {
@@ -421,15 +507,16 @@ impl Shared {
 /// Waits for a program's end, and brings it about when patience is over. Says how it ended.
 fn end(child: &mut Child, patience: Duration) -> String {
     let until = Instant::now() + patience;
-    while Instant::now() < until {
-        if let Ok(Some(status)) = child.try_wait() {
-            return status.to_string();
-        }
+    let process = Pid::from_child(child);
+    // It stays to be waited for, so that no other process can have its number, nor its group's.
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+    let has_ended = || matches!(process::waitid(WaitId::Pid(process), look), Ok(Some(_)));
+    while Instant::now() < until && !has_ended() {
         thread::sleep(Duration::from_millis(5));
     }
-    // Its children are of its group. Whoever left the group is not ours.
-    let group = rustix::process::Pid::from_child(child);
-    let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+    // Its children are of its group, and stay when it ends by itself. Whoever left the group is not
+    // ours.
+    let _ = process::kill_process_group(process, Signal::KILL);
     let _ = child.kill();
     child
         .wait()
@@ -449,4 +536,28 @@ fn read_exact(socket: &OwnedFd, mut into: &mut [u8], deadline: Instant) -> Resul
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_until_a_program_has_shown_that_it_works() {
+        let mut state = State {
+            phase: Phase::Down(Instant::now(), None),
+            failures: 0,
+            starts: 0,
+            is_closed: false,
+        };
+        let mut after = |lived: Duration| state.pause_after(lived);
+        assert_eq!(after(Duration::ZERO), PAUSES.0);
+        assert_eq!(after(HEALTHY), PAUSES.0 * 2);
+        for _ in 0..100 {
+            after(Duration::ZERO);
+        }
+        assert_eq!(after(Duration::ZERO), PAUSES.1);
+        assert_eq!(after(HEALTHY + PAUSES.0), PAUSES.0);
+        assert_eq!(after(Duration::ZERO), PAUSES.0 * 2);
+    }
 }

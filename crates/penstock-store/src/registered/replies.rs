@@ -82,7 +82,7 @@ pub(super) fn gets(
     Ok(())
 }
 
-/// The objects of a listing.
+/// The objects of a listing. What is none is left out: others may keep their own things in there.
 pub(super) fn objects(
     link: &mut Link,
     reply: Reply,
@@ -92,7 +92,9 @@ pub(super) fn objects(
     for _ in 0..reply.items {
         let mut item = [0; LISTED_BYTES];
         link.receive(&mut item, deadline)?;
-        visit(protocol::listed(&item).ok_or(Failure::Strange)?);
+        if let Some(object) = protocol::listed(&item) {
+            visit(object);
+        }
     }
     Ok(())
 }

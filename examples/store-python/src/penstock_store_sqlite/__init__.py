@@ -17,6 +17,8 @@ CREATE TABLE IF NOT EXISTS objects (
 CREATE INDEX IF NOT EXISTS by_use ON objects (used);
 """
 _NO_USE = 2**64 - 1
+_PATIENCE = 10.0
+"""Seconds that others may have a new database for themselves."""
 
 
 class SqliteStore(PythonStore):
@@ -40,11 +42,24 @@ class SqliteStore(PythonStore):
         self.max_value_bytes = min(self._size or 900 << 20, 900 << 20)
         try:
             self._database = sqlite3.connect(self._path, isolation_level=None)
-            self._database.executescript(
-                "PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF;" + _SCHEMA
-            )
+            self._write_ahead()
+            self._database.executescript("PRAGMA synchronous=OFF;" + _SCHEMA)
         except sqlite3.Error as error:
             raise ConfigError(f"the database cannot be used: {error} ({self._path})") from error
+
+    def _write_ahead(self) -> None:
+        """Changes to a log that is written ahead. The first one to do so needs the database alone.
+        SQLite does not wait for that, whatever its timeout is. So if several processes open a new
+        database at once, we wait here."""
+        until = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                self._database.execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > until:
+                    raise
+                time.sleep(0.02)
 
     def contains(self, keys: Sequence[bytes], timeout: float) -> list[bool]:
         with self._within(timeout):

@@ -66,6 +66,7 @@ def test_another_engine_loads_and_faults_cost_hits_alone(
     ):
         wait_for_hits(second, expected)
         assert second.counters()["loaded_tokens"] >= LOADED
+        assert second.counters().get("load_failed_blocks", 0) == 0
         assert second.counters().get("stored_bytes", 0) == 0, "all of it is there"
         for refusal in ((503, "SlowDown"), (404, "NoSuchBucket"), (403, "AccessDenied")):
             gate.refusal = refusal

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 BLOCKS = 12
 PROMPTS = [tokens(BLOCKS * BLOCK + 30, seed=350 + i) for i in range(3)]
-LATE = 20.0
+LATE = 5.0
 """Seconds that a failed load may add to the time of computing: the look-up's and the load's
 deadlines, on a busy machine."""
 

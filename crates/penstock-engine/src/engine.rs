@@ -499,8 +499,8 @@ fn prepare_cuda(inner: &Inner, ordinal: i32) {
 }
 
 /// Pins node memory, some at a time. Once all is pinned, the device copies from there and to there
-/// by itself. If it fails, nothing of it stays pinned, all is copied through slots, and it says how
-/// many bytes that are.
+/// by itself. If it fails, nothing of it stays pinned, all is copied through slots, and the
+/// error comes with the bytes that it has.
 fn pin_node_memory(inner: &Inner, ordinal: i32) -> Result<(), (u64, CudaError)> {
     let mut pins = inner.node_pins.lock();
     let node = inner.node.as_ref().filter(|node| node.is_put_in_place());

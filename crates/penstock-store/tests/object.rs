@@ -173,6 +173,14 @@ fn what_others_put_is_found_in_time(server: &Server) {
     requests(&proxy);
     behaviour::sealed::eventually("it is found", there);
     assert_eq!(requests(&proxy).2, 1, "all look-ups took one listing");
+    // Who asks for what is not there does not list each time.
+    let start = Instant::now();
+    for _ in 0..20 {
+        let absent = behaviour::key(namespace, 500);
+        assert_eq!(reader.contains(&[absent], soon()).unwrap(), [false]);
+    }
+    let most = 2 + start.elapsed().as_secs() as usize / 2;
+    assert!(requests(&proxy).2 <= most, "at most {most} listings");
     // Everybody who asks at one time shares a listing.
     std::thread::sleep(Duration::from_secs(2));
     std::thread::scope(|scope| {

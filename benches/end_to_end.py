@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import dataclasses
 import random
-import shutil
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -326,20 +325,13 @@ def run_model(model: str, args: argparse.Namespace) -> dict[str, Any]:
                 group.run(Prompts(args.lengths, args.repetitions, seed, token_bytes))
             finally:
                 if args.logs is not None:
-                    _keep_logs(Path(folder), args.logs / f"{model}-{number}")
+                    report.keep_logs(Path(folder), args.logs / f"{model}-{number}")
         restless += group.restless
         summaries += [
             summary(name, row, rows[BASELINE], args.lengths) | {"group": number}
             for name, row in rows.items()
         ]
     return {"rows": summaries, "restless": restless}
-
-
-def _keep_logs(source: Path, target: Path) -> None:
-    for log in source.rglob("*.log"):
-        kept = target / log.relative_to(source)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(log, kept)
 
 
 def available_bytes() -> int:

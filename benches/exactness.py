@@ -14,6 +14,7 @@ import queue
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tests.e2e.node import StartError
 from benches import report
 from benches.exact import pools
 from benches.exact.cell import Cell, Engines, compare
-from benches.exact.families import FAMILIES, ROOT_BLOCKS, Family
+from benches.exact.families import BY_DEVICE, FAMILIES, ROOT_BLOCKS, Family
 from benches.exact.faults import (
     AT_REST,
     EVIDENCE,
@@ -71,10 +72,22 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     for name in args.families:
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as temporary:
             folder = Path(temporary)
-            model, family = FAMILIES[name].made(folder)
-            with Reference(family, model, folder / "reference.log") as reference:
-                for pool in args.pools:
-                    rows += column(name, family, model, pool, folder / pool, reference, args)
+            try:
+                rows += rows_of(name, folder, args)
+            finally:
+                if args.logs is not None:
+                    report.keep_logs(folder, args.logs / name)
+    return rows
+
+
+def rows_of(name: str, folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The cells of a family."""
+    served = BY_DEVICE[args.device][name]
+    model, family = replace(served, options=served.options | dict(args.engine)).made(folder)
+    rows = []
+    with Reference(family, model, folder / "reference.log") as reference:
+        for pool in args.pools:
+            rows += column(name, family, model, pool, folder / pool, reference, args)
     return rows
 
 
@@ -174,14 +187,28 @@ def added(args: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> dict[str,
 def main() -> None:
     """Fills the cells, prints the table and writes the result."""
     parser = argparse.ArgumentParser(prog="benches.exactness", description=__doc__)
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, help="default: all")
     every = pools.POOLS + pools.PEERS
     parser.add_argument("--pools", nargs="+", choices=every, default=pools.POOLS)
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--hits", type=int, default=200, help="loaded hits of a cell")
     parser.add_argument("--seconds", type=float, default=300.0, help="at most, for a cell")
     parser.add_argument("--add", action="store_true", help="keep the other cells of the JSON file")
+    parser.add_argument("--device", choices=BY_DEVICE, default="cpu", help="that vLLM computes on")
+    parser.add_argument(
+        "--engine",
+        nargs="+",
+        type=report.engine_option,
+        default=[],
+        metavar="NAME=JSON",
+        help="options of all engines: enforce_eager=false async_scheduling=false",
+    )
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep the engines' logs here")
     args = report.begin(parser)
+    args.environment |= {"device": args.device, "engine": dict(args.engine)}
+    args.families = args.families or list(BY_DEVICE[args.device])
+    if absent := [each for each in args.families if each not in BY_DEVICE[args.device]]:
+        parser.error(f"not tried on {args.device}: {', '.join(absent)}")
     if args.add and args.json is None:
         parser.error("--add needs --json: to which file?")
     rows = measure(args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import statistics
 import sys
 from collections.abc import Sequence
@@ -79,6 +80,20 @@ def parse_sizes(text: str) -> list[int]:
     """Reads sizes in KiB or MiB, separated by commas: ``64KiB,1MiB``."""
     units = {"KiB": 1 << 10, "MiB": 1 << 20}
     return [int(part[:-3]) * units[part[-3:]] for part in text.split(",")]
+
+
+def engine_option(text: str) -> tuple[str, Any]:
+    """An option of vLLM's engine, as ``name=value`` with a value in JSON."""
+    name, _, value = text.partition("=")
+    return name, json.loads(value)
+
+
+def keep_logs(source: Path, target: Path) -> None:
+    """Copies all logs below a folder to the same places below another."""
+    for log in source.rglob("*.log"):
+        kept = target / log.relative_to(source)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(log, kept)
 
 
 def finish(args: argparse.Namespace, tables: str, result: dict[str, Any]) -> None:

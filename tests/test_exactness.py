@@ -9,7 +9,7 @@ from typing import Any
 
 from benches import exactness
 from benches.exact.cell import Cell, Looked, compare
-from benches.exact.families import FAMILIES, ROOT_BLOCKS, Family
+from benches.exact.families import FAMILIES, ON_CUDA, ROOT_BLOCKS, Family
 from benches.exact.faults import EVIDENCE, FAULTS
 from benches.exact.pools import Files
 
@@ -127,7 +127,7 @@ def test_files_are_damaged_in_one_bit(tmp_path: Path) -> None:
 
 
 def test_every_family_says_how_it_is_served() -> None:
-    for family in FAMILIES.values():
+    for family in (*FAMILIES.values(), *ON_CUDA.values()):
         assert isinstance(family, Family)
         # Else prompts are computed in other pieces with a hit than without one.
         assert family.engine["max_num_batched_tokens"] == family.engine["block_size"]

@@ -1,4 +1,5 @@
-"""The families of models, small and with random weights, and how vLLM's CPU build serves them."""
+"""The families of models, small and with random weights, and how vLLM serves them: its CPU build,
+or that for CUDA devices."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import Any
 from tests.e2e import drafts, models
 from tests.e2e.drafts import Drafted
 from tests.e2e.hybrids import HYBRIDS
+from tests.e2e.node import new_process
 
 ROOT_BLOCKS = 4
 """Whole blocks of a stored prompt."""
@@ -112,3 +114,21 @@ FAMILIES: dict[str, Family] = {
 }
 """Hybrids with state, speculation on small Llamas and a MiMo, and the plain kinds: full attention,
 windows, MLA."""
+
+
+def on_cuda(family: Family) -> Family:
+    """A family as a CUDA device serves it. FlashAttention has no float32, so values are half as
+    long. A device's context does not outlive a fork, so engines start anew."""
+    options = family.options | {"dtype": "bfloat16", "launch": new_process}
+    return replace(family, options=options, root_bytes=family.root_bytes // 2)
+
+
+ON_CUDA: dict[str, Family] = {
+    name: on_cuda(FAMILIES[name])
+    for name in ("llama", "gemma2", "ngram", "draft_model", "eagle", "eagle3", "mtp")
+}
+"""Those that a CUDA device is tried with. No device has confirmed any of them."""
+# vLLM's kernels for MLA on Hopper take blocks of 64 tokens.
+ON_CUDA["deepseek_v2"] = on_cuda(Family(models.deepseek_v2, 64, 1200 << 10))
+
+BY_DEVICE = {"cpu": FAMILIES, "cuda": ON_CUDA}

@@ -17,9 +17,8 @@ class Reference:
     """vLLM alone. It keeps the states at the ends of all blocks, so it has hits of all lengths."""
 
     def __init__(self, family: Family, model: Path, log: Path) -> None:
-        self._node = Node(
-            model, log, launch=Fork, prefix_cache_retention_interval=None, **family.engine
-        )
+        options = {"launch": Fork, "prefix_cache_retention_interval": None, **family.engine}
+        self._node = Node(model, log, **options)
         self._dropped = family.dropped
         self._known: dict[tuple[tuple[int, ...], int], Answer] = {}
 

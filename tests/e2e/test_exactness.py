@@ -15,7 +15,14 @@ pytestmark = pytest.mark.e2e
 def test_no_hit_differs(family: str) -> None:
     """Hits, and what was computed or had to be rejected, are as vLLM has them by itself."""
     args = argparse.Namespace(
-        families=[family], pools=["file"], faults=list(FAULTS), hits=8, seconds=120.0
+        families=[family],
+        pools=["file"],
+        faults=list(FAULTS),
+        hits=8,
+        seconds=120.0,
+        device="cpu",
+        engine=[],
+        logs=None,
     )
     rows = exactness.measure(args)
     assert [each["fault"] for each in rows] == list(FAULTS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import ctypes.util
 import gc
-import hashlib
 import pickle
 import threading
 import time
@@ -18,7 +17,6 @@ import pytest
 
 from penstock._native import (
     Blocks,
-    Completion,
     Descriptor,
     EncryptionKeys,
     Engine,
@@ -30,6 +28,7 @@ from penstock._native import (
     slot_stride,
 )
 from penstock.errors import Closed, ConfigError, LayoutError, Unavailable
+from tests.engine.jobs import blocks, chunk, finish
 
 LAYERS, BLOCKS, HEADS, TOKENS, CONTENT = 3, 8, 2, 16, 32
 SPAN = (0, LAYERS, 0, HEADS)
@@ -59,15 +58,6 @@ class Kv:
         return b"".join(layer[block].tobytes() for layer in self.layers)
 
 
-def chunk(n: int) -> bytes:
-    return hashlib.sha256(str(n).encode()).digest()
-
-
-def blocks(*named: tuple[int, int]) -> Blocks:
-    """Of pairs: what a block holds, and which it is."""
-    return Blocks([(0, block, chunk(n), None) for n, block in named])
-
-
 def register(engine: Engine, kv: Kv) -> None:
     engine.register(kv.descriptor)
     engine.name_group(0, NAMESPACE)
@@ -89,16 +79,6 @@ def engine(store: Store, kv: Kv) -> Iterator[Engine]:
     register(engine, kv)
     yield engine
     assert engine.shutdown(30)
-
-
-def finish(engine: Engine, job: int) -> list[Completion]:
-    """All of a job's completions, which nothing else has."""
-    done: list[Completion] = []
-    while not done or done[-1].event == Event.RELEASED:
-        assert engine.wait(30)
-        done += engine.poll()
-    assert all(each.job == job and each.seconds >= 0 for each in done)
-    return done
 
 
 def outcomes(engine: Engine, job: int) -> list[Outcome]:

@@ -41,6 +41,20 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_gpus_are_named_with_their_driver_and_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By NVIDIA's program, which other machines do not have."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert environment.gpus() == []
+    program = tmp_path / "nvidia-smi"
+    program.write_text('#!/bin/sh\necho "a device, 580.1, 5, 16"\n')
+    program.chmod(0o755)
+    assert environment.gpus() == ["a device, 580.1, 5, 16"]
+    program.write_text("#!/bin/sh\necho no driver; exit 9\n")
+    assert environment.gpus() == []
+
+
 def test_what_is_not_committed_is_named(checkout: Path) -> None:
     module = checkout / "python/module.py"
     assert environment.source(module)["uncommitted"] == []

@@ -46,6 +46,7 @@ def describe() -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": command(sys.orig_argv),
         "machine": {
+            "gpus": gpus(),
             "cpu": _from_proc("/proc/cpuinfo", "model name"),
             "cores": os.cpu_count(),
             "memory": _from_proc("/proc/meminfo", "MemTotal"),
@@ -60,6 +61,22 @@ def describe() -> dict[str, Any]:
             **source(Path(__file__)),
         },
     }
+
+
+def gpus() -> list[str]:
+    """NVIDIA's devices, each with its driver and the generation and width of its PCIe link."""
+    asked = "name,driver_version,pcie.link.gen.max,pcie.link.width.max"
+    try:
+        said = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return said.stdout.splitlines()
 
 
 def command(argv: list[str]) -> str:

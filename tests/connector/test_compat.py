@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.config import get_current_vllm_config_or_none
+from vllm.platforms import current_platform
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.core.sched.output import (
     KVConnectorBlockState,
@@ -163,6 +165,32 @@ def test_what_cannot_be_followed_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         compat.transfer_groups(config, caches(*dtypes))
+
+
+def test_gpus_of_other_makers_are_refused_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(type(current_platform), "is_rocm", lambda _: True)
+    with pytest.raises(ConfigError, match=r"AMD GPUs \(ROCm\): copies are made for CUDA"):
+        compat.transfer_groups(engine(), caches(*UNIFORM))
+
+
+def test_kernels_that_ask_the_configuration_for_their_block_size_find_it() -> None:
+    """As FlashAttention 4 does, which takes special sizes with some heads."""
+
+    class Asking:
+        @staticmethod
+        def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int]:
+            config = get_current_vllm_config_or_none()
+            return [16] if config is None else [64]
+
+        @staticmethod
+        def get_name() -> str:
+            return "ASKING"
+
+    config: Any = SimpleNamespace(cache_config=SimpleNamespace(block_size=64))
+    assert compat.kernel_block_size(config, [Asking]) == 64
+    assert get_current_vllm_config_or_none() is None
 
 
 @pytest.mark.parametrize(

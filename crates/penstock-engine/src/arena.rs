@@ -158,6 +158,9 @@ impl Arena {
             }
             let address = self.memory.as_mut_ptr().wrapping_add(start);
             let len = piece.min(bytes - start);
+            // Else the driver brings the pages into being, all of the piece in one go, and other
+            // threads can map no memory meanwhile.
+            self.populate_part(start, len, &stop);
             // SAFETY: the piece lies in the mapping, which is dropped after the pins; no slot is in
             // use then.
             unsafe { pins.add(address, len) }.map_err(|error| (bytes - start, error))?;
@@ -171,8 +174,12 @@ impl Arena {
     /// so. Later loads then do not wait for pages. In a guest, they also do not wait for a host
     /// that must find the memory first.
     pub(crate) fn populate(&self, stop: impl Fn() -> bool) {
+        self.populate_part(0, self.memory.len(), &stop);
+    }
+
+    fn populate_part(&self, start: usize, len: usize, stop: &impl Fn() -> bool) {
         #[cfg(target_os = "linux")]
-        for start in (0..self.memory.len()).step_by(POPULATE_BYTES) {
+        for start in (start..start + len).step_by(POPULATE_BYTES) {
             let len = POPULATE_BYTES.min(self.memory.len() - start);
             let populate = memmap2::Advice::PopulateWrite;
             // Kernels before 5.14 refuse this: there, a page comes with its first use.

@@ -4,7 +4,7 @@ mod submit;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -156,6 +156,7 @@ impl Engine {
             signals,
             watch: Watch::default(),
             faults: Mutex::default(),
+            told_of_batches: AtomicBool::new(false),
             counters,
             running,
         });
@@ -263,9 +264,17 @@ impl Engine {
                     }
                     Device::Cuda(ordinal) => prepare_cuda(&inner, ordinal),
                 }
-                for store in inner.node.iter().chain([&inner.store]) {
-                    store.warm_up(&is_closed);
+                if let Some(node) = &inner.node {
+                    // Before it is pinned: the driver would bring its pages into being itself, many
+                    // at a time, and other threads could map no memory meanwhile.
+                    node.warm_up(&is_closed);
                 }
+                if let Device::Cuda(ordinal) = device
+                    && let Err((bytes, error)) = pin_node_memory(&inner, ordinal)
+                {
+                    inner.unpinned(ordinal, bytes, error);
+                }
+                inner.store.warm_up(&is_closed);
             })
             .map_err(EngineError::Thread)?;
         self.threads.lock().push(thread);
@@ -454,7 +463,16 @@ impl Engine {
 
     /// What failed in the background since the last call. Jobs go on all the same, but slower.
     pub fn take_faults(&self) -> Vec<Fault> {
-        std::mem::take(&mut *self.inner.faults.lock())
+        let mut faults = std::mem::take(&mut *self.inner.faults.lock());
+        let told = &self.inner.told_of_batches;
+        if !told.load(Ordering::Relaxed) {
+            let groups = self.groups.read();
+            let mut registered = groups.values().filter_map(Group::registration);
+            let refusal = registered.find_map(|each| each.refusal());
+            told.store(refusal.is_some(), Ordering::Relaxed);
+            faults.extend(refusal.map(|error| Fault::Unbatched { error }));
+        }
+        faults
     }
 
     /// The settings that the engine was made with.
@@ -463,6 +481,7 @@ impl Engine {
     }
 }
 
+/// Measures a device's copies, and pins the arena for it.
 fn prepare_cuda(inner: &Inner, ordinal: i32) {
     let (queues, counters) = (&inner.queues, &inner.counters);
     let executor = CudaExecutor::of(ordinal);
@@ -483,18 +502,9 @@ fn prepare_cuda(inner: &Inner, ordinal: i32) {
             .lock()
             .push(Fault::Unmeasured { ordinal, error }),
     }
-    let unpinned = |bytes, error| {
-        inner.faults.lock().push(Fault::Unpinned {
-            ordinal,
-            bytes,
-            error,
-        });
-    };
     if let Err(error) = queues.arena().pin(ordinal, || queues.is_closed()) {
-        unpinned(counters.unpinned_bytes.load(Ordering::Relaxed), error);
-    }
-    if let Err((bytes, error)) = pin_node_memory(inner, ordinal) {
-        unpinned(bytes, error);
+        let bytes = counters.unpinned_bytes.load(Ordering::Relaxed);
+        inner.unpinned(ordinal, bytes, error);
     }
 }
 

@@ -120,8 +120,8 @@ pub enum Fault {
     /// after piece.
     #[error(
         "{bytes} bytes of host memory could not be pinned for CUDA device {ordinal} ({error}): \
-         copies from and to them are slower. Raise the limit of locked memory (ulimit -l unlimited, \
-         systemd's LimitMEMLOCK, a container's --ulimit memlock=-1), or ask for less host memory"
+         copies from and to them are slower. Ask for less host memory (penstock.host_bytes), or give \
+         the container or virtual machine more; some bound how much may be pinned, as WSL does"
     )]
     Unpinned {
         /// The device's ordinal.
@@ -129,6 +129,15 @@ pub enum Fault {
         /// The bytes that are not pinned.
         bytes: u64,
         /// Why.
+        error: CudaError,
+    },
+    /// The driver did not take copies in batches.
+    #[error(
+        "the CUDA driver does not take copies in batches ({error}): each piece is copied by a call \
+         of its own, which is slower. A newer driver may take them"
+    )]
+    Unbatched {
+        /// Its answer.
         error: CudaError,
     },
     /// A device's copies could not be measured.
@@ -149,7 +158,7 @@ impl Fault {
     pub fn unpinned_bytes(&self) -> u64 {
         match self {
             Self::Unpinned { bytes, .. } => *bytes,
-            Self::Unmeasured { .. } => 0,
+            Self::Unbatched { .. } | Self::Unmeasured { .. } => 0,
         }
     }
 }

@@ -72,6 +72,11 @@ impl Registration {
         })
     }
 
+    /// The error for which pieces are copied one by one, if there is one.
+    pub(crate) fn refusal(&self) -> Option<CudaError> {
+        self.executor.refusal().cloned()
+    }
+
     /// Waits for the copies under way. No copy starts afterwards.
     pub(crate) fn close(&self) {
         *self.open.write() = false;

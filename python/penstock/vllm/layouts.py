@@ -49,7 +49,7 @@ def _without_split(vllm_config: Any, backends: Sequence[Any], names: list[str]) 
     """The layouts that remain if vLLM has to split its blocks for the backends' kernels. vLLM does
     this in layer-compact layouts only."""
     size = vllm_config.cache_config.block_size
-    kernel_size = compat.kernel_block_size(size, backends)
+    kernel_size = compat.kernel_block_size(vllm_config, backends)
     if kernel_size != size:
         kept = [name for name in names if name[0] != "B"]
         if kept != names:

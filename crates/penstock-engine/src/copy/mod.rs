@@ -73,6 +73,11 @@ pub(crate) trait Executor: Send + Sync {
         0
     }
 
+    /// The error for which pieces are no more copied in batches, but one by one.
+    fn refusal(&self) -> Option<&CudaError> {
+        None
+    }
+
     /// Gathers objects.
     ///
     /// # Safety

@@ -9,7 +9,7 @@ mod put;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
 
 use parking_lot::Mutex;
@@ -21,7 +21,7 @@ use crate::fence::Watch;
 use crate::gauge::Gauge;
 use crate::queue::Queues;
 use crate::signal::Signals;
-use crate::{Counters, EngineError, Fault};
+use crate::{Counters, CudaError, EngineError, Fault};
 
 /// What the engine and its lanes share.
 pub(crate) struct Inner {
@@ -36,6 +36,8 @@ pub(crate) struct Inner {
     pub(crate) watch: Watch,
     /// Faults in the background that nobody has been told about yet.
     pub(crate) faults: Mutex<Vec<Fault>>,
+    /// Whether it was told that a device's copies are made one by one.
+    pub(crate) told_of_batches: AtomicBool,
     pub(crate) counters: Arc<Counters>,
     /// The number of lanes that run.
     pub(crate) running: Gauge,
@@ -98,6 +100,15 @@ impl Drop for Running {
 }
 
 impl Inner {
+    /// Notes that memory could not be pinned.
+    pub(crate) fn unpinned(&self, ordinal: i32, bytes: u64, error: CudaError) {
+        self.faults.lock().push(Fault::Unpinned {
+            ordinal,
+            bytes,
+            error,
+        });
+    }
+
     /// Runs one piece of work. If it panics (a store broke its contract), the objects that it was
     /// working on fail as their tickets are dropped, and the lane lives on.
     fn contain(&self, work: impl FnOnce()) {

@@ -18,6 +18,13 @@ def is_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
+def is_rocm() -> bool:
+    """Whether this is vLLM's build for AMD's GPUs, whose tensors call themselves CUDA's too."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_rocm())
+
+
 def kernel_packing(vllm_config: Any) -> str:
     """The kernels whose pages only kernels of their kind read; empty for vLLM's plain CPU kernels.
 

@@ -26,12 +26,17 @@ def takes_any_layout(backend: Any) -> bool:
     return backend.supported_kv_cache_layouts() is None
 
 
-def kernel_block_size(block_size: int, backends: Sequence[Any]) -> int:
+def kernel_block_size(vllm_config: Any, backends: Sequence[Any]) -> int:
     """Tokens of the blocks that the kernels take. If vLLM's blocks are larger, vLLM splits them."""
+    from vllm.config import set_current_vllm_config
     from vllm.v1.worker.utils import select_common_block_size
 
+    block_size = int(vllm_config.cache_config.block_size)
     try:
-        return int(select_common_block_size(block_size, list(backends)))
+        # FlashAttention 4 takes special sizes with some heads and KV types. It asks the current
+        # configuration for them, and there is none when workers report.
+        with set_current_vllm_config(vllm_config):
+            return int(select_common_block_size(block_size, list(backends)))
     except ValueError:
         # No size fits. vLLM itself refuses to start and says so.
         return block_size

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
+from penstock.vllm.compat.devices import is_rocm
 from penstock.vllm.compat.drafts import parts, speculation_problems
 from penstock.vllm.compat.states import named, state_of
 from penstock.vllm.compat.versions import installed
@@ -61,6 +62,7 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
         raise ConfigError("vLLM finds none of the model's KV cache by prefix: nothing to pool")
     parallel = vllm_config.parallel_config
     problems = {
+        "AMD GPUs (ROCm): copies are made for CUDA": is_rocm(),
         "decode context parallelism, where a rank has only some of a block's tokens "
         "(--decode-context-parallel-size 1 has them all)": (
             parallel.decode_context_parallel_size > 1

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_int};
 use std::ptr;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 #[cfg(not(test))]
@@ -17,6 +17,9 @@ const POINTER_MEMORY_TYPE: c_int = 2;
 const POINTER_DEVICE_ADDRESS: c_int = 3;
 const MEMORY_TYPE_HOST: u32 = 1;
 const MULTIPROCESSOR_COUNT: c_int = 16;
+
+/// Set to `off`, pieces are never copied in batches: for a driver whose batches do harm.
+const BATCHES: &str = "PENSTOCK_CUDA_BATCHES";
 
 /// The driver of this process.
 pub(super) struct Driver {
@@ -64,8 +67,9 @@ impl Driver {
 /// A device's primary context. Other users of the device in this process (PyTorch) work in it too.
 pub(super) struct Context {
     pub(super) driver: &'static Driver,
-    /// Whether the driver has answered that this device has no batches of copies.
-    pub(super) without_batches: AtomicBool,
+    without_batches: AtomicBool,
+    /// The answer that made an end of batches, unless it was that there are none.
+    refusal: OnceLock<CudaError>,
     ordinal: i32,
     device: c_int,
     handle: Handle,
@@ -86,7 +90,10 @@ impl Context {
         driver.check("cuDevicePrimaryCtxRetain", code)?;
         Ok(Arc::new(Self {
             driver,
-            without_batches: AtomicBool::new(false),
+            without_batches: AtomicBool::new(
+                std::env::var_os(BATCHES).is_some_and(|said| said == "off"),
+            ),
+            refusal: OnceLock::new(),
             ordinal,
             device,
             handle,
@@ -102,6 +109,25 @@ impl Context {
         };
         self.driver.check("cuDeviceGetAttribute", code)?;
         Ok(count.unsigned_abs())
+    }
+
+    /// Whether copies can be started as a batch, as far as is known.
+    pub(super) fn has_batches(&self) -> bool {
+        self.driver.calls.copy_batch.is_some() && !self.without_batches.load(Ordering::Relaxed)
+    }
+
+    /// Notes that copies are no more to be started as a batch, and why. `None`: the device has no
+    /// batches, which is no fault.
+    pub(super) fn give_up_batches(&self, refusal: Option<CudaError>) {
+        self.without_batches.store(true, Ordering::Relaxed);
+        if let Some(refusal) = refusal {
+            let _ = self.refusal.set(refusal);
+        }
+    }
+
+    /// The error for which batches were given up.
+    pub(super) fn refusal(&self) -> Option<&CudaError> {
+        self.refusal.get()
     }
 
     /// Whether this is the context of the device with this ordinal.

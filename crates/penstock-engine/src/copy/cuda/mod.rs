@@ -56,6 +56,8 @@ const VECTOR_BYTES: usize = 16;
 /// Pieces that one launch of the kernel copies.
 const TABLE_PIECES: usize = 4096;
 const TABLE_COLUMNS: usize = 3;
+/// The most copies of one call. Jobs have fewer by far, but for very large blocks in small pieces.
+const BATCH_PIECES: usize = 4096;
 
 const PIECES_PTX: &str = concat!(include_str!("pieces.ptx"), "\0");
 const PIECES_NAME: &CStr = c"penstock_pieces";
@@ -256,7 +258,7 @@ impl CudaExecutor {
         // SAFETY: the caller's promise.
         unsafe {
             match by {
-                By::CopyEngine => by_copy_engine(way, regions, objects, track),
+                By::CopyEngine => by_copy_engine(&self.context, way, regions, objects, track),
                 By::Kernel => self.by_kernel(way, regions, objects, track),
             }
         }
@@ -322,14 +324,54 @@ impl CudaExecutor {
     }
 }
 
+/// Starts copies of all pieces in batches, and returns true. False if the driver does not take them:
+/// then nothing is under way, and no batch is tried again. The payloads are pinned.
+///
+/// # Safety
+///
+/// As for [`CudaExecutor::copy`], until the track's stream is done.
+#[allow(unsafe_code)]
+unsafe fn in_batches(
+    context: &Context,
+    way: Way,
+    regions: &[Region],
+    objects: &[Object<'_>],
+    track: &mut Track,
+) -> Result<bool, CudaError> {
+    let mut pieces = pieces(regions, objects).peekable();
+    while pieces.peek().is_some() {
+        track.batch.clear();
+        for piece in pieces.by_ref().take(BATCH_PIECES) {
+            // Not the host's address: not every device can use that one.
+            let pinned = piece.pinned.expect("asked for by the caller");
+            match way {
+                Way::Gather => track.batch.push(pinned, piece.device, piece.len),
+                Way::Scatter => track.batch.push(piece.device, pinned, piece.len),
+            }
+        }
+        // SAFETY: the caller's promise; blocks of a job do not overlap.
+        let refusal = match unsafe { track.stream.copy_batch(&mut track.batch) } {
+            Ok(true) => continue,
+            Ok(false) => None,
+            Err(error) => Some(error),
+        };
+        // What was started ends first. If the context is lost, this says so.
+        track.stream.finish(&track.event)?;
+        context.give_up_batches(refusal);
+        return Ok(false);
+    }
+    Ok(true)
+}
+
 /// Starts copies of all pieces by the copy engines. If the payloads are pinned and the driver can,
-/// this is one call; otherwise, one call for each piece.
+/// this takes few calls; otherwise, one call for each piece.
 ///
 /// # Safety
 ///
 /// As for [`CudaExecutor::copy`], until the track's stream is done.
 #[allow(unsafe_code)]
 unsafe fn by_copy_engine(
+    context: &Context,
     way: Way,
     regions: &[Region],
     objects: &[Object<'_>],
@@ -337,17 +379,9 @@ unsafe fn by_copy_engine(
 ) -> Result<(), CudaError> {
     let count: usize = objects.iter().map(|object| object.segments.len()).sum();
     // The driver stages copies from and to unpinned memory, each one separately.
-    if are_pinned(objects) && count > 1 && track.stream.has_batches() {
-        track.batch.clear();
-        for piece in pieces(regions, objects) {
-            let host = piece.host.expose_provenance() as DevicePtr;
-            match way {
-                Way::Gather => track.batch.push(host, piece.device, piece.len),
-                Way::Scatter => track.batch.push(piece.device, host, piece.len),
-            }
-        }
-        // SAFETY: the caller's promise; blocks of a job do not overlap.
-        if unsafe { track.stream.copy_batch(&mut track.batch) }? {
+    if are_pinned(objects) && count > 1 && context.has_batches() {
+        // SAFETY: the caller's promise.
+        if unsafe { in_batches(context, way, regions, objects, track) }? {
             return Ok(());
         }
     }
@@ -399,6 +433,10 @@ fn threads_for(piece_bytes: usize) -> u32 {
 impl Executor for CudaExecutor {
     fn copy_bytes(&self) -> usize {
         OBJECTS_BYTES
+    }
+
+    fn refusal(&self) -> Option<&CudaError> {
+        self.context.refusal()
     }
 
     unsafe fn gather(

@@ -6,7 +6,6 @@
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::driver::Context;
 use super::symbols::{CopyAttributes, CudaError, DevicePtr, Handle};
@@ -98,15 +97,8 @@ impl Stream {
         self.check("cuMemcpyHtoDAsync", code)
     }
 
-    /// Whether copies can be started as a batch, as far as is known.
-    pub(super) fn has_batches(&self) -> bool {
-        let context = &self.context;
-        context.driver.calls.copy_batch.is_some()
-            && !context.without_batches.load(Ordering::Relaxed)
-    }
-
     /// Starts copies in one call and returns true, or starts none of them and returns false: the
-    /// driver has no batches.
+    /// driver has no batches. After an error some of them may have been started.
     ///
     /// # Safety
     ///
@@ -114,7 +106,7 @@ impl Stream {
     /// run in any order.
     pub(super) unsafe fn copy_batch(&self, copies: &mut Batch) -> Result<bool, CudaError> {
         let driver = self.context.driver;
-        let Some(copy_batch) = driver.calls.copy_batch.filter(|_| self.has_batches()) else {
+        let Some(copy_batch) = driver.calls.copy_batch else {
             return Ok(false);
         };
         let mut attributes = CopyAttributes {
@@ -140,7 +132,6 @@ impl Stream {
             )
         };
         if code == NOT_SUPPORTED {
-            self.context.without_batches.store(true, Ordering::Relaxed);
             return Ok(false);
         }
         self.check("cuMemcpyBatchAsync", code).map(|()| true)
@@ -172,7 +163,8 @@ impl Batch {
         self.bytes.clear();
     }
 
-    /// Adds a copy; addresses are those of a device or of pinned host memory.
+    /// Adds a copy; addresses are those at which the device reaches the memory, be it its own or
+    /// pinned.
     pub(super) fn push(&mut self, to: DevicePtr, from: DevicePtr, bytes: usize) {
         self.to.push(to);
         self.from.push(from);

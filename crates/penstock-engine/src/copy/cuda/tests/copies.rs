@@ -180,14 +180,7 @@ fn more_pieces_than_a_table_holds() {
 fn a_driver_that_has_no_batches_is_asked_once() {
     let machine = Machine::new();
     machine.state.lock().without_batches = true;
-    let sizes = Sizes {
-        layers: 2,
-        blocks: 2,
-        heads: 1,
-        tokens: 1,
-        content: 65_536,
-    };
-    let cache = Cache::new(&machine, KvLayout::LBHNC, sizes, 1);
+    let cache = Cache::new(&machine, KvLayout::LBHNC, large(), 1);
     let executor = CudaExecutor::of(machine.ordinal).unwrap();
     let mut payload = Payload::new(&machine, 2 * 65_536, 0, true);
     for _ in 0..3 {
@@ -197,6 +190,40 @@ fn a_driver_that_has_no_batches_is_asked_once() {
     }
     assert_eq!(machine.calls("cuMemcpyBatchAsync"), 1);
     assert_eq!(machine.calls("cuMemcpyDtoHAsync"), 6);
+}
+
+/// It runs itself in a process with the variable.
+#[test]
+fn an_operator_can_do_without_batches() {
+    if std::env::var_os("PENSTOCK_CUDA_BATCHES").is_none() {
+        let name = "copy::cuda::tests::copies::an_operator_can_do_without_batches";
+        let status = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name])
+            .env("PENSTOCK_CUDA_BATCHES", "off")
+            .status();
+        assert!(status.unwrap().success());
+        return;
+    }
+    let machine = Machine::new();
+    let cache = Cache::new(&machine, KvLayout::LBHNC, large(), 1);
+    let executor = CudaExecutor::of(machine.ordinal).unwrap();
+    let mut payload = Payload::new(&machine, 2 * 65_536, 0, true);
+    cache
+        .gather(&executor, &[1], &cache.whole(), payload.bytes())
+        .unwrap();
+    assert_eq!(machine.calls("cuMemcpyBatchAsync"), 0);
+    assert_eq!(machine.calls("cuMemcpyDtoHAsync"), 2);
+}
+
+/// Two layers, with pieces for the copy engines.
+fn large() -> Sizes {
+    Sizes {
+        layers: 2,
+        blocks: 2,
+        heads: 1,
+        tokens: 1,
+        content: 65_536,
+    }
 }
 
 #[test]

@@ -293,7 +293,7 @@ extern "C" fn event_elapsed(milliseconds: *mut f32, start: Handle, end: Handle) 
 /// The time of a copy engine's copy, by its direction. Of the costs, the first are those towards
 /// the host.
 fn engine_seconds(machine: &Machine, to: u64, len: u64) -> f64 {
-    let is_gather = machine.resolve(Reach::Kernel, to, len).is_none();
+    let is_gather = machine.resolve(Reach::Device, to, len).is_none();
     let costs = machine.state.lock().costs;
     costs.map_or(0.0, |(gather, scatter)| {
         let costs = if is_gather { gather } else { scatter };
@@ -361,7 +361,7 @@ extern "C" fn copy_batch(
             // In any order.
             for i in (0..count).rev() {
                 *clock += engine_seconds(&machine, to[i], bytes[i] as u64);
-                machine.copy(to[i], from[i], bytes[i] as u64, None);
+                machine.copy_in_batch(to[i], from[i], bytes[i] as u64);
             }
         });
         Ok(())

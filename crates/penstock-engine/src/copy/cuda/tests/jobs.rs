@@ -247,7 +247,7 @@ fn without_pinned_memory_or_a_measurement_jobs_go_on() {
                 assert_eq!(stats.pinned_bytes, 0);
                 assert!(stats.unpinned_bytes >= 8 * 64);
                 assert_eq!(fault.unpinned_bytes(), stats.unpinned_bytes);
-                assert!(told.contains("ulimit -l"), "{told}");
+                assert!(told.contains("Ask for less host memory"), "{told}");
             }
             _ => {
                 assert_eq!(stats.gather_copy_engine_from, 0);
@@ -259,6 +259,44 @@ fn without_pinned_memory_or_a_measurement_jobs_go_on() {
         drop(engine);
         machine.assert_clean();
     }
+}
+
+/// A driver may answer a batch with any error. The job's pieces are copied one by one, and so are all
+/// later ones.
+#[test]
+fn a_batch_that_is_refused_costs_no_job() {
+    let machine = Machine::new();
+    let cache = cache(&machine, 16 << 10);
+    let executor = CudaExecutor::of(machine.ordinal).unwrap();
+    executor.calibrate().unwrap();
+    let engine = engine(&cache);
+    register(&engine, &cache).unwrap();
+    eventually("pinned", || engine.stats().pinned_bytes > 0);
+    assert_eq!(engine.take_faults(), []);
+    let tried = machine.calls("cuMemcpyBatchAsync");
+    machine.fail("cuMemcpyBatchAsync", 0);
+    for job in 1..=3 {
+        engine
+            .submit_store(job, &numbered(&[job]), &Owner::default(), Fence::NONE)
+            .unwrap();
+        let stored = outcomes(&engine, job);
+        assert!(matches!(stored[..], [Outcome::Stored(_)]), "{stored:?}");
+    }
+    assert!(machine.stop_failing());
+    assert_eq!(machine.calls("cuMemcpyBatchAsync"), tried + 1);
+    let [fault] = &engine.take_faults()[..] else {
+        panic!("one fault")
+    };
+    let told = fault.to_string();
+    assert!(
+        told.contains("does not take copies in batches (cuMemcpyBatchAsync"),
+        "{told}"
+    );
+    assert_eq!(fault.unpinned_bytes(), 0);
+    assert_eq!(engine.take_faults(), [], "told once");
+    assert!(engine.shutdown(LONG));
+    drop((engine, executor));
+    machine.assert_clean();
 }
 
 #[test]
@@ -286,7 +324,7 @@ fn a_device_that_cannot_be_used_is_refused() {
 fn a_copy_that_fails_fails_its_object() {
     for (content, calls) in [
         (64, ["cuEventSynchronize", "cuLaunchKernel"]),
-        (16 << 10, ["cuEventRecord", "cuMemcpyBatchAsync"]),
+        (16 << 10, ["cuEventRecord", "cuEventSynchronize"]),
     ] {
         let machine = Machine::new();
         let cache = cache(&machine, content);

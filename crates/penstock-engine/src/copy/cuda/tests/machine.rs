@@ -83,7 +83,9 @@ impl Range {
 /// Who copies. The meaning of addresses depends on it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reach {
-    Kernel,
+    /// A kernel, or copies in a batch. `cuda.h` allows the host's addresses in a batch where they
+    /// are the device's too; here they never are.
+    Device,
     /// Device memory, and host memory by the host's addresses.
     CopyEngine,
 }
@@ -246,7 +248,6 @@ impl Machine {
 
     /// Copies bytes; both ends are given by address. One end may be `pageable` memory, which nobody
     /// pinned.
-    #[allow(unsafe_code)]
     pub(super) fn copy(&self, to: u64, from: u64, len: u64, pageable: Option<u64>) {
         self.pass_the_time();
         let end = |address| {
@@ -256,7 +257,18 @@ impl Machine {
                 self.resolve(Reach::CopyEngine, address, len)
             }
         };
-        let ends = (end(to), end(from));
+        self.copy_between((end(to), end(from)), to, from, len);
+    }
+
+    /// Copies bytes; both ends are given by the addresses at which the device reaches them.
+    pub(super) fn copy_in_batch(&self, to: u64, from: u64, len: u64) {
+        self.pass_the_time();
+        let end = |address| self.resolve(Reach::Device, address, len);
+        self.copy_between((end(to), end(from)), to, from, len);
+    }
+
+    #[allow(unsafe_code)]
+    fn copy_between(&self, ends: (Option<*mut u8>, Option<*mut u8>), to: u64, from: u64, len: u64) {
         let (Some(to), Some(from)) = ends else {
             self.lose(
                 ILLEGAL_ADDRESS,

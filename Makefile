@@ -6,6 +6,7 @@
 #   make e2e [T='tests/e2e/test_x.py -k WORD']        end-to-end tests on the real vLLM
 #   make test                                         everything CI runs
 #   make soak [SOAK_SECONDS=300] [SEED=N]             random faults for so long, every byte checked
+#   make gpu [PARTS='copies order']                   checks and measures on an NVIDIA GPU, into gpu-report/
 #   make lint                                         linters and type checkers only
 #   make docs                                         the site, in site/: strict, links checked
 #   make wheels                                       what is published, in dist/: wheels, sources, checked
@@ -17,6 +18,8 @@ PYTHON ?= $(or $(shell command -v python3.11),python3)
 VENV ?= .venv
 DOCS_VENV ?= .venv-docs
 PACKAGES_VENV ?= .venv-packages
+GPU_VENV ?= .venv-gpu
+PARTS ?=
 ARCHITECTURES ?= x86_64 aarch64
 POOL ?= file
 TRACE ?=
@@ -34,7 +37,7 @@ UV_INSTALL := $(UV) pip install --quiet --python $(BIN)/python --no-deps --compi
 export VIRTUAL_ENV := $(abspath $(VENV))
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help demo check unit e2e test soak lint docs wheels deny venv lock clean
+.PHONY: help demo check unit e2e test soak gpu lint docs wheels deny venv lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -87,7 +90,8 @@ wheels: $(PACKAGES_VENV)/.done
 # An environment with tools of its own: what requirements/NAME.txt says, and nothing else.
 $(DOCS_VENV)/.done: requirements/docs.txt
 $(PACKAGES_VENV)/.done: requirements/packages.txt
-$(DOCS_VENV)/.done $(PACKAGES_VENV)/.done:
+$(GPU_VENV)/.done: requirements/gpu.txt
+$(DOCS_VENV)/.done $(PACKAGES_VENV)/.done $(GPU_VENV)/.done:
 	@echo "environment: $(@D) for $<, with $(PYTHON)"
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/pip install --quiet uv
@@ -133,8 +137,19 @@ $(DONE)/penstock: $(DONE)/packages $(NATIVE)
 	    echo "penstock: built in $$(($$(date +%s) - begin)) s"
 	@touch $@
 
+# With GPU_PYTHON=PROGRAM it uses an environment that has vLLM, PyTorch and Penstock already.
+GPU_PYTHON ?= $(GPU_VENV)/bin/python
+gpu: $(if $(filter $(GPU_VENV)/%,$(GPU_PYTHON)),$(GPU_VENV)/.penstock)
+	scripts/gpu.sh $(GPU_PYTHON) gpu-report $(PARTS)
+
+$(GPU_VENV)/.penstock: $(GPU_VENV)/.done $(NATIVE)
+	@echo "penstock: native part, release build; from nothing it takes some minutes"
+	@VIRTUAL_ENV=$(abspath $(GPU_VENV)) CARGO_TERM_QUIET=true \
+	    $(GPU_VENV)/bin/maturin develop --release --locked
+	@touch $@
+
 lock: $(DONE)/uv
 	scripts/lock.sh $(VENV)
 
 clean:
-	rm -rf $(VENV) $(DOCS_VENV) $(PACKAGES_VENV) target demo-report dist site
+	rm -rf $(VENV) $(DOCS_VENV) $(PACKAGES_VENV) $(GPU_VENV) target demo-report gpu-report dist site

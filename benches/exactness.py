@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import queue
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -203,6 +204,11 @@ def main() -> None:
         metavar="NAME=JSON",
         help="options of all engines: enforce_eager=false async_scheduling=false",
     )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit status 1 if an answer differs, or a cell has a failure or no hit",
+    )
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep the engines' logs here")
     args = report.begin(parser)
     args.environment |= {"device": args.device, "engine": dict(args.engine)}
@@ -215,6 +221,20 @@ def main() -> None:
     result = {"answer_tokens": ANSWER_TOKENS, "root_blocks": ROOT_BLOCKS}
     result |= added(args, rows)
     report.finish(args, table(result["rows"]), result)
+    if args.strict and (bad := [row for row in rows if not is_good(row)]):
+        sys.exit(f"exactness: {len(bad)} of {len(rows)} cells are not as they must be")
+
+
+def is_good(row: dict[str, Any]) -> bool:
+    """Whether a cell shows what it is for: hits, all of them vLLM's own, and the fault seen."""
+    differing = ("hits_differ", "rejected_differ", "computed_differ", "unanswered")
+    happened = row["seen"].get(EVIDENCE[row["fault"]], 0)
+    return bool(
+        "failure" not in row
+        and row["hits"]
+        and happened
+        and not any(row.get(name, 0) for name in differing)
+    )
 
 
 if __name__ == "__main__":

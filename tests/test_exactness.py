@@ -126,6 +126,20 @@ def test_files_are_damaged_in_one_bit(tmp_path: Path) -> None:
     assert pool.evicted() == 1
 
 
+def test_a_cell_is_good_if_hits_are_the_same_and_the_fault_was_seen() -> None:
+    good = {"fault": "corruption", "hits": 3, "hits_differ": 0, "seen": {"rejected_objects": 1}}
+    assert exactness.is_good(good)
+    for change in (
+        {"hits": 0},
+        {"hits_differ": 1},
+        {"computed_differ": 1},
+        {"unanswered": 1},
+        {"seen": {}},
+        {"failure": "fails on the way"},
+    ):
+        assert not exactness.is_good(good | change)
+
+
 def test_every_family_says_how_it_is_served() -> None:
     for family in (*FAMILIES.values(), *ON_CUDA.values()):
         assert isinstance(family, Family)

@@ -84,7 +84,7 @@ bench() {
 exact() {
     local name=$1
     shift
-    bench "$name" exactness --device cuda --pools file --strict --hits 20 --logs "$folder/logs/$name" \
+    bench "$name" exactness --device cuda --pools file --strict --hits 60 --logs "$folder/logs/$name" \
         "$@"
 }
 
@@ -105,5 +105,6 @@ engine engine
 engine small --rows penstock --host-bytes $((1 << 30)) --lengths 8192 16384 --repetitions 3 \
     --rounds 1 --no-other-process
 
-printf '\n%s\n' "${summary[@]}" | tee "$folder/summary.txt"
+echo
+printf '%s\n' "${summary[@]}" | tee "$folder/summary.txt"
 exit "$worst"

@@ -81,7 +81,7 @@ def test_pages_outlive_the_process(tmp_path: Path, model: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=280,
     )
     found, loaded = json.loads(done.stdout.splitlines()[-1])
     assert found == [page.hex() for page in pages]

@@ -12,7 +12,9 @@ from tests.servers import Server
 
 NODES = 6
 NODE_TIMEOUT_MS = 1500
-"""After so long a silent primary is replaced by its replica."""
+"""After so long a silent primary is replaced by its replica, once a test has asked for that."""
+PATIENT_MS = 20_000
+"""Before that: no machine is so busy that a node seems dead."""
 
 
 class Cluster:
@@ -29,7 +31,7 @@ class Cluster:
                     kind,
                     own,
                     *("--cluster-enabled", "yes"),
-                    *("--cluster-node-timeout", str(NODE_TIMEOUT_MS)),
+                    *("--cluster-node-timeout", str(PATIENT_MS)),
                     *("--cluster-replica-validity-factor", "0"),
                     *("--cluster-require-full-coverage", "no"),
                     cluster=True,
@@ -63,6 +65,12 @@ class Cluster:
         nodes = self._nodes()
         return [s for s in self.servers if "master" in nodes.get(s.port, "") and s.process]
 
+    def replace_silent_nodes(self) -> None:
+        """From now on a primary that falls silent is replaced soon."""
+        for server in self.servers:
+            said = server.command("CONFIG", "SET", "cluster-node-timeout", str(NODE_TIMEOUT_MS))
+            assert said == b"+OK\r\n", said
+
     def move_slots(self, count: int) -> None:
         """Moves so many slots, with what is in them, from one primary to another."""
         nodes = self._nodes()
@@ -92,6 +100,7 @@ class Cluster:
         nodes = server.command("CLUSTER", "NODES")
         return (
             b"cluster_state:ok" in info
+            and b"cluster_slots_assigned:16384" in info
             and nodes.count(b" connected") == NODES
             and nodes.count(b"slave") == NODES // 2
         )
@@ -100,7 +109,7 @@ class Cluster:
         program = shutil.which(f"{self._kind}-cli")
         assert program is not None, f"{self._kind}-cli comes with the server's package"
         done = subprocess.run(
-            [program, "--cluster", *words], capture_output=True, text=True, timeout=120
+            [program, "--cluster", *words], capture_output=True, text=True, timeout=400
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

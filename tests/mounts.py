@@ -41,7 +41,7 @@ class Mount:
             options = "passive,dcache_timeout=1,attr_timeout=1,entry_timeout=1"
             command = ["sshfs", "-f", "-o", options, f":{directory}", str(at)]
             self._client = subprocess.Popen(command, stdin=ours, stdout=ours)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while not os.path.ismount(at):
             assert self._client.poll() is None, "sshfs ended"
             assert time.monotonic() < end, "sshfs has not mounted anything"
@@ -55,7 +55,7 @@ class Mount:
         subprocess.run(["umount", "--lazy", self.path], check=True)
         for process in (self._client, self._server):
             process.terminate()
-            process.wait(10)
+            process.wait(60)
 
     def freeze(self) -> None:
         """The server answers nothing any more. Who asks waits."""

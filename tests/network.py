@@ -32,6 +32,8 @@ class Way:
         self.loss = 0.0
         """Share of pieces that are held up."""
         self.port = 0
+        self.came_back = 0
+        """Bytes that the server sent and that came through, of all connections so far."""
         self._random = random.Random(1)
         self._loop = asyncio.new_event_loop()
         self._is_open = asyncio.Event()
@@ -86,14 +88,25 @@ class Way:
             writer.close()
             return
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
+            back = self._pump(far_reader, writer, self._count)
+            await asyncio.gather(self._pump(reader, far_writer), back)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _count(self, nbytes: int) -> None:
+        self.came_back += nbytes
+
+    async def _pump(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        count: Callable[[int], None] = lambda nbytes: None,
+    ) -> None:
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(QUEUED_BYTES // PIECE)
 
         async def take() -> None:
-            while data := await reader.read(PIECE):
-                await queue.put((time.monotonic() + self.delay, data))
+            # A connection that is reset ends like one that is closed.
+            with contextlib.suppress(OSError):
+                while data := await reader.read(PIECE):
+                    await queue.put((time.monotonic() + self.delay, data))
             await queue.put((time.monotonic() + self.delay, b""))
 
         async def give() -> None:
@@ -110,6 +123,7 @@ class Way:
                     break
                 writer.write(data)
                 await writer.drain()
+                count(len(data))
             writer.close()
 
         both: list[Callable[[], Awaitable[None]]] = [take, give]

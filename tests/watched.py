@@ -95,6 +95,15 @@ class WatchedDemo:
         figures: dict[str, Any] = json.loads(out)
         return figures, err
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """The demo sends nothing meanwhile, and does not end. Its servers go on."""
+        self.demo.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.demo.send_signal(signal.SIGCONT)
+
     def top(self, *options: str) -> list[str]:
         """The command `penstock top` over the two servers."""
         return [PENSTOCK, "top", *self.engines, *options]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import NODE_TIMEOUT_MS, Cluster
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import SHORT_LIMITS, Node
+from tests.e2e.node import Node
 from tests.e2e.test_pool_faults import BLOCKS, PROMPTS, ask_all, wait_for_hits
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone]
+
+
+LIMITS = {"penstock.lookup_timeout": 4.0, "penstock.load_timeout": 8.0}
+"""Short, as a node fails; and no shorter, as while slots move nothing may be late."""
 
 
 @pytest.mark.parametrize("kind", ["redis", "valkey"])
@@ -26,23 +30,24 @@ def test_every_fault_of_a_cluster_in_one_life(
     expected = [plain.ask(prompt) for prompt in PROMPTS]
     with (
         Cluster(kind, tmp_path) as cluster,
-        start(llama, pool=cluster.url, settings=SHORT_LIMITS) as node,
+        start(llama, pool=cluster.url, settings=LIMITS) as node,
     ):
         wait_for_hits(node, expected)
 
         # Slots move, with blocks in them, while blocks are loaded: nothing is even a miss.
         failed = node.counters().get("load_failed_blocks", 0)
-        mover = threading.Thread(target=cluster.move_slots, args=(1500,))
-        mover.start()
-        rounds = 0
-        while mover.is_alive() or rounds == 0:
-            answers = ask_all(node, expected)
-            assert [answer.cached for answer in answers] == [BLOCKS * BLOCK] * len(PROMPTS)
-            rounds += 1
-        mover.join()
+        with ThreadPoolExecutor(1) as mover:
+            moved = mover.submit(cluster.move_slots, 1500)
+            rounds = 0
+            while not moved.done() or rounds == 0:
+                answers = ask_all(node, expected)
+                assert [answer.cached for answer in answers] == [BLOCKS * BLOCK] * len(PROMPTS)
+                rounds += 1
+            moved.result()
         wait_for_hits(node, expected)
         assert node.counters().get("load_failed_blocks", 0) == failed
 
+        cluster.replace_silent_nodes()
         # A primary falls silent in the middle of loads, for longer than the others wait for it.
         silent = cluster.primaries()[-1]
         node.forget()

@@ -11,6 +11,7 @@ import pytest
 
 import penstock.lookup
 from penstock.lookup import Lora, Service
+from penstock.lookup.service import Settings
 from tests.e2e import models
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Adapter, Node
@@ -19,6 +20,8 @@ from tests.servers import Server
 pytestmark = pytest.mark.e2e
 
 PROMPTS = 40
+PATIENT = Settings(timeout=30.0)
+"""So that a busy machine does not turn hits into misses."""
 
 
 @pytest.fixture(params=["file", "valkey"])
@@ -48,7 +51,7 @@ def conversations(seed: int) -> list[tuple[list[int], str | None]]:
 
 def opened(pool: str, model: Path) -> Service:
     """The service, once the engine has described its model."""
-    service = penstock.lookup.open([pool])
+    service = penstock.lookup.open([pool], PATIENT)
     end = time.monotonic() + 30
     while not service.models:
         assert time.monotonic() < end, service.refused
@@ -56,6 +59,15 @@ def opened(pool: str, model: Path) -> Service:
         service.refresh()
     assert service.models[0].name == str(model)
     return service
+
+
+def said_and_loaded(
+    service: Service, model: Path, node: Node, prompt: list[int], salt: str | None
+) -> tuple[int, int]:
+    """The tokens that the service finds, and those that an engine without any loads then."""
+    node.forget()
+    [found] = service.find(str(model), prompt, cache_salt=salt).pools
+    return found.tokens, node.ask(prompt, max_tokens=2, cache_salt=salt).cached
 
 
 def test_answers_are_what_an_engine_loads(
@@ -71,15 +83,18 @@ def test_answers_are_what_an_engine_loads(
             for (prompt, salt), (other, its_salt) in zip(asked, reversed(asked), strict=True):
                 # Both engines store what they compute, while the service answers.
                 behind = first.start(other, 2, cache_salt=its_salt)
-                second.forget()
-                [found] = service.find(str(llama), prompt, cache_salt=salt).pools
-                answer = second.ask(prompt, max_tokens=2, cache_salt=salt)
-                right += found.tokens == answer.cached
-                loaded += answer.cached
+                found, cached = said_and_loaded(service, llama, second, prompt, salt)
+                right += found == cached
+                loaded += cached
                 first.answer(behind)
+                # A block may have been stored between the two. Then they agree once all is stored.
+                end = time.monotonic() + 30
+                while found != cached:
+                    assert time.monotonic() < end, (found, cached)
+                    found, cached = said_and_loaded(service, llama, second, prompt, salt)
     print(f"{right} of {len(asked)} answers were what the engine loaded, {loaded} tokens")
     assert loaded > 20 * BLOCK
-    assert right >= 0.95 * len(asked), f"{right} of {len(asked)}"
+    assert right >= 0.75 * len(asked), f"{right} of {len(asked)} at once"
 
 
 def test_an_adapter_is_found_by_its_content(
@@ -96,7 +111,7 @@ def test_an_adapter_is_found_by_its_content(
             [model] = service.models
             assert model.hashing.forms == {"plain", "salted", "lora"}
         adapters = {"sql": str(folder)}
-        with penstock.lookup.open([pool], adapters=adapters) as service:
+        with penstock.lookup.open([pool], PATIENT, adapters=adapters) as service:
             node.forget()
             [found] = service.find(str(llama), prompt, lora="sql").pools
             assert found.tokens == node.ask(prompt, adapter=adapter).cached == 4 * BLOCK

@@ -29,7 +29,7 @@ class Publisher:
     def __init__(self, port: int, replay: int | None = None, **options: Any) -> None:
         events = pytest.importorskip("vllm.distributed.kv_events")
         self._events = events
-        self._publisher = events.ZmqEventPublisher(
+        self._publisher = _that_tells_who_subscribes(events)(
             0,
             f"tcp://*:{port}",
             None if replay is None else f"tcp://*:{replay}",
@@ -63,6 +63,11 @@ class Publisher:
     def cleared(self) -> Any:
         return self._events.AllBlocksCleared()
 
+    def wait_subscribed(self) -> None:
+        """Returns when one more subscription is there: what is said from then on, it gets."""
+        assert self._publisher._pub.poll(60_000), "nobody subscribes"
+        assert self._publisher._pub.recv() == b"\x01"
+
     def lose(self, *events: Any) -> None:
         """A batch that nobody gets, as when a subscriber is too slow."""
         socket, self._publisher._pub = self._publisher._pub, _Nowhere()
@@ -71,6 +76,23 @@ class Publisher:
 
     def close(self) -> None:
         self._publisher.shutdown()
+
+
+def _that_tells_who_subscribes(events: Any) -> Any:
+    """vLLM's publisher with the one kind of socket that says so, and is the same else. The
+    publisher's thread touches it only while `say` waits."""
+
+    class Publisher(events.ZmqEventPublisher):  # type: ignore[misc]
+        def _socket_setup(self) -> None:
+            self._pub = self._ctx.socket(events.zmq.XPUB)
+            self._pub.set_hwm(self._hwm)
+            # Each subscription, also if another one is like it.
+            self._pub.setsockopt(events.zmq.XPUB_VERBOSE, 1)
+            self._pub.bind(self._endpoint)
+            # It makes the other socket alone.
+            super()._socket_setup()
+
+    return Publisher
 
 
 class _Nowhere:
@@ -84,6 +106,13 @@ def _number(chunk: bytes) -> int:
     found = maybe_convert_block_hash(chunk)
     assert isinstance(found, int)
     return found
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No engine here falls silent: on a slow machine it only takes longer."""
+    monkeypatch.setattr("penstock.lookup.engines._SILENT_MS", 60_000)
+    monkeypatch.setattr("penstock.lookup.engines._REPLAY_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -116,21 +145,21 @@ def address(port: int, replay: int | None = None, **more: Any) -> EngineAddress:
     return EngineAddress("a", f"tcp://127.0.0.1:{port}", again, **more)
 
 
-def following(store: Store, where: EngineAddress, **settings: Any) -> Service:
+def following(store: Store, where: EngineAddress, publisher: Publisher, **settings: Any) -> Service:
     """The service, once it can hear the engine."""
     service = Service([store], Settings(believe_missing=1e-6, **settings), engines=[where])
-    hears(service)
+    hears(service, publisher)
     return service
 
 
-def hears(service: Service) -> None:
-    """Waits until the service hears what the engine publishes.
+def hears(service: Service, publisher: Publisher) -> None:
+    """Waits until the service hears what the engine publishes. What is published before is lost.
 
-    The subscription follows the handshake, and no socket tells when the publisher has it. What is
-    published before is lost.
+    It takes the handshake, which the service knows of, and the subscription that follows, which the
+    publisher knows of.
     """
     until(service, lambda said: said.state != "gone")
-    time.sleep(0.3)
+    publisher.wait_subscribed()
 
 
 def until(service: Service, is_so: Callable[[OnEngine], bool], prompt: Any = None) -> OnEngine:
@@ -148,7 +177,7 @@ def test_what_an_engine_has_and_what_its_pool_adds(
     store: Store, ports: tuple[int, int], made: Callable[..., Publisher], as_bytes: bool
 ) -> None:
     publisher = made(ports[0])
-    with following(store, address(ports[0])) as service:
+    with following(store, address(ports[0]), publisher) as service:
         publisher.say(publisher.stored(CHUNKS[:2], as_bytes=as_bytes))
         said = until(service, lambda said: said.own == 2 * BLOCK)
         assert (said.state, said.tokens) == ("complete", 2 * BLOCK)
@@ -185,8 +214,8 @@ def test_what_came_before_is_told_again_or_said_to_be_unknown(
     publisher = made(*ports)
     publisher.say(publisher.stored(CHUNKS[:2]))
     with (
-        following(store, address(*ports)) as knowing,
-        following(store, address(ports[0])) as late,
+        following(store, address(*ports), publisher) as knowing,
+        following(store, address(ports[0]), publisher) as late,
     ):
         assert until(knowing, lambda said: said.own == 2 * BLOCK).state == "complete"
         [said] = late.find("llama", PROMPT).engines
@@ -202,8 +231,8 @@ def test_lost_events_are_had_again_or_make_the_view_begin_anew(
 ) -> None:
     publisher = made(*ports)
     with (
-        following(store, address(*ports)) as knowing,
-        following(store, address(ports[0])) as losing,
+        following(store, address(*ports), publisher) as knowing,
+        following(store, address(ports[0]), publisher) as losing,
     ):
         publisher.say(publisher.stored(CHUNKS[:4]))
         for service in (knowing, losing):
@@ -221,7 +250,7 @@ def test_an_engine_that_does_not_remember_all_is_known_in_part(
     publisher = made(*ports, buffer_steps=1)
     publisher.say(publisher.stored(CHUNKS[:2]))
     publisher.say(publisher.stored(CHUNKS[:1]))
-    with following(store, address(*ports)) as service:
+    with following(store, address(*ports), publisher) as service:
         assert until(service, lambda said: said.own == BLOCK).state == "partial"
 
 
@@ -230,7 +259,7 @@ def test_an_engine_that_ends_is_gone_and_comes_back_empty(
 ) -> None:
     publisher = made(*ports)
     Engine(store).put(CHUNKS[:3])
-    with following(store, address(*ports)) as service:
+    with following(store, address(*ports), publisher) as service:
         publisher.say(publisher.stored(CHUNKS[:4]))
         until(service, lambda said: said.own == 4 * BLOCK)
         publisher.close()
@@ -238,7 +267,7 @@ def test_an_engine_that_ends_is_gone_and_comes_back_empty(
         # What the pool has, it would find all the same.
         assert (said.own, said.tokens) == (None, 3 * BLOCK)
         again = made(*ports)
-        hears(service)
+        hears(service, again)
         again.say(again.stored(CHUNKS[:1]))
         assert until(service, lambda said: said.own == BLOCK).state == "complete"
 
@@ -247,7 +276,7 @@ def test_memory_is_bounded(
     store: Store, ports: tuple[int, int], made: Callable[..., Publisher]
 ) -> None:
     publisher = made(ports[0])
-    with following(store, address(ports[0]), engine_blocks=3) as service:
+    with following(store, address(ports[0]), publisher, engine_blocks=3) as service:
         publisher.say(publisher.stored(CHUNKS[:5]))
         said = until(service, lambda said: said.own == 3 * BLOCK)
         assert (said.state, service.engines[0].blocks) == ("partial", 3)
@@ -257,7 +286,7 @@ def test_what_cannot_be_read_makes_the_view_begin_anew(
     store: Store, ports: tuple[int, int], made: Callable[..., Publisher]
 ) -> None:
     publisher = made(ports[0])
-    with following(store, address(ports[0])) as service:
+    with following(store, address(ports[0]), publisher) as service:
         publisher.say(publisher.stored(CHUNKS[:2]))
         until(service, lambda said: said.own == 2 * BLOCK)
         publisher.say({"type": "BlocksForgotten"})
@@ -272,7 +301,7 @@ def test_engines_of_other_models_pools_and_block_sizes_are_told_apart(
     publisher = made(ports[0])
     where = address(ports[0], model="llama-served", pool=store.url)
     Engine(store, "other")
-    with following(store, where) as service:
+    with following(store, where, publisher) as service:
         assert service.find("other", PROMPT).engines == ()
         publisher.say(publisher.stored(CHUNKS[:2], block_size=2 * BLOCK))
         said = until(service, lambda said: said.own is None)

@@ -40,11 +40,16 @@ from sglang.srt.mem_cache.storage import StorageBackendFactory
 from sglang.srt.runtime_context import get_context, get_parallel
 
 from penstock.demo.processes import free_port
+from penstock.sglang.settings import Settings
 
 PAGE = 16
 TOKENS = 16 * PAGE
 BUDGET = 1 << 30
 """Of a host pool. Without one, SGLang keeps 10 GiB of the machine free."""
+GENEROUS_LIMITS = {"lookup_timeout": 30.0, "load_timeout": 30.0, "store_timeout": 60.0}
+"""So that a busy machine does not turn hits into misses."""
+DEFAULT_LIMITS = {name: Settings.__dataclass_fields__[name].default for name in GENEROUS_LIMITS}
+"""Of a backend whose pool does not answer."""
 LAYOUTS = ("page_first", "layer_first", "page_first_direct", "page_head")
 
 
@@ -184,6 +189,7 @@ def extra_config(pool: str, **settings: Any) -> dict[str, Any]:
         "class_name": "PenstockStorage",
         "interface_v1": 1,
         "pool": pool,
+        **GENEROUS_LIMITS,
         **settings,
     }
 

@@ -17,6 +17,7 @@ from penstock.errors import ConfigError, TimedOut
 from penstock.sglang.counters import COUNTERS
 from tests.servers import Server
 from tests.sglang.engines import (
+    DEFAULT_LIMITS,
     PAGE,
     backend,
     config,
@@ -53,7 +54,8 @@ NOTHING = (0, [False] * PAGES, [False] * PAGES, 0, False, None, [None] * 2, Fals
 
 def test_a_killed_server_costs_bounded_time(valkey_server: Server) -> None:
     in_place, copies = (
-        backend(valkey_server.unix_url, mha_host(), {"interface_v1": form}) for form in (1, 0)
+        backend(valkey_server.unix_url, mha_host(), DEFAULT_LIMITS | {"interface_v1": form})
+        for form in (1, 0)
     )
     keys, indices = names(PAGES), torch.arange(PAGES * PAGE)
     assert in_place.batch_set_v1(keys, indices) == [True] * PAGES
@@ -69,7 +71,7 @@ def test_a_killed_server_costs_bounded_time(valkey_server: Server) -> None:
 
 def test_a_server_that_does_not_answer_costs_bounded_time(valkey_server: Server) -> None:
     host = mha_host()
-    made = backend(valkey_server.unix_url, host)
+    made = backend(valkey_server.unix_url, host, DEFAULT_LIMITS)
     keys, indices = names(PAGES), torch.arange(PAGES * PAGE)
     valkey_server.freeze()
     begin = time.monotonic()

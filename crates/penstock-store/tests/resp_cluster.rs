@@ -221,7 +221,7 @@ fn a_primary_that_dies_is_replaced() {
             }
         }
         // And everything once the replica has taken over, which had a copy of it.
-        wait_for_hits(&*store, &keys);
+        cluster.replace_the_dead(|| wait_for_hits(&*store, &keys));
         for outcome in fetch(&*store, &keys, 1000, soon()) {
             assert_eq!(outcome.unwrap(), GetOutcome::Hit(1000));
         }
@@ -266,7 +266,7 @@ fn replicas_answer_if_they_are_asked_to() {
         let cluster = Cluster::start(name, 3, true);
         let keys = fill(&*store(&cluster.url()), fresh_namespace(), 60, 1000);
         let gets = |server: &Server| server.text("INFO commandstats").contains("cmdstat_get:");
-        let until = within(Duration::from_secs(30));
+        let until = within(Duration::from_secs(120));
         // A node names a replica once it has heard how much that has copied.
         let store = loop {
             let store = store(&format!("{}?read=replicas", cluster.url()));

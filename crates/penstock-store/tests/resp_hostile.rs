@@ -157,15 +157,18 @@ fn a_put_needs_an_ok_after_its_last_byte() {
 
 #[test]
 fn a_refusal_in_the_middle_of_a_put_is_told() {
-    let refuses: Script = Box::new(|stream| {
+    let (has_heard, waits) = std::sync::mpsc::channel::<()>();
+    let refuses: Script = Box::new(move |stream| {
         let _ = stream.read(&mut [0; 100]);
         let _ = stream.write_all(b"-OOM no room at all\r\n");
         let _ = stream.shutdown(Shutdown::Write);
-        std::thread::sleep(Duration::from_millis(200));
+        // Neither closed nor read from before the other side has heard.
+        let _ = waits.recv();
     });
     let (_impostor, store) = facing(vec![refuses]);
     let error = put(&*store, &key(fresh_namespace(), 0), &bytes(0, 64 << 20)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+    drop(has_heard);
 }
 
 #[test]
@@ -260,7 +263,8 @@ fn a_connection_that_said_too_much_is_not_used_again() {
         let _ = waits.recv();
         let _ = stream.write_all(b"$4\r\nlies\r\n");
         let _ = tells.send(());
-        std::thread::sleep(Duration::from_millis(500));
+        // Until the other side closes it.
+        let _ = std::io::copy(stream, &mut std::io::sink());
     });
     let (_impostor, store) = facing(vec![talkative, says(b"$4\r\ntrue\r\n")]);
     let mut into = [0; 4];

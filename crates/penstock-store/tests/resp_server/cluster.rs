@@ -7,6 +7,9 @@ use super::{FREE_PORT, Server};
 /// Slots in every cluster.
 const SLOTS: usize = 16384;
 
+/// For so long the nodes wait for one that is silent. No machine is so busy that one seems dead.
+const PATIENCE_MS: u64 = 20_000;
+
 /// Primaries with equal shares of the slots, and one replica each if there are any.
 pub(crate) struct Cluster {
     pub(crate) primaries: Vec<Server>,
@@ -16,8 +19,13 @@ pub(crate) struct Cluster {
 impl Cluster {
     pub(crate) fn start(name: &'static str, primaries: usize, with_replicas: bool) -> Self {
         let start = |_| {
-            // A node is taken for dead after a second, and replaced then.
-            let options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
+            let patience = PATIENCE_MS.to_string();
+            let options = [
+                "--cluster-enabled",
+                "yes",
+                "--cluster-node-timeout",
+                &patience,
+            ];
             // As a cache wants it: what lies on a silent node is missing, and nothing else.
             let partial = ["--cluster-require-full-coverage", "no"];
             let more = [
@@ -65,7 +73,10 @@ impl Cluster {
         }
         cluster.wait_until("it serves", || {
             cluster.servers().all(|server| {
-                server.text("CLUSTER INFO").contains("cluster_state:ok")
+                let info = server.text("CLUSTER INFO");
+                // A node may say that all is well before it has heard whose the slots are.
+                info.contains("cluster_state:ok")
+                    && info.contains(&format!("cluster_slots_assigned:{SLOTS}"))
                     && server.text("CLUSTER NODES").matches("slave").count() == count
             }) && cluster.replicas.iter().all(|replica| {
                 replica
@@ -78,6 +89,22 @@ impl Cluster {
 
     pub(crate) fn servers(&self) -> impl Iterator<Item = &Server> {
         self.primaries.iter().chain(&self.replicas)
+    }
+
+    /// Has the nodes take one for dead after so long, and replace it if it has a replica.
+    fn wait_for_silent_nodes(&self, milliseconds: u64) {
+        let order = format!("CONFIG SET cluster-node-timeout {milliseconds}");
+        for server in self.servers().filter(|server| server.is_running()) {
+            assert_eq!(server.command(&order), "+OK");
+        }
+    }
+
+    /// Has the nodes replace a primary that is gone. Returns once `is_replaced`. Before and after
+    /// that, however slow they are, they replace none.
+    pub(crate) fn replace_the_dead(&self, is_replaced: impl FnOnce()) {
+        self.wait_for_silent_nodes(1000);
+        is_replaced();
+        self.wait_for_silent_nodes(PATIENCE_MS);
     }
 
     /// By its first primary.

@@ -108,7 +108,7 @@ impl Server {
         self.arguments
             .extend(arguments.iter().map(ToString::to_string));
         self.spawn();
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + Duration::from_secs(60);
         while UnixStream::connect(self.socket()).is_err() {
             assert!(
                 Instant::now() < until,
@@ -138,7 +138,7 @@ impl Server {
     }
 
     fn comes_up(&mut self) -> bool {
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + Duration::from_secs(60);
         while Instant::now() < until {
             if let Ok(Some(_)) = self.process.as_mut().expect("spawned").try_wait() {
                 return false;
@@ -277,6 +277,11 @@ impl Server {
         }
     }
 
+    /// Whether it was not killed.
+    pub(crate) fn is_running(&self) -> bool {
+        self.process.is_some()
+    }
+
     /// SIGSTOP: connections stay open, and nothing answers.
     pub(crate) fn freeze(&self) {
         self.signal(Signal::STOP);
@@ -379,7 +384,7 @@ impl Sentinel {
                 .stderr(Stdio::null())
                 .spawn()
                 .expect("the server's program runs");
-            let until = Instant::now() + Duration::from_secs(10);
+            let until = Instant::now() + Duration::from_secs(60);
             while Instant::now() < until && matches!(process.try_wait(), Ok(None)) {
                 if TcpStream::connect(("127.0.0.1", port)).is_ok() {
                     return Self {

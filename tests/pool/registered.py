@@ -89,6 +89,37 @@ class TroubledStore(SqliteStore):
         yield from super().list_objects(namespace, timeout)
 '''
 
+LEAKY = '''
+"""A store that says whatever it has in its URL, in every spelling, and does nothing else."""
+
+from urllib.parse import parse_qs, quote, quote_plus, unquote, unquote_plus, urlsplit
+
+from penstock.errors import ConfigError, Unavailable
+from penstock.pool import PythonStore
+
+
+class LeakyStore(PythonStore):
+    def __init__(self, url):
+        parts = urlsplit(url)
+        found = [parts.netloc, parts.path, unquote(url), unquote_plus(url)]
+        for value in (parts.password or "", *sum(parse_qs(parts.query).values(), [])):
+            meant = unquote(value)
+            found += [value, meant, quote(meant), quote(meant, "").lower(), quote_plus(meant)]
+        self.said = " ".join(map(repr, [url, *found]))
+        if parts.path.endswith("/opening"):
+            raise ConfigError(self.said)
+        if parts.path.endswith("/shown"):
+            self.shown_url = f"leaky://{unquote_plus(url)}"
+
+    def _says(self, *_):
+        raise Unavailable(self.said)
+
+    contains = put_many = get_many = remove = list_objects = _says
+
+    def describe(self, timeout):
+        return {self.said: self.said}
+'''
+
 
 def bring(folder: Path, distribution: str, stores: Mapping[str, str], **modules: str) -> Path:
     """Makes a distribution that brings stores (scheme → value) with modules (name → source).

@@ -28,7 +28,7 @@ from penstock.errors import (
     Unreachable,
 )
 from penstock.pool import registered_stores
-from tests.pool.registered import bring, bring_troubled
+from tests.pool.registered import LEAKY, bring, bring_troubled
 
 VALUE = b"its KV" * 1000
 
@@ -269,6 +269,48 @@ def test_a_store_that_does_not_open_says_why(brought: Path) -> None:
         assert "s3cret" not in str(raised.value)
     gc.collect()
     eventually(lambda: programs_of(os.getpid()) == [])
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "leaky://me:s3c+r3t%2F%40x@host/",
+        "leaky://me:8/s3c+r3t@host/",
+        "leaky://host/{}?token=s3c+r3t%2fx&size=1GiB",
+        "leaky://host/{}?api_key=s3c%2Br3t=#part",
+    ],
+)
+def test_a_secret_is_not_repeated_however_a_store_spells_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    leaky = bring(tmp_path, "leaky", {"leaky": "leaky:LeakyStore"}, leaky=LEAKY)
+    monkeypatch.syspath_prepend(leaky)
+    url = url if "{}" in url else f"{url}{{}}"
+    said = []
+    with pytest.raises(ConfigError) as raised:
+        penstock.open(url.format("opening"))
+    said.append(str(raised.value))
+    for path in ("shown", "db"):
+        with penstock.open(url.format(path)) as pool:
+            with pytest.raises(Unavailable) as refused:
+                pool.contains(["a"])
+            said += [pool.url, str(refused.value), str(pool.describe())]
+    for text in said:
+        assert "host" in text
+        assert "s3c" not in text
+        assert "r3t" not in text
+
+
+def test_a_url_whose_password_nobody_can_tell_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaky = bring(tmp_path, "leaky", {"leaky": "leaky:LeakyStore"}, leaky=LEAKY)
+    monkeypatch.syspath_prepend(leaky)
+    for url in ("leaky://me:s3c/r3t@host/db", "leaky://me:s3c?r3t@host/db"):
+        with pytest.raises(ConfigError, match="write / in a password as %2F") as raised:
+            penstock.open(url)
+        assert "s3c" not in str(raised.value)
+        assert "r3t" not in str(raised.value)
 
 
 def test_the_example_waits_for_whoever_has_the_new_database(brought: Path) -> None:

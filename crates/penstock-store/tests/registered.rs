@@ -111,8 +111,8 @@ fn a_slow_store_is_waited_for_and_the_breaker_is_not_fooled() {
 
 #[test]
 fn a_library_that_does_not_fit_is_refused_in_words() {
-    let said = |place| {
-        let Err(error) = open("troubled://me:secret@x?trouble=opening", &options(place)) else {
+    let of = |url: &str, place| {
+        let Err(error) = open(url, &options(place)) else {
             panic!("it opened");
         };
         let said = error.to_string();
@@ -122,6 +122,7 @@ fn a_library_that_does_not_fit_is_refused_in_words() {
         );
         said
     };
+    let said = |place| of("troubled://me:secret@x?trouble=opening", place);
     assert!(said(Place::Library("/nowhere/lib.so".into())).contains("does not load"));
     let other = PathBuf::from("libc.so.6");
     assert!(said(Place::Library(other)).contains("no store for Penstock"));
@@ -129,6 +130,20 @@ fn a_library_that_does_not_fit_is_refused_in_words() {
     assert!(said(Place::Library(library())).contains("panicked"));
     assert!(said(Place::Program(vec!["/nowhere/program".into()])).contains("does not start"));
     assert!(said(Place::Program(vec!["true".into()])).contains("before it greeted"));
+    // It panics with its URL. Of the second one, it does not hear.
+    let said = of(
+        "troubled://me:1/secret@x?trouble=opening",
+        Place::Library(library()),
+    );
+    assert!(
+        said.contains("panicked") && said.contains("me:***@x"),
+        "{said}"
+    );
+    let said = of(
+        "troubled://me:one/secret@x?trouble=opening",
+        Place::Library(library()),
+    );
+    assert!(said.contains("%2F") && !said.contains("panicked"), "{said}");
 }
 
 #[test]

@@ -130,8 +130,8 @@ unsafe extern "C" fn told(context: *mut c_void, name: Bytes, fact: Bytes) {
     // SAFETY: as in `fail`.
     let (heard, name, fact) =
         unsafe { (&mut *context.cast::<Heard<'_>>(), text(name), text(fact)) };
-    let fact = heard.secrets.hide(&fact);
-    heard.texts.push((name.into_owned(), fact));
+    let (name, fact) = (heard.secrets.hide(&name), heard.secrets.hide(&fact));
+    heard.texts.push((name, fact));
 }
 
 unsafe extern "C" fn object(context: *mut c_void, key: *const RawKey, bytes: u64, last_use: u64) {

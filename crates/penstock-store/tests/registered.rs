@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use behaviour::{fresh_namespace, get_one, key, kind_of, put, soon};
 use penstock_store::layers::{Breaker, BreakerSettings, Tiered};
 use penstock_store::{
-    ErrorKind, GetOutcome, MemoryStore, OpenOptions, Place, Registered, Store, open,
+    BatchBytes, ErrorKind, GetOutcome, MemoryStore, OpenOptions, Place, Registered, Store, open,
     unknown_schemes,
 };
 
@@ -50,6 +50,15 @@ fn opened(url: &str) -> Arc<dyn Store> {
 #[test]
 fn a_store_of_a_library_behaves() {
     behaviour::run_all(|| opened("troubled://sound"));
+}
+
+#[test]
+fn a_library_says_how_large_batches_should_be() {
+    let wanted = BatchBytes {
+        put: 64 << 20,
+        get: 4 << 20,
+    };
+    assert_eq!(opened("troubled://choosy").batch_bytes(), wanted);
 }
 
 #[test]

@@ -28,7 +28,7 @@ from penstock.errors import (
     Unreachable,
 )
 from penstock.pool import registered_stores
-from tests.pool.registered import LEAKY, bring, bring_troubled
+from tests.pool.registered import LEAKY, MEETING, bring, bring_troubled
 
 VALUE = b"its KV" * 1000
 
@@ -311,6 +311,24 @@ def test_a_url_whose_password_nobody_can_tell_is_refused(
             penstock.open(url)
         assert "s3c" not in str(raised.value)
         assert "r3t" not in str(raised.value)
+
+
+def test_calls_overlap_as_far_as_a_store_wants_and_answers_are_not_mixed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meeting = bring(tmp_path, "meeting", {"meeting": "meeting:MeetingStore"}, meeting=MEETING)
+    monkeypatch.syspath_prepend(meeting)
+    # Twice as many as the store serves at a time. It answers nobody before it serves so many.
+    values = {f"value {i}": bytes([i]) * (1000 + 777 * i) for i in range(8)}
+    with (
+        penstock.open("meeting://x", timeout=60) as pool,
+        ThreadPoolExecutor(len(values)) as threads,
+    ):
+        pool.put_many(values)
+        for _ in range(20):
+            got = threads.map(pool.get, values)
+            assert [bytes(value) for value in got] == list(values.values())
+        assert pool.describe()["most"] == "4"
 
 
 def test_the_example_waits_for_whoever_has_the_new_database(brought: Path) -> None:

@@ -157,22 +157,25 @@ fn nobody_waits_for_a_writer_beyond_the_deadline() {
         let value = b"other";
         in_time(move || store.put(&key(namespace, n), &[IoSlice::new(value)], short()))
     };
+    let remove_shortly = || {
+        let store = Arc::clone(&store);
+        in_time(move || store.remove(&[key(namespace, 0)], short()))
+    };
     // Once it is stopped in the middle of a write. Between two writes, it is in nobody's way.
     let mut n = 0;
-    let error = loop {
+    let errors = loop {
         writer.stop();
         n += 1;
-        if let Err(error) = put_shortly(n) {
-            break error;
+        if let (Err(put), Err(removed)) = (put_shortly(n), remove_shortly()) {
+            break [put, removed];
         }
         writer.signal("CONT");
         thread::sleep(Duration::from_millis(10));
         assert!(n < 1000, "it does not write");
     };
-    assert_eq!(error.kind(), ErrorKind::TimedOut);
-    let removing = Arc::clone(&store);
-    let removed = in_time(move || removing.remove(&[key(namespace, 0)], short()));
-    assert_eq!(removed.unwrap_err().kind(), ErrorKind::TimedOut);
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    }
     // Who reads waits for nobody.
     store.contains(&[key(namespace, 0)], soon()).unwrap();
     store.list(Some(namespace), &mut |_| {}, soon()).unwrap();

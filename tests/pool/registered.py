@@ -89,6 +89,91 @@ class TroubledStore(SqliteStore):
         yield from super().list_objects(namespace, timeout)
 '''
 
+MEETING = '''
+"""A store in memory that gets several values at a time, and none before as many are asked for."""
+
+import threading
+
+from penstock.errors import Unavailable
+from penstock.pool import Listed, PythonStore
+
+
+class MeetingStore(PythonStore):
+    shared = False
+    concurrency = 4
+
+    def __init__(self, url):
+        self.values = {}
+        self.calls = threading.Condition()
+        self.most = 0
+        self.running = []
+
+    def contains(self, keys, timeout):
+        return [key in self.values for key in keys]
+
+    def put_many(self, batch, timeout):
+        for put in batch:
+            self.values[put.key] = bytes(put.value)
+        return [True] * len(batch)
+
+    def get_many(self, batch, timeout):
+        me = object()
+        with self.calls:
+            self.running.append(me)
+            self.most = max(self.most, len(self.running))
+            self.calls.notify_all()
+            # Nobody goes before all are there, and then the last one goes first.
+            met = self.calls.wait_for(
+                lambda: self.most >= self.concurrency and self.running[-1] is me, 20
+            )
+            values = [self.values.get(get.key) for get in batch]
+            self.running.remove(me)
+            self.calls.notify_all()
+        if not met:
+            raise Unavailable("nobody else has come")
+        return values
+
+    def remove(self, keys, timeout):
+        return sum(self.values.pop(key, None) is not None for key in keys)
+
+    def list_objects(self, namespace, timeout):
+        return [Listed(key, len(value)) for key, value in self.values.items()]
+
+    def describe(self, timeout):
+        return {"most": self.most}
+'''
+
+LEAKY = '''
+"""A store that says whatever it has in its URL, in every spelling, and does nothing else."""
+
+from urllib.parse import parse_qs, quote, quote_plus, unquote, unquote_plus, urlsplit
+
+from penstock.errors import ConfigError, Unavailable
+from penstock.pool import PythonStore
+
+
+class LeakyStore(PythonStore):
+    def __init__(self, url):
+        parts = urlsplit(url)
+        found = [parts.netloc, parts.path, unquote(url), unquote_plus(url)]
+        for value in (parts.password or "", *sum(parse_qs(parts.query).values(), [])):
+            meant = unquote(value)
+            found += [value, meant, quote(meant), quote(meant, "").lower(), quote_plus(meant)]
+        self.said = " ".join(map(repr, [url, *found]))
+        if parts.path.endswith("/opening"):
+            raise ConfigError(self.said)
+        if parts.path.endswith("/shown"):
+            self.shown_url = f"leaky://{unquote_plus(url)}"
+
+    def _says(self, *_):
+        raise Unavailable(self.said)
+
+    contains = put_many = get_many = remove = list_objects = _says
+
+    def describe(self, timeout):
+        return {self.said: self.said}
+'''
+
 
 def bring(folder: Path, distribution: str, stores: Mapping[str, str], **modules: str) -> Path:
     """Makes a distribution that brings stores (scheme → value) with modules (name → source).

@@ -28,7 +28,7 @@ from penstock.errors import (
     Unreachable,
 )
 from penstock.pool import registered_stores
-from tests.pool.registered import bring, bring_troubled
+from tests.pool.registered import LEAKY, MEETING, bring, bring_troubled
 
 VALUE = b"its KV" * 1000
 
@@ -269,6 +269,66 @@ def test_a_store_that_does_not_open_says_why(brought: Path) -> None:
         assert "s3cret" not in str(raised.value)
     gc.collect()
     eventually(lambda: programs_of(os.getpid()) == [])
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "leaky://me:s3c+r3t%2F%40x@host/",
+        "leaky://me:8/s3c+r3t@host/",
+        "leaky://host/{}?token=s3c+r3t%2fx&size=1GiB",
+        "leaky://host/{}?api_key=s3c%2Br3t=#part",
+    ],
+)
+def test_a_secret_is_not_repeated_however_a_store_spells_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    leaky = bring(tmp_path, "leaky", {"leaky": "leaky:LeakyStore"}, leaky=LEAKY)
+    monkeypatch.syspath_prepend(leaky)
+    url = url if "{}" in url else f"{url}{{}}"
+    said = []
+    with pytest.raises(ConfigError) as raised:
+        penstock.open(url.format("opening"))
+    said.append(str(raised.value))
+    for path in ("shown", "db"):
+        with penstock.open(url.format(path)) as pool:
+            with pytest.raises(Unavailable) as refused:
+                pool.contains(["a"])
+            said += [pool.url, str(refused.value), str(pool.describe())]
+    for text in said:
+        assert "host" in text
+        assert "s3c" not in text
+        assert "r3t" not in text
+
+
+def test_a_url_whose_password_nobody_can_tell_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaky = bring(tmp_path, "leaky", {"leaky": "leaky:LeakyStore"}, leaky=LEAKY)
+    monkeypatch.syspath_prepend(leaky)
+    for url in ("leaky://me:s3c/r3t@host/db", "leaky://me:s3c?r3t@host/db"):
+        with pytest.raises(ConfigError, match="write / in a password as %2F") as raised:
+            penstock.open(url)
+        assert "s3c" not in str(raised.value)
+        assert "r3t" not in str(raised.value)
+
+
+def test_calls_overlap_as_far_as_a_store_wants_and_answers_are_not_mixed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meeting = bring(tmp_path, "meeting", {"meeting": "meeting:MeetingStore"}, meeting=MEETING)
+    monkeypatch.syspath_prepend(meeting)
+    # Twice as many as the store serves at a time. It answers nobody before it serves so many.
+    values = {f"value {i}": bytes([i]) * (1000 + 777 * i) for i in range(8)}
+    with (
+        penstock.open("meeting://x", timeout=60) as pool,
+        ThreadPoolExecutor(len(values)) as threads,
+    ):
+        pool.put_many(values)
+        for _ in range(20):
+            got = threads.map(pool.get, values)
+            assert [bytes(value) for value in got] == list(values.values())
+        assert pool.describe()["most"] == "4"
 
 
 def test_the_example_waits_for_whoever_has_the_new_database(brought: Path) -> None:

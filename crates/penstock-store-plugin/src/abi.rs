@@ -15,7 +15,12 @@ pub const SYMBOL: &str = "PENSTOCK_STORE";
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PNSKSTOR");
 /// The version of this border. Another version is another border: nothing but [`Plugin::magic`],
 /// [`Plugin::version`] and [`Plugin::bytes`] may be read of it.
+///
+/// What is added at the end of a [`Plugin`] leaves the version as it is. Penstock reads what it knows
+/// of, up to [`Plugin::bytes`], and does without the rest.
 pub const VERSION: u32 = 1;
+/// Bytes that every [`Plugin`] of this version has: what comes after them was added later.
+pub const FIRST_BYTES: usize = std::mem::offset_of!(Plugin, batch_bytes);
 
 /// A key, as [`penstock_contract::Key::to_bytes`] makes it.
 pub type RawKey = [u8; KEY_BYTES];
@@ -122,6 +127,9 @@ pub struct RawCapabilities {
     pub max_value_bytes: u64,
 }
 
+/// [`penstock_contract::BatchBytes`]: those of puts, then those of gets.
+pub type RawBatchBytes = [u64; 2];
+
 /// [`penstock_contract::StoreStats`], in the order of its fields.
 pub type RawStats = [u64; 11];
 
@@ -129,13 +137,14 @@ pub type RawStats = [u64; 11];
 pub type Handle = *mut c_void;
 
 /// Everything that a library has to offer. It lives as long as the library is loaded.
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Plugin {
     /// [`MAGIC`].
     pub magic: u64,
     /// [`VERSION`].
     pub version: u32,
-    /// Bytes of this struct.
+    /// Bytes of this struct, as the library was built with it.
     pub bytes: u32,
     /// Bytes of a [`RawPut`], and of a [`RawGet`].
     pub request_bytes: [u32; 2],
@@ -164,4 +173,7 @@ pub struct Plugin {
     pub stats: unsafe extern "C" fn(Handle, *mut RawStats, Sink) -> u32,
     /// What a value takes up of the store's bound.
     pub charge: unsafe extern "C" fn(Handle, u64, *mut u64, Sink) -> u32,
+    /// How many bytes one call takes best. Null, or beyond [`Self::bytes`], if the library does not
+    /// say.
+    pub batch_bytes: Option<unsafe extern "C" fn(Handle, *mut RawBatchBytes, Sink) -> u32>,
 }

@@ -17,8 +17,8 @@ use penstock_contract::{
 };
 
 use crate::abi::{
-    Bytes, DONE, FAILED, Handle, MAGIC, NO, Plugin, RawCapabilities, RawGet, RawKey, RawPut,
-    RawStats, Sink, TOO_LARGE, VERSION, WENT_WRONG, WHOLE, YES,
+    Bytes, DONE, FAILED, Handle, MAGIC, NO, Plugin, RawBatchBytes, RawCapabilities, RawGet, RawKey,
+    RawPut, RawStats, Sink, TOO_LARGE, VERSION, WENT_WRONG, WHOLE, YES,
 };
 
 /// A store that a URL opens.
@@ -48,6 +48,7 @@ impl Plugin {
             describe: describe::<S>,
             stats: stats::<S>,
             charge: charge::<S>,
+            batch_bytes: Some(batch_bytes::<S>),
         }
     }
 }
@@ -392,6 +393,20 @@ unsafe extern "C" fn charge<S: Store>(
     guarded(sink, || {
         // SAFETY: an open handle, and room for the answer.
         unsafe { into.write(store::<S>(handle).charge(bytes)) };
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn batch_bytes<S: Store>(
+    handle: Handle,
+    into: *mut RawBatchBytes,
+    sink: Sink,
+) -> u32 {
+    guarded(sink, || {
+        // SAFETY: a handle that is open.
+        let best = unsafe { store::<S>(handle) }.batch_bytes();
+        // SAFETY: room for them.
+        unsafe { into.write([best.put, best.get]) };
         Ok(())
     })
 }

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use penstock_contract::{
-    Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, PutRequest, Result, Store,
-    StoreStats,
+    BatchBytes, Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, PutRequest,
+    Result, Store, StoreStats,
 };
 
 /// What a store does instead of its work.
@@ -128,5 +128,9 @@ impl<S: Store> Store for Troubled<S> {
 
     fn charge(&self, value_bytes: u64) -> u64 {
         self.inner.charge(value_bytes)
+    }
+
+    fn batch_bytes(&self) -> BatchBytes {
+        self.inner.batch_bytes()
     }
 }

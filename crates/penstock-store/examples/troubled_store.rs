@@ -8,8 +8,8 @@ use std::time::Instant;
 use penstock_store::MemoryStore;
 use penstock_store_plugin::Open;
 use penstock_store_plugin::contract::{
-    Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, PutRequest, Result, Store,
-    StoreStats,
+    BatchBytes, Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, PutRequest,
+    Result, Store, StoreStats,
 };
 use penstock_store_testing::{Trouble, Troubled};
 
@@ -17,6 +17,7 @@ use penstock_store_testing::{Trouble, Troubled};
 struct Named {
     name: String,
     memory: Arc<MemoryStore>,
+    best: BatchBytes,
 }
 
 enum TroubledStore {
@@ -50,6 +51,10 @@ impl Open for TroubledStore {
         let named = Named {
             name: name.to_owned(),
             memory: Arc::clone(memory),
+            best: BatchBytes {
+                put: 64 << 20,
+                get: 4 << 20,
+            },
         };
         Ok(match trouble {
             "" => Self::Sound(named),
@@ -70,7 +75,7 @@ mod exported {
 
 /// Forwards to another store, except for what is said here.
 macro_rules! forward {
-    ($of:ty, $self:ident, $inner:expr, $url:expr) => {
+    ($of:ty, $self:ident, $inner:expr, $url:expr, $batches:expr) => {
         impl Store for $of {
             fn capabilities(&self) -> Capabilities {
                 let $self = self;
@@ -121,6 +126,10 @@ macro_rules! forward {
                 let $self = self;
                 $inner.charge(value_bytes)
             }
+            fn batch_bytes(&self) -> BatchBytes {
+                let $self = self;
+                $batches
+            }
         }
     };
 }
@@ -129,6 +138,13 @@ forward!(
     Named,
     this,
     this.memory,
-    format!("troubled://{}", this.name)
+    format!("troubled://{}", this.name),
+    this.best
 );
-forward!(TroubledStore, this, this.store(), this.store().url());
+forward!(
+    TroubledStore,
+    this,
+    this.store(),
+    this.store().url(),
+    this.store().batch_bytes()
+);

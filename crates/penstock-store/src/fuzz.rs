@@ -130,6 +130,16 @@ fn programs_that_are_nearly_right() {
         });
 }
 
+/// Whatever a program's messages are, they do not repeat the password of its URL.
+#[test]
+fn messages_that_repeat_a_password() {
+    check!()
+        .with_type::<(String, Vec<u8>, String, String)>()
+        .for_each(|(password, ways, before, after)| {
+            registered::repeated_password(password, ways, before, after);
+        });
+}
+
 /// Any bytes in place of a value are accepted only if they are what sealing makes of their payload.
 #[test]
 fn values() {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use behaviour::{fresh_namespace, get_one, key, kind_of, put, soon};
 use penstock_store::layers::{Breaker, BreakerSettings, Tiered};
 use penstock_store::{
-    ErrorKind, GetOutcome, MemoryStore, OpenOptions, Place, Registered, Store, open,
+    BatchBytes, ErrorKind, GetOutcome, MemoryStore, OpenOptions, Place, Registered, Store, open,
     unknown_schemes,
 };
 
@@ -50,6 +50,15 @@ fn opened(url: &str) -> Arc<dyn Store> {
 #[test]
 fn a_store_of_a_library_behaves() {
     behaviour::run_all(|| opened("troubled://sound"));
+}
+
+#[test]
+fn a_library_says_how_large_batches_should_be() {
+    let wanted = BatchBytes {
+        put: 64 << 20,
+        get: 4 << 20,
+    };
+    assert_eq!(opened("troubled://choosy").batch_bytes(), wanted);
 }
 
 #[test]
@@ -111,8 +120,8 @@ fn a_slow_store_is_waited_for_and_the_breaker_is_not_fooled() {
 
 #[test]
 fn a_library_that_does_not_fit_is_refused_in_words() {
-    let said = |place| {
-        let Err(error) = open("troubled://me:secret@x?trouble=opening", &options(place)) else {
+    let of = |url: &str, place| {
+        let Err(error) = open(url, &options(place)) else {
             panic!("it opened");
         };
         let said = error.to_string();
@@ -122,6 +131,7 @@ fn a_library_that_does_not_fit_is_refused_in_words() {
         );
         said
     };
+    let said = |place| of("troubled://me:secret@x?trouble=opening", place);
     assert!(said(Place::Library("/nowhere/lib.so".into())).contains("does not load"));
     let other = PathBuf::from("libc.so.6");
     assert!(said(Place::Library(other)).contains("no store for Penstock"));
@@ -129,6 +139,20 @@ fn a_library_that_does_not_fit_is_refused_in_words() {
     assert!(said(Place::Library(library())).contains("panicked"));
     assert!(said(Place::Program(vec!["/nowhere/program".into()])).contains("does not start"));
     assert!(said(Place::Program(vec!["true".into()])).contains("before it greeted"));
+    // It panics with its URL. Of the second one, it does not hear.
+    let said = of(
+        "troubled://me:1/secret@x?trouble=opening",
+        Place::Library(library()),
+    );
+    assert!(
+        said.contains("panicked") && said.contains("me:***@x"),
+        "{said}"
+    );
+    let said = of(
+        "troubled://me:one/secret@x?trouble=opening",
+        Place::Library(library()),
+    );
+    assert!(said.contains("%2F") && !said.contains("panicked"), "{said}");
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! A store for Penstock in an LMDB database: `lmdb:///absolute/path?size=10GiB`.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use heed::types::Bytes;
 use heed::{Database, Env, EnvFlags, EnvOpenOptions, MdbError, RwTxn, WithoutTls};
@@ -15,8 +16,15 @@ use penstock_store_plugin::contract::{
 };
 
 const DEFAULT_SIZE: u64 = 1 << 30;
+/// How long opening waits for somebody who writes.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often a writer looks whether it is its turn.
+const PAUSE: Duration = Duration::from_micros(200);
+/// Bytes of a number in the order.
+const NUMBER_BYTES: usize = 8;
 
-/// Values by key, and keys by the order in which they were put.
+/// Values by key, and keys by the order in which they were put. Each value has its number in that
+/// order in front of it.
 pub struct LmdbStore {
     env: Env<WithoutTls>,
     values: Database<Bytes, Bytes>,
@@ -73,21 +81,11 @@ impl LmdbStore {
         fs::create_dir_all(path).map_err(|cause| {
             Error::new(ErrorKind::Io, "the folder cannot be made").caused_by(cause)
         })?;
-        // A process may open a database once only. It stays open, as other handles may come.
-        static OPENED: Mutex<Option<HashMap<PathBuf, Env<WithoutTls>>>> = Mutex::new(None);
-        let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-        let opened = opened.get_or_insert_default();
-        let env = match opened.get(path) {
-            Some(env) => env.clone(),
-            None => {
-                let env = Self::map(path, size)?;
-                opened.insert(path.to_owned(), env.clone());
-                env
-            }
-        };
+        let env = Self::opened(path, size)?;
         // Processes that were killed while they read have left their places in the table of readers.
         // What they read last keeps all pages from use that were freed since.
         env.clear_stale_readers().map_err(failed)?;
+        let _turn = Turn::take(path, Instant::now() + PATIENCE)?;
         let mut write = env.write_txn().map_err(failed)?;
         let values = env
             .create_database(&mut write, Some("values"))
@@ -104,6 +102,20 @@ impl LmdbStore {
             size,
             counters: Counters::default(),
         })
+    }
+
+    /// The database of a folder, which this process may open once only. It stays open, as other
+    /// handles may come.
+    fn opened(path: &Path, size: u64) -> Result<Env<WithoutTls>> {
+        static OPENED: Mutex<Option<HashMap<PathBuf, Env<WithoutTls>>>> = Mutex::new(None);
+        let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+        let opened = opened.get_or_insert_default();
+        if let Some(env) = opened.get(path) {
+            return Ok(env.clone());
+        }
+        let env = Self::map(path, size)?;
+        opened.insert(path.to_owned(), env.clone());
+        Ok(env)
     }
 
     #[allow(
@@ -144,7 +156,7 @@ impl LmdbStore {
             .get(&read, &request.key.to_bytes())
             .map_err(failed)?;
         // The value stays as it is in the map until the transaction ends.
-        let Some(value) = value else {
+        let Some((_, value)) = value.and_then(apart) else {
             return Ok(GetOutcome::Miss);
         };
         let bytes = value.len() as u64;
@@ -155,7 +167,7 @@ impl LmdbStore {
         Ok(GetOutcome::Hit(bytes))
     }
 
-    fn put_one(&self, request: &PutRequest<'_>) -> Result<PutOutcome> {
+    fn put_one(&self, request: &PutRequest<'_>, deadline: Instant) -> Result<PutOutcome> {
         let bytes = slices::len_of(request.value);
         let limit = self.capabilities().max_value_bytes;
         if bytes > limit {
@@ -164,6 +176,7 @@ impl LmdbStore {
                 format!("a value of {bytes} bytes is larger than the store takes ({limit})"),
             ));
         }
+        let _turn = Turn::take(&self.path, deadline)?;
         match self.write(request, bytes) {
             // Readers that were killed may be what keeps the room: see `at`.
             Err(heed::Error::Mdb(MdbError::MapFull)) if self.has_cleared_readers() => {
@@ -182,20 +195,22 @@ impl LmdbStore {
     fn write(&self, request: &PutRequest<'_>, bytes: u64) -> heed::Result<PutOutcome> {
         let key = request.key.to_bytes();
         let mut write = self.env.write_txn()?;
-        match self.values.get(&write, &key)? {
-            Some(there) if there.len() as u64 == bytes => return Ok(PutOutcome::AlreadyPresent),
-            Some(_) => {}
-            None => {
-                let last = self.order.last(&write)?;
-                let last = last.and_then(|(number, _)| number.try_into().ok());
-                let next = last.map_or(0, |number| u64::from_be_bytes(number) + 1);
-                self.order.put(&mut write, &next.to_be_bytes(), &key)?;
-            }
+        let there = self.values.get(&write, &key)?.and_then(apart);
+        if there.is_some_and(|(_, value)| value.len() as u64 == bytes) {
+            return Ok(PutOutcome::AlreadyPresent);
         }
+        self.take_out(&mut write, &key)?;
         self.make_room(&mut write, bytes)?;
-        let mut rest = request.value.iter();
+        let last = self.order.last(&write)?;
+        let last = last.and_then(|(number, _)| number.try_into().ok());
+        let number = last.map_or(0, |number| u64::from_be_bytes(number) + 1);
+        let number = number.to_be_bytes();
+        self.order.put(&mut write, &number, &key)?;
+        let mut rest = [&number[..]]
+            .into_iter()
+            .chain(request.value.iter().map(|slice| &**slice));
         self.values
-            .put_reserved(&mut write, &key, bytes as usize, |room| {
+            .put_reserved(&mut write, &key, NUMBER_BYTES + bytes as usize, |room| {
                 rest.try_for_each(|slice| std::io::Write::write_all(room, slice))
             })?;
         write.commit()?;
@@ -207,9 +222,13 @@ impl LmdbStore {
     fn make_room(&self, write: &mut RwTxn<'_>, bytes: u64) -> heed::Result<()> {
         let most = self.size / 4 * 3;
         loop {
-            let used = self.values.stat(write)?;
-            let pages = used.branch_pages + used.leaf_pages + used.overflow_pages;
-            if pages as u64 * u64::from(used.page_size) + bytes <= most {
+            let mut used = 0;
+            for database in [&self.values, &self.order] {
+                let stat = database.stat(write)?;
+                let pages = stat.branch_pages + stat.leaf_pages + stat.overflow_pages;
+                used += pages as u64 * u64::from(stat.page_size);
+            }
+            if used + bytes <= most {
                 return Ok(());
             }
             let Some((number, key)) = self.order.first(write)? else {
@@ -222,13 +241,51 @@ impl LmdbStore {
         }
     }
 
-    fn remove_all(&self, keys: &[Key], write: &mut RwTxn<'_>) -> heed::Result<u64> {
-        let mut removed = 0;
-        for key in keys {
-            // Its place in the order stays. An eviction finds nothing there, which does no harm.
-            removed += u64::from(self.values.delete(write, &key.to_bytes())?);
+    /// Removes a value and its place in the order. Returns whether it was there.
+    fn take_out(&self, write: &mut RwTxn<'_>, key: &[u8]) -> heed::Result<bool> {
+        let there = self.values.get(write, key)?.and_then(apart);
+        if let Some(number) = there.map(|(number, _)| *number) {
+            self.order.delete(write, &number)?;
         }
-        Ok(removed)
+        self.values.delete(write, key)
+    }
+}
+
+/// The number of a stored value, and what was put.
+fn apart(stored: &[u8]) -> Option<(&[u8; NUMBER_BYTES], &[u8])> {
+    stored.split_first_chunk()
+}
+
+/// The turn to write: whoever has it is the only one of all processes. LMDB's own lock has no
+/// deadline, so nobody waits for that; whoever writes takes a turn first.
+struct Turn(File);
+
+impl Turn {
+    /// Waits for the turn until the deadline. The kernel takes it back from a process that ends.
+    fn take(folder: &Path, deadline: Instant) -> Result<Self> {
+        let io = |what: &'static str| move |cause| Error::new(ErrorKind::Io, what).caused_by(cause);
+        let mut options = File::options();
+        options.create(true).append(true);
+        let file = options
+            .open(folder.join("turn.lock"))
+            .map_err(io("the file that writers lock cannot be opened"))?;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(Self(file)),
+                Err(TryLockError::Error(cause)) => {
+                    return Err(io("the file that writers lock cannot be locked")(cause));
+                }
+                Err(TryLockError::WouldBlock) => deadline::check(deadline)?,
+            }
+            thread::sleep(PAUSE.min(deadline.saturating_duration_since(Instant::now())));
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // To close the file is not enough: a fork of this process may have it too.
+        let _ = self.0.unlock();
     }
 }
 
@@ -255,7 +312,7 @@ impl Store for LmdbStore {
 
     fn put_many(&self, batch: &mut [PutRequest<'_>], deadline: Instant) {
         self.counters.put_each(batch, |request| {
-            deadline::check(deadline).and_then(|()| self.put_one(request))
+            deadline::check(deadline).and_then(|()| self.put_one(request, deadline))
         });
     }
 
@@ -275,8 +332,14 @@ impl Store for LmdbStore {
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
         let remove = || {
             deadline::check(deadline)?;
+            let _turn = Turn::take(&self.path, deadline)?;
             let mut write = self.env.write_txn().map_err(failed)?;
-            let removed = self.remove_all(keys, &mut write).map_err(failed)?;
+            let mut removed = 0;
+            for key in keys {
+                deadline::check(deadline)?;
+                let was_there = self.take_out(&mut write, &key.to_bytes());
+                removed += u64::from(was_there.map_err(failed)?);
+            }
             write.commit().map_err(failed)?;
             Ok(removed)
         };
@@ -289,7 +352,8 @@ impl Store for LmdbStore {
         visit: &mut dyn FnMut(Listed),
         deadline: Instant,
     ) -> Result<()> {
-        deadline::check(deadline).inspect_err(|_| self.counters.failed())?;
+        let in_time = || deadline::check(deadline).inspect_err(|_| self.counters.failed());
+        in_time()?;
         let read = self.env.read_txn().map_err(failed)?;
         let found: Box<dyn Iterator<Item = _>> = match &namespace {
             Some(namespace) => {
@@ -299,8 +363,10 @@ impl Store for LmdbStore {
             None => Box::new(self.values.iter(&read).map_err(failed)?),
         };
         for entry in found {
-            let (key, value) = entry.map_err(failed)?;
-            let Some(Ok(key)) = key.try_into().ok().map(Key::from_bytes) else {
+            in_time()?;
+            let (key, stored) = entry.map_err(failed)?;
+            let key = key.try_into().ok().map(Key::from_bytes);
+            let (Some(Ok(key)), Some((_, value))) = (key, apart(stored)) else {
                 continue;
             };
             visit(Listed {

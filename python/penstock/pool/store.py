@@ -58,7 +58,8 @@ class PythonStore(abc.ABC):
     program, and started again after a pause.
 
     The URL's password, and values of its parameters whose names say password, secret, token, key or
-    credential, are taken out of all messages.
+    credential, are taken out of all messages, whether they are repeated as they stand in the URL,
+    decoded, or encoded anew.
 
     Everything is called from one thread, one call after the other, unless `concurrency` is more.
     """

@@ -10,6 +10,35 @@ use super::protocol::Greeting;
 use super::{Secrets, replies};
 use crate::{GetOutcome, GetRequest, Key};
 
+/// Hides the password of a URL in a text that repeats it, each of its characters spelled in one of
+/// several ways.
+pub(crate) fn repeated_password(password: &str, ways: &[u8], before: &str, after: &str) {
+    let encoded = |text: &str| -> String {
+        let bytes = text.bytes();
+        bytes.map(|byte| format!("%{byte:02X}")).collect()
+    };
+    let url = format!("x://me:{}@host", encoded(password));
+    let mut ways = ways.iter().cycle();
+    let spelled: String = password
+        .chars()
+        .map(|c| match ways.next().map_or(0, |way| way % 4) {
+            0 => encoded(&c.to_string()),
+            1 => encoded(&c.to_string()).to_lowercase(),
+            2 if matches!(c, '\'' | '"' | '\\') => format!("\\{c}"),
+            _ => c.to_string(),
+        })
+        .collect();
+    let hidden = Secrets::of(&url).hide(&format!("{before}{spelled}{after}"));
+    // What stands for it, and for what cannot be shown, may be in it.
+    let is_plain = |c: char| !c.is_control() && !matches!(c, ' ' | '*' | '…' | '\u{fffd}');
+    if !password.is_empty() && password.chars().all(is_plain) {
+        assert!(
+            !hidden.contains(&spelled) && !hidden.contains(password),
+            "{password:?}: {hidden:?}"
+        );
+    }
+}
+
 /// Reads all replies out of what a program says before it goes: gets of two values, whose memory is
 /// as long as the lengths say, then answers, puts, a listing and a text.
 pub(crate) fn replies(said: &[u8], key: Key, lengths: [usize; 2]) {

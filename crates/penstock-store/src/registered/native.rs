@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::slice;
@@ -13,20 +14,20 @@ use std::time::Instant;
 use libloading::Library;
 use parking_lot::Mutex;
 use penstock_store_plugin::abi::{
-    Bytes, DONE, Handle, MAGIC, NO, Plugin, RawCapabilities, RawGet, RawKey, RawPut, RawStats,
-    SYMBOL, Sink, TOO_LARGE, UNANSWERED, VERSION, WENT_WRONG, WHOLE, YES,
+    Bytes, DONE, FIRST_BYTES, Handle, MAGIC, NO, Plugin, RawBatchBytes, RawCapabilities, RawGet,
+    RawKey, RawPut, RawStats, SYMBOL, Sink, TOO_LARGE, UNANSWERED, VERSION, WENT_WRONG, WHOLE, YES,
 };
 
 use super::Secrets;
 use crate::{
-    Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
-    PutRequest, Result, Store, StoreStats, slices, unanswered,
+    BatchBytes, Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace,
+    PutOutcome, PutRequest, Result, Store, StoreStats, slices, unanswered,
 };
 
 /// A store of a library. The library stays loaded as long as the process lives: its threads may
 /// outlive its stores.
 pub(super) struct NativeStore {
-    plugin: &'static Plugin,
+    plugin: Plugin,
     handle: Handle,
     capabilities: Capabilities,
     url: String,
@@ -40,12 +41,11 @@ unsafe impl Send for NativeStore {}
 unsafe impl Sync for NativeStore {}
 
 /// Loads a library, once in this process, and checks that it is one of this version.
-fn load(path: &Path) -> Result<&'static Plugin> {
-    static LOADED: LazyLock<Mutex<HashMap<PathBuf, &'static Plugin>>> =
-        LazyLock::new(Mutex::default);
+fn load(path: &Path) -> Result<Plugin> {
+    static LOADED: LazyLock<Mutex<HashMap<PathBuf, Plugin>>> = LazyLock::new(Mutex::default);
     let mut loaded = LOADED.lock();
     if let Some(plugin) = loaded.get(path) {
-        return Ok(plugin);
+        return Ok(*plugin);
     }
     let failed = |what: String| Error::new(ErrorKind::Config, what).with("library", path.display());
     // SAFETY: the operator has installed the library to be run in this process.
@@ -58,21 +58,23 @@ fn load(path: &Path) -> Result<&'static Plugin> {
             "the library is no store for Penstock: it exports no {SYMBOL}"
         ))
     })?;
-    let plugin: *const Plugin = *found;
-    check(plugin).map_err(failed)?;
+    // SAFETY: whatever a library exports under this name has at least the head that all versions
+    // have in common.
+    let plugin = unsafe { read(*found) }.map_err(failed)?;
     // The library must stay where it is: it has threads and statics.
     std::mem::forget(library);
-    // SAFETY: it is a `Plugin` of this version and size, and lives as long as the process.
-    let plugin = unsafe { &*plugin };
     loaded.insert(path.to_owned(), plugin);
     Ok(plugin)
 }
 
-/// Whether a symbol is a [`Plugin`] of this version, and all its parts have the size that they have
-/// here.
-fn check(plugin: *const Plugin) -> std::result::Result<(), String> {
-    // SAFETY: whatever a library exports under this name has at least the head that all versions
-    // have in common.
+/// Reads a [`Plugin`] of this version, all of whose parts have the size that they have here. What an
+/// older library does not have is null; what a newer one has besides is left out.
+///
+/// # Safety
+///
+/// There is the head that all versions have in common, and what it says is there.
+unsafe fn read(plugin: *const Plugin) -> std::result::Result<Plugin, String> {
+    // SAFETY: the caller's promise.
     let (magic, version, bytes) = unsafe { ((*plugin).magic, (*plugin).version, (*plugin).bytes) };
     if magic != MAGIC {
         return Err(format!("the library's {SYMBOL} is not a store's border"));
@@ -83,16 +85,24 @@ fn check(plugin: *const Plugin) -> std::result::Result<(), String> {
              Penstock has version {VERSION}: install the two that fit"
         ));
     }
-    let expected = size_of::<Plugin>() as u32;
-    // SAFETY: if it is as long as a `Plugin`, it has this field.
-    let requests = (bytes == expected).then(|| unsafe { (*plugin).request_bytes });
+    let bytes = bytes as usize;
+    let is_whole = bytes >= FIRST_BYTES && bytes.is_multiple_of(size_of::<usize>());
+    // SAFETY: if it is as long as that, it has this field.
+    let requests = is_whole.then(|| unsafe { (*plugin).request_bytes });
     if requests != Some([size_of::<RawPut>() as u32, size_of::<RawGet>() as u32]) {
         return Err(format!(
             "the store's library says version {version}, but its parts have other sizes: it was \
              built wrongly, or for another kind of machine"
         ));
     }
-    Ok(())
+    let mut known = MaybeUninit::<Plugin>::zeroed();
+    let bytes = bytes.min(size_of::<Plugin>());
+    // SAFETY: there are so many bytes, and room for them. They end between two fields: those after
+    // the first bytes are pointers, null if they are not there.
+    Ok(unsafe {
+        std::ptr::copy_nonoverlapping(plugin.cast::<u8>(), known.as_mut_ptr().cast(), bytes);
+        known.assume_init()
+    })
 }
 
 /// What an operation had to say, while it runs and after it.
@@ -130,8 +140,8 @@ unsafe extern "C" fn told(context: *mut c_void, name: Bytes, fact: Bytes) {
     // SAFETY: as in `fail`.
     let (heard, name, fact) =
         unsafe { (&mut *context.cast::<Heard<'_>>(), text(name), text(fact)) };
-    let fact = heard.secrets.hide(&fact);
-    heard.texts.push((name.into_owned(), fact));
+    let (name, fact) = (heard.secrets.hide(&name), heard.secrets.hide(&fact));
+    heard.texts.push((name, fact));
 }
 
 unsafe extern "C" fn object(context: *mut c_void, key: *const RawKey, bytes: u64, last_use: u64) {
@@ -198,7 +208,10 @@ fn raw(keys: &[Key]) -> Vec<RawKey> {
 
 impl NativeStore {
     pub(super) fn open(path: &Path, url: &str, secrets: Secrets) -> Result<Self> {
-        let plugin = load(path)?;
+        Self::of(load(path)?, url, secrets)
+    }
+
+    fn of(plugin: Plugin, url: &str, secrets: Secrets) -> Result<Self> {
         let (mut heard, mut handle) = (Heard::new(&secrets), std::ptr::null_mut());
         heard.during(|sink| {
             // SAFETY: the URL lives during the call, and there is room for a handle.
@@ -419,6 +432,23 @@ impl Store for NativeStore {
             .during(|sink| unsafe { (self.plugin.charge)(self.handle, value_bytes, into, sink) });
         charge
     }
+
+    fn batch_bytes(&self) -> BatchBytes {
+        let Some(batch_bytes) = self.plugin.batch_bytes else {
+            return BatchBytes::default();
+        };
+        let (mut heard, mut raw) = (Heard::new(&self.secrets), RawBatchBytes::default());
+        let into = &raw mut raw;
+        // SAFETY: an open handle, and room for the answer.
+        match heard.during(|sink| unsafe { batch_bytes(self.handle, into, sink) }) {
+            Ok(()) => BatchBytes {
+                put: raw[0],
+                get: raw[1],
+            },
+            // Any size is as good.
+            Err(_) => BatchBytes::default(),
+        }
+    }
 }
 
 /// The error that a whole batch shares.
@@ -428,32 +458,155 @@ fn again(error: &Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::io::{IoSlice, IoSliceMut};
+    use std::time::Duration;
 
-    impl penstock_store_plugin::Open for crate::MemoryStore {
+    use penstock_layout::Span;
+
+    use super::*;
+    use crate::MemoryStore;
+
+    const BEST: BatchBytes = BatchBytes {
+        put: 3 << 20,
+        get: 1 << 20,
+    };
+
+    /// A store in memory that says how large batches should be.
+    struct Choosy(MemoryStore);
+
+    impl penstock_store_plugin::Open for Choosy {
         fn open(_: &str) -> Result<Self> {
-            Ok(Self::new(1 << 20))
+            Ok(Self(MemoryStore::new(1 << 20)))
         }
+    }
+
+    impl Store for Choosy {
+        fn capabilities(&self) -> Capabilities {
+            self.0.capabilities()
+        }
+        fn url(&self) -> String {
+            self.0.url()
+        }
+        fn contains(&self, keys: &[Key], deadline: Instant) -> Result<Vec<bool>> {
+            self.0.contains(keys, deadline)
+        }
+        fn put_many(&self, batch: &mut [PutRequest<'_>], deadline: Instant) {
+            self.0.put_many(batch, deadline);
+        }
+        fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
+            self.0.get_many(batch, deadline);
+        }
+        fn touch(&self, values: &[(Key, u64)], deadline: Instant) -> Result<Vec<bool>> {
+            self.0.touch(values, deadline)
+        }
+        fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
+            self.0.remove(keys, deadline)
+        }
+        fn list(
+            &self,
+            namespace: Option<Namespace>,
+            visit: &mut dyn FnMut(Listed),
+            deadline: Instant,
+        ) -> Result<()> {
+            self.0.list(namespace, visit, deadline)
+        }
+        fn describe(&self, deadline: Instant) -> Result<Vec<(String, String)>> {
+            self.0.describe(deadline)
+        }
+        fn stats(&self) -> StoreStats {
+            self.0.stats()
+        }
+        fn batch_bytes(&self) -> BatchBytes {
+            BEST
+        }
+    }
+
+    /// Reads what a library exports that was built when a [`Plugin`] had so many bytes.
+    fn exported(plugin: Plugin, bytes: usize) -> std::result::Result<Plugin, String> {
+        let plugin = Plugin {
+            bytes: bytes as u32,
+            ..plugin
+        };
+        // No longer than that, so that nothing is read beyond it unnoticed; the rest is not null.
+        let mut words = vec![usize::MAX; bytes.div_ceil(size_of::<usize>())];
+        let (from, into) = ((&raw const plugin).cast::<u8>(), words.as_mut_ptr());
+        // SAFETY: both have so many bytes, and the copy is aligned as words are.
+        unsafe {
+            let bytes = bytes.min(size_of::<Plugin>());
+            std::ptr::copy_nonoverlapping(from, into.cast(), bytes);
+            read(words.as_ptr().cast())
+        }
+    }
+
+    fn of_sizes(bytes: usize) -> std::result::Result<Plugin, String> {
+        exported(Plugin::of::<Choosy>(), bytes)
     }
 
     #[test]
     fn another_version_and_other_sizes_are_told_apart() {
-        let plugin = || Plugin::of::<crate::MemoryStore>();
-        assert_eq!(check(&plugin()), Ok(()));
+        let bytes = size_of::<Plugin>();
+        let plugin = || Plugin::of::<Choosy>();
         let other = Plugin {
             version: VERSION + 1,
             ..plugin()
         };
-        assert!(check(&other).unwrap_err().contains("version 2"));
-        let longer = Plugin {
-            bytes: 1000,
-            ..plugin()
-        };
-        assert!(check(&longer).unwrap_err().contains("sizes"));
+        let said = exported(other, bytes).err().unwrap();
+        assert!(said.contains("version 2"), "{said}");
         let foreign = Plugin {
             magic: 1,
             ..plugin()
         };
-        assert!(check(&foreign).unwrap_err().contains("border"));
+        let said = exported(foreign, bytes).err().unwrap();
+        assert!(said.contains("border"), "{said}");
+        let requests = Plugin {
+            request_bytes: [1, 1],
+            ..plugin()
+        };
+        for wrong in [
+            exported(requests, bytes),
+            of_sizes(FIRST_BYTES - size_of::<usize>()),
+            of_sizes(FIRST_BYTES + 4),
+            of_sizes(size_of::<usize>() * 2),
+        ] {
+            let said = wrong.err().unwrap();
+            assert!(said.contains("sizes"), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_library_that_was_built_before_or_after_is_used_as_far_as_it_goes() {
+        for (bytes, best) in [
+            (FIRST_BYTES, BatchBytes::default()),
+            (size_of::<Plugin>(), BEST),
+            (size_of::<Plugin>() + 3 * size_of::<usize>(), BEST),
+        ] {
+            let plugin = of_sizes(bytes).unwrap();
+            let store = NativeStore::of(plugin, "x://y", Secrets::of("x://y")).unwrap();
+            assert_eq!(store.batch_bytes(), best, "{bytes}");
+            let span = Span::new(0..1, 0..1).unwrap();
+            let key = Key::new(Namespace([1; 16]), b"a block", span).unwrap();
+            let soon = Instant::now() + Duration::from_secs(10);
+            let put = store.put(&key, &[IoSlice::new(b"value")], soon);
+            assert_eq!(put.unwrap(), PutOutcome::Stored);
+            let mut room = [0; 5];
+            let got = store.get(&key, &mut [IoSliceMut::new(&mut room)], soon);
+            assert_eq!(got.unwrap(), GetOutcome::Hit(5));
+            assert_eq!(&room, b"value");
+        }
+    }
+
+    #[test]
+    fn what_a_library_says_of_batches_while_it_fails_does_not_count() {
+        unsafe extern "C" fn fails(_: Handle, into: *mut RawBatchBytes, _: Sink) -> u32 {
+            // SAFETY: there is room for it.
+            unsafe { into.write([7, 7]) };
+            penstock_store_plugin::abi::FAILED
+        }
+        let plugin = Plugin {
+            batch_bytes: Some(fails),
+            ..Plugin::of::<Choosy>()
+        };
+        let store = NativeStore::of(plugin, "x://y", Secrets::of("x://y")).unwrap();
+        assert_eq!(store.batch_bytes(), BatchBytes::default());
     }
 }

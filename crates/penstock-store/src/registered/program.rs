@@ -32,7 +32,7 @@ impl ProgramStore {
         let program = Program::new(command, url, secrets);
         let running = program.first()?;
         let url = match running.url.as_str() {
-            "" => shown(url),
+            "" => program.secrets().hide(&shown(url)),
             said => said.to_owned(),
         };
         Ok(Self {
@@ -278,7 +278,7 @@ impl Store for ProgramStore {
                 let hide = |text: String| self.program.secrets().hide(&text);
                 Ok(facts
                     .into_iter()
-                    .map(|(name, fact)| (name, hide(fact)))
+                    .map(|(name, fact)| (hide(name), hide(fact)))
                     .collect())
             },
         )

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import models
+from tests.e2e.async_on_cpu import ASYNCHRONOUS, RUNS_AHEAD
 from tests.e2e.conftest import tokens
 from tests.e2e.hybrids import HYBRIDS
 from tests.e2e.node import Node
@@ -40,8 +41,11 @@ def serve(start: Callable[..., Node]) -> Callable[..., Node]:
     """Starts an engine and checks which runner it has."""
 
     def run(model: Path, **options: object) -> Node:
-        node = start(model, **{"block_size": BLOCK, "max_model_len": 1024} | options)
-        assert "Using V2 Model Runner" in node.log.read_text()
+        common = {"block_size": BLOCK, "max_model_len": 1024, **ASYNCHRONOUS}
+        node = start(model, **common | options)
+        said = node.log.read_text()
+        assert "Using V2 Model Runner" in said
+        assert RUNS_AHEAD in said
         return node
 
     return run

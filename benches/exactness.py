@@ -195,21 +195,12 @@ def main() -> None:
     parser.add_argument("--hits", type=int, default=200, help="loaded hits of a cell")
     parser.add_argument("--seconds", type=float, default=300.0, help="at most, for a cell")
     parser.add_argument("--add", action="store_true", help="keep the other cells of the JSON file")
-    parser.add_argument("--device", choices=BY_DEVICE, default="cpu", help="that vLLM computes on")
-    parser.add_argument(
-        "--engine",
-        nargs="+",
-        type=report.engine_option,
-        default=[],
-        metavar="NAME=JSON",
-        help="options of all engines: enforce_eager=false async_scheduling=false",
-    )
     parser.add_argument(
         "--strict",
         action="store_true",
         help="exit status 1 if an answer differs, or a cell has a failure or no hit",
     )
-    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep the engines' logs here")
+    report.add_engine_options(parser, BY_DEVICE)
     args = report.begin(parser)
     args.environment |= {"device": args.device, "engine": dict(args.engine)}
     args.families = args.families or list(BY_DEVICE[args.device])

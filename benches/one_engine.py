@@ -97,6 +97,8 @@ class Engines:
         self._segment = f"bench-one-{os.getpid()}"
         self.alive: dict[str, Node] = {}
         self.failures: dict[str, str] = {}
+        self.counters: dict[str, dict[str, float]] = {}
+        """Penstock's, of the engines that have ended."""
 
     def start(self, *names: str) -> None:
         """Starts engines, one after the other: each takes its share of the device's memory."""
@@ -123,11 +125,15 @@ class Engines:
         """Ends engines, those of these names that there are."""
         for name in names:
             if (node := self.alive.pop(name, None)) is not None:
+                if name in (PENSTOCK, OTHER):
+                    found = node.counters()
+                    self.counters[name] = {key: found.get(key, 0.0) for key in SHOWN}
                 node.stop()
 
     def close(self) -> None:
-        """Ends all, and gives the pool's memory back."""
-        self.stop(*self.alive)
+        """Ends all, whatever they are doing, and gives the pool's memory back."""
+        for node in self.alive.values():
+            node.kill()
         Path(f"/dev/shm/penstock-{self._segment}").unlink(missing_ok=True)
 
     def turns(self, number: int) -> Iterator[tuple[str, Node]]:
@@ -148,6 +154,9 @@ class Engines:
             "max_num_batched_tokens": args.step_tokens,
             "kv_cache_memory_bytes": args.kv_bytes,
         }
+        if on_device:
+            # Each engine would want nearly all of the device's memory to be free.
+            options["gpu_memory_utilization"] = 0.25
         if name == OFFLOADING:
             options["kv_transfer_config"] = {
                 "kv_connector": "OffloadingConnector",
@@ -254,18 +263,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 engines.start(PLAIN, *args.rows)
                 times = decoding(engines, args)
                 seen = first_tokens(engines, args)
-                counters = {}
-                for each, node in engines.alive.items():
-                    if each in (PENSTOCK, OTHER):
-                        found = node.counters()
-                        counters[each] = {key: found.get(key, 0.0) for key in SHOWN}
+                engines.stop(*engines.alive)
             finally:
                 if args.logs is not None:
                     report.keep_logs(folder, args.logs)
     return {
         "shape": args.shape,
         "failures": engines.failures,
-        "counters": counters,
+        "counters": engines.counters,
         "decoding": {name: of_decoding(times, name) for name in times},
         "first_tokens": {
             name: {str(length): of_hits(seen, name, length) for length in args.lengths}
@@ -347,7 +352,6 @@ def tables(result: Mapping[str, Any], lengths: Sequence[int]) -> str:
 def main() -> None:
     """Measures, prints the tables and writes the result."""
     parser = argparse.ArgumentParser(prog="benches.one_engine", description=__doc__)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
     rows = (OFFLOADING, PENSTOCK)
     parser.add_argument("--rows", nargs="+", choices=rows, default=list(rows), help="beside vLLM")
@@ -363,15 +367,7 @@ def main() -> None:
     parser.add_argument("--host-bytes", type=int, default=16 * GIB, help="host memory, and pool")
     parser.add_argument("--rest", type=float, default=0.2, help="seconds before each timed request")
     parser.add_argument("--no-other-process", dest="other_process", action="store_false")
-    parser.add_argument(
-        "--engine",
-        nargs="+",
-        type=report.engine_option,
-        default=[],
-        metavar="NAME=JSON",
-        help="options of all engines",
-    )
-    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep the engines' logs here")
+    report.add_engine_options(parser, ("cpu", "cuda"))
     args = report.begin(parser)
     args.environment |= {"device": args.device, "engine": dict(args.engine)}
     result = run(args)

@@ -8,7 +8,7 @@ import re
 import shutil
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,22 @@ def parse_sizes(text: str) -> list[int]:
     return [int(part[:-3]) * units[part[-3:]] for part in text.split(",")]
 
 
-def engine_option(text: str) -> tuple[str, Any]:
+def add_engine_options(parser: argparse.ArgumentParser, devices: Iterable[str]) -> None:
+    """Options of benches that start engines: `device`, `logs`, and `engine`, pairs of names and
+    values."""
+    parser.add_argument("--device", choices=list(devices), default="cpu", help="that vLLM uses")
+    parser.add_argument(
+        "--engine",
+        nargs="+",
+        type=_engine_option,
+        default=[],
+        metavar="NAME=JSON",
+        help="options of all engines: enforce_eager=false async_scheduling=false",
+    )
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep the engines' logs here")
+
+
+def _engine_option(text: str) -> tuple[str, Any]:
     """An option of vLLM's engine, as ``name=value`` with a value in JSON."""
     name, _, value = text.partition("=")
     return name, json.loads(value)

@@ -197,6 +197,7 @@ def test_every_bench_begins_and_ends_in_the_one_place(path: Path) -> None:
     assert before <= {
         "argparse.ArgumentParser",
         "parser.add_argument",
+        "report.add_engine_options",
         "connectors.every",
         "','.join",
         "int",

@@ -118,8 +118,13 @@ windows, MLA."""
 
 def on_cuda(family: Family) -> Family:
     """A family as a CUDA device serves it. FlashAttention has no float32, so values are half as
-    long. A device's context does not outlive a fork, so engines start anew."""
-    options = family.options | {"dtype": "bfloat16", "launch": new_process}
+    long. A device's context does not outlive a fork, so engines start anew. Two of them are alive
+    at a time, and each wants so much of the device's memory to be free."""
+    options = family.options | {
+        "dtype": "bfloat16",
+        "launch": new_process,
+        "gpu_memory_utilization": 0.2,
+    }
     return replace(family, options=options, root_bytes=family.root_bytes // 2)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import queue
 import sys
@@ -63,18 +64,41 @@ def fill(cell: Cell, fault: str, reference: Reference) -> dict[str, Any]:
         failure = f"fails on the way: {report.cause(repr(error))}"
     if failure is not None:
         cell.engines.kill()
-    found = compare(cell, reference) | {"seconds": round(time.monotonic() - began, 1)}
+    seconds = round(time.monotonic() - began, 1)
+    try:
+        found = compare(cell, reference)
+    except FAILURES as error:
+        found = nothing(f"vLLM alone fails: {report.cause(repr(error))}")
+    found |= {"seconds": seconds}
     return found if failure is None else found | {"failure": failure}
 
 
+FAILURES = (StartError, RuntimeError, TimeoutError, AssertionError, queue.Empty)
+"""How an engine fails."""
+
+
+def nothing(failure: str) -> dict[str, Any]:
+    """A cell that shows nothing."""
+    counts = ("hits", "hits_differ", "rejected", "rejected_differ", "computed", "computed_differ")
+    return dict.fromkeys(counts, 0) | {"seen": {}, "failure": failure}
+
+
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Fills all cells, a family at a time."""
+    """Fills all cells, a family at a time. A family that vLLM alone does not serve costs no other
+    one."""
     rows: list[dict[str, Any]] = []
     for name in args.families:
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as temporary:
             folder = Path(temporary)
             try:
                 rows += rows_of(name, folder, args)
+            except FAILURES as error:
+                failure = nothing(f"vLLM alone fails: {report.cause(repr(error))}")
+                cells = itertools.product(args.pools, args.faults)
+                rows += [
+                    {"family": name, "pool": pool, "fault": fault, "goal": args.hits} | failure
+                    for pool, fault in cells
+                ]
             finally:
                 if args.logs is not None:
                     report.keep_logs(folder, args.logs / name)

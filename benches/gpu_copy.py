@@ -26,6 +26,8 @@ from penstock._native import Descriptor, cuda_calibration
 from penstock.layout.negotiate import LAYOUTS
 
 DEVICE = 0
+LEAST_CALL = 32 << 20
+"""Bytes of one timed call, at least."""
 CHECKED_BLOCKS = 9
 
 
@@ -311,7 +313,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benches.gpu_copy", description=__doc__)
     parser.add_argument("--total", type=int, default=4 << 30, help="bytes of the KV cache")
     parser.add_argument("--passes", type=int, default=9)
-    parser.add_argument("--per-call", type=int, default=16, help="blocks of one copy")
+    parser.add_argument("--per-call", type=int, default=16, help="blocks of one copy, at least")
     args = report.begin(parser)
     if not torch.cuda.is_available():
         sys.exit("gpu_copy: no CUDA device here")
@@ -333,10 +335,10 @@ def main() -> None:
     for name, shape in SHAPES.items():
         if name == "odd":
             continue
+        # Each call is waited for. With few bytes the wait would be measured, not the copy.
+        per_call = max(args.per_call, -(-LEAST_CALL // shape.block_bytes))
         report.progress(f"{name}: {args.passes} passes")
-        rows = [
-            measure(layout, shape, args.total, args.passes, args.per_call) for layout in LAYOUTS
-        ]
+        rows = [measure(layout, shape, args.total, args.passes, per_call) for layout in LAYOUTS]
         wanted = aims(rows, shape.layers)
         result["shapes"][name] = {"rows": rows, "aims": [asdict(aim) for aim in wanted]}
         tables += [name, table(rows), report.table(["aim", "at least", "seen", "met"], met(wanted))]

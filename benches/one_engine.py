@@ -15,8 +15,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import queue
 import random
+import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,6 +58,9 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_key_value_heads": 4,
     },
 }
+START_TIMEOUT = 900.0
+"""Seconds. The first engine with a connector compiles what another without one has compiled."""
+SHARED_MEMORY = Path("/dev/shm")
 DECODED_PROMPT = 512
 """Tokens of each prompt of a batch that is decoded."""
 SHOWN = (
@@ -110,12 +116,12 @@ class Engines:
                 **self._options(name),
             )
             try:
-                node.wait_ready()
-            except StartError as error:
+                node.wait_ready(START_TIMEOUT)
+            except (StartError, queue.Empty) as error:
                 node.kill()
                 if name == PLAIN:
                     raise
-                self.failures[name] = report.cause(str(error))
+                self.failures[name] = report.cause(str(error) or "TimeoutError: it takes too long")
                 progress(f"{name} does not start: {self.failures[name]}")
             else:
                 self.alive[name] = node
@@ -134,7 +140,7 @@ class Engines:
         """Ends all, whatever they are doing, and gives the pool's memory back."""
         for node in self.alive.values():
             node.kill()
-        Path(f"/dev/shm/penstock-{self._segment}").unlink(missing_ok=True)
+        (SHARED_MEMORY / f"penstock-{self._segment}").unlink(missing_ok=True)
 
     def turns(self, number: int) -> Iterator[tuple[str, Node]]:
         """All engines, each time beginning with another one."""
@@ -366,12 +372,43 @@ def main() -> None:
     parser.add_argument("--kv-bytes", type=int, default=4 * GIB, help="KV cache of each engine")
     parser.add_argument("--host-bytes", type=int, default=16 * GIB, help="host memory, and pool")
     parser.add_argument("--rest", type=float, default=0.2, help="seconds before each timed request")
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit status 1 if an engine does not start, or a store or load fails",
+    )
     parser.add_argument("--no-other-process", dest="other_process", action="store_false")
     report.add_engine_options(parser, ("cpu", "cuda"))
     args = report.begin(parser)
     args.environment |= {"device": args.device, "engine": dict(args.engine)}
+    check_room(args)
     result = run(args)
     report.finish(args, tables(result, args.lengths), result)
+    if args.strict and (wrong := faults(result)):
+        sys.exit(f"one_engine: {'; '.join(wrong)}")
+
+
+def check_room(args: argparse.Namespace) -> None:
+    """Ends the bench if the host memory of its engines does not fit into shared memory."""
+    wanted, free = len(args.rows) * args.host_bytes, shutil.disk_usage(SHARED_MEMORY).free
+    if wanted > free:
+        sys.exit(
+            f"one_engine: {SHARED_MEMORY} has {free >> 20} MiB left, and {', '.join(args.rows)} "
+            f"take {wanted >> 20} MiB. Enlarge it (docker run --shm-size), or lower --host-bytes"
+        )
+
+
+def faults(result: Mapping[str, Any]) -> list[str]:
+    """What must not be: engines that did not start, and blocks that were not stored or loaded."""
+    found = [f"{LABELS[name]} did not start: {why}" for name, why in result["failures"].items()]
+    bad = ("stores_dropped", "stores_failed", "load_failed_blocks")
+    found += [
+        f"{LABELS[name]}: {key} {counters[key]:.0f}"
+        for name, counters in result["counters"].items()
+        for key in bad
+        if counters[key]
+    ]
+    return found
 
 
 if __name__ == "__main__":

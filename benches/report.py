@@ -50,7 +50,7 @@ def progress(text: str) -> None:
 def cause(log: str) -> str:
     """The first error of a log's end: those behind it follow from it."""
     found = re.findall(r"(?:[A-Z]\w*)?(?:Error|Exception|Refused): .*", log)
-    return str(found[0]) if found else log.strip().splitlines()[-1]
+    return str(found[0]) if found else ["no word of why", *log.strip().splitlines()][-1]
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

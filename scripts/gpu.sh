@@ -16,8 +16,9 @@
 #   engine    first tokens and decoding beside vLLM's OffloadingConnector; shape of Llama-3 8B
 #   small     the same with 1 GiB of host memory: no store may be dropped
 #
-# GPU_SECONDS bounds each part (default 1800). Exit status: 0 if every part went well, else 1; 2 if
-# nothing could be run.
+# GPU_SECONDS bounds each part (default 1800). GPU_COPIES are options of `copies`, which takes some
+# minutes: GPU_COPIES='--total 1073741824 --passes 5' is faster. Exit status: 0 if every part went
+# well, else 1; 2 if nothing could be run.
 set -uo pipefail
 
 fail() {
@@ -36,6 +37,9 @@ for part in "${parts[@]}"; do
     [[ " ${every[*]} " == *" $part "* ]] || fail "no part is named $part: choose of ${every[*]}"
 done
 
+# Requests are greedy, so nothing changes; but FlashInfer would compile its sampler for minutes.
+export VLLM_USE_FLASHINFER_SAMPLER=0
+
 "$python" - <<'PYTHON' || exit 2
 import sys
 
@@ -52,6 +56,7 @@ if not torch.cuda.is_available():
 print(f"gpu: {torch.cuda.get_device_name()}, PyTorch {torch.__version__}")
 PYTHON
 
+has_vllm=$("$python" -c 'import importlib.util as u; print(u.find_spec("vllm") is not None)')
 mkdir -p "$folder" || exit 2
 summary=() worst=0
 
@@ -61,7 +66,8 @@ run() {
     shift
     [[ " ${parts[*]} " == *" $name "* ]] || return 0
     printf '\n== %s\n' "$name"
-    timeout --kill-after=20 "${GPU_SECONDS:-1800}" "$@" 2>&1 | tee "$folder/$name.txt" || status=$?
+    # Interrupted, a bench ends its engines and keeps their logs.
+    timeout --signal=INT --kill-after=60 "${GPU_SECONDS:-1800}" "$@" 2>&1 | tee "$folder/$name.txt" || status=$?
     local line
     line=$(printf '%-10s %5d s' "$name" $((SECONDS - begin)))
     case $status in
@@ -71,6 +77,15 @@ run() {
     esac
     summary+=("$line")
     ((status == 0)) || worst=1
+}
+
+# with_vllm NAME: whether a part that needs vLLM can run; else the summary says so.
+with_vllm() {
+    [[ $has_vllm == True ]] && return
+    if [[ " ${parts[*]} " == *" $1 "* ]]; then
+        summary+=("$(printf '%-10s skipped: no vLLM there' "$1")")
+    fi
+    return 1
 }
 
 # bench NAME MODULE ARGUMENT...: a part that is a bench. Its result names what is not committed.
@@ -84,6 +99,7 @@ bench() {
 exact() {
     local name=$1
     shift
+    with_vllm "$name" || return 0
     bench "$name" exactness --device cuda --pools file --strict --hits 60 --logs "$folder/logs/$name" \
         "$@"
 }
@@ -92,13 +108,17 @@ exact() {
 engine() {
     local name=$1
     shift
-    bench "$name" one_engine --device cuda --logs "$folder/logs/$name" "$@"
+    with_vllm "$name" || return 0
+    bench "$name" one_engine --device cuda --strict --logs "$folder/logs/$name" "$@"
 }
 
-bench copies gpu_copy
+# shellcheck disable=SC2086
+bench copies gpu_copy ${GPU_COPIES:-}
 run order "$python" -m pytest -q -p no:cacheprovider tests/gpu --timeout 300
 exact exact --families llama gemma2 deepseek_v2
-exact graphs --families llama --faults restart corruption preemption --engine enforce_eager=false
+# Else each engine tunes its kernels by timing, and two may choose differently.
+exact graphs --families llama --faults restart corruption preemption --engine enforce_eager=false \
+    'compilation_config={"inductor_compile_config":{"deterministic":true}}'
 VLLM_USE_V2_MODEL_RUNNER=0 exact v1 --families llama --faults restart corruption preemption
 exact sync --families llama --faults restart preemption --engine async_scheduling=false
 engine engine

@@ -133,7 +133,7 @@ ON_CUDA: dict[str, Family] = {
     for name in ("llama", "gemma2", "ngram", "draft_model", "eagle", "eagle3", "mtp")
 }
 """Those that a CUDA device is tried with. No device has confirmed any of them."""
-# vLLM's kernels for MLA on Hopper take blocks of 64 tokens.
+# Blocks of 64 tokens suit all of vLLM's kernels for MLA on Hopper.
 ON_CUDA["deepseek_v2"] = on_cuda(Family(models.deepseek_v2, 64, 1200 << 10))
 
 BY_DEVICE = {"cpu": FAMILIES, "cuda": ON_CUDA}

@@ -99,17 +99,20 @@ def abort(cell: Cell) -> None:
     """Requests are aborted while they store, and while they load."""
     first = 2000
     with cell.engine(**cell.family.tight) as node:
+        began = time.monotonic()
         cell.store(node, first)
+        # A device stores a prompt in a moment, a CPU takes its time.
+        storing_takes = 2 * (time.monotonic() - began)
         settle(node)
         for number in itertools.count(first + 1):
             if not cell.wants_more:
                 break
             node.forget()
             storing = node.start(cell.root(number), cell.family.block)
-            time.sleep(cell.rng.uniform(0.0, 0.3))
+            time.sleep(cell.rng.uniform(0.0, cell.rng.choice((0.3, storing_takes))))
             _abort(cell, node, storing)
             loading = node.start(cell.part(cell.rng.randrange(first, number), ROOT_BLOCKS), 8)
-            time.sleep(cell.rng.uniform(0.0, 0.04))
+            time.sleep(cell.rng.uniform(0.0, cell.rng.choice((0.04, 0.005))))
             _abort(cell, node, loading)
             # At once: the aborted load may still be writing.
             cell.look(node, cell.part(cell.rng.randrange(first, number), ROOT_BLOCKS), forget=False)

@@ -151,12 +151,17 @@ class Node:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def wait_ready(self) -> None:
-        """Returns when the engine serves; raises with the log's end if it does not come up."""
+    def wait_ready(self, timeout: float = START_TIMEOUT) -> None:
+        """Returns when the engine serves.
+
+        Raises:
+            StartError: it does not come up, with the log's end.
+            queue.Empty: it takes longer than `timeout` seconds.
+        """
         if self._is_ready:
             return
         try:
-            ready = self._waiting[0].get(timeout=START_TIMEOUT)
+            ready = self._waiting[0].get(timeout=timeout)
         except queue.Empty:
             self.kill()
             raise

@@ -59,6 +59,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Engine]]:
         while is_ready and not engine.stats()["pinned_bytes"]:
             assert time.monotonic() < end, engine.stats()
             time.sleep(0.01)
+        # By copy engines and by strided kernels, each way that the tests copy.
+        cache.logical[:, 0] = random_block()
         cache.logical[:, 0] = cache.logical[:, 1].clone()
         torch.cuda._sleep(1000)
         here(engine)

@@ -178,9 +178,10 @@ impl Arena {
     }
 
     fn populate_part(&self, start: usize, len: usize, stop: &impl Fn() -> bool) {
+        let end = start + len;
         #[cfg(target_os = "linux")]
-        for start in (start..start + len).step_by(POPULATE_BYTES) {
-            let len = POPULATE_BYTES.min(self.memory.len() - start);
+        for start in (start..end).step_by(POPULATE_BYTES) {
+            let len = POPULATE_BYTES.min(end - start);
             let populate = memmap2::Advice::PopulateWrite;
             // Kernels before 5.14 refuse this: there, a page comes with its first use.
             if stop() || self.memory.advise_range(populate, start, len).is_err() {

@@ -208,10 +208,11 @@ fn the_least_recently_used_values_of_the_account_go_first() {
         let keys: Vec<Key> = (1..70).map(red).collect();
         let (mut there, mut gone) = (Vec::new(), 0);
         eventually("room is made, and all that went is counted", || {
+            // First, as more may go at any moment.
+            let is_made = held_by(&*inner, "red") <= QUOTA / 20 * 19;
             there = inner.contains(&keys, soon()).unwrap();
             gone = there.iter().filter(|&&there| !there).count();
-            let is_counted = store.stats().evictions == gone as u64;
-            is_counted && held_by(&*inner, "red") <= QUOTA / 20 * 19
+            is_made && store.stats().evictions == gone as u64
         });
         assert!((20..40).contains(&gone), "{}: {gone}", pool.url);
         assert!(there.is_sorted(), "{}: {there:?}", pool.url);

@@ -12,7 +12,7 @@ use super::machine::Machine;
 use super::{Cache, Sizes, pattern};
 use crate::{
     Block, Completion, CudaError, Device, Engine, EngineConfig, EngineError, Event, Fence, KvGroup,
-    Outcome, Owner,
+    Outcome, Owner, slot_stride,
 };
 
 pub(super) const LONG: Duration = Duration::from_secs(60);
@@ -36,6 +36,13 @@ fn engine(cache: &Cache) -> Engine {
     config.keep = false;
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new(64 << 20));
     Engine::new(store, config).unwrap()
+}
+
+/// Whether all slots are pinned, after the copies were measured.
+pub(super) fn is_ready(engine: &Engine) -> bool {
+    let (stats, config) = (engine.stats(), engine.config());
+    let slots = config.slots * slot_stride(config.slot_bytes);
+    stats.pinned_bytes >= slots as u64 && stats.gather_copy_engine_from > 0
 }
 
 pub(super) fn register(engine: &Engine, cache: &Cache) -> Result<(), EngineError> {
@@ -140,10 +147,7 @@ fn what_was_stored_is_loaded_while_the_arena_is_pinned_and_after() {
                 expected[at] = before[at];
             }
             assert!(cache.memory.read() == expected, "round {round}");
-            eventually("all is pinned", || {
-                let stats = engine.stats();
-                stats.pinned_bytes > 0 && stats.gather_copy_engine_from > 0
-            });
+            eventually("all is pinned, and measured", || is_ready(&engine));
         }
         let (launches, batches) = {
             let state = machine.state.lock();
@@ -164,10 +168,7 @@ fn several_small_blocks_are_one_copy_and_large_ones_are_not() {
         let cache = cache(&machine, content);
         let engine = engine(&cache);
         register(&engine, &cache).unwrap();
-        eventually("all is pinned, and measured", || {
-            let stats = engine.stats();
-            stats.pinned_bytes > 0 && stats.gather_copy_engine_from > 0
-        });
+        eventually("all is pinned, and measured", || is_ready(&engine));
         let copies = || {
             let state = machine.state.lock();
             state.launches.len() + state.batches.len()
@@ -271,7 +272,7 @@ fn a_batch_that_is_refused_costs_no_job() {
     executor.calibrate().unwrap();
     let engine = engine(&cache);
     register(&engine, &cache).unwrap();
-    eventually("pinned", || engine.stats().pinned_bytes > 0);
+    eventually("pinned", || is_ready(&engine));
     assert_eq!(engine.take_faults(), []);
     let tried = machine.calls("cuMemcpyBatchAsync");
     machine.fail("cuMemcpyBatchAsync", 0);
@@ -333,7 +334,7 @@ fn a_copy_that_fails_fails_its_object() {
         executor.calibrate().unwrap();
         let engine = engine(&cache);
         register(&engine, &cache).unwrap();
-        eventually("pinned", || engine.stats().pinned_bytes > 0);
+        eventually("pinned", || is_ready(&engine));
         let failed = || vec![Outcome::Failed(ErrorKind::Io)];
         let before = cache.memory.read();
         let mut job = 0;

@@ -9,7 +9,7 @@ use penstock_layout::KvLayout;
 use penstock_store::{ErrorKind, MemoryStore, Store};
 
 use super::super::CudaExecutor;
-use super::jobs::{LONG, completions, eventually, numbered, outcomes, register};
+use super::jobs::{LONG, completions, eventually, is_ready, numbered, outcomes, register};
 use super::machine::{Machine, Stream, Thing, handle_of};
 use super::{Cache, Sizes, pattern};
 use crate::{Device, Engine, EngineConfig, Event, Fence, Outcome, Owner};
@@ -89,7 +89,7 @@ impl Rig {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new(64 << 20));
         let engine = Engine::new(store, config).unwrap();
         register(&engine, &cache).unwrap();
-        eventually("pinned", || engine.stats().pinned_bytes > 0);
+        eventually("pinned", || is_ready(&engine));
         Self {
             engine,
             model: Model::new(),

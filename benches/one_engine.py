@@ -205,7 +205,7 @@ def first_tokens(engines: Engines, args: argparse.Namespace) -> dict[str, dict[i
 
     each(in_one_process)
     progress("first tokens in one process: done")
-    if not args.other_process:
+    if not args.other_process or PENSTOCK not in engines.alive:
         return seen
     engines.stop(PENSTOCK, OFFLOADING)
     engines.start(OTHER)

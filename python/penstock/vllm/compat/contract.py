@@ -131,6 +131,7 @@ USES = (
         is_wrapped=True,
     ),
     Use("vllm.v1.worker.utils", "select_common_block_size", ("kv_manager_block_size", "backends")),
+    Use("vllm.config", "set_current_vllm_config", ("vllm_config",)),
     Use("vllm.v1.attention.backends.utils", "get_supported_kv_cache_layouts", ("backends",)),
     Use("vllm.v1.attention.backend", "AttentionBackend.supported_kv_cache_layouts", ()),
     Use(

@@ -140,6 +140,8 @@ class Hybrid:
     """Tokens of a block. vLLM on CPUs must be told, as it cuts prompts at others otherwise."""
     block_bytes: int
     """Bytes of the KV cache that a block of any group takes."""
+    groups: int
+    """KV-cache groups that vLLM makes of its layers."""
     options: dict[str, Any] = field(default_factory=dict)
 
     def saved(self, folder: Path) -> Path:
@@ -157,10 +159,10 @@ _STEP = "max_num_batched_tokens"
 _ROTATED_BY_TORCH = {"compilation_config": {"custom_ops": ["all", "-rotary_embedding"]}}
 # vLLM's Mamba-2 kernels for CPUs compute no step that passes the end of a block.
 HYBRIDS = {
-    "lfm2": Hybrid(lfm2, "float32", 128, 256 << 10, _ROTATED_BY_TORCH),
-    "qwen3_next": Hybrid(qwen3_next, "bfloat16", 256, 128 << 10),
-    "granite_hybrid": Hybrid(granite_hybrid, "float32", 256, 256 << 10, {_STEP: 256}),
-    "falcon_h1": Hybrid(falcon_h1, "float32", 128, 512 << 10, {_STEP: 128}),
-    "nemotron_h": Hybrid(nemotron_h, "float32", 256, 256 << 10, {_STEP: 256}),
+    "lfm2": Hybrid(lfm2, "float32", 128, 256 << 10, 3, _ROTATED_BY_TORCH),
+    "qwen3_next": Hybrid(qwen3_next, "bfloat16", 256, 128 << 10, 4),
+    "granite_hybrid": Hybrid(granite_hybrid, "float32", 256, 256 << 10, 4, {_STEP: 256}),
+    "falcon_h1": Hybrid(falcon_h1, "float32", 128, 512 << 10, 2, {_STEP: 128}),
+    "nemotron_h": Hybrid(nemotron_h, "float32", 256, 256 << 10, 3, {_STEP: 256}),
 }
 """Short convolutions, gated delta net, and Mamba-2 in three arrangements."""

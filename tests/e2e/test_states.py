@@ -82,7 +82,8 @@ def test_a_conversation_goes_on_after_its_answer(
     prompt = tokens(2 * block - 20, seed=5)
     with start(model, pool=pool, **hybrid.engine) as node:
         said = node.ask(prompt, max_tokens=30)
-        node.wait_for("stored_blocks", 2)
+        # Of each group: a block of the prompt, and the one that the answer has filled.
+        node.wait_for("stored_blocks", 2 * hybrid.groups)
         node.forget()
         turn = [*prompt, *said.tokens, *tokens(40, seed=6)]
         answer = node.ask(turn)

@@ -17,21 +17,6 @@ pub fn within(time: Duration) -> Instant {
     Instant::now() + time
 }
 
-/// Puts until there is room. A store that takes time to make room may refuse a put meanwhile, on a
-/// slow machine. Returns what came of the put, and how often it was refused.
-pub fn once_there_is_room(
-    mut put: impl FnMut() -> Result<PutOutcome>,
-) -> (Result<PutOutcome>, usize) {
-    let until = soon();
-    let mut refused = 0;
-    loop {
-        match put() {
-            Err(error) if error.kind() == ErrorKind::Full && Instant::now() < until => refused += 1,
-            outcome => return (outcome, refused),
-        }
-    }
-}
-
 /// The kind of the error that the result must be.
 pub fn kind_of<T: std::fmt::Debug>(result: Result<T>) -> ErrorKind {
     result.expect_err("must fail").kind()

@@ -10,8 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use behaviour::sealed::{
-    Process, SHARED, assert_whole, eventually, listed, put_sealed, put_sealed_by,
-    put_sealed_in_the_end, whole_values,
+    Process, SHARED, assert_whole, eventually, listed, put_sealed, put_sealed_by, whole_values,
 };
 use behaviour::{get, key, prompt, soon};
 use penstock_store::{ErrorKind, FileStore, Hosts, Key, PutOutcome, Store};
@@ -51,6 +50,7 @@ fn stays_within_its_bound() {
     behaviour::stays_within_its_bound(|| open(root.path(), 4 << 20), 4 << 20);
 }
 
+/// Puts a value that tells by itself whether it is whole.
 /// The processes that the tests start; does nothing in a run of the tests themselves.
 #[test]
 #[ignore = "a role of other tests' processes"]
@@ -91,7 +91,7 @@ fn in_a_process_of_its_own() {
             let before = (count("fd"), count("task"));
             for n in 0..100 {
                 let store = open(&root, CAPACITY);
-                put_sealed_in_the_end(&*store, n, 1000);
+                put_sealed(&*store, n, 1000).unwrap();
                 assert_whole(&*store, &key(SHARED, n));
             }
             assert_eq!((count("fd"), count("task")), before);
@@ -105,7 +105,7 @@ fn in_a_process_of_its_own() {
             let pool = root.join("pool");
             let store = open(&pool, CAPACITY);
             for n in 0..4 {
-                let stored = put_sealed_in_the_end(&*store, n, 100_000);
+                let stored = put_sealed(&*store, n, 100_000).unwrap();
                 assert_eq!(stored, PutOutcome::Stored);
                 refuses(&*store, &pool, 10 + n, 200_000);
             }
@@ -298,9 +298,7 @@ fn the_least_recently_used_go_first_also_by_other_handles() {
     let size = 100_000;
     {
         let store = open(root.path(), CAPACITY);
-        for n in 0..60 {
-            put_sealed_in_the_end(&*store, n, size);
-        }
+        (0..60).for_each(|n| assert!(put_sealed(&*store, n, size).is_ok()));
     }
     age(root.path());
     let store = open(root.path(), CAPACITY);
@@ -312,9 +310,7 @@ fn the_least_recently_used_go_first_also_by_other_handles() {
     );
     assert_eq!(store.contains(&[key(SHARED, 2)], soon()).unwrap(), [true]);
     let other = open(root.path(), CAPACITY);
-    for n in 100..140 {
-        put_sealed_in_the_end(&*other, n, size);
-    }
+    (100..140).for_each(|n| assert!(put_sealed(&*other, n, size).is_ok()));
     let keys: Vec<Key> = (0..60).map(|n| key(SHARED, n)).collect();
     let left = store.contains(&keys, soon()).unwrap();
     assert_eq!(left[..3], [true, true, false]);
@@ -386,9 +382,7 @@ fn a_lost_or_damaged_count_is_made_anew() {
     let root = tempfile::tempdir().unwrap();
     {
         let store = open(root.path(), CAPACITY);
-        for n in 0..40 {
-            put_sealed_in_the_end(&*store, n, 100_000);
-        }
+        (0..40).for_each(|n| assert!(put_sealed(&*store, n, 100_000).is_ok()));
     }
     let usage = root.path().join("usage");
     let damages: [&dyn Fn(); 3] = [
@@ -399,8 +393,7 @@ fn a_lost_or_damaged_count_is_made_anew() {
     for (n, damage) in (1000..).zip(damages) {
         damage();
         let store = open(root.path(), CAPACITY);
-        let outcome = put_sealed_in_the_end(&*store, n, 100_000);
-        assert_eq!(outcome, PutOutcome::Stored);
+        assert_eq!(put_sealed(&*store, n, 100_000).unwrap(), PutOutcome::Stored);
         eventually("the count is exact", || {
             used_bytes(&*store) == charged(&*store)
         });
@@ -413,9 +406,7 @@ fn values_that_others_brought_or_took_are_counted_by_the_next_scan() {
     let root = tempfile::tempdir().unwrap();
     {
         let store = open(root.path(), CAPACITY);
-        for n in 0..40 {
-            put_sealed_in_the_end(&*store, n, 100_000);
-        }
+        (0..40).for_each(|n| assert!(put_sealed(&*store, n, 100_000).is_ok()));
     }
     (0..20).for_each(|n| fs::remove_file(path_of(root.path(), n)).unwrap());
     let store = open(root.path(), CAPACITY);
@@ -448,9 +439,7 @@ fn what_is_not_ours_stays() {
         fs::write(path, vec![0; 1 << 20]).unwrap();
     }
     let store = open(root.path(), 2 << 20);
-    for n in 0..100 {
-        put_sealed_in_the_end(&*store, n, 100_000);
-    }
+    (0..100).for_each(|n| assert!(put_sealed(&*store, n, 100_000).is_ok()));
     assert!(strangers.iter().all(|name| root.path().join(name).exists()));
     assert!(
         listed(&*store)
@@ -464,7 +453,7 @@ fn only_the_owner_can_look_inside() {
     let root = tempfile::tempdir().unwrap();
     let pool = root.path().join("deep/pool");
     let store = open(&pool, CAPACITY);
-    put_sealed_in_the_end(&*store, 0, 10);
+    put_sealed(&*store, 0, 10).unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&pool), 0o700);
     assert_eq!(mode(&path_of(&pool, 0)), 0o600);
@@ -488,7 +477,7 @@ fn a_directory_that_is_emptied_underneath_is_missed_not_mourned() {
     let root = tempfile::tempdir().unwrap();
     let pool = root.path().join("pool");
     let store = open(&pool, CAPACITY);
-    put_sealed_in_the_end(&*store, 0, 1000);
+    put_sealed(&*store, 0, 1000).unwrap();
     fs::remove_dir_all(&pool).unwrap();
     assert_eq!(get(&*store, &key(SHARED, 0)), None);
     assert_eq!(store.contains(&[key(SHARED, 0)], soon()).unwrap(), [false]);

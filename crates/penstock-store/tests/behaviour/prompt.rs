@@ -4,8 +4,8 @@ use std::io::{IoSlice, IoSliceMut};
 
 use penstock_store::{GetOutcome, GetRequest, Key, PutRequest, Store};
 
-use super::sealed::{SHARED, put_sealed_in_the_end};
-use super::{key, once_there_is_room, soon};
+use super::sealed::{SHARED, put_sealed};
+use super::{key, soon};
 
 pub const BLOCKS: u64 = 60;
 const BYTES: usize = 100_000;
@@ -23,15 +23,12 @@ pub fn put(store: &dyn Store, tells_places: bool) {
     let slices = [IoSlice::new(&value)];
     for (n, key) in (0..).zip(keys()) {
         let position = if tells_places { n * TOKENS } else { 0 };
-        let put = || {
-            let mut batch = [PutRequest {
-                position,
-                ..PutRequest::new(key, &slices)
-            }];
-            store.put_many(&mut batch, soon());
-            batch[0].outcome.take().unwrap()
-        };
-        once_there_is_room(put).0.unwrap();
+        let mut batch = [PutRequest {
+            position,
+            ..PutRequest::new(key, &slices)
+        }];
+        store.put_many(&mut batch, soon());
+        assert!(batch[0].outcome.take().unwrap().is_ok());
     }
 }
 
@@ -79,9 +76,7 @@ pub fn look(store: &dyn Store) {
 /// Puts others, until some of the prompt has to go: what is left is its beginning, of whose end so
 /// many may be going already.
 pub fn assert_the_beginning_stays(store: &dyn Store, going: usize) {
-    for n in 100..130 {
-        put_sealed_in_the_end(store, n, BYTES);
-    }
+    (100..130).for_each(|n| assert!(put_sealed(store, n, BYTES).is_ok()));
     let present = store.contains(&keys(), soon()).unwrap();
     let left = present.iter().filter(|&&there| there).count();
     assert!(0 < left && left < present.len(), "{left}");

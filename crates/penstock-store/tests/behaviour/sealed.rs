@@ -10,7 +10,7 @@ use penstock_store::value::{self, Checksum, HEADER_BYTES};
 use penstock_store::{Key, Listed, Namespace, PutOutcome, Result, Store};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{bytes, get, key, once_there_is_room, soon};
+use super::{bytes, get, key, soon};
 
 /// The namespace of what several processes put.
 pub const SHARED: Namespace = Namespace([0x5a; 16]);
@@ -18,11 +18,6 @@ pub const SHARED: Namespace = Namespace([0x5a; 16]);
 /// Puts a value that tells by itself whether it is whole.
 pub fn put_sealed(store: &dyn Store, n: u64, len: usize) -> Result<PutOutcome> {
     put_sealed_by(store, n, len, soon())
-}
-
-/// As [`put_sealed`], of a store that has room, or makes it.
-pub fn put_sealed_in_the_end(store: &dyn Store, n: u64, len: usize) -> PutOutcome {
-    once_there_is_room(|| put_sealed(store, n, len)).0.unwrap()
 }
 
 pub fn put_sealed_by(

@@ -1,8 +1,8 @@
 """What one engine gains and pays: first tokens of hits, and decoding, on a device or a CPU.
 
 There are three engines with the same model: vLLM alone, vLLM with its own OffloadingConnector, and
-vLLM with Penstock. All are alive at once and are asked in turn. Each prompt is computed, forgotten,
-and loaded from host memory. Then all decode batches of new prompts. At last another engine with
+vLLM with Penstock. All are alive at once and are asked in turn. First they decode batches. Then
+each prompt is computed, forgotten, and loaded from host memory. At last another engine with
 Penstock loads the same prompts from the pool. The floor is vLLM's own prefix-cache hit, and the
 ceiling is to compute the prompt.
 

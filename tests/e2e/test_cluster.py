@@ -11,14 +11,10 @@ import pytest
 
 from tests.cluster import NODE_TIMEOUT_MS, Cluster
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Node
+from tests.e2e.node import SHORT_LIMITS, Node
 from tests.e2e.test_pool_faults import BLOCKS, PROMPTS, ask_all, wait_for_hits
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone]
-
-
-LIMITS = {"penstock.lookup_timeout": 4.0, "penstock.load_timeout": 8.0}
-"""Short, as a node fails; and no shorter, as while slots move nothing may be late."""
 
 
 @pytest.mark.parametrize("kind", ["redis", "valkey"])
@@ -30,7 +26,7 @@ def test_every_fault_of_a_cluster_in_one_life(
     expected = [plain.ask(prompt) for prompt in PROMPTS]
     with (
         Cluster(kind, tmp_path) as cluster,
-        start(llama, pool=cluster.url, settings=LIMITS) as node,
+        start(llama, pool=cluster.url, settings=SHORT_LIMITS) as node,
     ):
         wait_for_hits(node, expected)
 

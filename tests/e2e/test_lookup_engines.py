@@ -85,11 +85,7 @@ def test_answers_are_what_each_engine_finds(
     llama: Path,
     start: Callable[..., Node],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # A slow engine is not one that fell silent: it ends by closing its connection here.
-    monkeypatch.setattr("penstock.lookup.engines._SILENT_MS", 60_000)
-    monkeypatch.setattr("penstock.lookup.engines._REPLAY_SECONDS", 60.0)
     ports = {name: (free_port(), free_port()) for name in ("a", "b")}
     with Server("valkey", tmp_path) as server:
 
@@ -146,7 +142,7 @@ def test_answers_are_what_each_engine_finds(
                 count = len(asked[20:])
                 print(f"{right} of {count} right; own {owned} tokens, pool {loaded}; {wrong}")
                 assert min(owned, loaded) > 20 * BLOCK
-                assert right >= 0.75 * count, wrong
+                assert right >= 0.95 * count, wrong
 
                 # An engine that ends is said to be gone. Its blocks count no more.
                 b.kill()

@@ -94,7 +94,7 @@ def test_answers_are_what_an_engine_loads(
                     found, cached = said_and_loaded(service, llama, second, prompt, salt)
     print(f"{right} of {len(asked)} answers were what the engine loaded, {loaded} tokens")
     assert loaded > 20 * BLOCK
-    assert right >= 0.75 * len(asked), f"{right} of {len(asked)} at once"
+    assert right >= 0.95 * len(asked), f"{right} of {len(asked)} at once"
 
 
 def test_an_adapter_is_found_by_its_content(

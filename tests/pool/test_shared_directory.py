@@ -126,9 +126,6 @@ def test_two_hosts_share_values_and_damage_none(
     for each in counts:
         assert each >= ENOUGH, counts
         assert each["wrong"] == each["rejected"] == 0, counts
-        # Who is slow to make room stores less, and that is all.
-        full = each.pop("failed: full", 0)
-        assert full < each["stored"] if mib == 4 else not full, counts
         assert not [name for name in each if name.startswith("failed")], counts
     if mib == 64:
         # What one host had stored, the other one found: of the keys that both put, not half are
@@ -142,9 +139,7 @@ def test_two_hosts_share_values_and_damage_none(
         while bytes_in(pool) > mib << 20:
             assert time.monotonic() < end, bytes_in(pool)
             time.sleep(0.5)
-            # One that is refused has room made all the same.
-            with suppress(Full):
-                last.put(b"key %d" % number, value(number))
+            last.put(b"key %d" % number, value(number))
             number += 1
         assert last.describe()["hosts"] == "several"
 

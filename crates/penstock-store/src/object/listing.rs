@@ -113,17 +113,22 @@ impl Catalogue {
     pub(super) async fn refresh(&self, namespace: Namespace, since: Instant) -> Outcome<()> {
         let known = self.of(namespace);
         loop {
-            let listings = known.index.lock().listings;
-            if listings.is_whole_due(self.between_whole) {
+            let is_whole_due = {
+                let listings = &mut known.index.lock().listings;
+                let is_due = listings.is_whole_due(self.between_whole);
+                if is_due {
+                    listings.tried = Some(Instant::now());
+                }
+                is_due
+            };
+            if is_whole_due {
                 // Nobody waits for it: what it finds besides is not urgent, and it is long.
-                known.index.lock().listings.tried = Some(Instant::now());
                 let came = Arc::new(Mutex::new(Instant::now()));
                 tokio::spawn(self.list(namespace, Scope::All, came));
             }
-            if listings.fresh.is_some_and(|at| at >= since) {
+            let Some(listing) = self.join(namespace, &known, since) else {
                 return Ok(());
-            }
-            let listing = self.join(namespace, &known);
+            };
             let outcome = listing.end.await;
             if listing.began >= since {
                 return outcome;
@@ -131,24 +136,34 @@ impl Catalogue {
         }
     }
 
-    /// The listing under way; a new one if there is none, or if it hangs.
-    fn join(&self, namespace: Namespace, known: &Known) -> Listing {
+    /// The listing under way; a new one if there is none, or if it hangs. None if what is known is
+    /// as fresh as `since`.
+    fn join(&self, namespace: Namespace, known: &Known, since: Instant) -> Option<Listing> {
         let goes_on = |listing: &&Listing| {
             listing.end.peek().is_none() && listing.came.lock().elapsed() < OVERDUE
         };
         let mut last = known.listing.lock();
-        if let Some(listing) = last.as_ref().filter(goes_on) {
-            return listing.clone();
+        let under_way = last.as_ref().filter(goes_on).cloned();
+        // A listing says what it found before it ends. Asked in this order, one that ends meanwhile is
+        // either joined or known, so that it is not made twice.
+        let fresh = known.index.lock().listings.fresh;
+        if fresh.is_some_and(|at| at >= since) {
+            return None;
+        }
+        if under_way.is_some() {
+            return under_way;
         }
         // Before anything is known, all is new.
-        let is_first = known.index.lock().listings.fresh.is_none();
-        let scope = if is_first { Scope::All } else { Scope::New };
+        let scope = match fresh {
+            None => Scope::All,
+            Some(_) => Scope::New,
+        };
         let began = Instant::now();
         let came = Arc::new(Mutex::new(began));
         let task = tokio::spawn(self.list(namespace, scope, Arc::clone(&came)));
         let end = async { task.await.unwrap_or_else(|_| Err(Failure::late())) };
         let end = end.boxed().shared();
-        last.insert(Listing { began, came, end }).clone()
+        Some(last.insert(Listing { began, came, end }).clone())
     }
 
     fn list(
@@ -288,6 +303,34 @@ mod tests {
         let pieces = vec![Bytes::from(head), Bytes::from_static(b"value")];
         bucket.put(NAMESPACE, &name, pieces).await.unwrap();
         name
+    }
+
+    #[test]
+    fn who_comes_as_a_listing_ends_makes_no_other() {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(4)
+            .enable_time()
+            .build()
+            .unwrap();
+        let bucket = Bucket::new(Arc::new(InMemory::new()), Path::default(), 4);
+        let catalogue = Arc::new(Catalogue::new(Arc::new(bucket)));
+        runtime.block_on(async {
+            let known = catalogue.of(NAMESPACE);
+            for _ in 0..20_000 {
+                let since = Instant::now();
+                let askers = (0..8).map(|_| {
+                    let (catalogue, known) = (Arc::clone(&catalogue), Arc::clone(&known));
+                    tokio::spawn(async move {
+                        catalogue.refresh(NAMESPACE, since).await.unwrap();
+                        let last = known.listing.lock();
+                        last.as_ref().map(|listing| listing.began)
+                    })
+                });
+                let began = futures_util::future::join_all(askers).await;
+                let began: HashSet<_> = began.into_iter().map(Result::unwrap).collect();
+                assert_eq!(began.len(), 1, "all share one listing");
+            }
+        });
     }
 
     #[test]

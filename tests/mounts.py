@@ -6,7 +6,6 @@ is the least that network file systems promise.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import signal
@@ -27,16 +26,6 @@ needs_mounts = pytest.mark.skipif(
     reason="a directory of several hosts takes root, /dev/fuse, sshfs and sftp-server "
     "(scripts/install-servers.sh installs the last two)",
 )
-
-
-def on_another_host() -> None:
-    """Gives this process a host name of its own, and those that it will start: it counts as a host
-    beside that of the tests. Two mounts of one host would take each other's writers for dead, as
-    they do not see each other's locks."""
-    of_host_names = 0x0400_0000
-    if ctypes.CDLL(None, use_errno=True).unshare(of_host_names):
-        raise OSError(ctypes.get_errno(), "unshare")
-    socket.sethostname("another-host")
 
 
 class Mount:

@@ -1,4 +1,4 @@
-"""A pool in a directory that two hosts have mounted, on the real vLLM."""
+"""A pool in a directory that is mounted twice, as if by two hosts, on the real vLLM."""
 
 from __future__ import annotations
 
@@ -28,10 +28,7 @@ def test_hosts_share_and_a_server_that_hangs_costs_hits(
         Mount(shared, tmp_path / "b") as b,
         start(llama, settings=settings, pool=f"file://{a.path}/pool?size=1GiB") as first,
         start(
-            llama,
-            settings=settings | SHORT_LIMITS,
-            pool=f"file://{b.path}/pool?size=1GiB",
-            prepare="tests.mounts:on_another_host",
+            llama, settings=settings | SHORT_LIMITS, pool=f"file://{b.path}/pool?size=1GiB"
         ) as second,
     ):
         for prompt in PROMPTS:

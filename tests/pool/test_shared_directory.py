@@ -70,11 +70,12 @@ def stores(pool: penstock.Pool, key: bytes) -> bool:
         return False
 
 
-def on(host: str, call: str) -> subprocess.Popen[str]:
-    """Runs a function of this module on a host of this name."""
-    rename = f'hostname {host} && exec "$@"'
-    program = f"from {__name__} import *; {call}"
-    command = ["unshare", "--uts", "sh", "-c", rename, "sh", sys.executable, "-c", program]
+def on(host: str | None, call: str) -> subprocess.Popen[str]:
+    """Runs a function of this module on a host of this name, or on this one."""
+    command = [sys.executable, "-c", f"from {__name__} import *; {call}"]
+    if host is not None:
+        rename = f'hostname {host} && exec "$@"'
+        command = ["unshare", "--uts", "sh", "-c", rename, "sh", *command]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
 
@@ -106,13 +107,17 @@ def bytes_in(folder: Path) -> int:
     return total
 
 
-@pytest.mark.parametrize("mib", [64, 4])
+@pytest.mark.parametrize(
+    ("mib", "names"),
+    [(64, ("one", "another")), (4, ("one", "another")), (4, (None, None))],
+    ids=["room for all", "little room", "little room, one host with two mounts"],
+)
 def test_two_hosts_share_values_and_damage_none(
-    hosts: list[Mount], tmp_path: Path, mib: int
+    hosts: list[Mount], tmp_path: Path, mib: int, names: tuple[str | None, str | None]
 ) -> None:
     """With room for all values, and with room for less than two thirds of them."""
     urls = [f"file://{host.path}/pool?size={mib}MiB" for host in hosts]
-    running = [on(f"host-{n}", f"work({url!r}, {n})") for n, url in enumerate(urls)]
+    running = [on(names[n], f"work({url!r}, {n})") for n, url in enumerate(urls)]
     # They work at the same time, however long each takes to start.
     for each in running:
         assert each.stdout is not None

@@ -3,11 +3,14 @@
 //! Locks of a network file system may be seen by one host only (NFS with `nolock` or `local_lock`,
 //! Lustre with `localflock`, most of FUSE), and what one host writes into an open file others may see
 //! late. So hosts share values and nothing else. Each has a count, a turn to evict and writers of its
-//! own, in files that only its own processes open.
+//! own, in files that only its own processes open. Two mounts on one machine may not see each other's
+//! locks either, and count as two hosts.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::failure;
 use crate::value::Checksum;
 use crate::{Error, ErrorKind, Result};
 
@@ -74,7 +77,7 @@ impl Reach {
             None => is_on_network(root),
         };
         if is_shared {
-            Ok(Self::Host(host_name()?))
+            Ok(Self::Host(host_name(root)?))
         } else {
             Ok(Self::Machine)
         }
@@ -124,9 +127,9 @@ fn is_on_network(root: &Path) -> bool {
     return false;
 }
 
-/// A name that no other host has, nor this one after its next start. Containers with host names of
-/// their own count as hosts.
-fn host_name() -> Result<String> {
+/// A name that no other host has, nor this one after its next start, nor another mount on this one.
+/// Containers with host names of their own count as hosts.
+fn host_name(root: &Path) -> Result<String> {
     let unknown = |error| {
         Error::new(
             ErrorKind::Config,
@@ -135,8 +138,14 @@ fn host_name() -> Result<String> {
         .caused_by(error)
     };
     let boot = fs::read("/proc/sys/kernel/random/boot_id").map_err(unknown)?;
+    // Two mounts have two numbers, unless the kernel makes them one and with it their locks, as it
+    // does for NFS.
+    let mount = fs::metadata(root)
+        .map_err(|error| failure::of(error, "look at the pool's directory", root))?
+        .dev();
     let name = rustix::system::uname();
-    let digest = Checksum::of(&[boot.as_slice(), name.nodename().to_bytes()].concat());
+    let name = name.nodename().to_bytes();
+    let digest = Checksum::of(&[boot.as_slice(), &mount.to_le_bytes(), name].concat());
     Ok(format!("{digest:016x}"))
 }
 

@@ -28,12 +28,12 @@ struct Pack {
     live: u32,
 }
 
-/// When the bucket was listed, by the time at which the listing began.
+/// When the bucket was listed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Listings {
-    /// The last listing of what is new.
+    /// When the last listing of what is new began.
     pub(super) fresh: Option<Instant>,
-    /// The last listing of all.
+    /// When the last listing of all ended. However long it takes, the next one is no sooner.
     pub(super) whole: Option<Instant>,
     /// When a listing of all was last begun beside the others.
     pub(super) tried: Option<Instant>,

@@ -9,6 +9,8 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
+use tokio::select;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::bucket::{Bucket, Outcome};
@@ -42,6 +44,8 @@ pub(super) struct Known {
     pub(super) index: Mutex<Index>,
     /// The last listing that look-ups wait for.
     listing: Mutex<Option<Listing>>,
+    /// The last listing of all that was begun beside the others.
+    beside: Mutex<Option<JoinHandle<Outcome<()>>>>,
     /// One removal at a time, so that no value counts twice.
     pub(super) removing: tokio::sync::Mutex<()>,
 }
@@ -72,6 +76,8 @@ pub(super) struct Catalogue {
     namespaces: Mutex<HashMap<Namespace, Arc<Known>>>,
     /// See [`BETWEEN_WHOLE`].
     between_whole: Duration,
+    /// See [`OVERDUE`].
+    overdue: Duration,
 }
 
 impl Catalogue {
@@ -80,6 +86,7 @@ impl Catalogue {
             bucket,
             namespaces: Mutex::default(),
             between_whole: BETWEEN_WHOLE,
+            overdue: OVERDUE,
         }
     }
 
@@ -113,19 +120,7 @@ impl Catalogue {
     pub(super) async fn refresh(&self, namespace: Namespace, since: Instant) -> Outcome<()> {
         let known = self.of(namespace);
         loop {
-            let is_whole_due = {
-                let listings = &mut known.index.lock().listings;
-                let is_due = listings.is_whole_due(self.between_whole);
-                if is_due {
-                    listings.tried = Some(Instant::now());
-                }
-                is_due
-            };
-            if is_whole_due {
-                // Nobody waits for it: what it finds besides is not urgent, and it is long.
-                let came = Arc::new(Mutex::new(Instant::now()));
-                tokio::spawn(self.list(namespace, Scope::All, came));
-            }
+            self.list_all_beside(namespace, &known);
             let Some(listing) = self.join(namespace, &known, since) else {
                 return Ok(());
             };
@@ -136,11 +131,31 @@ impl Catalogue {
         }
     }
 
+    /// Begins a listing of all if it is time. Nobody waits for it: what it finds besides is not urgent,
+    /// and it is long. There is one at a time, however long it takes.
+    fn list_all_beside(&self, namespace: Namespace, known: &Known) {
+        let is_due = || {
+            let listings = known.index.lock().listings;
+            listings.is_whole_due(self.between_whole)
+        };
+        if !is_due() {
+            return;
+        }
+        let mut last = known.beside.lock();
+        let is_over = last.as_ref().is_none_or(JoinHandle::is_finished);
+        // Another one may have begun and ended meanwhile.
+        if is_over && is_due() {
+            known.index.lock().listings.tried = Some(Instant::now());
+            let came = Arc::new(Mutex::new(Instant::now()));
+            *last = Some(tokio::spawn(self.list(namespace, Scope::All, came)));
+        }
+    }
+
     /// The listing under way; a new one if there is none, or if it hangs. None if what is known is
     /// as fresh as `since`.
     fn join(&self, namespace: Namespace, known: &Known, since: Instant) -> Option<Listing> {
         let goes_on = |listing: &&Listing| {
-            listing.end.peek().is_none() && listing.came.lock().elapsed() < OVERDUE
+            listing.end.peek().is_none() && listing.came.lock().elapsed() < self.overdue
         };
         let mut last = known.listing.lock();
         let under_way = last.as_ref().filter(goes_on).cloned();
@@ -205,31 +220,31 @@ async fn list(
     let mut seen = HashSet::new();
     let mut names = bucket.list(namespace, after);
     let mut heads = FuturesUnordered::new();
-    loop {
-        let next = timeout(STALLED, names.next()).await;
-        let Some(object) = next.map_err(|_| Failure::late())? else {
-            break;
-        };
-        let (name, bytes) = object?;
-        *came.lock() = Instant::now();
-        if is_whole {
-            seen.insert(name.id);
+    let mut is_listed = false;
+    while !is_listed || !heads.is_empty() {
+        // Heads go on while names come, so that none keeps a permit that nobody uses.
+        select! {
+            Some(read) = heads.next() => read?,
+            next = timeout(STALLED, names.next()), if !is_listed && heads.len() < HEADS_AT_ONCE => {
+                match next.map_err(|_| Failure::late())?.transpose()? {
+                    None => is_listed = true,
+                    Some((name, bytes)) => {
+                        if is_whole {
+                            seen.insert(name.id);
+                        }
+                        if !known.index.lock().knows(name.id) {
+                            heads.push(read_head(bucket, namespace, known, name, bytes));
+                        }
+                    }
+                }
+            }
         }
-        if known.index.lock().knows(name.id) {
-            continue;
-        }
-        heads.push(read_head(bucket, namespace, known, name, bytes));
-        if heads.len() == HEADS_AT_ONCE {
-            heads.next().await.transpose()?;
-        }
-    }
-    while heads.next().await.transpose()?.is_some() {
         *came.lock() = Instant::now();
     }
     let mut index = known.index.lock();
     if is_whole {
         index.whole_listing(&before, &seen);
-        index.listings.whole = Some(began);
+        index.listings.whole = Some(Instant::now());
     }
     index.listings.fresh = index.listings.fresh.max(Some(began));
     Ok(())
@@ -282,21 +297,44 @@ async fn read_head(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
     use bytes::Bytes;
     use object_store::memory::InMemory;
     use object_store::path::Path;
+    use object_store::throttle::{ThrottleConfig, ThrottledStore};
+    use tokio::runtime::{Builder, Runtime};
 
     use super::super::pack::{Local, pack_head};
     use super::*;
 
     const NAMESPACE: Namespace = Namespace(*b"0123456789abcdef");
 
+    fn one_thread() -> Runtime {
+        Builder::new_current_thread().enable_time().build().unwrap()
+    }
+
+    /// What a store with slow answers has.
+    fn slow() -> Catalogue {
+        let config = ThrottleConfig {
+            wait_get_per_call: Duration::from_millis(20),
+            wait_list_per_entry: Duration::from_millis(10),
+            ..ThrottleConfig::default()
+        };
+        let store = Arc::new(ThrottledStore::new(InMemory::new(), config));
+        Catalogue::new(Arc::new(Bucket::new(store, Path::default(), HEADS_AT_ONCE)))
+    }
+
     async fn put_pack(bucket: &Bucket) -> Name {
+        put_pack_named(bucket, Id::fresh()).await
+    }
+
+    async fn put_pack_named(bucket: &Bucket, id: Id) -> Name {
         let span = penstock_layout::Span::new(0..4, 0..2).unwrap();
         let key = Key::new(NAMESPACE, &[1], span).unwrap();
         let (head, _) = pack_head(NAMESPACE, &[(Local::of(&key), 5)]);
         let name = Name {
-            id: Id::fresh(),
+            id,
             kind: Kind::Pack,
             count: 1,
         };
@@ -307,13 +345,16 @@ mod tests {
 
     #[test]
     fn who_comes_as_a_listing_ends_makes_no_other() {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
+        let runtime = Builder::new_multi_thread()
             .worker_threads(4)
             .enable_time()
             .build()
             .unwrap();
         let bucket = Bucket::new(Arc::new(InMemory::new()), Path::default(), 4);
-        let catalogue = Arc::new(Catalogue::new(Arc::new(bucket)));
+        let mut catalogue = Catalogue::new(Arc::new(bucket));
+        // Also on a machine that stands still for seconds.
+        catalogue.overdue = Duration::from_secs(3600);
+        let catalogue = Arc::new(catalogue);
         runtime.block_on(async {
             let known = catalogue.of(NAMESPACE);
             for _ in 0..20_000 {
@@ -334,12 +375,64 @@ mod tests {
     }
 
     #[test]
+    fn heads_are_read_while_names_come() {
+        one_thread().block_on(async {
+            let catalogue = slow();
+            for _ in 0..50 {
+                put_pack(&catalogue.bucket).await;
+            }
+            catalogue.refresh(NAMESPACE, Instant::now()).await.unwrap();
+            // They come first in the next listing, and then those that are known.
+            for millis in 1..=HEADS_AT_ONCE as u64 {
+                put_pack_named(&catalogue.bucket, Id { millis, random: 0 }).await;
+            }
+            let came = Arc::new(Mutex::new(Instant::now()));
+            let listing = tokio::spawn(catalogue.list(NAMESPACE, Scope::All, came));
+            while catalogue.counts().0 < 50 + HEADS_AT_ONCE {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            assert!(!listing.is_finished(), "the heads waited for all names");
+            listing.await.unwrap().unwrap();
+        });
+    }
+
+    #[test]
+    fn all_is_listed_once_at_a_time_however_long_that_takes() {
+        one_thread().block_on(async {
+            let mut catalogue = slow();
+            catalogue.between_whole = Duration::ZERO;
+            for _ in 0..20 {
+                put_pack(&catalogue.bucket).await;
+            }
+            catalogue.refresh(NAMESPACE, Instant::now()).await.unwrap();
+            let known = catalogue.of(NAMESPACE);
+            let is_over = || {
+                known
+                    .beside
+                    .lock()
+                    .as_ref()
+                    .is_none_or(JoinHandle::is_finished)
+            };
+            for listings in 1..=3 {
+                assert!(is_over());
+                let before = catalogue.bucket.requests.lists.load(Relaxed);
+                for _ in 0..5 {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                    catalogue.list_all_beside(NAMESPACE, &known);
+                    assert!(!is_over(), "{listings}");
+                }
+                while !is_over() {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+                let after = catalogue.bucket.requests.lists.load(Relaxed);
+                assert_eq!(after - before, 1, "{listings}");
+            }
+        });
+    }
+
+    #[test]
     fn what_others_deleted_is_forgotten_though_nobody_waits_for_that() {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .build()
-            .unwrap();
-        runtime.block_on(async {
+        one_thread().block_on(async {
             let bucket = Bucket::new(Arc::new(InMemory::new()), Path::default(), 4);
             let mut catalogue = Catalogue::new(Arc::new(bucket));
             let packs = |catalogue: &Catalogue| catalogue.counts().0;

@@ -23,55 +23,82 @@ pub(super) struct Resolver {
 
 #[derive(Debug, Default)]
 struct Lookups {
-    /// Look-ups under way (`None`), and answers that nobody has fetched yet.
-    answers: Mutex<HashMap<(String, u16), Option<Answer>>>,
+    /// Look-ups under way, and answers that not all who waited have fetched.
+    by_name: Mutex<HashMap<Name, Lookup>>,
     arrived: Condvar,
 }
 
+type Name = (String, u16);
 type Answer = Result<Vec<SocketAddr>, Failure>;
+
+#[derive(Debug, Default)]
+struct Lookup {
+    waiting: usize,
+    answer: Option<Answer>,
+}
 
 impl Resolver {
     pub(super) fn resolve(&self, host: &str, port: u16, deadline: Instant) -> Answer {
         if let Ok(ip) = host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(ip, port)]);
         }
+        self.resolve_by(host, port, deadline, look_up)
+    }
+
+    fn resolve_by(
+        &self,
+        host: &str,
+        port: u16,
+        deadline: Instant,
+        look_up: impl FnOnce(&Name) -> Answer + Send + 'static,
+    ) -> Answer {
         let name = (host.to_owned(), port);
-        let mut answers = self.shared.answers.lock();
-        if !answers.contains_key(&name) {
+        let mut by_name = self.shared.by_name.lock();
+        if !by_name.contains_key(&name) {
             let (shared, name) = (Arc::clone(&self.shared), name.clone());
             let started = thread::Builder::new().name("penstock-dns".into()).spawn({
                 let name = name.clone();
-                move || {
-                    let answer = look_up(&name);
-                    shared.answers.lock().insert(name, Some(answer));
-                    shared.arrived.notify_all();
-                }
+                move || shared.arrive(&name, look_up(&name))
             });
             if started.is_err() {
                 let message = "no thread to look up the host's name on";
                 return Err(Failure::new(ErrorKind::Io, message));
             }
-            answers.insert(name, None);
+            by_name.insert(name, Lookup::default());
         }
-        loop {
-            match answers.get(&name) {
-                Some(Some(_)) => return answers.remove(&name).flatten().expect("just seen"),
-                Some(None) => {
-                    if interrupt::wait_until(&self.shared.arrived, &mut answers, deadline) {
-                        return Err(Failure::timed_out("looking up the host's name"));
-                    }
-                }
-                // Another caller fetched the answer that both were waiting for.
-                None => {
-                    drop(answers);
-                    return self.resolve(host, port, deadline);
-                }
+        // Whoever waits keeps it there.
+        let found = "a look-up that is waited for";
+        by_name.get_mut(&name).expect(found).waiting += 1;
+        let answer = loop {
+            if let Some(answer) = &by_name[&name].answer {
+                break answer.clone();
             }
+            if interrupt::wait_until(&self.shared.arrived, &mut by_name, deadline) {
+                break Err(Failure::timed_out("looking up the host's name"));
+            }
+        };
+        let lookup = by_name.get_mut(&name).expect(found);
+        lookup.waiting -= 1;
+        // An answer is for those who waited for it: later it may be wrong.
+        if lookup.waiting == 0 && lookup.answer.is_some() {
+            by_name.remove(&name);
         }
+        answer
     }
 }
 
-fn look_up(name: &(String, u16)) -> Answer {
+impl Lookups {
+    fn arrive(&self, name: &Name, answer: Answer) {
+        let mut by_name = self.by_name.lock();
+        match by_name.get_mut(name) {
+            Some(lookup) if lookup.waiting > 0 => lookup.answer = Some(answer),
+            _ => drop(by_name.remove(name)),
+        }
+        self.arrived.notify_all();
+    }
+}
+
+fn look_up(name: &Name) -> Answer {
     let (host, port) = name;
     match (host.as_str(), *port).to_socket_addrs() {
         Ok(addresses) => Ok(addresses.collect()),
@@ -80,5 +107,69 @@ fn look_up(name: &(String, u16)) -> Answer {
             ErrorKind::Unreachable,
             format!("the host's name {host:?} could not be looked up"),
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn within(time: Duration) -> Instant {
+        Instant::now() + time
+    }
+
+    #[test]
+    fn all_who_wait_have_one_answer() {
+        let resolver = Resolver::default();
+        let asked = Arc::new(AtomicUsize::new(0));
+        let (answer, answers) = mpsc::channel();
+        let answers = Arc::new(Mutex::new(answers));
+        thread::scope(|scope| {
+            let resolve = || {
+                let (asked, answers) = (Arc::clone(&asked), Arc::clone(&answers));
+                resolver.resolve_by("host", 1, within(Duration::from_secs(60)), move |_| {
+                    asked.fetch_add(1, Relaxed);
+                    Ok(answers.lock().recv().unwrap())
+                })
+            };
+            let all: Vec<_> = (0..8).map(|_| scope.spawn(resolve)).collect();
+            while waiting(&resolver) < 8 {
+                thread::yield_now();
+            }
+            let address = SocketAddr::from(([127, 0, 0, 1], 1));
+            answer.send(vec![address]).unwrap();
+            for thread in all {
+                assert_eq!(thread.join().unwrap().unwrap(), [address]);
+            }
+        });
+        assert_eq!(asked.load(Relaxed), 1);
+        assert!(resolver.shared.by_name.lock().is_empty());
+    }
+
+    fn waiting(resolver: &Resolver) -> usize {
+        let by_name = resolver.shared.by_name.lock();
+        by_name.values().map(|lookup| lookup.waiting).sum()
+    }
+
+    #[test]
+    fn an_answer_that_nobody_waited_for_is_not_given_later() {
+        let resolver = Resolver::default();
+        let (answer, answers) = mpsc::channel();
+        let late = resolver.resolve_by("host", 1, within(Duration::from_millis(10)), move |_| {
+            Ok(answers.recv().unwrap())
+        });
+        assert_eq!(late.unwrap_err().kind, ErrorKind::TimedOut);
+        answer.send(Vec::new()).unwrap();
+        while !resolver.shared.by_name.lock().is_empty() {
+            thread::yield_now();
+        }
+        let again = resolver.resolve_by("host", 1, within(Duration::from_secs(60)), |_| {
+            Ok(vec![SocketAddr::from(([127, 0, 0, 1], 1))])
+        });
+        assert_eq!(again.unwrap().len(), 1);
     }
 }

@@ -10,6 +10,7 @@
 //! handles of one process do not share them, and closing one file does not drop another's lock.
 #![allow(unsafe_code, reason = "no safe wrapper knows these locks")]
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -77,6 +78,23 @@ pub(super) struct Owner {
     /// The threads of a handle share its locks, so only one of them at a time may look for the
     /// dead.
     burying: Mutex<()>,
+    /// The bytes that this handle's threads have claimed, for the same reason.
+    claimed: Mutex<HashSet<u64>>,
+}
+
+/// The right to bring a value, until it is dropped or the handle dies.
+pub(super) struct Claimed<'a> {
+    owner: &'a Owner,
+    byte: u64,
+}
+
+impl Drop for Claimed<'_> {
+    fn drop(&mut self) {
+        let mut claimed = self.owner.claimed.lock();
+        // This fails only if the file is no longer open. Then there is no lock either.
+        let _ = set(&self.owner.file, self.byte, libc::F_UNLCK);
+        claimed.remove(&self.byte);
+    }
 }
 
 impl Owner {
@@ -93,6 +111,7 @@ impl Owner {
                         number,
                         process: std::process::id(),
                         burying: Mutex::new(()),
+                        claimed: Mutex::default(),
                     });
                 }
                 Err(error) => {
@@ -117,16 +136,17 @@ impl Owner {
         self.process == std::process::id()
     }
 
-    /// The right to bring the value of this hash, unless another handle has it. Two values of one
-    /// byte are brought one after the other, which costs time only.
-    pub(super) fn claim(&self, hash: u64) -> Option<ByteLock<'_>> {
+    /// The right to bring the value of this hash, unless another handle has it, or another thread of
+    /// this one. Two values of one byte are brought one after the other, which costs time only.
+    pub(super) fn claim(&self, hash: u64) -> Option<Claimed<'_>> {
         let byte = CLAIMS + hash % CLAIMS;
+        let mut claimed = self.claimed.lock();
         // If the kernel has no room for another lock, two processes may bring the value.
-        let unlocked = |_| {
-            let file = &self.file;
-            Some(ByteLock { file, byte })
-        };
-        ByteLock::try_new(&self.file, byte).unwrap_or_else(unlocked)
+        if claimed.contains(&byte) || !try_lock(&self.file, byte).unwrap_or(true) {
+            return None;
+        }
+        claimed.insert(byte);
+        Some(Claimed { owner: self, byte })
     }
 
     /// Runs `bury` if the owner is dead. The owner stays dead meanwhile, and nobody takes its
@@ -156,6 +176,7 @@ mod tests {
         let (a, b) = (register(), register());
         let claim = a.claim(7).expect("nobody has it");
         assert!(b.claim(7).is_none());
+        assert!(a.claim(7).is_none(), "another thread of the handle has it");
         assert!(b.claim(8).is_some());
         assert_eq!(register().number(), 3, "claims are no owners");
         drop(claim);

@@ -43,7 +43,7 @@ use usage::Room;
 
 /// A value's time of last use is not kept finer than this, which saves a system call on most hits.
 const RECENCY_GRAIN: Duration = Duration::from_secs(60);
-/// Longest time that a put looks for room.
+/// Longest time that a put looks for room, unless whoever opens the store says another.
 const ROOM_WAIT: Duration = Duration::from_millis(200);
 /// Longest time that a failed put waits to give its room back.
 const GIVE_BACK_WAIT: Duration = Duration::from_millis(5);
@@ -56,6 +56,7 @@ pub struct FileStore {
     /// Declared first, so that the thread stops before the directory is dropped.
     upkeep: Upkeep,
     directory: Arc<Directory>,
+    room_wait: Duration,
 }
 
 impl FileStore {
@@ -78,9 +79,17 @@ impl FileStore {
         let store = Self {
             upkeep: Upkeep::start(Arc::clone(&directory))?,
             directory,
+            room_wait: ROOM_WAIT,
         };
         store.wait_for_the_first_count()?;
         Ok(store)
+    }
+
+    /// Lets a put look for room for so long before it fails with [`ErrorKind::Full`], and no longer
+    /// than its deadline. By default this is 200 ms.
+    #[must_use]
+    pub fn with_room_wait(self, room_wait: Duration) -> Self {
+        Self { room_wait, ..self }
     }
 
     /// Waits a little for the first count of the bytes in use, because puts fail before it. The
@@ -159,7 +168,7 @@ impl FileStore {
     /// A new temporary file, with room taken for a value of `bytes` bytes.
     fn begin(&self, bytes: u64, deadline: Instant) -> Result<Making<'_>> {
         let bytes = charge(bytes);
-        let give_up = deadline.min(Instant::now() + ROOM_WAIT);
+        let give_up = deadline.min(Instant::now() + self.room_wait);
         loop {
             if let Some(making) = self.try_begin(bytes, deadline)? {
                 return Ok(making);

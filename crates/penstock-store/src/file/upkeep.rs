@@ -2,7 +2,8 @@
 //!
 //! Only one handle works at a time: the one that holds the lock on `evict.lock`. Each handle has a
 //! thread that makes room ahead of need. When more than 95 % is in use, the thread evicts down to
-//! 90 %. A put that still finds no room does this work itself.
+//! 90 %. A put that still finds no room does this work itself. Puts go on asking while a pass makes
+//! room, so who has the turn looks first whether a pass is still of use.
 
 use std::fs::{self, File};
 use std::io;
@@ -98,9 +99,7 @@ impl Upkeep {
 
     /// Asks the thread to look what other hosts have put, if that was not done for a while.
     pub(super) fn watch_others(&self) {
-        if self.shared.directory.reach.hosts() == Hosts::Several
-            && *self.shared.fresh_until.lock() < Instant::now()
-        {
+        if self.shared.is_to_look_at_others() {
             self.want(0);
         }
     }
@@ -109,10 +108,9 @@ impl Upkeep {
     /// Gives up at the deadline, or if it is another process's turn.
     pub(super) fn make_room(&self, bytes: u64, deadline: Instant) {
         match self.shared.turn.try_lock() {
-            Some(turn) => {
-                self.shared
-                    .take_turn(&turn, bytes, deadline, &|| Instant::now() < deadline);
-            }
+            Some(turn) => self.shared.take_turn(&turn, |shared| {
+                shared.pass_if_of_use(bytes, deadline, &|| Instant::now() < deadline)
+            }),
             None => drop(self.shared.turn.try_lock_until(deadline)),
         }
     }
@@ -132,10 +130,17 @@ impl Drop for Upkeep {
 impl Shared {
     fn serve(&self) {
         self.show_life();
+        let go_on = || !self.state.lock().stop;
+        let mut is_first = true;
         while let Some(wanted) = self.next_wish() {
             let patience = Instant::now() + PATIENCE;
-            self.take_turn(&self.turn.lock(), wanted, patience, &|| {
-                !self.state.lock().stop
+            self.take_turn(&self.turn.lock(), |shared| {
+                // The first one is for what others left, whatever the count says.
+                if std::mem::take(&mut is_first) {
+                    shared.pass(wanted, patience, &go_on)
+                } else {
+                    shared.pass_if_of_use(wanted, patience, &go_on)
+                }
             });
         }
     }
@@ -163,21 +168,51 @@ impl Shared {
         }
     }
 
-    /// Does a pass, unless another process is doing one. The deadline limits the wait for the
-    /// count's lock.
-    fn take_turn(&self, turn: &File, wanted: u64, deadline: Instant, go_on: &dyn Fn() -> bool) {
+    /// Does what `act` says in this process's turn, unless it is another's.
+    fn take_turn(&self, turn: &File, act: impl FnOnce(&Self) -> Result<()>) {
         if turn.try_lock().is_err() {
             std::thread::sleep(ANOTHERS_TURN);
             return;
         }
-        let began = Instant::now();
-        if pass(&self.directory, wanted, deadline, go_on).is_err() {
+        if act(self).is_err() {
             self.directory.counters.failed();
         }
-        *self.fresh_until.lock() = Instant::now() + FRESH.max(began.elapsed() * REST);
         // This fails only if there is no lock.
         let _ = turn.unlock();
     }
+
+    /// A pass. The deadline limits the wait for the count's lock.
+    fn pass(&self, wanted: u64, deadline: Instant, go_on: &dyn Fn() -> bool) -> Result<()> {
+        let began = Instant::now();
+        let passed = pass(&self.directory, wanted, deadline, go_on);
+        *self.fresh_until.lock() = Instant::now() + FRESH.max(began.elapsed() * REST);
+        passed
+    }
+
+    /// As [`pass`](Self::pass), unless there is room, and it is known well enough what others put.
+    fn pass_if_of_use(
+        &self,
+        wanted: u64,
+        deadline: Instant,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        let count = self.directory.usage.lock(deadline)?.count;
+        let has_room = count.is_some_and(|count| has_room(&self.directory, count.used, wanted));
+        if has_room && !self.is_to_look_at_others() {
+            return Ok(());
+        }
+        self.pass(wanted, deadline, go_on)
+    }
+
+    fn is_to_look_at_others(&self) -> bool {
+        self.directory.reach.hosts() == Hosts::Several && *self.fresh_until.lock() < Instant::now()
+    }
+}
+
+/// Whether the room that is wanted is there, and as much as there should always be.
+fn has_room(directory: &Directory, used: u64, wanted: u64) -> bool {
+    let capacity = directory.capacity;
+    used <= capacity.saturating_sub(wanted.max(capacity / 20))
 }
 
 /// A value as the scan found it.
@@ -211,10 +246,10 @@ fn pass(
         locked.save()?;
         settled.used
     };
-    let capacity = directory.capacity;
-    if used <= capacity.saturating_sub(wanted.max(capacity / 20)) {
+    if has_room(directory, used, wanted) {
         return Ok(());
     }
+    let capacity = directory.capacity;
     let goal = capacity.saturating_sub(wanted.max(capacity / 10));
     let mut recency = by_recency(found);
     while used > goal && go_on() {
@@ -334,5 +369,69 @@ pub(super) fn if_there<T>(outcome: io::Result<T>) -> io::Result<Option<T>> {
         Ok(value) => Ok(Some(value)),
         Err(error) if matches!(error.kind(), NotFound | StaleNetworkFileHandle) => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CAPACITY: u64 = 1 << 20;
+
+    fn upkeep(root: &Path, hosts: Hosts) -> Upkeep {
+        let directory = Directory::open(root.to_owned(), Some(CAPACITY), Some(hosts)).unwrap();
+        let upkeep = Upkeep::start(Arc::new(directory)).unwrap();
+        let give_up = Instant::now() + Duration::from_secs(60);
+        let count = || {
+            let locked = upkeep.shared.directory.usage.lock(give_up);
+            locked.unwrap().count
+        };
+        while count().is_none() {
+            assert!(Instant::now() < give_up, "never counted");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        upkeep
+    }
+
+    /// Whether there is a pass for a wish.
+    fn passes(upkeep: &Upkeep, wanted: u64) -> bool {
+        let turn = upkeep.shared.turn.lock();
+        let before = *upkeep.shared.fresh_until.lock();
+        let give_up = Instant::now() + Duration::from_secs(60);
+        upkeep.shared.take_turn(&turn, |shared| {
+            shared.pass_if_of_use(wanted, give_up, &|| true)
+        });
+        *upkeep.shared.fresh_until.lock() != before
+    }
+
+    #[test]
+    fn a_wish_that_is_granted_already_makes_no_pass() {
+        let root = tempfile::tempdir().unwrap();
+        let upkeep = upkeep(root.path(), Hosts::One);
+        let used = |bytes: u64| {
+            let give_up = Instant::now() + Duration::from_secs(60);
+            let mut locked = upkeep.shared.directory.usage.lock(give_up).unwrap();
+            locked.count.as_mut().unwrap().used = bytes;
+            locked.save().unwrap();
+        };
+        used(CAPACITY / 2);
+        assert!(!passes(&upkeep, 0));
+        assert!(!passes(&upkeep, CAPACITY / 2));
+        assert!(passes(&upkeep, CAPACITY / 2 + 1));
+        // That pass has found that nothing is there.
+        assert!(!passes(&upkeep, CAPACITY / 2 + 1));
+        used(CAPACITY - CAPACITY / 20 + 1);
+        assert!(passes(&upkeep, 0));
+        assert!(!passes(&upkeep, 0));
+    }
+
+    #[test]
+    fn what_others_put_is_looked_for_though_there_is_room() {
+        let root = tempfile::tempdir().unwrap();
+        let upkeep = upkeep(root.path(), Hosts::Several);
+        assert!(!passes(&upkeep, 0));
+        *upkeep.shared.fresh_until.lock() = Instant::now();
+        assert!(passes(&upkeep, 0));
+        assert!(!passes(&upkeep, 0));
     }
 }

@@ -366,8 +366,10 @@ impl Engine {
     fn forgo(&self, job: &Job) {
         let host_tier = self.inner.queues.host_tier();
         match job {
-            Job::Load(load) if load.aim() == Aim::Blocks => host_tier.forgo(load.failed()),
-            Job::Store(store) => host_tier.forgo(store.failed()),
+            Job::Load(load) if load.aim() == Aim::Blocks => {
+                host_tier.forgo(load.objects(), load.failed());
+            }
+            Job::Store(store) => host_tier.forgo(store.objects(), store.failed()),
             Job::Load(_) | Job::Over => {}
         }
     }

@@ -10,7 +10,7 @@
 //! whether it is kept or not.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry::Vacant;
+use std::collections::hash_map::Entry::{Occupied, Vacant};
 
 use penstock_evict::{Chooser, Policy};
 use penstock_store::Key;
@@ -49,6 +49,8 @@ struct State {
     entries: HashMap<Key, Entry>,
     /// Holds every value that is not pinned, and values that are on their way.
     policy: Chooser<Key>,
+    /// How many jobs that are not over want each value.
+    wanted: HashMap<Key, u32>,
     /// What each open prefetch has pinned.
     pins: HashMap<u64, Vec<Name>>,
     pinned: usize,
@@ -91,16 +93,29 @@ impl HostTier {
     /// kept when they come, unless the policy gives them up before.
     pub(crate) fn want(&self, objects: &[Transfer]) {
         let mut state = self.state.lock();
-        if !state.closed {
-            state.want(objects.iter().map(name), self.capacity);
+        if state.closed {
+            return;
         }
+        for object in objects {
+            *state.wanted.entry(object.key).or_default() += 1;
+        }
+        state.want(objects.iter().map(name), self.capacity);
     }
 
-    /// Notes that these objects of a job that is over did not come, so no room is kept for them.
-    pub(crate) fn forgo(&self, keys: Vec<Key>) {
+    /// Notes that a job that wanted these objects is over, and which of them did not come. No room is
+    /// kept for those, unless another job still wants them.
+    pub(crate) fn forgo(&self, objects: &[Transfer], absent: Vec<Key>) {
         let mut state = self.state.lock();
-        for key in keys {
-            if !state.entries.contains_key(&key) {
+        for object in objects {
+            if let Occupied(mut wanted) = state.wanted.entry(object.key) {
+                *wanted.get_mut() -= 1;
+                if *wanted.get() == 0 {
+                    wanted.remove();
+                }
+            }
+        }
+        for key in absent {
+            if !state.entries.contains_key(&key) && !state.wanted.contains_key(&key) {
                 state.policy.remove(&key);
             }
         }

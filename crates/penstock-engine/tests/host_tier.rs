@@ -259,6 +259,27 @@ fn a_load_takes_what_is_kept_and_fetches_the_rest() {
 }
 
 #[test]
+fn a_load_that_is_given_up_leaves_room_for_what_another_wants() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    {
+        let rig = engine(&store, config(8), &kv);
+        store_block(&rig, &kv, 1, 0, 0);
+    }
+    let rig = engine(&store, keeping(8), &kv);
+    store.hold_gets(true);
+    let submit = |job, deadline| {
+        rig.submit_load(job, vec![block_of(0, 10)], deadline, true, Fence::NONE)
+            .unwrap();
+    };
+    submit(1, soon());
+    submit(2, Instant::now() + Duration::from_millis(20));
+    assert_eq!(outcomes(&rig, 2), [Outcome::TimedOut]);
+    store.hold_gets(false);
+    assert_eq!(outcomes(&rig, 1), [Outcome::Loaded(BYTES)]);
+    assert_eq!(load_block(&rig, 3, 11, 0), Outcome::Kept(BYTES));
+}
+
+#[test]
 fn a_load_that_keeps_pace_is_not_given_up() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     {

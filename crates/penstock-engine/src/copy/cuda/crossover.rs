@@ -54,7 +54,9 @@ pub(super) fn copy_engine_from(timings: &[Timing]) -> Option<usize> {
     let ((below, before), (above, after)) = (sizes[cut - 1], sizes[cut]);
     // With the cut that loses least, the kernel is ahead just below the cut and not just above it.
     let share = before / (before - after);
-    Some((below as f64 * (above as f64 / below as f64).powf(share)).round() as usize)
+    let turn = (below as f64 * (above as f64 / below as f64).powf(share)).round() as usize;
+    // Rounding must not move the size below the cut to the other side.
+    Some(turn.max(below + 1))
 }
 
 #[cfg(test)]
@@ -117,6 +119,15 @@ mod tests {
             }
             assert_eq!(copy_engine_from(&timings), expected, "{disturbed}");
         }
+    }
+
+    #[test]
+    fn a_size_at_which_the_kernel_is_hardly_ahead_stays_with_it() {
+        let hardly = timings(|bytes| match bytes {
+            4096.0 => (1.05 * 1.000_1, 1.0),
+            _ => (1.0, 1000.0),
+        });
+        assert_eq!(copy_engine_from(&hardly), Some(4097));
     }
 
     #[test]

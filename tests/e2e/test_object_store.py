@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import SHORT_LIMITS, Answer, Node
+from tests.e2e.node import Answer, Node
 from tests.objects import Gate, ObjectServer
 
 pytestmark = pytest.mark.e2e
@@ -18,6 +18,8 @@ pytestmark = pytest.mark.e2e
 BLOCKS = 8
 PROMPTS = [tokens(BLOCKS * BLOCK + 30, seed=3400 + i) for i in range(3)]
 LOADED = len(PROMPTS) * BLOCKS * BLOCK
+LIMITS = {"penstock.lookup_timeout": 5.0, "penstock.load_timeout": 20.0}
+"""How long each failure is waited for. A first listing takes some requests."""
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,7 @@ def test_another_engine_loads_and_faults_cost_hits_alone(
         start(
             llama,
             pool=server.url("shared/kv", "&fresh=100ms", gate.port),
-            settings=SHORT_LIMITS,
+            settings=LIMITS,
         ) as second,
     ):
         wait_for_hits(second, expected)
@@ -92,7 +94,7 @@ def test_behind_shared_memory_it_is_read_once(
             start(
                 llama,
                 pool=f"shm://{name}?size=256MiB {server.url('far', port=gate.port)}",
-                settings=SHORT_LIMITS,
+                settings=LIMITS,
             ) as node,
         ):
             wait_for_hits(node, expected)

@@ -4,7 +4,7 @@ mod behaviour;
 mod object_server;
 
 use std::io::{IoSlice, IoSliceMut};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use behaviour::batches::{fetch, fill};
@@ -130,12 +130,16 @@ fn values_go_in_packs(server: &Server) {
 
 fn callers_share_a_pack(server: &Server) {
     let proxy = Proxy::start(server);
-    let url = proxy.url("shared", "&linger=500ms");
+    let url = proxy.url("shared", "&linger=2s");
     let (store, namespace) = (store(&url), fresh_namespace());
+    let all = Barrier::new(8);
     std::thread::scope(|scope| {
         for n in 0..8 {
-            let store = &store;
-            scope.spawn(move || put(&**store, &key(namespace, n), &bytes(n, 1000)).unwrap());
+            let (store, all) = (&store, &all);
+            scope.spawn(move || {
+                all.wait();
+                put(&**store, &key(namespace, n), &bytes(n, 1000)).unwrap()
+            });
         }
     });
     assert_eq!(requests(&proxy), (1, 0, 0));
@@ -144,9 +148,11 @@ fn callers_share_a_pack(server: &Server) {
     let late = store.put(
         &key(namespace, 9),
         &[IoSlice::new(b"x")],
-        within(Duration::from_secs(1)),
+        within(Duration::from_secs(3)),
     );
     assert_eq!(kind_of(late), ErrorKind::TimedOut);
+    // Its request is one that hangs.
+    behaviour::sealed::eventually("its pack was sent", || requests(&proxy).0 > 0);
     proxy.set(Fault::None);
     assert_eq!(get(&*store, &key(namespace, 9)), None);
     assert_eq!(get(&*store, &key(namespace, 5)).unwrap(), bytes(5, 1000));
@@ -183,17 +189,20 @@ fn what_others_put_is_found_in_time(server: &Server) {
     assert!(requests(&proxy).2 <= most, "at most {most} listings");
     // Everybody who asks at one time shares a listing.
     std::thread::sleep(Duration::from_secs(2));
+    let (all, start) = (Barrier::new(8), Instant::now());
     std::thread::scope(|scope| {
         for n in 1..9 {
-            let reader = &reader;
+            let (reader, all) = (&reader, &all);
             scope.spawn(move || {
+                all.wait();
                 reader
                     .contains(&[behaviour::key(namespace, n)], soon())
                     .unwrap()
             });
         }
     });
-    assert_eq!(requests(&proxy).2, 1);
+    let most = 1 + start.elapsed().as_secs() as usize / 2;
+    assert!((1..=most).contains(&requests(&proxy).2));
 }
 
 fn removals_reach_everybody(server: &Server) {
@@ -297,20 +306,18 @@ fn throttling_is_waited_out(server: &Server) {
     let late = store.put(
         &key(namespace, 1),
         &[IoSlice::new(b"x")],
-        within(Duration::from_secs(1)),
+        within(Duration::from_secs(3)),
     );
-    let kind = kind_of(late);
+    let (kind, took) = (kind_of(late), start.elapsed());
     assert!(
         matches!(kind, ErrorKind::TimedOut | ErrorKind::Unavailable),
         "{kind:?}"
     );
-    assert!(
-        start.elapsed() < Duration::from_secs(2),
-        "{:?}",
-        start.elapsed()
-    );
+    assert!(took < Duration::from_secs(20), "{took:?}");
     let puts = requests(&proxy).0;
-    assert!((2..=11).contains(&puts), "{puts} requests in a second");
+    // The first pause is 100 ms, and the others are longer.
+    let most = 1 + took.as_millis() as usize / 100;
+    assert!((2..=most).contains(&puts), "{puts} requests in {took:?}");
     assert_eq!(store.stats().errors, errors + 1);
 }
 
@@ -348,7 +355,7 @@ fn nothing_hangs(server: &Server) {
             "{fault:?}: {failed:?}"
         );
         assert!(
-            start.elapsed() < Duration::from_secs(4),
+            start.elapsed() < Duration::from_secs(20),
             "{:?}",
             start.elapsed()
         );
@@ -443,10 +450,11 @@ fn damage_is_never_loaded(server: &Server) {
     }
     // Of an answer that ends early, the rest is asked for. Without any progress, it is no hit.
     proxy.set(Fault::Cut(20_000));
-    let whole = fetch_sealed(&sealed(&writer), object, payload.len());
+    let whole = fetch_sealed(&sealed(&writer), object, payload.len(), soon());
     assert!(matches!(whole, Got::Payload(_)), "{whole:?}");
     proxy.set(Fault::Cut(0));
-    let cut = fetch_sealed(&sealed(&writer), object, payload.len());
+    let late = within(Duration::from_secs(1));
+    let cut = fetch_sealed(&sealed(&writer), object, payload.len(), late);
     assert!(matches!(cut, Got::Failed(_)), "{cut:?}");
     // A pack with a changed byte in its head is not used, and counted. Too short an answer fails.
     for fault in [Fault::Flipped(40), Fault::Cut(30)] {
@@ -473,8 +481,7 @@ fn damaged(store: &dyn Store) -> String {
     damaged
 }
 
-fn fetch_sealed(store: &SealedStore, key: Key, bytes: usize) -> Got {
-    let deadline = within(Duration::from_secs(1));
+fn fetch_sealed(store: &SealedStore, key: Key, bytes: usize, deadline: Instant) -> Got {
     let arrival = store.fetch(vec![Slot::of(key, bytes)], deadline).remove(0);
     let verified = store.verify(arrival);
     verified.map_or_else(

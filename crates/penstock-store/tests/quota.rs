@@ -148,7 +148,7 @@ fn put_at_once(handles: &[&Quota], tenant: &str, round: u64) -> u64 {
             let stored = &stored;
             scope.spawn(move || {
                 for n in 0..20 {
-                    let n = (writer * 1000 + round) * 20 + n;
+                    let n = (writer * 1_000_000 + round) * 20 + n;
                     let size = 500 + (n * 7919 % VALUE as u64) as usize;
                     let key = key(of(tenant, (n % 3) as u8), n);
                     match put(&**store, &key, &bytes(n, size)) {
@@ -166,19 +166,17 @@ fn put_at_once(handles: &[&Quota], tenant: &str, round: u64) -> u64 {
 fn one_handle_never_exceeds_a_quota() {
     for pool in Pool::each() {
         let (store, inner) = pool.with(&["tenant/red:1MiB"]);
-        let mut stored = 0;
-        for round in 0..30 {
+        // The thread makes room. On a busy machine it may not do so before all rounds are over.
+        let (mut stored, mut rounds) = (0, 0..);
+        eventually("enough is stored", || {
+            let round = rounds.next().unwrap();
             stored += put_at_once(&[&*store; 4], "red", round);
             // The thread may be evicting: the listing then shows more than there is at the end, but
             // never more than there was at its beginning.
             let held = held_by(&*inner, "red");
             assert!(held <= QUOTA, "{}: {held}", pool.url);
-        }
-        assert!(
-            stored > 300,
-            "{}: the thread makes room: {stored}",
-            pool.url
-        );
+            round >= 29 && stored > 300
+        });
         let held = held_by(&*inner, "red");
         assert!(
             held > QUOTA / 2,
@@ -284,19 +282,21 @@ fn each_further_handle_may_exceed_a_quota_by_a_twentieth() {
     for pool in Pool::each() {
         let inner = pool.plain();
         let handles = [(); 3].map(|()| with(&inner, &["tenant/red:1MiB"]));
-        for round in 0..30 {
+        let mut rounds = 0..;
+        eventually("enough is evicted", || {
+            let round = rounds.next().unwrap();
             put_at_once(&handles.each_ref().map(|store| &**store), "red", round);
             let held = held_by(&*inner, "red");
             assert!(held <= QUOTA + 2 * QUOTA / 20, "{}: {held}", pool.url);
-        }
+            let evictions = handles.iter().map(|store| store.stats().evictions);
+            round >= 29 && evictions.sum::<u64>() > 100
+        });
         let held = held_by(&*inner, "red");
         assert!(
             held > QUOTA / 2,
             "{}: not emptied for room: {held}",
             pool.url
         );
-        let evictions = handles.map(|store| store.stats().evictions);
-        assert!(evictions.iter().sum::<u64>() > 100, "{evictions:?}");
     }
 }
 
@@ -578,20 +578,26 @@ fn each_tier_keeps_its_own_quotas() {
         &OpenOptions::default(),
     );
     let file = file.unwrap();
-    for n in 0..100 {
+    let (mut numbers, mut last) = (0.., 0);
+    // A tier that is behind lets the other one have the value alone.
+    eventually("the nearer tier evicts", || {
+        let n = numbers.next().unwrap();
+        last = n;
         let key = key(of("red", 0), n);
         eventually("both tiers let it in", || {
             put(&**sealed.store(), &key, &bytes(n, VALUE)).is_ok()
                 && file.contains(&[key], soon()).unwrap()[0]
         });
-    }
+        n >= 99 && tiers.stats().evictions > 0
+    });
     let near = fact(&*tiers, "tier1:quota_used_bytes:tenant/red").unwrap();
     assert!(near.parse::<u64>().unwrap() <= QUOTA);
-    assert!(tiers.stats().evictions > 0);
-    let value = bytes(0, VALUE);
+    // The nearer tier holds about fifty values, the other one two hundred.
+    let old = last - 99;
+    let value = bytes(old, VALUE);
     let mut into = vec![0; VALUE];
     let got = tiers.get(
-        &key(of("red", 0), 0),
+        &key(of("red", 0), old),
         &mut [IoSliceMut::new(&mut into)],
         soon(),
     );

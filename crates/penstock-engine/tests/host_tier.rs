@@ -3,6 +3,8 @@
 mod support;
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_engine::{Block, Chunk, Deadline, EngineConfig, Fence, HostChange, Outcome, Owner};
@@ -25,6 +27,14 @@ fn store_block(rig: &Rig, kv: &Kv, job: u64, block: u64, n: u64) -> Outcome {
     rig.submit_store(job, vec![block_of(n, block)], Fence::NONE)
         .unwrap();
     outcomes(rig, job)[0]
+}
+
+/// Another engine has stored objects of these numbers, each from the block of its number.
+fn store_before(store: &Arc<Probe>, kv: &Kv, numbers: Range<u64>) {
+    let rig = engine(store, config(8), kv);
+    for n in numbers {
+        store_block(&rig, kv, n, n, n);
+    }
 }
 
 fn load_block(rig: &Rig, job: u64, block: u64, n: u64) -> Outcome {
@@ -233,12 +243,7 @@ fn what_came_and_went_unseen_is_no_change() {
 #[test]
 fn a_load_takes_what_is_kept_and_fetches_the_rest() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
-    {
-        let rig = engine(&store, config(8), &kv);
-        for n in 0..6 {
-            store_block(&rig, &kv, n, n, n);
-        }
-    }
+    store_before(&store, &kv, 0..6);
     let rig = engine(&store, keeping(8), &kv);
     for n in [1, 4] {
         load_block(&rig, n, 20, n);
@@ -261,10 +266,7 @@ fn a_load_takes_what_is_kept_and_fetches_the_rest() {
 #[test]
 fn a_load_that_is_given_up_leaves_room_for_what_another_wants() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
-    {
-        let rig = engine(&store, config(8), &kv);
-        store_block(&rig, &kv, 1, 0, 0);
-    }
+    store_before(&store, &kv, 0..1);
     let rig = engine(&store, keeping(8), &kv);
     store.hold_gets(true);
     let submit = |job, deadline| {
@@ -282,12 +284,7 @@ fn a_load_that_is_given_up_leaves_room_for_what_another_wants() {
 #[test]
 fn a_load_that_keeps_pace_is_not_given_up() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
-    {
-        let rig = engine(&store, config(8), &kv);
-        for n in 0..4 {
-            store_block(&rig, &kv, n, n, n);
-        }
-    }
+    store_before(&store, &kv, 0..4);
     let rig = engine(&store, keeping(8), &kv);
     for n in 0..2 {
         load_block(&rig, n, 20, n);
@@ -319,12 +316,7 @@ fn a_load_that_keeps_pace_is_not_given_up() {
 #[test]
 fn what_is_prefetched_stays_until_it_is_released() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
-    {
-        let rig = engine(&store, config(8), &kv);
-        for n in 0..2 {
-            store_block(&rig, &kv, n, n, n);
-        }
-    }
+    store_before(&store, &kv, 0..2);
     let rig = engine(&store, keeping(4), &kv);
     let mut known = HashMap::new();
     assert_eq!(prefetch(&rig, 1, &[0, 1]), [Outcome::Loaded(BYTES); 2]);
@@ -352,12 +344,7 @@ fn what_is_prefetched_stays_until_it_is_released() {
 #[test]
 fn a_prefetch_without_room_is_dropped_and_loads_are_served() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
-    {
-        let rig = engine(&store, config(8), &kv);
-        for n in 0..6 {
-            store_block(&rig, &kv, n, n, n);
-        }
-    }
+    store_before(&store, &kv, 0..6);
     let rig = engine(&store, keeping(4), &kv);
     // However many lanes there are: what one of them is fetching has its room already.
     store.hold_gets(true);
@@ -400,10 +387,7 @@ fn what_nothing_is_kept_of_is_got_all_the_same() {
 #[test]
 fn a_prefetch_that_is_released_early_ends_and_pins_nothing() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
-    {
-        let rig = engine(&store, config(8), &kv);
-        store_block(&rig, &kv, 1, 0, 0);
-    }
+    store_before(&store, &kv, 0..1);
     let rig = engine(&store, keeping(4), &kv);
     store.hold_gets(true);
     rig.submit_prefetch(1, vec![block_of(0, 0)], soon())
@@ -433,10 +417,7 @@ fn a_prefetch_that_is_late_is_over() {
 #[test]
 fn what_does_not_verify_is_not_kept() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
-    {
-        let rig = engine(&store, config(8), &kv);
-        store_block(&rig, &kv, 1, 0, 0);
-    }
+    store_before(&store, &kv, 0..1);
     let mut value = store.value(&key(0));
     value[100] ^= 1;
     store.plant(&key(0), &value);

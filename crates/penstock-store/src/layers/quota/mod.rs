@@ -20,7 +20,8 @@ use crate::{
 use keeper::Keeper;
 use ledger::Refusal;
 
-/// Longest time that a put waits for a census or an eviction.
+/// Longest time that a put waits for a census or an eviction, unless whoever opens the store says
+/// another.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// Longest time that opening waits for the first census.
 const FIRST_CENSUS_WAIT: Duration = Duration::from_secs(2);
@@ -48,6 +49,7 @@ const CENSUS_WAIT: Duration = Duration::from_secs(2);
 /// Look-ups, gets, touches, listings and removals pass straight through.
 pub struct Quota {
     keeper: Keeper,
+    patience: Duration,
 }
 
 impl Quota {
@@ -60,7 +62,17 @@ impl Quota {
         let mut books = keeper.shared.books();
         while books.ledger.censuses == 0 && keeper.shared.wait(&mut books, give_up) {}
         drop(books);
-        Ok(Self { keeper })
+        Ok(Self {
+            keeper,
+            patience: PATIENCE,
+        })
+    }
+
+    /// Lets a put wait for the thread for so long before it fails with [`ErrorKind::OverQuota`], and no
+    /// longer than its deadline. By default this is 200 ms.
+    #[must_use]
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     fn inner(&self) -> &dyn Store {
@@ -88,7 +100,7 @@ impl Quota {
             let Some(((account, quota, refusal), charge)) = refusal.filter(|_| taken == 0) else {
                 return Ok(taken);
             };
-            let late = books.behind_since.map(|since| since + PATIENCE);
+            let late = books.behind_since.map(|since| since + self.patience);
             let give_up = late.map_or(give_up, |late| late.min(give_up));
             if refusal == Refusal::TooLarge || !shared.wait(&mut books, give_up) {
                 let name = shared.quotas.name_of(account);
@@ -185,7 +197,7 @@ impl Store for Quota {
         if !batch.iter().any(is_bounded) {
             return self.inner().put_many(batch, deadline);
         }
-        let give_up = deadline.min(Instant::now() + PATIENCE);
+        let give_up = deadline.min(Instant::now() + self.patience);
         let mut rest = batch;
         while !rest.is_empty() {
             let taken = deadline::check(deadline).and_then(|()| self.take(rest, give_up));

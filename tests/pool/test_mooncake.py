@@ -89,7 +89,7 @@ def test_a_master_that_dies_costs_time_and_comes_back(mooncake: Mooncake) -> Non
         for key in ("before", "other"):
             with pytest.raises(StoreError):
                 pool.get(key, timeout=0.5)
-        assert time.monotonic() - start < 20
+        assert time.monotonic() - start < 3
         mooncake.start()
         mooncake.wait_until_it_stores()
         pool.put("after", VALUE)

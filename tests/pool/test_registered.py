@@ -201,13 +201,10 @@ def test_a_store_that_hangs_is_ended_and_started_again(brought: Path, trouble: s
     with troubled(brought, trouble) as pool:
         [program] = programs_of(os.getpid())
         start = time.monotonic()
-        with pytest.raises(TimedOut):
-            pool.get("a", timeout=0.2)
-        for _ in range(2):
-            # On a machine that stands still, the program may have been ended already.
-            with pytest.raises((TimedOut, Unreachable)):
+        for _ in range(3):
+            with pytest.raises(TimedOut):
                 pool.get("a", timeout=0.2)
-        assert time.monotonic() - start < 20, "the store sleeps for an hour"
+        assert time.monotonic() - start < 2
         (brought / "pool.db.trouble").unlink()
         eventually_hits(pool)
         assert program not in programs_of(os.getpid())

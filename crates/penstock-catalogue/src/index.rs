@@ -178,9 +178,9 @@ impl Index {
     /// named once more.
     ///
     /// As soon as one block is new here, all blocks after it are taken for new too. More may be
-    /// known about one of them, from a prompt whose beginning was forgotten. That is found when a
-    /// job names the block ([`list`](Self::list)). Until then it is of no use, since nothing can be
-    /// loaded before the blocks in front of it.
+    /// known about one of them, from a prompt whose beginning was forgotten. Whoever is about to
+    /// name the block in a job finds that ([`join`](Self::join)). Until then it is of no use, since
+    /// nothing can be loaded before the blocks in front of it.
     pub(crate) fn refer(
         &mut self,
         group: u16,
@@ -269,17 +269,52 @@ impl Index {
         })
     }
 
-    /// Makes sure that a block can be found by its name alone.
-    pub(crate) fn list(&mut self, number: Number) {
+    /// The number that a request or a job gives to the block of this one's name in the table: this
+    /// one, if there is no other.
+    pub(crate) fn listed_as(&self, number: Number) -> Number {
+        if self.states[number as usize].flags & LISTED != 0 {
+            return number;
+        }
+        self.find(&self.names[number as usize])
+            .filter(|&other| self.states[other as usize].references > 0)
+            .unwrap_or(number)
+    }
+
+    /// The number that jobs give to a block, so that no two jobs know the same block by different
+    /// numbers. It has all that is known of the block. If it is another one, then that is named once
+    /// more, and this one once less. The block is in the table then.
+    pub(crate) fn join(&mut self, number: Number) -> Number {
+        let other = self.listed_as(number);
+        if other == number {
+            self.list(number);
+            return number;
+        }
+        let state = &mut self.states[number as usize];
+        let known = state.flags & (IN_POOL | FOREIGN | OURS | IN_NODE);
+        if state.references == 1 {
+            // Nothing would find it any more.
+            state.flags = 0;
+        }
+        self.states[other as usize].flags |= known;
+        self.refer_again(other);
+        self.release(number);
+        other
+    }
+
+    /// Makes sure that a block can be found by its name alone. No other block of that name can then
+    /// be found: if requests or jobs name such a block, that one stays in the table, and this one
+    /// does not come into it.
+    fn list(&mut self, number: Number) {
         if self.states[number as usize].flags & LISTED != 0 {
             return;
         }
         let name = self.names[number as usize];
         // A report about its past may have made another block of the same name.
-        if let Some(other) = self.find(&name)
-            && self.states[other as usize].references == 0
-        {
+        if let Some(other) = self.find(&name) {
             let known = self.states[other as usize];
+            if known.references > 0 {
+                return;
+            }
             self.remembered.remove(other);
             self.forget(other);
             let state = &mut self.states[number as usize];
@@ -563,13 +598,23 @@ mod tests {
         /// Prompts of a few different blocks come and go. A block keeps one number while it is
         /// known, and no two blocks have the same number.
         #[test]
-        fn numbers_stand_for_names(steps in prop::collection::vec((prop::collection::vec(0_u64..3, 1..6), any::<bool>(), any::<bool>()), 1..40)) {
+        fn numbers_stand_for_names(steps in prop::collection::vec((prop::collection::vec(0_u64..3, 1..6), 0..4, any::<bool>()), 1..40)) {
             let mut index = Index::new(3);
             let mut live: Vec<(Vec<u64>, Vec<Number>)> = Vec::new();
             for (path, leaves, in_pool) in steps {
-                if leaves && !live.is_empty() {
+                if leaves == 0 && !live.is_empty() {
                     for number in live.remove(0).1.into_iter().rev() {
                         index.release(number);
+                    }
+                    continue;
+                }
+                // A job that still names a prompt's end keeps nothing of its beginning.
+                if leaves == 1 && !live.is_empty() {
+                    let (names, numbers) = &mut live[0];
+                    names.remove(0);
+                    index.release(numbers.remove(0));
+                    if numbers.is_empty() {
+                        live.remove(0);
                     }
                     continue;
                 }
@@ -582,9 +627,9 @@ mod tests {
                 }
                 let chunks: Vec<Chunk> = names.iter().map(|&code| name(code).chunk).collect();
                 index.refer(0, None, chunks.into_iter(), &mut numbers);
-                for &number in &numbers {
-                    index.set_in_pool(number, in_pool);
-                    index.list(number);
+                for number in &mut numbers {
+                    *number = index.join(*number);
+                    index.set_in_pool(*number, in_pool);
                 }
                 live.push((names, numbers));
                 let mut known = std::collections::HashMap::new();
@@ -595,7 +640,15 @@ mod tests {
                 }
                 let distinct: std::collections::HashSet<_> = known.values().collect();
                 prop_assert_eq!(distinct.len(), known.len());
+                let listed: std::collections::HashSet<_> =
+                    index.table.iter().map(|&number| index.name(number).chunk).collect();
+                prop_assert_eq!(listed.len(), index.table.len());
             }
+            for number in live.into_iter().flat_map(|(_, numbers)| numbers) {
+                index.release(number);
+            }
+            index.forget_pool();
+            prop_assert_eq!(index.len(), 0);
         }
     }
 }

@@ -1,13 +1,28 @@
 //! Loads, prefetches and stores under way.
 
 use crate::CatalogueError;
-use crate::catalogue::Catalogue;
+use crate::catalogue::{Catalogue, found_mut};
 use crate::error::Result;
 use crate::index::Number;
 use crate::job::{Job, Kind};
 
 impl Catalogue {
-    /// Takes in a job that moves blocks of one request.
+    /// Has the request name blocks, given by group and index, as jobs name them. Whoever begins a
+    /// job does this before it asks whether another moves them.
+    ///
+    /// # Errors
+    /// The request is not known.
+    pub(crate) fn join(&mut self, id: &str, blocks: &mut [(usize, usize, Number)]) -> Result<()> {
+        let request = found_mut(&mut self.requests, id)?;
+        for (group, index, number) in blocks {
+            *number = self.index.join(*number);
+            request.blocks[*group][*index] = *number;
+        }
+        Ok(())
+    }
+
+    /// Takes in a job that moves blocks of one request, all of which it has
+    /// [joined](Self::join).
     pub(crate) fn begin(
         &mut self,
         job: u64,
@@ -20,8 +35,6 @@ impl Catalogue {
         }
         for &number in &numbers {
             self.index.refer_again(number);
-            // Workers' reports about the block give only its hash.
-            self.index.list(number);
             match kind {
                 Kind::Load => self.index.state_mut(number).loading += 1,
                 Kind::Store => self.index.state_mut(number).storing += 1,

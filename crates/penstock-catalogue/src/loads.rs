@@ -164,7 +164,10 @@ impl Catalogue {
     pub fn is_loading(&self, id: &str, first: u64, end: u64) -> Result<bool> {
         let request = self.request(id)?;
         let next = self.needed(request, first, end).next();
-        Ok(next.is_some_and(|(_, _, number)| self.index.state(number).loading > 0))
+        Ok(next.is_some_and(|(_, _, number)| {
+            let number = self.index.listed_as(number);
+            self.index.state(number).loading > 0
+        }))
     }
 
     /// Begins a load of the tokens from `first` to `end`. `table` gives the engine's block for a
@@ -182,12 +185,13 @@ impl Catalogue {
         table: impl Fn(usize, usize) -> Option<u64>,
     ) -> Result<(Vec<Block>, Moved)> {
         let request = self.request(id)?;
-        let needed: Vec<_> = self.needed(request, first, end).collect();
+        let mut needed: Vec<_> = self.needed(request, first, end).collect();
         let blocks = needed.iter().map(|&(group, index, _)| {
             let block = table(group, index).ok_or(CatalogueError::NoBlock { group, index })?;
             Ok(self.block(request, group, index, block))
         });
         let blocks = blocks.collect::<Result<Vec<_>>>()?;
+        self.join(id, &mut needed)?;
         let moved = self.moved(needed.iter().map(|&(group, _, number)| (group, number)));
         let numbers = needed.iter().map(|&(_, _, number)| number).collect();
         self.begin(job, Kind::Load, numbers, Vec::new())?;
@@ -223,15 +227,17 @@ impl Catalogue {
         lacking: bool,
     ) -> Result<Option<(Vec<Block>, Moved)>> {
         let request = self.request(id)?;
-        let needed: Vec<_> = self
+        let mut needed: Vec<_> = self
             .needed(request, first, end)
             .filter(|&(group, _, number)| !(lacking && self.is_held(group, number)))
             .take(most)
-            .filter(|&(_, _, number)| !self.index.state(number).is_prefetched())
             .collect();
+        self.join(id, &mut needed)?;
+        needed.retain(|&(_, _, number)| !self.index.state(number).is_prefetched());
         if needed.is_empty() {
             return Ok(None);
         }
+        let request = self.request(id)?;
         let block =
             |&(group, index, _): &(usize, usize, Number)| self.block(request, group, index, 0);
         let blocks = needed.iter().map(block).collect();

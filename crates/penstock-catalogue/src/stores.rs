@@ -34,19 +34,26 @@ impl Catalogue {
         let tokens = tokens.min(request.storable);
         let mut new: Vec<(usize, usize, u64, Number)> = Vec::new();
         for (position, group) in self.groups.iter().enumerate() {
-            let numbers = &request.blocks[position];
+            let numbers = &mut request.blocks[position];
             let full = (tokens / group.block_tokens) as usize;
             let considered = &mut request.considered[position];
             while *considered < full.min(numbers.len())
                 && let Some(block) = table(position, *considered)
             {
-                let number = numbers[*considered];
-                let state = self.index.state(number);
                 let end = (*considered as u64 + 1) * group.block_tokens;
                 let is_whole = block != null
                     && (group.reads != Reads::State || request.states.contains(&(position, end)));
-                if is_whole && !state.is_in_pool() && state.storing == 0 {
-                    new.push((position, *considered, block, number));
+                if is_whole {
+                    // What was found to be in the pool is passed over without a search.
+                    let mut number = numbers[*considered];
+                    if !self.index.state(number).is_in_pool() {
+                        number = self.index.join(number);
+                        numbers[*considered] = number;
+                    }
+                    let state = self.index.state(number);
+                    if !state.is_in_pool() && state.storing == 0 {
+                        new.push((position, *considered, block, number));
+                    }
                 }
                 *considered += 1;
             }

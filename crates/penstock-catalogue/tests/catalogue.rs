@@ -487,3 +487,104 @@ fn a_state_waits_for_the_look_up_and_goes_with_a_preemption() {
     let blocks = catalogue.begin_store("r", 2, 2 * TOKENS + 1, 0, table);
     assert_eq!(blocks.unwrap(), None);
 }
+
+/// The blocks that the next store of a request takes, by the engine's numbers, which are the
+/// blocks' indices.
+fn begun(catalogue: &mut Catalogue, id: &str, job: u64, blocks: u64) -> Vec<u64> {
+    let stored = catalogue.begin_store(id, job, blocks * TOKENS, u64::MAX, |_, i| Some(i as u64));
+    let stored = stored.unwrap().unwrap_or_default();
+    stored.iter().map(|block| block.block).collect()
+}
+
+fn came(catalogue: &mut Catalogue, id: &str) {
+    catalogue.add(id, 4 * TOKENS + 1, None).unwrap();
+    catalogue.extend(id, &chunks(1..5)).unwrap();
+}
+
+/// A prompt's first block was not stored and its request is gone, so nothing is known of the block.
+/// Stores of later blocks are still under way.
+fn beginning_forgotten(catalogue: &mut Catalogue) {
+    came(catalogue, "a");
+    assert_eq!(begun(catalogue, "a", 1, 1), [0]);
+    assert_eq!(begun(catalogue, "a", 2, 3), [1, 2]);
+    assert_eq!(catalogue.end_store(1, &[0]), Ok(0));
+    catalogue.remove("a").unwrap();
+}
+
+#[test]
+fn what_is_on_its_way_is_not_stored_again_though_the_prompts_beginning_was_forgotten() {
+    let mut catalogue = catalogue(&[Reads::All], 1);
+    beginning_forgotten(&mut catalogue);
+    came(&mut catalogue, "b");
+    assert_eq!(begun(&mut catalogue, "b", 3, 4), [0, 3]);
+    // Whoever comes later knows what became of both stores.
+    assert_eq!(catalogue.end_store(2, &[]), Ok(2));
+    assert_eq!(catalogue.end_store(3, &[]), Ok(2));
+    came(&mut catalogue, "c");
+    assert_eq!(begun(&mut catalogue, "c", 4, 4), [0_u64; 0]);
+    catalogue.remove("b").unwrap();
+    catalogue.remove("c").unwrap();
+    catalogue.forget_pool();
+    assert!(catalogue.is_empty());
+}
+
+#[test]
+fn what_is_in_the_pool_is_not_stored_again_though_the_prompts_beginning_was_forgotten() {
+    let mut catalogue = catalogue(&[Reads::All], 1);
+    beginning_forgotten(&mut catalogue);
+    assert_eq!(catalogue.end_store(2, &[]), Ok(2));
+    came(&mut catalogue, "b");
+    assert_eq!(begun(&mut catalogue, "b", 3, 4), [0, 3]);
+}
+
+#[test]
+fn a_store_that_was_asked_for_meanwhile_is_made_once_the_first_has_failed() {
+    let mut catalogue = catalogue(&[Reads::All], 1);
+    beginning_forgotten(&mut catalogue);
+    assert_eq!(catalogue.end_store(2, &[0, 1]), Ok(0));
+    came(&mut catalogue, "b");
+    assert_eq!(begun(&mut catalogue, "b", 3, 4), [0, 1, 2, 3]);
+}
+
+/// As `beginning_forgotten`, but what is under way brings the later blocks to the engine: the first
+/// was in its own cache.
+fn later_blocks_under_way(catalogue: &mut Catalogue, is_prefetch: bool) {
+    looked_up(catalogue, "a", &[false, true, true, false]);
+    let (first, end) = (TOKENS, 3 * TOKENS);
+    if is_prefetch {
+        let begun = catalogue.begin_prefetch("a", 1, first, end, 2, false);
+        assert!(begun.unwrap().is_some());
+    } else {
+        catalogue
+            .begin_load("a", 1, first, end, |_, i| Some(i as u64))
+            .unwrap();
+    }
+    catalogue.remove("a").unwrap();
+    // The pool loses them, so that nothing but the job knows them.
+    catalogue.forget_pool();
+    looked_up(catalogue, "b", &[false, true, true, false]);
+}
+
+#[test]
+fn what_is_being_loaded_is_known_though_the_prompts_beginning_was_forgotten() {
+    let mut catalogue = catalogue(&[Reads::All], 1);
+    later_blocks_under_way(&mut catalogue, false);
+    assert_eq!(catalogue.is_loading("b", TOKENS, 3 * TOKENS), Ok(true));
+    catalogue.end(1).unwrap();
+    assert_eq!(catalogue.is_loading("b", TOKENS, 3 * TOKENS), Ok(false));
+    catalogue
+        .begin_load("b", 2, TOKENS, 3 * TOKENS, |_, i| Some(i as u64))
+        .unwrap();
+    assert_eq!(catalogue.is_loading("b", TOKENS, 3 * TOKENS), Ok(true));
+}
+
+#[test]
+fn what_is_prefetched_is_not_fetched_again_though_the_prompts_beginning_was_forgotten() {
+    let mut catalogue = catalogue(&[Reads::All], 1);
+    later_blocks_under_way(&mut catalogue, true);
+    let again = catalogue.begin_prefetch("b", 2, TOKENS, 3 * TOKENS, 2, false);
+    assert_eq!(again, Ok(None));
+    catalogue.end(1).unwrap();
+    let again = catalogue.begin_prefetch("b", 2, TOKENS, 3 * TOKENS, 2, false);
+    assert_eq!(again.unwrap().unwrap().0.len(), 2);
+}

@@ -5,6 +5,7 @@
 #   make unit                                         all unit tests, Rust's and Python's
 #   make e2e [T='tests/e2e/test_x.py -k WORD']        end-to-end tests on the real vLLM
 #   make test                                         everything CI runs
+#   make full                                         that, and what CI leaves out where nothing changed
 #   make soak [SOAK_SECONDS=300] [SEED=N]             random faults for so long, every byte checked
 #   make gpu [PARTS='copies order']                   checks and measures on an NVIDIA GPU, into gpu-report/
 #   make lint                                         linters and type checkers only
@@ -37,7 +38,7 @@ UV_INSTALL := $(UV) pip install --quiet --python $(BIN)/python --no-deps --compi
 export VIRTUAL_ENV := $(abspath $(VENV))
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help demo check unit e2e test soak gpu lint docs wheels deny venv lock clean
+.PHONY: help demo check unit e2e test full soak gpu lint docs wheels deny venv lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -50,27 +51,26 @@ endif
 	$(BIN)/penstock demo $(if $(filter-out file,$(POOL)),--pool-server $(POOL)) \
 	    $(if $(TRACE),--trace '$(TRACE)') --report demo-report/index.html $(DEMO_OPTIONS)
 
-check: venv
-	scripts/test.sh check
-
-unit: venv
-	scripts/test.sh unit
+check unit lint full: venv
+	python -m scripts.test $@
 
 e2e: venv
 	@command -v redis-server >/dev/null || scripts/install-servers.sh
 	python -m pytest $(or $(T),tests/e2e) --timeout 900
 
 test: venv
-	scripts/test.sh all
+	python -m scripts.test all
 
 soak: venv
 	@command -v redis-server >/dev/null || scripts/install-servers.sh
 	$(BIN)/python -m tests.soak --seconds $(SOAK_SECONDS) $(if $(SEED),--seed $(SEED))
+	@seed=$(or $(SEED),$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')); set -ex; \
+	    PROPTEST_RNG_SEED=$$seed BOLERO_RANDOM_SEED=$$seed BOLERO_RANDOM_ITERATIONS=100000 \
+	    cargo test --quiet --workspace --locked; \
+	    $(BIN)/python -m pytest -q tests --ignore tests/e2e --ignore tests/packages \
+	    --ignore tests/sglang --hypothesis-profile soak --hypothesis-seed $$seed --timeout 600
 	$(if $(SEED),PENSTOCK_TEST_SEED=$(SEED)) PENSTOCK_TEST_FAULTS=$(SOAK_SECONDS) \
 	    $(BIN)/python -m pytest -q -s tests/e2e -m soak --timeout 3600
-
-lint: venv
-	scripts/test.sh lint
 
 # Needs Penstock's native part, for the reference of settings and commands, but not vLLM. It is built
 # here only if no environment has built it.

@@ -11,7 +11,10 @@ from hypothesis import settings
 from tests.servers import Server
 
 # A machine may be as slow as it likes: no example of a property test has a time limit of its own.
-settings.register_profile("penstock", deadline=None)
+# Every run draws the same, so that a change does not fail for what it did not bring. `make soak`
+# draws anew, with `--hypothesis-profile soak`.
+settings.register_profile("penstock", deadline=None, derandomize=True)
+settings.register_profile("soak", deadline=None, print_blob=True)
 settings.load_profile("penstock")
 
 

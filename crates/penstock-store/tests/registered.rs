@@ -3,8 +3,7 @@
 mod behaviour;
 
 use std::path::PathBuf;
-use std::process::Command;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use behaviour::{fresh_namespace, get_one, key, kind_of, put, soon};
@@ -14,21 +13,18 @@ use penstock_store::{
     unknown_schemes,
 };
 
-/// The example `troubled_store`, built as this test is.
+/// The example `troubled_store`. Whoever builds all tests has built it beside them. A build from here
+/// would keep the cores from all tests that run meanwhile.
 fn library() -> PathBuf {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let build = || {
-        let binary = std::env::current_exe().unwrap();
-        let profile = binary.ancestors().nth(2).unwrap();
-        let built = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--offline", "-p", "penstock-store"])
-            .args(["--example", "troubled_store", "--target-dir"])
-            .arg(profile.parent().unwrap())
-            .status();
-        assert!(built.unwrap().success());
-        profile.join("examples/libtroubled_store.so")
-    };
-    BUILT.get_or_init(build).clone()
+    let binary = std::env::current_exe().unwrap();
+    let profile = binary.ancestors().nth(2).unwrap();
+    let library = profile.join("examples/libtroubled_store.so");
+    assert!(
+        library.exists(),
+        "{} is not there: cargo build --workspace --example troubled_store",
+        library.display()
+    );
+    library
 }
 
 fn options(place: Place) -> OpenOptions {

@@ -1,0 +1,175 @@
+"""Runs stages in two lanes, and tells what became of each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from scripts.test.stages import Stage
+
+LANES = 2
+"""As many as CI has cores."""
+
+WHOLE = 5250.0
+"""Seconds for all stages together: a guard against what hangs, within CI's 90 minutes."""
+
+_TO_END = 20.0
+"""Seconds that a stage gets to end by itself."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a stage."""
+
+    stage: Stage
+    seconds: float
+    failure: str | None
+    """Why it failed, if it did."""
+    skipped: tuple[str, ...] = ()
+    """What its tests said of being skipped, and of passing nevertheless."""
+
+
+class Lanes:
+    """Stages that run beside each other. A stage that fails stops no other: one run tells all."""
+
+    def __init__(self, root: Path, whole: float = WHOLE) -> None:
+        self._root = root
+        self._end = time.monotonic() + whole
+        self._printing = threading.Lock()
+        self._taking = threading.Condition()
+        self._busy = 0
+        self._waits_for_both = False
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._stopped = False
+
+    def run(self, stages: Sequence[Stage]) -> Iterator[Outcome]:
+        """Runs the stages in this order, `LANES` at a time, and yields each as it is over."""
+        left = list(stages)
+        over: list[Outcome] = []
+        is_over = threading.Condition()
+
+        def work() -> None:
+            while (stage := self._take(left)) is not None:
+                outcome = self._run(stage)
+                self._give_back(stage)
+                with is_over:
+                    over.append(outcome)
+                    is_over.notify()
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(LANES)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in stages:
+                with is_over:
+                    is_over.wait_for(lambda: over)
+                    outcome = over.pop(0)
+                yield outcome
+        finally:
+            self._stop()
+            for thread in threads:
+                thread.join()
+
+    def _take(self, left: list[Stage]) -> Stage | None:
+        """The next stage, once there is room for it. The order is kept: nothing overtakes a stage
+        that waits for both lanes."""
+        with self._taking:
+            self._taking.wait_for(lambda: not self._waits_for_both)
+            if not left or self._stopped:
+                return None
+            stage = left.pop(0)
+            if stage.both_lanes:
+                self._waits_for_both = True
+                self._taking.wait_for(lambda: self._busy == 0)
+            self._busy += 1
+            return stage
+
+    def _give_back(self, stage: Stage) -> None:
+        with self._taking:
+            self._busy -= 1
+            if stage.both_lanes:
+                self._waits_for_both = False
+            self._taking.notify_all()
+
+    def _run(self, stage: Stage) -> Outcome:
+        began = time.monotonic()
+        if stage.report is not None:
+            (self._root / stage.report).unlink(missing_ok=True)
+        if stage.both_lanes:
+            # Nothing else writes meanwhile: what it says is seen as it comes.
+            self._print(f"\n== {stage.name}\n")
+            failure, text = self._process(stage, None), ""
+        else:
+            self._print(f"-- {stage.name}: begins\n")
+            with tempfile.TemporaryFile() as file:
+                failure = self._process(stage, file)
+                file.seek(0)
+                text = file.read().decode(errors="replace")
+            if failure is None and stage.runs_some and not re.search(r"^running [1-9]", text, re.M):
+                failure = "no test ran"
+            self._print(f"\n== {stage.name}\n{text}")
+        return Outcome(stage, time.monotonic() - began, failure, tuple(self._skipped(stage)))
+
+    def _process(self, stage: Stage, output: IO[bytes] | None) -> str | None:
+        """Runs the stage's command, and says why it failed, if it did."""
+        with self._taking:
+            if self._stopped:
+                return "not begun"
+            process = subprocess.Popen(
+                stage.command,
+                cwd=self._root,
+                env=os.environ | dict(stage.env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=None if output is None else subprocess.STDOUT,
+                start_new_session=True,
+            )
+            self._running.add(process)
+        try:
+            status = process.wait(max(1.0, self._end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            _end(process)
+            return "no time was left"
+        finally:
+            with self._taking:
+                self._running.discard(process)
+        return f"status {status}" if status else None
+
+    def _stop(self) -> None:
+        """Begins no stage any more, and ends those that run."""
+        with self._taking:
+            self._stopped = True
+            running = list(self._running)
+        for process in running:
+            _end(process)
+
+    def _skipped(self, stage: Stage) -> Iterator[str]:
+        if stage.report is not None and (self._root / stage.report).exists():
+            said = re.findall(r"skipped: [^<\n]*", (self._root / stage.report).read_text())
+            yield from sorted(set(said))
+
+    def _print(self, text: str) -> None:
+        with self._printing:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a command and all its children."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_TO_END)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,236 @@
+"""The stages: what is run, of which kinds of a run it is part, and what it depends on."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+VENV = os.environ.get("VIRTUAL_ENV", ".venv")
+
+VERSION_BEFORE = "f733200"
+"""The version that an upgrade to this one starts from: that before the native catalogue."""
+
+HANGS = ("--timeout", "600")
+"""Guards against a test that hangs, and says nothing about how long one takes."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One check."""
+
+    name: str
+    command: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    kinds: tuple[str, ...] = ("all",)
+    inputs: tuple[str, ...] = ()
+    """Files and folders that the stage depends on. If none of them changed since it last passed,
+    `all` leaves it out. Without inputs it is always run."""
+    both_lanes: bool = False
+    """Whether it uses both cores by itself: nothing runs beside it then."""
+    runs_some: bool = False
+    """Whether its output has to say that a test ran: Cargo says that all went well if none did."""
+    report: Path | None = None
+    """Where nextest writes what tests said, those that were skipped too."""
+
+
+def _words(line: str) -> tuple[str, ...]:
+    return tuple(shlex.split(line))
+
+
+def _pytest(*arguments: str) -> tuple[str, ...]:
+    return ("python", "-m", "pytest", "-q", *HANGS, *arguments)
+
+
+_LINT = ("lint", "check", "all")
+_UNIT = ("unit", "check", "all")
+
+_RUST_TESTS = (
+    ("cargo", "nextest", "run", "--workspace", "--locked", "--no-fail-fast")
+    if shutil.which("cargo-nextest")
+    else _words("cargo test --quiet --workspace --locked --no-fail-fast -- --show-output")
+)
+
+_PYTHON_TESTS = _pytest(
+    *(f"--ignore=tests/{room}" for room in ("e2e", "packages", "sglang")),
+    *("--numprocesses", "2", "--dist", "loadfile"),
+)
+
+# What is tried with older versions of vLLM, where the newest has all tests: a shared pool,
+# preemption, blocks given back, a hybrid model, LoRA, KV events. With the oldest also an uneven
+# pipeline, and what a router hears of engines.
+_OF_EACH_VERSION = (
+    "tests/e2e/test_sharing.py::test_second_process_loads[file]",
+    "tests/e2e/test_requests.py::test_preemption_under_a_tiny_kv_cache",
+    "tests/e2e/test_requests.py::test_blocks_of_finished_requests_come_back",
+    "tests/e2e/test_hybrid.py::test_only_the_last_window_is_loaded",
+    "tests/e2e/test_hybrid.py::test_a_damaged_block_of_either_group_is_recomputed",
+    "tests/e2e/test_adapters.py::test_an_adapter_trained_again_under_its_path_never_hits",
+    "tests/e2e/test_kv_events.py",
+)
+_OF_THE_OLDEST = (
+    "tests/e2e/test_pipeline_memory.py::test_a_proportional_split_holds_the_sum",
+    "tests/e2e/test_lookup_engines.py",
+)
+
+# What end-to-end tests are made of.
+_ENGINES = (
+    *("tests/e2e/conftest.py", "tests/e2e/forks.py", "tests/e2e/models.py", "tests/e2e/node.py"),
+    *("tests/e2e/preloaded.py", "requirements"),
+)
+
+
+def _files(tests: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted({test.partition("::")[0] for test in tests}))
+
+
+def _version(version: str, tests: tuple[str, ...], *, oldest: bool = False) -> Stage:
+    return Stage(
+        f"end-to-end tests with vLLM {version}",
+        ("scripts/vllm-version.sh", VENV, version, *_pytest(*tests)),
+        inputs=()
+        if oldest
+        else (*_ENGINES, *_files(tests), "python/penstock/vllm", "scripts/vllm-version.sh"),
+    )
+
+
+SERVERS = Stage(
+    "Redis and Valkey servers",
+    ("scripts/install-servers.sh",),
+    kinds=("all", "unit", "check"),
+    both_lanes=True,
+)
+
+# Each lane takes the next of them as it becomes free: fast ones first, and long ones before those
+# that fill up what is left.
+STAGES = (
+    SERVERS,
+    Stage("ruff check", ("ruff", "check", "."), kinds=_LINT),
+    Stage("ruff format", ("ruff", "format", "--check", "."), kinds=_LINT),
+    Stage("cargo fmt", ("cargo", "fmt", "--all", "--check"), kinds=_LINT),
+    Stage(
+        "cargo clippy",
+        _words("cargo clippy --quiet --workspace --all-targets --locked -- -D warnings"),
+        kinds=_LINT,
+    ),
+    Stage("mypy", ("mypy",), kinds=_LINT),
+    Stage(
+        "native module against its stubs",
+        ("python", "-m", "mypy.stubtest", "penstock._native"),
+        kinds=_LINT,
+    ),
+    Stage(
+        "who knows whom: rooms, crates, modules",
+        _pytest("tests/docs/test_architecture.py"),
+        kinds=_LINT,
+    ),
+    Stage("site: strict build, links", ("make", "--no-print-directory", "docs"), kinds=_LINT),
+    Stage(
+        "Rust tests",
+        _RUST_TESTS,
+        kinds=_UNIT,
+        report=Path("target/nextest/default/junit.xml"),
+    ),
+    Stage("Python tests", _PYTHON_TESTS, kinds=("unit", "all")),
+    Stage("Python tests, but the long ones", (*_PYTHON_TESTS, "-m", "not long"), kinds=("check",)),
+    # The wheel holds what the environment's own build has compiled.
+    Stage("packages: used without vLLM and without Rust", _pytest("tests/packages")),
+    Stage(
+        "Rust documentation tests",
+        ("cargo", "test", "--quiet", "--workspace", "--locked", "--doc"),
+        runs_some=True,
+    ),
+    # So many inputs for each; what they found so far is in the tests above. With the features of
+    # the whole workspace, as the Rust tests, so that nothing is built again.
+    Stage(
+        "fuzzing",
+        ("cargo", "test", "--quiet", "--workspace", "--locked", "--lib", "fuzz::"),
+        env={"BOLERO_RANDOM_ITERATIONS": "20000"},
+        runs_some=True,
+    ),
+    Stage(
+        "models (loom): shared memory",
+        _words("cargo test --quiet -p penstock-store --locked --test shm_loom"),
+        env={"RUSTFLAGS": "--cfg loom", "CARGO_TARGET_DIR": "target/loom"},
+        runs_some=True,
+    ),
+    Stage(
+        "models (loom): signals, completions, slots",
+        _words("cargo test --quiet -p penstock-engine --locked --lib loom_models"),
+        env={"RUSTFLAGS": "--cfg loom", "CARGO_TARGET_DIR": "target/loom"},
+        runs_some=True,
+    ),
+    Stage(
+        "end-to-end tests with one neighbour",
+        _pytest("tests/e2e", "-m", "alone and not soak"),
+    ),
+    Stage(
+        "end-to-end tests with model runner V2",
+        (
+            *("scripts/model-runner-v2.sh", VENV),
+            *_pytest("tests/e2e/test_model_runner_v2.py"),
+        ),
+    ),
+    _version("0.29.0", _OF_EACH_VERSION + _OF_THE_OLDEST, oldest=True),
+    _version("0.31.0", _OF_EACH_VERSION),
+    # What Penstock uses of 0.30 and of 0.31 is the same. They differ in how steps end that compute
+    # nothing.
+    _version("0.30.0", (_OF_EACH_VERSION[0], _OF_EACH_VERSION[2])),
+    Stage(
+        f"rolling upgrade from {VERSION_BEFORE}",
+        (
+            *("scripts/version-before.sh", VENV, VERSION_BEFORE),
+            *_pytest("tests/e2e/test_rolling_upgrade.py"),
+        ),
+        inputs=(
+            *_ENGINES,
+            *("tests/e2e/test_rolling_upgrade.py", "scripts/version-before.sh"),
+            *("python/penstock/vllm", "python/penstock/layout", "python/penstock/identity.py"),
+            *(f"crates/penstock-{crate}/src" for crate in ("contract", "store", "layout", "py")),
+        ),
+    ),
+    Stage(
+        "vLLM's own proxies and its router",
+        (
+            *("scripts/vllm-examples.sh", VENV, "0.32.0"),
+            *("scripts/vllm-router.sh", VENV, "0.1.17"),
+            *_pytest("tests/e2e/test_proxies.py", "tests/e2e/test_router.py"),
+        ),
+        inputs=(
+            *_ENGINES,
+            *("tests/e2e/test_proxies.py", "tests/e2e/test_router.py"),
+            *("scripts/vllm-examples.sh", "scripts/vllm-router.sh"),
+            *("python/penstock/vllm", "python/penstock/lookup", "crates/penstock-lookup/src"),
+        ),
+    ),
+    Stage(
+        "Mooncake's store",
+        ("scripts/mooncake.sh", VENV, "0.3.13.post1", *_pytest("tests/pool/test_mooncake.py")),
+        inputs=(
+            *("tests/pool/test_mooncake.py", "tests/mooncake.py", "scripts/mooncake.sh"),
+            *("python/penstock/pool", "crates/penstock-store/src/registered"),
+            "crates/penstock-contract/src",
+        ),
+    ),
+    Stage(
+        "SGLang's HiCache: its factory, host pools and threads",
+        ("scripts/sglang.sh", VENV, "0.5.23", *_pytest("tests/sglang")),
+        inputs=(
+            *("tests/sglang", "scripts/sglang.sh", "requirements"),
+            *("python/penstock/sglang", "python/penstock/pool", "crates/penstock-py/src"),
+            "crates/penstock-store/src/sealed",
+        ),
+    ),
+    # Engines wait for each other: two processes leave the cores idle for a third of the time.
+    Stage(
+        "end-to-end tests on the real vLLM",
+        _pytest(
+            *("tests/e2e", "-m", "not soak and not alone", "--timeout", "900"),
+            *("--numprocesses", "3", "--dist", "loadfile"),
+        ),
+        both_lanes=True,
+    ),
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import random
 import threading
 import time
@@ -15,6 +16,27 @@ QUEUED_BYTES = 4 << 20
 """What the way holds, after which the sender has to wait, as for a full window."""
 RETRANSMISSION = 0.2
 """Seconds that a lost packet takes to be sent again: Linux's least."""
+LIMIT = 180.0
+"""Seconds that a test waits for what certainly comes, on a machine that stands still meanwhile."""
+
+
+@dataclasses.dataclass
+class _Hold:
+    """What the server sends is held up after so many bytes of each connection."""
+
+    after: int
+    begun: threading.Event = dataclasses.field(default_factory=threading.Event)
+    """Set when a connection holds something."""
+    over: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    is_lost: bool = False
+    _came: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    def take(self, connection: int, wanted: int) -> int:
+        """How many of so many bytes may come through now."""
+        came = self._came.get(connection, 0)
+        taken = min(wanted, self.after - came)
+        self._came[connection] = came + taken
+        return taken
 
 
 class Way:
@@ -34,9 +56,12 @@ class Way:
         self.port = 0
         self.came_back = 0
         """Bytes that the server sent and that came through, of all connections so far."""
+        self.opened = 0
+        """Connections so far, also those that were opened while the way was cut."""
         self._random = random.Random(1)
         self._loop = asyncio.new_event_loop()
         self._is_open = asyncio.Event()
+        self._hold: _Hold | None = None
         self._stopped = asyncio.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._is_ready = threading.Event()
@@ -63,6 +88,32 @@ class Way:
         """What was under way comes through after all."""
         self._loop.call_soon_threadsafe(self._is_open.set)
 
+    def hold(self, after: int = 0) -> None:
+        """Holds up what the server sends. Each connection lets through `after` more bytes of it,
+        and then nothing until `release`. So short replies come, and long ones stop at a known byte.
+        What clients send comes through."""
+        self._hold = _Hold(after)
+
+    def wait_held(self) -> None:
+        """Returns when a reply is held up: from then on it is under way until `release`."""
+        assert self._hold is not None
+        assert self._hold.begun.wait(LIMIT), "nothing was held up"
+
+    def release(self, *, is_lost: bool = False) -> None:
+        """What is held up, if anything is, comes through after all; or else it is lost, and its
+        connections end in the middle of a reply."""
+        hold = self._hold
+        if hold is None:
+            return
+        hold.is_lost = is_lost
+
+        def end() -> None:
+            if self._hold is hold:
+                self._hold = None
+            hold.over.set()
+
+        self._loop.call_soon_threadsafe(end)
+
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_until_complete(self._serve())
@@ -81,6 +132,8 @@ class Way:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.opened += 1
+        number = self.opened
         await self._is_open.wait()
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to)
@@ -88,17 +141,41 @@ class Way:
             writer.close()
             return
         with contextlib.suppress(asyncio.CancelledError):
-            back = self._pump(far_reader, writer, self._count)
-            await asyncio.gather(self._pump(reader, far_writer), back)
 
-    def _count(self, nbytes: int) -> None:
-        self.came_back += nbytes
+            async def come_back(data: bytes) -> None:
+                await self._come_back(number, writer, data)
+
+            async def go(data: bytes) -> None:
+                far_writer.write(data)
+                await far_writer.drain()
+
+            await asyncio.gather(
+                self._pump(reader, far_writer, go), self._pump(far_reader, writer, come_back)
+            )
+
+    async def _come_back(self, number: int, writer: asyncio.StreamWriter, data: bytes) -> None:
+        """Sends what the server sent to the client, unless it is held up."""
+        while data:
+            hold = self._hold
+            room = len(data) if hold is None else hold.take(number, len(data))
+            if hold is not None and not room:
+                hold.begun.set()
+                await hold.over.wait()
+                if hold.is_lost:
+                    writer.transport.abort()
+                    raise ConnectionAbortedError
+                await self._is_open.wait()
+                continue
+            part, data = data[:room], data[room:]
+            writer.write(part)
+            await writer.drain()
+            self.came_back += len(part)
 
     async def _pump(
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        count: Callable[[int], None] = lambda nbytes: None,
+        send: Callable[[bytes], Awaitable[None]],
     ) -> None:
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(QUEUED_BYTES // PIECE)
 
@@ -121,9 +198,7 @@ class Way:
                 await self._is_open.wait()
                 if not data:
                     break
-                writer.write(data)
-                await writer.drain()
-                count(len(data))
+                await send(data)
             writer.close()
 
         both: list[Callable[[], Awaitable[None]]] = [take, give]

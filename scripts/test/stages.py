@@ -78,8 +78,9 @@ _OF_THE_OLDEST = (
 
 # What end-to-end tests are made of.
 _ENGINES = (
-    *("tests/e2e/conftest.py", "tests/e2e/forks.py", "tests/e2e/models.py", "tests/e2e/node.py"),
-    *("tests/e2e/preloaded.py", "requirements"),
+    *("tests/e2e/conftest.py", "tests/e2e/forks.py", "tests/e2e/hybrids.py", "tests/e2e/models.py"),
+    *("tests/e2e/node.py", "tests/e2e/preloaded.py", "tests/e2e/stored.py", "tests/network.py"),
+    *("tests/servers.py", "requirements"),
 )
 
 

@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 if TYPE_CHECKING:
     from tests.e2e.forks import Fork
@@ -81,7 +84,8 @@ SHORT_LIMITS: dict[str, Any] = {"penstock.lookup_timeout": 1.0, "penstock.load_t
 
 
 class Node:
-    """An engine process. Use as a context manager; leaving it ends the process.
+    """An engine process. Use as a context manager; leaving it kills the process. vLLM's own end
+    takes seconds, and few tests are about it: those call `stop`.
 
     `launch` starts the process: :func:`new_process`, or :class:`tests.e2e.forks.Fork`. `prepare`
     names what the process calls before it starts the engine, as ``module:function``.
@@ -149,7 +153,7 @@ class Node:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        self.kill()
 
     def wait_ready(self, timeout: float = START_TIMEOUT) -> None:
         """Returns when the engine serves.
@@ -257,7 +261,7 @@ class Node:
         """Aborts a request."""
         self.result(self.send("abort", request=number))
 
-    def forget(self, timeout: float = 30.0) -> None:
+    def forget(self, timeout: float = 120.0) -> None:
         """Empties the engine's own prefix cache. vLLM refuses while a request holds blocks, and
         one that was aborted in the middle of a load holds its own until a step that reports the
         load's end: this runs small requests until then."""
@@ -267,11 +271,12 @@ class Node:
             self.ask([7, 8, 9], max_tokens=2)
 
     def counters(self) -> dict[str, float]:
-        """Penstock's counters, as vLLM's metrics show them, plus vLLM's preemptions."""
+        """Penstock's counters, as vLLM's metrics show them, plus vLLM's preemptions. And
+        `unfinished_requests`: those that were sent to the engine, and are not answered."""
         counters: dict[str, float] = self.result(self.send("counters"))
         return counters
 
-    def wait_for(self, counter: str, at_least: float, timeout: float = 30.0) -> None:
+    def wait_for(self, counter: str, at_least: float, timeout: float = 120.0) -> None:
         """Waits until a counter is high enough. Idle engines report with their next step, so
         this runs a small request now and then."""
         end = time.monotonic() + timeout
@@ -281,20 +286,41 @@ class Node:
             self.ask([7, 8, 9], max_tokens=2)
             time.sleep(0.05)
 
-    def stop(self) -> None:
-        """Ends the engine as vLLM would."""
-        if self.process.poll() is None:
-            assert self.process.stdin is not None
-            self.process.stdin.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout=60)
-        self.kill()
+    def stop(self, timeout: float = 120.0) -> int:
+        """Ends the engine as vLLM would, and returns its exit status.
+
+        Raises:
+            subprocess.TimeoutExpired: it did not end in `timeout` seconds. It is killed then.
+        """
+        try:
+            if self.process.poll() is None:
+                assert self.process.stdin is not None
+                self.process.stdin.close()
+            return self.process.wait(timeout)
+        finally:
+            self.kill()
 
     def kill(self) -> None:
-        """Ends the process and all its children at once."""
+        """Ends the process and all its children at once. vLLM's queues lie in shared memory, which
+        only an orderly end removes: this does it instead."""
+        queues = _queues_of(self.process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        for shared in queues:
+            shared.unlink(missing_ok=True)
+
+
+def _queues_of(pid: int) -> set[Path]:
+    """The shared memory of Python's making that a process and its children have mapped."""
+    found: set[Path] = set()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(pid)
+        for process in (parent, *parent.children(recursive=True)):
+            with contextlib.suppress(OSError):
+                maps = Path(f"/proc/{process.pid}/maps").read_text()
+                found |= {Path(name) for name in re.findall(r"/dev/shm/psm_\w+", maps)}
+    return found
 
 
 class StartError(RuntimeError):
@@ -368,7 +394,8 @@ async def _serve(args: dict[str, Any]) -> None:
                 case "reset":
                     result = await engine.reset_prefix_cache()
                 case "counters":
-                    result = _counters()
+                    unfinished = engine.output_processor.get_num_unfinished_requests()
+                    result = _counters() | {"unfinished_requests": unfinished}
             say(number, result=result)
         except Exception as error:
             say(number, error=repr(error))

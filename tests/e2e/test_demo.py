@@ -7,6 +7,7 @@ import json
 import math
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,12 +18,71 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import watched as watching
 from tests.prometheus import needed as prometheus_needed
 from tests.prometheus import targets
 from tests.terminal import shown_in_terminal
 from tests.watched import PENSTOCK, START_SECONDS, WatchedDemo, processes_in, start_demo
 
+# Two real servers, and what watches them: several cores' work, and 7 GB.
 pytestmark = [pytest.mark.e2e, pytest.mark.alone]
+
+PATIENT = """#!{python}
+import time
+
+import penstock
+import penstock.demo.measure as measuring
+from penstock.cli import main
+from penstock.demo.engine import Engine
+from penstock.demo.replay import chain
+from penstock.demo.servers import Servers
+
+pools, brought = [], set()
+sharing, start, complete = Servers.sharing, measuring._start_engines, Engine.complete
+
+
+def always(self, *options):
+    return sharing(self, "--load-policy", "always", *options)
+
+
+def started(model, pool, *others):
+    pools.append(pool)
+    return start(model, pool, *others)
+
+
+def stored(self, prompt, max_tokens, *others):
+    answer = complete(self, prompt, max_tokens, *others)
+    if "without" in self.name:
+        return answer
+    said = [*prompt, *answer.tokens]
+    brought.update(chain(said[:-1]))
+    end = time.monotonic() + 240
+    while True:
+        with penstock.open(pools[0]) as pool:
+            found = max((each.objects for each in pool.namespaces()), default=0)
+        if found >= len(brought):
+            return answer
+        assert time.monotonic() < end, (found, len(brought))
+        # With its next request an engine stores what it could not store before.
+        complete(self, said[:-1], 1)
+
+
+Servers.sharing, measuring._start_engines, Engine.complete = always, started, stored
+raise SystemExit(main())
+"""
+"""The demo, whose servers load whatever the pool has, and which asks the next question when the
+pool has all of the last one. As it is for users, a machine that is busy makes it load less."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the tests start is patient."""
+    program = tmp_path_factory.mktemp("program") / "penstock"
+    program.write_text(PATIENT.format(python=sys.executable))
+    program.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watching, "PENSTOCK", str(program))
+        yield
 
 
 @pytest.fixture
@@ -63,6 +123,8 @@ class Seen:
     """What `penstock top` showed in a terminal."""
     answers: list[tuple[str, str, list[float]]]
     """Of each query of the dashboard: its panel's title, the query, and the values found."""
+    saved: float
+    """Seconds of prefill that loads have saved, by the servers' counters."""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +135,7 @@ def seen() -> Iterator[Seen]:
         page = folder / "report" / "index.html"
         with WatchedDemo(folder, "--report", str(page)) as watched:
             # A server that does not answer within the interval counts as gone.
-            often = ("--interval", "8")
+            often = ("--interval", "20")
             with watched.paused():
                 command = watched.top("--json", "--count", "2", *often)
                 top = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -86,9 +148,13 @@ def seen() -> Iterator[Seen]:
                 for title, query in targets(f"{seconds}s")
                 if [(found := watched.prometheus.query(query))]
             ]
+            [saved] = watched.prometheus.query(
+                f"sum(last_over_time(vllm:penstock_prefill_saved_seconds_total[{seconds}s]))"
+            )
         readings = [json.loads(line) for line in top.splitlines()]
         left = running_in(folder)
-        yield Seen(figures, page.read_text(), left, readings, terminal, answers)
+        seconds_saved = float(saved["value"][1])
+        yield Seen(figures, page.read_text(), left, readings, terminal, answers, seconds_saved)
 
 
 def test_a_turn_on_the_other_server_loads_what_the_first_computed(seen: Seen) -> None:
@@ -104,20 +170,29 @@ def test_a_turn_on_the_other_server_loads_what_the_first_computed(seen: Seen) ->
     assert seen.left == []
 
 
+UNWEIGHED = "Loads to what was expected of them"
+"""A panel that tells of loads which were weighed."""
+
+
 @prometheus_needed
 def test_every_query_of_the_dashboard_has_data_of_real_servers(seen: Seen) -> None:
     assert len(seen.answers) == len(targets())
     assert [query for _, query, values in seen.answers if not values] == []
-    # A demo loads nothing from host memory: what such a load takes is not known. All else is.
+    # A demo loads nothing from host memory: what such a load takes is not known. Who always loads
+    # expects nothing of a load. All else is known.
     unknown = {title for title, _, values in seen.answers if any(map(math.isnan, values))}
-    assert unknown <= {"Loads, by tier"}
-    assert not any(all(map(math.isnan, values)) for _, _, values in seen.answers)
+    assert unknown <= {"Loads, by tier", UNWEIGHED}
+    assert not any(
+        all(map(math.isnan, values)) for title, _, values in seen.answers if title != UNWEIGHED
+    )
     values = {(title, query): values for title, query, values in seen.answers}
     for (title, query), found in values.items():
         if title.startswith("Failures"):
             assert set(found) == {0}, query
-        elif title in ("Prefill seconds saved, net", "Tokens that came from the pool"):
+        elif title == "Tokens that came from the pool":
             assert found[0] > 0, (query, found)
+    # What is left of it after the waits is the machine's to say.
+    assert seen.saved > 0
 
 
 def test_top_sees_the_demos_servers(seen: Seen) -> None:
@@ -155,11 +230,9 @@ def test_a_trace_finds_what_the_simulator_says(folder: Path) -> None:
     assert figures["outputs_equal"] == figures["requests"] == 6
     hits = figures["hit_ratio"]
     assert hits["simulated"] > 0.5
-    # A server that other work slowed down may have judged a load of some blocks not worth its time,
-    # before it or meanwhile.
-    assert hits["found"] > 0.4
-    all_of_it = hits["found"] + hits["declined"] + hits["late"]
-    assert all_of_it == pytest.approx(hits["simulated"], abs=0.01)
+    # All that can be loaded is: how much of it pays is the machine's to say.
+    assert (hits["declined"], hits["late"]) == (0, 0)
+    assert hits["found"] == pytest.approx(hits["simulated"], abs=0.01)
     command = [PENSTOCK, "simulate", str(sent), "--block-tokens", "128", "--json", "--no-sizes"]
     options = ["--bytes-per-token", "16KiB", "--nodes", "2", "--pool-bytes", "1GiB"]
     told = json.loads(subprocess.check_output([*command, *options], text=True))

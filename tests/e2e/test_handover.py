@@ -4,7 +4,10 @@ engine loads what the prefill engine has stored, whichever way a proxy asks."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
+import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -14,14 +17,18 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Answer, Node
+import penstock
+from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
+from tests.e2e.node import ANSWER_TIMEOUT, Answer, Node
 from tests.e2e.test_parallel import TOPOLOGIES
+from tests.network import LIMIT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 LENGTHS = (20, 3 * BLOCK - 1, 3 * BLOCK, 3 * BLOCK + 1, 15 * BLOCK + 100)
 """Prompts without a whole block, around a block's border, and of several steps."""
+
+STANDS_STILL = "the engine stands still in the middle of a prompt"
 
 TO_PREFILL = {
     "do_remote_decode": True,
@@ -50,11 +57,19 @@ def blind(prefill: Node, decode: Node, prompt: list[int]) -> Answer:
 
 def concurrent(prefill: Node, decode: Node, prompt: list[int]) -> Answer:
     """Both get the prompt at once, the decode engine first, as with Mooncake's proxy."""
-    answer = decode.start(prompt, params={"do_remote_prefill": True, "transfer_id": "x"})
-    time.sleep(0.05)
+    answer = start_first(decode, prompt)
     params = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": "x"}
     prefill.ask(prompt, max_tokens=1, params=params)
     return decode.answer(answer)
+
+
+def start_first(decode: Node, prompt: list[int]) -> int:
+    """The decode engine gets an announced prompt, and has begun to wait for its blocks."""
+    before = decode.counters().get("handovers", 0)
+    answer = decode.start(prompt, params={"do_remote_prefill": True, "transfer_id": "x"})
+    if reachable(prompt):
+        decode.wait_for("handovers", before + 1, timeout=LIMIT)
+    return answer
 
 
 FAMILIES = (serial, blind, concurrent)
@@ -95,7 +110,7 @@ def test_all_families_of_proxies(
                 loaded += reachable(prompt)
                 # vLLM shows a serial proxy's client what the prefill engine had cached, so only
                 # the counters tell what was loaded.
-                decode.wait_for("loaded_tokens", loaded)
+                decode.wait_for("loaded_tokens", loaded, timeout=LIMIT)
         seen = decode.counters()
         assert seen["loaded_tokens"] == loaded
         assert seen.get("stored_blocks", 0) == 0
@@ -127,7 +142,7 @@ def test_a_prefill_engine_of_another_topology(
             prompt = tokens(6 * BLOCK + 30, seed=70_000 + number)
             assert family(prefill, decode, prompt).tokens == plain.ask(prompt).tokens
             loaded += reachable(prompt)
-            decode.wait_for("loaded_tokens", loaded)
+            decode.wait_for("loaded_tokens", loaded, timeout=LIMIT)
         assert decode.counters().get("promises_refused", 0) == 0
 
 
@@ -188,7 +203,7 @@ def test_a_promise_that_nobody_keeps_costs_the_wait(
         answer = decode.ask(prompt, params=promise)
         assert answer.tokens == plain.ask(prompt).tokens
         assert answer.seconds >= 2.0
-        decode.wait_for("handovers_given_up", 1)
+        decode.wait_for("handovers_given_up", 1, timeout=LIMIT)
 
         # Nobody waits for what fits neither the prompt nor this engine.
         assert promise is not None
@@ -205,32 +220,91 @@ def test_a_promise_that_nobody_keeps_costs_the_wait(
         assert counters["handovers_given_up"] == 2
 
 
-@pytest.mark.parametrize("when", [0.0, 0.3])
+def stand_still_at_once() -> None:
+    """Has the engine never end its first step with a prompt of blocks."""
+    _stand_still(1)
+
+
+def stand_still_half_way() -> None:
+    """Has the engine never end its second step with a prompt of blocks."""
+    _stand_still(2)
+
+
+def _stand_still(at: int) -> None:
+    """Called in a test's engine before it starts; the engine's other processes are forked from it.
+    An engine that is to die in the middle of a prompt stands still there until it is killed."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    execute_model = GPUModelRunner.execute_model
+    steps = itertools.count(1)
+
+    @functools.wraps(execute_model)
+    def wrapped(self: Any, scheduler_output: Any, *args: Any, **options: Any) -> Any:
+        tokens = scheduler_output.total_num_scheduled_tokens
+        if tokens >= BLOCK and next(steps) == at:
+            print(STANDS_STILL, file=sys.stderr, flush=True)
+            threading.Event().wait()
+        return execute_model(self, scheduler_output, *args, **options)
+
+    GPUModelRunner.execute_model = wrapped
+
+
+def blocks_in(pool: penstock.Pool) -> int:
+    """How many blocks are in the pool, apart from what engines say of themselves there."""
+    used = pool.namespaces()
+    return sum(each.objects for each in used if each.nbytes > each.objects * KV_BYTES_PER_BLOCK)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for what certainly comes."""
+    end = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("where", "stored"), [("stand_still_at_once", 0), ("stand_still_half_way", 4)]
+)
 def test_the_prefill_engine_dies(
-    when: float, llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
+    where: str,
+    stored: int,
+    llama: Path,
+    plain: Node,
+    start: Callable[..., Node],
+    tmp_path: Path,
 ) -> None:
-    pool = f"file://{tmp_path}/pool?size=1GiB"
-    prefill, decode = pair(start, llama, pool, settings={"penstock.handover_timeout": 2.0})
+    """Before it has computed anything, and when some blocks of the prompt are in the pool."""
+    url = f"file://{tmp_path}/pool?size=1GiB"
+    prefill = start(
+        llama,
+        pool=url,
+        role="kv_producer",
+        max_num_batched_tokens=4 * BLOCK,
+        prepare=f"tests.e2e.test_handover:{where}",
+    )
+    decode = start(llama, pool=url, role="kv_consumer", settings={"penstock.handover_timeout": 2.0})
     prompt = tokens(20 * BLOCK, seed=60_000)
-    with decode:
-        answer = decode.start(prompt, params={"do_remote_prefill": True, "transfer_id": "x"})
+    with decode, penstock.open(url) as pool:
+        answer = start_first(decode, prompt)
         prefill.start(prompt, max_tokens=1, params={"do_remote_decode": True})
-        time.sleep(when)
+        until(lambda: STANDS_STILL in prefill.log.read_text())
+        until(lambda: blocks_in(pool) == stored)
         prefill.kill()
-        assert decode.answer(answer, timeout=60).tokens == plain.ask(prompt).tokens
-        decode.wait_for("handovers_given_up", 1)
+        assert decode.answer(answer).tokens == plain.ask(prompt).tokens
+        decode.wait_for("handovers_given_up", 1, timeout=LIMIT)
 
 
 def test_a_request_that_waits_is_aborted(
     llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
 ) -> None:
     pool = f"file://{tmp_path}/pool?size=1GiB"
-    decode = start(llama, pool=pool, settings={"penstock.handover_timeout": 60.0})
+    # Longer than anything here takes.
+    decode = start(llama, pool=pool, settings={"penstock.handover_timeout": 2 * ANSWER_TIMEOUT})
     with decode:
-        waits = decode.start(tokens(4 * BLOCK, seed=1), params={"do_remote_prefill": True})
-        time.sleep(0.5)
+        waits = start_first(decode, tokens(4 * BLOCK, seed=1))
         decode.abort(waits)
         assert decode.answer(waits).finish == "abort"
         prompt = tokens(4 * BLOCK, seed=2)
         assert decode.ask(prompt).tokens == plain.ask(prompt).tokens
-        decode.forget()
+        decode.forget(timeout=LIMIT)

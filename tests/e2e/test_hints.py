@@ -3,7 +3,6 @@ next is there before it is asked for."""
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import penstock
 from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
 from tests.e2e.node import Node
+from tests.e2e.stored import LIMIT, all_stored
 from tests.servers import Server
 
 pytestmark = pytest.mark.e2e
@@ -22,6 +22,8 @@ BLOCKS = 4
 LENGTH = BLOCKS * BLOCK + 20
 ROOM = 40
 """Blocks that a small pool has room for."""
+AT_ONCE = 5
+"""Prompts whose blocks are half of that."""
 KEEP, LET_GO, PREFETCH = "penstock.keep", "penstock.let_go", "penstock.prefetch"
 
 
@@ -38,12 +40,19 @@ def small_pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         Path(f"/dev/shm/penstock-{name}").unlink(missing_ok=True)
 
 
-def flood(node: Node, seed: int, prompts: int = 26, **options: Any) -> None:
-    """Asks so many other prompts that the pool gives its room away twice; slowly, as a pool of
-    this size has room for a few seconds' stores."""
+def flood(node: Node, seed: int, prompts: int = 26, *, kept: int = 0, **options: Any) -> None:
+    """Asks so many other prompts that the pool gives its room away twice, and waits until they are
+    stored. A pool of this size gives its room away between two touches. So with `kept` blocks, this
+    asks for a part of its room at a time, and waits until all of them were touched."""
+    since, asked = node.counters(), []
     for number in range(prompts):
-        node.ask(tokens(LENGTH, seed=seed + number), **options)
-        time.sleep(0.3)
+        asked.append(tokens(LENGTH, seed=seed + number))
+        node.ask(asked[-1], **options)
+        if kept and number % AT_ONCE == 0:
+            touched = node.counters().get("touched_blocks", 0)
+            # One round may have begun before.
+            node.wait_for("touched_blocks", touched + 2 * kept, timeout=LIMIT)
+    all_stored(node, asked, prompts * BLOCKS, since=since, **options)
 
 
 def cached(node: Node, prompt: list[int], expected: tuple[int, ...], **options: Any) -> int:
@@ -68,14 +77,16 @@ def test_a_kept_conversation_outlives_a_flood_that_evicts_another(
     # Shared memory has its values in whole pages: four blocks take more than a tenth of 40.
     shares = {"penstock.keep_share_of_one": 0.25}
     with start(llama, pool=small_pool, settings=shares) as node:
-        assert node.ask(kept, params={KEEP: 120}).tokens == expected[0]
+        assert node.ask(kept, params={KEEP: 600}).tokens == expected[0]
         assert node.ask(other).tokens == expected[1]
-        node.wait_for("stored_blocks", 2 * BLOCKS)
-        flood(node, 17_10)
+        all_stored(node, [kept, other], 2 * BLOCKS)
+        # What does not come in time to the pool is kept no more. Here it is, from now on.
+        node.ask(kept, params={KEEP: 600})
+        flood(node, 17_10, kept=BLOCKS)
         assert cached(node, kept, expected[0]) == BLOCKS * BLOCK
         assert cached(node, other, expected[1]) == 0
         counters = node.counters()
-        assert counters["keep_hints"] == 1
+        assert counters["keep_hints"] == 2
         assert counters["touched_blocks"] >= 3 * BLOCKS
         assert counters.get("keep_refused_blocks", 0) == 0
 
@@ -92,12 +103,17 @@ def test_a_tenant_that_keeps_everything_pushes_nobody_out(
     with start(llama, pool=small_pool, settings=shares) as node:
         flood(node, 17_50, prompts=8, **of("red", **{KEEP: 600}))
         # Red has all that it may have. Blue's is kept all the same.
+        since = node.counters()
         assert node.ask(kept, **of("blue", **{KEEP: 600})).tokens == expected[0]
-        flood(node, 17_60, **of("red", **{KEEP: 600}))
-        node.wait_for("keep_refused_blocks", 26 * BLOCKS - ROOM // 4)
+        all_stored(node, [kept], BLOCKS, since=since, **of("blue"))
+        node.ask(kept, **of("blue", **{KEEP: 600}))
+        flood(node, 17_60, kept=ROOM // 4 + BLOCKS, **of("red", **{KEEP: 600}))
+        node.wait_for("keep_refused_blocks", 26 * BLOCKS - ROOM // 4, timeout=LIMIT)
         assert cached(node, kept, expected[0], **of("blue")) == BLOCKS * BLOCK
         # And what blue does not keep has as much room as red leaves to everybody.
+        since = node.counters()
         assert node.ask(fresh, **of("blue")).tokens == expected[1]
+        all_stored(node, [fresh], BLOCKS, since=since, **of("blue"))
         flood(node, 17_90, prompts=3, **of("red", **{KEEP: 600}))
         assert cached(node, fresh, expected[1], **of("blue")) == BLOCKS * BLOCK
 
@@ -111,20 +127,19 @@ def test_what_is_let_go_leaves_the_pool(
     expected = [plain.ask(each).tokens for each in (prompt, other)]
     with start(llama, pool=pool) as node:
         assert node.ask(prompt).tokens == expected[0]
-        node.wait_for("stored_blocks", BLOCKS)
+        all_stored(node, [prompt], BLOCKS)
         assert objects(pool) == BLOCKS
         # The last turn of this agent. Others go on with its first two blocks.
         last = [*prompt, *tokens(2 * BLOCK, seed=17_102)]
         answer = node.ask(last, params={LET_GO: 2 * BLOCK})
         assert answer.tokens == plain.ask(last).tokens
-        node.wait_for("let_go_blocks", 2)
+        node.wait_for("let_go_blocks", 2, timeout=LIMIT)
         assert objects(pool) == 2
         assert node.counters()["stored_blocks"] == BLOCKS, "nothing new was stored"
         assert cached(node, other, expected[1]) == 2 * BLOCK
         assert cached(node, prompt, expected[0]) == 2 * BLOCK
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("salt", [None, "a salt"])
 def test_a_prompt_that_comes_next_is_in_host_memory(
     salt: str | None, llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
@@ -134,7 +149,7 @@ def test_a_prompt_that_comes_next_is_in_host_memory(
     with Server("valkey", tmp_path) as server:
         with start(llama, pool=server.unix_url) as first:
             assert first.ask(prompt, cache_salt=salt).tokens == expected
-            first.wait_for("stored_blocks", BLOCKS)
+            all_stored(first, [prompt], BLOCKS, cache_salt=salt)
         settings = {"penstock.host_tier": True}
         with start(llama, pool=server.unix_url, settings=settings) as second:
             # An agent works, and knows what it will ask then.
@@ -143,7 +158,7 @@ def test_a_prompt_that_comes_next_is_in_host_memory(
             )
             answer = second.answer(number)
             assert answer.tokens == plain.ask(working, max_tokens=40).tokens
-            second.wait_for("prefetched_bytes", BLOCKS * KV_BYTES_PER_BLOCK)
+            second.wait_for("prefetched_bytes", BLOCKS * KV_BYTES_PER_BLOCK, timeout=LIMIT)
             before = second.counters()
             # The pool is gone: only host memory can have it.
             server.kill()
@@ -163,7 +178,7 @@ def test_wrong_hints_change_nothing(
     with start(llama, pool=f"file://{tmp_path}/pool?size=1GiB") as node:
         wrong = {KEEP: "long", LET_GO: -3, PREFETCH: {"prompt": "next"}}
         assert node.ask(prompt, params=wrong).tokens == expected
-        node.wait_for("stored_blocks", BLOCKS)
         assert node.counters()["hints_refused"] == 3
+        all_stored(node, [prompt], BLOCKS)
         assert cached(node, prompt, expected, params=wrong) == BLOCKS * BLOCK
         assert node.log.read_text().count("penstock.keep is not followed") == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from tests.e2e import models
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Node
+from tests.e2e.stored import all_stored
 
 pytestmark = pytest.mark.e2e
 
@@ -24,69 +25,86 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models.gemma2(tmp_path_factory.mktemp("gemma"))
 
 
-# A block that leaves the window is given back, stored or not. With another engine on the same two
-# cores, one may not be stored.
-@pytest.mark.alone
-def test_only_the_last_window_is_loaded(
-    gemma: Path, start: Callable[..., Node], tmp_path: Path
-) -> None:
-    prompt = tokens(9 * BLOCK + 5, seed=1)
-    with start(gemma, pool=f"file://{tmp_path}/pool?size=1GiB") as node:
-        cold, own_hit = node.ask(prompt), node.ask(prompt)
-        node.wait_for("stored_blocks", 2 * 9)
-        node.forget()
-        loaded = node.ask(prompt)
-        assert loaded.cached == own_hit.cached == 9 * BLOCK
-        assert loaded.text == own_hit.text
-        assert loaded.tokens == cold.tokens
-        counters = node.counters()
-        assert counters["loaded_tokens"] == 9 * BLOCK
-        assert counters["loaded_bytes"] == (9 + WINDOW_BLOCKS) * GROUP_BYTES
-
-
-@pytest.mark.alone
-def test_a_missing_window_makes_the_hit_shorter(
-    gemma: Path, start: Callable[..., Node], tmp_path: Path
-) -> None:
-    folder = tmp_path / "pool"
-    prompt = tokens(8 * BLOCK + 5, seed=2)
+@pytest.fixture(scope="module")
+def pooled(
+    gemma: Path, start: Callable[..., Node], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Node, Path]]:
+    """An engine, and its pool's folder."""
+    folder = tmp_path_factory.mktemp("pooled") / "pool"
     with start(gemma, pool=f"file://{folder}?size=1GiB") as node:
-        cold = node.ask(prompt)
-        node.wait_for("stored_blocks", 2 * 8)
-        # Of a prompt the end counts as used first: this is one of the last two of either group.
-        # Its time of use lies the longest before it was written.
-        ages = {path: path.stat().st_ctime_ns - path.stat().st_mtime_ns for path in values(folder)}
-        max(ages, key=lambda path: ages[path]).unlink()
-        node.forget()
-        answer = node.ask(prompt)
-        assert answer.tokens == cold.tokens
-        assert answer.cached in (6 * BLOCK, 7 * BLOCK)
+        yield node, folder
 
 
-def values(folder: Path) -> list[Path]:
+def values(folder: Path) -> set[Path]:
     """The files of all blocks."""
     size = GROUP_BYTES + 64
-    return [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size == size]
+    return {path for path in folder.rglob("*") if path.is_file() and path.stat().st_size == size}
 
 
-@pytest.mark.alone
-def test_a_damaged_block_of_either_group_is_recomputed(
-    gemma: Path, start: Callable[..., Node], tmp_path: Path
-) -> None:
-    folder = tmp_path / "pool"
-    prompt = tokens(6 * BLOCK + 5, seed=3)
-    with start(gemma, pool=f"file://{folder}?size=1GiB") as node:
-        cold = node.ask(prompt)
-        node.wait_for("stored_blocks", 2 * 6)
-        for path in values(folder):
-            content = bytearray(path.read_bytes())
-            content[1000] ^= 1
-            path.write_bytes(content)
+def counted(node: Node, before: dict[str, float], name: str) -> float:
+    """What was counted since."""
+    return node.counters().get(name, 0) - before.get(name, 0)
+
+
+def test_only_the_last_window_is_loaded(pooled: tuple[Node, Path]) -> None:
+    node, _ = pooled
+    prompt = tokens(9 * BLOCK + 5, seed=1)
+    before = node.counters()
+    cold, own_hit = node.ask(prompt), node.ask(prompt)
+    all_stored(node, [prompt], 2 * 9, since=before)
+    node.forget()
+    before = node.counters()
+    loaded = node.ask(prompt)
+    assert loaded.cached == own_hit.cached == 9 * BLOCK
+    assert loaded.text == own_hit.text
+    assert loaded.tokens == cold.tokens
+    assert counted(node, before, "loaded_tokens") == 9 * BLOCK
+    assert counted(node, before, "loaded_bytes") == (9 + WINDOW_BLOCKS) * GROUP_BYTES
+
+
+def test_a_missing_block_of_either_group_makes_the_hit_shorter(pooled: tuple[Node, Path]) -> None:
+    node, folder = pooled
+    prompt = tokens(8 * BLOCK + 5, seed=2)
+    # With its end, the pool gets a prompt's last block: the files are those of the seventh.
+    for end in (6, 7):
+        others, before = values(folder), node.counters()
+        node.ask(prompt[: end * BLOCK + 1], max_tokens=1)
+        all_stored(node, [prompt[: end * BLOCK]], 2 * 6 if end == 6 else 2, since=before)
+    seventh = values(folder) - others
+    assert len(seventh) == 2
+    before = node.counters()
+    cold = node.ask(prompt)
+    all_stored(node, [prompt], 2, since=before)
+    for path in sorted(seventh):
+        path.unlink()
         node.forget()
-        assert node.ask(prompt).tokens == cold.tokens
-        counters = node.counters()
-        assert counters["rejected_objects"] >= 1
-        assert counters.get("loaded_tokens", 0) == 0
+        before = node.counters()
+        # Full attention goes on from the sixth. So does the window, as both later ends need it.
+        answer = node.ask(prompt)
+        assert answer.cached == 6 * BLOCK
+        assert answer.tokens == cold.tokens
+        # It was computed, and so it is stored again.
+        all_stored(node, [prompt], 1, since=before)
+        assert path.exists()
+
+
+def test_a_damaged_block_of_either_group_is_recomputed(pooled: tuple[Node, Path]) -> None:
+    node, folder = pooled
+    prompt = tokens(6 * BLOCK + 5, seed=3)
+    others, before = values(folder), node.counters()
+    cold = node.ask(prompt)
+    all_stored(node, [prompt], 2 * 6, since=before)
+    damaged = values(folder) - others
+    assert len(damaged) == 2 * 6
+    for path in damaged:
+        content = bytearray(path.read_bytes())
+        content[1000] ^= 1
+        path.write_bytes(content)
+    node.forget()
+    before = node.counters()
+    assert node.ask(prompt).tokens == cold.tokens
+    assert counted(node, before, "rejected_objects") >= 1
+    assert counted(node, before, "loaded_tokens") == 0
 
 
 def test_blocks_that_leave_the_window_are_read_before_they_are_given_away(
@@ -102,6 +120,7 @@ def test_blocks_that_leave_the_window_are_read_before_they_are_given_away(
     }
     with start(gemma, **options) as first:
         alone = [first.ask(prompt, max_tokens=BLOCK + 10).tokens for prompt in prompts]
+        all_stored(first, prompts, 2 * 6 * len(prompts))
     with start(gemma, **options) as second:
         for _ in range(2):
             running = [second.start(prompt, max_tokens=BLOCK + 10) for prompt in prompts]

@@ -10,6 +10,7 @@ import pytest
 from tests.e2e import models
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Node, StartError
+from tests.e2e.stored import all_stored
 
 pytestmark = pytest.mark.e2e
 
@@ -34,7 +35,7 @@ def test_a_loaded_prompt_is_vllms_own_hit(
         for prompt in prompts:
             first.ask(prompt)
         own = [first.ask(prompt) for prompt in prompts]
-        first.wait_for("stored_blocks", 3 * len(prompts) - 1)
+        all_stored(first, prompts, 3 * len(prompts))
     with start(llama, pool=pool, **options) as second:
         loaded = [second.ask(prompt) for prompt in prompts]
         assert second.counters()["loaded_tokens"] == sum(answer.cached for answer in own)
@@ -44,9 +45,6 @@ def test_a_loaded_prompt_is_vllms_own_hit(
         assert other.ask(prompts[0]).cached == 0
 
 
-# A block that leaves the window is given back, stored or not. With another engine on the same two
-# cores, one may not be stored.
-@pytest.mark.alone
 def test_groups_may_differ_in_type(start: Callable[..., Node], tmp_path: Path) -> None:
     gemma = models.gemma2(tmp_path / "model")
     options = {
@@ -60,9 +58,9 @@ def test_groups_may_differ_in_type(start: Callable[..., Node], tmp_path: Path) -
         for prompt in prompts:
             first.ask(prompt)
         own = [first.ask(prompt) for prompt in prompts]
-        # vLLM makes three groups of these layers.
-        first.wait_for("stored_blocks", 3 * len(prompts) * 5)
         assert first.counters().get("loaded_tokens", 0) == 0
+        # vLLM makes three groups of these layers.
+        all_stored(first, prompts, 3 * len(prompts) * 5)
     with start(gemma, **options) as second:
         loaded = [second.ask(prompt) for prompt in prompts]
         assert second.counters()["loaded_tokens"] == (4 + 5 + 5) * BLOCK

@@ -14,6 +14,7 @@ import pytest
 from tests.e2e import models
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Node, StartError
+from tests.e2e.stored import all_stored
 
 pytestmark = pytest.mark.e2e
 
@@ -31,12 +32,7 @@ PROMPTS = [tokens(length, seed=length) for length in (5 * BLOCK + 3, 4 * BLOCK, 
     indirect=["any_pool"],
     ids=["file", "valkey"],
 )
-# A block of a hybrid that leaves the window is given back, stored or not. With another engine on
-# the same two cores, one may not be stored.
-@pytest.mark.parametrize(
-    "model",
-    [pytest.param(name, marks=pytest.mark.alone) if name == "hybrid" else name for name in MODELS],
-)
+@pytest.mark.parametrize("model", MODELS)
 def test_layouts_share(
     model: str, writer: str, reader: str, any_pool: str, start: Callable[..., Node], tmp_path: Path
 ) -> None:
@@ -46,7 +42,7 @@ def test_layouts_share(
         own_hits = [first.ask(prompt) for prompt in PROMPTS]
         assert first.counters().get("loaded_tokens", 0) == 0
         groups = 2 if model == "hybrid" else 1
-        first.wait_for("stored_blocks", groups * (5 + 4 + 7))
+        all_stored(first, PROMPTS, groups * (5 + 4 + 7))
         assert f"KV layout {writer}" in first.log.read_text()
     with start(folder, pool=any_pool, settings={"penstock.kv_layout": reader}) as second:
         answers = [second.ask(prompt) for prompt in PROMPTS]

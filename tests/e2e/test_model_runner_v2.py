@@ -8,10 +8,10 @@ kernels take their time, so models, blocks and answers are small here.
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.e2e import models
@@ -19,6 +19,7 @@ from tests.e2e.async_on_cpu import ASYNCHRONOUS, RUNS_AHEAD
 from tests.e2e.conftest import tokens
 from tests.e2e.hybrids import HYBRIDS
 from tests.e2e.node import Node
+from tests.e2e.stored import until
 from tests.network import Way
 from tests.servers import Server
 
@@ -61,6 +62,24 @@ def alone(serve: Callable[..., Node], small: Path) -> Iterator[Node]:
     """vLLM alone, with the same runner."""
     with serve(small) as node:
         yield node
+
+
+def start_together(node: Node, prompts: Sequence[list[int]], max_tokens: int) -> list[int]:
+    """Starts requests that begin together, however long the machine takes to send them: the engine
+    stands still until all of them were sent."""
+    # With its first request a node asks the engine for something else, too.
+    node.ask([7, 8, 9], max_tokens=2)
+    engine = psutil.Process(node.process.pid).children(recursive=True)
+    assert engine
+    for process in engine:
+        process.suspend()
+    try:
+        numbers = [node.start(prompt, max_tokens=max_tokens) for prompt in prompts]
+        until(lambda: node.counters()["unfinished_requests"] == len(prompts), node)
+    finally:
+        for process in engine:
+            process.resume()
+    return numbers
 
 
 def test_another_process_loads_what_one_stored(
@@ -117,11 +136,10 @@ def test_preempted_requests(
         kv_cache_memory_bytes=10 * 2 * PAGE,
         max_model_len=8 * BLOCK,
     ) as node:
-        running = [node.start(prompt, max_tokens=BLOCK + 10) for prompt in prompts]
+        running = start_together(node, prompts, max_tokens=BLOCK + 10)
         assert [node.answer(number).tokens for number in running] == expected
-        counters = node.counters()
-        assert counters["num_preemptions"] > 0
-        assert counters["stored_blocks"] > 0
+        assert node.counters()["num_preemptions"] > 0
+        node.wait_for("stored_blocks", 1)
 
 
 def test_a_hybrid_model(serve: Callable[..., Node], tmp_path: Path) -> None:
@@ -182,6 +200,7 @@ def test_blocks_that_are_zeroed_in_other_hands_are_read_before(
     """Two requests fill a block in the same step, and take all room there is. In the next step the
     first needs the second one's blocks, which are still to be read: the pool is slow, and there are
     fewer slots than objects. As one of the two may begin a step or two later, it has more tokens.
+    The prompts fill no block, so nobody waits for the slow pool before they begin.
     """
     rounds = [
         (tokens(BLOCK - 16, seed=10 * late), tokens(BLOCK - 16 + late, seed=10 * late + 1))
@@ -202,11 +221,9 @@ def test_blocks_that_are_zeroed_in_other_hands_are_read_before(
         ) as node,
     ):
         turns = []
+        way.be(delay=0.01)
         for prompts in rounds:
-            way.be()
-            running = [node.start(prompt, max_tokens=24) for prompt in prompts]
-            time.sleep(0.2)
-            way.be(delay=0.01)
+            running = start_together(node, prompts, max_tokens=24)
             for prompt, number in zip(prompts, running, strict=True):
                 turns.append([*prompt, *node.answer(number).tokens])
             node.forget()

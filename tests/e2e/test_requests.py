@@ -3,7 +3,6 @@ other, and with steps that are scheduled while the one before still runs, as on 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,9 @@ import pytest
 
 from tests.e2e.async_on_cpu import ASYNCHRONOUS, RUNS_AHEAD
 from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
-from tests.e2e.node import Node
+from tests.e2e.node import ANSWER_TIMEOUT, Node
+from tests.network import LIMIT, Way
+from tests.servers import Server
 
 pytestmark = pytest.mark.e2e
 
@@ -89,23 +90,54 @@ def test_aborted_requests_leave_nothing_behind(
     llama: Path, plain: Node, serve: Callable[..., Node], tmp_path: Path
 ) -> None:
     prompts = [tokens(6 * BLOCK + 10, seed=50 + i) for i in range(4)]
+
+    def at_once(node: Node, way: Way, prompt: list[int]) -> int:
+        return node.start(prompt, max_tokens=100)
+
+    def in_its_look_up(node: Node, way: Way, prompt: list[int]) -> int:
+        way.hold()
+        number = node.start(prompt, max_tokens=100)
+        way.wait_held()
+        return number
+
+    def in_its_load(node: Node, way: Way, prompt: list[int]) -> int:
+        way.hold(after=KV_BYTES_PER_BLOCK // 2)
+        number = node.start(prompt, max_tokens=100)
+        way.wait_held()
+        return number
+
+    def after_its_load(node: Node, way: Way, prompt: list[int]) -> int:
+        loaded = node.counters().get("loaded_tokens", 0)
+        number = node.start(prompt, max_tokens=100)
+        node.wait_for("loaded_tokens", loaded + 6 * BLOCK, timeout=LIMIT)
+        return number
+
     # Room for two such requests: blocks that an aborted one kept would soon be missed.
-    with serve(
-        llama,
-        pool=f"file://{tmp_path}/pool?size=1GiB",
-        kv_cache_memory_bytes=16 * KV_BYTES_PER_BLOCK,
-        max_model_len=1024,
-    ) as node:
+    with (
+        Server("redis", tmp_path) as server,
+        Way(server.port) as way,
+        serve(
+            llama,
+            pool=f"redis://127.0.0.1:{way.port}",
+            kv_cache_memory_bytes=16 * KV_BYTES_PER_BLOCK,
+            max_model_len=1024,
+            # Nothing is given up by itself.
+            settings={
+                "penstock.lookup_timeout": 2 * ANSWER_TIMEOUT,
+                "penstock.load_timeout": 2 * ANSWER_TIMEOUT,
+            },
+        ) as node,
+    ):
         for prompt in prompts:
             node.ask(prompt)
-        node.wait_for("stored_blocks", 24)
-        for pause in (0.0, 0.002, 0.005, 0.01, 0.02, 0.05):
+        node.wait_for("stored_blocks", 24, timeout=LIMIT)
+        for begin in (at_once, in_its_look_up, in_its_load, after_its_load):
             for prompt in prompts:
-                node.forget()
-                number = node.start(prompt, max_tokens=100)
-                time.sleep(pause)
+                node.forget(timeout=LIMIT)
+                number = begin(node, way, prompt)
                 node.abort(number)
                 node.answer(number)
-        node.forget()
+                way.release()
+        node.forget(timeout=LIMIT)
         for prompt in prompts:
             assert node.ask(prompt).tokens == plain.ask(prompt).tokens

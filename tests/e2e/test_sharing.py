@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
 from tests.e2e.node import Node
+from tests.e2e.stored import all_stored
 
 pytestmark = pytest.mark.e2e
 
@@ -29,7 +29,9 @@ def test_second_process_loads(
         for prompt in prompts:
             first.ask(prompt)
         said = list(first.ask(turn, max_tokens=BLOCK + 60).tokens)
-        first.wait_for("stored_blocks", sum(n // BLOCK for n in LENGTHS) + 3)
+        answered = [*turn, *said][:-1]
+        blocks = sum(n // BLOCK for n in LENGTHS) + len(answered) // BLOCK
+        all_stored(first, [*prompts, answered], blocks)
     next_turn = turn + said + tokens(40, seed=seed + 1)
 
     with start(llama, pool=any_pool) as second:
@@ -57,27 +59,44 @@ def test_second_process_loads(
         assert counters["stored_bytes"] <= KV_BYTES_PER_BLOCK
 
 
-@pytest.mark.alone
-def test_what_loads_save_is_what_computing_takes(
+def test_what_loads_save_is_counted_with_loads_alone(
     llama: Path, start: Callable[..., Node], tmp_path: Path
 ) -> None:
-    length = 7 * BLOCK + 100
+    """How near the figure comes to what is seen is for `benches.saved_seconds`: it depends on what
+    else the machine does."""
+    blocks = 7
+    length = blocks * BLOCK + 100
     prompts = [tokens(length, seed=7_000 + n) for n in range(10)]
     pool = f"file://{tmp_path}/saved?size=1GiB"
     with start(llama, pool=pool) as first:
         for prompt in prompts[:5]:
             first.ask(prompt, max_tokens=1)
-        first.wait_for("stored_blocks", 5 * (length // BLOCK))
-    # Where the machine is slow for a moment, the default might compute what could be loaded.
-    with start(llama, pool=pool, settings={"penstock.load_policy": "always"}) as second:
-        # Its first requests set things up.
+        all_stored(first, prompts[:5], 5 * blocks)
+    with start(llama, pool=pool) as second:
         computed = [second.ask(prompt, max_tokens=1) for prompt in prompts[5:]]
-        loaded = [second.ask(prompt, max_tokens=1) for prompt in prompts[:5]]
-        assert [answer.cached > 0 for answer in (*computed, *loaded)] == [False] * 5 + [True] * 5
-        second.wait_for("prefill_saved_seconds", 0.0001)
         counters = second.counters()
-    saved = counters["prefill_saved_seconds"] - counters["load_wait_seconds"]
-    usual = statistics.median(answer.seconds for answer in computed)
-    seen = sum(usual - answer.seconds for answer in loaded)
-    # Other programs use the machine too.
-    assert seen / 3 < saved < 3 * seen, (counters, computed, loaded)
+        assert [answer.cached for answer in computed] == [0] * 5
+        assert counters.get("loaded_tokens", 0) == 0
+        assert counters.get("prefill_saved_seconds", 0) == 0
+        # They waited for the pool's answer, and then were computed.
+        waited = [counters["load_wait_seconds"]]
+        assert waited[0] > 0
+
+        saved = [0.0]
+        for number, prompt in enumerate(prompts[:5], 1):
+            loaded = second.ask(prompt, max_tokens=1)
+            counters = second.counters()
+            assert loaded.cached == blocks * BLOCK
+            assert counters["loaded_tokens"] == number * blocks * BLOCK
+            saved.append(counters["prefill_saved_seconds"])
+            waited.append(counters["load_wait_seconds"])
+            assert 0 < waited[-1] - waited[-2] <= loaded.seconds
+            # As long as this engine's own steps take, and they are a part of what their requests
+            # took.
+            longest = max(answer.seconds for answer in computed)
+            assert 0 < saved[-1] - saved[-2] <= longest
+
+        # Neither what the engine has itself nor what it computes saves more.
+        assert second.ask(prompts[5], max_tokens=1).cached == blocks * BLOCK
+        assert second.ask(tokens(length, seed=7_100), max_tokens=1).cached == 0
+        assert second.counters()["prefill_saved_seconds"] == saved[-1]

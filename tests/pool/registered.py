@@ -13,7 +13,11 @@ SQLITE = ROOT / "examples/store-python/src"
 """Where the example's module lies."""
 
 TROUBLED = '''
-"""The example's store. With a file POOL.trouble, it does what that says instead of its work."""
+"""The example's store. With a file POOL.trouble, it does what that says instead of its work.
+
+It says in POOL.trouble.asked that a get has come that it does not answer at once. A late answer is
+sent once POOL.trouble is gone, and POOL.trouble.answered says that it was sent. With "waiting", it
+waits for others for as long as they like, and says in POOL.trouble.waits that it does."""
 
 import ctypes
 import os
@@ -22,9 +26,33 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import penstock_store_sqlite
 from penstock.errors import Unreachable
 from penstock.pool import Listed
 from penstock_store_sqlite import SqliteStore
+
+
+class Sent(bytes):
+    """A value that says when the program has sent it: nobody needs it any more."""
+
+    def __del__(self):
+        self.said.touch()
+
+
+class Patience:
+    """A clock that stands still, for a store that sleeps while it waits."""
+
+    def __init__(self, waits):
+        self.waits = waits
+
+    def monotonic(self):
+        return 0.0
+
+    def sleep(self, seconds):
+        self.waits.touch()
+        time.sleep(seconds)
+
+    time_ns = time.time_ns
 
 
 class TroubledStore(SqliteStore):
@@ -32,7 +60,7 @@ class TroubledStore(SqliteStore):
         self._url = url
         self._file = Path(urlsplit(url).path + ".trouble")
         if self._trouble().startswith("opening"):
-            with open(f"{self._file}.tries", "a") as tries:
+            with self._says("tries").open("a") as tries:
                 tries.write(".")
                 count = tries.tell()
         if self._trouble() == "opening":
@@ -43,6 +71,8 @@ class TroubledStore(SqliteStore):
             raise Unreachable("nobody is there")
         while self._trouble() == "opening for long":
             time.sleep(0.05)
+        if self._trouble() == "waiting":
+            penstock_store_sqlite.time = Patience(self._says("waits"))
         super().__init__(f"sqlite://{urlsplit(url).path}")
         print("what a store prints is not for standard output")
 
@@ -51,10 +81,18 @@ class TroubledStore(SqliteStore):
         super().close()
 
     def _trouble(self):
-        return self._file.read_text() if self._file.exists() else ""
+        try:
+            return self._file.read_text()
+        except FileNotFoundError:
+            return ""
+
+    def _says(self, what):
+        return Path(f"{self._file}.{what}")
 
     def get_many(self, batch, timeout):
         trouble = self._trouble()
+        if trouble in ("sleeping", "holding", "late"):
+            self._says("asked").touch()
         if trouble == "raising":
             raise RuntimeError(f"no way to get from {self._url}")
         if trouble == "sleeping":
@@ -65,12 +103,17 @@ class TroubledStore(SqliteStore):
             os._exit(3)
         if trouble == "leaving a child":
             child = subprocess.Popen(["sleep", "3600"])
-            Path(f"{self._file}.child").write_text(str(child.pid))
+            self._says("child").write_text(str(child.pid))
             os._exit(3)
         if trouble == "exiting":
             raise SystemExit
         if trouble == "late":
-            time.sleep(1)
+            while self._trouble() == "late":
+                time.sleep(0.01)
+            values = [Sent(value) for value in super().get_many(batch, timeout)]
+            for value in values:
+                value.said = self._says("answered")
+            return values
         if trouble == "miscounting":
             return []
         if trouble == "mistyping":
@@ -124,7 +167,7 @@ class MeetingStore(PythonStore):
             self.calls.notify_all()
             # Nobody goes before all are there, and then the last one goes first.
             met = self.calls.wait_for(
-                lambda: self.most >= self.concurrency and self.running[-1] is me, 20
+                lambda: self.most >= self.concurrency and self.running[-1] is me, 60
             )
             values = [self.values.get(get.key) for get in batch]
             self.running.remove(me)

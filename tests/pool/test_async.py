@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,20 @@ import pytest
 import penstock
 from penstock import AsyncPool, errors
 from tests.servers import Server
+from tests.silent import LIMIT, freeze, unread
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, 60))
+    asyncio.run(asyncio.wait_for(main, 2 * LIMIT))
+
+
+def open_pool(server: Server, **options: int) -> AsyncPool:
+    return penstock.open_async(server.tcp_url, timeout=LIMIT, connect_timeout=LIMIT, **options)
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.01)
 
 
 async def is_pinned(memory: bytearray) -> bool:
@@ -78,31 +88,32 @@ def test_bad_buffers_are_refused_at_once() -> None:
 
 def test_the_loop_goes_on_while_the_server_is_frozen(redis_server: Server) -> None:
     async def main() -> None:
-        async with penstock.open_async(redis_server.unix_url) as pool:
+        async with open_pool(redis_server) as pool:
             await pool.put("key", b"value")
-            redis_server.freeze()
-            waiting = [asyncio.ensure_future(pool.get("key", timeout=1)) for _ in range(20)]
-            turns = 0
-            while not all(one.done() for one in waiting):
-                await asyncio.sleep(0)
-                turns += 1
-            outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+            freeze(redis_server)
+            gets = [pool.get("key", timeout=0.5) for _ in range(20)]
+            outcomes = await asyncio.gather(*gets, return_exceptions=True)
             assert all(isinstance(outcome, errors.TimedOut) for outcome in outcomes)
-            # A loop that waits with them turns a few times at most.
-            assert turns > 100
+            # A loop that waits with them does not turn before they are over.
+            waiting = [asyncio.ensure_future(pool.get("key")) for _ in range(3)]
+            await eventually(lambda: bool(unread(redis_server)))
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert not any(one.done() for one in waiting)
             redis_server.thaw()
-            assert await pool.get("key") == b"value"
+            assert await asyncio.gather(*waiting) == [b"value"] * 3
 
     run(main())
 
 
 def test_so_many_operations_at_once_and_no_more(redis_server: Server) -> None:
     async def main() -> None:
-        async with penstock.open_async(redis_server.unix_url, concurrency=3) as pool:
+        async with open_pool(redis_server, concurrency=3) as pool:
             await pool.put("key", b"value")
-            redis_server.freeze()
-            waiting = [asyncio.ensure_future(pool.get("key", timeout=20)) for _ in range(12)]
-            await asyncio.sleep(0.2)
+            freeze(redis_server)
+            waiting = [asyncio.ensure_future(pool.get("key")) for _ in range(12)]
+            # All have been called once three of them have sent something.
+            await eventually(lambda: len(unread(redis_server)) >= 3)
             threads = [t for t in threading.enumerate() if t.name.startswith("penstock-pool")]
             assert len(threads) == 3
             redis_server.thaw()
@@ -115,12 +126,12 @@ def test_a_cancelled_get_ends_at_once_and_its_buffer_stays_until_the_end(
     redis_server: Server,
 ) -> None:
     async def main() -> None:
-        async with penstock.open_async(redis_server.unix_url) as pool:
+        async with open_pool(redis_server) as pool:
             await pool.put("key", b"value")
-            redis_server.freeze()
+            freeze(redis_server)
             into = bytearray(16)
-            getting = asyncio.ensure_future(pool.get("key", into=into, timeout=20))
-            await asyncio.sleep(0.1)
+            getting = asyncio.ensure_future(pool.get("key", into=into))
+            await eventually(lambda: bool(unread(redis_server)))
             getting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await getting
@@ -135,13 +146,14 @@ def test_a_cancelled_get_ends_at_once_and_its_buffer_stays_until_the_end(
 
 def test_a_cancelled_operation_in_the_queue_never_runs(redis_server: Server) -> None:
     async def main() -> None:
-        async with penstock.open_async(redis_server.unix_url, concurrency=1) as pool:
+        async with open_pool(redis_server, concurrency=1) as pool:
             await pool.put("key", b"value")
-            redis_server.freeze()
-            first = asyncio.ensure_future(pool.get("key", timeout=20))
+            freeze(redis_server)
+            first = asyncio.ensure_future(pool.get("key"))
             value = bytearray(b"not to be stored")
             second = asyncio.ensure_future(pool.put("other", value))
-            await asyncio.sleep(0.1)
+            # The first one is under way, so the second one waits its turn.
+            await eventually(lambda: bool(unread(redis_server)))
             assert await is_pinned(value)
             second.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -156,11 +168,11 @@ def test_a_cancelled_operation_in_the_queue_never_runs(redis_server: Server) -> 
 
 def test_a_timeout_of_asyncio_cancels_safely(redis_server: Server) -> None:
     async def main() -> None:
-        async with penstock.open_async(redis_server.unix_url) as pool:
+        async with open_pool(redis_server) as pool:
             await pool.put("key", b"value")
-            redis_server.freeze()
+            freeze(redis_server)
             with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(pool.get("key", timeout=20), 0.1)
+                await asyncio.wait_for(pool.get("key"), 0.1)
             redis_server.thaw()
 
     run(main())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,11 +84,9 @@ def test_a_master_that_dies_costs_time_and_comes_back(mooncake: Mooncake) -> Non
         mooncake.wait_until_it_stores()
         pool.put("before", VALUE)
         mooncake.kill_master()
-        start = time.monotonic()
         for key in ("before", "other"):
             with pytest.raises(StoreError):
                 pool.get(key, timeout=0.5)
-        assert time.monotonic() - start < 3
         mooncake.start()
         mooncake.wait_until_it_stores()
         pool.put("after", VALUE)

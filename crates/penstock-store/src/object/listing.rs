@@ -78,6 +78,8 @@ pub(super) struct Catalogue {
     between_whole: Duration,
     /// See [`OVERDUE`].
     overdue: Duration,
+    /// See [`STALLED`].
+    stalled: Duration,
 }
 
 impl Catalogue {
@@ -87,6 +89,7 @@ impl Catalogue {
             namespaces: Mutex::default(),
             between_whole: BETWEEN_WHOLE,
             overdue: OVERDUE,
+            stalled: STALLED,
         }
     }
 
@@ -188,7 +191,8 @@ impl Catalogue {
         came: Arc<Mutex<Instant>>,
     ) -> impl Future<Output = Outcome<()>> + Send + use<> {
         let (bucket, known) = (Arc::clone(&self.bucket), self.of(namespace));
-        async move { list(&bucket, namespace, &known, scope, &came).await }
+        let stalled = self.stalled;
+        async move { list(&bucket, namespace, &known, scope, &came, stalled).await }
     }
 }
 
@@ -205,6 +209,7 @@ async fn list(
     known: &Known,
     scope: Scope,
     came: &Mutex<Instant>,
+    stalled: Duration,
 ) -> Outcome<()> {
     let began = Instant::now();
     let is_whole = scope == Scope::All;
@@ -225,7 +230,7 @@ async fn list(
         // Heads go on while names come, so that none keeps a permit that nobody uses.
         select! {
             Some(read) = heads.next() => read?,
-            next = timeout(STALLED, names.next()), if !is_listed && heads.len() < HEADS_AT_ONCE => {
+            next = timeout(stalled, names.next()), if !is_listed && heads.len() < HEADS_AT_ONCE => {
                 match next.map_err(|_| Failure::late())?.transpose()? {
                     None => is_listed = true,
                     Some((name, bytes)) => {
@@ -233,7 +238,7 @@ async fn list(
                             seen.insert(name.id);
                         }
                         if !known.index.lock().knows(name.id) {
-                            heads.push(read_head(bucket, namespace, known, name, bytes));
+                            heads.push(read_head(bucket, namespace, known, name, bytes, stalled));
                         }
                     }
                 }
@@ -265,12 +270,13 @@ async fn read_head(
     known: &Known,
     name: Name,
     object_bytes: u64,
+    stalled: Duration,
 ) -> Outcome<()> {
     if object_bytes < name.head_bytes() {
         known.index.lock().add_unreadable(name.id);
         return Ok(());
     }
-    let head = timeout(STALLED, bucket.head(namespace, &name)).await;
+    let head = timeout(stalled, bucket.head(namespace, &name)).await;
     let head = match head.unwrap_or_else(|_| Err(Failure::late())) {
         Ok(Some(head)) => head,
         Ok(None) => return Ok(()),
@@ -297,32 +303,126 @@ async fn read_head(
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::{self, Display, Formatter};
     use std::sync::atomic::Ordering::Relaxed;
 
     use bytes::Bytes;
+    use futures_util::stream::BoxStream;
     use object_store::memory::InMemory;
     use object_store::path::Path;
-    use object_store::throttle::{ThrottleConfig, ThrottledStore};
+    use object_store::{
+        CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
+        ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult,
+    };
     use tokio::runtime::{Builder, Runtime};
+    use tokio::sync::Semaphore;
+    use tokio::task::yield_now;
 
     use super::super::pack::{Local, pack_head};
     use super::*;
 
     const NAMESPACE: Namespace = Namespace(*b"0123456789abcdef");
+    /// Far more than a test takes: it only ends one that would hang.
+    const LIMIT: Duration = Duration::from_secs(120);
 
     fn one_thread() -> Runtime {
         Builder::new_current_thread().enable_time().build().unwrap()
     }
 
-    /// What a store with slow answers has.
-    fn slow() -> Catalogue {
-        let config = ThrottleConfig {
-            wait_get_per_call: Duration::from_millis(20),
-            wait_list_per_entry: Duration::from_millis(10),
-            ..ThrottleConfig::default()
+    /// What a store has, for a machine that may stand still for as long as it likes.
+    fn patient(store: Arc<dyn ObjectStore>) -> Catalogue {
+        let bucket = Bucket::new(store, Path::default(), HEADS_AT_ONCE);
+        let mut catalogue = Catalogue::new(Arc::new(bucket));
+        catalogue.overdue = LIMIT * 10;
+        catalogue.stalled = LIMIT * 10;
+        catalogue
+    }
+
+    /// A store whose listings stand still until the next name may come.
+    #[derive(Debug)]
+    struct Held {
+        store: InMemory,
+        /// So many names may still come.
+        names: Arc<Semaphore>,
+    }
+
+    /// A store that is held, what it has, and what lets names come.
+    fn held() -> (Catalogue, Arc<Semaphore>) {
+        let names = Arc::new(Semaphore::new(0));
+        let store = Held {
+            store: InMemory::new(),
+            names: Arc::clone(&names),
         };
-        let store = Arc::new(ThrottledStore::new(InMemory::new(), config));
-        Catalogue::new(Arc::new(Bucket::new(store, Path::default(), HEADS_AT_ONCE)))
+        (patient(Arc::new(store)), names)
+    }
+
+    impl Display for Held {
+        fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+            self.store.fmt(f)
+        }
+    }
+
+    // Written as the trait's macro would have it.
+    impl ObjectStore for Held {
+        fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta, Error>> {
+            let names = Arc::clone(&self.names);
+            let hold = move |object| {
+                let names = Arc::clone(&names);
+                async move {
+                    names.acquire().await.unwrap().forget();
+                    object
+                }
+            };
+            self.store.list(prefix).then(hold).boxed()
+        }
+
+        fn put_opts<'s: 'f, 'p: 'f, 'f>(
+            &'s self,
+            location: &'p Path,
+            payload: PutPayload,
+            options: PutOptions,
+        ) -> BoxFuture<'f, Result<PutResult, Error>> {
+            self.store.put_opts(location, payload, options)
+        }
+
+        fn put_multipart_opts<'s: 'f, 'p: 'f, 'f>(
+            &'s self,
+            location: &'p Path,
+            options: PutMultipartOptions,
+        ) -> BoxFuture<'f, Result<Box<dyn MultipartUpload>, Error>> {
+            self.store.put_multipart_opts(location, options)
+        }
+
+        fn get_opts<'s: 'f, 'p: 'f, 'f>(
+            &'s self,
+            location: &'p Path,
+            options: GetOptions,
+        ) -> BoxFuture<'f, Result<GetResult, Error>> {
+            self.store.get_opts(location, options)
+        }
+
+        fn delete_stream(
+            &self,
+            locations: BoxStream<'static, Result<Path, Error>>,
+        ) -> BoxStream<'static, Result<Path, Error>> {
+            self.store.delete_stream(locations)
+        }
+
+        fn list_with_delimiter<'s: 'f, 'p: 'f, 'f>(
+            &'s self,
+            prefix: Option<&'p Path>,
+        ) -> BoxFuture<'f, Result<ListResult, Error>> {
+            self.store.list_with_delimiter(prefix)
+        }
+
+        fn copy_opts<'s: 'f, 'p: 'f, 't: 'f, 'f>(
+            &'s self,
+            from: &'p Path,
+            to: &'t Path,
+            options: CopyOptions,
+        ) -> BoxFuture<'f, Result<(), Error>> {
+            self.store.copy_opts(from, to, options)
+        }
     }
 
     async fn put_pack(bucket: &Bucket) -> Name {
@@ -350,11 +450,7 @@ mod tests {
             .enable_time()
             .build()
             .unwrap();
-        let bucket = Bucket::new(Arc::new(InMemory::new()), Path::default(), 4);
-        let mut catalogue = Catalogue::new(Arc::new(bucket));
-        // Also on a machine that stands still for seconds.
-        catalogue.overdue = Duration::from_secs(3600);
-        let catalogue = Arc::new(catalogue);
+        let catalogue = Arc::new(patient(Arc::new(InMemory::new())));
         runtime.block_on(async {
             let known = catalogue.of(NAMESPACE);
             for _ in 0..20_000 {
@@ -377,10 +473,11 @@ mod tests {
     #[test]
     fn heads_are_read_while_names_come() {
         one_thread().block_on(async {
-            let catalogue = slow();
+            let (catalogue, names) = held();
             for _ in 0..50 {
                 put_pack(&catalogue.bucket).await;
             }
+            names.add_permits(50);
             catalogue.refresh(NAMESPACE, Instant::now()).await.unwrap();
             // They come first in the next listing, and then those that are known.
             for millis in 1..=HEADS_AT_ONCE as u64 {
@@ -388,10 +485,17 @@ mod tests {
             }
             let came = Arc::new(Mutex::new(Instant::now()));
             let listing = tokio::spawn(catalogue.list(NAMESPACE, Scope::All, came));
-            while catalogue.counts().0 < 50 + HEADS_AT_ONCE {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-            assert!(!listing.is_finished(), "the heads waited for all names");
+            // The names of those that are known do not come before all heads were read.
+            names.add_permits(HEADS_AT_ONCE);
+            let all_heads = async {
+                while catalogue.counts().0 < 50 + HEADS_AT_ONCE {
+                    yield_now().await;
+                }
+            };
+            let read = timeout(LIMIT, all_heads).await;
+            read.expect("the heads waited for all names");
+            assert!(!listing.is_finished());
+            names.add_permits(50);
             listing.await.unwrap().unwrap();
         });
     }
@@ -399,11 +503,12 @@ mod tests {
     #[test]
     fn all_is_listed_once_at_a_time_however_long_that_takes() {
         one_thread().block_on(async {
-            let mut catalogue = slow();
+            let (mut catalogue, names) = held();
             catalogue.between_whole = Duration::ZERO;
             for _ in 0..20 {
                 put_pack(&catalogue.bucket).await;
             }
+            names.add_permits(20);
             catalogue.refresh(NAMESPACE, Instant::now()).await.unwrap();
             let known = catalogue.of(NAMESPACE);
             let is_over = || {
@@ -413,19 +518,26 @@ mod tests {
                     .as_ref()
                     .is_none_or(JoinHandle::is_finished)
             };
+            let lists = || catalogue.bucket.requests.lists.load(Relaxed);
             for listings in 1..=3 {
                 assert!(is_over());
-                let before = catalogue.bucket.requests.lists.load(Relaxed);
+                let before = lists();
+                // It is due as soon as the clock has gone on.
+                while is_over() {
+                    catalogue.list_all_beside(NAMESPACE, &known);
+                }
                 for _ in 0..5 {
-                    tokio::time::sleep(Duration::from_millis(2)).await;
+                    yield_now().await;
                     catalogue.list_all_beside(NAMESPACE, &known);
                     assert!(!is_over(), "{listings}");
                 }
+                yield_now().await;
+                assert_eq!(lists() - before, 1, "{listings}");
+                names.add_permits(20);
                 while !is_over() {
-                    tokio::time::sleep(Duration::from_millis(2)).await;
+                    yield_now().await;
                 }
-                let after = catalogue.bucket.requests.lists.load(Relaxed);
-                assert_eq!(after - before, 1, "{listings}");
+                assert_eq!(lists() - before, 1, "{listings}");
             }
         });
     }
@@ -433,8 +545,7 @@ mod tests {
     #[test]
     fn what_others_deleted_is_forgotten_though_nobody_waits_for_that() {
         one_thread().block_on(async {
-            let bucket = Bucket::new(Arc::new(InMemory::new()), Path::default(), 4);
-            let mut catalogue = Catalogue::new(Arc::new(bucket));
+            let mut catalogue = patient(Arc::new(InMemory::new()));
             let packs = |catalogue: &Catalogue| catalogue.counts().0;
             let refresh = async |catalogue: &Catalogue| {
                 let now = Instant::now();

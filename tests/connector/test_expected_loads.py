@@ -1,0 +1,43 @@
+"""How long loads take, over what the load policy had expected: counted for those it has weighed."""
+
+from __future__ import annotations
+
+import time
+
+from tests.connector.engine import PlainEngine
+from tests.connector.test_scheduler import FULL, PROMPT
+
+
+def loads(policy: str) -> dict[str, object]:
+    """What an engine counts that loads two prompts, one after the other. Computing takes a second
+    for each token, so that no load seems too slow."""
+    engine = PlainEngine([FULL], policy=policy)
+    now = time.monotonic()
+    engine.half._common.advisor.on_step(now, 1_000, 1_000, 500_500)
+    engine.half._common.advisor.on_output(now + 1_000.0, [1_000])
+    for name, first in (("one", 0), ("two", 1_000)):
+        prompt = [first + token for token in PROMPT]
+        engine.put_prompt(prompt)
+        request = engine.ask(name, prompt)
+        assert engine.match(request) == 20
+        engine.load(request, 0, 20)
+        engine.step({})
+        engine.settle()
+    counts = engine.half.take_counts()
+    assert counts is not None
+    seconds = counts["load_seconds/pool"]
+    assert isinstance(seconds, list)
+    assert len(seconds) == 2
+    return dict(counts)
+
+
+def test_a_load_is_compared_with_what_was_expected_of_it() -> None:
+    ratios = loads("auto")["load_to_expected_ratio"]
+    assert isinstance(ratios, list)
+    # Of the first one nothing is expected: the pool is not known.
+    assert len(ratios) == 1
+    assert ratios[0] > 0
+
+
+def test_of_what_is_loaded_always_nothing_is_expected() -> None:
+    assert "load_to_expected_ratio" not in loads("always")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
 from tests.e2e.node import Answer, Node
-from tests.network import Way
+from tests.network import LIMIT, Way
 from tests.servers import Server
 
 pytestmark = pytest.mark.e2e
@@ -25,8 +25,6 @@ SHORT_REPLIES = 4096
 """Bytes: what a connection says to many look-ups and stores, and a small part of a value."""
 LEFT_ALONE = 4
 """Prompts that could be loaded, from a pool that is not worth it."""
-LIMIT = 300.0
-"""Seconds in which what is waited for happens, however busy the machine is."""
 SECONDS_PER_TOKEN = 0.001
 """Of an engine that computes slowly."""
 

@@ -88,7 +88,7 @@ class Prometheus:
 
     def _ask(self, kind: str, **what: str) -> Any:
         url = f"{self._address}/api/v1/{kind}?" + urllib.parse.urlencode(what)
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=120) as answer:
             return json.load(answer)["data"]["result"]
 
     def wait_for(self, expression: str, timeout: float = 60.0) -> None:

@@ -103,8 +103,9 @@ impl Link {
     /// is: nobody may have looked for long.
     pub(super) fn settle(&mut self, deadline: Instant) -> Result<(), Failure> {
         while let Some(hangs_at) = self.hangs_at() {
+            let looked = Instant::now();
             match self.throw_away(deadline.min(hangs_at)) {
-                Err(Failure::Late) => self.may_go_on(deadline)?,
+                Err(Failure::Late) => self.may_go_on(deadline, looked)?,
                 other => other?,
             }
         }
@@ -119,7 +120,7 @@ impl Link {
             }
             let now = Instant::now();
             match self.throw_away(now) {
-                Err(Failure::Late) => match self.may_go_on(now) {
+                Err(Failure::Late) => match self.may_go_on(now, now) {
                     Err(Failure::Late) => break,
                     other => other?,
                 },
@@ -129,12 +130,13 @@ impl Link {
         Ok(())
     }
 
-    /// Whether there is a point in waiting for more.
-    fn may_go_on(&self, deadline: Instant) -> Result<(), Failure> {
-        let now = Instant::now();
+    /// Whether there is a point in waiting for more, if nothing had come by the moment `looked`. What
+    /// comes after that moment is not seen yet, so no later one decides: this thread may have stood
+    /// still meanwhile.
+    fn may_go_on(&self, deadline: Instant, looked: Instant) -> Result<(), Failure> {
         match self.hangs_at() {
-            Some(hangs_at) if hangs_at <= now => Err(Failure::Hung),
-            _ if deadline <= now || interrupt::is_interrupted() => Err(Failure::Late),
+            Some(hangs_at) if hangs_at <= looked => Err(Failure::Hung),
+            _ if deadline <= looked || interrupt::is_interrupted() => Err(Failure::Late),
             _ => Ok(()),
         }
     }
@@ -339,15 +341,30 @@ mod tests {
     fn a_program_that_sends_something_gets_time_for_the_rest() {
         let (mut link, program) = owing(GRACE * 100);
         rustix::io::write(&program, &head(3)).unwrap();
+        let before = Instant::now();
         link.look().unwrap();
         let hangs_at = link.hangs_at().unwrap();
-        assert!(hangs_at > Instant::now());
+        assert!(hangs_at >= before + GRACE);
         rustix::io::write(&program, b"y").unwrap();
         link.look().unwrap();
         assert!(link.hangs_at().unwrap() > hangs_at);
         rustix::io::write(&program, b"es").unwrap();
         link.look().unwrap();
         assert!(link.owes_since().is_none());
+    }
+
+    #[test]
+    fn a_program_is_judged_by_what_was_seen_however_long_its_caller_stood_still() {
+        // By now its time has been over for long.
+        let (link, _program) = owing(GRACE * 100);
+        let hangs_at = link.hangs_at().unwrap();
+        let before = hangs_at - Duration::from_nanos(1);
+        assert!(link.may_go_on(hangs_at, before).is_ok());
+        assert!(matches!(link.may_go_on(before, before), Err(Failure::Late)));
+        assert!(matches!(
+            link.may_go_on(hangs_at, hangs_at),
+            Err(Failure::Hung)
+        ));
     }
 
     #[test]

@@ -51,8 +51,11 @@ endif
 	$(BIN)/penstock demo $(if $(filter-out file,$(POOL)),--pool-server $(POOL)) \
 	    $(if $(TRACE),--trace '$(TRACE)') --report demo-report/index.html $(DEMO_OPTIONS)
 
-check unit lint full: venv
-	python -m scripts.test $@
+check: venv
+	python -m scripts.test check
+
+unit: venv
+	python -m scripts.test unit
 
 e2e: venv
 	@command -v redis-server >/dev/null || scripts/install-servers.sh
@@ -60,6 +63,9 @@ e2e: venv
 
 test: venv
 	python -m scripts.test all
+
+full: venv
+	python -m scripts.test full
 
 soak: venv
 	@command -v redis-server >/dev/null || scripts/install-servers.sh
@@ -71,6 +77,9 @@ soak: venv
 	    --ignore tests/sglang --hypothesis-profile soak --hypothesis-seed $$seed --timeout 600
 	$(if $(SEED),PENSTOCK_TEST_SEED=$(SEED)) PENSTOCK_TEST_FAULTS=$(SOAK_SECONDS) \
 	    $(BIN)/python -m pytest -q -s tests/e2e -m soak --timeout 3600
+
+lint: venv
+	python -m scripts.test lint
 
 # Needs Penstock's native part, for the reference of settings and commands, but not vLLM. It is built
 # here only if no environment has built it.

@@ -54,6 +54,7 @@ OTHERS_FILES = {"ask.py", "config.json", "plots.svg"}
 KINDS = ("rs", "py", "pyi", "md", "toml", "sh", "txt", "svg", "json", "ptx", "yml", "yaml")
 FOLDERS = (
     ".ci",
+    ".cargo",
     ".github",
     "benches",
     "crates",

@@ -301,25 +301,26 @@ class Node:
             self.kill()
 
     def kill(self) -> None:
-        """Ends the process and all its children at once. vLLM's queues lie in shared memory, which
-        only an orderly end removes: this does it instead."""
-        queues = _queues_of(self.process.pid)
+        """Ends the process and all its children at once, and removes the shared memory that vLLM
+        removes at an orderly end."""
+        segments = _shared_memory_of(self.process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        for shared in queues:
-            shared.unlink(missing_ok=True)
+        for segment in segments:
+            segment.unlink(missing_ok=True)
 
 
-def _queues_of(pid: int) -> set[Path]:
-    """The shared memory of Python's making that a process and its children have mapped."""
+def _shared_memory_of(pid: int) -> set[Path]:
+    """vLLM's segments that a process and its children have mapped: queues, and what ranks exchange.
+    Penstock's outlast their engines."""
     found: set[Path] = set()
     with contextlib.suppress(psutil.NoSuchProcess):
         parent = psutil.Process(pid)
         for process in (parent, *parent.children(recursive=True)):
             with contextlib.suppress(OSError):
                 maps = Path(f"/proc/{process.pid}/maps").read_text()
-                found |= {Path(name) for name in re.findall(r"/dev/shm/psm_\w+", maps)}
+                found |= {Path(name) for name in re.findall(r"/dev/shm/(?:psm|vllm)_\S+", maps)}
     return found
 
 

@@ -29,8 +29,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.test", description=__doc__)
     kinds = "; ".join(f"{name}: {text}" for name, text in KINDS.items())
     parser.add_argument("kind", choices=KINDS, help=kinds)
-    kind = parser.parse_args().kind
+    parser.add_argument("words", nargs="*", help="only stages whose names have one of these")
+    args = parser.parse_args()
+    kind = args.kind
     stages = [stage for stage in STAGES if ("all" if kind == "full" else kind) in stage.kinds]
+    if args.words:
+        stages = [stage for stage in stages if any(word in stage.name for word in args.words)]
+        if not stages:
+            parser.error(f"no stage of {kind} has one of these words: {' '.join(args.words)}")
     digests = {stage.name: passed.digest(stage, ROOT) for stage in stages if stage.inputs}
     known = passed.recorded()
     unchanged = [

@@ -129,7 +129,8 @@ class Lanes:
             process = subprocess.Popen(
                 stage.command,
                 cwd=self._root,
-                env=os.environ | dict(stage.env),
+                # What hangs has said how far it came.
+                env=os.environ | {"PYTHONUNBUFFERED": "1"} | dict(stage.env),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=None if output is None else subprocess.STDOUT,

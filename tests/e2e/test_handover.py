@@ -23,7 +23,7 @@ from tests.e2e.node import ANSWER_TIMEOUT, Answer, Node
 from tests.e2e.test_parallel import TOPOLOGIES
 from tests.network import LIMIT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone]
+pytestmark = pytest.mark.e2e
 
 LENGTHS = (20, 3 * BLOCK - 1, 3 * BLOCK, 3 * BLOCK + 1, 15 * BLOCK + 100)
 """Prompts without a whole block, around a block's border, and of several steps."""

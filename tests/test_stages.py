@@ -70,8 +70,12 @@ def test_a_stage_that_fails_stops_no_other(
         tmp_path,
         python("fails", "print('why it did'); raise SystemExit(3)"),
         python("passes", "print('well')"),
+        Stage("is not there", ("no-such-program",)),
         python("passes, too", "pass"),
     )
+    missing = found.pop("is not there").failure
+    assert missing is not None
+    assert "no-such-program" in missing
     assert {name: outcome.failure for name, outcome in found.items()} == {
         "fails": "status 3",
         "passes": None,

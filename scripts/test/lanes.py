@@ -126,16 +126,19 @@ class Lanes:
         with self._taking:
             if self._stopped:
                 return "not begun"
-            process = subprocess.Popen(
-                stage.command,
-                cwd=self._root,
-                # What hangs has said how far it came.
-                env=os.environ | {"PYTHONUNBUFFERED": "1"} | dict(stage.env),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=None if output is None else subprocess.STDOUT,
-                start_new_session=True,
-            )
+            try:
+                process = subprocess.Popen(
+                    stage.command,
+                    cwd=self._root,
+                    # What hangs has said how far it came.
+                    env=os.environ | {"PYTHONUNBUFFERED": "1"} | dict(stage.env),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=None if output is None else subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                return str(error)
             self._running.add(process)
         try:
             status = process.wait(max(1.0, self._end - time.monotonic()))

@@ -16,6 +16,9 @@ use penstock_store::{
     ErrorKind, GetOutcome, GetRequest, Key, OpenOptions, PutOutcome, SealedStore, Store, open,
 };
 
+/// Much later than any deadline here: what lasts so long hangs.
+const HANGS: Duration = Duration::from_secs(60);
+
 fn store(url: &str) -> Arc<dyn Store> {
     open(url, &OpenOptions::default()).expect("the URL is right")
 }
@@ -313,7 +316,7 @@ fn throttling_is_waited_out(server: &Server) {
         matches!(kind, ErrorKind::TimedOut | ErrorKind::Unavailable),
         "{kind:?}"
     );
-    assert!(took < Duration::from_secs(20), "{took:?}");
+    assert!(took < HANGS, "{took:?}");
     let puts = requests(&proxy).0;
     // The first pause is 100 ms, and the others are longer.
     let most = 1 + took.as_millis() as usize / 100;
@@ -354,11 +357,7 @@ fn nothing_hangs(server: &Server) {
             failed.iter().all(|kind| kinds.contains(kind)),
             "{fault:?}: {failed:?}"
         );
-        assert!(
-            start.elapsed() < Duration::from_secs(20),
-            "{:?}",
-            start.elapsed()
-        );
+        assert!(start.elapsed() < HANGS, "{:?}", start.elapsed());
     }
     // A server that is not there.
     let nowhere = self::store(&url(1, "bucket", "x", ""));
@@ -368,7 +367,7 @@ fn nothing_hangs(server: &Server) {
         matches!(kind, ErrorKind::Unreachable | ErrorKind::TimedOut),
         "{kind:?}"
     );
-    assert!(start.elapsed() < Duration::from_secs(2));
+    assert!(start.elapsed() < HANGS);
     // Afterwards all is well.
     proxy.set(Fault::None);
     assert_eq!(

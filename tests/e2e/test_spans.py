@@ -41,6 +41,7 @@ def test_a_load_is_in_the_trace_that_the_request_came_with(
         node.wait_for("stored_blocks", 3)
         node.forget()
         node.ask(prompt, trace_headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
+        assert node.stop() == 0
     # All that was left was sent as the engine ended.
     spans = collector.spans(SPAN, "llm_request")
     ours = [each for each in spans if each.name == SPAN]

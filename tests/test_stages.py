@@ -145,6 +145,16 @@ def test_a_digest_changes_with_every_input_and_with_nothing_else(checkout: Path)
     assert len(seen) == 6
 
 
+def test_a_digest_is_the_same_wherever_the_environment_lies(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = set()
+    for folder in ("/here/.venv", "/there/.venv"):
+        monkeypatch.setattr(passed, "VENV", folder)
+        digests.add(passed.digest(Stage("s", ("run", folder, "x"), inputs=("src",)), checkout))
+    assert len(digests) == 1
+
+
 def test_an_input_that_is_not_there_is_refused(checkout: Path) -> None:
     with pytest.raises(ValueError, match="the stage 's' depends on gone, which is not there"):
         passed.digest(Stage("s", ("true",), inputs=("src", "gone")), checkout)

@@ -8,7 +8,7 @@ import subprocess
 import threading
 from pathlib import Path
 
-from scripts.test.stages import Stage
+from scripts.test.stages import VENV, Stage
 
 FILE = Path(__file__).with_name("passed.json")
 """The committed record: for each stage that has inputs, their digest when it last passed."""
@@ -24,7 +24,9 @@ def digest(stage: Stage, root: Path) -> str:
         ValueError: an input names no file.
         subprocess.CalledProcessError: `root` is no checkout.
     """
-    found = hashlib.sha256(json.dumps(stage.command).encode())
+    # Wherever the environment lies.
+    command = ["VENV" if word == VENV else word for word in stage.command]
+    found = hashlib.sha256(json.dumps(command).encode())
     for given in sorted(stage.inputs):
         listed = [
             "git",

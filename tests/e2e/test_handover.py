@@ -8,7 +8,6 @@ import functools
 import itertools
 import sys
 import threading
-import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
 from tests.e2e.node import ANSWER_TIMEOUT, Answer, Node
 from tests.e2e.test_parallel import TOPOLOGIES
 from tests.network import LIMIT
+from tests.silent import eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -255,14 +255,6 @@ def blocks_in(pool: penstock.Pool) -> int:
     return sum(each.objects for each in used if each.nbytes > each.objects * KV_BYTES_PER_BLOCK)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for what certainly comes."""
-    end = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize(
     ("where", "stored"), [("stand_still_at_once", 0), ("stand_still_half_way", 4)]
 )
@@ -288,8 +280,8 @@ def test_the_prefill_engine_dies(
     with decode, penstock.open(url) as pool:
         answer = start_first(decode, prompt)
         prefill.start(prompt, max_tokens=1, params={"do_remote_decode": True})
-        until(lambda: STANDS_STILL in prefill.log.read_text())
-        until(lambda: blocks_in(pool) == stored)
+        eventually(lambda: STANDS_STILL in prefill.log.read_text())
+        eventually(lambda: blocks_in(pool) == stored)
         prefill.kill()
         assert decode.answer(answer).tokens == plain.ask(prompt).tokens
         decode.wait_for("handovers_given_up", 1, timeout=LIMIT)

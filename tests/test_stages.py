@@ -86,6 +86,23 @@ def test_a_stage_that_fails_stops_no_other(
     assert "== passes\nwell\n" in said
 
 
+@pytest.mark.parametrize("both_lanes", [False, True])
+def test_what_a_failed_stage_said_of_it_is_told_at_the_end(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], both_lanes: bool
+) -> None:
+    said = ["FAILED tests/test_x.py::test_y - assert 1 == 2", "        FAIL [ 1.2s] crate test"]
+    lines = ["so far so good", "E   assert 1 == 2", "tests/test_x.py:17: AssertionError", *said]
+    program = f"import sys; print({chr(10).join(lines)!r}); sys.exit(sys.argv[-1] == 'fails')"
+    fails, passes = (
+        dataclasses.replace(Stage(name, (sys.executable, "-c", program, name)), both_lanes=it)
+        for name, it in (("fails", both_lanes), ("passes", both_lanes))
+    )
+    found = run(tmp_path, fails, passes)
+    assert found["fails"].faults == tuple(lines[1:])
+    assert found["passes"].faults == ()
+    assert capfd.readouterr().out.count("so far so good\n") == 2
+
+
 def test_tests_of_which_none_ran_fail(tmp_path: Path) -> None:
     found = run(
         tmp_path,

@@ -44,26 +44,29 @@ def main() -> int:
         for stage in stages
         if kind != "full" and stage.inputs and known.get(stage.name) == digests[stage.name]
     ]
-    summary = run([stage for stage in stages if stage not in unchanged], digests)
+    summary, failures = run([stage for stage in stages if stage not in unchanged], digests)
     for stage in unchanged:
         summary.append(f"{stage.name:<56}   unchanged since it passed: left out (`make full`)")
-    print("\n" + "\n".join(summary))
-    return 1 if any("FAILED" in line for line in summary) else 0
+    print("\n" + "\n".join(summary + failures))
+    return 1 if failures else 0
 
 
-def run(stages: list[Stage], digests: dict[str, str]) -> list[str]:
-    """Runs the stages, and returns a line of each, and of tests that were skipped."""
-    summary = []
+def run(stages: list[Stage], digests: dict[str, str]) -> tuple[list[str], list[str]]:
+    """Runs the stages, and returns a line of each and of tests that were skipped, and what those
+    that failed said of it."""
+    summary: list[str] = []
+    failures: list[str] = []
     for outcome in Lanes(ROOT).run(stages):
         stage = outcome.stage
         line = f"{stage.name:<56} {outcome.seconds:5.0f} s"
         if outcome.failure is not None:
             line += f"  FAILED: {outcome.failure}"
+            failures += ["", f"== {stage.name}: {outcome.failure}", *outcome.faults]
         if stage.inputs:
             passed.record(stage, digests[stage.name] if outcome.failure is None else None)
         print(line, flush=True)
         summary += [line, *(f"    {said}" for said in outcome.skipped)]
-    return summary
+    return summary, failures
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ class Outcome:
     """Why it failed, if it did."""
     skipped: tuple[str, ...] = ()
     """What its tests said of being skipped, and of passing nevertheless."""
+    faults: tuple[str, ...] = ()
+    """The lines of its output that say what failed and where, if it failed."""
 
 
 class Lanes:
@@ -106,23 +108,27 @@ class Lanes:
         began = time.monotonic()
         if stage.report is not None:
             (self._root / stage.report).unlink(missing_ok=True)
-        if stage.both_lanes:
-            # Nothing else writes meanwhile: what it says is seen as it comes.
-            self._print(f"\n== {stage.name}\n")
-            failure, text = self._process(stage, None), ""
-        else:
-            self._print(f"-- {stage.name}: begins\n")
-            with tempfile.TemporaryFile() as file:
-                failure = self._process(stage, file)
-                file.seek(0)
-                text = file.read().decode(errors="replace")
-            if failure is None and stage.runs_some and not re.search(r"^running [1-9]", text, re.M):
-                failure = "no test ran"
+        # Of a stage beside which nothing else writes, all is seen as it comes.
+        self._print(f"\n== {stage.name}\n" if stage.both_lanes else f"-- {stage.name}: begins\n")
+        with tempfile.TemporaryFile() as file:
+            failure = self._process(stage, file)
+            file.seek(0)
+            text = file.read().decode(errors="replace")
+        if failure is None and stage.runs_some and not re.search(r"^running [1-9]", text, re.M):
+            failure = "no test ran"
+        if not stage.both_lanes:
             self._print(f"\n== {stage.name}\n{text}")
-        return Outcome(stage, time.monotonic() - began, failure, tuple(self._skipped(stage)))
+        return Outcome(
+            stage,
+            time.monotonic() - began,
+            failure,
+            tuple(self._skipped(stage)),
+            tuple(_faults(text)) if failure is not None else (),
+        )
 
-    def _process(self, stage: Stage, output: IO[bytes] | None) -> str | None:
-        """Runs the stage's command, and says why it failed, if it did."""
+    def _process(self, stage: Stage, output: IO[bytes]) -> str | None:
+        """Runs the stage's command, and says why it failed, if it did. Writes what it says to
+        `output`, and shows it too if nothing runs beside it."""
         with self._taking:
             if self._stopped:
                 return "not begun"
@@ -133,22 +139,34 @@ class Lanes:
                     # What hangs has said how far it came.
                     env=os.environ | {"PYTHONUNBUFFERED": "1"} | dict(stage.env),
                     stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=None if output is None else subprocess.STDOUT,
+                    stdout=subprocess.PIPE if stage.both_lanes else output,
+                    stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
             except OSError as error:
                 return str(error)
             self._running.add(process)
+        showing = None
+        if process.stdout is not None:
+            showing = threading.Thread(target=self._show, args=(process.stdout, output))
+            showing.start()
         try:
             status = process.wait(max(1.0, self._end - time.monotonic()))
         except subprocess.TimeoutExpired:
             _end(process)
             return "no time was left"
         finally:
+            if showing is not None:
+                showing.join()
             with self._taking:
                 self._running.discard(process)
         return f"status {status}" if status else None
+
+    def _show(self, source: IO[bytes], output: IO[bytes]) -> None:
+        with source:
+            while chunk := os.read(source.fileno(), 65536):
+                output.write(chunk)
+                self._print(chunk.decode(errors="replace"))
 
     def _stop(self) -> None:
         """Begins no stage any more, and ends those that run."""
@@ -167,6 +185,21 @@ class Lanes:
         with self._printing:
             sys.stdout.write(text)
             sys.stdout.flush()
+
+
+_FAULT = re.compile(
+    r"E   |FAILED |ERROR |error|[\w/.-]+\.(py|rs):\d+: "
+    r"|\s+(FAIL|TIMEOUT|SIG[A-Z]+) \[|.* panicked at "
+)
+"""How lines begin that say what failed, and where: pytest's, nextest's, Rust's, compilers'."""
+
+_SHOWN = 40
+"""So many of them are shown once more at the end, the last ones of each stage."""
+
+
+def _faults(text: str) -> list[str]:
+    found = (line.rstrip()[:300] for line in text.splitlines() if _FAULT.match(line))
+    return list(dict.fromkeys(found))[-_SHOWN:]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -56,7 +56,6 @@ pub struct Catalogue {
     pub(crate) requests: HashMap<Box<str>, Request>,
     pub(crate) jobs: HashMap<u64, Job>,
     pub(crate) lookups: HashMap<u64, Asked>,
-    pub(crate) next_lookup: u64,
     /// For each block that the engine may give away: the store that has yet to read it.
     pub(crate) reading: HashMap<u64, u64>,
     /// Loads under way.
@@ -81,7 +80,6 @@ impl Catalogue {
             requests: HashMap::new(),
             jobs: HashMap::new(),
             lookups: HashMap::new(),
-            next_lookup: 0,
             reading: HashMap::new(),
             loads: 0,
             prefetched: 0,

@@ -68,7 +68,7 @@ impl Catalogue {
             }));
         }
         for &(number, _) in &gone {
-            self.index.set_in_pool(number, false);
+            self.index.set_removed(number);
         }
         gone.sort_by_key(|(_, place)| place.position);
         Ok(gone.into_iter().map(|(_, place)| place).collect())

@@ -59,6 +59,9 @@ pub(crate) struct State {
     /// Number of stores that take it.
     pub(crate) storing: u16,
     flags: u8,
+    /// The pool's last question when it became known whether the pool has the block: what is
+    /// answered to that one or an earlier one is older than what is known.
+    known_since: u64,
 }
 
 impl State {
@@ -101,6 +104,8 @@ pub(crate) struct Index {
     /// Blocks that nothing names any more, but that the pool has.
     remembered: Remembered,
     bound: usize,
+    /// Questions that the pool was asked.
+    questions: u64,
 }
 
 /// A block that follows this one in some prompt, and the block before it. The follower counts only
@@ -135,6 +140,7 @@ impl Index {
             free: Free::below(bound),
             remembered: Remembered::default(),
             bound,
+            questions: 0,
         };
         let nothing = Name {
             group: 0,
@@ -295,7 +301,10 @@ impl Index {
             // Nothing would find it any more.
             state.flags = 0;
         }
-        self.states[other as usize].flags |= known;
+        let since = state.known_since;
+        let joined = &mut self.states[other as usize];
+        joined.flags |= known;
+        joined.known_since = joined.known_since.max(since);
         self.refer_again(other);
         self.release(number);
         other
@@ -320,6 +329,7 @@ impl Index {
             let state = &mut self.states[number as usize];
             state.ranks += known.ranks;
             state.flags |= known.flags & (IN_POOL | FOREIGN | OURS);
+            state.known_since = state.known_since.max(known.known_since);
         }
         self.states[number as usize].flags |= LISTED;
         let names = &self.names;
@@ -402,26 +412,49 @@ impl Index {
         self.free.push(number);
     }
 
-    /// Notes whether the pool has a block, as just reported.
-    pub(crate) fn set_in_pool(&mut self, number: Number, is_there: bool) {
-        let flags = &mut self.states[number as usize].flags;
+    /// The number of a new question to the pool. They count up from 1.
+    pub(crate) fn ask(&mut self) -> u64 {
+        self.questions += 1;
+        self.questions
+    }
+
+    /// Takes in whether the pool has a block, as it answered to this question. Says nothing
+    /// about a block of which newer things are known.
+    pub(crate) fn answer(&mut self, question: u64, number: Number, is_there: bool) {
+        let state = &mut self.states[number as usize];
+        if question <= state.known_since {
+            return;
+        }
+        state.known_since = question;
         if is_there {
-            *flags |= IN_POOL;
+            state.flags |= IN_POOL;
         } else {
             // Whoever stores it next may use another key.
-            *flags &= !(IN_POOL | FOREIGN | OURS);
+            state.flags &= !(IN_POOL | FOREIGN | OURS);
         }
+    }
+
+    /// What is known of a block of the pool, to be changed: it is known as of now.
+    fn knows(&mut self, number: Number) -> &mut u8 {
+        let state = &mut self.states[number as usize];
+        state.known_since = self.questions;
+        &mut state.flags
     }
 
     /// Notes that this engine has brought a block into the pool.
     pub(crate) fn set_stored(&mut self, number: Number) {
-        self.states[number as usize].flags |= IN_POOL | OURS;
+        *self.knows(number) |= IN_POOL | OURS;
+    }
+
+    /// Notes that a block of this engine's is about to be removed from the pool.
+    pub(crate) fn set_removed(&mut self, number: Number) {
+        *self.knows(number) &= !(IN_POOL | FOREIGN | OURS);
     }
 
     /// Notes that the pool no longer has a block, or not all of it. Node memory does not have it
     /// either: it was looked for there first.
     pub(crate) fn set_lost(&mut self, number: Number) {
-        self.states[number as usize].flags &= !(IN_POOL | OURS | IN_NODE);
+        *self.knows(number) &= !(IN_POOL | OURS | IN_NODE);
     }
 
     /// Notes whether node memory has all of a block.
@@ -435,7 +468,7 @@ impl Index {
     }
 
     pub(crate) fn set_foreign(&mut self, number: Number) {
-        self.states[number as usize].flags |= FOREIGN;
+        *self.knows(number) |= FOREIGN;
     }
 
     pub(crate) fn set_prefetched(&mut self, number: Number, is_so: bool) {
@@ -457,13 +490,15 @@ impl Index {
         }
     }
 
-    /// Forgets what the pool has.
+    /// Forgets what the pool has, and what it has yet to answer.
     pub(crate) fn forget_pool(&mut self) {
         while self.remembered.pop().is_some() {}
+        let questions = self.questions;
         for number in 0..self.names.len() as Number {
             let state = &mut self.states[number as usize];
             let was_worth_it = state.is_worth_remembering();
             state.flags &= !(IN_POOL | FOREIGN | OURS);
+            state.known_since = questions;
             if was_worth_it {
                 self.settle(number);
             }
@@ -521,7 +556,7 @@ mod tests {
         let mut index = Index::new(2);
         for n in 0..3 {
             let number = refer(&mut index, None, name(n));
-            index.set_in_pool(number, true);
+            index.set_stored(number);
             index.release(number);
         }
         assert_eq!(index.len(), 2);
@@ -629,7 +664,8 @@ mod tests {
                 index.refer(0, None, chunks.into_iter(), &mut numbers);
                 for number in &mut numbers {
                     *number = index.join(*number);
-                    index.set_in_pool(*number, in_pool);
+                    let question = index.ask();
+                    index.answer(question, *number, in_pool);
                 }
                 live.push((names, numbers));
                 let mut known = std::collections::HashMap::new();

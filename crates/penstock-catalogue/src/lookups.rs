@@ -45,15 +45,15 @@ impl Catalogue {
         }
         let mut queries = Vec::with_capacity(request.blocks.len());
         for (group, numbers) in request.blocks.iter().enumerate() {
-            self.next_lookup += 1;
+            let number = self.index.ask();
             let asked = Asked {
                 request: id.into(),
                 group,
                 again,
             };
-            self.lookups.insert(self.next_lookup, asked);
+            self.lookups.insert(number, asked);
             queries.push(Query {
-                number: self.next_lookup,
+                number,
                 group,
                 blocks: numbers.len(),
             });
@@ -118,9 +118,10 @@ impl Catalogue {
 
     /// Takes in an answer: for each block, whether the pool has it; none if the query failed.
     /// Returns how many blocks the pool has, or zero if they were asked for again. An answer that
-    /// nobody waits for is ignored.
-    pub fn answer(&mut self, number: u64, present: Option<&[bool]>) -> usize {
-        let Some(asked) = self.lookups.remove(&number) else {
+    /// nobody waits for is ignored. So is what it says of a block that was stored, lost or removed
+    /// since the query began, or of which a later query told.
+    pub fn answer(&mut self, query: u64, present: Option<&[bool]>) -> usize {
+        let Some(asked) = self.lookups.remove(&query) else {
             return 0;
         };
         let Some(request) = self.requests.get_mut(&asked.request) else {
@@ -131,7 +132,7 @@ impl Catalogue {
             .iter()
             .zip(present.unwrap_or(&[]))
         {
-            self.index.set_in_pool(number, is_there);
+            self.index.answer(query, number, is_there);
             found += usize::from(is_there && !asked.again);
         }
         if let Lookup::Asked { left, has_failed } = request.lookup {

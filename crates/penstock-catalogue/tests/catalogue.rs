@@ -546,6 +546,64 @@ fn a_store_that_was_asked_for_meanwhile_is_made_once_the_first_has_failed() {
     assert_eq!(begun(&mut catalogue, "b", 3, 4), [0, 1, 2, 3]);
 }
 
+/// The number of a request's only query.
+fn asked(catalogue: &mut Catalogue, id: &str) -> u64 {
+    catalogue.ask(id).unwrap()[0].number
+}
+
+#[test]
+fn an_answer_from_before_a_store_ended_does_not_have_it_made_again() {
+    let mut catalogue = catalogue(&[Reads::All], 1);
+    came(&mut catalogue, "a");
+    assert_eq!(begun(&mut catalogue, "a", 1, 2), [0, 1]);
+    came(&mut catalogue, "b");
+    let query = asked(&mut catalogue, "b");
+    assert_eq!(catalogue.end_store(1, &[]), Ok(2));
+    catalogue.answer(query, Some(&[false; 4]));
+    assert_eq!(begun(&mut catalogue, "b", 2, 4), [2, 3]);
+    // What the pool says later counts: others may have removed it.
+    came(&mut catalogue, "c");
+    let query = asked(&mut catalogue, "c");
+    catalogue.answer(query, Some(&[false, true, true, true]));
+    assert_eq!(begun(&mut catalogue, "c", 3, 4), [0]);
+}
+
+#[test]
+fn an_answer_from_before_a_block_was_lost_does_not_have_it_loaded() {
+    let mut catalogue = catalogue(&[Reads::All], 1);
+    looked_up(&mut catalogue, "a", &[true; 4]);
+    let load = catalogue.begin_load("a", 1, 0, 2 * TOKENS, |_, i| Some(i as u64));
+    assert!(load.is_ok());
+    came(&mut catalogue, "b");
+    let query = asked(&mut catalogue, "b");
+    catalogue.lose(1, &[1]).unwrap();
+    catalogue.answer(query, Some(&[true; 4]));
+    let reaches = ends(&catalogue, "b");
+    assert_eq!(reaches.last().map(|reach| reach.0), Some(1));
+}
+
+#[test]
+fn of_two_answers_the_one_to_the_later_query_counts() {
+    let mut catalogue = catalogue(&[Reads::All], 1);
+    came(&mut catalogue, "a");
+    came(&mut catalogue, "b");
+    let (first, second) = (asked(&mut catalogue, "a"), asked(&mut catalogue, "b"));
+    catalogue.answer(second, Some(&[true; 4]));
+    catalogue.answer(first, Some(&[false; 4]));
+    assert_eq!(begun(&mut catalogue, "a", 1, 4), [0_u64; 0]);
+}
+
+#[test]
+fn an_answer_from_before_the_pool_was_forgotten_has_nothing_loaded() {
+    let mut catalogue = catalogue(&[Reads::All], 1);
+    came(&mut catalogue, "a");
+    let query = asked(&mut catalogue, "a");
+    catalogue.forget_pool();
+    catalogue.answer(query, Some(&[true; 4]));
+    assert!(ends(&catalogue, "a").iter().all(|&(end, ..)| end == 0));
+    assert_eq!(begun(&mut catalogue, "a", 1, 4), [0, 1, 2, 3]);
+}
+
 /// As `beginning_forgotten`, but what is under way brings the later blocks to the engine: the first
 /// was in its own cache.
 fn later_blocks_under_way(catalogue: &mut Catalogue, is_prefetch: bool) {

@@ -50,7 +50,7 @@ class Cluster:
                 server.start()
             places = [f"127.0.0.1:{server.port}" for server in self.servers]
             self._cli("create", *places, "--cluster-replicas", "1", "--cluster-yes")
-            self._wait(lambda: all(self._is_whole(server) for server in self.servers))
+            self.wait_until_whole()
         except BaseException:
             self.__exit__()
             raise
@@ -59,6 +59,10 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         for server in self.servers:
             server.kill()
+
+    def wait_until_whole(self) -> None:
+        """Until every server is reached and each primary has its replica, as all of them see it."""
+        self._wait(lambda: all(self._is_whole(server) for server in self.servers))
 
     def primaries(self) -> list[Server]:
         """Those that serve slots now, as one that is not gone sees it."""
@@ -114,7 +118,7 @@ class Cluster:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def _wait(self, condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 240
         while not condition():
-            assert time.monotonic() < end, "the cluster does not come up"
+            assert time.monotonic() < end, "the cluster does not become whole"
             time.sleep(0.05)

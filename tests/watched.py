@@ -28,6 +28,9 @@ from tests.prometheus import DASHBOARD, Prometheus, as_sent
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 START_SECONDS = 420.0
+STOP_SECONDS = 240.0
+WHOLE_SECONDS = 900.0
+"""Of a whole demo. As the others, it only ends what hangs."""
 _LOADS = "vllm:penstock_loads_total"
 _INTERVAL = "15s"
 """The time that the recorded rates are taken over."""
@@ -84,12 +87,12 @@ class WatchedDemo:
     def __exit__(self, *_: object) -> None:
         if self.demo.poll() is None:
             self.demo.terminate()
-            self.demo.communicate(timeout=60)
+            self.demo.communicate(timeout=STOP_SECONDS)
         self._stack.close()
 
     def finish(self) -> tuple[dict[str, Any], str]:
         """Waits for the demo's end. Returns its figures, and what it wrote to standard error."""
-        out, err = self.demo.communicate(timeout=580)
+        out, err = self.demo.communicate(timeout=WHOLE_SECONDS)
         self.ended = time.time()
         assert self.demo.returncode == 0, err
         figures: dict[str, Any] = json.loads(out)

@@ -166,7 +166,7 @@ STAGES = (
     ),
     Stage(
         "end-to-end tests with one neighbour",
-        _pytest("tests/e2e", "-m", "alone and not soak"),
+        _pytest("tests/e2e", "-m", "alone and not soak", "--timeout", "900"),
     ),
     Stage(
         "end-to-end tests with model runner V2",

@@ -7,7 +7,6 @@ import json
 import math
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,30 +18,33 @@ import psutil
 import pytest
 
 from tests import watched as watching
+from tests.e2e import patient
 from tests.prometheus import needed as prometheus_needed
 from tests.prometheus import targets
 from tests.terminal import shown_in_terminal
-from tests.watched import PENSTOCK, START_SECONDS, WatchedDemo, processes_in, start_demo
+from tests.watched import (
+    PENSTOCK,
+    START_SECONDS,
+    STOP_SECONDS,
+    WHOLE_SECONDS,
+    WatchedDemo,
+    processes_in,
+    start_demo,
+)
 
 # Two real servers, and what watches them: several cores' work, and 7 GB.
 pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
-PATIENT = """#!{python}
+UNTIL_STORED = """
 import time
 
 import penstock
 import penstock.demo.measure as measuring
-from penstock.cli import main
 from penstock.demo.engine import Engine
 from penstock.demo.replay import chain
-from penstock.demo.servers import Servers
 
 pools, brought = [], set()
-sharing, start, complete = Servers.sharing, measuring._start_engines, Engine.complete
-
-
-def always(self, *options):
-    return sharing(self, "--load-policy", "always", *options)
+start, complete = measuring._start_engines, Engine.complete
 
 
 def started(model, pool, *others):
@@ -67,19 +69,15 @@ def stored(self, prompt, max_tokens, *others):
         complete(self, said[:-1], 1)
 
 
-Servers.sharing, measuring._start_engines, Engine.complete = always, started, stored
-raise SystemExit(main())
+measuring._start_engines, Engine.complete = started, stored
 """
-"""The demo, whose servers load whatever the pool has, and which asks the next question when the
-pool has all of the last one. As it is for users, a machine that is busy makes it load less."""
+"""The next question is asked when the pool has all of the last one."""
 
 
 @pytest.fixture(scope="module", autouse=True)
-def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def patient_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What the tests start is patient."""
-    program = tmp_path_factory.mktemp("program") / "penstock"
-    program.write_text(PATIENT.format(python=sys.executable))
-    program.chmod(0o755)
+    program = patient.program(tmp_path_factory.mktemp("program"), UNTIL_STORED)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watching, "PENSTOCK", str(program))
         yield
@@ -224,7 +222,7 @@ def test_a_trace_finds_what_the_simulator_says(folder: Path) -> None:
     demo = start_demo(
         folder, "--requests", str(sent), material=("--trace", str(folder / "trace.jsonl"))
     )
-    out, err = demo.communicate(timeout=580)
+    out, err = demo.communicate(timeout=WHOLE_SECONDS)
     assert demo.returncode == 0, err
     figures = json.loads(out)
     assert figures["outputs_equal"] == figures["requests"] == 6
@@ -252,7 +250,7 @@ def test_a_signal_leaves_no_process_behind(folder: Path, number: signal.Signals)
 
     wait_until(engines_are_up, demo)
     demo.send_signal(number)
-    _, err = demo.communicate(timeout=60)
+    _, err = demo.communicate(timeout=STOP_SECONDS)
     assert demo.returncode == 128 + number, err
     assert "no server is left" in err
     assert running_in(folder) == []

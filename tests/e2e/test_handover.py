@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-import penstock
-from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
+from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import ANSWER_TIMEOUT, Answer, Node
+from tests.e2e.stored import all_stored
 from tests.e2e.test_parallel import TOPOLOGIES
 from tests.network import LIMIT
 from tests.silent import eventually
@@ -220,28 +220,23 @@ def test_a_promise_that_nobody_keeps_costs_the_wait(
         assert counters["handovers_given_up"] == 2
 
 
-def stand_still_at_once() -> None:
-    """Has the engine never end its first step with a prompt of blocks."""
-    _stand_still(1)
+DYING = 20 * BLOCK
+"""Tokens of a prompt that no engine survives which stands still at it."""
 
 
-def stand_still_half_way() -> None:
-    """Has the engine never end its second step with a prompt of blocks."""
-    _stand_still(2)
+def stand_still() -> None:
+    """Has the engine never end its first step with a prompt that long.
 
-
-def _stand_still(at: int) -> None:
-    """Called in a test's engine before it starts; the engine's other processes are forked from it.
-    An engine that is to die in the middle of a prompt stands still there until it is killed."""
+    Called in a test's engine before it starts; the engine's other processes are forked from it. An
+    engine that is to die in the middle of a prompt stands still there until it is killed."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     execute_model = GPUModelRunner.execute_model
-    steps = itertools.count(1)
 
     @functools.wraps(execute_model)
     def wrapped(self: Any, scheduler_output: Any, *args: Any, **options: Any) -> Any:
-        tokens = scheduler_output.total_num_scheduled_tokens
-        if tokens >= BLOCK and next(steps) == at:
+        prompts = [new.prompt_token_ids or () for new in scheduler_output.scheduled_new_reqs]
+        if any(len(prompt) == DYING for prompt in prompts):
             print(STANDS_STILL, file=sys.stderr, flush=True)
             threading.Event().wait()
         return execute_model(self, scheduler_output, *args, **options)
@@ -249,42 +244,35 @@ def _stand_still(at: int) -> None:
     GPUModelRunner.execute_model = wrapped
 
 
-def blocks_in(pool: penstock.Pool) -> int:
-    """How many blocks are in the pool, apart from what engines say of themselves there."""
-    used = pool.namespaces()
-    return sum(each.objects for each in used if each.nbytes > each.objects * KV_BYTES_PER_BLOCK)
-
-
-@pytest.mark.parametrize(
-    ("where", "stored"), [("stand_still_at_once", 0), ("stand_still_half_way", 4)]
-)
+@pytest.mark.parametrize("stored", [0, 4])
 def test_the_prefill_engine_dies(
-    where: str,
-    stored: int,
-    llama: Path,
-    plain: Node,
-    start: Callable[..., Node],
-    tmp_path: Path,
+    stored: int, llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
 ) -> None:
-    """Before it has computed anything, and when some blocks of the prompt are in the pool."""
+    """Before it has computed anything, and when it has stored some blocks of the prompt."""
     url = f"file://{tmp_path}/pool?size=1GiB"
     prefill = start(
         llama,
         pool=url,
         role="kv_producer",
         max_num_batched_tokens=4 * BLOCK,
-        prepare=f"tests.e2e.test_handover:{where}",
+        prepare="tests.e2e.test_handover:stand_still",
     )
     decode = start(llama, pool=url, role="kv_consumer", settings={"penstock.handover_timeout": 2.0})
-    prompt = tokens(20 * BLOCK, seed=60_000)
-    with decode, penstock.open(url) as pool:
+    prompt = tokens(DYING, seed=60_000)
+    with decode:
+        if stored:
+            # What stands still stores nothing more, and a step may end before its stores begin. So
+            # these blocks are those of an earlier prompt.
+            beginning = prompt[: stored * BLOCK]
+            prefill.ask(beginning, max_tokens=1)
+            all_stored(prefill, [beginning], stored)
         answer = start_first(decode, prompt)
         prefill.start(prompt, max_tokens=1, params={"do_remote_decode": True})
         eventually(lambda: STANDS_STILL in prefill.log.read_text())
-        eventually(lambda: blocks_in(pool) == stored)
         prefill.kill()
         assert decode.answer(answer).tokens == plain.ask(prompt).tokens
         decode.wait_for("handovers_given_up", 1, timeout=LIMIT)
+        assert decode.counters()["lookup_hit_blocks"] >= stored
 
 
 def test_a_request_that_waits_is_aborted(

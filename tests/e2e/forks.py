@@ -1,8 +1,8 @@
 """Engines whose processes are forked from one that has imported vLLM already.
 
 An engine is three processes and more, each of which imports vLLM for ten seconds when it is started
-anew; nearly all of a test would be that. Only how processes come into being differs: what runs in
-them is vLLM as it is. `test_demo` starts engines as operators do.
+anew; nearly all of a test would be that. Only how processes come into being and how they wait for
+each other differs: what runs in them is vLLM as it is. `test_demo` starts engines as operators do.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
@@ -26,6 +27,11 @@ ENVIRONMENT = {
     "NUMBA_NUM_THREADS": "1",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
 }
+
+
+MILLISECONDS = 5
+"""So long a process asks its queue over and over, and at most so long it then waits until it asks
+again."""
 
 
 class Fork:
@@ -102,6 +108,25 @@ def _run(
 
     multiprocessing.get_context = forked  # type: ignore[assignment]
 
+    _wait_without_spinning()
     from tests.e2e import node
 
     node.main(args)
+
+
+def _wait_without_spinning() -> None:
+    """vLLM's processes ask their queues over and over for a second after each message. Where
+    several engines share two cores, this takes a core from those that compute."""
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+    wait = SpinCondition.wait
+
+    def waits(self: Any, timeout_ms: int | None = None) -> None:
+        if self.last_read + MILLISECONDS / 1000 < time.monotonic():
+            # It is taken for idle, and waits for its socket. Who writes first may have done so
+            # before the reader listened.
+            self.last_read = float("-inf")
+        timeout_ms = MILLISECONDS if timeout_ms is None else min(MILLISECONDS, timeout_ms)
+        wait(self, timeout_ms)
+
+    SpinCondition.wait = waits  # type: ignore[method-assign]

@@ -14,6 +14,7 @@ import pytest
 from tests.e2e.conftest import tokens
 from tests.e2e.hybrids import HYBRIDS, Hybrid
 from tests.e2e.node import Answer, Node
+from tests.e2e.stored import until
 from tests.servers import Server
 
 pytestmark = pytest.mark.e2e
@@ -51,6 +52,17 @@ def own_hit(alone: Node, prompt: list[int], count: int, answers: int = 8) -> Ans
     return answer
 
 
+def within(prompt: list[int], block: int) -> int:
+    """The tokens of a prompt that can be loaded: whole blocks before the last token."""
+    return (len(prompt) - 1) // block * block
+
+
+def reach(node: Node, prompt: list[int]) -> int:
+    """How many tokens of a prompt the pool has, as an engine finds that has none of them."""
+    node.forget()
+    return node.ask(prompt).cached
+
+
 def test_another_process_goes_on_from_the_state(
     hybrid: Hybrid, model: Path, alone: Node, start: Callable[..., Node], tmp_path: Path
 ) -> None:
@@ -60,11 +72,10 @@ def test_another_process_goes_on_from_the_state(
     with Server("valkey", tmp_path) as server:
         with start(model, pool=server.unix_url, **hybrid.engine) as first:
             for prompt in prompts:
-                first.ask(prompt)
-            first.wait_for("stored_blocks", 4 + 3)
+                until(lambda prompt=prompt: reach(first, prompt) == within(prompt, block), first)
         with start(model, pool=server.unix_url, **hybrid.engine) as second:
             for prompt in prompts:
-                expected = (len(prompt) - 1) // block * block
+                expected = within(prompt, block)
                 before = second.counters().get("loaded_tokens", 0)
                 answer = second.ask(prompt)
                 assert answer.cached == expected
@@ -140,7 +151,7 @@ def test_layouts_share(
     expected = own_hit(alone, prompt, 3 * hybrid.block)
     with start(model, pool=pool, settings={"penstock.kv_layout": writer}, **hybrid.engine) as first:
         first.ask(prompt)
-        first.wait_for("stored_blocks", 3 + 2)
+        until(lambda: reach(first, prompt) == 3 * hybrid.block, first)
         assert f"KV layout {writer}" in first.log.read_text()
         first.forget()
         assert first.ask(prompt).text == expected.text
@@ -232,8 +243,7 @@ def test_each_tensor_parallel_rank_has_its_part(start: Callable[..., Node], tmp_
     with start(model, pool=pool, **hybrid.engine, **ranks) as first:
         first.ask(prompt)
         own = first.ask(prompt)
-        # Three blocks of attention, and at least the last state of each of three groups.
-        first.wait_for("stored_blocks", 3 + 3)
+        until(lambda: reach(first, prompt) == 3 * hybrid.block, first)
     with start(model, pool=pool, **hybrid.engine, **ranks) as second:
         loaded = second.ask(prompt)
         assert loaded.cached == own.cached == 3 * hybrid.block

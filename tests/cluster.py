@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.servers import Server
+from tests.silent import eventually
 
 NODES = 6
 NODE_TIMEOUT_MS = 1500
@@ -62,7 +61,7 @@ class Cluster:
 
     def wait_until_whole(self) -> None:
         """Until every server is reached and each primary has its replica, as all of them see it."""
-        self._wait(lambda: all(self._is_whole(server) for server in self.servers))
+        eventually(lambda: all(self._is_whole(server) for server in self.servers))
 
     def primaries(self) -> list[Server]:
         """Those that serve slots now, as one that is not gone sees it."""
@@ -116,9 +115,3 @@ class Cluster:
             [program, "--cluster", *words], capture_output=True, text=True, timeout=400
         )
         assert done.returncode == 0, done.stdout + done.stderr
-
-    def _wait(self, condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + 240
-        while not condition():
-            assert time.monotonic() < end, "the cluster does not become whole"
-            time.sleep(0.05)

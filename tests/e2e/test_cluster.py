@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,8 +11,8 @@ import pytest
 from tests.cluster import Cluster
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import SHORT_LIMITS, Answer, Node
-from tests.e2e.stored import LIMIT
-from tests.e2e.test_pool_faults import BLOCKS, PROMPTS, ask_all, wait_for_hits
+from tests.e2e.stored import until
+from tests.e2e.test_pool_faults import BLOCKS, PROMPTS, ask_all, own_hits, wait_for_hits
 
 pytestmark = pytest.mark.e2e
 
@@ -26,10 +25,7 @@ LONG_LIMITS = {"penstock.lookup_timeout": 60.0, "penstock.load_timeout": 120.0}
 
 @pytest.fixture(scope="module")
 def expected(plain: Node) -> list[Answer]:
-    """For each prompt vLLM's own prefix-cache hit."""
-    for prompt in PROMPTS:
-        plain.ask(prompt)
-    return [plain.ask(prompt) for prompt in PROMPTS]
+    return own_hits(plain)
 
 
 @pytest.fixture(params=["redis", "valkey"])
@@ -90,12 +86,11 @@ def test_nodes_that_freeze_and_die_cost_no_token(
         # stored, so it may have to be computed twice.
         new = tokens(4 * BLOCK + 9, seed=99)
         said = node.ask(new).tokens
-        end = time.monotonic() + LIMIT
-        while True:
+
+        def is_found() -> bool:
             node.forget()
             again = node.ask(new)
             assert again.tokens == said
-            if again.cached == 4 * BLOCK:
-                break
-            assert time.monotonic() < end, f"not stored: {node.counters()}"
-            time.sleep(0.2)
+            return again.cached == 4 * BLOCK
+
+        until(is_found, node)

@@ -19,12 +19,16 @@ BLOCKS = 16
 PROMPTS = [tokens(BLOCKS * BLOCK + 30, seed=70 + i) for i in range(3)]
 
 
-@pytest.fixture(scope="module")
-def expected(plain: Node) -> list[Answer]:
+def own_hits(plain: Node) -> list[Answer]:
     """For each prompt vLLM's own prefix-cache hit."""
     for prompt in PROMPTS:
         plain.ask(prompt)
     return [plain.ask(prompt) for prompt in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Node) -> list[Answer]:
+    return own_hits(plain)
 
 
 @pytest.fixture(params=["redis", "valkey"])

@@ -59,10 +59,12 @@ pub(crate) struct State {
     /// Number of stores that take it.
     pub(crate) storing: u16,
     flags: u8,
-    /// The pool's last question when it became known whether the pool has the block: what is
-    /// answered to that one or an earlier one is older than what is known.
+    /// When it became known whether the pool has the block, see [`Index::answer`].
     known_since: u64,
 }
+
+/// What is known of a block in the pool.
+const OF_POOL: u8 = IN_POOL | FOREIGN | OURS;
 
 impl State {
     pub(crate) fn is_in_pool(&self) -> bool {
@@ -91,6 +93,24 @@ impl State {
 
     fn is_worth_remembering(&self) -> bool {
         self.flags & (IN_POOL | FOREIGN) != 0
+    }
+
+    /// Takes in what another number of the same block knows of it. If the newer of both knows that
+    /// the pool does not have it, the older does not count.
+    fn learn(&mut self, other: &Self) {
+        self.flags |= other.flags & IN_NODE;
+        let (newer, older) = if self.known_since < other.known_since {
+            (other, &*self)
+        } else {
+            (&*self, other)
+        };
+        let mut of_pool = newer.flags & OF_POOL;
+        if newer.is_in_pool() || newer.known_since == older.known_since {
+            of_pool |= older.flags & OF_POOL;
+        }
+        let since = newer.known_since;
+        self.flags = self.flags & !OF_POOL | of_pool;
+        self.known_since = since;
     }
 }
 
@@ -295,16 +315,12 @@ impl Index {
             self.list(number);
             return number;
         }
-        let state = &mut self.states[number as usize];
-        let known = state.flags & (IN_POOL | FOREIGN | OURS | IN_NODE);
-        if state.references == 1 {
+        let known = self.states[number as usize];
+        self.states[other as usize].learn(&known);
+        if known.references == 1 {
             // Nothing would find it any more.
-            state.flags = 0;
+            self.states[number as usize].flags = 0;
         }
-        let since = state.known_since;
-        let joined = &mut self.states[other as usize];
-        joined.flags |= known;
-        joined.known_since = joined.known_since.max(since);
         self.refer_again(other);
         self.release(number);
         other
@@ -328,8 +344,7 @@ impl Index {
             self.forget(other);
             let state = &mut self.states[number as usize];
             state.ranks += known.ranks;
-            state.flags |= known.flags & (IN_POOL | FOREIGN | OURS);
-            state.known_since = state.known_since.max(known.known_since);
+            state.learn(&known);
         }
         self.states[number as usize].flags |= LISTED;
         let names = &self.names;
@@ -386,7 +401,7 @@ impl Index {
             while self.remembered.len() > self.bound
                 && let Some(oldest) = self.remembered.pop()
             {
-                self.states[oldest as usize].flags &= !(IN_POOL | FOREIGN | OURS);
+                self.states[oldest as usize].flags &= !OF_POOL;
                 self.settle(oldest);
             }
         } else if state.ranks == 0 {
@@ -419,26 +434,33 @@ impl Index {
     }
 
     /// Takes in whether the pool has a block, as it answered to this question. Says nothing
-    /// about a block of which newer things are known.
+    /// about a block of which newer things are known. An answer is as old as its question; what
+    /// became known otherwise is newer than all questions that were asked by then.
     pub(crate) fn answer(&mut self, question: u64, number: Number, is_there: bool) {
         let state = &mut self.states[number as usize];
-        if question <= state.known_since {
+        let since = 2 * question;
+        if since <= state.known_since {
             return;
         }
-        state.known_since = question;
+        state.known_since = since;
         if is_there {
             state.flags |= IN_POOL;
         } else {
             // Whoever stores it next may use another key.
-            state.flags &= !(IN_POOL | FOREIGN | OURS);
+            state.flags &= !OF_POOL;
         }
     }
 
     /// What is known of a block of the pool, to be changed: it is known as of now.
     fn knows(&mut self, number: Number) -> &mut u8 {
+        let now = self.now();
         let state = &mut self.states[number as usize];
-        state.known_since = self.questions;
+        state.known_since = now;
         &mut state.flags
+    }
+
+    fn now(&self) -> u64 {
+        2 * self.questions + 1
     }
 
     /// Notes that this engine has brought a block into the pool.
@@ -448,7 +470,7 @@ impl Index {
 
     /// Notes that a block of this engine's is about to be removed from the pool.
     pub(crate) fn set_removed(&mut self, number: Number) {
-        *self.knows(number) &= !(IN_POOL | FOREIGN | OURS);
+        *self.knows(number) &= !OF_POOL;
     }
 
     /// Notes that the pool no longer has a block, or not all of it. Node memory does not have it
@@ -467,8 +489,9 @@ impl Index {
         };
     }
 
+    /// Notes that the pool has a block that cannot be decrypted here.
     pub(crate) fn set_foreign(&mut self, number: Number) {
-        *self.knows(number) |= FOREIGN;
+        *self.knows(number) |= IN_POOL | FOREIGN;
     }
 
     pub(crate) fn set_prefetched(&mut self, number: Number, is_so: bool) {
@@ -493,12 +516,12 @@ impl Index {
     /// Forgets what the pool has, and what it has yet to answer.
     pub(crate) fn forget_pool(&mut self) {
         while self.remembered.pop().is_some() {}
-        let questions = self.questions;
+        let now = self.now();
         for number in 0..self.names.len() as Number {
             let state = &mut self.states[number as usize];
             let was_worth_it = state.is_worth_remembering();
-            state.flags &= !(IN_POOL | FOREIGN | OURS);
-            state.known_since = questions;
+            state.flags &= !OF_POOL;
+            state.known_since = now;
             if was_worth_it {
                 self.settle(number);
             }
@@ -613,6 +636,97 @@ mod tests {
         let first = refer(&mut index, None, name(1));
         assert_eq!(refer(&mut index, Some(first), name(2)), second);
         assert_eq!(index.next(first), Some(second));
+    }
+
+    /// Two numbers of one block: that of a job whose prompt's beginning was forgotten, and that of
+    /// a request that came later.
+    fn two_numbers(index: &mut Index) -> (Number, Number) {
+        let first = refer(index, None, name(1));
+        let of_job = refer(index, Some(first), name(2));
+        index.release(first);
+        let mut numbers = Vec::new();
+        let chunks = [name(1).chunk, name(2).chunk];
+        index.refer(0, None, chunks.into_iter(), &mut numbers);
+        assert_ne!(numbers[1], of_job);
+        (of_job, numbers[1])
+    }
+
+    fn answered(index: &mut Index, number: Number, is_there: bool) {
+        let question = index.ask();
+        index.answer(question, number, is_there);
+    }
+
+    #[test]
+    fn of_two_numbers_of_a_block_the_one_that_knows_newer_things_counts() {
+        type Step = fn(&mut Index, Number, Number);
+        let cases: [(&str, Step, u8); 6] = [
+            (
+                "lost since the pool was asked",
+                |index, job, request| {
+                    answered(index, request, true);
+                    index.set_lost(job);
+                },
+                0,
+            ),
+            (
+                "in the pool again since it was lost",
+                |index, job, request| {
+                    index.set_lost(job);
+                    answered(index, request, true);
+                },
+                IN_POOL,
+            ),
+            (
+                "gone since it was stored",
+                |index, job, request| {
+                    index.set_stored(job);
+                    answered(index, request, false);
+                },
+                0,
+            ),
+            (
+                "stored since the pool was asked",
+                |index, job, request| {
+                    answered(index, request, false);
+                    index.set_stored(job);
+                },
+                IN_POOL | OURS,
+            ),
+            (
+                "still there since it was stored",
+                |index, job, request| {
+                    index.set_stored(job);
+                    answered(index, request, true);
+                },
+                IN_POOL | OURS,
+            ),
+            (
+                "there with another's key since the pool was asked",
+                |index, job, request| {
+                    answered(index, request, true);
+                    index.set_foreign(job);
+                },
+                IN_POOL | FOREIGN,
+            ),
+        ];
+        for (what, step, wanted) in cases {
+            let mut index = Index::new(8);
+            let (job, request) = two_numbers(&mut index);
+            step(&mut index, job, request);
+            assert_eq!(index.join(request), job, "{what}");
+            assert_eq!(index.state(job).flags & OF_POOL, wanted, "{what}");
+        }
+    }
+
+    #[test]
+    fn what_is_remembered_of_a_block_does_not_count_against_a_newer_answer() {
+        let mut index = Index::new(8);
+        let (job, request) = two_numbers(&mut index);
+        index.set_stored(job);
+        index.release(job);
+        answered(&mut index, request, false);
+        assert_eq!(index.join(request), request);
+        assert!(!index.state(request).is_in_pool());
     }
 
     #[test]

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Repeats tests, each time in a new process, beside two busy loops. A test that fails once in twenty
+# Repeats tests, each time in a new process, beside busy loops. A test that fails once in twenty
 # times is a defect like any other. Names each test and how often it failed; keeps what failed runs
 # wrote in target/flaky.
 #
-# Usage: [TIMES=20] scripts/flaky.sh TEST...
+# Usage: [TIMES=20] [LOOPS=2] scripts/flaky.sh TEST...
+#   LOOPS: 0 if other work keeps all cores busy
 #   TEST: what pytest takes (a file, or file::test), or a filter of nextest, such as 'test(=name)'
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export VIRTUAL_ENV=${VIRTUAL_ENV:-$PWD/.venv} PATH=$PWD/.venv/bin:$PATH
-times=${TIMES:-20}
+times=${TIMES:-20} busy=${LOOPS:-2}
 if (($# == 0)); then
     sed -n 's/^# \{0,1\}//p; /^set/q' "$0" >&2
     exit 2
@@ -27,8 +28,8 @@ for test in "$@"; do
 done
 
 loops=()
-trap 'kill "${loops[@]}" 2>/dev/null || true' EXIT
-for _ in 1 2; do
+trap '((busy == 0)) || kill "${loops[@]}" 2>/dev/null || true' EXIT
+for ((loop = 0; loop < busy; loop++)); do
     while :; do :; done &
     loops+=($!)
 done

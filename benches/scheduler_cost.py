@@ -32,9 +32,10 @@ from vllm.v1.request import Request
 from benches import report
 from penstock._native import Buffer, Descriptor, Engine, Event, Store
 from penstock.vllm.adapters import NamedAdapters
-from penstock.vllm.agreement import Agreement, ModelFacts
+from penstock.vllm.agreement import Agreement
 from penstock.vllm.groups import Group
 from penstock.vllm.messages import GroupShare, RankShare, WorkerReport
+from penstock.vllm.model_facts import ModelFacts
 from penstock.vllm.scheduler import EngineFacts, SchedulerHalf
 from penstock.vllm.scheduler_facts import arrival, step
 from penstock.vllm.settings import Settings

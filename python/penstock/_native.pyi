@@ -23,6 +23,7 @@ __all__ = [
     "EngineCache",
     "Event",
     "Fence",
+    "FileDigests",
     "Keeper",
     "Lookup",
     "ModelVariant",
@@ -39,6 +40,7 @@ __all__ = [
     "check_ranks",
     "check_store",
     "cuda_calibration",
+    "digest",
     "find_stores_with",
     "host_changes",
     "objects",
@@ -288,6 +290,36 @@ class EncryptionKeys:
     def load(file: str | PathLike[str] | None = None) -> EncryptionKeys | None: ...
     @property
     def fingerprints(self) -> _list[tuple[str, str]]: ...
+
+@final
+class FileDigests:
+    """Digests of files, made by native threads beside other work.
+
+    With a folder as `cache`, files that did not change since are not read again, and of the
+    processes that want the same files one reads.
+    """
+
+    def __new__(
+        cls,
+        paths: Sequence[str | PathLike[str]],
+        *,
+        threads: int,
+        cache: str | PathLike[str] | None = None,
+    ) -> FileDigests: ...
+    def wait(self, timeout: float | None = None) -> _list[bytes] | None:
+        """The digests, in the order of their files; None if they are not there in time.
+
+        Raises:
+            IoError: a file cannot be read.
+            ConfigError: a file was changed while it was read.
+        """
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """Bytes of all files, bytes that are digested or were known, and bytes that were read."""
+
+def digest(source: Any, *, threads: int = 1) -> bytes:
+    """The digest of a buffer's bytes, which is that of a file with this content."""
 
 _Parent: TypeAlias = tuple[bytes, int]
 

@@ -1,29 +1,42 @@
-"""A model's identity: its configuration and its weights.
+"""A model's identity: its configuration, its weights, and the files that turn images into numbers.
 
 It goes into the namespace, so that engines share only equal KV.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.safetensors import read_header
+from penstock._native import FileDigests
+from penstock.programs import cache_folder
 
-SAMPLE_BYTES = 4096
-"""Bytes read at the start, the middle and the end of every tensor."""
-
-_FILE_SAMPLES = 64
-"""Places to read in a weight file of a format whose tensors cannot be told apart."""
-
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 
 _VOLATILE = ("_name_or_path", "transformers_version", "_commit_hash", "_attn_implementation")
 """Keys of a Hugging Face configuration that do not change the model's computation."""
+
+_NOT_PROCESSING = (
+    "config.json",
+    "*.index.json",
+    "generation_config.json",
+    "chat_template*",
+    "*.md",
+    "LICENSE*",
+    "NOTICE*",
+    "USE_POLICY*",
+    ".*",
+    *(f"*{suffix}" for suffix in (*_WEIGHT_SUFFIXES, ".png", ".jpg", ".jpeg", ".gif", ".pdf")),
+)
+"""Files of a model's folder that do not turn images, sounds or their places in a prompt into what
+the model computes with. The configuration has a digest of its own."""
+
+_MOST_THREADS = 8
 
 
 def config_digest(config: dict[str, Any]) -> str:
@@ -41,49 +54,86 @@ def _without_volatile(content: Any) -> Any:
     return content
 
 
-def weights_digest(folder: Path) -> str | None:
-    """SHA-256 over samples of all weights in a model folder; None if the folder has no weights.
+def digest_threads() -> int:
+    """Threads that digest weights: as many as this process may use, but not many."""
+    return min(_MOST_THREADS, len(os.sched_getaffinity(0)))
 
-    For each tensor this reads its name, type, shape and three pieces of :data:`SAMPLE_BYTES`. So
-    the cost is a few reads per tensor, whatever the size of the model. Training changes nearly
-    every element of a tensor that it touches. But two revisions that agree in every sampled piece
-    and differ elsewhere have the same digest. Give such revisions different values of the setting
-    ``model_id``.
+
+class WeightFiles:
+    """Files of weights, digested whole by native threads beside other work.
+
+    Files that did not change since they were last digested on this machine are not read again.
+    Their digests lie in the folder of Penstock's cache.
+    """
+
+    def __init__(self, paths: Iterable[str | Path]) -> None:
+        self._paths = sorted(Path(path) for path in set(paths))
+        self._digests = FileDigests(
+            self._paths, threads=digest_threads(), cache=cache_folder() / "digests"
+        )
+
+    @property
+    def paths(self) -> Sequence[Path]:
+        """The files, in order."""
+        return self._paths
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """Bytes of all files, bytes that are digested or were known, and bytes that were read."""
+        return self._digests.progress
+
+    def digest(self) -> str:
+        """Waits for the digest of all files, by their names and their content.
+
+        Raises:
+            IoError: a file cannot be read.
+            ConfigError: a file was changed while it was read.
+        """
+        found = self._digests.wait()
+        assert found is not None
+        whole = hashlib.sha256()
+        for path, content in zip(self._paths, found, strict=True):
+            whole.update(f"{path.name}\n".encode() + content)
+        return whole.hexdigest()
+
+
+def weights_digest(folder: Path) -> str | None:
+    """A digest of all weights in a model's folder, of every byte; None if it has no weights.
+
+    If there are safetensors files, they are the weights: others are taken for the same in another
+    form.
 
     Raises:
-        ConfigError: a file that is named safetensors is not one.
+        IoError: a file cannot be read.
+        ConfigError: a file was changed while it was read.
     """
-    files = sorted(p for p in folder.iterdir() if p.suffix in _WEIGHT_SUFFIXES and p.is_file())
+    files = [p for p in folder.iterdir() if p.suffix in _WEIGHT_SUFFIXES and p.is_file()]
     if any(p.suffix == ".safetensors" for p in files):
         files = [p for p in files if p.suffix == ".safetensors"]
-    if not files:
-        return None
-    digest = hashlib.sha256()
-    for path in files:
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size};".encode())
-        with path.open("rb", buffering=0) as file:
-            if path.suffix == ".safetensors":
-                places = _tensor_places(path, digest)
-            else:
-                places = iter(size * i // _FILE_SAMPLES for i in range(_FILE_SAMPLES))
-            for place in places:
-                digest.update(os.pread(file.fileno(), SAMPLE_BYTES, place))
-    return digest.hexdigest()
+    return WeightFiles(files).digest() if files else None
 
 
-def _tensor_places(path: Path, digest: Any) -> Iterator[int]:
-    """Offsets to sample in a safetensors file. Also adds the header's facts about each tensor to
-    the digest."""
-    header = read_header(path)
-    said = {
-        name: {"data_offsets": [each.begin, each.end], "dtype": each.dtype, "shape": each.shape}
-        for name, each in header.tensors.items()
+def processing_files(folder: Path) -> dict[str, str]:
+    """Name → digest of the files in a model's folder that turn images, sounds and their places in a
+    prompt into what the model computes with: all but a list.
+
+    Raises:
+        IoError: a file cannot be read.
+        ConfigError: a file was changed while it was read.
+    """
+    files = {
+        str(path.relative_to(folder)): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and not any(
+            fnmatch.fnmatchcase(part, pattern)
+            for part in path.relative_to(folder).parts
+            for pattern in _NOT_PROCESSING
+        )
     }
-    digest.update(json.dumps(said, sort_keys=True).encode())
-    for begin, end in sorted((each.begin, each.end) for each in header.tensors.values()):
-        for place in (begin, (begin + end) // 2, max(begin, end - SAMPLE_BYTES)):
-            yield header.data + place
+    found = FileDigests(list(files.values()), threads=1).wait()
+    assert found is not None
+    return {name: content.hex() for name, content in zip(files, found, strict=True)}
 
 
 def model_folder(model: str, revision: str | None) -> Path | None:
@@ -106,8 +156,9 @@ def weights_identity(model: str, revision: str | None) -> str | None:
     that can be read here.
 
     Raises:
-        ConfigError: a file that is named safetensors is not one.
+        IoError: a file cannot be read.
+        ConfigError: a file was changed while it was read.
     """
     folder = model_folder(model, revision)
     digest = weights_digest(folder) if folder is not None else None
-    return None if digest is None else f"sha256:{digest}"
+    return None if digest is None else f"files:{digest}"

@@ -18,9 +18,10 @@ from typing import Any
 from penstock._native import tenant_namespace
 from penstock.errors import ConfigError
 from penstock.vllm.adapters import NamedAdapters
-from penstock.vllm.agreement import Agreement, ModelFacts
+from penstock.vllm.agreement import Agreement
 from penstock.vllm.groups import Group
 from penstock.vllm.messages import BlockJob, GroupShare, RankShare, StepOrders, WorkerReport
+from penstock.vllm.model_facts import ModelFacts
 from penstock.vllm.roles import ROLES
 from penstock.vllm.scheduler import SchedulerHalf
 from penstock.vllm.scheduler.facts import Arrival, EngineFacts, Step

@@ -40,8 +40,9 @@ from vllm.v1.worker.utils import allocate_kv_cache
 
 from penstock.errors import ConfigError
 from penstock.vllm import compat
-from penstock.vllm.agreement import Agreement, ModelFacts
+from penstock.vllm.agreement import Agreement
 from penstock.vllm.messages import RankShare
+from penstock.vllm.model_facts import ModelFacts
 from penstock.vllm.settings import Settings
 from penstock.vllm.worker import Services, WorkerFacts, WorkerHalf
 from penstock.vllm.worker_facts import kv_memory

@@ -1,59 +1,131 @@
-"""What stands for a model's weights in the namespace."""
+"""What stands for a model's files in the namespace: every byte of them."""
 
 from __future__ import annotations
 
-import json
-import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from penstock.errors import ConfigError
-from penstock.identity import SAMPLE_BYTES, weights_digest
+from penstock._native import FileDigests, digest
+from penstock.errors import ConfigError, IoError
+from penstock.identity import WeightFiles, processing_files, weights_digest
 
-FLOATS = 3 * SAMPLE_BYTES
-BYTES = 4 * FLOATS
-
-
-def write(folder: Path, data: bytes, shape: tuple[int, ...] = (FLOATS,), **metadata: str) -> None:
-    half = len(data) // 2
-    header = {
-        "__metadata__": metadata,
-        "b": {"dtype": "F32", "shape": shape, "data_offsets": [half, len(data)]},
-        "a": {"dtype": "F16", "shape": [half // 2], "data_offsets": [0, half]},
-    }
-    text = json.dumps(header).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+PIECE = 4 << 20
 
 
-def test_it_stays_what_it_was(tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder / "penstock/digests"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "a.safetensors").write_bytes(bytes(1000))
+    (folder / "b.safetensors").write_bytes(bytes(range(256)))
+    return folder
+
+
+def test_it_stays_what_it_was(model: Path) -> None:
     # Pools name their objects by it: another one would leave all that they hold unfound.
-    write(tmp_path, bytes(range(256)) * (2 * BYTES // 256))
-    expected = "3b16c7528ea9daa141fb705e20464d0b4ca4dec25b469882a28554366e0f6135"
-    assert weights_digest(tmp_path) == expected
+    expected = "70bac2fe252d9b12248b0ea565a62eb8abb0cbc14a5fbab17d711c1bbb816302"
+    assert weights_digest(model) == expected
 
 
-def test_weights_shapes_and_names_of_files_tell_models_apart(tmp_path: Path) -> None:
-    data = bytes(2 * BYTES)
-    write(tmp_path, data)
-    found = {weights_digest(tmp_path)}
-    for place in (0, BYTES // 2 + 1, BYTES - 1, BYTES, 2 * BYTES - 1):
-        write(tmp_path, data[:place] + b"x" + data[place + 1 :])
-        found.add(weights_digest(tmp_path))
-    write(tmp_path, data, (3, SAMPLE_BYTES))
-    found.add(weights_digest(tmp_path))
-    assert len(found) == 7
-    write(tmp_path, data)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"not looked at beside safetensors")
-    assert weights_digest(tmp_path) in found
+def test_each_byte_name_and_file_counts(model: Path) -> None:
+    found = {weights_digest(model)}
+    for place in (0, 499, 999):
+        content = bytearray(1000)
+        content[place] = 1
+        (model / "a.safetensors").write_bytes(content)
+        found.add(weights_digest(model))
+    (model / "a.safetensors").rename(model / "c.safetensors")
+    found.add(weights_digest(model))
+    (model / "c.safetensors").unlink()
+    found.add(weights_digest(model))
+    assert len(found) == 6
+    (model / "pytorch_model.bin").write_bytes(b"not looked at beside safetensors")
+    assert weights_digest(model) in found
 
 
 def test_a_folder_without_weights_has_none(tmp_path: Path) -> None:
     assert weights_digest(tmp_path) is None
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff" * 8, struct.pack("<Q", 99) + b"{}"])
-def test_a_damaged_file_is_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"model\.safetensors: not a safetensors file"):
-        weights_digest(tmp_path)
+@settings(max_examples=20, deadline=None)
+@given(st.integers(-2, 2), st.integers(0, 2), st.data())
+def test_a_tensor_has_the_digest_of_a_file_with_its_bytes(
+    tmp_path_factory: pytest.TempPathFactory, extra: int, pieces: int, data: st.DataObject
+) -> None:
+    content = bytearray(max(0, pieces * PIECE + extra))
+    path = tmp_path_factory.mktemp("file") / "weights"
+    path.write_bytes(content)
+    (found,) = FileDigests([path], threads=2).wait() or []
+    assert digest(content, threads=3) == found
+    if content:
+        content[data.draw(st.integers(0, len(content) - 1))] ^= 1
+        assert digest(content) != found
+
+
+def test_what_did_not_change_is_not_read_again(model: Path, cache: Path) -> None:
+    first = WeightFiles(model.iterdir())
+    found = first.digest()
+    assert first.progress == (1256, 1256, 1256)
+    # The files are new: another change could still have the same time.
+    assert not list(cache.glob("[!.]*[!k]"))
+    assert WeightFiles(model.iterdir()).digest() == found
+
+
+def test_a_file_that_is_not_there_is_named(model: Path) -> None:
+    with pytest.raises(IoError, match="gone"):
+        WeightFiles([model / "gone"]).digest()
+    with pytest.raises(IoError, match="not a regular file"):
+        WeightFiles([model]).digest()
+
+
+def test_a_file_that_changes_meanwhile_is_refused(model: Path) -> None:
+    large = model / "large"
+    with large.open("wb") as file:
+        # Reading so much takes minutes.
+        file.truncate(1 << 40)
+        digests = FileDigests([large], threads=1)
+        while digests.progress[2] == 0:
+            assert digests.wait(0.01) is None
+        file.truncate(1 << 23)
+    with pytest.raises(ConfigError, match="changed while it was read"):
+        digests.wait()
+
+
+class TestProcessing:
+    """Files that turn images into numbers, told from all others by a list."""
+
+    @pytest.fixture
+    def folder(self, model: Path) -> Path:
+        for name in ("preprocessor_config.json", "tokenizer.json", "config.json", "README.md"):
+            (model / name).write_text(name)
+        return model
+
+    def found(self, folder: Path) -> Iterator[str]:
+        yield from processing_files(folder)
+
+    def test_a_file_that_nobody_knows_counts(self, folder: Path) -> None:
+        (folder / "code").mkdir()
+        (folder / "code/processing.py").write_text("pass")
+        (folder / "new.json").write_text("{}")
+        assert set(processing_files(folder)) == {
+            *("preprocessor_config.json", "tokenizer.json"),
+            *("code/processing.py", "new.json"),
+        }
+
+    @pytest.mark.parametrize("name", ["preprocessor_config.json", "tokenizer.json"])
+    def test_its_content_counts(self, name: str, folder: Path) -> None:
+        before = processing_files(folder)
+        (folder / name).write_text("changed")
+        after = processing_files(folder)
+        assert {each for each in before if before[each] != after[each]} == {name}

@@ -88,6 +88,28 @@ LATENT_ENGINE = {"attention_backend": "CPU_MLA"}
 AMX, and that one refuses float32."""
 
 
+def longrope(folder: Path, *, seed: int = 0, original: int = 1024) -> Path:
+    """A Phi-3 that has other rotary factors for contexts longer than `original` tokens."""
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    half = 32
+    config = Phi3Config(
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        original_max_position_embeddings=original,
+        rope_scaling={
+            "type": "longrope",
+            "short_factor": [1.0] * half,
+            "long_factor": [1.0 + 0.5 * each for each in range(half)],
+        },
+        **COMMON,
+    )
+    return save(folder, Phi3ForCausalLM, config, seed, "float32")
+
+
 def deepseek_v2(folder: Path, *, seed: int = 0) -> Path:
     """A DeepSeek-V2: multi-head latent attention."""
     from transformers import DeepseekV2Config, DeepseekV2ForCausalLM

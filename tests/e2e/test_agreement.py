@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.vllm.agreement import Agreement, model_facts
+from penstock.vllm.agreement import Agreement
 from penstock.vllm.groups import Group
 from penstock.vllm.messages import GroupShare, RankShare
+from penstock.vllm.model_facts import model_facts
 from penstock.vllm.settings import Settings
 
 pytestmark = pytest.mark.e2e
@@ -38,7 +39,7 @@ def agreement(llama: Path) -> Agreement:
         model=str(llama), skip_tokenizer_init=True, dtype="float32", pipeline_parallel_size=2
     ).create_engine_config()
     settings = Settings(pool="memory://")
-    return Agreement(settings, model_facts(settings, config), (_GROUP,), lambda: b"")
+    return Agreement(settings, model_facts(config), (_GROUP,), lambda: b"")
 
 
 def test_uneven_stages_agree(agreement: Agreement) -> None:

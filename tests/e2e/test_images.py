@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +108,38 @@ def test_the_same_image_hits_and_no_other(
         counters = node.counters()
         assert counters["loaded_tokens"] == sum(ASKED.values())
         assert counters.get("load_failed_blocks", 0) == 0
+
+
+def _other_means(model: Path) -> None:
+    """Has the processor take away another mean."""
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        content = json.loads((model / name).read_text())
+        content.get("image_processor", content)["image_mean"] = [0.1] * 3
+        (model / name).write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("change", "options"),
+    [
+        (_other_means, {}),
+        (lambda model: None, {"mm_processor_kwargs": {"do_normalize": False}}),
+        (lambda model: None, {"media_io_kwargs": {"image": {"rgba_background_color": [0, 0, 0]}}}),
+    ],
+    ids=["file", "option", "reading"],
+)
+def test_an_image_that_was_processed_otherwise_is_never_loaded(
+    change: Callable[[Path], None],
+    options: dict[str, Any],
+    model: Path,
+    pool: str,
+    start: Callable[..., Node],
+    tmp_path: Path,
+) -> None:
+    other = Path(shutil.copytree(model, tmp_path / "model"))
+    change(other)
+    with start(other, pool=pool, **OPTIONS | options) as node:
+        assert STORED[0].ask(node).cached == 0
+        assert node.counters()["lookups"] >= 1
 
 
 def test_a_hint_without_images_brings_the_text_before_them(

@@ -8,6 +8,7 @@ mod catalogue;
 mod completion;
 mod compress;
 mod cuda;
+mod digest;
 mod dlpack;
 mod engine;
 mod errors;
@@ -40,6 +41,8 @@ mod _native {
     use crate::compress::Coder;
     #[pymodule_export]
     use crate::cuda::cuda_calibration;
+    #[pymodule_export]
+    use crate::digest::{FileDigests, digest};
     #[pymodule_export]
     use crate::engine::{Engine, Fence, Lookup, slot_stride};
     #[pymodule_export]

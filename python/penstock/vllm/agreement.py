@@ -5,23 +5,21 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from penstock._native import tenant_namespace
 from penstock.errors import ConfigError
-from penstock.identity import config_digest, weights_identity
 from penstock.layout import check_ranks
 from penstock.layout.geometry import parse_geometry
 from penstock.pool.namespace import namespace_digest
-from penstock.vllm import compat
 from penstock.vllm.groups import Group, Groups
 from penstock.vllm.messages import RankShare, Span
+from penstock.vllm.model_facts import ModelFacts, shared_facts
 from penstock.vllm.settings import OFF, Settings
 
 logger = logging.getLogger("vllm.penstock")
 
-_FORMAT = 2
+_FORMAT = 3
 """Version of the descriptions behind namespaces. Raised when the same description gets another
 meaning."""
 
@@ -33,25 +31,6 @@ _EQUAL = ("page_tokens", "interior", "content_bytes", "packed_by")
 
 _SHARE_OF_PREFETCHES = 4
 """One part in so many of node memory may be for waiting requests of one engine."""
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """The model, and how it is cut over ranks."""
-
-    name: str
-    ranks: tuple[int, int]
-    """Number of pipeline ranks, and of tensor-parallel ranks."""
-    extent: tuple[int, int]
-    """Layers and KV heads of the whole model."""
-    identity: Mapping[str, Any]
-    """Everything that must agree before two engines share objects, whatever their ranks. Plain
-    JSON."""
-    draft: Mapping[str, Any] | None = None
-    """The same for the drafter, if it has layers of its own."""
-    lookup: Callable[[], Mapping[str, Any]] = dict
-    """Tells, once the engine is up, what routers need to find its blocks, beside the identity.
-    Plain JSON."""
 
 
 class Agreement:
@@ -70,6 +49,8 @@ class Agreement:
         self._groups = groups
         self._hash_seed = hash_seed
         self._shares: dict[tuple[int, int], RankShare] = {}
+        self._computed: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        """What the ranks told of the model, and of the drafter."""
         self._namespaces: tuple[bytes, ...] = ()
         self.spans: list[list[Span]] = []
         """By group: the distinct spans that together hold a block. A hit needs all of them."""
@@ -137,6 +118,10 @@ class Agreement:
         elif self._settings.host_tier:
             # The native engines of the ranks keep no more than this.
             self.prefetch_blocks = next(iter(holding.values())).host_blocks // 2
+        self._computed = (
+            shared_facts({rank: share.model for rank, share in shares.items()}),
+            shared_facts({rank: share.draft for rank, share in shares.items()}),
+        )
         self._shares = dict(shares)
 
     def _possible_spans(
@@ -216,13 +201,15 @@ class Agreement:
         parts = [s.groups[position] for s in self._shares.values() if s.span is not None]
         share = next(part for part in parts if part is not None)
         compression = self._settings.compression
+        model, draft = self._computed
         return {
             "format": _FORMAT,
             **self._model.identity,
+            **model,
             "kv_dtype": group.dtype,
             "group": {"index": group.index, "kind": group.kind, "window": group.window},
             **({} if group.state is None else {"state": dataclasses.asdict(group.state)}),
-            **({} if group.draft is None else {"draft": self._model.draft}),
+            **({} if group.draft is None else {"draft": {**(self._model.draft or {}), **draft}}),
             **(
                 {}
                 if group.packing is None
@@ -239,57 +226,3 @@ class Agreement:
             # description stays as it was before there was any.
             **({} if compression == OFF else {"compression": compression}),
         }
-
-
-def model_facts(settings: Settings, vllm_config: Any) -> ModelFacts:
-    """The facts about the model that all ranks of this engine must agree on, from vLLM's
-    configuration.
-
-    Raises:
-        ConfigError: nothing tells which weights the model has.
-    """
-    model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    packing = compat.kernel_packing(vllm_config)
-    return ModelFacts(
-        name=model.model,
-        ranks=(parallel.pipeline_parallel_size, parallel.tensor_parallel_size),
-        extent=compat.model_extent(vllm_config),
-        identity={
-            "config": config_digest(model.hf_config.to_dict()),
-            "weights": _weights(model, vllm_config.load_config, settings.model_id),
-            "dtype": str(model.dtype),
-            "quantization": str(model.quantization),
-            "kv_cache_dtype": str(vllm_config.cache_config.cache_dtype),
-            "hash": vllm_config.cache_config.prefix_caching_hash_algo,
-            **({"kernels": packing} if packing else {}),
-        },
-        draft=_draft_identity(settings, vllm_config),
-    )
-
-
-def _weights(model: Any, load_config: Any, model_id: str) -> str:
-    if model_id:
-        return f"id:{model_id}"
-    if str(load_config.load_format) == "dummy":
-        return f"dummy:{model.seed}"
-    if (found := weights_identity(model.model, model.revision)) is None:
-        raise ConfigError(
-            f"cannot read the weights of {model.model!r} to tell its revisions apart: set "
-            "penstock.model_id in kv_connector_extra_config to a name that changes with them"
-        )
-    return found
-
-
-def _draft_identity(settings: Settings, vllm_config: Any) -> dict[str, Any] | None:
-    if not compat.has_draft_layers(vllm_config):
-        return None
-    speculation = vllm_config.speculative_config
-    model = speculation.draft_model_config
-    load_config = speculation.draft_load_config or vllm_config.load_config
-    return {
-        "method": speculation.method,
-        "config": config_digest(model.hf_config.to_dict()),
-        "weights": _weights(model, load_config, settings.model_id),
-        "dtype": str(model.dtype),
-        "quantization": str(model.quantization),
-    }

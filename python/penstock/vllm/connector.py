@@ -7,6 +7,7 @@ Configure it with ``{"kv_connector": "PenstockConnector", "kv_connector_module_p
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -22,6 +23,7 @@ from penstock.errors import ConfigError
 from penstock.vllm import compat, layouts
 from penstock.vllm.bootstrap import Bootstrap
 from penstock.vllm.messages import RankShare, StepOrders, WorkerReport
+from penstock.vllm.model_share import model_shares
 from penstock.vllm.scheduler import SchedulerHalf
 from penstock.vllm.scheduler_facts import arrival, bootstrap, kv_events, scheduler_half, step
 from penstock.vllm.settings import Settings
@@ -127,7 +129,10 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_handshake_metadata(self) -> Share | None:
         """This rank's share. The scheduler half checks it against the other ranks' shares."""
         share = self.worker.share
-        return None if share is None else Share(share)
+        if share is None:
+            return None
+        model, draft = model_shares(self._vllm_config)
+        return Share(dataclasses.replace(share, model=model, draft=draft))
 
     def handle_preemptions(self, kv_connector_metadata: Orders) -> None:
         """Called on every model runner before its forward pass, and so before a step that may

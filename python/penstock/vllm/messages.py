@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock._native import Blocks
@@ -157,6 +158,21 @@ class GroupShare:
 
 
 @dataclass(frozen=True)
+class ModelShare:
+    """The part of a model that one worker computes with, by what changes KV.
+
+    ``weights`` begins with ``files:`` if it is of whole files, which is the same on all ranks. Or
+    it begins with ``tensors:`` and is of what this rank has in memory. ``buffers`` has a digest for
+    each tensor that is not a weight, and for the settings of each rotary embedding. ``code`` has
+    one for each module that is not vLLM's.
+    """
+
+    weights: str
+    buffers: Mapping[str, str]
+    code: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class RankShare:
     """The part of the KV cache that one worker holds. The scheduler half learns it at start-up.
 
@@ -173,3 +189,7 @@ class RankShare:
     slots: int
     """This rank's slots, for its part of these blocks."""
     layers_per_object: int | None = None
+    model: ModelShare | None = None
+    """None if the rank has not told yet."""
+    draft: ModelShare | None = None
+    """The same of the drafter; None if there is none."""

@@ -15,7 +15,7 @@ logger = logging.getLogger("vllm.penstock")
 
 def register() -> None:
     """Installs Penstock's additions to vLLM in this process."""
-    from penstock.vllm import compat, layouts, memory
+    from penstock.vllm import compat, layouts, memory, model_share
 
     try:
         compat.check_version()
@@ -25,3 +25,4 @@ def register() -> None:
         return
     layouts.install()
     memory.install()
+    model_share.install()

@@ -9,10 +9,11 @@ from typing import Any
 
 from penstock.vllm import compat
 from penstock.vllm.adapters import NamedAdapters
-from penstock.vllm.agreement import Agreement, model_facts
+from penstock.vllm.agreement import Agreement
 from penstock.vllm.bootstrap import Bootstrap
 from penstock.vllm.families import family_of, kinds_of
 from penstock.vllm.groups import Groups
+from penstock.vllm.model_facts import model_facts
 from penstock.vllm.roles import role_named
 from penstock.vllm.scheduler import Arrival, EngineFacts, SchedulerHalf, Step
 from penstock.vllm.scheduler.events import Stored
@@ -51,7 +52,7 @@ def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -
         hash_prompt=compat.prompt_hasher(vllm_config, hash_tokens),
     )
     model = dataclasses.replace(
-        model_facts(settings, vllm_config),
+        model_facts(vllm_config),
         lookup=functools.partial(compat.lookup_facts, vllm_config, hash_tokens),
     )
     agreement = Agreement(settings, model, groups, compat.none_hash)

@@ -54,6 +54,7 @@ from penstock.vllm.compat.layouts import (
     wrap_layout_resolution,
 )
 from penstock.vllm.compat.memory import block_bytes, request_blocks, wrap_kv_memory
+from penstock.vllm.compat.options import MAY_DIFFER, draft_options, may_differ, options
 from penstock.vllm.compat.requests import (
     NULL_BLOCK,
     block_tables,
@@ -81,10 +82,19 @@ from penstock.vllm.compat.topology import (
 )
 from penstock.vllm.compat.versions import SUPPORTED, adapt_scheduler, check_version
 from penstock.vllm.compat.waiting import rest
+from penstock.vllm.compat.weights import (
+    buffers,
+    models,
+    own_code,
+    position_settings,
+    weight_files,
+    wrap_loading,
+)
 
 __all__ = [
     "CONNECTOR",
     "LOCAL",
+    "MAY_DIFFER",
     "NULL_BLOCK",
     "REMOTE",
     "SUPPORTED",
@@ -97,6 +107,7 @@ __all__ = [
     "block_bytes",
     "block_tables",
     "boundary_states",
+    "buffers",
     "cache_salt",
     "check_block_hashing",
     "check_kv_types",
@@ -104,6 +115,7 @@ __all__ = [
     "cuda_device",
     "current_stream",
     "draft_layer_index",
+    "draft_options",
     "drops_last_block",
     "engine_config",
     "expected_backends",
@@ -125,11 +137,16 @@ __all__ = [
     "listed_layouts",
     "lookup_facts",
     "make_scales",
+    "may_differ",
     "model_extent",
+    "models",
     "name_adapters",
     "newly_allocated",
     "none_hash",
     "operators_cores",
+    "options",
+    "own_code",
+    "position_settings",
     "prompt_hasher",
     "publishes_events",
     "removed_event",
@@ -146,7 +163,9 @@ __all__ = [
     "tp_rank",
     "transfer_groups",
     "watch_adapters",
+    "weight_files",
     "wrap_kv_memory",
     "wrap_layout_resolution",
+    "wrap_loading",
     "zeroes_early",
 ]

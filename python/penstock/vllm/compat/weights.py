@@ -1,0 +1,178 @@
+"""The models of a worker: the files that vLLM read their weights from, and their live tensors."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.vllm.compat.configuration import has_penstock
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class Loading:
+    """How a model got its weights."""
+
+    loaders: set[type] = field(default_factory=set)
+    files: list[str] = field(default_factory=list)
+    """The files that vLLM's default loader read, all of them, more than once if it read them so."""
+
+
+_loadings: weakref.WeakKeyDictionary[Any, Loading] = weakref.WeakKeyDictionary()
+_workers: weakref.WeakSet[Any] = weakref.WeakSet()
+_current: list[Loading] = []
+"""The model that is being loaded, if any. vLLM loads one after the other, on one thread."""
+
+
+def wrap_loading(begun: Callable[[Any, list[str]], None]) -> None:
+    """Follows how models get their weights, once in a process, in engines with Penstock.
+
+    `begun` is told of the files that an engine is about to read weights from."""
+    from vllm.config import get_current_vllm_config_or_none
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+    from vllm.v1.worker.gpu_worker import Worker
+
+    load_model, load_weights = Worker.load_model, DefaultModelLoader.load_weights
+    prepare = DefaultModelLoader._prepare_weights
+    if hasattr(load_model, "__wrapped__"):
+        return
+
+    @functools.wraps(load_model)
+    def wrapped_load_model(self: Any, **options: Any) -> None:
+        _workers.add(self)
+        load_model(self, **options)
+
+    @functools.wraps(load_weights)
+    def wrapped_load_weights(self: Any, model: Any, model_config: Any) -> None:
+        vllm_config = get_current_vllm_config_or_none()
+        if vllm_config is None or not has_penstock(vllm_config):
+            load_weights(self, model, model_config)
+            return
+        with _loading(model, type(self)):
+            load_weights(self, model, model_config)
+
+    @functools.wraps(prepare)
+    def wrapped_prepare(self: Any, *arguments: Any, **options: Any) -> Any:
+        prepared = prepare(self, *arguments, **options)
+        if _current:
+            files = [str(file) for file in prepared[1]]
+            _current[-1].files += files
+            begun(get_current_vllm_config_or_none(), files)
+        return prepared
+
+    Worker.load_model = wrapped_load_model
+    DefaultModelLoader.load_weights = wrapped_load_weights
+    DefaultModelLoader._prepare_weights = wrapped_prepare
+
+
+@contextmanager
+def _loading(model: Any, loader: type) -> Iterator[None]:
+    loading = _loadings.setdefault(model, Loading())
+    loading.loaders.add(loader)
+    _current.append(loading)
+    try:
+        yield
+    finally:
+        _current.pop()
+
+
+def models(vllm_config: Any) -> tuple[Any, Any]:
+    """The model of this process's worker, and its drafter's; None in place of the latter if there
+    is none."""
+    runner = _worker(vllm_config).model_runner
+    drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+    return runner.get_model(), getattr(drafter, "model", None)
+
+
+def _worker(vllm_config: Any) -> Any:
+    for worker in _workers:
+        if worker.vllm_config is vllm_config:
+            return worker
+    # Without the plugin, nobody saw it begin.
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    return next(
+        each
+        for each in gc.get_objects()
+        if issubclass(type(each), WorkerBase) and each.vllm_config is vllm_config
+    )
+
+
+def weight_files(model: Any) -> list[str] | None:
+    """The files that hold all of a model's weights as vLLM loaded them; None if they came, or may
+    have come, from elsewhere."""
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+    loading = _loadings.get(model)
+    if loading is None or loading.loaders != {DefaultModelLoader}:
+        return None
+    return sorted(set(loading.files))
+
+
+_COPIES = ("_bf16x3_weight", "cos_sin_cache_bf16")
+"""Buffers that some kernels get in a second form."""
+
+_PLACEMENT = ("_expert_map", "expert_mask", "expert_placement", "expert_load")
+"""Buffers that tell which rank computes which expert, or that count."""
+
+
+def buffers(model: Any, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """A model's tensors that are not weights, but that it computes with: rotary caches, scales.
+    Each with its name in every layer that uses it."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    for name, tensor in model.named_buffers(remove_duplicate=False):
+        last = name.rpartition(".")[2]
+        if last in _COPIES or any(part in last for part in _PLACEMENT):
+            continue
+        # Another view of a weight, which is digested with the weights.
+        if tensor.numel() and tensor.untyped_storage().data_ptr() in weights:
+            continue
+        if last == "cos_sin_cache":
+            # Some kernels keep it as it was before it was rounded to the model's type.
+            tensor = tensor.to(dtype)
+        yield name.replace(".base_layer.", "."), tensor
+
+
+_KERNELS = ("use_flashinfer", "use_aiter", "_enforce_enable", "training")
+"""Settings of a rotary embedding that choose the kernel."""
+
+
+def position_settings(model: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The settings of a model's rotary embeddings, each with its name in every layer.
+
+    An embedding may have several caches, and choose by an option that is nowhere else."""
+    for name, module in model.named_modules(remove_duplicate=False):
+        if ".rotary_embedding" not in type(module).__module__:
+            continue
+        told = {
+            key: value
+            for key, value in vars(module).items()
+            if key not in _KERNELS and _is_plain(value)
+        }
+        yield name.replace(".base_layer.", "."), {"kind": type(module).__name__, **told}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(each) for each in value)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def own_code(model: Any) -> dict[str, str]:
+    """Name → file of each module of Python with a part of the model that is not vLLM's."""
+    known = {"vllm", "torch", "transformers", "builtins"}
+    names = {kind.__module__ for part in model.modules() for kind in type(part).__mro__}
+    return {
+        name: file
+        for name in sorted(names)
+        if name.partition(".")[0] not in known
+        and (file := getattr(sys.modules.get(name), "__file__", None))
+    }

@@ -14,6 +14,7 @@ from penstock import Pool
 from penstock._native import Store
 from penstock.cli import (
     pool_archive,
+    pool_diff,
     pool_schemes,
     pool_test,
     pool_verify,
@@ -52,8 +53,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to `penstock`'s parser."""
     parser = subparsers.add_parser(
         "pool",
-        help="what lies in a pool: stats, ls, purge, verify, export, import, warm; and which pools "
-        "there are: test, schemes",
+        help="what lies in a pool: stats, ls, diff, purge, verify, export, import, warm; and which "
+        "pools there are: test, schemes",
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     stats = actions.add_parser("stats", help="objects, bytes and use of the whole pool")
@@ -70,7 +71,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         add_namespace(action)
         add_timeout(action, "listing, or removing a batch,")
     purge.add_argument("--yes", action="store_true", help="do not ask")
-    for other in (pool_verify, pool_archive, pool_warm, pool_test, pool_schemes):
+    for other in (pool_diff, pool_verify, pool_archive, pool_warm, pool_test, pool_schemes):
         other.add_parsers(actions)
 
 

@@ -28,6 +28,7 @@ _NEWER = ("supports_sleep_mode", "get_external_cache_hit_sources")
 
 _CACHE = "vllm.v1.kv_cache_interface"
 _BLOCKS = "vllm.v1.core.kv_cache_utils"
+_LOADER = "vllm.model_executor.model_loader.default_loader"
 
 USES = (
     Use(_BASE, "KVConnectorBase_V1", ("vllm_config", "role", "kv_cache_config")),
@@ -130,6 +131,24 @@ USES = (
         (),
         is_wrapped=True,
     ),
+    Use("vllm.v1.worker.worker_base", "WorkerBase"),
+    Use("vllm.v1.worker.gpu_worker", "Worker.load_model", ()),
+    Use("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.get_model", ()),
+    Use("vllm.v1.worker.gpu.model_runner", "GPUModelRunner.get_model", ()),
+    Use(_LOADER, "DefaultModelLoader.load_weights", ("model", "model_config"), is_wrapped=True),
+    Use(
+        _LOADER,
+        "DefaultModelLoader._prepare_weights",
+        (
+            "model_name_or_path",
+            "subfolder",
+            "revision",
+            "fall_back_to_pt",
+            "allow_patterns_overrides",
+        ),
+        is_wrapped=True,
+    ),
+    Use("vllm.config", "get_current_vllm_config_or_none", ()),
     Use("vllm.v1.worker.utils", "select_common_block_size", ("kv_manager_block_size", "backends")),
     Use("vllm.config", "set_current_vllm_config", ("vllm_config",)),
     Use("vllm.v1.attention.backends.utils", "get_supported_kv_cache_layouts", ("backends",)),

@@ -82,7 +82,6 @@ MAY_DIFFER: Mapping[str, str] = {
     "model_config.hf_config": _TOLD_ELSEWHERE,
     "model_config.hf_text_config": _TOLD_ELSEWHERE,
     "model_config.hf_config_path": _TOLD_ELSEWHERE,
-    "model_config.hf_image_processor_config": _TOLD_ELSEWHERE,
     "model_config.config_format": _TOLD_ELSEWHERE,
     "model_config.dtype": _TOLD_ELSEWHERE,
     "model_config.quantization": _TOLD_ELSEWHERE,
@@ -91,7 +90,6 @@ MAY_DIFFER: Mapping[str, str] = {
     "model_config.trust_remote_code": "allows code, which is told as it is",
     "model_config.seed": _AFTER,
     "model_config.max_model_len": _POSITIONS,
-    "model_config.original_max_model_len": _POSITIONS,
     "model_config.spec_target_max_model_len": _POSITIONS,
     "model_config.enforce_eager": _ROUNDING,
     "model_config.disable_cascade_attn": _ROUNDING,
@@ -135,8 +133,6 @@ MAY_DIFFER: Mapping[str, str] = {
     "cache_config.num_*_blocks*": _MEMORY,
     "cache_config.kv_cache_memory_bytes": _MEMORY,
     "cache_config.kv_offloading_*": _MEMORY,
-    "cache_config.cpu_*": _MEMORY,
-    "cache_config.swap_space*": _MEMORY,
     # Attention.
     "attention_config.backend*": _ROUNDING,
     "attention_config.*_backend": _ROUNDING,
@@ -151,6 +147,7 @@ MAY_DIFFER: Mapping[str, str] = {
     "mamba_config.backend": _ROUNDING,
     "mamba_config.ssu_algorithm": _ROUNDING,
     # Adapters.
+    "lora_config.set": "allows adapters, which are in the blocks' names",
     "lora_config.max_*": _MEMORY,
     "lora_config.lora_dtype": _ROUNDING,
     "lora_config.fully_sharded_loras": _ROUNDING,
@@ -165,7 +162,8 @@ MAY_DIFFER: Mapping[str, str] = {
     "model_config.multimodal_config.mm_encoder_attn_backend": _ROUNDING,
 }
 """Options, or parts of the configuration, in which engines that share KV may differ, each with the
-reason. A pattern's star stands for any text within one name."""
+reason. A pattern's star stands for any text within one name. A part that may be left out has the
+option ``set``, for that it is there."""
 
 
 _DRAFT = "speculative_config."
@@ -189,6 +187,8 @@ def _set(config: Any, path: str) -> Iterator[tuple[str, Any]]:
             continue
         value = getattr(config, each.name)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            if _default(each) is None and not may_differ(f"{name}.set"):
+                yield f"{name}.set", True
             yield from _set(value, f"{name}.")
         elif isinstance(value, dict) and name == "additional_config":
             for key, inner in sorted(value.items()):

@@ -1,0 +1,161 @@
+"""Which of vLLM's options count: all of them, but for a list.
+
+On vLLM's own configuration. No engine is started.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.vllm.compat import MAY_DIFFER, may_differ, options
+
+pytestmark = pytest.mark.e2e
+
+ONLY_OLDER = {"model_config.enable_return_routed_experts"}
+"""Options that vLLM had up to 0.30."""
+
+
+@pytest.fixture(scope="module")
+def config(llama: Path) -> Any:
+    return configured(llama)
+
+
+def configured(model: Path, **arguments: Any) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+
+    arguments = {"skip_tokenizer_init": True, "dtype": "float32"} | arguments
+    return EngineArgs(model=str(model), **arguments).create_engine_config()
+
+
+def fields(config: Any, path: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Each option of a configuration that is not a part with options of its own: its path, and who
+    has it under which name."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name, None)
+        if dataclasses.is_dataclass(value):
+            yield from fields(value, f"{path}{field.name}.")
+        else:
+            yield f"{path}{field.name}", config, field.name
+
+
+def names(kind: Any, path: str = "", above: tuple[Any, ...] = ()) -> Iterator[str]:
+    """All options that a configuration may have."""
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        yield f"{path}{field.name}"
+        inner = part_of(hints[field.name])
+        if inner is not None and inner not in above:
+            yield f"{path}{field.name}.set"
+            yield from names(inner, f"{path}{field.name}.", (*above, inner))
+
+
+def part_of(hint: Any) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return hint
+    return next(filter(None, map(part_of, typing.get_args(hint))), None)
+
+
+def test_every_option_counts_unless_the_list_has_it(config: Any) -> None:
+    before = options(config)
+    counted, left_out = set(), set()
+    for path, _, _ in fields(config):
+        changed = copy.deepcopy(config)
+        (owner, name) = next((o, n) for p, o, n in fields(changed) if p == path)
+        object.__setattr__(owner, name, "changed")
+        parts = path.split(".")
+        above = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+        if any(may_differ(each) for each in above):
+            assert options(changed) == before, path
+            left_out.add(path)
+        else:
+            assert options(changed) == before | {path: "changed"}, path
+            counted.add(path)
+    assert {"model_config.quantization_config", "cache_config.kv_sharing_fast_prefill"} <= counted
+    assert {"scheduler_config.max_num_seqs", "model_config.max_model_len"} <= left_out
+
+
+def test_an_option_that_a_newer_vllm_has_counts_once_it_is_set(config: Any) -> None:
+    kind = type(config.cache_config)
+    newer = dataclasses.make_dataclass(
+        "CacheConfig", [("halves_kv", bool, dataclasses.field(default=False))], bases=(kind,)
+    )
+    changed = copy.deepcopy(config)
+    changed.cache_config.__class__ = newer
+    changed.cache_config.halves_kv = False
+    assert options(changed) == options(config)
+    changed.cache_config.halves_kv = True
+    assert options(changed) == options(config) | {"cache_config.halves_kv": True}
+
+
+def test_the_list_names_options_that_there_are(config: Any) -> None:
+    from vllm.config import VllmConfig
+
+    known = set(names(VllmConfig)) | {"additional_config.penstock.x"}
+    # A drafter's model has the options of a model.
+    for pattern in MAY_DIFFER.keys() - ONLY_OLDER:
+        parts = pattern.split(".")
+        assert any(fits(name.split("."), parts) for name in known), pattern
+
+
+def fits(name: list[str], pattern: list[str]) -> bool:
+    import fnmatch
+
+    return len(name) == len(pattern) and all(map(fnmatch.fnmatchcase, name, pattern))
+
+
+def test_every_line_of_the_list_says_why() -> None:
+    assert all(len(reason.split()) > 2 for reason in MAY_DIFFER.values())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"tensor_parallel_size": 2},
+        {"max_model_len": 2048, "max_num_seqs": 2, "enforce_eager": True, "seed": 7},
+        {"load_format": "safetensors", "served_model_name": "other", "enable_lora": True},
+        {"block_size": 32, "kv_cache_memory_bytes": 1 << 27, "gpu_memory_utilization": 0.5},
+        {"additional_config": {"penstock.plan": True}},
+    ],
+)
+def test_engines_of_a_fleet_have_the_same_options(
+    arguments: dict[str, Any], config: Any, llama: Path
+) -> None:
+    assert options(configured(llama, **arguments)) == options(config)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"disable_sliding_window": True}, "model_config.disable_sliding_window"),
+        ({"hf_overrides": {"rope_theta": 5}}, "model_config.hf_overrides"),
+        ({"kv_sharing_fast_prefill": True}, "cache_config.kv_sharing_fast_prefill"),
+        ({"additional_config": {"x": [1]}}, "additional_config.x"),
+    ],
+)
+def test_others_have_others(arguments: dict[str, Any], name: str, config: Any, llama: Path) -> None:
+    found = options(configured(llama, **arguments))
+    assert {each for each in found if found[each] != options(config).get(each)} == {name}
+
+
+def test_values_are_the_same_text_in_every_process() -> None:
+    from penstock.vllm.compat.options import plain
+
+    class Scheme:
+        """What a configuration may hold: not plain, and without an order."""
+
+        def __init__(self, ignored: set[str]) -> None:
+            self.ignored = ignored
+
+    assert plain({"b": 1, "a": {3, 1}}) == {"a": [1, 3], "b": 1}
+    one, other = plain(Scheme({"x", "y"})), plain(Scheme({"x"}))
+    assert one["ignored"] == ["x", "y"]
+    assert one != other
+    assert "0x" not in str(one)
+    assert plain(test_values_are_the_same_text_in_every_process).startswith(f"{__name__}.test_")

@@ -1,0 +1,174 @@
+"""How fast weights are digested, and how much longer a server's start takes for it.
+
+First a file that lies in the page cache is digested, by one thread and by two. The baselines are
+reading it, and SHA-256 as a hub names its files. Then servers are started with the same weights:
+vLLM alone, Penstock with weights that nobody has digested, and Penstock with weights that it knows.
+Passes of all kinds take turns. Run it as ``python -m benches.weights_digest``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benches import report
+from benches.connectors import ENGINE_ENVIRONMENT
+from benches.report import GIB, progress
+from penstock._native import FileDigests
+from penstock.cli.serve import installed_program, vllm_program
+from penstock.demo.engine import Engine
+from penstock.demo.processes import Interruption, Processes, free_port
+from penstock.vllm.names import POOL_VARIABLE
+
+STARTS = ("vLLM alone", "Penstock, new weights", "Penstock, known weights")
+LAYERS, HIDDEN = 16, 2048
+_AT_ONCE = 4 << 20
+
+
+def read(path: Path) -> None:
+    buffer = bytearray(_AT_ONCE)
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+
+
+def sha256(path: Path) -> None:
+    with path.open("rb", buffering=0) as file:
+        hashlib.file_digest(file, "sha256")
+
+
+def digest(path: Path, threads: int) -> None:
+    assert FileDigests([path], threads=threads).wait()
+
+
+WAYS: dict[str, Callable[[Path], None]] = {
+    "reading alone": read,
+    "SHA-256, one thread": sha256,
+    "Penstock, one thread": lambda path: digest(path, 1),
+    "Penstock, two threads": lambda path: digest(path, 2),
+}
+
+
+def speeds(folder: Path, nbytes: int, passes: int) -> dict[str, list[float]]:
+    """Bytes per second of each way, pass by pass."""
+    path = folder / "weights"
+    with path.open("wb") as file:
+        for _ in range(nbytes // _AT_ONCE):
+            file.write(os.urandom(_AT_ONCE))
+    read(path)
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
+    for number in range(passes):
+        for way, work in WAYS.items():
+            began = time.perf_counter()
+            work(path)
+            found[way].append(nbytes / (time.perf_counter() - began))
+        progress(f"speed: pass {number + 1} of {passes}")
+    path.unlink()
+    return found
+
+
+def model(folder: Path) -> Path:
+    """A Llama with random weights, large enough that reading them takes time."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=4 * HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        vocab_size=32_000,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, max_shard_size="1GB")
+    return folder
+
+
+def started(kind: str, weights: Path, folder: Path) -> float:
+    """Seconds until a server is ready."""
+    cache = folder / "cache"
+    if kind != STARTS[2]:
+        shutil.rmtree(cache / "penstock/digests", ignore_errors=True)
+    port = free_port()
+    own = kind != STARTS[0]
+    program = [installed_program("penstock")] if own else [vllm_program()]
+    command = [*program, "serve", str(weights), "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--skip-tokenizer-init", "--max-model-len", "1024"]
+    command += ["--kv-cache-memory-bytes", str(1 << 28), "--enforce-eager"]
+    environment = ENGINE_ENVIRONMENT | {
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "XDG_CACHE_HOME": str(cache),
+        POOL_VARIABLE: (folder / "pool").as_uri(),
+    }
+    with Interruption() as interruption, Processes(interruption) as processes:
+        began = time.perf_counter()
+        server = processes.start("server", command, folder / "server.log", environment)
+        engine = Engine("server", server, port)
+        while not engine.is_ready():
+            time.sleep(0.05)
+        return time.perf_counter() - began
+
+
+def starts(folder: Path, passes: int) -> tuple[int, dict[str, list[float]]]:
+    """The bytes of the weights, and the seconds of each start."""
+    weights = model(folder / "model")
+    files = list(weights.glob("*.safetensors"))
+    for file in files:
+        read(file)
+        # A file that was just written is digested, but its digest is not kept.
+        os.utime(file)
+    time.sleep(3)
+    found: dict[str, list[float]] = {kind: [] for kind in STARTS}
+    # Nothing is measured of the first start: it fills the caches of files and of vLLM.
+    started(STARTS[0], weights, folder)
+    for number in range(passes):
+        for kind in STARTS:
+            found[kind].append(started(kind, weights, folder))
+        progress(f"start: pass {number + 1} of {passes}")
+    return sum(file.stat().st_size for file in files), found
+
+
+def _ratio(of: list[float], to: list[float]) -> str:
+    return f"{report.median_ratio(of, to):.3f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benches.weights_digest", description=__doc__)
+    parser.add_argument("--gib", type=int, default=4, help="size of the file (default: 4)")
+    parser.add_argument("--passes", type=int, default=7, help="over the file (default: 7)")
+    parser.add_argument("--starts", type=int, default=5, help="of each kind (default: 5)")
+    args = report.begin(parser)
+    result: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        found = speeds(Path(name), args.gib * GIB, args.passes)
+        lines = [
+            [way, f"{statistics.median(each) / 1e9:.2f}", _ratio(each, found["reading alone"])]
+            for way, each in found.items()
+        ]
+        text = report.table(["a file in the page cache", "GB/s", "to reading"], lines)
+        result["bytes_per_second"] = found
+        if args.starts:
+            nbytes, seconds = starts(Path(name), args.starts)
+            lines = [
+                [kind, f"{statistics.median(each):.2f}", _ratio(each, seconds[STARTS[0]])]
+                for kind, each in seconds.items()
+            ]
+            heads = [f"start with {nbytes / 1e9:.1f} GB of weights", "s", "to vLLM alone"]
+            text += "\n\n" + report.table(heads, lines)
+            result |= {"weights_bytes": nbytes, "seconds_to_ready": seconds}
+    report.finish(args, text, result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 //! Files, digested by threads of their own.
 
-use std::fs::{File, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -36,12 +36,16 @@ pub struct Progress {
 /// Digests of files under way. Nobody waits for the threads when this is dropped: they stop after
 /// their piece.
 pub struct FileDigests {
+    paths: Vec<PathBuf>,
     shared: Arc<Shared>,
 }
 
+/// What a file was when it was digested.
+type Found = (Digest, Stamp);
+
 #[derive(Default)]
 struct Shared {
-    outcome: Mutex<Option<Arc<Result<Vec<Digest>>>>>,
+    outcome: Mutex<Option<std::result::Result<Vec<Found>, Arc<DigestError>>>>,
     ended: Condvar,
     is_given_up: AtomicBool,
     bytes: AtomicU64,
@@ -69,6 +73,7 @@ impl FileDigests {
         let shared = Arc::new(Shared::default());
         let cache = cache.map(Path::to_owned);
         let for_thread = Arc::clone(&shared);
+        let for_later = paths.clone();
         thread::Builder::new()
             .name("penstock-digest".to_owned())
             .spawn(move || {
@@ -77,23 +82,44 @@ impl FileDigests {
                 let cache = cache.as_deref().map(Cache::new);
                 let outcome =
                     digest_files(now, &for_thread, &paths, threads.max(1), cache.as_ref());
-                *for_thread.outcome.lock() = Some(Arc::new(outcome));
+                *for_thread.outcome.lock() = Some(outcome.map_err(Arc::new));
                 for_thread.ended.notify_all();
             })
             .expect("the system gives a thread");
-        Self { shared }
+        Self {
+            paths: for_later,
+            shared,
+        }
     }
 
     /// Waits for the digests, in the order of their files, for so long at most. None if they are
     /// not there by then.
-    pub fn wait(&self, limit: Duration) -> Option<Arc<Result<Vec<Digest>>>> {
+    ///
+    /// They are those of the files that were there from [`start`](Self::start) to now: whoever read
+    /// one meanwhile has read what was digested.
+    ///
+    /// # Errors
+    /// A file cannot be read, or was changed or replaced since the start.
+    pub fn wait(
+        &self,
+        limit: Duration,
+    ) -> Option<std::result::Result<Vec<Digest>, Arc<DigestError>>> {
         let mut outcome = self.shared.outcome.lock();
         if outcome.is_none() {
             self.shared
                 .ended
                 .wait_while_for(&mut outcome, |outcome| outcome.is_none(), limit);
         }
-        outcome.clone()
+        let found = match outcome.as_ref()? {
+            Ok(found) => found,
+            Err(error) => return Some(Err(Arc::clone(error))),
+        };
+        let digests = self.paths.iter().zip(found).map(|(path, (digest, stamp))| {
+            let metadata = fs::metadata(path).map_err(DigestError::read(path))?;
+            check_same(path, &metadata, stamp)?;
+            Ok(*digest)
+        });
+        Some(digests.collect::<Result<_>>().map_err(Arc::new))
     }
 
     /// How far they have come.
@@ -137,11 +163,17 @@ impl<'a> Opened<'a> {
     }
 
     fn check_unchanged(&self) -> Result<()> {
-        if stamp_of(self.path, &self.file)? == self.stamp {
-            return Ok(());
-        }
-        Err(DigestError::Changed(self.path.to_owned()))
+        let metadata = self.file.metadata();
+        let metadata = metadata.map_err(DigestError::read(self.path))?;
+        check_same(self.path, &metadata, &self.stamp)
     }
+}
+
+fn check_same(path: &Path, metadata: &fs::Metadata, stamp: &Stamp) -> Result<()> {
+    if Stamp::of(metadata) == *stamp {
+        return Ok(());
+    }
+    Err(DigestError::Changed(path.to_owned()))
 }
 
 fn stamp_of(path: &Path, file: &File) -> Result<Stamp> {
@@ -159,7 +191,7 @@ fn digest_files(
     paths: &[PathBuf],
     threads: usize,
     cache: Option<&Cache>,
-) -> Result<Vec<Digest>> {
+) -> Result<Vec<Found>> {
     let files: Vec<Opened> = paths
         .iter()
         .map(|path| Opened::open(path))
@@ -197,7 +229,7 @@ fn digest_files(
         }
     }
     shared.done.store(bytes, Ordering::Relaxed);
-    Ok(digests.into_iter().flatten().collect())
+    Ok(digests.into_iter().flatten().zip(stamps).collect())
 }
 
 /// Waits until no other process reads the same files. It lets go of the lock if it dies.
@@ -282,8 +314,6 @@ fn read_piece(file: &Opened, piece: usize, buffer: &mut [u8]) -> Result<(Digest,
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use proptest::prelude::*;
     use tempfile::TempDir;
 
@@ -311,7 +341,7 @@ mod tests {
     fn digests(paths: &[PathBuf], cache: Option<&Path>) -> (Vec<Digest>, u64) {
         let job = FileDigests::start_at(later, paths.to_vec(), 2, cache);
         let outcome = job.wait(LIMIT).unwrap();
-        let digests = outcome.as_ref().as_ref().unwrap().clone();
+        let digests = outcome.unwrap();
         let progress = job.progress();
         assert_eq!(progress.done, progress.bytes);
         (digests, progress.read)
@@ -319,7 +349,7 @@ mod tests {
 
     fn failure(job: &FileDigests) -> String {
         let outcome = job.wait(LIMIT).unwrap();
-        outcome.as_ref().as_ref().unwrap_err().to_string()
+        outcome.unwrap_err().to_string()
     }
 
     fn entries(cache: &Path) -> Vec<PathBuf> {
@@ -342,12 +372,12 @@ mod tests {
         ) {
             let bytes = (whole_pieces * PIECE_BYTES) as i64 + extra;
             prop_assume!(bytes > 0);
-            let mut content: Vec<u8> = (0..bytes).map(|at| (at * 31 >> 3) as u8).collect();
+            let mut content: Vec<u8> = (0..bytes).map(|at| ((at * 31) >> 3) as u8).collect();
             let folder = TempDir::new().unwrap();
             let path = file(&folder, "weights", &content);
             let job = FileDigests::start(vec![path.clone()], threads, None);
             let outcome = job.wait(LIMIT).unwrap();
-            let found = outcome.as_ref().as_ref().unwrap()[0];
+            let found = outcome.unwrap()[0];
             prop_assert_eq!(found, digest_bytes(&content, threads));
             let changed = place.index(content.len());
             content[changed] ^= 1;
@@ -393,7 +423,7 @@ mod tests {
         let path = file(&folder, "a", b"one");
         let cache = cache_of(&folder);
         let before = fs::metadata(&path).unwrap();
-        let (first, _) = digests(&[path.clone()], Some(&cache));
+        let (first, _) = digests(std::slice::from_ref(&path), Some(&cache));
         loop {
             fs::write(&path, b"two").unwrap();
             let open = File::options().write(true).open(&path).unwrap();
@@ -419,7 +449,7 @@ mod tests {
         let changed_now = || SystemTime::UNIX_EPOCH;
         let job = FileDigests::start_at(changed_now, vec![path], 1, Some(&cache));
         assert!(job.wait(LIMIT).unwrap().is_ok());
-        assert_eq!(entries(&cache), [PathBuf::new(); 0]);
+        assert!(entries(&cache).is_empty());
     }
 
     #[test]
@@ -445,9 +475,9 @@ mod tests {
         let jobs: Vec<FileDigests> = (0..6).map(|_| start()).collect();
         let outcomes = jobs.iter().map(|job| job.wait(LIMIT).unwrap());
         let outcomes: Vec<_> = outcomes.collect();
-        let digest = outcomes[0].as_ref().as_ref().unwrap()[0];
+        let digest = outcomes[0].as_ref().unwrap()[0];
         for outcome in &outcomes {
-            assert_eq!(outcome.as_ref().as_ref().unwrap()[0], digest);
+            assert_eq!(outcome.as_ref().unwrap()[0], digest);
         }
         let read: u64 = jobs.iter().map(|job| job.progress().read).sum();
         assert_eq!(read, 3 * PIECE_BYTES as u64);
@@ -490,6 +520,19 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_was_replaced_since_the_start_has_no_digest() {
+        let folder = TempDir::new().unwrap();
+        let path = file(&folder, "a", b"one");
+        let job = FileDigests::start(vec![path.clone()], 1, None);
+        assert!(job.wait(LIMIT).unwrap().is_ok());
+        // The same content in another file: nobody knows which was read.
+        fs::rename(file(&folder, "b", b"one"), &path).unwrap();
+        assert!(failure(&job).contains("changed while it was read"));
+        fs::remove_file(&path).unwrap();
+        assert!(failure(&job).contains("cannot read"));
+    }
+
+    #[test]
     fn whoever_gives_up_stops_the_threads() {
         let folder = TempDir::new().unwrap();
         let path = file(&folder, "a", b"");
@@ -502,7 +545,7 @@ mod tests {
         let mut outcome = shared.outcome.lock();
         let is_over = |outcome: &mut Option<_>| outcome.is_none();
         shared.ended.wait_while_for(&mut outcome, is_over, LIMIT);
-        let outcome = outcome.as_ref().unwrap().as_ref();
-        assert!(matches!(outcome, Err(DigestError::GivenUp)));
+        let error = outcome.as_ref().unwrap().as_ref().unwrap_err();
+        assert!(matches!(**error, DigestError::GivenUp));
     }
 }

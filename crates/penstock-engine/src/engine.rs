@@ -213,13 +213,16 @@ impl Engine {
     }
 
     /// Sets the namespace under which a group's objects are stored, and from which tenants'
-    /// namespaces are made. It can be set once; setting the same one again is no error. Jobs of a
-    /// group without a namespace are refused.
+    /// namespaces are made. Jobs of a group without a namespace are refused.
+    ///
+    /// It may be set again, once other weights compute. Jobs under way go on in the namespace that
+    /// they began in. The host tier gives up what it has of that one, and no change of it is
+    /// reported any more.
     pub fn name(&self, group: u16, namespace: Namespace) -> Result<(), EngineError> {
-        let groups = self.groups.read();
-        let known = groups
-            .get(&group)
-            .ok_or(EngineError::NotRegistered { group })?;
+        let mut groups = self.groups.write();
+        if !groups.contains_key(&group) {
+            return Err(EngineError::NotRegistered { group });
+        }
         let others = groups.values().filter(|other| other.number() != group);
         for other in others {
             // Tenants' namespaces keep only the family.
@@ -228,7 +231,14 @@ impl Engine {
                 return Err(EngineError::NamespaceTaken { group, other });
             }
         }
-        known.name(namespace)
+        let before = groups
+            .get_mut(&group)
+            .and_then(|known| known.name(namespace));
+        if let Some(before) = before {
+            self.held.lock().forget(group);
+            self.inner.queues.host_tier().forget(before);
+        }
+        Ok(())
     }
 
     /// Starts the thread that waits for fences, unless it already runs.

@@ -41,12 +41,6 @@ pub enum EngineError {
         /// The group.
         group: u16,
     },
-    /// A group has another namespace already.
-    #[error("group {group} has another namespace already")]
-    AlreadyNamed {
-        /// The group.
-        group: u16,
-    },
     /// Another group has the namespace, so their objects could not be told apart.
     #[error("the namespace of group {group} is that of group {other} already")]
     NamespaceTaken {

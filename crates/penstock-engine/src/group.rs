@@ -2,7 +2,7 @@
 //! makes of a block of them.
 
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use penstock_layout::{Descriptor, Span};
 use penstock_store::compress::Element;
@@ -88,7 +88,7 @@ pub(crate) struct Group {
     number: u16,
     /// None if this engine holds nothing of the group.
     held: Option<Held>,
-    namespace: OnceLock<Namespace>,
+    namespace: Option<Namespace>,
 }
 
 struct Held {
@@ -141,7 +141,7 @@ impl Group {
         Ok(Self {
             number,
             held: Some(held),
-            namespace: OnceLock::new(),
+            namespace: None,
         })
     }
 
@@ -150,22 +150,20 @@ impl Group {
         Self {
             number,
             held: None,
-            namespace: OnceLock::new(),
+            namespace: None,
         }
     }
 
-    /// Gives the group its namespace, unless it has another one.
-    pub(crate) fn name(&self, namespace: Namespace) -> Result<(), EngineError> {
-        if *self.namespace.get_or_init(|| namespace) == namespace {
-            Ok(())
-        } else {
-            Err(EngineError::AlreadyNamed { group: self.number })
-        }
+    /// Gives the group its namespace, for jobs from now on. Returns the one that it had, if that was
+    /// another.
+    pub(crate) fn name(&mut self, namespace: Namespace) -> Option<Namespace> {
+        let before = self.namespace.replace(namespace);
+        before.filter(|&before| before != namespace)
     }
 
     /// The group's namespace, if it has one.
     pub(crate) fn namespace(&self) -> Option<Namespace> {
-        self.namespace.get().copied()
+        self.namespace
     }
 
     pub(crate) fn number(&self) -> u16 {
@@ -189,7 +187,7 @@ impl Group {
         owner: &Owner,
         plan: &mut Plan,
     ) -> Result<(), EngineError> {
-        let Some(&shared) = self.namespace.get() else {
+        let Some(shared) = self.namespace else {
             return Err(EngineError::Unnamed { group: self.number });
         };
         let namespace = owner.namespace(shared);

@@ -80,6 +80,11 @@ pub(crate) struct HeldBlocks {
 }
 
 impl HeldBlocks {
+    /// Forgets all blocks of a group: they have other names now.
+    pub(crate) fn forget(&mut self, group: u16) {
+        self.objects.retain(|&(other, ..), _| other != group);
+    }
+
     /// Notes that an object of a block came or went. `whole` is the number of the block's objects.
     /// Returns the change if it is one of the whole block.
     pub(crate) fn note(&mut self, change: HostChange, whole: usize) -> Option<HostChange> {

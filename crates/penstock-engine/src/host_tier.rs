@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry::{Occupied, Vacant};
 
 use penstock_evict::{Chooser, Policy};
-use penstock_store::Key;
+use penstock_store::{Key, Namespace, Tenancy};
 
 use crate::arena::{Slot, Verified};
 use crate::job::Transfer;
@@ -202,6 +202,21 @@ impl HostTier {
         match state.changes.replace(HashMap::new()) {
             Some(changes) => changes.into_iter().collect(),
             None => state.entries.keys().map(|key| (*key, true)).collect(),
+        }
+    }
+
+    /// Gives up the values of a namespace and of those made from it, and reports no change of them.
+    /// Those that are pinned stay until their prefetch is released.
+    pub(crate) fn forget(&self, namespace: Namespace) {
+        let mut state = self.state.lock();
+        let is_of = |key: &Key| key.namespace.family() == namespace.family();
+        let gone: Vec<Key> = state.entries.keys().copied().filter(is_of).collect();
+        for key in gone {
+            state.policy.remove(&key);
+            state.give_up(&key);
+        }
+        if let Some(changes) = &mut state.changes {
+            changes.retain(|key, _| !is_of(key));
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use penstock_engine::{Block, Chunk, Deadline, EngineConfig, Fence, HostChange, Outcome, Owner};
 use penstock_evict::{Chooser, Lru, Policy};
 use penstock_layout::KvLayout;
-use penstock_store::ErrorKind;
+use penstock_store::{ErrorKind, Namespace};
 use support::*;
 
 const BYTES: u64 = BLOCK_BYTES as u64;
@@ -238,6 +238,31 @@ fn what_came_and_went_unseen_is_no_change() {
         changes,
         [change(1, false), change(3, true), change(4, true)]
     );
+}
+
+#[test]
+fn under_another_name_nothing_is_kept_or_found_of_before() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let rig = engine(&store, keeping(8), &kv);
+    let mut known = HashMap::new();
+    store_block(&rig, &kv, 1, 0, 1);
+    store_block(&rig, &kv, 2, 0, 2);
+    assert_eq!(index(&rig, &mut known), [1, 2]);
+    store_block(&rig, &kv, 3, 0, 3);
+    rig.name(0, Namespace([7; 16])).unwrap();
+    // Whoever names it anew knows that nothing is there under the new name.
+    assert_eq!(rig.take_host_changes(), []);
+    for n in 1..=3 {
+        assert_eq!(load_block(&rig, 10 + n, 9, n), Outcome::Miss);
+    }
+    // Other weights have computed another block of the same tokens.
+    assert_eq!(store_block(&rig, &kv, 20, 0, 1), Outcome::Stored(BYTES));
+    assert_eq!(index(&rig, &mut HashMap::new()), [1]);
+    assert_eq!(load_block(&rig, 21, 9, 1), Outcome::Kept(BYTES));
+    // And back: what the pool has is found, and host memory has nothing.
+    rig.name(0, NAMESPACE).unwrap();
+    assert_eq!(rig.take_host_changes(), []);
+    assert_eq!(load_block(&rig, 22, 9, 1), Outcome::Loaded(BYTES));
 }
 
 #[test]

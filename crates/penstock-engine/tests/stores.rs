@@ -497,8 +497,8 @@ fn what_cannot_be_is_refused_at_once() {
     engine.name(0, NAMESPACE).unwrap();
     engine.name(0, NAMESPACE).unwrap();
     assert!(matches!(
-        engine.name(0, Namespace([9; 16])),
-        Err(EngineError::AlreadyNamed { group: 0 })
+        engine.name(7, Namespace([9; 16])),
+        Err(EngineError::NotRegistered { group: 7 })
     ));
     engine.register(1, kv.group()).unwrap();
     assert!(matches!(

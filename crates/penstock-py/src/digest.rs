@@ -46,12 +46,12 @@ impl FileDigests {
             let pause = left.map_or(LOOK_UP, |left| left.min(LOOK_UP));
             let outcome = py.detach(|| self.job.wait(pause));
             py.check_signals()?;
-            match outcome.as_deref() {
+            match outcome {
                 Some(Ok(digests)) => {
                     let bytes = digests.iter().map(|digest| PyBytes::new(py, digest));
                     return Ok(Some(bytes.collect()));
                 }
-                Some(Err(error)) => return Err(digest_error(error)),
+                Some(Err(error)) => return Err(digest_error(&error)),
                 None if left.is_some_and(|left| left.is_zero()) => return Ok(None),
                 None => {}
             }

@@ -138,8 +138,8 @@ impl Engine {
             .map_err(|error| engine_error(py, &error))
     }
 
-    /// Sets the namespace, 16 bytes, under which a group's objects are stored: once, before its
-    /// first job.
+    /// Sets the namespace, 16 bytes, under which a group's objects are stored: before its first job,
+    /// and again once other weights compute. Host memory gives up what it has of the one before.
     fn name_group(&self, py: Python<'_>, group: u16, namespace: &[u8]) -> PyResult<()> {
         self.native
             .name(group, self::namespace(py, namespace)?)

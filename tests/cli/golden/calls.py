@@ -98,6 +98,7 @@ BASE: Mapping[str, Sequence[str]] = {
     "bench copy": (),
     "pool export": (POOL, "new.pool"),
     "pool import": ("archive.pool", POOL),
+    "pool diff": ("ab", "cd", POOL),
     "pool warm": ("prompts.jsonl", "127.0.0.1:1"),
     "pool schemes": (),
 }

@@ -211,6 +211,12 @@ impl Catalogue {
         self.index.forget_pool();
     }
 
+    /// Forgets what host memory has: blocks have other names there from now on. Later reports tell
+    /// what comes under these.
+    pub fn forget_host(&mut self) {
+        self.index.forget_host();
+    }
+
     pub(crate) fn request(&self, id: &str) -> Result<&Request> {
         self.requests
             .get(id)

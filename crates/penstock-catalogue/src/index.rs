@@ -513,6 +513,20 @@ impl Index {
         }
     }
 
+    /// Forgets what host memory and node memory have.
+    pub(crate) fn forget_host(&mut self) {
+        let mut had = Vec::new();
+        for (number, state) in self.states.iter_mut().enumerate() {
+            state.flags &= !IN_NODE;
+            if std::mem::take(&mut state.ranks) != 0 {
+                had.push(number as Number);
+            }
+        }
+        for number in had {
+            self.settle(number);
+        }
+    }
+
     /// Forgets what the pool has, and what it has yet to answer.
     pub(crate) fn forget_pool(&mut self) {
         while self.remembered.pop().is_some() {}

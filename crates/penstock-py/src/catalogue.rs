@@ -514,4 +514,9 @@ impl Catalogue {
     fn forget_pool(&mut self) {
         self.native.forget_pool();
     }
+
+    /// Forgets what host memory has: blocks have other names there from now on.
+    fn forget_host(&mut self) {
+        self.native.forget_host();
+    }
 }

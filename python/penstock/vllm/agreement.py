@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -51,6 +52,8 @@ class Agreement:
         self._shares: dict[tuple[int, int], RankShare] = {}
         self._computed: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
         """What the ranks told of the model, and of the drafter."""
+        self._changed = ""
+        """What stands for weights that changed since the start; empty if none did."""
         self._namespaces: tuple[bytes, ...] = ()
         self.spans: list[list[Span]] = []
         """By group: the distinct spans that together hold a block. A hit needs all of them."""
@@ -173,6 +176,12 @@ class Agreement:
                 logger.info("Penstock: namespace %s: %s", digest.hex(), facts)
         return self._namespaces
 
+    def renew(self) -> None:
+        """The weights have changed: the namespaces from now on are of this engine alone, and of
+        these weights."""
+        self._changed = f"changed:{uuid.uuid4().hex}"
+        self._namespaces = ()
+
     def describe(self, tenant: str = "") -> list[tuple[bytes, dict[str, Any]]]:
         """The groups' namespaces, each with its description for people; those of a tenant, if
         `tenant` names one."""
@@ -206,6 +215,7 @@ class Agreement:
             "format": _FORMAT,
             **self._model.identity,
             **model,
+            **({"weights": self._changed} if self._changed else {}),
             "kv_dtype": group.dtype,
             "group": {"index": group.index, "kind": group.kind, "window": group.window},
             **({} if group.state is None else {"state": dataclasses.asdict(group.state)}),

@@ -84,6 +84,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._worker: WorkerHalf | None = None
         if role == KVConnectorRole.SCHEDULER:
             compat.adapt_scheduler()
+            compat.wrap_calls()
             self._scheduler = scheduler_half(settings, vllm_config, kv_cache_config)
             self._bootstrap = bootstrap(settings, vllm_config)
         else:
@@ -125,6 +126,9 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Called once, with every layer's view of the KV cache."""
         compat.make_scales(self._vllm_config, kv_caches)
         self.worker.register(kv_memory(self._facts.groups, self._facts.layers, kv_caches))
+        compat.watch_changes(
+            self._vllm_config, self.worker.on_weights_changed, lambda: self.worker.changes
+        )
 
     def get_handshake_metadata(self) -> Share | None:
         """This rank's share. The scheduler half checks it against the other ranks' shares."""
@@ -254,6 +258,11 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         # Asked first: a request without stores is forgotten at its end.
         promise = self.scheduler.promise(request.request_id)
         return self.scheduler.on_finished(request.request_id, block_ids), promise
+
+    def on_weights_changed(self, changes: dict[str, int]) -> None:
+        """A client's call may have changed weights in workers: this is how often each has seen
+        that."""
+        self.scheduler.on_weights_changed(changes)
 
     def take_events(self) -> list[Any]:
         """KV events of the pool: blocks that this engine stored, and blocks that are gone."""

@@ -58,6 +58,10 @@ class Descriptions:
             self._is_running = True
         threading.Thread(target=self._run, name="penstock-publish", daemon=True).start()
 
+    def forget(self) -> None:
+        """The namespaces are others now: they are described with their first stores."""
+        self._next.clear()
+
     def _run(self) -> None:
         while True:
             with self._lock:

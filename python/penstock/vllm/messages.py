@@ -47,6 +47,8 @@ class BlockJob:
     """Whether another engine waits for the blocks of a store."""
     adapter: Adapter | None = None
     """The LoRA adapter in the blocks' hashes."""
+    is_stale: bool = False
+    """Whether its blocks are of weights that are gone. Then nothing is moved."""
 
 
 @dataclass
@@ -55,6 +57,11 @@ class StepOrders:
 
     namespaces: tuple[bytes, ...] = ()
     """The namespace of each group."""
+    weights: int = 0
+    """Which weights the namespaces are of: how often weights had changed."""
+    changes: Mapping[str, int] = field(default_factory=dict)
+    """Worker → how many changes of its weights the scheduler half knew of. A worker that has seen
+    more neither loads nor stores for these orders: they are of other weights."""
     computes: bool = True
     """Whether the step computes anything."""
     step: int = 0
@@ -103,6 +110,10 @@ class WorkerReport:
     held: bytes = b""
     """Blocks that came into the ranks' host memory or left it, each once for every rank. Packed by
     the native engine, for the native catalogue."""
+    weights: int = 0
+    """Which weights `held` is of, see :class:`StepOrders`."""
+    changes: dict[str, int] = field(default_factory=dict)
+    """Worker → how often it has seen its weights change, if it has."""
     prefetched: dict[int, int] = field(default_factory=dict)
     """Prefetch → number of ranks that are done with it."""
     seconds: dict[int, float] = field(default_factory=dict)
@@ -112,7 +123,7 @@ class WorkerReport:
 
     def is_empty(self) -> bool:
         """Whether there is nothing to report."""
-        return self == WorkerReport()
+        return self == WorkerReport(weights=self.weights)
 
     def merge(self, other: WorkerReport) -> WorkerReport:
         """Adds another rank's report to this one."""
@@ -135,7 +146,11 @@ class WorkerReport:
         for job, seconds in other.seconds.items():
             self.seconds[job] = max(self.seconds.get(job, 0.0), seconds)
         self.steps |= other.steps
-        self.held += other.held
+        self.changes |= other.changes
+        if other.weights > self.weights:
+            self.held, self.weights = b"", other.weights
+        if other.weights == self.weights:
+            self.held += other.held
         return self
 
 

@@ -83,6 +83,26 @@ fn what_host_memory_has_stays_whatever_names_it() {
 }
 
 #[test]
+fn what_host_memory_had_is_forgotten_with_the_blocks_that_nothing_else_knows() {
+    let mut index = Index::new(4);
+    index.change_ranks(name(1), 1);
+    index.change_ranks(name(2), 1);
+    index.change_ranks(name(3), 1);
+    let wanted = refer(&mut index, None, name(1));
+    let pooled = refer(&mut index, None, name(2));
+    index.set_in_node(pooled, true);
+    index.set_stored(pooled);
+    index.release(pooled);
+    index.forget_host();
+    assert_eq!(index.len(), 2);
+    assert!(!index.state(wanted).is_held_by(1));
+    assert!(!index.state(pooled).is_held_by(1));
+    assert!(index.state(pooled).is_in_pool());
+    index.release(wanted);
+    assert_eq!(index.len(), 1);
+}
+
+#[test]
 fn a_block_is_found_through_the_one_before_it_and_alone_once_that_is_gone() {
     let mut index = Index::new(4);
     let first = refer(&mut index, None, name(1));

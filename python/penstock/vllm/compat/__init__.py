@@ -9,6 +9,7 @@ from __future__ import annotations
 from penstock.vllm.compat.adapters import adapter, name_adapters, watch_adapters
 from penstock.vllm.compat.backends import backend_names, check_kv_types, make_scales
 from penstock.vllm.compat.blocks import BlockPool
+from penstock.vllm.compat.changes import watch_changes, wrap_calls
 from penstock.vllm.compat.configuration import (
     CONNECTOR,
     engine_config,
@@ -163,7 +164,9 @@ __all__ = [
     "tp_rank",
     "transfer_groups",
     "watch_adapters",
+    "watch_changes",
     "weight_files",
+    "wrap_calls",
     "wrap_kv_memory",
     "wrap_layout_resolution",
     "wrap_loading",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -15,6 +16,19 @@ class BlockPool:
     def is_cached(self, block_hash: bytes, group: int) -> bool:
         """Whether the engine's own prefix cache has the block, in this group of vLLM."""
         return self._pool.get_cached_block(block_hash, [group]) is not None
+
+    def watch_resets(self, is_reset: Callable[[], None]) -> None:
+        """Has `is_reset` called whenever the engine's own prefix cache has been emptied."""
+        reset = self._pool.reset_prefix_cache
+
+        @functools.wraps(reset)
+        def watched() -> bool:
+            done: bool = reset()
+            if done:
+                is_reset()
+            return done
+
+        self._pool.reset_prefix_cache = watched
 
     def hold(self, blocks: Iterable[int]) -> None:
         """Keeps vLLM from giving these blocks to another request, whatever becomes of theirs."""

@@ -87,12 +87,13 @@ def _loading(model: Any, loader: type) -> Iterator[None]:
 def models(vllm_config: Any) -> tuple[Any, Any]:
     """The model of this process's worker, and its drafter's; None in place of the latter if there
     is none."""
-    runner = _worker(vllm_config).model_runner
+    runner = worker_of(vllm_config).model_runner
     drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
     return runner.get_model(), getattr(drafter, "model", None)
 
 
-def _worker(vllm_config: Any) -> Any:
+def worker_of(vllm_config: Any) -> Any:
+    """The worker of this process with this configuration."""
     for worker in _workers:
         if worker.vllm_config is vllm_config:
             return worker

@@ -16,6 +16,7 @@ from penstock.vllm.scheduler.facts import AdapterOf, EngineFacts
 from penstock.vllm.scheduler.orders import Orders
 from penstock.vllm.scheduler.requests import Tracked
 from penstock.vllm.scheduler.spans import Spans
+from penstock.vllm.scheduler.weights import Weights
 from penstock.vllm.settings import Settings
 
 
@@ -39,6 +40,7 @@ class Common:
     """None if spans are off."""
     role: Role = ROLES["kv_both"]
     orders: Orders = field(default_factory=Orders)
+    weights: Weights = field(default_factory=Weights)
     counters: Counters = field(default_factory=Counters)
 
     def is_shared(self, request: Any) -> bool:

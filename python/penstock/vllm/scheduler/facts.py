@@ -59,6 +59,9 @@ class EngineBlocks(Protocol):
     def let_go(self, blocks: Iterable[int]) -> None:
         """Ends a :meth:`hold` of these blocks."""
 
+    def watch_resets(self, is_reset: Callable[[], None]) -> None:
+        """Has `is_reset` called whenever the engine's own prefix cache has been emptied."""
+
 
 class EngineRequest(Protocol):
     """A request, as the engine sees it. Its values change while it is computed."""

@@ -8,8 +8,10 @@ native catalogue knows which block is where.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import starmap
 from typing import Any
 
@@ -52,6 +54,8 @@ from penstock.vllm.scheduler.storing import Storing
 from penstock.vllm.scheduler.transfers import Transfers
 from penstock.vllm.settings import Settings, tenant_name
 from penstock.vllm.tracing import Exporter
+
+logger = logging.getLogger("vllm.penstock")
 
 
 class SchedulerHalf:
@@ -130,6 +134,7 @@ class SchedulerHalf:
 
     def bind(self, blocks: EngineBlocks) -> None:
         """Takes the engine's blocks."""
+        blocks.watch_resets(self._on_reset)
         self._prefetching.is_cached = blocks.is_cached
         self._storing.engine_blocks = blocks
 
@@ -252,6 +257,8 @@ class SchedulerHalf:
             self._common.advisor.on_step(time.monotonic(), orders.step, tokens, pairs)
         if orders.loads or orders.stores or orders.prefetches:
             orders.namespaces = self._common.agreement.namespaces
+            orders.weights = self._common.weights.count
+            orders.changes = dict(self._common.weights.changes)
         if step.is_empty and self._only_loads_run():
             # Counted from now, because the engine may hand out several steps before the first is
             # done.
@@ -268,6 +275,7 @@ class SchedulerHalf:
         self._lookups.begin_anew(tracked)
         self._probing.forget(tracked)
         tracked.begin_anew()
+        tracked.is_stale &= self._common.weights.has_old_blocks
 
     def _has_time(self) -> bool:
         """Whether no request is being computed, here or further down the pipeline, and no other
@@ -310,16 +318,24 @@ class SchedulerHalf:
             self._requests.pop(request_id, None)
 
     def _take_in(self, report: WorkerReport) -> None:
+        self.on_weights_changed(report.changes)
+        weights = self._common.weights
         # The findings of jobs come before the ends of jobs, because a job is forgotten at its end.
+        # What they find of weights that are gone says nothing about those of now.
         for number, positions in report.lost.items():
+            if number <= weights.last_old_job:
+                continue
             self._catalogue.lose(number, list(positions))
             if self._events is not None:
                 self._tell_lost(number, positions)
         for number, positions in report.foreign.items():
+            if number <= weights.last_old_job:
+                continue
             self._catalogue.set_foreign(number, list(positions))
         if self._common.spans is not None:
             self._common.spans.note_lost((*report.lost, *report.foreign))
-        self._catalogue.change_host(report.held)
+        if report.weights == weights.count:
+            self._catalogue.change_host(report.held)
         self._transfers.note(report)
         self._loading.note_unloaded(report.unloaded)
         for number, ranks in report.prefetched.items():
@@ -343,6 +359,43 @@ class SchedulerHalf:
     def is_pool_local(self) -> bool:
         """Whether all of the pool is in this machine. A directory counts as such."""
         return sources.is_local(self._common.settings.pool)
+
+    def on_weights_changed(self, changes: dict[str, int]) -> None:
+        """Takes in how often each worker has seen its weights change.
+
+        After a change, no block is loaded that was stored before, and what is stored from now on is
+        found by this engine alone, until the next change."""
+        weights = self._common.weights
+        if not weights.is_news(changes):
+            return
+        weights.changes |= changes
+        weights.count += 1
+        weights.has_old_blocks = True
+        weights.last_old_job = self._common.orders.number()
+        self._common.agreement.renew()
+        self._common.descriptions.forget()
+        self._catalogue.forget_pool()
+        self._catalogue.forget_host()
+        for tracked in self._requests.values():
+            if tracked.phase is not Phase.ENDED:
+                self._forget_old(tracked)
+        orders = self._orders.next
+        orders.loads = [replace(job, is_stale=True) for job in orders.loads]
+        orders.stores = [replace(job, is_stale=True) for job in orders.stores]
+        logger.info("Penstock: the weights have changed: nothing stored before is loaded any more")
+
+    def _forget_old(self, tracked: Tracked) -> None:
+        """The request has blocks of weights that are gone, or waits for some."""
+        tracked.is_stale = True
+        self._lookups.drop(tracked)
+        self._catalogue.do_without(tracked.id)
+        self._probing.forget(tracked)
+        self._prefetching.forget(tracked)
+        self._handover.forget(tracked)
+
+    def _on_reset(self) -> None:
+        """The engine's own prefix cache was emptied, and no request has blocks."""
+        self._common.weights.has_old_blocks = False
 
     def forget_presence(self) -> None:
         """Forgets which blocks are in the pool. Later look-ups find out again."""

@@ -96,7 +96,9 @@ class Loading:
             or last <= first
         ):
             return 0
-        if not self._common.is_shared(request):
+        # What the engine has of the request in its own cache may be of weights that are gone.
+        tracked.is_stale |= first > 0 and self._common.weights.has_old_blocks
+        if tracked.is_stale or not self._common.is_shared(request):
             return 0
         if self._catalogue.is_asked(tracked.id) is None:
             self.look_up(tracked)

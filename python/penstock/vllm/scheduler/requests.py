@@ -133,6 +133,8 @@ class Tracked:
     """The prefetches that keep blocks for it."""
     is_declined: bool = False
     """Whether less was offered than could have been loaded."""
+    is_stale: bool = False
+    """Whether it has, or had when it came to it, blocks of weights that are gone."""
     is_failed: bool = False
     """Whether a load did not bring everything. Then no other load is tried, as it could fail in the
     same way for ever."""

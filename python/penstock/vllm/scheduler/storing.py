@@ -29,6 +29,8 @@ class _Store:
     """Ranks that may still read its blocks."""
     undone: int
     """Ranks that are not done with it."""
+    size: int
+    """The number of its blocks."""
     blocks: Blocks | None
     """Its blocks, if they will be announced."""
     held: list[int] = field(default_factory=list)
@@ -54,6 +56,8 @@ class Storing:
         """Orders the store of every new block that is full after `computed` tokens."""
         if not self._common.role.stores or not self._common.is_shared(tracked.request):
             return
+        if tracked.is_stale:
+            return
         number = self._common.orders.number()
         own = [tables[group.index] for group in self._common.facts.groups]
         self._catalogue.extend(tracked.id, tracked.request.block_hashes)
@@ -64,7 +68,9 @@ class Storing:
             return
         ranks = self._common.agreement.ranks
         announced = blocks if self._events is not None else None
-        self._under_way[number] = _Store(tracked, ranks, ranks, announced, self._hold(blocks))
+        self._under_way[number] = _Store(
+            tracked, ranks, ranks, len(blocks), announced, self._hold(blocks)
+        )
         tracked.stores.add(number)
         self._common.orders.next.stores.append(self._transfers.job(number, tracked, blocks))
 
@@ -107,6 +113,9 @@ class Storing:
         if store.undone:
             return
         del self._under_way[number]
+        if number <= self._common.weights.last_old_job:
+            # The pool has them, but not as blocks of the weights of now.
+            store.unstored = set(range(store.size))
         self._common.counters.observe("store_delay_seconds", time.monotonic() - store.began)
         stored = self._catalogue.end_store(number, sorted(store.unstored))
         self._common.counters.count("stored_blocks", stored)

@@ -11,6 +11,7 @@ No call waits for I/O while there is anything to compute. Two calls of a step ma
 from __future__ import annotations
 
 import time
+import uuid
 
 from penstock._native import Engine, Fence
 from penstock.vllm.counters import Counters, Counts
@@ -38,6 +39,8 @@ class WorkerHalf:
         """The ordinal of the CUDA device that holds the KV cache; None for host memory."""
         self._before_step: Fence | None = None
         """A fence after everything that was computed before this step."""
+        self._name, self._changes = uuid.uuid4().hex, 0
+        """A name that no other worker has, and how often its weights have changed."""
         self._idle_until = 0.0
         """When the engine wants an answer even if no load has ended; mostly a time in the past."""
 
@@ -86,7 +89,7 @@ class WorkerHalf:
         """Submits the step's loads, prefetches and cancellations. With a step that computes
         nothing, its stores too."""
         _, jobs = self._running()
-        jobs.name_groups(orders.namespaces)
+        jobs.name_groups(orders.namespaces, orders.weights)
         self._idle_until = orders.idle_until
         if orders.step:
             jobs.report.steps.add(orders.step)
@@ -94,8 +97,9 @@ class WorkerHalf:
         if orders.loads and after is None:
             # `begin_step` was not called, so no earlier point is known.
             after = self._raise_fence()
+        is_stale = self._is_stale(orders)
         for job in orders.loads:
-            jobs.load(job, after)
+            jobs.load(job, after, is_stale=is_stale or job.is_stale)
         for number in orders.cancel_loads:
             jobs.cancel_load(number)
         for job in orders.prefetches:
@@ -114,11 +118,29 @@ class WorkerHalf:
 
     def _submit_stores(self, orders: StepOrders) -> None:
         _, jobs = self._running()
-        jobs.name_groups(orders.namespaces)
+        jobs.name_groups(orders.namespaces, orders.weights)
         after = self._raise_fence() if orders.stores else None
+        is_stale = self._is_stale(orders)
         for job in orders.stores:
-            jobs.store(job, after)
+            jobs.store(job, after, is_stale=is_stale or job.is_stale)
         jobs.finish(orders.finished)
+
+    def on_weights_changed(self) -> None:
+        """This rank's weights are about to change, or have just changed. Loads under way are given
+        up. Stores under way go on: what they read was computed before."""
+        self._changes += 1
+        if self._jobs is not None:
+            self._jobs.give_up_loads()
+            self._jobs.report.changes = self.changes
+
+    @property
+    def changes(self) -> dict[str, int]:
+        """This worker's name, with how often its weights have changed."""
+        return {self._name: self._changes}
+
+    def _is_stale(self, orders: StepOrders) -> bool:
+        """Whether the orders are of weights that are gone."""
+        return orders.changes.get(self._name, 0) < self._changes
 
     def _raise_fence(self) -> Fence | None:
         """A fence after all work that the device has now; None for host memory."""

@@ -42,9 +42,12 @@ class Jobs:
         self._failed_requests: set[str] = set()
         self._value_bytes = 0
         """What the engine has put into the pool, as far as it is counted."""
-        self._is_named = False
+        self._names: tuple[bytes, ...] = ()
+        self._stale: set[int] = set()
+        """Loads of a namespace whose weights are gone."""
         self._has_warned = False
         """Whether the log already has the warning about values that cannot be decrypted."""
+        self._weights = 0
         self.report = WorkerReport()
         self._on_event = {
             Event.RELEASED: self._on_released,
@@ -55,18 +58,33 @@ class Jobs:
 
     # --- orders ---------------------------------------------------------------------------
 
-    def name_groups(self, namespaces: Sequence[bytes]) -> None:
-        """Takes in the groups' namespaces. They come with the first job."""
-        if namespaces and not self._is_named:
-            for group, namespace in enumerate(namespaces):
-                self._engine.name_group(group, namespace)
-            self._is_named = True
+    def name_groups(self, namespaces: Sequence[bytes], weights: int) -> None:
+        """Takes in the groups' namespaces. They come with the first job, and with the first one
+        after the weights have changed."""
+        names = tuple(namespaces)
+        if not names or names == self._names:
+            return
+        for group, namespace in enumerate(names):
+            self._engine.name_group(group, namespace)
+        self._names = names
+        # What was reported is of other blocks.
+        self.report.held, self.report.weights = b"", weights
+        self._weights = weights
 
-    def load(self, job: BlockJob, after: Fence | None) -> None:
-        """Loads blocks into vLLM's blocks, once the device has passed the fence `after`."""
+    def give_up_loads(self) -> None:
+        """The weights change: what loads bring is of others. They end as if nothing had come."""
+        for number in self._loads.keys() - self._stale:
+            self._stale.add(number)
+            self._engine.cancel(number)
+
+    def load(self, job: BlockJob, after: Fence | None, *, is_stale: bool = False) -> None:
+        """Loads blocks into vLLM's blocks, once the device has passed the fence `after`. Loads
+        nothing if the job is of weights that are gone."""
         self._loads[job.job] = job
         self._counters.count("loads")
-        if not self._is_agreed(job):
+        if is_stale:
+            self._stale.add(job.job)
+        if is_stale or not self._is_agreed(job):
             self._engine.decline_load(job.job, job.blocks)
             return
         # Blocks after a missing block are of no use. In a group that attends to all tokens, the
@@ -97,11 +115,12 @@ class Jobs:
         """Nobody waits any more for the blocks of this prefetch."""
         self._engine.release(number)
 
-    def store(self, job: BlockJob, after: Fence | None) -> None:
-        """Stores vLLM's blocks, once the device has passed the fence `after`."""
+    def store(self, job: BlockJob, after: Fence | None, *, is_stale: bool = False) -> None:
+        """Stores vLLM's blocks, once the device has passed the fence `after`. Stores nothing if the
+        job is of weights that are gone."""
         self._stores[job.job] = job
         self._unread.setdefault(job.request_id, set()).add(job.job)
-        if self._is_agreed(job):
+        if not is_stale and self._is_agreed(job):
             self._engine.submit_store(
                 job.job,
                 job.blocks,
@@ -139,7 +158,7 @@ class Jobs:
         """Takes in the jobs that the engine finished."""
         for completion in self._engine.poll():
             self._on_event[completion.event](completion)
-        if self._is_named:
+        if self._names:
             self.report.held += self._engine.take_host_changes()
         for fault, unpinned_bytes in self._engine.take_faults():
             logger.warning("Penstock: %s", fault)
@@ -170,7 +189,7 @@ class Jobs:
         """The report for the scheduler half, since the last call; None if there is nothing."""
         if self.report.is_empty():
             return None
-        report, self.report = self.report, WorkerReport()
+        report, self.report = self.report, WorkerReport(weights=self._weights)
         return report
 
     def _on_released(self, done: Completion) -> None:
@@ -205,6 +224,9 @@ class Jobs:
         self._counters.count("kept_bytes", done.kept_bytes)
         self._on_fetched(done)
         missing = done.missing
+        if is_stale := done.job in self._stale:
+            self._stale.discard(done.job)
+            missing = list(range(len(job.blocks)))
         if not missing:
             return
         if self._whole_loads:
@@ -214,7 +236,7 @@ class Jobs:
             block_ids = job.blocks.block_ids
             self._failed_blocks.update(block_ids[place] for place in missing)
         self._counters.count("load_failed_blocks", len(missing))
-        if not done.lost and not done.foreign:
+        if not done.lost and not done.foreign and not is_stale:
             self._counters.count("load_late_blocks", len(missing))
         self.report.unloaded[done.job] = set(missing)
 

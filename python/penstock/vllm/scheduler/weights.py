@@ -1,0 +1,28 @@
+"""Which weights the engine computes with, if they change while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Weights:
+    """How often weights have changed, and what is left of those before.
+
+    After a change, what the engine has is of the old weights: blocks of requests that it knows, and
+    blocks in its own prefix cache until it is emptied. Requests with such blocks neither load nor
+    store. Their next blocks are of both weights, and nobody else would compute the same.
+    """
+
+    count: int = 0
+    """How often they have changed."""
+    changes: dict[str, int] = field(default_factory=dict)
+    """Worker → how many changes it has told of."""
+    last_old_job: int = 0
+    """Jobs up to this number are of weights that are gone."""
+    has_old_blocks: bool = False
+    """Whether the engine's own prefix cache may have blocks of weights that are gone."""
+
+    def is_news(self, changes: dict[str, int]) -> bool:
+        """Whether some worker has seen more changes than it had told of."""
+        return any(count > self.changes.get(worker, 0) for worker, count in changes.items())

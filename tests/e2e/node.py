@@ -266,9 +266,18 @@ class Node:
         one that was aborted in the middle of a load holds its own until a step that reports the
         load's end: this runs small requests until then."""
         end = time.monotonic() + timeout
-        while not self.result(self.send("reset")):
+        while not self.reset():
             assert time.monotonic() < end, "blocks are held by no request"
             self.ask([7, 8, 9], max_tokens=2)
+
+    def reset(self, *, running: bool = False, pool: bool = False) -> bool:
+        """Empties the engine's own prefix cache, of `running` requests too, and has Penstock forget
+        what the `pool` has. Returns whether vLLM did so."""
+        return bool(self.result(self.send("reset", running=running, pool=pool)))
+
+    def call(self, method: str, **options: Any) -> Any:
+        """Calls a method in all workers, as clients of vLLM do (`collective_rpc`)."""
+        return self.result(self.send("call", method=method, options=options))
 
     def counters(self) -> dict[str, float]:
         """Penstock's counters, as vLLM's metrics show them, plus vLLM's preemptions. And
@@ -393,7 +402,10 @@ async def _serve(args: dict[str, Any]) -> None:
                 case "load_adapter":
                     result = await engine.add_lora(LoRARequest(**message["adapter"]))
                 case "reset":
-                    result = await engine.reset_prefix_cache()
+                    result = await engine.reset_prefix_cache(message["running"], message["pool"])
+                case "call":
+                    method, options = message["method"], message["options"]
+                    result = await engine.collective_rpc(method, kwargs=options)
                 case "counters":
                     unfinished = engine.output_processor.get_num_unfinished_requests()
                     result = _counters() | {"unfinished_requests": unfinished}

@@ -1,0 +1,162 @@
+"""Digests of live tensors: each element, type and shape counts, and nothing else does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.vllm.compat.changes import _sum
+from penstock.vllm.compat.weights import buffers, own_code, position_settings
+from penstock.vllm.tensors import by_kind, digest_tensors, one_digest
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.float8_e4m3fn)
+
+
+def found(*tensors: torch.Tensor) -> list[str]:
+    named = [(str(number), tensor) for number, tensor in enumerate(tensors)]
+    return list(digest_tensors(named, 2).values())
+
+
+def random_tensor(kind: torch.dtype, shape: list[int], seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    element = torch.empty((), dtype=kind).element_size()
+    raw = torch.randint(0, 2, [*shape, element], generator=generator, dtype=torch.uint8)
+    return raw.view(kind).reshape(shape)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(TYPES),
+    st.lists(st.integers(1, 7), min_size=0, max_size=3),
+    st.integers(0, 99),
+    st.data(),
+)
+def test_one_bit_of_one_element_is_enough(
+    kind: torch.dtype, shape: list[int], seed: int, data: st.DataObject
+) -> None:
+    tensor = random_tensor(kind, shape, seed)
+    changed = tensor.clone()
+    raw = changed.reshape(-1).view(torch.uint8)
+    place = data.draw(st.integers(0, raw.numel() - 1))
+    raw[place] ^= 1
+    changed = raw.view(kind).reshape(shape)
+    one, other, again = found(tensor, changed, tensor.clone())
+    assert one == again
+    assert one != other
+    # What tells that a call has changed weights sees it too.
+    assert _sum(tensor) == _sum(tensor.clone())
+    assert all(a != b for a, b in zip(_sum(tensor), _sum(changed), strict=True))
+
+
+def test_type_and_shape_count() -> None:
+    plain = torch.zeros(6)
+    others = [plain.reshape(2, 3), plain.reshape(3, 2), torch.zeros(6, dtype=torch.int32)]
+    assert len({*found(plain), *found(*others)}) == 4
+    assert found(torch.zeros(0), torch.zeros(0, 3))[0] != found(torch.zeros(0, 3))[0]
+
+
+def test_how_a_tensor_lies_in_memory_does_not_count() -> None:
+    tensor = torch.arange(12.0).reshape(3, 4)
+    turned = tensor.t().contiguous().t()
+    assert turned.stride() != tensor.stride()
+    assert len({*found(tensor), *found(turned), *found(tensor.repeat(2, 1)[:3])}) == 1
+
+
+def test_swapped_rows_have_another_sum() -> None:
+    tensor = torch.arange(12).reshape(3, 4)
+    swapped = tensor[[1, 0, 2]]
+    assert _sum(tensor)[0] == _sum(swapped)[0]
+    assert _sum(tensor)[1] != _sum(swapped)[1]
+
+
+class Rotary(torch.nn.Module):
+    """As vLLM's: a cache that is not kept with the weights, shared by all layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cos_sin_cache", torch.rand(4), persistent=False)
+        self.long, self.use_aiter = False, False
+
+
+Rotary.__module__ = "vllm.model_executor.layers.rotary_embedding.base"
+
+
+class Layer(torch.nn.Module):
+    """A layer with weights, a view of them, and what must not count."""
+
+    def __init__(self, rotary: Rotary) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.rand(4))
+        self.rotary = rotary
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("view", self.weight.data[:2])
+        self.register_buffer("_expert_map", torch.arange(4))
+
+
+@pytest.fixture
+def model() -> torch.nn.Module:
+    rotary = Rotary()
+    return torch.nn.ModuleDict({"layers": torch.nn.ModuleList([Layer(rotary), Layer(rotary)])})
+
+
+def told(model: Any) -> dict[str, str]:
+    return digest_tensors(buffers(model, torch.float32), 1)
+
+
+def test_buffers_are_named_in_each_layer_and_weights_are_not_among_them(
+    model: torch.nn.Module,
+) -> None:
+    names = {"rotary.cos_sin_cache", "scale"}
+    assert set(told(model)) == {f"layers.{layer}.{name}" for layer in (0, 1) for name in names}
+
+
+def test_each_buffer_counts(model: torch.nn.Module) -> None:
+    before = told(model)
+
+    def changes() -> Iterator[torch.Tensor]:
+        layer = model.get_submodule("layers.1")
+        yield layer.get_buffer("scale")
+        yield layer.get_buffer("rotary.cos_sin_cache")
+
+    for buffer in changes():
+        buffer += 1
+        after = told(model)
+        assert by_kind(after) != by_kind(before)
+        before = after
+    model.get_submodule("layers.1").get_buffer("_expert_map").add_(1)
+    assert told(model) == before
+
+
+def test_a_cache_that_a_kernel_left_unrounded_is_the_same() -> None:
+    cache = torch.rand(64)
+    digests = []
+    for kind in (torch.float32, torch.bfloat16):
+        rotary = Rotary()
+        rotary.cos_sin_cache = cache.to(kind)
+        digests.append(digest_tensors(buffers(rotary, torch.bfloat16), 1))
+    assert digests[0] == digests[1]
+
+
+def test_settings_of_positions_count_and_those_of_kernels_do_not(model: torch.nn.Module) -> None:
+    before = dict(position_settings(model))
+    assert set(before) == {"layers.0.rotary", "layers.1.rotary"}
+    rotary: Any = model.get_submodule("layers.0.rotary")
+    rotary.use_aiter = True
+    assert dict(position_settings(model)) == before
+    rotary.long = True
+    assert dict(position_settings(model)) != before
+
+
+def test_code_of_the_models_own_is_found(model: torch.nn.Module) -> None:
+    assert set(own_code(model)) == {__name__}
+    assert own_code(torch.nn.Linear(1, 1)) == {}
+
+
+def test_names_and_digests_count_together() -> None:
+    assert one_digest({"a": "1", "b": "2"}) == one_digest({"b": "2", "a": "1"})
+    assert one_digest({"a": "1", "b": "2"}) != one_digest({"a": "2", "b": "1"})

@@ -97,18 +97,18 @@ class WeightFiles:
         return whole.hexdigest()
 
 
-def weights_digest(folder: Path) -> str | None:
+def weights_digest(folder: Path, *, all_formats: bool = False) -> str | None:
     """A digest of all weights in a model's folder, of every byte; None if it has no weights.
 
     If there are safetensors files, they are the weights: others are taken for the same in another
-    form.
+    form. With `all_formats`, files of every format count, for whoever does not know which are read.
 
     Raises:
         IoError: a file cannot be read.
         ConfigError: a file was changed while it was read.
     """
     files = [p for p in folder.iterdir() if p.suffix in _WEIGHT_SUFFIXES and p.is_file()]
-    if any(p.suffix == ".safetensors" for p in files):
+    if not all_formats and any(p.suffix == ".safetensors" for p in files):
         files = [p for p in files if p.suffix == ".safetensors"]
     return WeightFiles(files).digest() if files else None
 
@@ -151,7 +151,7 @@ def model_folder(model: str, revision: str | None) -> Path | None:
         return None
 
 
-def weights_identity(model: str, revision: str | None) -> str | None:
+def weights_identity(model: str, revision: str | None, *, all_formats: bool = False) -> str | None:
     """The text that stands for a model's weights in the namespace. None if they are not in files
     that can be read here.
 
@@ -160,5 +160,5 @@ def weights_identity(model: str, revision: str | None) -> str | None:
         ConfigError: a file was changed while it was read.
     """
     folder = model_folder(model, revision)
-    digest = weights_digest(folder) if folder is not None else None
+    digest = weights_digest(folder, all_formats=all_formats) if folder is not None else None
     return None if digest is None else f"files:{digest}"

@@ -115,6 +115,18 @@ def test_pages_of_other_weights_are_never_found(url: str, tmp_path: Path) -> Non
         assert finds(backend(url, mha_host())) == 0
 
 
+def test_weights_of_another_format_in_the_folder_are_others(url: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", seed=1)
+    (folder / "model.pt").write_bytes(b"other weights")
+    host = mha_host()
+    with serving(folder):
+        store(backend(url, host), host)
+    with serving(folder, load_format="pt"):
+        assert finds(backend(url, mha_host())) == 0
+    with serving(folder, load_format="safetensors"):
+        assert finds(backend(url, mha_host())) == PAGES
+
+
 def test_a_version_of_sglang_shares_with_itself_only(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

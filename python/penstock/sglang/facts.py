@@ -33,6 +33,9 @@ _COMPUTATION = (
 )
 """Options of SGLang that change what is in a page, or in which order."""
 
+_READS_SAFETENSORS = ("None", "auto", "safetensors")
+"""Formats for which SGLang reads the safetensors files, if there are any."""
+
 _GEOMETRY = (
     "head_dim",
     "v_head_dim",
@@ -89,9 +92,15 @@ def engine_facts(settings: Settings) -> dict[str, Any]:
 def _weights(settings: Settings, model: str, revision: str | None) -> str:
     if settings.model_id:
         return f"id:{settings.model_id}"
-    if str(compat.published("load_format")) == "dummy":
+    load_format = str(compat.published("load_format"))
+    if load_format == "dummy":
         return f"dummy:{compat.published('random_seed')}"
-    found = weights_identity(model, revision) if model else None
+    found = None
+    if model and load_format in _READS_SAFETENSORS:
+        found = weights_identity(model, revision)
+    elif model and (every := weights_identity(model, revision, all_formats=True)):
+        # Which of the folder's files it reads is SGLang's to know.
+        found = f"{load_format}:{every}"
     if found is None:
         raise ConfigError(
             f"cannot read the weights of {model or 'the model'!r} to tell its revisions apart: set "

@@ -85,6 +85,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if role == KVConnectorRole.SCHEDULER:
             compat.adapt_scheduler()
             compat.wrap_calls()
+            compat.wrap_resets()
             self._scheduler = scheduler_half(settings, vllm_config, kv_cache_config)
             self._bootstrap = bootstrap(settings, vllm_config)
         else:
@@ -263,6 +264,10 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """A client's call may have changed weights in workers: this is how often each has seen
         that."""
         self.scheduler.on_weights_changed(changes)
+
+    def on_transfers_ended(self) -> None:
+        """No worker reads or writes the engine's blocks, and the engine takes all of them away."""
+        self.scheduler.on_transfers_ended()
 
     def take_events(self) -> list[Any]:
         """KV events of the pool: blocks that this engine stored, and blocks that are gone."""

@@ -32,7 +32,7 @@ _CPU_MLA_VIEW = (
 
 def reported(vllm_config: Any, listed: list[str]) -> list[str]:
     """The layouts that a worker reports, from those that vLLM's backends list."""
-    if not compat.has_penstock(vllm_config):
+    if not compat.is_penstock(vllm_config):
         return listed
     return _reported(vllm_config, compat.attention_backends(vllm_config), listed)
 
@@ -71,7 +71,7 @@ def decide(vllm_config: Any, supported: Sequence[Sequence[str]], specs: Iterable
     Raises:
         ConfigError: the operator asks for a layout that is not possible, or for two different ones.
     """
-    is_ours = compat.has_penstock(vllm_config)
+    is_ours = compat.is_penstock(vllm_config)
     if not is_ours or not supported or vllm_config.cache_config.kv_cache_layout is not None:
         return
     wanted = wanted_layout(vllm_config)

@@ -14,6 +14,7 @@ from penstock.vllm.compat.configuration import (
     CONNECTOR,
     engine_config,
     has_penstock,
+    is_penstock,
     requests_per_step,
     tokens_per_step,
 )
@@ -68,6 +69,7 @@ from penstock.vllm.compat.requests import (
     none_hash,
     scheduled,
 )
+from penstock.vllm.compat.resets import wrap_resets
 from penstock.vllm.compat.specs import (
     check_block_hashing,
     has_layer_views,
@@ -131,6 +133,7 @@ __all__ = [
     "hash_block_size",
     "hit_source",
     "is_cpu",
+    "is_penstock",
     "kernel_block_size",
     "kernel_packing",
     "kv_hints",
@@ -170,5 +173,6 @@ __all__ = [
     "wrap_kv_memory",
     "wrap_layout_resolution",
     "wrap_loading",
+    "wrap_resets",
     "zeroes_early",
 ]

@@ -9,7 +9,16 @@ CONNECTOR = "PenstockConnector"
 
 
 def has_penstock(vllm_config: Any) -> bool:
-    """Whether the engine's connector is Penstock's."""
+    """Whether the engine's connector is Penstock's, or has it as a part (`MultiConnector`)."""
+    transfer = vllm_config.kv_transfer_config
+    if transfer is None or is_penstock(vllm_config):
+        return transfer is not None
+    parts = transfer.kv_connector_extra_config.get("connectors") or ()
+    return any(part.get("kv_connector") == CONNECTOR for part in parts)
+
+
+def is_penstock(vllm_config: Any) -> bool:
+    """Whether the engine's one connector is Penstock's."""
     transfer = vllm_config.kv_transfer_config
     return transfer is not None and transfer.kv_connector == CONNECTOR
 

@@ -93,9 +93,11 @@ def models(vllm_config: Any) -> tuple[Any, Any]:
 
 
 def worker_of(vllm_config: Any) -> Any:
-    """The worker of this process with this configuration."""
+    """The worker of this process with this configuration, or with one that it is a copy of, as the
+    parts of a `MultiConnector` get."""
+    model = vllm_config.model_config
     for worker in _workers:
-        if worker.vllm_config is vllm_config:
+        if worker.vllm_config.model_config is model:
             return worker
     # Without the plugin, nobody saw it begin.
     from vllm.v1.worker.worker_base import WorkerBase
@@ -103,7 +105,7 @@ def worker_of(vllm_config: Any) -> Any:
     return next(
         each
         for each in gc.get_objects()
-        if issubclass(type(each), WorkerBase) and each.vllm_config is vllm_config
+        if issubclass(type(each), WorkerBase) and each.vllm_config.model_config is model
     )
 
 

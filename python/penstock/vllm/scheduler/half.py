@@ -384,6 +384,16 @@ class SchedulerHalf:
         orders.stores = [replace(job, is_stale=True) for job in orders.stores]
         logger.info("Penstock: the weights have changed: nothing stored before is loaded any more")
 
+    def on_transfers_ended(self) -> None:
+        """No worker reads or writes the engine's blocks, and the engine takes all of them away."""
+        orders = self._orders.next
+        orders.loads = [replace(job, is_stale=True) for job in orders.loads]
+        orders.stores = [replace(job, is_stale=True) for job in orders.stores]
+        self._loading.give_up(
+            tracked.load.job for tracked in self._requests.values() if tracked.load is not None
+        )
+        self._storing.let_go()
+
     def _forget_old(self, tracked: Tracked) -> None:
         """The request has blocks of weights that are gone, or waits for some."""
         tracked.is_stale = True

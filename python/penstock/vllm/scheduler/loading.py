@@ -13,7 +13,7 @@ that meets three conditions:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from penstock._native import Choice, Reach
 from penstock.vllm.scheduler.common import Common
@@ -59,6 +59,8 @@ class Loading:
         waited yet."""
         self._unloaded: dict[int, set[int]] = {}
         """Load → positions of its blocks that did not come, from the ranks' reports so far."""
+        self._given_up: set[int] = set()
+        """Loads whose blocks the engine took away."""
 
     def look_up(self, tracked: Tracked) -> None:
         """Starts the request's look-up, unless host memory has all of the request."""
@@ -204,6 +206,11 @@ class Loading:
         """The load's request is gone. The engine keeps the blocks until the load has ended."""
         self._common.orders.next.cancel_loads.append(job)
 
+    def give_up(self, jobs: Iterable[int]) -> None:
+        """The engine took the blocks of these loads away. Their requests begin anew once every
+        rank has said that its load is over."""
+        self._given_up.update(jobs)
+
     def note_unloaded(self, unloaded: dict[int, set[int]]) -> None:
         """Notes blocks of loads that did not come on some rank."""
         for number, positions in unloaded.items():
@@ -220,9 +227,13 @@ class Loading:
         unloaded = self._unloaded.pop(job.job, set())
         if self._common.spans is not None:
             self._common.spans.end_load(tracked, job.job, seconds, len(unloaded))
+        is_given_up = job.job in self._given_up
+        self._given_up.discard(job.job)
         if tracked.phase is Phase.ENDED:
             return
         tracked.phase = Phase.WAITING
+        if is_given_up:
+            return
         tracked.is_failed = bool(unloaded)
         if not unloaded:
             self._savings.on_loaded(tracked, tracked.offer.first, tracked.offer.end)

@@ -97,12 +97,20 @@ class Storing:
         if not store.unread:
             self._catalogue.on_read(number)
             store.tracked.stores.discard(number)
-            if store.held:
-                assert self.engine_blocks is not None
-                # The first block of a prompt is worth most: it goes last into the engine's queue
-                # of free blocks, as when a request ends.
-                self.engine_blocks.let_go(reversed(store.held))
-                store.held = []
+            self._let_go(store)
+
+    def let_go(self) -> None:
+        """No store reads the engine's blocks any more."""
+        for store in self._under_way.values():
+            self._let_go(store)
+
+    def _let_go(self, store: _Store) -> None:
+        if store.held:
+            assert self.engine_blocks is not None
+            # The first block of a prompt is worth most: it goes last into the engine's queue of
+            # free blocks, as when a request ends.
+            self.engine_blocks.let_go(reversed(store.held))
+            store.held = []
 
     def on_stored(self, number: int, ranks: int, unstored: set[int]) -> None:
         """`ranks` more ranks are done with a store. They did not bring the blocks at the positions

@@ -133,6 +133,25 @@ class WorkerHalf:
             self._jobs.give_up_loads()
             self._jobs.report.changes = self.changes
 
+    def end_transfers(self) -> None:
+        """Returns when nothing reads or writes the engine's blocks. Loads under way are given up,
+        and the engine is told of none of their blocks, as it takes all blocks away.
+
+        Raises:
+            RuntimeError: the device did not end what it does with blocks.
+        """
+        if self._engine is None or self._jobs is None:
+            return
+        jobs, ends = self._jobs, time.monotonic() + _FLUSH_TIMEOUT
+        jobs.drop_loads()
+        while jobs.is_loading and (left := ends - time.monotonic()) > 0:
+            self._engine.wait(left)
+            jobs.poll()
+        if jobs.is_loading or not self._engine.wait_released(jobs.stores, _FLUSH_TIMEOUT):
+            raise RuntimeError(
+                f"loads and stores still use the engine's blocks after {_FLUSH_TIMEOUT} s"
+            )
+
     @property
     def changes(self) -> dict[str, int]:
         """This worker's name, with how often its weights have changed."""

@@ -45,6 +45,8 @@ class Jobs:
         self._names: tuple[bytes, ...] = ()
         self._stale: set[int] = set()
         """Loads of a namespace whose weights are gone."""
+        self._dropped: set[int] = set()
+        """Loads whose blocks the engine takes away."""
         self._has_warned = False
         """Whether the log already has the warning about values that cannot be decrypted."""
         self._weights = 0
@@ -76,6 +78,15 @@ class Jobs:
         for number in self._loads.keys() - self._stale:
             self._stale.add(number)
             self._engine.cancel(number)
+
+    def drop_loads(self) -> None:
+        """The engine takes the blocks of all loads away, also of those that it has yet to be told
+        of. The loads end, and nothing is said of their blocks."""
+        for number in self._loads.keys() - self._dropped:
+            self._dropped.add(number)
+            self._engine.cancel(number)
+        self._failed_blocks.clear()
+        self._failed_requests.clear()
 
     def load(self, job: BlockJob, after: Fence | None, *, is_stale: bool = False) -> None:
         """Loads blocks into vLLM's blocks, once the device has passed the fence `after`. Loads
@@ -147,6 +158,11 @@ class Jobs:
     def is_loading(self) -> bool:
         """Whether a load is under way."""
         return bool(self._loads)
+
+    @property
+    def stores(self) -> list[int]:
+        """The stores under way."""
+        return list(self._stores)
 
     def stores_among(self, numbers: Iterable[int]) -> list[int]:
         """The jobs among `numbers` that are stores under way."""
@@ -227,6 +243,9 @@ class Jobs:
         if is_stale := done.job in self._stale:
             self._stale.discard(done.job)
             missing = list(range(len(job.blocks)))
+        if done.job in self._dropped:
+            self._dropped.discard(done.job)
+            return
         if not missing:
             return
         if self._whole_loads:

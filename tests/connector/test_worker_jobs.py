@@ -191,6 +191,29 @@ def test_nobody_misses_what_was_cancelled() -> None:
         rank.half.shutdown()
 
 
+def test_a_load_whose_blocks_the_engine_takes_away_ends_and_nothing_is_said_of_them() -> None:
+    with silent_pool() as url:
+        rank = Rank(Settings(url, host_bytes=1 << 20))
+        rank.step(loads=[job(1, blocks((9, 3)))], stores=[job(2, blocks((8, 4)))])
+        rank.half.end_transfers()
+        report = rank.poll()
+        # The store's blocks were read, or it was given up.
+        assert (rank.loaded, report.released) == ({"request-1"}, {2: 1})
+        assert (report.unloaded, report.lost, report.missing_bytes) == ({}, {}, {})
+        assert rank.half.take_failed_blocks() == set()
+        assert rank.half.take_failed_requests() == set()
+        assert rank.counts()["loads"] == 1
+        rank.half.shutdown()
+
+
+def test_of_a_load_that_failed_before_its_blocks_are_taken_away_nothing_is_said_either(
+    rank: Rank,
+) -> None:
+    rank.run(loads=[job(1, blocks((9, 3)))])
+    rank.half.end_transfers()
+    assert rank.half.take_failed_blocks() == set()
+
+
 def test_a_rank_without_attention_layers_is_done_at_once() -> None:
     rank = Rank(IN_MEMORY, (FULL, WINDOW), layers=())
     share = rank.half.share

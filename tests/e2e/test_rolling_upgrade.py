@@ -1,4 +1,6 @@
-"""A rolling upgrade: engines of the version before and of this one share a pool.
+"""A rolling upgrade: engines of the version before and of this one, over one pool.
+
+The two name their namespaces by different facts, so neither loads what the other stored.
 
 ``scripts/version-before.sh`` builds the version before, and runs these tests with it.
 """
@@ -15,6 +17,7 @@ import pytest
 
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Node
+from tests.e2e.stored import all_stored
 from tests.servers import Server
 
 BEFORE = os.environ.get("PENSTOCK_TEST_BEFORE")
@@ -51,36 +54,34 @@ def modules(node: Node) -> list[str]:
     return [file.path for process in (engine, *engine.children()) for file in process.memory_maps()]
 
 
-def test_each_version_loads_what_the_other_stored(
+def test_two_versions_with_other_namespaces_leave_each_other_alone(
     pool: str, llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
 ) -> None:
     assert BEFORE is not None
-    prompts = [tokens(LENGTH, seed=11_000 + n) for n in range(3)]
+    prompts = [tokens(LENGTH, seed=11_000 + n) for n in range(2)]
     expected = [plain.ask(prompt) for prompt in prompts]
     old = Node(llama, tmp_path / "before.log", pool=pool, env={"PYTHONPATH": BEFORE})
     with old, start(llama, pool=pool) as new:
         assert any(BEFORE in path for path in modules(old)), "this is not the version before"
         assert not any(BEFORE in path for path in modules(new))
-        assert old.ask(prompts[0]).text == expected[0].text
-        old.wait_for("stored_blocks", REACHABLE // BLOCK)
-        assert new.ask(prompts[1]).text == expected[1].text
-        new.wait_for("stored_blocks", REACHABLE // BLOCK)
-        for node, prompt, answer in ((new, 0, expected[0]), (old, 1, expected[1])):
-            found = node.ask(prompts[prompt])
-            assert found.tokens == answer.tokens
-            assert found.cached == REACHABLE
+        # Each computes what only the other has stored, and then finds its own.
+        for node, prompt in ((old, 0), (new, 1), (new, 0), (old, 1)):
+            before = node.counters()
+            answer = node.ask(prompts[prompt])
+            assert (answer.cached, answer.text) == (0, expected[prompt].text)
+            all_stored(node, [prompts[prompt]], REACHABLE // BLOCK, since=before)
         for node in (old, new):
-            node.wait_for("loaded_tokens", REACHABLE)
-            counters = node.counters()
-            assert counters["loaded_tokens"] == REACHABLE
-            assert counters.get("load_failed_blocks", 0) == 0
-            # What the other has stored already is not stored again.
-            assert counters["stored_blocks"] == REACHABLE // BLOCK
+            node.forget()
+            for prompt, answer in zip(prompts, expected, strict=True):
+                found = node.ask(prompt)
+                assert (found.cached, found.tokens) == (REACHABLE, answer.tokens)
+            assert node.counters().get("load_failed_blocks", 0) == 0
 
-        # The upgrade goes on: the old engine ends, and what it stored stays.
+        # The upgrade goes on: the old engine ends, and both versions' blocks stay.
         old.stop()
-        assert new.ask(prompts[2]).text == expected[2].text
         new.forget()
-        assert new.ask(prompts[1]).cached == REACHABLE
-        assert new.ask(prompts[0]).cached == REACHABLE
+        assert [new.ask(prompt).cached for prompt in prompts] == [REACHABLE, REACHABLE]
         assert new.counters().get("load_failed_blocks", 0) == 0
+    again = Node(llama, tmp_path / "again.log", pool=pool, env={"PYTHONPATH": BEFORE})
+    with again:
+        assert [again.ask(prompt).cached for prompt in prompts] == [REACHABLE, REACHABLE]

@@ -117,6 +117,7 @@ def configured(folder: Path, name: str) -> Path:
 MADE: dict[str, Callable[[Path], Path]] = {
     "llama": models.llama,
     "gemma2": models.gemma2,
+    "gemma4": models.gemma4,
     "deepseek_v2": models.deepseek_v2,
     "idefics3": images.idefics3,
     **{name: hybrid.make for name, hybrid in hybrids.HYBRIDS.items()},
@@ -135,8 +136,9 @@ def model(folder: Path, name: str) -> str:
         ("idefics3", "Llama, Qwen3, Mistral"),
         ("deepseek_v2", "DeepSeek-V2 and V3"),
         ("deepseek_v3", "DeepSeek-V2 and V3"),
-        ("gemma2", "Gemma 2 and 3"),
-        ("gemma3", "Gemma 2 and 3"),
+        ("gemma2", "Gemma 2, 3 and 4"),
+        ("gemma3", "Gemma 2, 3 and 4"),
+        ("gemma4", "Gemma 2, 3 and 4"),
         ("lfm2", "LFM2"),
         ("qwen3_next", "Qwen3-Next"),
         ("granite_hybrid", "Granite 4, Nemotron-H"),
@@ -180,9 +182,10 @@ def test_a_model_without_a_row_is_not_called_tried(tmp_path: Path) -> None:
     assert (found.kinds, found.family, found.refusal) == (("sliding_window",), None, None)
 
 
-def test_a_layout_that_is_not_possible_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["deepseek_v2", "gemma4"])
+def test_a_layout_that_is_not_possible_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="KV layout BLHNC cannot be had"):
-        describe(model(tmp_path / "model", "deepseek_v2"), "BLHNC")
+        describe(model(tmp_path / "model", name), "BLHNC")
 
 
 def doctor(*options: str) -> subprocess.CompletedProcess[str]:

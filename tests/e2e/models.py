@@ -83,6 +83,51 @@ def gemma2(folder: Path, *, seed: int = 0, window: int = 256) -> Path:
     return save(folder, Gemma2ForCausalLM, config, seed, "float32")
 
 
+def gemma3n(folder: Path, *, seed: int = 0) -> Path:
+    """A Gemma-3n: windows, and the last layers use the KV of others."""
+    from transformers import Gemma3nForCausalLM, Gemma3nTextConfig
+
+    config = Gemma3nTextConfig(
+        hidden_size=256,
+        intermediate_size=[512] * 8,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        sliding_window=256,
+        layer_types=["sliding_attention", "full_attention"] * 4,
+        num_kv_shared_layers=4,
+        activation_sparsity_pattern=[0.0] * 8,
+        hidden_size_per_layer_input=32,
+        vocab_size_per_layer_input=VOCABULARY,
+        laurel_rank=16,
+        **COMMON | {"tie_word_embeddings": True},
+    )
+    return save(folder, Gemma3nForCausalLM, config, seed, "float32")
+
+
+def gemma4(folder: Path, *, seed: int = 0) -> Path:
+    """A Gemma-4, as E2B: windows, heads of two sizes, and the last layers use the KV of others."""
+    from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+    config = Gemma4TextConfig(
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        global_head_dim=512,
+        sliding_window=256,
+        layer_types=["sliding_attention", "full_attention"] * 4,
+        num_kv_shared_layers=4,
+        hidden_size_per_layer_input=0,
+        vocab_size_per_layer_input=VOCABULARY,
+        **COMMON | {"tie_word_embeddings": True},
+    )
+    return save(folder, Gemma4ForCausalLM, config, seed, "float32")
+
+
 LATENT_ENGINE = {"attention_backend": "CPU_MLA"}
 """Of an engine with multi-head latent attention. Left alone, vLLM takes AMX_MLA where the CPU has
 AMX, and that one refuses float32."""

@@ -279,6 +279,10 @@ class Node:
         """Calls a method in all workers, as clients of vLLM do (`collective_rpc`)."""
         return self.result(self.send("call", method=method, options=options))
 
+    def way(self, way: str, prompt: list[int]) -> Any:
+        """Asks in one of the ways of :mod:`tests.e2e.ways`."""
+        return self.result(self.send("way", way=way, prompt=prompt))
+
     def counters(self) -> dict[str, float]:
         """Penstock's counters, as vLLM's metrics show them, plus vLLM's preemptions. And
         `unfinished_requests`: those that were sent to the engine, and are not answered."""
@@ -406,6 +410,9 @@ async def _serve(args: dict[str, Any]) -> None:
                 case "call":
                     method, options = message["method"], message["options"]
                     result = await engine.collective_rpc(method, kwargs=options)
+                case "way":
+                    way = getattr(importlib.import_module("tests.e2e.ways"), message["way"])
+                    result = await way(engine, message["prompt"], f"way-{number}")
                 case "counters":
                     unfinished = engine.output_processor.get_num_unfinished_requests()
                     result = _counters() | {"unfinished_requests": unfinished}

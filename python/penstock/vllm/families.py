@@ -90,7 +90,7 @@ FAMILIES = (
     ),
     Family(
         "full attention and sliding windows",
-        "Gemma 2 and 3",
+        "Gemma 2, 3 and 4",
         frozenset({"full_attention", "sliding_window"}),
         "works",
         _WINDOWS,
@@ -176,7 +176,7 @@ def family_of(kinds: Iterable[str], *, in_each_layer: bool = False) -> Family | 
     refused family one kind is enough.
 
     >>> family_of(["full_attention", "sliding_window"]).examples
-    'Gemma 2 and 3'
+    'Gemma 2, 3 and 4'
     >>> family_of(["full_attention", "cross_attention"]).on_cpu
     'refused'
     >>> family_of(["mla_attention", "sliding_window"]) is None

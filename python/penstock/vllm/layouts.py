@@ -34,15 +34,34 @@ def reported(vllm_config: Any, listed: list[str]) -> list[str]:
     """The layouts that a worker reports, from those that vLLM's backends list."""
     if not compat.is_penstock(vllm_config):
         return listed
-    return _reported(vllm_config, compat.attention_backends(vllm_config), listed)
+    backends, specs = compat.attention_backends(vllm_config), compat.own_specs(vllm_config)
+    return _reported(vllm_config, backends, specs, listed)
 
 
-def _reported(vllm_config: Any, backends: Sequence[Any], listed: list[str]) -> list[str]:
+def _reported(
+    vllm_config: Any, backends: Sequence[Any], specs: Sequence[Any], listed: list[str]
+) -> list[str]:
     names = list(listed)
     choosers = {b.get_name() for b in backends if not compat.takes_any_layout(b)}
     if choosers == {_CPU_KERNELS} and _CPU_ADDS not in names:
         names.append(_CPU_ADDS)
-    return _without_split(vllm_config, backends, names)
+    return _without_shared(vllm_config, specs, _without_split(vllm_config, backends, names))
+
+
+def _without_shared(vllm_config: Any, specs: Sequence[Any], names: list[str]) -> list[str]:
+    """The layouts that remain if layers use the KV of others, and pages differ in size. In layouts
+    that begin with the block, vLLM packs such pages, and then looks for pages of all layers."""
+    if len({spec.page_size_bytes for spec in specs}) <= 1:
+        return names
+    if not compat.has_shared_layers(vllm_config):
+        return names
+    kept = [name for name in names if name[0] != "B"]
+    if kept != names:
+        logger.info(
+            "Penstock: layers use the KV of others, and pages differ in size, for which vLLM needs "
+            "each layer in one piece"
+        )
+    return kept or names
 
 
 def _without_split(vllm_config: Any, backends: Sequence[Any], names: list[str]) -> list[str]:
@@ -98,11 +117,12 @@ def required(vllm_config: Any) -> str | None:
     backends = compat.attention_backends(vllm_config)
     listed = _without_split(vllm_config, backends, compat.listed_layouts(backends))
     try:
-        facts = spec_facts(compat.expected_specs(vllm_config))
+        specs = compat.expected_specs(vllm_config)
     except ConfigError:
         # The model keeps other kinds of state. It is refused later, so vLLM's own choice will do.
         return None
-    return negotiate(facts, AUTO, listed).layout
+    listed = _without_shared(vllm_config, specs, listed)
+    return negotiate(spec_facts(specs), AUTO, listed).layout
 
 
 def explain(vllm_config: Any) -> Decision:
@@ -113,7 +133,7 @@ def explain(vllm_config: Any) -> Decision:
     """
     specs = compat.expected_specs(vllm_config)
     backends = compat.expected_backends(vllm_config, specs)
-    listed = _reported(vllm_config, backends, compat.listed_layouts(backends))
+    listed = _reported(vllm_config, backends, specs, compat.listed_layouts(backends))
     names = [backend.get_name() for backend in backends]
     return negotiate(spec_facts(specs), wanted_layout(vllm_config), listed, names)
 

@@ -50,8 +50,10 @@ from penstock.vllm.compat.hashing import lookup_facts, prompt_hasher
 from penstock.vllm.compat.layouts import (
     attention_backends,
     forced_layout,
+    has_shared_layers,
     kernel_block_size,
     listed_layouts,
+    own_specs,
     takes_any_layout,
     wrap_layout_resolution,
 )
@@ -130,6 +132,7 @@ __all__ = [
     "has_draft_layers",
     "has_layer_views",
     "has_penstock",
+    "has_shared_layers",
     "hash_block_size",
     "hit_source",
     "is_cpu",
@@ -150,6 +153,7 @@ __all__ = [
     "operators_cores",
     "options",
     "own_code",
+    "own_specs",
     "position_settings",
     "prompt_hasher",
     "publishes_events",

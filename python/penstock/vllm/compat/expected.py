@@ -55,7 +55,7 @@ def expected_specs(vllm_config: Any) -> list[Any]:
         chunked = specs.ChunkedLocalAttentionSpec(**attention, attention_chunk_size=chunk)
         found = [specs.FullAttentionSpec(**attention), chunked]
     else:
-        found = _full_and_windows(model, attention)
+        found = _full_and_windows(vllm_config, attention)
     return [*found, _state(vllm_config)] if model.is_hybrid else found
 
 
@@ -72,16 +72,24 @@ def _attention(vllm_config: Any) -> dict[str, Any]:
     }
 
 
-def _full_and_windows(model: Any, attention: dict[str, Any]) -> list[Any]:
+def _full_and_windows(vllm_config: Any, attention: dict[str, Any]) -> list[Any]:
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
+    model = vllm_config.model_config
     window = model.get_sliding_window()
     # Without a list, as in Mistral's first model, all layers look back over the window.
-    kinds = set(getattr(model.hf_text_config, "layer_types", None) or [_WINDOW])
-    if not window or _WINDOW not in kinds:
-        return [FullAttentionSpec(**attention)]
-    windows = SlidingWindowSpec(**attention, sliding_window=window)
-    return [windows] if kinds == {_WINDOW} else [FullAttentionSpec(**attention), windows]
+    kinds = list(getattr(model.hf_text_config, "layer_types", None) or [_WINDOW])
+    found = set()
+    for layer, kind in enumerate(kinds):
+        # The shape of heads may differ by layer.
+        shape = model.model_arch_config[layer]
+        heads = model.get_num_kv_heads(vllm_config.parallel_config, shape)
+        own = attention | {"num_kv_heads": heads, "head_size": shape.head_size}
+        if window and kind == _WINDOW:
+            found.add(SlidingWindowSpec(**own, sliding_window=window))
+        else:
+            found.add(FullAttentionSpec(**own))
+    return sorted(found, key=lambda spec: (spec_kind(spec), spec.head_size, spec.num_kv_heads))
 
 
 def _state(vllm_config: Any) -> Any:
@@ -144,7 +152,7 @@ def expected_refusal(vllm_config: Any, specs: list[Any]) -> str | None:
         UniformTypeKVCacheSpecs,
     )
 
-    named = {f"model.layers.*.{_kind(spec)}": spec for spec in specs}
+    named = {f"model.layers.*.{_kind(spec)}.{n}": spec for n, spec in enumerate(specs)}
     groups = [KVCacheGroupSpec([name], spec) for name, spec in named.items()]
     # vLLM puts layers that need the same tokens into one group, even if their pages differ.
     if len(named) > 1 and (shared := UniformTypeKVCacheSpecs.from_specs(named)) is not None:

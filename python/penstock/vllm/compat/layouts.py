@@ -42,6 +42,31 @@ def kernel_block_size(vllm_config: Any, backends: Sequence[Any]) -> int:
         return block_size
 
 
+def has_shared_layers(vllm_config: Any) -> bool:
+    """Whether layers use the KV of another layer, as in Gemma 4. Told from the loaded model, or
+    from its configuration if none is loaded."""
+    from vllm.config import get_layers_from_vllm_config
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+    layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase)
+    if layers:
+        return any(
+            getattr(layer, "kv_sharing_target_layer_name", None) for layer in layers.values()
+        )
+    return bool(getattr(vllm_config.model_config.hf_text_config, "num_kv_shared_layers", 0))
+
+
+def own_specs(vllm_config: Any) -> list[Any]:
+    """The KV-cache specs of the loaded model's layers that have a KV cache of their own."""
+    from vllm.config import get_layers_from_vllm_config
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+    layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase).values()
+    own = (each for each in layers if not getattr(each, "kv_sharing_target_layer_name", None))
+    specs = (each.get_kv_cache_spec(vllm_config) for each in own)
+    return [spec for spec in specs if spec is not None]
+
+
 def forced_layout() -> str | None:
     """The layout that the environment variable VLLM_KV_CACHE_LAYOUT asks for."""
     import vllm.envs

@@ -1,0 +1,38 @@
+"""Models in which some layers use the KV of others: loads are right, whatever the layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import models
+from tests.e2e.conftest import BLOCK, tokens
+from tests.e2e.node import Node
+from tests.e2e.stored import all_stored
+
+pytestmark = pytest.mark.e2e
+
+PROMPT = tokens(6 * BLOCK + 5, seed=5)
+BLOCKS = 2 * 6
+"""In two groups: layers that attend to all tokens, and layers with a window."""
+
+
+@pytest.mark.parametrize(
+    ("make", "layout"), [(models.gemma3n, "BLHNC"), (models.gemma4, "LBHNC")], ids=["3n", "4"]
+)
+def test_what_is_loaded_gives_the_same_tokens(
+    make: Callable[[Path], Path], layout: str, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    model, pool = make(tmp_path / "model"), f"file://{tmp_path}/pool?size=1GiB"
+    with start(model) as alone:
+        cold, own_hit = alone.ask(PROMPT), alone.ask(PROMPT)
+    with start(model, pool=pool) as first:
+        assert f"KV layout {layout}: " in first.log.read_text()
+        assert first.ask(PROMPT).tokens == cold.tokens
+        all_stored(first, [PROMPT], BLOCKS)
+    with start(model, pool=pool) as second:
+        loaded = second.ask(PROMPT)
+        assert (loaded.cached, loaded.text) == (own_hit.cached, own_hit.text)
+        assert second.counters()["loaded_tokens"] == own_hit.cached

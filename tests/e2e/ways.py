@@ -14,14 +14,16 @@ Answers = list[list[int]]
 
 def _sampling(**options: Any) -> Any:
     from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
 
-    options = {
+    usual: dict[str, Any] = {
         "temperature": 0.0,
         "max_tokens": 8,
         "ignore_eos": True,
         "detokenize": False,
-    } | options
-    return SamplingParams(**options)
+        "output_kind": RequestOutputKind.FINAL_ONLY,
+    }
+    return SamplingParams(**usual | options)
 
 
 async def _last(outputs: AsyncIterator[Any]) -> Any:

@@ -44,7 +44,7 @@ def _digests_of(files: list[str]) -> WeightFiles:
 
 
 def _settings(vllm_config: Any) -> Settings:
-    return Settings.parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
+    return Settings.parse(compat.extra_config(vllm_config))
 
 
 def model_shares(vllm_config: Any) -> tuple[ModelShare, ModelShare | None]:

@@ -13,6 +13,7 @@ from penstock.vllm.compat.changes import watch_changes, wrap_calls
 from penstock.vllm.compat.configuration import (
     CONNECTOR,
     engine_config,
+    extra_config,
     has_penstock,
     is_penstock,
     requests_per_step,
@@ -128,6 +129,7 @@ __all__ = [
     "expected_kinds",
     "expected_refusal",
     "expected_specs",
+    "extra_config",
     "forced_layout",
     "has_draft_layers",
     "has_layer_views",

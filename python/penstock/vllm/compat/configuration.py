@@ -17,6 +17,17 @@ def has_penstock(vllm_config: Any) -> bool:
     return any(part.get("kv_connector") == CONNECTOR for part in parts)
 
 
+def extra_config(vllm_config: Any) -> dict[str, Any]:
+    """The settings of Penstock's connector, in an engine that has it."""
+    transfer = vllm_config.kv_transfer_config
+    found: dict[str, Any] = transfer.kv_connector_extra_config
+    if not is_penstock(vllm_config):
+        parts = found["connectors"]
+        found = next(part for part in parts if part.get("kv_connector") == CONNECTOR)
+        found = found.get("kv_connector_extra_config") or {}
+    return found
+
+
 def is_penstock(vllm_config: Any) -> bool:
     """Whether the engine's one connector is Penstock's."""
     transfer = vllm_config.kv_transfer_config

@@ -1,0 +1,130 @@
+"""Serves every architecture of vLLM's registry that can be made tiny by rule.
+
+Each one runs alone, and then over a pool: one engine stores a prompt, another loads it. What is
+loaded has to give vLLM's own tokens and probabilities, bit for bit. Run it as
+``python -m scripts.sweep``; `--write` puts the table into docs/guides/models.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+from scripts.sweep import engine
+from scripts.sweep.configs import architectures
+from scripts.sweep.engine import (
+    FAILS,
+    NO_HITS,
+    NOT_ALONE,
+    NOT_MADE,
+    REFUSED,
+    RIGHT,
+    UNTOLD,
+    WRONG,
+    Found,
+)
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/guides/models.md"
+BEGIN, END = "<!-- sweep -->\n", "<!-- end of sweep -->\n"
+LIMIT = 600.0
+"""Seconds for one architecture."""
+
+MEANINGS = {
+    RIGHT: "served: a load gives vLLM's own tokens and probabilities",
+    WRONG: "**a load gives others**",
+    FAILS: "**starts alone, and not with Penstock**",
+    REFUSED: "Penstock refuses it, in words",
+    NO_HITS: "vLLM's own cache has no hits for it, so there is nothing to compare",
+    UNTOLD: "with random weights all prompts have the same answer, which shows nothing",
+    NOT_ALONE: "vLLM's CPU build does not start it with random weights and no tokenizer",
+    NOT_MADE: "no configuration could be made by rule",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.sweep", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="architectures; all by default")
+    parser.add_argument("--jobs", type=int, default=2, help="how many run beside each other")
+    parser.add_argument("--json", type=Path, help="write what was found to this file too")
+    parser.add_argument("--write", action="store_true", help="write the table into the guide")
+    args = parser.parse_args()
+    known = architectures()
+    if unknown := sorted(set(args.names) - set(known)):
+        parser.error(f"vLLM {version('vllm')} has no architecture {', '.join(unknown)}")
+    if args.write and args.names:
+        parser.error("the guide's table is of all architectures")
+    os.environ |= engine.ENVIRONMENT
+    multiprocessing.set_forkserver_preload(["tests.e2e.preloaded"])
+    found = []
+    with ThreadPoolExecutor(args.jobs) as pool:
+        names = args.names or known
+        for number, one in enumerate(pool.map(_found, names), 1):
+            print(f"{number}/{len(names)} {one.architecture}: {one.outcome} {one.why}", flush=True)
+            found.append(one)
+    if args.json:
+        args.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+    if args.write:
+        page = PAGE.read_text()
+        before, rest = page.split(BEGIN)
+        PAGE.write_text(before + BEGIN + table(found) + END + rest.split(END)[1])
+    print(table(found))
+    return 1 if any(one.outcome in (WRONG, FAILS) for one in found) else 0
+
+
+def _found(architecture: str) -> Found:
+    """What becomes of one, in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="penstock-sweep-") as folder:
+        result = Path(folder) / "found.json"
+        process = multiprocessing.get_context("forkserver").Process(
+            target=engine.run, args=(architecture, Path(folder), result)
+        )
+        process.start()
+        process.join(LIMIT)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+        return Found(**json.loads(result.read_text()))
+
+
+def table(found: Iterable[Found]) -> str:
+    """The guide's tables."""
+    by_outcome: dict[str, list[Found]] = {outcome: [] for outcome in MEANINGS}
+    for one in found:
+        by_outcome[one.outcome].append(one)
+    count = sum(map(len, by_outcome.values()))
+    lines = [
+        f"vLLM {version('vllm')}, {count} architectures (`python -m scripts.sweep --write`):",
+        "",
+        "| what | how many |",
+        "|---|---:|",
+        *(f"| {text} | {len(by_outcome[name])} |" for name, text in MEANINGS.items()),
+        "",
+        f"Served: {', '.join(one.architecture for one in by_outcome[RIGHT])}.",
+        "",
+        "| architecture | what | why |",
+        "|---|---|---|",
+        *(
+            f"| {one.architecture} | {name} | {_plain(one.why)} |"
+            for name, of_one in by_outcome.items()
+            for one in of_one
+            if name != RIGHT
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(text: str) -> str:
+    return text.replace("|", "/").replace("<", "&lt;").replace(">", "&gt;")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

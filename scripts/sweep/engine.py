@@ -64,11 +64,18 @@ def run(architecture: str, folder: Path, result: Path) -> None:
 
 def _try(architecture: str, folder: Path, note: Callable[[Found], None]) -> Found:
     """Runs it, alone and over a pool in `folder`. Notes what it counts as if the process dies."""
+    from vllm.model_executor.models import ModelRegistry
+
     note(Found(architecture, NOT_ALONE, "the process died, or did not end"))
     try:
         config = tiny(architecture)
     except NotMade as error:
         return Found(architecture, NOT_MADE, str(error))
+    try:
+        # vLLM asks a process of its own for this, and does not say what is wrong.
+        ModelRegistry.models[architecture].load_model_cls()
+    except Exception as error:
+        return Found(architecture, NOT_ALONE, _said(error))
     model = folder / "model"
     model.mkdir(parents=True)
     (model / "config.json").write_text(json.dumps(config))

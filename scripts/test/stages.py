@@ -60,8 +60,20 @@ _PYTHON_TESTS = _pytest(
 )
 
 # What is tried with older versions of vLLM, where the newest has all tests: a shared pool,
-# preemption, blocks given back, a hybrid model, LoRA, KV events. With the oldest also an uneven
-# pipeline, and what a router hears of engines.
+# preemption, blocks given back, a hybrid model, LoRA, KV events, weights that change in place,
+# resets. With the oldest also an uneven pipeline, and what a router hears of engines.
+_IN_PLACE = (
+    *(
+        f"tests/e2e/test_weights_in_place.py::test_{name}"
+        for name in (
+            "after_an_update_nothing_of_the_old_weights_is_loaded[one rank]",
+            "without_a_reset_nothing_of_both_weights_is_stored",
+            "updates_under_load",
+        )
+    ),
+    "tests/e2e/test_resets.py::test_a_load_on_its_way_is_given_up[in turn]",
+    "tests/e2e/test_resets.py::test_resets_under_load[ahead]",
+)
 _OF_EACH_VERSION = (
     "tests/e2e/test_sharing.py::test_second_process_loads[file]",
     "tests/e2e/test_requests.py::test_preemption_under_a_tiny_kv_cache",
@@ -70,6 +82,7 @@ _OF_EACH_VERSION = (
     "tests/e2e/test_hybrid.py::test_a_damaged_block_of_either_group_is_recomputed",
     "tests/e2e/test_adapters.py::test_an_adapter_trained_again_under_its_path_never_hits",
     "tests/e2e/test_kv_events.py",
+    *_IN_PLACE,
 )
 _OF_THE_OLDEST = (
     "tests/e2e/test_pipeline_memory.py::test_a_proportional_split_holds_the_sum",
@@ -179,7 +192,7 @@ STAGES = (
     _version("0.31.0", _OF_EACH_VERSION),
     # What Penstock uses of 0.30 and of 0.31 is the same. They differ in how steps end that compute
     # nothing.
-    _version("0.30.0", (_OF_EACH_VERSION[0], _OF_EACH_VERSION[2])),
+    _version("0.30.0", (_OF_EACH_VERSION[0], _OF_EACH_VERSION[2], *_IN_PLACE)),
     Stage(
         f"rolling upgrade from {VERSION_BEFORE}",
         (
@@ -224,6 +237,12 @@ STAGES = (
             *("python/penstock/sglang", "python/penstock/pool", "crates/penstock-py/src"),
             "crates/penstock-store/src/sealed",
         ),
+    ),
+    Stage(
+        "every architecture of vLLM's registry, tiny",
+        ("python", "-m", "scripts.sweep", "--jobs", "2"),
+        kinds=("full",),
+        both_lanes=True,
     ),
     # Engines wait for each other: two processes leave the cores idle for a third of the time.
     Stage(

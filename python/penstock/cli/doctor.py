@@ -22,6 +22,7 @@ from penstock.cli import (
     doctor_sglang,
     findings,
     pool_schemes,
+    sharing,
     words,
 )
 from penstock.cli.findings import Finding, Level
@@ -251,6 +252,7 @@ def examine(store: Store, timeout: float, keys: EncryptionKeys | None = None) ->
         )
     elif facts:
         report.findings += findings.of_server(facts)
+    report.findings += sharing.of_namespaces(store, timeout)
     if keys is not None:
         store = store.encrypted(keys)
         report.findings.append(findings.of_keys(keys))

@@ -260,15 +260,6 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         promise = self.scheduler.promise(request.request_id)
         return self.scheduler.on_finished(request.request_id, block_ids), promise
 
-    def on_weights_changed(self, changes: dict[str, int]) -> None:
-        """A client's call may have changed weights in workers: this is how often each has seen
-        that."""
-        self.scheduler.on_weights_changed(changes)
-
-    def on_transfers_ended(self) -> None:
-        """No worker reads or writes the engine's blocks, and the engine takes all of them away."""
-        self.scheduler.on_transfers_ended()
-
     def take_events(self) -> list[Any]:
         """KV events of the pool: blocks that this engine stored, and blocks that are gone."""
         return kv_events(self.scheduler)

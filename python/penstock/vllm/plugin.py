@@ -23,6 +23,7 @@ def register() -> None:
         # In an engine with Penstock's connector, the connector refuses, in the same words.
         logger.debug("Penstock: plugin not loaded: %s", error)
         return
+    compat.register_connector()
     layouts.install()
     memory.install()
     model_share.install()

@@ -16,6 +16,7 @@ from penstock.vllm.compat.configuration import (
     extra_config,
     has_penstock,
     is_penstock,
+    register_connector,
     requests_per_step,
     tokens_per_step,
 )
@@ -159,6 +160,7 @@ __all__ = [
     "position_settings",
     "prompt_hasher",
     "publishes_events",
+    "register_connector",
     "removed_event",
     "request_blocks",
     "requests_per_step",

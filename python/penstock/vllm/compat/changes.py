@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from penstock.vllm.compat.configuration import has_penstock, is_penstock
+from penstock.vllm.compat.configuration import CONNECTOR, has_penstock, is_penstock
 from penstock.vllm.compat.weights import models, worker_of
 
 if TYPE_CHECKING:
@@ -80,8 +80,10 @@ def wrap_calls() -> None:
             told = call(self, _told, timeout)
             connector = self.scheduler.connector
             for part in [connector] if is_penstock(self.vllm_config) else connector.sub_connectors:
-                if hasattr(part, "on_weights_changed"):
-                    part.on_weights_changed({name: n for one in told for name, n in one.items()})
+                if type(part).__name__ == CONNECTOR:
+                    part.scheduler.on_weights_changed(
+                        {name: count for one in told for name, count in one.items()}
+                    )
 
     EngineCore.collective_rpc = wrapped
 

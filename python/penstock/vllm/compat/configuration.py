@@ -17,6 +17,15 @@ def has_penstock(vllm_config: Any) -> bool:
     return any(part.get("kv_connector") == CONNECTOR for part in parts)
 
 
+def register_connector() -> None:
+    """Makes the connector known by its name, once in a process. Where it is one of several
+    (`MultiConnector`), vLLM's frontend looks for it by its name alone."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    if CONNECTOR not in KVConnectorFactory._registry:
+        KVConnectorFactory.register_connector(CONNECTOR, "penstock.vllm.connector", CONNECTOR)
+
+
 def extra_config(vllm_config: Any) -> dict[str, Any]:
     """The settings of Penstock's connector, in an engine that has it."""
     transfer = vllm_config.kv_transfer_config

@@ -126,6 +126,19 @@ USES = (
     Use("vllm.v1.executor", "Executor.determine_available_memory", (), is_wrapped=True),
     Use("vllm.v1.executor", "Executor.collective_rpc", ("method",)),
     Use(
+        "vllm.v1.engine.core",
+        "EngineCore.reset_prefix_cache",
+        ("reset_running_requests", "reset_connector"),
+        is_wrapped=True,
+    ),
+    Use("vllm.v1.core.kv_cache_manager", "KVCacheManager.free", ("request",)),
+    Use("vllm.distributed.kv_transfer", "get_kv_transfer_group", ()),
+    Use(
+        "vllm.distributed.kv_transfer.kv_connector.factory",
+        "KVConnectorFactory.register_connector",
+        ("name", "module_path", "class_name"),
+    ),
+    Use(
         "vllm.v1.worker.worker_base",
         "WorkerBase.get_supported_kv_cache_layouts",
         (),

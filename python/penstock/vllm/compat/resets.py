@@ -31,7 +31,7 @@ def wrap_resets() -> None:
             return done
         scheduler = self.scheduler
         self.model_executor.collective_rpc(_end_transfers)
-        scheduler.connector.on_transfers_ended()
+        scheduler.connector.scheduler.on_transfers_ended()
         _free_blocks(scheduler)
         # All workers are past the steps that they had, so no block needs to wait for a step's end.
         deferred, scheduler.defer_block_free = scheduler.defer_block_free, False

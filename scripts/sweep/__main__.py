@@ -12,16 +12,13 @@ import json
 import multiprocessing
 import os
 import sys
-import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
-from scripts.sweep import engine
-from scripts.sweep.configs import architectures
-from scripts.sweep.engine import (
+from scripts.sweep.check import (
     FAILS,
     NO_HITS,
     NOT_ALONE,
@@ -31,12 +28,13 @@ from scripts.sweep.engine import (
     UNTOLD,
     WRONG,
     Found,
+    check,
 )
+from scripts.sweep.configs import architectures
+from scripts.sweep.engine import ENVIRONMENT
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/guides/models.md"
 BEGIN, END = "<!-- sweep -->\n", "<!-- end of sweep -->\n"
-LIMIT = 600.0
-"""Seconds for one architecture."""
 
 MEANINGS = {
     RIGHT: "served: a load gives vLLM's own tokens and probabilities",
@@ -62,12 +60,12 @@ def main() -> int:
         parser.error(f"vLLM {version('vllm')} has no architecture {', '.join(unknown)}")
     if args.write and args.names:
         parser.error("the guide's table is of all architectures")
-    os.environ |= engine.ENVIRONMENT
+    os.environ |= ENVIRONMENT
     multiprocessing.set_forkserver_preload(["tests.e2e.preloaded"])
     found = []
     with ThreadPoolExecutor(args.jobs) as pool:
         names = args.names or known
-        for number, one in enumerate(pool.map(_found, names), 1):
+        for number, one in enumerate(pool.map(check, names), 1):
             print(f"{number}/{len(names)} {one.architecture}: {one.outcome} {one.why}", flush=True)
             found.append(one)
     if args.json:
@@ -78,21 +76,6 @@ def main() -> int:
         PAGE.write_text(before + BEGIN + table(found) + END + rest.split(END)[1])
     print(table(found))
     return 1 if any(one.outcome in (WRONG, FAILS) for one in found) else 0
-
-
-def _found(architecture: str) -> Found:
-    """What becomes of one, in a process of its own."""
-    with tempfile.TemporaryDirectory(prefix="penstock-sweep-") as folder:
-        result = Path(folder) / "found.json"
-        process = multiprocessing.get_context("forkserver").Process(
-            target=engine.run, args=(architecture, Path(folder), result)
-        )
-        process.start()
-        process.join(LIMIT)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-        return Found(**json.loads(result.read_text()))
 
 
 def table(found: Iterable[Found]) -> str:

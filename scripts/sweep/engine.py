@@ -1,15 +1,12 @@
-"""One architecture, in this process: alone, and over a pool."""
+"""What is done in a process with vLLM: a model's folder is made, and an engine is asked."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import inspect
 import json
-import os
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,94 +19,59 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
-"""Of a process with engines."""
+"""Of a process with an engine."""
 BLOCK = 128
 PROMPT = 20 * BLOCK + 5
 WEIGHTS = 0.05
 """Random weights lie between this and its negative. vLLM's own dummy weights are so small that all
 prompts have the same answer."""
 
-RIGHT, NO_HITS, WRONG, FAILS = "right", "no hits", "wrong", "fails"
-REFUSED, NOT_ALONE, NOT_MADE = "refused", "not alone", "not made"
-UNTOLD = "same for all prompts"
+WAYS: tuple[dict[str, Any], ...] = (
+    {"dtype": "float32"},
+    {"dtype": "bfloat16"},
+    # Left alone, vLLM takes AMX where the CPU has it, and that one refuses float32.
+    {"dtype": "float32", "attention_backend": "CPU_MLA"},
+)
+"""Options with which a model may start."""
+
+Answer = tuple[list[int], list[float], int]
+"""Tokens, the logarithms of their probabilities, and how many of the prompt's tokens were
+cached."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """What became of an architecture."""
-
-    architecture: str
-    outcome: str
-    why: str = ""
-    cached: int = 0
-    """Tokens of the hit."""
-
-
-Answer = tuple[tuple[int, ...], tuple[float, ...]]
-
-
-def run(architecture: str, folder: Path, result: Path) -> None:
-    """Runs it in a process of its own, and writes what was found to a file."""
-    with (folder / "log").open("w") as log:
-        for number in (1, 2):
-            os.dup2(log.fileno(), number)
-
-    def note(found: Found) -> None:
-        result.write_text(json.dumps(asdict(found)))
-
-    note(_try(architecture, folder, note))
-    # Whatever an architecture left behind ends with the process.
-    os._exit(0)
-
-
-def _try(architecture: str, folder: Path, note: Callable[[Found], None]) -> Found:
-    """Runs it, alone and over a pool in `folder`. Notes what it counts as if the process dies."""
-    from vllm.model_executor.models import ModelRegistry
-
-    note(Found(architecture, NOT_ALONE, "the process died, or did not end"))
+def make(architecture: str, model: Path) -> str:
+    """Makes a model's folder. Returns why that is not possible; else nothing."""
     try:
         config = tiny(architecture)
     except NotMade as error:
-        return Found(architecture, NOT_MADE, str(error))
+        return str(error)
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(config))
+    return ""
+
+
+def check_class(architecture: str) -> str:
+    """Returns why vLLM cannot import the architecture; else nothing. vLLM itself asks a process of
+    its own, and does not say what is wrong."""
+    from vllm.model_executor.models import ModelRegistry
+
     try:
-        # vLLM asks a process of its own for this, and does not say what is wrong.
         ModelRegistry.models[architecture].load_model_cls()
     except Exception as error:
-        return Found(architecture, NOT_ALONE, _said(error))
-    model = folder / "model"
-    model.mkdir(parents=True)
-    (model / "config.json").write_text(json.dumps(config))
+        return _said(error)
+    return ""
+
+
+def answers(model: Path, way: int, pool: str | None) -> list[Answer] | str:
+    """What an engine says to one prompt, to the same again, and to another; or why there is
+    none."""
     _wide_weights()
     prompt, other = (_prompt(seed) for seed in (1, 2))
-    errors = []
-    for dtype in ("float32", "bfloat16"):
-        try:
-            with engine(model, dtype) as llm:
-                _ask(llm, prompt)
-                hit, cached = _ask(llm, prompt)
-                different, _ = _ask(llm, other)
-            break
-        except BaseException as error:
-            errors.append(_said(error))
-    else:
-        return Found(architecture, NOT_ALONE, errors[-1])
-    if not cached:
-        return Found(architecture, NO_HITS, "vLLM's own cache has no hit")
-    if hit == different:
-        return Found(architecture, UNTOLD)
-    note(Found(architecture, FAILS, "the process died, or did not end"))
-    pool = f"file://{folder}/pool?size=1GiB"
     try:
-        with engine(model, dtype, pool) as llm:
-            _ask(llm, prompt)
-        with engine(model, dtype, pool) as llm:
-            found, loaded = _ask(llm, prompt)
+        with _engine(model, dict(WAYS[way]), pool) as llm:
+            return [_ask(llm, each) for each in (prompt, prompt, other)]
     except BaseException as error:
-        said = _said(error)
-        return Found(architecture, REFUSED if "ConfigError" in said else FAILS, said)
-    if loaded != cached:
-        return Found(architecture, WRONG, f"{loaded} tokens cached, and {cached} without Penstock")
-    return Found(architecture, RIGHT if found == hit else WRONG, "", cached)
+        return _said(error)
 
 
 def _prompt(seed: int) -> list[int]:
@@ -119,13 +81,11 @@ def _prompt(seed: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def engine(model: Path, dtype: str, pool: str | None = None) -> Iterator[Any]:
+def _engine(model: Path, options: dict[str, Any], pool: str | None) -> Iterator[Any]:
     """An engine in this process."""
     from vllm import LLM
     from vllm.config import KVTransferConfig
-    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-    options: dict[str, Any] = {}
     if pool is not None:
         options["kv_transfer_config"] = KVTransferConfig(
             kv_connector="PenstockConnector",
@@ -145,7 +105,6 @@ def engine(model: Path, dtype: str, pool: str | None = None) -> Iterator[Any]:
     llm = LLM(
         model=str(model),
         load_format="dummy",
-        dtype=dtype,
         seed=0,
         skip_tokenizer_init=True,
         enforce_eager=True,
@@ -160,13 +119,11 @@ def engine(model: Path, dtype: str, pool: str | None = None) -> Iterator[Any]:
     try:
         yield llm
     finally:
+        # Waits until what was stored is in the pool.
         llm.llm_engine.engine_core.shutdown()
-        del llm
-        gc.collect()
-        cleanup_dist_env_and_memory()
 
 
-def _ask(llm: Any, prompt: list[int]) -> tuple[Answer, int]:
+def _ask(llm: Any, prompt: list[int]) -> Answer:
     from vllm import SamplingParams
 
     sampling = SamplingParams(
@@ -176,9 +133,9 @@ def _ask(llm: Any, prompt: list[int]) -> tuple[Answer, int]:
     # The last stores are ordered with the next step.
     llm.generate([{"prompt_token_ids": [7, 8]}], sampling, use_tqdm=False)
     told = answer.outputs[0]
-    tokens = tuple(told.token_ids)
-    logprobs = tuple(step[token].logprob for token, step in zip(tokens, told.logprobs, strict=True))
-    return (tokens, logprobs), answer.num_cached_tokens
+    steps = zip(told.token_ids, told.logprobs, strict=True)
+    logprobs = [step[token].logprob for token, step in steps]
+    return list(told.token_ids), logprobs, answer.num_cached_tokens
 
 
 def _wide_weights() -> None:

@@ -107,6 +107,7 @@ def engine(
     prefill_ranks: int = 1,
     own_scales: bool = False,
     kv_type: str = "auto",
+    pushed: str | None = None,
     **drafter: Any,
 ) -> Any:
     speculation = speculative(drafts, **drafter)
@@ -130,6 +131,7 @@ def engine(
             get_total_num_hidden_layers=lambda: 2,
         ),
         use_v2_model_runner=v2,
+        weight_transfer_config=pushed,
     )
 
 
@@ -141,6 +143,7 @@ UNIFORM, MIXED = (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float1
     [
         (engine(sleep=True), UNIFORM, "sleep mode"),
         (engine(cumem=True), UNIFORM, "--enable-cumem-allocator"),
+        (engine(pushed="nccl"), UNIFORM, "--weight-transfer-config"),
         (engine(drafts="dflash"), UNIFORM, "by dflash, which keeps other states"),
         (engine(drafts="extract_hidden_states"), UNIFORM, "keeps other states"),
         (engine(drafts="mtp", modules=2), UNIFORM, "MTP with several modules"),

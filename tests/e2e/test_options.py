@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.vllm.compat import MAY_DIFFER, may_differ, options
+from tests.e2e import images
 
 pytestmark = pytest.mark.e2e
 
@@ -142,6 +143,25 @@ def test_engines_of_a_fleet_have_the_same_options(
 def test_others_have_others(arguments: dict[str, Any], name: str, config: Any, llama: Path) -> None:
     found = options(configured(llama, **arguments))
     assert {each for each in found if found[each] != options(config).get(each)} == {name}
+
+
+@pytest.mark.parametrize("role", ["kv_both", "kv_producer", "kv_consumer"])
+def test_a_role_changes_nothing_in_what_images_need(role: str, tmp_path: Path) -> None:
+    from vllm.config import KVTransferConfig
+
+    model = images.idefics3(tmp_path)
+    transfer = KVTransferConfig(
+        kv_connector="PenstockConnector",
+        kv_connector_module_path="penstock.vllm.connector",
+        kv_role=role,
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config={"penstock.pool": "memory:"},
+    )
+    alone = configured(model, skip_tokenizer_init=False)
+    found = configured(model, skip_tokenizer_init=False, kv_transfer_config=transfer)
+    assert found.kv_transfer_config is not None
+    assert found.model_config.multimodal_config == alone.model_config.multimodal_config
+    assert options(found) == options(alone)
 
 
 def test_values_are_the_same_text_in_every_process() -> None:

@@ -24,6 +24,7 @@ def register() -> None:
         logger.debug("Penstock: plugin not loaded: %s", error)
         return
     compat.register_connector()
+    compat.require_embeddings()
     layouts.install()
     memory.install()
     model_share.install()

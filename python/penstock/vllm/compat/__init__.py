@@ -32,6 +32,7 @@ from penstock.vllm.compat.drafts import (
     drops_last_block,
     has_draft_layers,
 )
+from penstock.vllm.compat.embeddings import require_embeddings
 from penstock.vllm.compat.events import (
     LOCAL,
     REMOTE,
@@ -164,6 +165,7 @@ __all__ = [
     "removed_event",
     "request_blocks",
     "requests_per_step",
+    "require_embeddings",
     "rest",
     "scheduled",
     "spec_kind",

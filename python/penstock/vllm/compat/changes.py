@@ -79,7 +79,7 @@ def wrap_calls() -> None:
             # Before the next step is ordered, and before the client goes on.
             told = call(self, _told, timeout)
             connector = self.scheduler.connector
-            for part in [connector] if is_penstock(self.vllm_config) else connector.sub_connectors:
+            for part in [connector] if is_penstock(self.vllm_config) else connector._connectors:
                 if type(part).__name__ == CONNECTOR:
                     part.scheduler.on_weights_changed(
                         {name: count for one in told for name, count in one.items()}

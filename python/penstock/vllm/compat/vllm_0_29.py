@@ -15,6 +15,7 @@ _SCHEDULER = "vllm.v1.core.sched.scheduler"
 USES = (
     *PLANNING.uses,
     vllm_0_30.BLOCK_SIZES,
+    Use("vllm.config", "VllmConfig._resolve_allow_missing_mm_embeddings", (), is_wrapped=True),
     Use("vllm.v1.core.sched.output", "KVConnectorBlockState"),
     Use("vllm.v1.kv_cache_interface", "KVCacheSpec.prefix_cacheable"),
     Use(

@@ -25,6 +25,7 @@ SINCE = (
         )
         for name in ("finished_sending", "finished_recving", "failed_recving")
     ),
+    Use("vllm.config", "VllmConfig._resolve_mm_embedding_inputs", (), is_wrapped=True),
     Use("vllm.v1.core.sched.output", "KVConnectorBlockState.resolve_block_ids"),
     Use("vllm.v1.kv_cache_interface", "KVCacheConfig.prefix_cacheable_group_ids"),
     Use("vllm.v1.kv_cache_interface", "KVCacheSpec.has_layer_views"),

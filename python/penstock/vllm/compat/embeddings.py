@@ -1,0 +1,39 @@
+"""Embeddings of images that a request does not bring.
+
+vLLM lets requests leave them out on an engine whose connector receives KV: that KV was made of them
+elsewhere. A pool may have lost it. The engine would then compute the image's tokens without the
+image, and store that under the image's name.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from penstock.vllm.compat.configuration import is_penstock
+
+_NAMES = ("_resolve_mm_embedding_inputs", "_resolve_allow_missing_mm_embeddings")
+"""vLLM's method that allows it: since 0.30, and before."""
+
+
+def require_embeddings() -> None:
+    """Has engines whose one connector is Penstock's require what engines without a connector do,
+    once in a process."""
+    from vllm.config import VllmConfig
+
+    for name in _NAMES:
+        resolve = getattr(VllmConfig, name, None)
+        if resolve is None or hasattr(resolve, "__wrapped__"):
+            continue
+
+        @functools.wraps(resolve)
+        def wrapped(self: Any, resolve: Any = resolve) -> None:
+            transfer = self.kv_transfer_config
+            if is_penstock(self):
+                self.kv_transfer_config = None
+            try:
+                resolve(self)
+            finally:
+                self.kv_transfer_config = transfer
+
+        setattr(VllmConfig, name, wrapped)

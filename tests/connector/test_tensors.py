@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.vllm.compat.changes import _sum
+from penstock.vllm.compat.changes import _sum, _tensors
 from penstock.vllm.compat.weights import buffers, own_code, position_settings
 from penstock.vllm.tensors import by_kind, digest_tensors, one_digest
 
@@ -65,6 +65,14 @@ def test_how_a_tensor_lies_in_memory_does_not_count() -> None:
     turned = tensor.t().contiguous().t()
     assert turned.stride() != tensor.stride()
     assert len({*found(tensor), *found(turned), *found(tensor.repeat(2, 1)[:3])}) == 1
+
+
+def test_parts_that_are_not_used_have_no_memory_and_do_not_count() -> None:
+    unused = torch.zeros(2, device="meta")
+    assert digest_tensors([("unused", unused), ("used", torch.zeros(2))], 1).keys() == {"used"}
+    model = torch.nn.Linear(2, 2)
+    model.bias = torch.nn.Parameter(unused)
+    assert [name for name, _ in _tensors(model)] == ["weight"]
 
 
 def test_swapped_rows_have_another_sum() -> None:

@@ -122,8 +122,9 @@ def _sums(worker: Any) -> list[tuple[Any, ...]]:
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
+    for named in (model.named_parameters(), model.named_buffers()):
+        # Parts that the engine does not use have tensors without memory.
+        yield from ((name, tensor) for name, tensor in named if not tensor.is_meta)
 
 
 def _sum(tensor: torch.Tensor) -> tuple[int, int]:

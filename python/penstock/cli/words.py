@@ -86,6 +86,8 @@ def description(described: Mapping[str, Any] | None) -> str:
     'model m, KV bfloat16, blocks of 128 tokens'
     >>> description({"model": "m", "tenant": "red"})
     'model m, tenant red'
+    >>> description({"model": "m", "weights": "files:1a2b3c4d5e", "options": {"x.seed": 1}})
+    'model m, weights 1a2b3c4d, with x.seed'
     >>> description(None)
     'not described'
     """
@@ -104,6 +106,10 @@ def description(described: Mapping[str, Any] | None) -> str:
         words.append(f"KV {str(described['kv_dtype']).removeprefix('torch.')}")
     if "block_size" in described:
         words.append(f"blocks of {described['block_size']} tokens")
+    if isinstance(weights := described.get("weights"), str):
+        words.append(f"weights {weights.rpartition(':')[2][:8]}")
+    if isinstance(options := described.get("options"), Mapping) and options:
+        words.append(f"with {' and '.join(map(str, sorted(options)))}")
     if described.get("engine") == "sglang":
         words.append(f"SGLang's {described['pool']} pages, {described['layout']}")
     if described.get("salt"):

@@ -20,12 +20,12 @@ from typing import Any
 from benches import report
 from benches.connectors import ENGINE_ENVIRONMENT
 from benches.report import progress
-from penstock.cli.serve import cache_folder, installed_program, vllm_program
 from penstock.demo.engine import Engine
 from penstock.demo.model import BEGIN, CONTEXT_TOKENS, VOCABULARY, model_folder
 from penstock.demo.processes import Interruption, Processes, free_port
 from penstock.demo.replay import BLOCK_TOKENS, REST_SECONDS
-from penstock.vllm.names import POOL_VARIABLE
+from penstock.pool import POOL_VARIABLE
+from penstock.programs import cache_folder, installed_program, vllm_program
 
 ROWS = ("penstock", "vllm")
 

@@ -30,8 +30,8 @@ from penstock.demo.model import BEGIN, VOCABULARY, model_folder
 from penstock.demo.processes import Interruption, Processes
 from penstock.demo.replay import REST_SECONDS
 from penstock.demo.servers import Servers, wait_until_ready
+from penstock.pool import POOL_VARIABLE
 from penstock.programs import cache_folder
-from penstock.vllm.names import POOL_VARIABLE
 
 FIRST_TOKENS, TURN_TOKENS, ANSWER_TOKENS = 1_200, 400, 24
 KV_BYTES = 288 * MIB

@@ -23,10 +23,10 @@ from benches import report
 from benches.connectors import ENGINE_ENVIRONMENT
 from benches.report import GIB, progress
 from penstock._native import FileDigests
-from penstock.cli.serve import installed_program, vllm_program
 from penstock.demo.engine import Engine
 from penstock.demo.processes import Interruption, Processes, free_port
-from penstock.vllm.names import POOL_VARIABLE
+from penstock.pool import POOL_VARIABLE
+from penstock.programs import installed_program, vllm_program
 
 STARTS = ("vLLM alone", "Penstock, new weights", "Penstock, known weights")
 LAYERS, HIDDEN = 16, 2048

@@ -1,6 +1,6 @@
 """Random changes to what computes KV: no engine answers with another one's.
 
-Each number draws a change. ``PENSTOCK_ATTACKS=200`` tries so many.
+Each number draws a change. ``PENSTOCK_TEST_ATTACKS=200`` tries so many.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.e2e.stored import all_stored
 
 pytestmark = pytest.mark.e2e
 
-COUNT = int(os.environ.get("PENSTOCK_ATTACKS", "5"))
+COUNT = int(os.environ.get("PENSTOCK_TEST_ATTACKS", "5"))
 PROMPT = tokens(4 * BLOCK + 5, seed=5)
 
 Options = dict[str, Any]

@@ -263,8 +263,6 @@ def test_wrong_arguments_say_what_is_wrong(store: Store, engine: Engine, kv: Kv)
         engine.submit_store(1, Blocks([(3, 0, chunk(0), None)]))
     with pytest.raises(ConfigError, match="16 bytes"):
         engine.name_group(0, b"short")
-    with pytest.raises(ConfigError, match="another namespace already"):
-        engine.name_group(0, bytes(16))
     with pytest.raises(ConfigError, match="replica"):
         engine.register(kv.descriptor, 1, replica=(2, 2))
     engine.register(kv.descriptor, 1)

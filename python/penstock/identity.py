@@ -9,7 +9,7 @@ import fnmatch
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,16 @@ _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msg
 _VOLATILE = ("_name_or_path", "transformers_version", "_commit_hash", "_attn_implementation")
 """Keys of a Hugging Face configuration that do not change the model's computation."""
 
-_NOT_PROCESSING = (
-    "config.json",
-    "*.index.json",
-    "generation_config.json",
-    "chat_template*",
-    "*.md",
-    "LICENSE*",
-    "NOTICE*",
-    "USE_POLICY*",
-    ".*",
-    *(f"*{suffix}" for suffix in (*_WEIGHT_SUFFIXES, ".png", ".jpg", ".jpeg", ".gif", ".pdf")),
+_READ_BY_NO_MODEL = (
+    *("/config.json", "/generation_config.json", "*.index.json", "chat_template*", ".*"),
+    *("*.md", "*.pdf", "*.png", "*.jpg", "*.jpeg", "*.gif", "LICENSE*", "NOTICE*", "USE_POLICY*"),
+    # The same weights once more, for other programs, and what training leaves.
+    *("*.onnx", "*.gguf", "*.h5", "*.msgpack", "original", "metal", "checkpoint-*", "global_step*"),
+    # The weights themselves.
+    *("/*.safetensors", "/*.bin", "/*.pth"),
 )
-"""Files of a model's folder that do not turn images, sounds or their places in a prompt into what
-the model computes with. The configuration has a digest of its own."""
+"""Files and folders of a model's folder that change nothing that the model computes, or that other
+facts tell of. With a slash, those in the folder itself alone."""
 
 _MOST_THREADS = 8
 
@@ -83,7 +79,7 @@ class WeightFiles:
         return self._digests.progress
 
     def digest(self) -> str:
-        """Waits for the digest of all files, by their names and their content.
+        """Waits for the digest of what is in all files, in the order of their names.
 
         Raises:
             IoError: a file cannot be read.
@@ -92,8 +88,8 @@ class WeightFiles:
         found = self._digests.wait()
         assert found is not None
         whole = hashlib.sha256()
-        for path, content in zip(self._paths, found, strict=True):
-            whole.update(f"{path.name}\n".encode() + content)
+        for content in found:
+            whole.update(content)
         return whole.hexdigest()
 
 
@@ -113,25 +109,37 @@ def weights_digest(folder: Path, *, all_formats: bool = False) -> str | None:
     return WeightFiles(files).digest() if files else None
 
 
-def processing_files(folder: Path) -> dict[str, str]:
-    """Name → digest of the files in a model's folder that turn images, sounds and their places in a
-    prompt into what the model computes with: all but a list.
+def files_beside_weights(folder: Path) -> dict[str, str]:
+    """Name → digest of the files in a model's folder but its weights, and but a list: what turns
+    images and sounds into numbers, and weights that a model reads on its own.
 
     Raises:
         IoError: a file cannot be read.
         ConfigError: a file was changed while it was read.
     """
     files = {
-        str(path.relative_to(folder)): path
+        "/".join(path.relative_to(folder).parts): path
         for path in sorted(folder.rglob("*"))
         if path.is_file()
-        and not any(
-            fnmatch.fnmatchcase(part, pattern)
-            for part in path.relative_to(folder).parts
-            for pattern in _NOT_PROCESSING
-        )
     }
-    found = FileDigests(list(files.values()), threads=1).wait()
+    return file_digests({n: path for n, path in files.items() if not _is_read_by_no_model(n)})
+
+
+def _is_read_by_no_model(name: str) -> bool:
+    parts = name.split("/")
+    # A name in the folder itself fits patterns with a slash too.
+    names = [*parts, f"/{name}"] if len(parts) == 1 else parts
+    return any(fnmatch.fnmatchcase(n, pattern) for n in names for pattern in _READ_BY_NO_MODEL)
+
+
+def file_digests(files: Mapping[str, Path]) -> dict[str, str]:
+    """Name → digest of what is in the file, for small files.
+
+    Raises:
+        IoError: a file cannot be read.
+        ConfigError: a file was changed while it was read.
+    """
+    found = FileDigests(list(files.values()), threads=1, cache=cache_folder() / "digests").wait()
     assert found is not None
     return {name: content.hex() for name, content in zip(files, found, strict=True)}
 

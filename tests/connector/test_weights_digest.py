@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock._native import FileDigests, digest
 from penstock.errors import ConfigError, IoError
-from penstock.identity import WeightFiles, processing_files, weights_digest
+from penstock.identity import WeightFiles, files_beside_weights, weights_digest
 
 PIECE = 4 << 20
 
@@ -34,18 +33,20 @@ def model(tmp_path: Path) -> Path:
 
 def test_it_stays_what_it_was(model: Path) -> None:
     # Pools name their objects by it: another one would leave all that they hold unfound.
-    expected = "70bac2fe252d9b12248b0ea565a62eb8abb0cbc14a5fbab17d711c1bbb816302"
+    expected = "2e2a975cc9e8a85738244b0c4d767a9c03d9bc9ecc74c71012f2352b7a8d6939"
     assert weights_digest(model) == expected
 
 
-def test_each_byte_name_and_file_counts(model: Path) -> None:
+def test_each_byte_and_file_counts(model: Path) -> None:
     found = {weights_digest(model)}
     for place in (0, 499, 999):
         content = bytearray(1000)
         content[place] = 1
         (model / "a.safetensors").write_bytes(content)
         found.add(weights_digest(model))
-    (model / "a.safetensors").rename(model / "c.safetensors")
+    (model / "a.safetensors").rename(model / "aa.safetensors")
+    assert weights_digest(model) in found
+    (model / "aa.safetensors").rename(model / "c.safetensors")
     found.add(weights_digest(model))
     (model / "c.safetensors").unlink()
     found.add(weights_digest(model))
@@ -102,8 +103,8 @@ def test_a_file_that_changes_meanwhile_is_refused(model: Path) -> None:
         digests.wait()
 
 
-class TestProcessing:
-    """Files that turn images into numbers, told from all others by a list."""
+class TestFilesBesideWeights:
+    """Files that a model may read, told from all others by a list."""
 
     @pytest.fixture
     def folder(self, model: Path) -> Path:
@@ -111,21 +112,20 @@ class TestProcessing:
             (model / name).write_text(name)
         return model
 
-    def found(self, folder: Path) -> Iterator[str]:
-        yield from processing_files(folder)
-
     def test_a_file_that_nobody_knows_counts(self, folder: Path) -> None:
-        (folder / "code").mkdir()
-        (folder / "code/processing.py").write_text("pass")
-        (folder / "new.json").write_text("{}")
-        assert set(processing_files(folder)) == {
-            *("preprocessor_config.json", "tokenizer.json"),
-            *("code/processing.py", "new.json"),
+        more = {
+            *("code/processing.py", "new.json", "mask_embedding.pt"),
+            *("tower/config.json", "tower/model.safetensors"),
         }
+        for name in (*more, "original/model.pth", "model.gguf", ".cache/tower/config.json"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("{}")
+        known = {"preprocessor_config.json", "tokenizer.json"}
+        assert set(files_beside_weights(folder)) == known | more
 
     @pytest.mark.parametrize("name", ["preprocessor_config.json", "tokenizer.json"])
     def test_its_content_counts(self, name: str, folder: Path) -> None:
-        before = processing_files(folder)
+        before = files_beside_weights(folder)
         (folder / name).write_text("changed")
-        after = processing_files(folder)
+        after = files_beside_weights(folder)
         assert {each for each in before if before[each] != after[each]} == {name}

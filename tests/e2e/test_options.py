@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
+import shutil
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 
 from penstock.vllm.compat import MAY_DIFFER, may_differ, options
+from penstock.vllm.model_facts import model_facts
 from tests.e2e import images
 
 pytestmark = pytest.mark.e2e
@@ -179,3 +182,22 @@ def test_values_are_the_same_text_in_every_process() -> None:
     assert one != other
     assert "0x" not in str(one)
     assert plain(test_values_are_the_same_text_in_every_process).startswith(f"{__name__}.test_")
+
+
+@pytest.mark.parametrize("where", ["beside the weights", "elsewhere"])
+def test_a_file_with_the_settings_of_quantization_counts(
+    where: str, llama: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(llama, model)
+    beside, elsewhere = model / "quantize_config.json", tmp_path / "settings.json"
+    settings = {"bits": 4, "group_size": 16, "desc_act": False, "sym": True}
+    beside.write_text(json.dumps(settings))
+    elsewhere.write_text(json.dumps(settings))
+    config = configured(model, quantization="auto_gptq", dtype="bfloat16")
+    config.model_config.hf_overrides = {"quantization_config_file": str(elsewhere)}
+    before = model_facts(config).identity
+    changed = beside if where == "beside the weights" else elsewhere
+    changed.write_text(json.dumps(settings | {"sym": False}))
+    after = model_facts(config).identity
+    assert {name for name in before if before[name] != after[name]} == {"files"}

@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.identity import config_digest, model_folder, processing_files
+from penstock.identity import (
+    config_digest,
+    file_digests,
+    files_beside_weights,
+    model_folder,
+)
 from penstock.vllm import compat
 from penstock.vllm.messages import ModelShare
 from penstock.vllm.tensors import by_kind, one_digest
@@ -63,22 +68,31 @@ def model_facts(vllm_config: Any) -> ModelFacts:
             "hash": vllm_config.cache_config.prefix_caching_hash_algo,
             "options": compat.options(vllm_config),
             **({"kernels": packing} if packing else {}),
-            **({"processing": _processing(model)} if model.is_multimodal_model else {}),
+            **_files(model, all_of_them=model.is_multimodal_model),
         },
         draft=_draft_facts(vllm_config),
     )
 
 
-def _processing(model: Any) -> dict[str, str]:
-    """Name → digest of the files that process images and the like. They lie with the model, or with
-    its tokenizer."""
+def _files(model: Any, *, all_of_them: bool) -> dict[str, dict[str, str]]:
+    """Name → digest of files beside the weights that vLLM reads, as a fact; no fact without any.
+
+    A model for text reads the settings of its quantization, if they are not in its configuration.
+    """
     found: dict[str, str] = {}
+    # What processes images lies with the model, or with its tokenizer.
     places = ((model.model, model.revision), (model.tokenizer, model.tokenizer_revision))
     for name, revision in dict.fromkeys(places):
         folder: Path | None = model_folder(name, revision)
-        if folder is not None:
-            found |= processing_files(folder)
-    return found
+        if folder is None:
+            continue
+        if all_of_them:
+            found |= files_beside_weights(folder)
+        elif model.quantization:
+            found |= file_digests({path.name: path for path in sorted(folder.glob("*quant*.json"))})
+    if model.quantization and (named := compat.quantization_file(model)):
+        found |= file_digests({"quantization_config_file": Path(named)})
+    return {"files": found} if found else {}
 
 
 def _draft_facts(vllm_config: Any) -> dict[str, Any] | None:
@@ -92,6 +106,8 @@ def _draft_facts(vllm_config: Any) -> dict[str, Any] | None:
         "dtype": str(model.dtype),
         "quantization": str(model.quantization),
         "options": compat.draft_options(vllm_config),
+        # Drafters read weights on their own, as for the mask's embedding.
+        **_files(model, all_of_them=True),
     }
 
 

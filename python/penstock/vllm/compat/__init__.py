@@ -61,7 +61,13 @@ from penstock.vllm.compat.layouts import (
     wrap_layout_resolution,
 )
 from penstock.vllm.compat.memory import block_bytes, request_blocks, wrap_kv_memory
-from penstock.vllm.compat.options import MAY_DIFFER, draft_options, may_differ, options
+from penstock.vllm.compat.options import (
+    MAY_DIFFER,
+    draft_options,
+    may_differ,
+    options,
+    quantization_file,
+)
 from penstock.vllm.compat.requests import (
     NULL_BLOCK,
     block_tables,
@@ -161,6 +167,7 @@ __all__ = [
     "position_settings",
     "prompt_hasher",
     "publishes_events",
+    "quantization_file",
     "register_connector",
     "removed_event",
     "request_blocks",

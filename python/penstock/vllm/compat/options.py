@@ -48,7 +48,7 @@ MAY_DIFFER: Mapping[str, str] = {
     "ec_transfer_config": "moves what an encoder computed, which is the same wherever it did",
     "ec_manager_config": _MEMORY,
     "load_config": "says how weights come; they are told as they are once they are there",
-    "quant_config": "is made of options that are told, and of the model's own configuration",
+    "quant_config": "is made of options and files that are told, and of the model's configuration",
     "speculative_config": "proposes tokens that the model checks; a drafter's own KV is told apart",
     "additional_config.penstock.*": _TOLD_ELSEWHERE,
     # A drafter with KV of its own.
@@ -196,6 +196,12 @@ def _set(config: Any, path: str) -> Iterator[tuple[str, Any]]:
                     yield f"{name}.{key}", plain(inner)
         elif (set_to := plain(value)) != plain(_default(each)):
             yield name, set_to
+
+
+def quantization_file(model_config: Any) -> str | None:
+    """The file that an option names for the settings of a model's quantization."""
+    overrides = model_config.hf_overrides
+    return overrides.get("quantization_config_file") if isinstance(overrides, dict) else None
 
 
 def may_differ(name: str) -> bool:

@@ -68,8 +68,8 @@ def main() -> int:
         for number, one in enumerate(pool.map(check, names), 1):
             print(f"{number}/{len(names)} {one.architecture}: {one.outcome} {one.why}", flush=True)
             found.append(one)
-    if args.json:
-        args.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+            if args.json:
+                args.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
     if args.write:
         page = PAGE.read_text()
         before, rest = page.split(BEGIN)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import shutil
 import statistics
 import tempfile
@@ -94,8 +95,8 @@ def model(folder: Path) -> Path:
     return folder
 
 
-def started(kind: str, weights: Path, folder: Path) -> float:
-    """Seconds until a server is ready."""
+def started(kind: str, weights: Path, folder: Path) -> tuple[float, float]:
+    """Seconds until a server is ready, and how many of them it waited for digests."""
     cache = folder / "cache"
     if kind != STARTS[2]:
         shutil.rmtree(cache / "penstock/digests", ignore_errors=True)
@@ -117,11 +118,13 @@ def started(kind: str, weights: Path, folder: Path) -> float:
         engine = Engine("server", server, port)
         while not engine.is_ready():
             time.sleep(0.05)
-        return time.perf_counter() - began
+        seconds = time.perf_counter() - began
+    waited = re.findall(r"the start waited ([0-9.]+) s", (folder / "server.log").read_text())
+    return seconds, sum(map(float, waited))
 
 
-def starts(folder: Path, passes: int) -> tuple[int, dict[str, list[float]]]:
-    """The bytes of the weights, and the seconds of each start."""
+def starts(folder: Path, passes: int) -> tuple[int, dict[str, list[tuple[float, float]]]]:
+    """The bytes of the weights, and of each start its seconds and those that it waited."""
     weights = model(folder / "model")
     files = list(weights.glob("*.safetensors"))
     for file in files:
@@ -129,7 +132,7 @@ def starts(folder: Path, passes: int) -> tuple[int, dict[str, list[float]]]:
         # A file that was just written is digested, but its digest is not kept.
         os.utime(file)
     time.sleep(3)
-    found: dict[str, list[float]] = {kind: [] for kind in STARTS}
+    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in STARTS}
     # Nothing is measured of the first start: it fills the caches of files and of vLLM.
     started(STARTS[0], weights, folder)
     for number in range(passes):
@@ -159,14 +162,25 @@ def main() -> None:
         text = report.table(["a file in the page cache", "GB/s", "to reading"], lines)
         result["bytes_per_second"] = found
         if args.starts:
-            nbytes, seconds = starts(Path(name), args.starts)
+            nbytes, each_start = starts(Path(name), args.starts)
+            seconds = {kind: [ready for ready, _ in each] for kind, each in each_start.items()}
+            waits = {kind: [waited for _, waited in each] for kind, each in each_start.items()}
             lines = [
-                [kind, f"{statistics.median(each):.2f}", _ratio(each, seconds[STARTS[0]])]
+                [
+                    kind,
+                    f"{statistics.median(each):.2f}",
+                    _ratio(each, seconds[STARTS[0]]),
+                    f"{statistics.median(waits[kind]):.2f}",
+                ]
                 for kind, each in seconds.items()
             ]
             heads = [f"start with {nbytes / 1e9:.1f} GB of weights", "s", "to vLLM alone"]
-            text += "\n\n" + report.table(heads, lines)
-            result |= {"weights_bytes": nbytes, "seconds_to_ready": seconds}
+            text += "\n\n" + report.table([*heads, "s waited for digests"], lines)
+            result |= {
+                "weights_bytes": nbytes,
+                "seconds_to_ready": seconds,
+                "seconds_waited": waits,
+            }
     report.finish(args, text, result)
 
 

@@ -89,13 +89,14 @@ def test_a_request_from_before_neither_loads_nor_stores(
     assert stores(engine) == 0
 
 
+@pytest.mark.parametrize("hit", [BLOCK, WHOLE])
 def test_who_hits_the_engines_own_old_blocks_does_not_either_until_they_are_gone(
-    engine: PlainEngine, blocks: Blocks
+    hit: int, engine: PlainEngine, blocks: Blocks
 ) -> None:
     change(engine)
     engine.put_prompt(TOKENS)
     hits = engine.ask("a", TOKENS)
-    assert engine.match(hits, BLOCK) == 0
+    assert engine.match(hits, hit) == 0
     computed(engine, hits)
     assert stores(engine) == 0
     blocks.empty()

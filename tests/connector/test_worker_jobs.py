@@ -191,18 +191,23 @@ def test_nobody_misses_what_was_cancelled() -> None:
         rank.half.shutdown()
 
 
-def test_a_load_whose_blocks_the_engine_takes_away_ends_and_nothing_is_said_of_them() -> None:
+@pytest.mark.parametrize("takes_them_away", [True, False])
+def test_loads_end_when_the_engine_takes_all_blocks_away_or_they_did_not_come(
+    takes_them_away: bool,
+) -> None:
     with silent_pool() as url:
         rank = Rank(Settings(url, host_bytes=1 << 20))
         rank.step(loads=[job(1, blocks((9, 3)))], stores=[job(2, blocks((8, 4)))])
         rank.half.end_transfers()
+        if takes_them_away:
+            rank.half.forget_failures()
+        # Else another rank could not end its transfers, and vLLM goes on with these blocks.
         report = rank.poll()
         # The store's blocks were read, or it was given up.
         assert (rank.loaded, report.released) == ({"request-1"}, {2: 1})
-        assert (report.unloaded, report.lost, report.missing_bytes) == ({}, {}, {})
-        assert rank.half.take_failed_blocks() == set()
+        assert (report.unloaded, report.lost) == ({1: {0}}, {})
+        assert rank.half.take_failed_blocks() == (set() if takes_them_away else {3})
         assert rank.half.take_failed_requests() == set()
-        assert rank.counts()["loads"] == 1
         rank.half.shutdown()
 
 
@@ -211,6 +216,7 @@ def test_of_a_load_that_failed_before_its_blocks_are_taken_away_nothing_is_said_
 ) -> None:
     rank.run(loads=[job(1, blocks((9, 3)))])
     rank.half.end_transfers()
+    rank.half.forget_failures()
     assert rank.half.take_failed_blocks() == set()
 
 

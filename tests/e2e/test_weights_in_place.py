@@ -125,6 +125,8 @@ def test_without_a_reset_nothing_of_both_weights_is_stored(
         before = node.counters()
         # The first blocks are in the engine's own cache. It is not known whose they are.
         node.ask([*ONE[: 2 * BLOCK], *THIRD])
+        # And here all that could be loaded is.
+        node.ask(ONE, BLOCK + 10)
         assert node.counters()["stored_blocks"] == before["stored_blocks"]
         node.forget()
         answer = stored(node, THIRD)

@@ -30,7 +30,10 @@ def wrap_resets() -> None:
             done: bool = reset(self, reset_running_requests, reset_connector)
             return done
         scheduler = self.scheduler
+        # Raises if any rank cannot. Then vLLM hears of all loads that were given up, and no block
+        # is taken away.
         self.model_executor.collective_rpc(_end_transfers)
+        self.model_executor.collective_rpc(_forget_failures)
         scheduler.connector.scheduler.on_transfers_ended()
         _free_blocks(scheduler)
         # All workers are past the steps that they had, so no block needs to wait for a step's end.
@@ -52,6 +55,13 @@ def _end_transfers(worker: Any) -> None:
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     get_kv_transfer_group().worker.end_transfers()
+
+
+def _forget_failures(worker: Any) -> None:
+    """Runs in the worker."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    get_kv_transfer_group().worker.forget_failures()
 
 
 def _free_blocks(scheduler: Any) -> None:

@@ -82,6 +82,8 @@ class Loading:
     def match(self, tracked: Tracked, first: int) -> int | None:
         """How many tokens to load from `first` on. None while this is not known, or if the tokens
         will soon be a local hit."""
+        # What the engine has of the request in its own cache may be of weights that are gone.
+        tracked.is_stale |= first > 0 and self._common.weights.has_old_blocks
         tokens = self._match(tracked, first)
         if tokens is None:
             self._savings.begin_wait(tracked)
@@ -98,8 +100,6 @@ class Loading:
             or last <= first
         ):
             return 0
-        # What the engine has of the request in its own cache may be of weights that are gone.
-        tracked.is_stale |= first > 0 and self._common.weights.has_old_blocks
         if tracked.is_stale or not self._common.is_shared(request):
             return 0
         if self._catalogue.is_asked(tracked.id) is None:

@@ -134,8 +134,8 @@ class WorkerHalf:
             self._jobs.report.changes = self.changes
 
     def end_transfers(self) -> None:
-        """Returns when nothing reads or writes the engine's blocks. Loads under way are given up,
-        and the engine is told of none of their blocks, as it takes all blocks away.
+        """Returns when nothing reads or writes the engine's blocks. Loads under way are given
+        up.
 
         Raises:
             RuntimeError: the device did not end what it does with blocks.
@@ -143,7 +143,7 @@ class WorkerHalf:
         if self._engine is None or self._jobs is None:
             return
         jobs, ends = self._jobs, time.monotonic() + _FLUSH_TIMEOUT
-        jobs.drop_loads()
+        jobs.give_up_loads()
         while jobs.is_loading and (left := ends - time.monotonic()) > 0:
             self._engine.wait(left)
             jobs.poll()
@@ -151,6 +151,12 @@ class WorkerHalf:
             raise RuntimeError(
                 f"loads and stores still use the engine's blocks after {_FLUSH_TIMEOUT} s"
             )
+
+    def forget_failures(self) -> None:
+        """All ranks have ended their transfers, and the engine takes all blocks away: it is told of
+        none that a load did not fill."""
+        if self._jobs is not None:
+            self._jobs.forget_failures()
 
     @property
     def changes(self) -> dict[str, int]:

@@ -44,9 +44,7 @@ class Jobs:
         """What the engine has put into the pool, as far as it is counted."""
         self._names: tuple[bytes, ...] = ()
         self._stale: set[int] = set()
-        """Loads of a namespace whose weights are gone."""
-        self._dropped: set[int] = set()
-        """Loads whose blocks the engine takes away."""
+        """Loads that are given up, or of weights that are gone."""
         self._has_warned = False
         """Whether the log already has the warning about values that cannot be decrypted."""
         self._weights = 0
@@ -74,17 +72,14 @@ class Jobs:
         self._weights = weights
 
     def give_up_loads(self) -> None:
-        """The weights change: what loads bring is of others. They end as if nothing had come."""
+        """What loads bring is not wanted any more. They end as if nothing had come."""
         for number in self._loads.keys() - self._stale:
             self._stale.add(number)
             self._engine.cancel(number)
 
-    def drop_loads(self) -> None:
+    def forget_failures(self) -> None:
         """The engine takes the blocks of all loads away, also of those that it has yet to be told
-        of. The loads end, and nothing is said of their blocks."""
-        for number in self._loads.keys() - self._dropped:
-            self._dropped.add(number)
-            self._engine.cancel(number)
+        of. It is told of none of them."""
         self._failed_blocks.clear()
         self._failed_requests.clear()
 
@@ -243,9 +238,6 @@ class Jobs:
         if is_stale := done.job in self._stale:
             self._stale.discard(done.job)
             missing = list(range(len(job.blocks)))
-        if done.job in self._dropped:
-            self._dropped.discard(done.job)
-            return
         if not missing:
             return
         if self._whole_loads:

@@ -23,9 +23,12 @@ _VOLATILE = ("_name_or_path", "transformers_version", "_commit_hash", "_attn_imp
 
 _READ_BY_NO_MODEL = (
     *("/config.json", "/generation_config.json", "*.index.json", "chat_template*", ".*"),
-    *("*.md", "*.pdf", "*.png", "*.jpg", "*.jpeg", "*.gif", "LICENSE*", "NOTICE*", "USE_POLICY*"),
+    *("*.md", "*.pdf", "*.png", "*.jpg", "*.jpeg", "*.gif", "*.svg", "*.webp", "*.mp4"),
+    *("LICENSE*", "NOTICE*", "USE_POLICY*"),
     # The same weights once more, for other programs, and what training leaves.
-    *("*.onnx", "*.gguf", "*.h5", "*.msgpack", "original", "metal", "checkpoint-*", "global_step*"),
+    *("*.onnx*", "*.gguf", "*.h5", "*.msgpack", "original", "metal", "np"),
+    *("checkpoint-*", "global_step*", "optimizer*", "scheduler.pt", "rng_state*", "runs", "*.log"),
+    *("trainer_state.json", "training_args.*", "*tfevents*", "lost+found", "configuration.json"),
     # The weights themselves.
     *("/*.safetensors", "/*.bin", "/*.pth"),
 )
@@ -55,6 +58,14 @@ def digest_threads() -> int:
     return min(_MOST_THREADS, len(os.sched_getaffinity(0)))
 
 
+def _cache() -> Path | None:
+    """Where digests are kept; None for a user without a home."""
+    try:
+        return cache_folder() / "digests"
+    except RuntimeError:
+        return None
+
+
 class WeightFiles:
     """Files of weights, digested whole by native threads beside other work.
 
@@ -64,9 +75,7 @@ class WeightFiles:
 
     def __init__(self, paths: Iterable[str | Path]) -> None:
         self._paths = sorted(Path(path) for path in set(paths))
-        self._digests = FileDigests(
-            self._paths, threads=digest_threads(), cache=cache_folder() / "digests"
-        )
+        self._digests = FileDigests(self._paths, threads=digest_threads(), cache=_cache())
 
     @property
     def paths(self) -> Sequence[Path]:
@@ -139,7 +148,7 @@ def file_digests(files: Mapping[str, Path]) -> dict[str, str]:
         IoError: a file cannot be read.
         ConfigError: a file was changed while it was read.
     """
-    found = FileDigests(list(files.values()), threads=1, cache=cache_folder() / "digests").wait()
+    found = FileDigests(list(files.values()), threads=1, cache=_cache()).wait()
     assert found is not None
     return {name: content.hex() for name, content in zip(files, found, strict=True)}
 

@@ -16,6 +16,9 @@ pub enum DigestError {
     /// A file was changed while it was read, so nobody knows what was loaded.
     #[error("{0} was changed while it was read: start again once nothing writes to it")]
     Changed(PathBuf),
+    /// The system gives no thread.
+    #[error("cannot start a thread to digest files: {0}; raise the limit of processes (pids)")]
+    NoThread(io::Error),
     /// Whoever asked for the digests no longer wants them.
     #[error("given up")]
     GivenUp,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -21,6 +21,12 @@ const NICE: i32 = 10;
 
 /// How often a process that waits for another one's digests looks.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// How long a process waits for another one's digests: so long, and the time in which a slow disk
+/// gives the files. Then it reads for itself: the other may stand still, or be gone and have left the
+/// lock to a child.
+const PATIENCE: Duration = Duration::from_secs(10);
+const SLOW_BYTES_PER_SECOND: u64 = 500_000_000;
 
 /// How far digests have come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,9 +62,6 @@ struct Shared {
 impl FileDigests {
     /// Begins to digest files with so many threads. With a folder as `cache`, files that did not
     /// change since are not read again, and of the processes that want the same files one reads.
-    ///
-    /// # Panics
-    /// The system gives no thread.
     pub fn start(paths: Vec<PathBuf>, threads: usize, cache: Option<&Path>) -> Self {
         Self::start_at(SystemTime::now, paths, threads, cache)
     }
@@ -74,7 +77,7 @@ impl FileDigests {
         let cache = cache.map(Path::to_owned);
         let for_thread = Arc::clone(&shared);
         let for_later = paths.clone();
-        thread::Builder::new()
+        let spawned = thread::Builder::new()
             .name("penstock-digest".to_owned())
             .spawn(move || {
                 // A thread that stays as important as others is only less polite.
@@ -84,8 +87,10 @@ impl FileDigests {
                     digest_files(now, &for_thread, &paths, threads.max(1), cache.as_ref());
                 *for_thread.outcome.lock() = Some(outcome.map_err(Arc::new));
                 for_thread.ended.notify_all();
-            })
-            .expect("the system gives a thread");
+            });
+        if let Err(source) = spawned {
+            *shared.outcome.lock() = Some(Err(Arc::new(DigestError::NoThread(source))));
+        }
         Self {
             paths: for_later,
             shared,
@@ -115,8 +120,7 @@ impl FileDigests {
             Err(error) => return Some(Err(Arc::clone(error))),
         };
         let digests = self.paths.iter().zip(found).map(|(path, (digest, stamp))| {
-            let metadata = fs::metadata(path).map_err(DigestError::read(path))?;
-            check_same(path, &metadata, stamp)?;
+            check_same(path, digest, stamp)?;
             Ok(*digest)
         });
         Some(digests.collect::<Result<_>>().map_err(Arc::new))
@@ -161,19 +165,31 @@ impl<'a> Opened<'a> {
         let stamp = stamp_of(path, &file)?;
         Ok(Self { path, file, stamp })
     }
-
-    fn check_unchanged(&self) -> Result<()> {
-        let metadata = self.file.metadata();
-        let metadata = metadata.map_err(DigestError::read(self.path))?;
-        check_same(self.path, &metadata, &self.stamp)
-    }
 }
 
-fn check_same(path: &Path, metadata: &fs::Metadata, stamp: &Stamp) -> Result<()> {
-    if Stamp::of(metadata) == *stamp {
+/// Checks that a file is the one that was digested, and has the same content.
+fn check_same(path: &Path, digest: &Digest, stamp: &Stamp) -> Result<()> {
+    let metadata = fs::metadata(path).map_err(DigestError::read(path))?;
+    let now = Stamp::of(&metadata);
+    if now == *stamp {
+        return Ok(());
+    }
+    // An owner, a mode or a link that changes leaves the content as it is. It says so by the same
+    // time as a change of content that was then set back.
+    if now.is_same_but_for_the_inode(stamp) && digest_again(path)? == (*digest, now) {
         return Ok(());
     }
     Err(DigestError::Changed(path.to_owned()))
+}
+
+fn digest_again(path: &Path) -> Result<(Digest, Stamp)> {
+    let file = Opened::open(path)?;
+    let mut buffer = vec![0; PIECE_BYTES];
+    let pieces = (0..pieces(file.stamp.bytes))
+        .map(|piece| Ok(read_piece(&file, piece, &mut buffer)?.0))
+        .collect::<Result<Vec<_>>>()?;
+    let digest = digest_of_pieces(file.stamp.bytes, &pieces);
+    Ok((digest, stamp_of(path, &file.file)?))
 }
 
 fn stamp_of(path: &Path, file: &File) -> Result<Stamp> {
@@ -204,8 +220,11 @@ fn digest_files(
     if digests.iter().any(Option::is_none) {
         let lock = cache.and_then(|cache| cache.lock_file(&stamps));
         if let Some(lock) = &lock {
-            wait_for(shared, lock)?;
-            digests = stamps.iter().map(known).collect();
+            let patience = PATIENCE + Duration::from_secs(bytes / SLOW_BYTES_PER_SECOND);
+            wait_for(shared, lock, patience, || {
+                digests = stamps.iter().map(known).collect();
+                digests.iter().all(Option::is_some)
+            })?;
         }
         let wanted: Vec<&Opened> = files
             .iter()
@@ -218,7 +237,7 @@ fn digest_files(
         for (file, digest) in files.iter().zip(&mut digests) {
             if digest.is_none() {
                 let new = read.next().expect("each wanted file was read");
-                file.check_unchanged()?;
+                check_same(file.path, &new, &file.stamp)?;
                 if let Some(cache) = cache
                     && file.stamp.is_settled(now())
                 {
@@ -227,19 +246,35 @@ fn digest_files(
                 *digest = Some(new);
             }
         }
+        if let Some(lock) = &lock {
+            // A child that this process has forked has the file open too, and the lock with it.
+            let _ = lock.unlock();
+        }
     }
     shared.done.store(bytes, Ordering::Relaxed);
     Ok(digests.into_iter().flatten().zip(stamps).collect())
 }
 
-/// Waits until no other process reads the same files. It lets go of the lock if it dies.
-fn wait_for(shared: &Shared, lock: &File) -> Result<()> {
+/// Waits until no other process reads the same files, or all digests are there, but not for ever.
+/// Who has the lock lets go of it if it dies.
+fn wait_for(
+    shared: &Shared,
+    lock: &File,
+    patience: Duration,
+    mut are_known: impl FnMut() -> bool,
+) -> Result<()> {
+    let began = Instant::now();
     loop {
-        match lock.try_lock() {
-            Err(TryLockError::WouldBlock) => thread::sleep(LOOK_AGAIN),
+        let tried = lock.try_lock();
+        // What another process has found is looked at after the lock, which it gives back later.
+        if are_known() || !matches!(tried, Err(TryLockError::WouldBlock)) {
             // A file system without locks: each process reads for itself.
-            Ok(()) | Err(TryLockError::Error(_)) => return Ok(()),
+            return Ok(());
         }
+        if began.elapsed() >= patience {
+            return Ok(());
+        }
+        thread::sleep(LOOK_AGAIN);
         shared.check()?;
     }
 }
@@ -277,7 +312,8 @@ fn read_all(shared: &Shared, files: &[&Opened], threads: usize) -> Result<Vec<Di
     };
     thread::scope(|scope| {
         for _ in 1..threads.min(places.len()) {
-            scope.spawn(|| {
+            // Without another thread, this one does all.
+            let _ = thread::Builder::new().spawn_scoped(scope, || {
                 let _ = rustix::process::nice(NICE);
                 work();
             });
@@ -313,239 +349,4 @@ fn read_piece(file: &Opened, piece: usize, buffer: &mut [u8]) -> Result<(Digest,
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-    use tempfile::TempDir;
-
-    use super::*;
-    use crate::pieces::digest_bytes;
-
-    const LIMIT: Duration = Duration::from_secs(60);
-
-    /// A clock by which each file was last changed long ago.
-    fn later() -> SystemTime {
-        SystemTime::now() + Duration::from_secs(3600)
-    }
-
-    fn file(folder: &TempDir, name: &str, content: &[u8]) -> PathBuf {
-        let path = folder.path().join(name);
-        fs::write(&path, content).unwrap();
-        path
-    }
-
-    fn cache_of(folder: &TempDir) -> PathBuf {
-        folder.path().join("cache/digests")
-    }
-
-    /// The digests, and the bytes that were read for them.
-    fn digests(paths: &[PathBuf], cache: Option<&Path>) -> (Vec<Digest>, u64) {
-        let job = FileDigests::start_at(later, paths.to_vec(), 2, cache);
-        let outcome = job.wait(LIMIT).unwrap();
-        let digests = outcome.unwrap();
-        let progress = job.progress();
-        assert_eq!(progress.done, progress.bytes);
-        (digests, progress.read)
-    }
-
-    fn failure(job: &FileDigests) -> String {
-        let outcome = job.wait(LIMIT).unwrap();
-        outcome.unwrap_err().to_string()
-    }
-
-    fn entries(cache: &Path) -> Vec<PathBuf> {
-        let names = fs::read_dir(cache).unwrap();
-        let paths = names.map(|entry| entry.unwrap().path());
-        paths.filter(|path| path.extension().is_none()).collect()
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(24))]
-
-        /// A file has the digest of the same bytes in memory, and one changed byte is enough for
-        /// another, wherever it is.
-        #[test]
-        fn every_byte_counts(
-            extra in -3_i64..4,
-            whole_pieces in 0_usize..3,
-            place in any::<prop::sample::Index>(),
-            threads in 1_usize..4,
-        ) {
-            let bytes = (whole_pieces * PIECE_BYTES) as i64 + extra;
-            prop_assume!(bytes > 0);
-            let mut content: Vec<u8> = (0..bytes).map(|at| ((at * 31) >> 3) as u8).collect();
-            let folder = TempDir::new().unwrap();
-            let path = file(&folder, "weights", &content);
-            let job = FileDigests::start(vec![path.clone()], threads, None);
-            let outcome = job.wait(LIMIT).unwrap();
-            let found = outcome.unwrap()[0];
-            prop_assert_eq!(found, digest_bytes(&content, threads));
-            let changed = place.index(content.len());
-            content[changed] ^= 1;
-            let other = file(&folder, "other", &content);
-            prop_assert_ne!(digests(&[other], None).0[0], found);
-        }
-    }
-
-    #[test]
-    fn pieces_and_files_have_an_order() {
-        let folder = TempDir::new().unwrap();
-        let (zeros, ones) = (vec![0; PIECE_BYTES], vec![1; PIECE_BYTES]);
-        let paths = [
-            file(&folder, "a", &[&zeros[..], &ones].concat()),
-            file(&folder, "b", &[&ones[..], &zeros].concat()),
-            file(&folder, "empty", b""),
-        ];
-        let (found, read) = digests(&paths, None);
-        assert_eq!(read, 4 * PIECE_BYTES as u64);
-        assert_ne!(found[0], found[1]);
-        assert_eq!(found[2], digest_bytes(b"", 1));
-    }
-
-    #[test]
-    fn what_was_read_once_is_known() {
-        let folder = TempDir::new().unwrap();
-        let paths = [file(&folder, "a", b"one"), file(&folder, "b", b"three")];
-        let cache = cache_of(&folder);
-        let (first, read) = digests(&paths, Some(&cache));
-        assert_eq!(read, 8);
-        assert_eq!(digests(&paths, Some(&cache)), (first.clone(), 0));
-        // A link leads to the same file, a file beside it is read alone.
-        let linked = folder.path().join("linked");
-        std::os::unix::fs::symlink(&paths[0], &linked).unwrap();
-        let more = [linked, file(&folder, "c", b"seven")];
-        let (found, read) = digests(&more, Some(&cache));
-        assert_eq!((found[0], read), (first[0], 5));
-    }
-
-    #[test]
-    fn a_file_that_was_overwritten_is_read_again_though_its_time_was_set_back() {
-        let folder = TempDir::new().unwrap();
-        let path = file(&folder, "a", b"one");
-        let cache = cache_of(&folder);
-        let before = fs::metadata(&path).unwrap();
-        let (first, _) = digests(std::slice::from_ref(&path), Some(&cache));
-        loop {
-            fs::write(&path, b"two").unwrap();
-            let open = File::options().write(true).open(&path).unwrap();
-            open.set_modified(before.modified().unwrap()).unwrap();
-            // Until the file system's clock has ticked.
-            if Stamp::of(&fs::metadata(&path).unwrap()) != Stamp::of(&before) {
-                break;
-            }
-        }
-        let after = fs::metadata(&path).unwrap();
-        assert_eq!(after.modified().unwrap(), before.modified().unwrap());
-        let (second, read) = digests(&[path], Some(&cache));
-        assert_eq!(read, 3);
-        assert_ne!(first, second);
-    }
-
-    #[test]
-    fn what_may_change_within_the_same_tick_is_not_kept() {
-        let folder = TempDir::new().unwrap();
-        let path = file(&folder, "a", b"one");
-        let cache = cache_of(&folder);
-        // By this clock no file has been there yet.
-        let changed_now = || SystemTime::UNIX_EPOCH;
-        let job = FileDigests::start_at(changed_now, vec![path], 1, Some(&cache));
-        assert!(job.wait(LIMIT).unwrap().is_ok());
-        assert!(entries(&cache).is_empty());
-    }
-
-    #[test]
-    fn a_damaged_digest_is_made_again() {
-        let folder = TempDir::new().unwrap();
-        let paths = [file(&folder, "a", b"one")];
-        let cache = cache_of(&folder);
-        let (found, _) = digests(&paths, Some(&cache));
-        let entry = entries(&cache).remove(0);
-        for damage in [&b""[..], &[0; 40], &[7; 41]] {
-            fs::write(&entry, damage).unwrap();
-            assert_eq!(digests(&paths, Some(&cache)), (found.clone(), 3));
-            assert_eq!(digests(&paths, Some(&cache)), (found.clone(), 0));
-        }
-    }
-
-    #[test]
-    fn of_many_that_want_the_same_files_one_reads() {
-        let folder = TempDir::new().unwrap();
-        let paths = vec![file(&folder, "a", &vec![3; 3 * PIECE_BYTES])];
-        let cache = cache_of(&folder);
-        let start = || FileDigests::start_at(later, paths.clone(), 2, Some(&cache));
-        let jobs: Vec<FileDigests> = (0..6).map(|_| start()).collect();
-        let outcomes = jobs.iter().map(|job| job.wait(LIMIT).unwrap());
-        let outcomes: Vec<_> = outcomes.collect();
-        let digest = outcomes[0].as_ref().unwrap()[0];
-        for outcome in &outcomes {
-            assert_eq!(outcome.as_ref().unwrap()[0], digest);
-        }
-        let read: u64 = jobs.iter().map(|job| job.progress().read).sum();
-        assert_eq!(read, 3 * PIECE_BYTES as u64);
-    }
-
-    #[test]
-    fn without_a_folder_to_keep_them_digests_are_made_each_time() {
-        let folder = TempDir::new().unwrap();
-        let paths = [file(&folder, "a", b"one")];
-        let not_a_folder = file(&folder, "cache", b"");
-        for _ in 0..2 {
-            assert_eq!(digests(&paths, Some(&not_a_folder)).1, 3);
-        }
-    }
-
-    #[test]
-    fn what_cannot_be_read_is_named() {
-        let folder = TempDir::new().unwrap();
-        let missing = folder.path().join("missing");
-        let job = FileDigests::start(vec![missing.clone()], 1, None);
-        let said = failure(&job);
-        assert!(said.contains(missing.to_str().unwrap()), "{said}");
-        let job = FileDigests::start(vec![folder.path().to_owned()], 1, None);
-        assert!(failure(&job).contains("not a regular file"));
-    }
-
-    #[test]
-    fn a_file_that_changes_while_it_is_read_has_no_digest() {
-        let folder = TempDir::new().unwrap();
-        let path = file(&folder, "a", b"");
-        let open = File::options().write(true).open(&path).unwrap();
-        // Reading so much takes minutes.
-        open.set_len(1 << 40).unwrap();
-        let job = FileDigests::start(vec![path], 1, None);
-        while job.progress().read == 0 {
-            thread::yield_now();
-        }
-        open.set_len(1 << 23).unwrap();
-        assert!(failure(&job).contains("changed while it was read"));
-    }
-
-    #[test]
-    fn a_file_that_was_replaced_since_the_start_has_no_digest() {
-        let folder = TempDir::new().unwrap();
-        let path = file(&folder, "a", b"one");
-        let job = FileDigests::start(vec![path.clone()], 1, None);
-        assert!(job.wait(LIMIT).unwrap().is_ok());
-        // The same content in another file: nobody knows which was read.
-        fs::rename(file(&folder, "b", b"one"), &path).unwrap();
-        assert!(failure(&job).contains("changed while it was read"));
-        fs::remove_file(&path).unwrap();
-        assert!(failure(&job).contains("cannot read"));
-    }
-
-    #[test]
-    fn whoever_gives_up_stops_the_threads() {
-        let folder = TempDir::new().unwrap();
-        let path = file(&folder, "a", b"");
-        let open = File::options().write(true).open(&path).unwrap();
-        open.set_len(1 << 40).unwrap();
-        let job = FileDigests::start(vec![path], 2, None);
-        assert!(job.wait(Duration::ZERO).is_none());
-        let shared = Arc::clone(&job.shared);
-        drop(job);
-        let mut outcome = shared.outcome.lock();
-        let is_over = |outcome: &mut Option<_>| outcome.is_none();
-        shared.ended.wait_while_for(&mut outcome, is_over, LIMIT);
-        let error = outcome.as_ref().unwrap().as_ref().unwrap_err();
-        assert!(matches!(**error, DigestError::GivenUp));
-    }
-}
+mod tests;

@@ -51,7 +51,8 @@ pub fn digest_bytes(bytes: &[u8], threads: usize) -> Digest {
     };
     thread::scope(|scope| {
         for _ in 1..threads.min(count) {
-            scope.spawn(work);
+            // Without another thread, this one does all.
+            let _ = thread::Builder::new().spawn_scoped(scope, work);
         }
         work();
     });

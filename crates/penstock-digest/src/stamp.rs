@@ -47,6 +47,13 @@ impl Stamp {
         hasher.finalize().to_hex().to_string()
     }
 
+    /// Whether nothing but the time of the inode's last change tells the two apart. Programs can set
+    /// the other time, so the content may still be another.
+    pub(crate) fn is_same_but_for_the_inode(&self, other: &Self) -> bool {
+        let changed = other.changed;
+        Self { changed, ..*self } == *other
+    }
+
     /// Whether a later change will have another stamp.
     pub(crate) fn is_settled(&self, now: SystemTime) -> bool {
         let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();

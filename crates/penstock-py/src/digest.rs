@@ -82,7 +82,7 @@ pub(crate) fn digest<'py>(
 fn digest_error(error: &DigestError) -> PyErr {
     let message = (error.to_string(),);
     match error {
-        DigestError::Read { .. } => raised::IoError::new_err(message),
+        DigestError::Read { .. } | DigestError::NoThread(_) => raised::IoError::new_err(message),
         _ => raised::ConfigError::new_err(message),
     }
 }

@@ -80,18 +80,17 @@ def _files(model: Any, *, all_of_them: bool) -> dict[str, dict[str, str]]:
     A model for text reads the settings of its quantization, if they are not in its configuration.
     """
     found: dict[str, str] = {}
-    # What processes images lies with the model, or with its tokenizer.
-    places = ((model.model, model.revision), (model.tokenizer, model.tokenizer_revision))
-    for name, revision in dict.fromkeys(places):
-        folder: Path | None = model_folder(name, revision)
-        if folder is None:
-            continue
-        if all_of_them:
-            found |= files_beside_weights(folder)
-        elif model.quantization:
-            found |= file_digests({path.name: path for path in sorted(folder.glob("*quant*.json"))})
-    if model.quantization and (named := compat.quantization_file(model)):
-        found |= file_digests({"quantization_config_file": Path(named)})
+    folder = model_folder(model.model, model.revision)
+    if folder is not None and all_of_them:
+        found |= files_beside_weights(folder)
+    elif folder is not None and model.quantization:
+        found |= file_digests({path.name: path for path in sorted(folder.glob("*quant*.json"))})
+    # What processes images may lie with the tokenizer.
+    beside = model_folder(model.tokenizer, model.tokenizer_revision) if all_of_them else None
+    if beside is not None and beside != folder:
+        told = files_beside_weights(beside)
+        found |= {f"tokenizer: {name}": digest for name, digest in told.items()}
+    found |= file_digests({option: Path(path) for option, path in compat.named_files(model)})
     return {"files": found} if found else {}
 
 

@@ -91,7 +91,7 @@ def _weights(model: Any, threads: int) -> str:
         total, _, read = digests.progress
         what = f"{len(files)} files of weights, {total:,} bytes, {read:,} of them read"
     else:
-        found = f"tensors:{one_digest(digest_tensors(model.named_parameters(), threads))}"
+        found = f"tensors:{one_digest(digest_tensors(compat.weight_tensors(model), threads))}"
         what = "weights in memory, which did not come from files alone"
     logger.info(
         "Penstock: digested %s; the start waited %.2f s for it", what, time.monotonic() - began

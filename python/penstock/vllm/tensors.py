@@ -20,13 +20,10 @@ _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 def digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]], threads: int) -> dict[str, str]:
     """Name → digest of the tensor's type, shape and elements. Tensors that share their memory are
-    read once. Tensors without memory are left out: they are of parts that the engine does not use,
-    as those for images in an engine for text alone."""
+    read once."""
     known: dict[tuple[object, ...], str] = {}
     found: dict[str, str] = {}
     for name, tensor in tensors:
-        if tensor.is_meta:
-            continue
         place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if place not in known or not tensor.numel():
             known[place] = _digest(tensor, threads)

@@ -65,8 +65,8 @@ from penstock.vllm.compat.options import (
     MAY_DIFFER,
     draft_options,
     may_differ,
+    named_files,
     options,
-    quantization_file,
 )
 from penstock.vllm.compat.requests import (
     NULL_BLOCK,
@@ -102,6 +102,7 @@ from penstock.vllm.compat.weights import (
     own_code,
     position_settings,
     weight_files,
+    weight_tensors,
     wrap_loading,
 )
 
@@ -158,6 +159,7 @@ __all__ = [
     "model_extent",
     "models",
     "name_adapters",
+    "named_files",
     "newly_allocated",
     "none_hash",
     "operators_cores",
@@ -167,7 +169,6 @@ __all__ = [
     "position_settings",
     "prompt_hasher",
     "publishes_events",
-    "quantization_file",
     "register_connector",
     "removed_event",
     "request_blocks",
@@ -186,6 +187,7 @@ __all__ = [
     "watch_adapters",
     "watch_changes",
     "weight_files",
+    "weight_tensors",
     "wrap_calls",
     "wrap_kv_memory",
     "wrap_layout_resolution",

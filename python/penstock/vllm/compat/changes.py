@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.vllm.compat.configuration import CONNECTOR, has_penstock, is_penstock
-from penstock.vllm.compat.weights import models, worker_of
+from penstock.vllm.compat.weights import models, parts, worker_of
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger("vllm.penstock")
 
 _CHUNK = 1 << 22
 """Numbers that are summed at a time."""
@@ -74,18 +78,27 @@ def wrap_calls() -> None:
         if not has_penstock(self.vllm_config) or method in _HARMLESS:
             return call(self, method, timeout, args, kwargs)
         try:
-            return call(self, functools.partial(_compared, method), timeout, args, kwargs)
-        finally:
-            # Before the next step is ordered, and before the client goes on.
-            told = call(self, _told, timeout)
-            connector = self.scheduler.connector
-            for part in [connector] if is_penstock(self.vllm_config) else connector._connectors:
-                if type(part).__name__ == CONNECTOR:
-                    part.scheduler.on_weights_changed(
-                        {name: count for one in told for name, count in one.items()}
-                    )
+            returned = call(self, functools.partial(_compared, method), timeout, args, kwargs)
+        except BaseException:
+            # Its error is what the client hears, also if the workers tell nothing any more.
+            with contextlib.suppress(Exception):
+                _tell(self, call(self, _told, timeout))
+            raise
+        # Before the next step is ordered, and before the client goes on.
+        _tell(self, call(self, _told, timeout))
+        return returned
 
     EngineCore.collective_rpc = wrapped
+
+
+def _tell(core: Any, told: list[dict[str, int]]) -> None:
+    """Tells the scheduler halves how often each worker saw its weights change."""
+    connector = core.scheduler.connector
+    for part in [connector] if is_penstock(core.vllm_config) else connector._connectors:
+        if type(part).__name__ == CONNECTOR:
+            part.scheduler.on_weights_changed(
+                {name: count for one in told for name, count in one.items()}
+            )
 
 
 def _compared(method: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
@@ -96,11 +109,11 @@ def _compared(method: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
     if not hasattr(inner, "_penstock"):
         return call(*args, **kwargs)
     changed, _ = inner._penstock
-    before = _sums(inner)
+    before = _sums_or_none(inner)
     try:
         return call(*args, **kwargs)
     finally:
-        if _sums(inner) != before:
+        if before is None or _sums_or_none(inner) != before:
             changed()
 
 
@@ -111,20 +124,25 @@ def _told(worker: Any) -> dict[str, int]:
     return found
 
 
+def _sums_or_none(worker: Any) -> list[tuple[Any, ...]] | None:
+    """None if they cannot be made, as of weights that some kernel keeps in a form of its own. Then
+    they are taken for changed."""
+    try:
+        return _sums(worker)
+    except (RuntimeError, TypeError, ValueError) as error:
+        logger.warning("Penstock: cannot see whether weights changed: %s; supposing so", error)
+        return None
+
+
 def _sums(worker: Any) -> list[tuple[Any, ...]]:
     """Numbers that change with any weight or buffer, of all models of a worker. Made where the
     tensors are, at the speed of their memory."""
     return [
         (name, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), *_sum(tensor))
         for model in filter(None, models(worker.vllm_config))
-        for name, tensor in _tensors(model)
+        for named in (model.named_parameters(), model.named_buffers())
+        for name, tensor in parts(named)
     ]
-
-
-def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    for named in (model.named_parameters(), model.named_buffers()):
-        # Parts that the engine does not use have tensors without memory.
-        yield from ((name, tensor) for name, tensor in named if not tensor.is_meta)
 
 
 def _sum(tensor: torch.Tensor) -> tuple[int, int]:

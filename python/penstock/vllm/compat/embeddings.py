@@ -10,14 +10,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from penstock.vllm.compat.configuration import is_penstock
+from penstock.vllm.compat.configuration import has_penstock
 
 _NAMES = ("_resolve_mm_embedding_inputs", "_resolve_allow_missing_mm_embeddings")
 """vLLM's method that allows it: since 0.30, and before."""
 
 
 def require_embeddings() -> None:
-    """Has engines whose one connector is Penstock's require what engines without a connector do,
+    """Has engines with Penstock require what engines without a connector do,
     once in a process."""
     from vllm.config import VllmConfig
 
@@ -29,7 +29,7 @@ def require_embeddings() -> None:
         @functools.wraps(resolve)
         def wrapped(self: Any, resolve: Any = resolve) -> None:
             transfer = self.kv_transfer_config
-            if is_penstock(self):
+            if has_penstock(self):
                 self.kv_transfer_config = None
             try:
                 resolve(self)

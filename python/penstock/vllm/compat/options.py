@@ -157,7 +157,11 @@ MAY_DIFFER: Mapping[str, str] = {
     "model_config.multimodal_config.limit_per_prompt": "says how much a request may bring",
     "model_config.multimodal_config.mm_processor_cache_*": _MEMORY,
     "model_config.multimodal_config.mm_shm_*": _MEMORY,
+    "model_config.multimodal_config.mm_*ipc*": _MEMORY,
     "model_config.multimodal_config.skip_mm_profiling": _MEMORY,
+    "model_config.multimodal_config.mm_device_do_normalize": _ROUNDING,
+    "model_config.multimodal_config.mm_encoder_fp8_scale_path": _TOLD_ELSEWHERE,
+    "model_config.multimodal_config.mm_encoder_fp8_scale_save_*": _WATCHING,
     "model_config.multimodal_config.mm_encoder_tp_mode": _ROUNDING,
     "model_config.multimodal_config.mm_encoder_attn_backend": _ROUNDING,
 }
@@ -198,10 +202,14 @@ def _set(config: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield name, set_to
 
 
-def quantization_file(model_config: Any) -> str | None:
-    """The file that an option names for the settings of a model's quantization."""
+def named_files(model_config: Any) -> Iterator[tuple[str, str]]:
+    """Options of a model that name a file, each with the file."""
     overrides = model_config.hf_overrides
-    return overrides.get("quantization_config_file") if isinstance(overrides, dict) else None
+    if isinstance(overrides, dict) and (named := overrides.get("quantization_config_file")):
+        yield "quantization_config_file", named
+    images = model_config.multimodal_config
+    if named := getattr(images, "mm_encoder_fp8_scale_path", None):
+        yield "mm_encoder_fp8_scale_path", named
 
 
 def may_differ(name: str) -> bool:

@@ -6,9 +6,10 @@ import functools
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from penstock.vllm.compat.configuration import has_penstock
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 class Loading:
     """How a model got its weights."""
 
-    loaders: set[type] = field(default_factory=set)
+    loaders: set[tuple[type, str]] = field(default_factory=set)
+    """Their classes, each with the format of weights that it was told."""
     files: list[str] = field(default_factory=list)
     """The files that vLLM's default loader read, all of them, more than once if it read them so."""
 
@@ -56,7 +58,7 @@ def wrap_loading(begun: Callable[[Any, list[str]], None]) -> None:
         if vllm_config is None or not has_penstock(vllm_config):
             load_weights(self, model, model_config)
             return
-        with _loading(model, type(self)):
+        with _loading(model, type(self), str(self.load_config.load_format)):
             load_weights(self, model, model_config)
 
     @functools.wraps(prepare)
@@ -74,9 +76,9 @@ def wrap_loading(begun: Callable[[Any, list[str]], None]) -> None:
 
 
 @contextmanager
-def _loading(model: Any, loader: type) -> Iterator[None]:
+def _loading(model: Any, loader: type, load_format: str) -> Iterator[None]:
     loading = _loadings.setdefault(model, Loading())
-    loading.loaders.add(loader)
+    loading.loaders.add((loader, load_format))
     _current.append(loading)
     try:
         yield
@@ -115,10 +117,38 @@ def weight_files(model: Any) -> list[str] | None:
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
     loading = _loadings.get(model)
-    if loading is None or loading.loaders != {DefaultModelLoader}:
+    # A model may read on its own, and ask the loader for nothing.
+    if loading is None or not loading.files:
+        return None
+    if any(
+        loader is not DefaultModelLoader or load_format in _COPIES_OF_FILES
+        for loader, load_format in loading.loaders
+    ):
         return None
     return sorted(set(loading.files))
 
+
+def weight_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """A model's weights, as they are in memory."""
+    return parts(model.named_parameters())
+
+
+def parts(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors with memory of their own. One that is made of others, as torchao's are, is given as
+    those. One without memory is left out: it is of a part that the engine does not use, as that for
+    images in an engine for text alone."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    for name, tensor in named:
+        if is_traceable_wrapper_subclass(tensor):
+            inner, _ = tensor.__tensor_flatten__()
+            yield from parts((f"{name}.{each}", getattr(tensor, each)) for each in inner)
+        elif not tensor.is_meta:
+            yield name, tensor
+
+
+_COPIES_OF_FILES = ("npcache",)
+"""Formats that vLLM reads from copies it has made of the files, perhaps of older ones."""
 
 _COPIES = ("_bf16x3_weight", "cos_sin_cache_bf16")
 """Buffers that some kernels get in a second form."""
@@ -130,13 +160,13 @@ _PLACEMENT = ("_expert_map", "expert_mask", "expert_placement", "expert_load")
 def buffers(model: Any, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
     """A model's tensors that are not weights, but that it computes with: rotary caches, scales.
     Each with its name in every layer that uses it."""
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    for name, tensor in model.named_buffers(remove_duplicate=False):
+    places = {tensor.untyped_storage().data_ptr() for _, tensor in weight_tensors(model)}
+    for name, tensor in parts(model.named_buffers(remove_duplicate=False)):
         last = name.rpartition(".")[2]
         if last in _COPIES or any(part in last for part in _PLACEMENT):
             continue
         # Another view of a weight, which is digested with the weights.
-        if tensor.numel() and tensor.untyped_storage().data_ptr() in weights:
+        if tensor.numel() and tensor.untyped_storage().data_ptr() in places:
             continue
         if last == "cos_sin_cache":
             # Some kernels keep it as it was before it was rounded to the model's type.
@@ -170,12 +200,39 @@ def _is_plain(value: Any) -> bool:
 
 
 def own_code(model: Any) -> dict[str, str]:
-    """Name → file of each module of Python with a part of the model that is not vLLM's."""
-    known = {"vllm", "torch", "transformers", "builtins"}
-    names = {kind.__module__ for part in model.modules() for kind in type(part).__mro__}
-    return {
-        name: file
-        for name in sorted(names)
-        if name.partition(".")[0] not in known
-        and (file := getattr(sys.modules.get(name), "__file__", None))
-    }
+    """Name → file of each module of Python with a part of the model that is not vLLM's, and of the
+    modules of the same package that these use."""
+    kinds = {kind for part in model.modules() for kind in type(part).__mro__}
+    left = [kind.__module__ for kind in kinds if _package(kind.__module__) not in _NOT_OWN]
+    found: dict[str, str] = {}
+    seen = set(left)
+    while left:
+        name = left.pop()
+        module = sys.modules.get(name)
+        if file := getattr(module, "__file__", None):
+            found[_told_name(name)] = file
+        for value in vars(module).values() if module is not None else ():
+            other = value.__name__ if isinstance(value, ModuleType) else _module_of(value)
+            if other not in seen and _package(other) == _package(name):
+                seen.add(other)
+                left.append(other)
+    return dict(sorted(found.items()))
+
+
+_NOT_OWN = {"vllm", "torch", "transformers", "builtins"}
+_REMOTE = "transformers_modules"
+"""The package that transformers makes of a model's own code. Its folders are named by where the
+model lies, and by its commit."""
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _module_of(value: Any) -> str:
+    name = getattr(value, "__module__", None)
+    return name if isinstance(name, str) else ""
+
+
+def _told_name(module: str) -> str:
+    return module.rpartition(".")[2] if _package(module) == _REMOTE else module

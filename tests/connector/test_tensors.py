@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.testing._internal.two_tensor import TwoTensor
 
-from penstock.vllm.compat.changes import _sum, _tensors
-from penstock.vllm.compat.weights import buffers, own_code, position_settings
+from penstock.vllm.compat import changes
+from penstock.vllm.compat.changes import _sum, _sums_or_none
+from penstock.vllm.compat.weights import buffers, own_code, position_settings, weight_tensors
 from penstock.vllm.tensors import by_kind, digest_tensors, one_digest
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.float8_e4m3fn)
@@ -68,11 +72,32 @@ def test_how_a_tensor_lies_in_memory_does_not_count() -> None:
 
 
 def test_parts_that_are_not_used_have_no_memory_and_do_not_count() -> None:
-    unused = torch.zeros(2, device="meta")
-    assert digest_tensors([("unused", unused), ("used", torch.zeros(2))], 1).keys() == {"used"}
     model = torch.nn.Linear(2, 2)
-    model.bias = torch.nn.Parameter(unused)
-    assert [name for name, _ in _tensors(model)] == ["weight"]
+    model.bias = torch.nn.Parameter(torch.zeros(2, device="meta"))
+    assert [name for name, _ in weight_tensors(model)] == ["weight"]
+
+
+def test_a_tensor_that_is_made_of_others_is_told_by_them() -> None:
+    # As the weights of torchao, which cannot be seen as bytes.
+    model = torch.nn.Linear(2, 2, bias=False)
+    model.weight = torch.nn.Parameter(TwoTensor(torch.zeros(2, 2), torch.ones(2, 2)))
+    before = digest_tensors(weight_tensors(model), 1)
+    assert before.keys() == {"weight.a", "weight.b"}
+    model.register_buffer("scale", torch.ones(()))
+    assert [name for name, _ in buffers(model, torch.float32)] == ["scale"]
+    model.weight.b[1, 1] += 1
+    after = digest_tensors(weight_tensors(model), 1)
+    assert {name for name in before if before[name] != after[name]} == {"weight.b"}
+
+
+def test_weights_that_cannot_be_summed_are_taken_for_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(worker: object) -> None:
+        raise NotImplementedError("aten.view")
+
+    monkeypatch.setattr(changes, "_sums", fails)
+    assert _sums_or_none(None) is None
 
 
 def test_swapped_rows_have_another_sum() -> None:
@@ -163,6 +188,28 @@ def test_settings_of_positions_count_and_those_of_kernels_do_not(model: torch.nn
 def test_code_of_the_models_own_is_found(model: torch.nn.Module) -> None:
     assert set(own_code(model)) == {__name__}
     assert own_code(torch.nn.Linear(1, 1)) == {}
+
+
+def test_modules_that_the_models_own_code_uses_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def module(name: str, **content: Any) -> ModuleType:
+        made = ModuleType(name)
+        made.__file__ = f"{name}.py"
+        vars(made).update(content)
+        monkeypatch.setitem(sys.modules, name, made)
+        return made
+
+    folder = "transformers_modules.of_mine.abcdef"
+    deeper = module(f"{folder}.deeper")
+    helper = module(f"{folder}.helper", deeper=deeper, torch=torch)
+    module(f"{folder}.unused")
+    kind = type("Model", (torch.nn.Module,), {"__module__": f"{folder}.modeling"})
+    function = FunctionType((lambda: None).__code__, {}, "helps")
+    function.__module__ = helper.__name__
+    module(f"{folder}.modeling", Model=kind, helps=function)
+    # Where the folder lies, and of which commit it is, does not count.
+    assert own_code(kind()) == {
+        name: f"{folder}.{name}.py" for name in ("deeper", "helper", "modeling")
+    }
 
 
 def test_names_and_digests_count_together() -> None:

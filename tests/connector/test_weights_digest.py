@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from penstock._native import FileDigests, digest
 from penstock.errors import ConfigError, IoError
 from penstock.identity import WeightFiles, files_beside_weights, weights_digest
+from penstock.vllm.compat.weights import _current, _loading, weight_files
 
 PIECE = 4 << 20
 
@@ -129,3 +132,29 @@ class TestFilesBesideWeights:
         (folder / name).write_text("changed")
         after = files_beside_weights(folder)
         assert {each for each in before if before[each] != after[each]} == {name}
+
+
+class TestFilesOfAModel:
+    """Which files hold a model's weights, as vLLM's loaders read them."""
+
+    @pytest.mark.parametrize(
+        ("loader", "load_format", "files", "are_told"),
+        [
+            (DefaultModelLoader, "auto", ["a.safetensors", "a.safetensors"], True),
+            # The model has read on its own.
+            (DefaultModelLoader, "auto", [], False),
+            # What is read may be a copy of what the files were.
+            (DefaultModelLoader, "npcache", ["a.bin"], False),
+            (object, "auto", ["a.safetensors"], False),
+        ],
+    )
+    def test_files_stand_for_weights_if_all_came_from_them(
+        self, loader: type, load_format: str, files: list[str], are_told: bool
+    ) -> None:
+        model = torch.nn.Linear(1, 1)
+        with _loading(model, loader, load_format):
+            _current[-1].files += files
+        assert weight_files(model) == (sorted(set(files)) if are_told else None)
+
+    def test_of_a_model_that_nobody_saw_loaded_no_file_is_known(self) -> None:
+        assert weight_files(torch.nn.Linear(1, 1)) is None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import json
 import shutil
 import typing
@@ -188,16 +189,37 @@ def test_values_are_the_same_text_in_every_process() -> None:
 def test_a_file_with_the_settings_of_quantization_counts(
     where: str, llama: Path, tmp_path: Path
 ) -> None:
-    model = tmp_path / "model"
+    model, tokenizer = tmp_path / "model", tmp_path / "tokenizer"
     shutil.copytree(llama, model)
+    shutil.copytree(llama, tokenizer)
     beside, elsewhere = model / "quantize_config.json", tmp_path / "settings.json"
     settings = {"bits": 4, "group_size": 16, "desc_act": False, "sym": True}
-    beside.write_text(json.dumps(settings))
-    elsewhere.write_text(json.dumps(settings))
-    config = configured(model, quantization="auto_gptq", dtype="bfloat16")
+    for file in (beside, elsewhere, tokenizer / beside.name):
+        file.write_text(json.dumps(settings))
+    config = configured(model, tokenizer=str(tokenizer), quantization="auto_gptq", dtype="bfloat16")
     config.model_config.hf_overrides = {"quantization_config_file": str(elsewhere)}
     before = model_facts(config).identity
     changed = beside if where == "beside the weights" else elsewhere
     changed.write_text(json.dumps(settings | {"sym": False}))
     after = model_facts(config).identity
     assert {name for name in before if before[name] != after[name]} == {"files"}
+
+
+def test_files_that_process_images_count_beside_the_model_and_beside_its_tokenizer(
+    tmp_path: Path,
+) -> None:
+    model = images.idefics3(tmp_path / "model")
+    tokenizer = tmp_path / "tokenizer"
+    shutil.copytree(model, tokenizer)
+    config = configured(model, tokenizer=str(tokenizer))
+    file = "preprocessor_config.json"
+    found = []
+    for folder in (model, model, tokenizer):
+        found.append(model_facts(config).identity["files"])
+        (folder / file).write_text(json.dumps({"changed": len(found)}))
+    found.append(model_facts(config).identity["files"])
+    changed = [
+        {name for name in before if before[name] != after[name]}
+        for before, after in itertools.pairwise(found)
+    ]
+    assert changed == [{file}, {file}, {f"tokenizer: {file}"}]

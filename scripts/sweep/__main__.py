@@ -52,30 +52,46 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.sweep", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="architectures; all by default")
     parser.add_argument("--jobs", type=int, default=2, help="how many run beside each other")
-    parser.add_argument("--json", type=Path, help="write what was found to this file too")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="keep what is found in this file too. What it has is run again only if it is named",
+    )
     parser.add_argument("--write", action="store_true", help="write the table into the guide")
     args = parser.parse_args()
     known = architectures()
     if unknown := sorted(set(args.names) - set(known)):
         parser.error(f"vLLM {version('vllm')} has no architecture {', '.join(unknown)}")
-    if args.write and args.names:
-        parser.error("the guide's table is of all architectures")
+    found = kept(args.json)
+    names = args.names or [name for name in known if name not in found]
     os.environ |= ENVIRONMENT
     multiprocessing.set_forkserver_preload(["tests.e2e.preloaded"])
-    found = []
     with ThreadPoolExecutor(args.jobs) as pool:
-        names = args.names or known
         for number, one in enumerate(pool.map(check, names), 1):
             print(f"{number}/{len(names)} {one.architecture}: {one.outcome} {one.why}", flush=True)
-            found.append(one)
+            found[one.architecture] = one
             if args.json:
-                args.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+                lines = {"vllm": version("vllm"), "found": [asdict(one) for one in found.values()]}
+                args.json.write_text(json.dumps(lines, indent=1) + "\n")
+    if args.write and (missing := sorted(set(known) - found.keys())):
+        parser.error(f"the guide's table is of all architectures; missing: {', '.join(missing)}")
+    listed = [found[name] for name in known if name in found]
     if args.write:
         page = PAGE.read_text()
         before, rest = page.split(BEGIN)
-        PAGE.write_text(before + BEGIN + table(found) + END + rest.split(END)[1])
-    print(table(found))
-    return 1 if any(one.outcome in (WRONG, FAILS) for one in found) else 0
+        PAGE.write_text(before + BEGIN + table(listed) + END + rest.split(END)[1])
+    print(table(listed))
+    return 1 if any(one.outcome in (WRONG, FAILS) for one in listed) else 0
+
+
+def kept(file: Path | None) -> dict[str, Found]:
+    """What an earlier run with the same vLLM found, by architecture."""
+    if file is None or not file.exists():
+        return {}
+    read = json.loads(file.read_text())
+    if read["vllm"] != version("vllm"):
+        raise SystemExit(f"{file} is of vLLM {read['vllm']}: remove it first")
+    return {one["architecture"]: Found(**one) for one in read["found"]}
 
 
 def table(found: Iterable[Found]) -> str:

@@ -31,6 +31,7 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"dtype": "bfloat16"},
     # Left alone, vLLM takes AMX where the CPU has it, and that one refuses float32.
     {"dtype": "float32", "attention_backend": "CPU_MLA"},
+    {"dtype": "bfloat16", "attention_backend": "CPU_MLA"},
 )
 """Options with which a model may start."""
 

@@ -87,7 +87,10 @@ def tiny(architecture: str) -> dict[str, Any]:
 
 
 def _class_of(architecture: str) -> Any:
-    """The class whose name has the architecture's."""
+    """The class that transformers has for the architecture, or whose name has the architecture's."""
+    for name, kind in _known():
+        if name == architecture:
+            return kind
     wanted = _stem(architecture)
     for suffix in ("", "text"):
         for name, kind in _classes():
@@ -96,18 +99,26 @@ def _class_of(architecture: str) -> Any:
     raise NotMade("no class of configurations here has its name")
 
 
-def _classes() -> Iterator[tuple[str, Any]]:
+def _known() -> Iterator[tuple[str, Any]]:
+    """Architectures that transformers has, with the classes of their configurations."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
     )
-    from vllm.transformers_utils.config import _CONFIG_REGISTRY
 
     for names in (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES):
         for model_type, architecture in names.items():
             if isinstance(architecture, str) and model_type in CONFIG_MAPPING:
-                yield _stem(architecture), CONFIG_MAPPING[model_type]
+                yield architecture, CONFIG_MAPPING[model_type]
+
+
+def _classes() -> Iterator[tuple[str, Any]]:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from vllm.transformers_utils.config import _CONFIG_REGISTRY
+
+    for architecture, kind in _known():
+        yield _stem(architecture), kind
     for mapping in (_CONFIG_REGISTRY, CONFIG_MAPPING):
         for model_type in mapping:
             try:

@@ -87,7 +87,7 @@ def tiny(architecture: str) -> dict[str, Any]:
 
 
 def _class_of(architecture: str) -> Any:
-    """The class that transformers has for the architecture, or whose name has the architecture's."""
+    """The class that transformers has for it, or whose name has the architecture's."""
     for name, kind in _known():
         if name == architecture:
             return kind

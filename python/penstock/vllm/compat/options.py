@@ -75,6 +75,7 @@ MAY_DIFFER: Mapping[str, str] = {
     "speculative_config.use_local_argmax_reduction": _AFTER,
     "speculative_config.enable_adaptive_verification": _AFTER,
     # The model.
+    "model_config.set": _TOLD_ELSEWHERE,
     "model_config.model": _TOLD_ELSEWHERE,
     "model_config.model_weights": _TOLD_ELSEWHERE,
     "model_config.revision": _TOLD_ELSEWHERE,
@@ -118,6 +119,7 @@ MAY_DIFFER: Mapping[str, str] = {
     "cache_config.prefix_caching_hash_algo": _TOLD_ELSEWHERE,
     "cache_config.kv_cache_layout": _TOLD_ELSEWHERE,
     "cache_config.mamba_block_size": _TOLD_ELSEWHERE,
+    "cache_config.mamba_*cache_dtype": _TOLD_ELSEWHERE,
     "cache_config.*page_size_padded": _TOLD_ELSEWHERE,
     "cache_config.user_specified_*": _TOLD_ELSEWHERE,
     "cache_config._*": "notes what was worked out",

@@ -207,6 +207,7 @@ def test_loads_end_when_the_engine_takes_all_blocks_away_or_they_did_not_come(
         assert (rank.loaded, report.released) == ({"request-1"}, {2: 1})
         assert (report.unloaded, report.lost) == ({1: {0}}, {})
         assert rank.half.take_failed_blocks() == (set() if takes_them_away else {3})
+        assert "load_failed_blocks" not in rank.counts(), "given up, not failed"
         assert rank.half.take_failed_requests() == set()
         rank.half.shutdown()
 

@@ -118,6 +118,7 @@ def test_without_a_reset_nothing_of_both_weights_is_stored(
         stored(node, ONE)
         stored(node, OTHER)
         node.forget()
+        node.ask(OTHER)
         node.call("reload_weights", weights_path=str(newer))
         # What the pool has is of the old weights.
         answer = stored(node, ONE)
@@ -126,11 +127,13 @@ def test_without_a_reset_nothing_of_both_weights_is_stored(
         # The first blocks are in the engine's own cache. It is not known whose they are.
         node.ask([*ONE[: 2 * BLOCK], *THIRD])
         # And here all that could be loaded is.
-        node.ask(ONE, BLOCK + 10)
+        node.ask(OTHER, BLOCK + 10)
         assert node.counters()["stored_blocks"] == before["stored_blocks"]
         node.forget()
         answer = stored(node, THIRD)
         assert (answer.cached, answer.tokens) == (0, right["new"]["third"])
+        answer = node.ask(OTHER)
+        assert (answer.cached, answer.tokens) == (0, right["new"]["other"])
 
 
 def test_what_somebody_else_does_to_weights_is_noticed(

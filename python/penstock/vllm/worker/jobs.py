@@ -246,10 +246,13 @@ class Jobs:
         else:
             block_ids = job.blocks.block_ids
             self._failed_blocks.update(block_ids[place] for place in missing)
-        self._counters.count("load_failed_blocks", len(missing))
-        if not done.lost and not done.foreign and not is_stale:
-            self._counters.count("load_late_blocks", len(missing))
         self.report.unloaded[done.job] = set(missing)
+        if is_stale:
+            # Given up, which is no failure.
+            return
+        self._counters.count("load_failed_blocks", len(missing))
+        if not done.lost and not done.foreign:
+            self._counters.count("load_late_blocks", len(missing))
 
     def _on_fetched(self, done: Completion) -> None:
         """Notes how long a load or prefetch took, and why blocks did not come."""

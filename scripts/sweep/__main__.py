@@ -1,8 +1,10 @@
 """Serves every architecture of vLLM's registry that can be made tiny by rule.
 
 Each one runs alone, and then over a pool: one engine stores a prompt, another loads it. What is
-loaded has to give vLLM's own tokens and probabilities, bit for bit. Run it as
-``python -m scripts.sweep``; `--write` puts the table into docs/guides/models.md.
+loaded has to give vLLM's own tokens and probabilities, bit for bit. `--write` puts the table into
+docs/guides/models.md. What models for images and sound need comes with a script::
+
+    scripts/multimodal.sh .venv 0.28.0 python -m scripts.sweep --write
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ def table(found: Iterable[Found]) -> str:
         by_outcome[one.outcome].append(one)
     count = sum(map(len, by_outcome.values()))
     lines = [
-        f"vLLM {version('vllm')}, {count} architectures (`python -m scripts.sweep --write`):",
+        f"vLLM {version('vllm')}, {count} architectures:",
         "",
         "| what | how many |",
         "|---|---:|",

@@ -87,7 +87,23 @@ def tiny(architecture: str) -> dict[str, Any]:
 
 
 def _class_of(architecture: str) -> Any:
-    """The class that transformers has for it, or whose name has the architecture's."""
+    """The class that transformers has for it, or whose name has the architecture's or its model's.
+
+    Text models of vLLM that have a configuration only beside their weights mostly read Llama's
+    names: they get Llama's.
+    """
+    from vllm.model_executor.models import registry
+
+    served = {**registry._TEXT_GENERATION_MODELS, **registry._MULTIMODAL_MODELS}[architecture][1]
+    for wanted in (architecture, served):
+        if (kind := _named(wanted)) is not None:
+            return kind
+    if architecture in registry._TEXT_GENERATION_MODELS:
+        return _named("LlamaForCausalLM")
+    raise NotMade("no class of configurations here has its name")
+
+
+def _named(architecture: str) -> Any:
     for name, kind in _known():
         if name == architecture:
             return kind
@@ -96,7 +112,7 @@ def _class_of(architecture: str) -> Any:
         for name, kind in _classes():
             if name == wanted + suffix:
                 return kind
-    raise NotMade("no class of configurations here has its name")
+    return None
 
 
 def _known() -> Iterator[tuple[str, Any]]:

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import json
 import random
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -153,4 +154,6 @@ def _said(error: BaseException) -> str:
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     text = " ".join(str(error).split())
+    if not text and (frames := traceback.extract_tb(error.__traceback__)):
+        text = f"{Path(frames[-1].filename).name}: {frames[-1].line}"
     return f"{type(error).__name__}: {text}"[:240]

@@ -240,7 +240,7 @@ STAGES = (
     ),
     Stage(
         "every architecture of vLLM's registry, tiny",
-        ("python", "-m", "scripts.sweep", "--jobs", "2"),
+        ("scripts/multimodal.sh", VENV, "0.28.0", "python", "-m", "scripts.sweep"),
         kinds=("full",),
         both_lanes=True,
     ),

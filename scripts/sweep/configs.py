@@ -36,6 +36,8 @@ _SIZES: tuple[tuple[str, int], ...] = (
         EXPERT,
     ),
     (r"n_shared_experts|num_shared_experts|n_group|topk_group|first_k_dense_replace", 1),
+    (r"expand|num_layers_per_stack", 1),
+    (r"num_kv_shared_layers", 2),
     (r"q_lora_rank", 96),
     (r"sliding_window(_size)?|window_size|attention_window_size", 256),
     (r"mamba_(n_heads|num_heads)|n_mamba_heads", 8),
@@ -51,6 +53,9 @@ _SIZES: tuple[tuple[str, int], ...] = (
 )
 """What each number becomes, by its name. Numbers that are None or 0 stay so: they switch a part of
 the model off."""
+
+_NEEDED = {"n_group": 1, "topk_group": 1}
+"""What vLLM's CPU build needs where a configuration has None."""
 
 _KV = re.compile(r"num_key_value_heads|num_kv_heads|multi_query_group_num|num_query_groups")
 _LAYERS = re.compile(_SIZES[2][0])
@@ -192,6 +197,8 @@ def _small(key: str, value: Any, place: int, kept: list[int], layers: int, heads
         ):
             return [each for each in value if each < LAYERS] or [LAYERS - 1]
         return [min(each, 2) for each in value] if _TOKEN.fullmatch(key) else value
+    if value is None:
+        return _NEEDED.get(key)
     if not _is_number(value) or value == 0:
         return value
     if _TOKEN.fullmatch(key):
@@ -201,7 +208,7 @@ def _small(key: str, value: Any, place: int, kept: list[int], layers: int, heads
         return HEADS if value == heads else KV_HEADS
     for names, size in _SIZES:
         if re.fullmatch(names, key):
-            return min(value, size) if size == 1 else size
+            return min(value, size) if size <= EXPERTS_A_TOKEN else size
     return value
 
 

@@ -114,7 +114,7 @@ def _engine(model: Path, options: dict[str, Any], pool: str | None) -> Iterator[
         max_num_seqs=2,
         block_size=BLOCK,
         enable_prefix_caching=True,
-        kv_cache_memory_bytes=256 << 20,
+        kv_cache_memory_bytes=1 << 30,
         limit_mm_per_prompt={"image": 0, "video": 0, "audio": 0},
         **options,
     )

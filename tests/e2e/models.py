@@ -32,6 +32,30 @@ def llama(
     return save(folder, LlamaForCausalLM, config, seed, dtype)
 
 
+def looped(folder: Path, *, seed: int = 0) -> Path:
+    """An IQuest-LoopCoder: all layers run twice, with KV of their own each time, and the second
+    time they look back over a window besides."""
+    import json
+
+    import torch
+    from safetensors.torch import save_file
+
+    layers, heads, head = 4, 4, 64
+    llama(folder, seed=seed, layers=layers, heads=heads)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["IQuestLoopCoderForCausalLM"], "loop_num": 2}
+    config |= {"loop_window_size": 256}
+    (folder / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(seed)
+    gates = {}
+    for layer in range(layers):
+        name = f"model.gate_projections.{layer}"
+        gates[f"{name}.weight"] = torch.randn((heads, head), generator=generator)
+        gates[f"{name}.bias"] = torch.zeros(heads)
+    save_file(gates, folder / "gates.safetensors")
+    return folder
+
+
 def lora(folder: Path, model: Path, *, seed: int) -> Path:
     """A LoRA adapter for a Llama, with random weights that change its output."""
     import json

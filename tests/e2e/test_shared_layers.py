@@ -1,4 +1,5 @@
-"""Models in which some layers use the KV of others: loads are right, whatever the layout."""
+"""Models that have KV of fewer layers than they have layers, or of more: loads are right, whatever
+the layout."""
 
 from __future__ import annotations
 
@@ -17,12 +18,17 @@ pytestmark = pytest.mark.e2e
 PROMPT = tokens(20 * BLOCK + 5, seed=5)
 
 
-# In two groups: layers that attend to all tokens, and layers with a window. Where vLLM keeps each
-# layer in one piece it makes pages of one size, so the small heads have blocks of 1,024 tokens.
+# In two groups: layers that attend to all tokens, and layers with a window. Gemma's last layers use
+# the KV of others; the looped model's layers run twice. Where vLLM keeps each layer in one piece it
+# makes pages of one size, so the small heads have blocks of 1,024 tokens.
 @pytest.mark.parametrize(
     ("make", "layout", "blocks"),
-    [(models.gemma3n, "BLHNC", 20 + 20), (models.gemma4, "LBHNC", 20 + 2)],
-    ids=["3n", "4"],
+    [
+        (models.gemma3n, "BLHNC", 20 + 20),
+        (models.gemma4, "LBHNC", 20 + 2),
+        (models.looped, "BLHNC", 20 + 20),
+    ],
+    ids=["gemma3n", "gemma4", "looped"],
 )
 def test_what_is_loaded_gives_the_same_tokens(
     make: Callable[[Path], Path],

@@ -18,6 +18,7 @@ from penstock.identity import (
     model_folder,
 )
 from penstock.vllm import compat
+from penstock.vllm.groups import Groups
 from penstock.vllm.messages import ModelShare
 from penstock.vllm.tensors import by_kind, one_digest
 
@@ -46,9 +47,9 @@ class ModelFacts:
     Plain JSON."""
 
 
-def model_facts(vllm_config: Any) -> ModelFacts:
+def model_facts(vllm_config: Any, groups: Groups = ()) -> ModelFacts:
     """The facts about the model that all ranks of this engine must agree on, from vLLM's
-    configuration.
+    configuration and the groups of its KV cache.
 
     Raises:
         IoError: a file that processes images or the like cannot be read.
@@ -59,7 +60,7 @@ def model_facts(vllm_config: Any) -> ModelFacts:
     return ModelFacts(
         name=model.model,
         ranks=(parallel.pipeline_parallel_size, parallel.tensor_parallel_size),
-        extent=compat.model_extent(vllm_config),
+        extent=compat.model_extent(vllm_config, groups),
         identity={
             "config": config_digest(model.hf_config.to_dict()),
             "dtype": str(model.dtype),

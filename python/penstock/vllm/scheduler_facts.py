@@ -52,7 +52,7 @@ def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -
         hash_prompt=compat.prompt_hasher(vllm_config, hash_tokens),
     )
     model = dataclasses.replace(
-        model_facts(vllm_config),
+        model_facts(vllm_config, groups),
         lookup=functools.partial(compat.lookup_facts, vllm_config, hash_tokens),
     )
     agreement = Agreement(settings, model, groups, compat.none_hash)

@@ -22,7 +22,7 @@ def worker_facts(vllm_config: Any, kv_cache_config: Any) -> WorkerFacts:
     for group in groups:
         if group.state is None:
             compat.check_kv_types(vllm_config, group.layer_names)
-    layers, heads = compat.model_extent(vllm_config)
+    layers, heads = compat.model_extent(vllm_config, groups)
     rank = compat.tp_rank()
     return WorkerFacts(
         groups=groups,
@@ -33,7 +33,7 @@ def worker_facts(vllm_config: Any, kv_cache_config: Any) -> WorkerFacts:
         num_blocks=kv_cache_config.num_blocks,
         layers=layers,
         heads=heads,
-        stages=compat.stages(vllm_config),
+        stages=compat.stages(vllm_config, layers),
         tensor_ranks=vllm_config.parallel_config.tensor_parallel_size,
         tensor_rank=rank,
         tokens_per_step=compat.tokens_per_step(vllm_config),

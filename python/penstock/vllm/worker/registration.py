@@ -221,7 +221,9 @@ def _stage(facts: WorkerFacts, layers: Sequence[int]) -> tuple[int, int]:
         if start <= first and last < end:
             return start, end
     raise ConfigError(
-        f"vLLM registered layers {first} to {last}, which lie in none of the stages {facts.stages}"
+        f"vLLM registered layers {first} to {last}, which lie in none of the stages "
+        f"{facts.stages}. A model that runs its layers several times is served in one stage: "
+        "start it without --pipeline-parallel-size"
     )
 
 

@@ -57,6 +57,16 @@ the model off."""
 _NEEDED = {"n_group": 1, "topk_group": 1}
 """What vLLM's CPU build needs where a configuration has None."""
 
+_ASKED = {
+    "head_dim": HEAD,
+    "rotary_dim": HEAD,
+    "block_dim": HIDDEN,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "score_func": "sigmoid",
+}
+"""What vLLM asks of some text models whose class here lacks it: checkpoints have it."""
+
 _KV = re.compile(r"num_key_value_heads|num_kv_heads|multi_query_group_num|num_query_groups")
 _LAYERS = re.compile(_SIZES[2][0])
 _TOKEN = re.compile(r".*(token_id|token_index|token_idx)")
@@ -164,7 +174,7 @@ def _shrunk(told: dict[str, Any]) -> dict[str, Any]:
     made = {}
     for place, (key, value) in enumerate(told.items()):
         made[key] = _small(key, value, place, kept, layers, heads[0] if heads else 0)
-    return made
+    return _ASKED | made if heads and "vocab_size" in made else made
 
 
 def _kept(told: dict[str, Any], layers: int) -> list[int]:

@@ -45,7 +45,7 @@ MEANINGS = {
     REFUSED: "Penstock refuses it, in words",
     NO_HITS: "vLLM's own cache has no hits for it, so there is nothing to compare",
     UNTOLD: "with random weights all prompts have the same answer, which shows nothing",
-    NOT_ALONE: "vLLM's CPU build does not start it with random weights and no tokenizer",
+    NOT_ALONE: "vLLM's CPU build does not start it alone as made by rule, with random weights",
     NOT_MADE: "no configuration could be made by rule",
 }
 

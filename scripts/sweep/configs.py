@@ -54,7 +54,7 @@ _SIZES: tuple[tuple[str, int], ...] = (
 """What each number becomes, by its name. Numbers that are None or 0 stay so: they switch a part of
 the model off."""
 
-_NEEDED = {"n_group": 1, "topk_group": 1}
+_NEEDED = {"n_group": 1, "topk_group": 1, "num_experts_per_tok": EXPERTS_A_TOKEN}
 """What vLLM's CPU build needs where a configuration has None."""
 
 _ASKED = {

@@ -39,7 +39,8 @@ def _begin(vllm_config: Any, files: list[str]) -> None:
 def _digests_of(files: list[str]) -> WeightFiles:
     names = tuple(sorted(set(files)))
     if names not in _under_way:
-        _under_way[names] = WeightFiles(names)
+        with compat.operators_cores():
+            _under_way[names] = WeightFiles(names)
     return _under_way[names]
 
 
@@ -56,11 +57,12 @@ def model_shares(vllm_config: Any) -> tuple[ModelShare, ModelShare | None]:
     """
     model, drafter = compat.models(vllm_config)
     model_id = _settings(vllm_config).model_id
-    share = _share(model, vllm_config.model_config.dtype, model_id)
     draft = None
-    if drafter is not None and compat.has_draft_layers(vllm_config):
-        dtype = vllm_config.speculative_config.draft_model_config.dtype
-        draft = _share(drafter, dtype, model_id)
+    with compat.operators_cores():
+        share = _share(model, vllm_config.model_config.dtype, model_id)
+        if drafter is not None and compat.has_draft_layers(vllm_config):
+            dtype = vllm_config.speculative_config.draft_model_config.dtype
+            draft = _share(drafter, dtype, model_id)
     _under_way.clear()
     return share, draft
 

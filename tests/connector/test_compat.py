@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +26,8 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from penstock.errors import ConfigError
-from penstock.vllm import compat, scheduler_facts
+from penstock.identity import WeightFiles
+from penstock.vllm import compat, model_share, scheduler_facts
 
 
 @pytest.fixture
@@ -44,6 +47,27 @@ def test_beside_a_gpu_threads_stay_on_the_cores_that_the_worker_was_bound_to(
     with compat.operators_cores():
         inside = os.sched_getaffinity(0)
     assert inside == (os.sched_getaffinity(os.getppid()) if on_cpu else one_core)
+    assert os.sched_getaffinity(0) == one_core
+
+
+def test_files_of_weights_are_digested_beside_the_cores_that_the_model_computes_on(
+    one_core: set[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started_on = []
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(bytes(1000))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    class Recorded(WeightFiles):
+        def __init__(self, paths: Iterable[str | Path]) -> None:
+            started_on.append(os.sched_getaffinity(0))
+            super().__init__(paths)
+
+    monkeypatch.setattr(compat.devices, "is_cpu", lambda: True)
+    monkeypatch.setattr(model_share, "WeightFiles", Recorded)
+    monkeypatch.setattr(model_share, "_under_way", {})
+    model_share._digests_of([str(weights)])
+    assert started_on == [os.sched_getaffinity(os.getppid())]
     assert os.sched_getaffinity(0) == one_core
 
 

@@ -14,7 +14,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::cache::Cache;
 use crate::error::{DigestError, Result};
 use crate::pieces::{Digest, PIECE_BYTES, digest_of_pieces, digest_piece, pieces};
-use crate::stamp::Stamp;
+use crate::stamp::{Stamp, notes_changes};
 
 /// Others go first: a model is loading meanwhile.
 const NICE: i32 = 10;
@@ -27,6 +27,14 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// lock to a child.
 const PATIENCE: Duration = Duration::from_secs(10);
 const SLOW_BYTES_PER_SECOND: u64 = 500_000_000;
+
+/// What is known of the machine's files.
+#[derive(Clone, Copy)]
+struct Machine {
+    now: fn() -> SystemTime,
+    /// Whether each change of a file leaves another stamp, once it is settled.
+    notes_changes: fn(&File) -> bool,
+}
 
 /// How far digests have come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,12 +71,16 @@ impl FileDigests {
     /// Begins to digest files with so many threads. With a folder as `cache`, files that did not
     /// change since are not read again, and of the processes that want the same files one reads.
     pub fn start(paths: Vec<PathBuf>, threads: usize, cache: Option<&Path>) -> Self {
-        Self::start_at(SystemTime::now, paths, threads, cache)
+        let machine = Machine {
+            now: SystemTime::now,
+            notes_changes,
+        };
+        Self::start_on(machine, paths, threads, cache)
     }
 
-    /// The same by another clock.
-    fn start_at(
-        now: fn() -> SystemTime,
+    /// The same on another machine.
+    fn start_on(
+        machine: Machine,
         paths: Vec<PathBuf>,
         threads: usize,
         cache: Option<&Path>,
@@ -84,7 +96,7 @@ impl FileDigests {
                 let _ = rustix::process::nice(NICE);
                 let cache = cache.as_deref().map(Cache::new);
                 let outcome =
-                    digest_files(now, &for_thread, &paths, threads.max(1), cache.as_ref());
+                    digest_files(machine, &for_thread, &paths, threads.max(1), cache.as_ref());
                 *for_thread.outcome.lock() = Some(outcome.map_err(Arc::new));
                 for_thread.ended.notify_all();
             });
@@ -202,12 +214,14 @@ fn stamp_of(path: &Path, file: &File) -> Result<Stamp> {
 }
 
 fn digest_files(
-    now: fn() -> SystemTime,
+    machine: Machine,
     shared: &Shared,
     paths: &[PathBuf],
     threads: usize,
     cache: Option<&Cache>,
 ) -> Result<Vec<Found>> {
+    // Before anything is read: what changes later must leave another stamp.
+    let began = (machine.now)();
     let files: Vec<Opened> = paths
         .iter()
         .map(|path| Opened::open(path))
@@ -215,14 +229,24 @@ fn digest_files(
     let stamps: Vec<Stamp> = files.iter().map(|file| file.stamp).collect();
     let bytes = stamps.iter().map(|stamp| stamp.bytes).sum();
     shared.bytes.store(bytes, Ordering::Relaxed);
-    let known = |stamp: &Stamp| cache.and_then(|cache| cache.get(stamp));
-    let mut digests: Vec<Option<Digest>> = stamps.iter().map(known).collect();
+    let is_kept: Vec<bool> = files
+        .iter()
+        .map(|file| file.stamp.is_settled(began) && (machine.notes_changes)(&file.file))
+        .collect();
+    let known = || -> Vec<Option<Digest>> {
+        let files = stamps.iter().zip(&is_kept);
+        let found = files.map(|(stamp, is_kept)| cache.filter(|_| *is_kept)?.get(stamp));
+        found.collect()
+    };
+    let mut digests = known();
     if digests.iter().any(Option::is_none) {
-        let lock = cache.and_then(|cache| cache.lock_file(&stamps));
+        // Of files that are not kept, other processes cannot tell the digests.
+        let is_told = cache.filter(|_| is_kept.iter().all(|kept| *kept));
+        let lock = is_told.and_then(|cache| cache.lock_file(&stamps));
         if let Some(lock) = &lock {
             let patience = PATIENCE + Duration::from_secs(bytes / SLOW_BYTES_PER_SECOND);
             wait_for(shared, lock, patience, || {
-                digests = stamps.iter().map(known).collect();
+                digests = known();
                 digests.iter().all(Option::is_some)
             })?;
         }
@@ -234,12 +258,12 @@ fn digest_files(
         let wanted_bytes: u64 = wanted.iter().map(|file| file.stamp.bytes).sum();
         shared.done.store(bytes - wanted_bytes, Ordering::Relaxed);
         let mut read = read_all(shared, &wanted, threads)?.into_iter();
-        for (file, digest) in files.iter().zip(&mut digests) {
+        for ((file, is_kept), digest) in files.iter().zip(is_kept).zip(&mut digests) {
             if digest.is_none() {
                 let new = read.next().expect("each wanted file was read");
                 check_same(file.path, &new, &file.stamp)?;
                 if let Some(cache) = cache
-                    && file.stamp.is_settled(now())
+                    && is_kept
                 {
                     cache.put(&file.stamp, &new);
                 }

@@ -6,10 +6,11 @@ use crate::pieces::digest_bytes;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A clock by which each file was last changed long ago.
-fn later() -> SystemTime {
-    SystemTime::now() + Duration::from_secs(3600)
-}
+/// A machine on which each file was last changed long ago.
+const LATER: Machine = Machine {
+    now: || SystemTime::now() + Duration::from_secs(3600),
+    notes_changes: |_| true,
+};
 
 fn file(folder: &TempDir, name: &str, content: &[u8]) -> PathBuf {
     let path = folder.path().join(name);
@@ -23,7 +24,7 @@ fn cache_of(folder: &TempDir) -> PathBuf {
 
 /// The digests, and the bytes that were read for them.
 fn digests(paths: &[PathBuf], cache: Option<&Path>) -> (Vec<Digest>, u64) {
-    let job = FileDigests::start_at(later, paths.to_vec(), 2, cache);
+    let job = FileDigests::start_on(LATER, paths.to_vec(), 2, cache);
     let outcome = job.wait(LIMIT).unwrap();
     let digests = outcome.unwrap();
     let progress = job.progress();
@@ -124,16 +125,48 @@ fn a_file_that_was_overwritten_is_read_again_though_its_time_was_set_back() {
     assert_ne!(first, second);
 }
 
-#[test]
-fn what_may_change_within_the_same_tick_is_not_kept() {
+/// What is kept of a file that was read on this machine, and what is read when it is read again.
+fn kept_on(machine: Machine) -> (usize, u64) {
     let folder = TempDir::new().unwrap();
     let path = file(&folder, "a", b"one");
     let cache = cache_of(&folder);
-    // By this clock no file has been there yet.
-    let changed_now = || SystemTime::UNIX_EPOCH;
-    let job = FileDigests::start_at(changed_now, vec![path], 1, Some(&cache));
+    let job = FileDigests::start_on(machine, vec![path.clone()], 1, Some(&cache));
     assert!(job.wait(LIMIT).unwrap().is_ok());
-    assert!(entries(&cache).is_empty());
+    let kept = entries(&cache).len();
+    // Somebody else has put it there.
+    assert_eq!(
+        digests(std::slice::from_ref(&path), Some(&cache)).1,
+        [3, 0][kept]
+    );
+    let job = FileDigests::start_on(machine, vec![path], 1, Some(&cache));
+    assert!(job.wait(LIMIT).unwrap().is_ok());
+    (kept, job.progress().read)
+}
+
+#[test]
+fn a_file_that_was_just_changed_is_not_kept() {
+    let now = || SystemTime::now() + Duration::from_secs(30);
+    assert_eq!(kept_on(Machine { now, ..LATER }), (0, 3));
+    assert_eq!(kept_on(LATER), (1, 0));
+}
+
+#[test]
+fn where_changes_may_leave_no_other_stamp_nothing_is_kept() {
+    let notes_changes = |_: &File| false;
+    assert_eq!(
+        kept_on(Machine {
+            notes_changes,
+            ..LATER
+        }),
+        (0, 3)
+    );
+}
+
+#[test]
+fn file_systems_in_memory_do_not_note_each_change() {
+    let folder = TempDir::new_in("/dev/shm").unwrap();
+    let path = file(&folder, "a", b"one");
+    assert!(!notes_changes(&File::open(path).unwrap()));
 }
 
 #[test]
@@ -155,7 +188,7 @@ fn of_many_that_want_the_same_files_one_reads() {
     let folder = TempDir::new().unwrap();
     let paths = vec![file(&folder, "a", &vec![3; 3 * PIECE_BYTES])];
     let cache = cache_of(&folder);
-    let start = || FileDigests::start_at(later, paths.clone(), 2, Some(&cache));
+    let start = || FileDigests::start_on(LATER, paths.clone(), 2, Some(&cache));
     let jobs: Vec<FileDigests> = (0..6).map(|_| start()).collect();
     let outcomes = jobs.iter().map(|job| job.wait(LIMIT).unwrap());
     let outcomes: Vec<_> = outcomes.collect();
@@ -224,7 +257,7 @@ fn what_another_process_has_found_is_taken_though_its_lock_stays() {
     let folder = TempDir::new().unwrap();
     let path = file(&folder, "a", b"one");
     let (cache, stamp, _lock) = locked(&cache_of(&folder), &path);
-    let job = FileDigests::start_at(later, vec![path], 1, Some(&cache_of(&folder)));
+    let job = FileDigests::start_on(LATER, vec![path], 1, Some(&cache_of(&folder)));
     assert!(job.wait(Duration::ZERO).is_none());
     cache.put(&stamp, &[7; 32]);
     assert_eq!(job.wait(LIMIT).unwrap().unwrap(), [[7; 32]]);

@@ -29,6 +29,7 @@ _READ_BY_NO_MODEL = (
     *("*.onnx*", "*.gguf", "*.h5", "*.msgpack", "original", "metal", "np"),
     *("checkpoint-*", "global_step*", "optimizer*", "scheduler.pt", "rng_state*", "runs", "*.log"),
     *("trainer_state.json", "training_args.*", "*tfevents*", "lost+found", "configuration.json"),
+    "__pycache__",
     # The weights themselves.
     *("/*.safetensors", "/*.bin", "/*.pth"),
 )

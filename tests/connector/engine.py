@@ -193,12 +193,13 @@ class PlainEngine:
         trace_headers: Mapping[str, str] | None = None,
         salt: bytes = b"",
         hints: Mapping[str, Any] | None = None,
+        has_images: bool = False,
     ) -> Asked:
         """A request comes. Its block hashes do not hold the salt."""
         request = Asked(request_id, list(tokens), len(tokens))
         request.hash_blocks()
         self.requests[request_id] = request
-        self.half.on_new_request(Arrival(request, params, salt, trace_headers, hints))
+        self.half.on_new_request(Arrival(request, params, salt, trace_headers, hints, has_images))
         return request
 
     def match(self, request: Asked, computed: int = 0) -> int | None:

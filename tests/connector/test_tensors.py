@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from abc import ABC
 from collections.abc import Iterator
+from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -15,7 +18,13 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from penstock.vllm.compat import changes
 from penstock.vllm.compat.changes import _sum, _sums_or_none
-from penstock.vllm.compat.weights import buffers, own_code, position_settings, weight_tensors
+from penstock.vllm.compat.code import own_code
+from penstock.vllm.compat.weights import (
+    attention_settings,
+    buffers,
+    position_settings,
+    weight_tensors,
+)
 from penstock.vllm.tensors import by_kind, digest_tensors, one_digest
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.float8_e4m3fn)
@@ -185,9 +194,35 @@ def test_settings_of_positions_count_and_those_of_kernels_do_not(model: torch.nn
     assert dict(position_settings(model)) != before
 
 
+def test_what_the_modules_around_attention_hold_counts_but_for_how_it_is_computed() -> None:
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+    class Attention(torch.nn.Module, AttentionLayerBase):
+        def get_attn_backend(self) -> Any:
+            raise NotImplementedError
+
+        def get_kv_cache_spec(self, vllm_config: Any) -> Any:
+            raise NotImplementedError
+
+    around = torch.nn.Module()
+    around.attn = Attention()
+    model = torch.nn.Module()
+    model.self_attn, model.mlp = around, torch.nn.Linear(1, 1)
+    around.scaling, around.tunes_temperature, around.num_heads = 0.125, False, 4
+    before = dict(attention_settings(model))
+    assert before == {"self_attn": {"scaling": 0.125, "tunes_temperature": False}}
+    around.use_fast_kernel, around.num_heads = True, 2
+    assert dict(attention_settings(model)) == before
+    around.tunes_temperature = True
+    assert dict(attention_settings(model)) != before
+
+
 def test_code_of_the_models_own_is_found(model: torch.nn.Module) -> None:
     assert set(own_code(model)) == {__name__}
     assert own_code(torch.nn.Linear(1, 1)) == {}
+    # Another build of Python is no other model.
+    kinds = type("Abstract", (torch.nn.Module, ABC, Protocol), {"__module__": "vllm.model"})
+    assert own_code(kinds()) == {}
 
 
 def test_modules_that_the_models_own_code_uses_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,6 +245,38 @@ def test_modules_that_the_models_own_code_uses_count_too(monkeypatch: pytest.Mon
     assert own_code(kind()) == {
         name: f"{folder}.{name}.py" for name in ("deeper", "helper", "modeling")
     }
+
+
+def test_a_module_that_gives_only_numbers_counts_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "of_mine"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    texts = {
+        "numbers": "SCALE = 2",
+        "more": "OFFSET = 1",
+        "unused": "",
+        "quantization": "class Method:\n    pass\n",
+        "modeling": (
+            "import torch\n"
+            "from .numbers import SCALE\n"
+            "import of_mine.more\n"
+            "class Model(torch.nn.Module):\n    pass\n"
+        ),
+    }
+    for name, text in texts.items():
+        (package / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    loaded = {name: importlib.import_module(f"of_mine.{name}") for name in sorted(texts)}
+    for name in ("of_mine", *(f"of_mine.{name}" for name in texts)):
+        monkeypatch.setitem(sys.modules, name, sys.modules[name])
+    model = loaded["modeling"].Model()
+    assert {"of_mine.modeling", "of_mine.numbers", "of_mine.more"} <= set(own_code(model))
+    assert not {"of_mine.unused", "of_mine.quantization"} & set(own_code(model))
+    # What computes need not be a part of the model.
+    model.quant_method = loaded["quantization"].Method()
+    assert "of_mine.quantization" in own_code(model)
 
 
 def test_names_and_digests_count_together() -> None:

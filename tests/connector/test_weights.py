@@ -173,3 +173,29 @@ def test_of_two_ranks_reports_the_one_of_the_newer_weights_counts() -> None:
     assert WorkerReport(held=b"new", weights=2).merge(old).held == b"new"
     assert WorkerReport(held=b"a", weights=2).merge(new).held == b"anew"
     assert WorkerReport(weights=2).is_empty()
+
+
+def test_who_has_images_does_not_either_until_what_was_made_of_images_is_forgotten(
+    engine: PlainEngine, blocks: Blocks
+) -> None:
+    change(engine)
+    engine.put_prompt(TOKENS)
+    blocks.empty()
+    seen = engine.ask("a", TOKENS, has_images=True)
+    assert engine.match(seen) == 0
+    computed(engine, seen)
+    assert stores(engine) == 0
+    # A prompt of text alone may, unless it comes to the blocks of one with images.
+    assert engine.match(engine.ask("b", TOKENS)) == WHOLE
+    assert engine.match(engine.ask("c", TOKENS), BLOCK) == 0
+    engine.half.on_encoder_reset()
+    assert engine.match(engine.ask("d", TOKENS, has_images=True), BLOCK) == 0
+    blocks.empty()
+    assert engine.match(engine.ask("e", TOKENS, has_images=True), BLOCK) == WHOLE - BLOCK
+
+
+def test_an_engine_whose_weights_never_changed_has_nothing_old_of_images(
+    engine: PlainEngine, blocks: Blocks
+) -> None:
+    engine.put_prompt(TOKENS)
+    assert engine.match(engine.ask("a", TOKENS, has_images=True)) == WHOLE

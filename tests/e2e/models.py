@@ -179,7 +179,7 @@ def longrope(folder: Path, *, seed: int = 0, original: int = 1024) -> Path:
     return save(folder, Phi3ForCausalLM, config, seed, "float32")
 
 
-def deepseek_v2(folder: Path, *, seed: int = 0) -> Path:
+def deepseek_v2(folder: Path, *, seed: int = 0, **options: Any) -> Path:
     """A DeepSeek-V2: multi-head latent attention."""
     from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 
@@ -202,6 +202,7 @@ def deepseek_v2(folder: Path, *, seed: int = 0) -> Path:
         n_group=1,
         topk_group=1,
         **COMMON,
+        **options,
     )
     return save(folder, DeepseekV2ForCausalLM, config, seed, "float32")
 

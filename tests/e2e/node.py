@@ -275,6 +275,10 @@ class Node:
         what the `pool` has. Returns whether vLLM did so."""
         return bool(self.result(self.send("reset", running=running, pool=pool)))
 
+    def forget_images(self) -> None:
+        """Empties vLLM's cache of what it made of images."""
+        self.result(self.send("forget_images"))
+
     def call(self, method: str, **options: Any) -> Any:
         """Calls a method in all workers, as clients of vLLM do (`collective_rpc`)."""
         return self.result(self.send("call", method=method, options=options))
@@ -407,6 +411,9 @@ async def _serve(args: dict[str, Any]) -> None:
                     result = await engine.add_lora(LoRARequest(**message["adapter"]))
                 case "reset":
                     result = await engine.reset_prefix_cache(message["running"], message["pool"])
+                case "forget_images":
+                    await engine.reset_mm_cache()
+                    result = await engine.reset_encoder_cache()
                 case "call":
                     method, options = message["method"], message["options"]
                     result = await engine.collective_rpc(method, kwargs=options)

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e import images
 from tests.e2e.conftest import tokens
 from tests.e2e.images import AROUND, FIRST_WORD, IMAGE_TOKENS, PLACEHOLDER
-from tests.e2e.node import Answer, Node
+from tests.e2e.node import Answer, Node, StartError
 
 pytestmark = pytest.mark.e2e
 
@@ -193,3 +193,58 @@ def test_a_name_that_a_client_gives_is_believed(
         others = Prompt((3, 4))
         assert others.ask(node, image_names=("red", "green")).cached == ONE // BLOCK * BLOCK
         assert others.ask(node, image_names=("red", "blue")).cached == ASKED[prompt]
+
+
+class Extension:
+    """What an operator adds to vLLM's workers."""
+
+    def see_otherwise(self) -> None:
+        """Changes the weights that look at images."""
+        model = self.model_runner.get_model()  # type: ignore[attr-defined]
+        named = model.named_parameters()
+        [weight] = (each for name, each in named if name.endswith("patch_embedding.weight"))
+        weight.data.mul_(-1)
+
+
+@pytest.mark.parametrize("forgets", [False, True], ids=["kept", "forgotten"])
+def test_what_old_weights_made_of_an_image_never_gets_under_the_new_ones(
+    forgets: bool, model: Path, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    """vLLM keeps what it made of images, and forgets it by another call than its blocks."""
+    options = OPTIONS | {"worker_extension_cls": f"{__name__}.Extension"}
+    prompt = STORED[0]
+    with start(model, **options) as node:
+        node.call("see_otherwise")
+        right = prompt.ask(node).text
+    with start(model, pool=f"file://{tmp_path}/pool?size=1GiB", **options) as node:
+        prompt.ask(node)
+        node.wait_for("stored_blocks", 5)
+        node.call("see_otherwise")
+        if forgets:
+            node.forget_images()
+        assert node.reset(pool=True)
+        answer = prompt.ask(node)
+        assert answer.cached == 0
+        assert (answer.text == right) == forgets
+        # Stores are made in turn.
+        node.ask([*WORDS, *QUESTION])
+        text = (len(WORDS) + len(QUESTION)) // BLOCK
+        stored = 5 + 5 * forgets + text
+        node.wait_for("stored_blocks", stored)
+        assert node.counters()["stored_blocks"] == stored
+        if forgets:
+            node.forget()
+            answer = prompt.ask(node)
+            assert (answer.cached, answer.text) == (ASKED[prompt], right)
+
+
+def test_images_that_vllm_only_counts_are_refused(
+    model: Path, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    url = f"file://{tmp_path}/pool?size=1GiB"
+    nameless = {"enable_prefix_caching": False, "mm_processor_cache_gb": 0}
+    with (
+        pytest.raises(StartError, match="images without names"),
+        start(model, pool=url, **OPTIONS | nameless),
+    ):
+        pass

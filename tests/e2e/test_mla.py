@@ -121,3 +121,21 @@ def test_with_amx_a_loaded_prompt_is_vllms_own_hit_too(
         assert second.counters()["loaded_tokens"] >= 20 * BLOCK
     assert [a.cached for a in loaded] == [a.cached for a in own] == [20 * BLOCK] * 3 + [22 * BLOCK]
     assert [answer.text for answer in loaded] == [answer.text for answer in own]
+
+
+def test_a_model_that_writes_into_its_configuration_shares_whoever_has_it(
+    start: Callable[..., Node], tmp_path: Path
+) -> None:
+    """With YaRN it notes there which kind it takes. One rank has its configuration in common with
+    the scheduler, and two have copies."""
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}
+    model = models.deepseek_v2(
+        tmp_path / "model", rope_parameters=yarn | {"rope_theta": 10000.0, "mscale_all_dim": 1.0}
+    )
+    options = models.LATENT_ENGINE | {"pool": f"file://{tmp_path}/pool?size=1GiB"}
+    with start(model, prepare=AS_IT_IS, **options) as one:
+        one.ask(PROMPTS[1])
+        one.wait_for("stored_blocks", 20)
+    two_ranks = {"tensor_parallel_size": 2, "env": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}}
+    with start(model, prepare=AS_IT_IS, **options, **two_ranks) as two:
+        assert two.ask(PROMPTS[1]).cached == 20 * BLOCK

@@ -85,6 +85,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if role == KVConnectorRole.SCHEDULER:
             compat.adapt_scheduler()
             compat.wrap_calls()
+            compat.wrap_encoder_resets()
             compat.wrap_resets()
             self._scheduler = scheduler_half(settings, vllm_config, kv_cache_config)
             self._bootstrap = bootstrap(settings, vllm_config)

@@ -53,21 +53,22 @@ def model_facts(vllm_config: Any, groups: Groups = ()) -> ModelFacts:
 
     Raises:
         IoError: a file that processes images or the like cannot be read.
-        ConfigError: it was changed while it was read.
+        ConfigError: it was changed while it was read, or is not on this machine.
     """
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    packing = compat.kernel_packing(vllm_config)
+    packing, environment = compat.kernel_packing(vllm_config), compat.environment()
     return ModelFacts(
         name=model.model,
         ranks=(parallel.pipeline_parallel_size, parallel.tensor_parallel_size),
         extent=compat.model_extent(vllm_config, groups),
         identity={
-            "config": config_digest(model.hf_config.to_dict()),
+            "config": config_digest(compat.configuration(model)),
             "dtype": str(model.dtype),
             "quantization": str(model.quantization),
             "kv_cache_dtype": str(vllm_config.cache_config.cache_dtype),
             "hash": vllm_config.cache_config.prefix_caching_hash_algo,
             "options": compat.options(vllm_config),
+            **({"environment": environment} if environment else {}),
             **({"kernels": packing} if packing else {}),
             **_files(model, all_of_them=model.is_multimodal_model),
         },
@@ -75,7 +76,7 @@ def model_facts(vllm_config: Any, groups: Groups = ()) -> ModelFacts:
     )
 
 
-def _files(model: Any, *, all_of_them: bool) -> dict[str, dict[str, str]]:
+def _files(model: Any, *, all_of_them: bool, is_draft: bool = False) -> dict[str, dict[str, str]]:
     """Name → digest of files beside the weights that vLLM reads, as a fact; no fact without any.
 
     A model for text reads the settings of its quantization, if they are not in its configuration.
@@ -91,6 +92,11 @@ def _files(model: Any, *, all_of_them: bool) -> dict[str, dict[str, str]]:
     if beside is not None and beside != folder:
         told = files_beside_weights(beside)
         found |= {f"tokenizer: {name}": digest for name, digest in told.items()}
+    if all_of_them and not is_draft and folder is None and beside is None:
+        raise ConfigError(
+            f"no folder of the model {model.model} is known on this machine, so nobody can tell "
+            "how it makes numbers of images: give the folder in place of the name"
+        )
     found |= file_digests({option: Path(path) for option, path in compat.named_files(model)})
     return {"files": found} if found else {}
 
@@ -102,12 +108,12 @@ def _draft_facts(vllm_config: Any) -> dict[str, Any] | None:
     model = speculation.draft_model_config
     return {
         "method": speculation.method,
-        "config": config_digest(model.hf_config.to_dict()),
+        "config": config_digest(compat.configuration(model)),
         "dtype": str(model.dtype),
         "quantization": str(model.quantization),
         "options": compat.draft_options(vllm_config),
         # Drafters read weights on their own, as for the mask's embedding.
-        **_files(model, all_of_them=True),
+        **_files(model, all_of_them=True, is_draft=True),
     }
 
 

@@ -62,7 +62,8 @@ def model_shares(vllm_config: Any) -> tuple[ModelShare, ModelShare | None]:
         share = _share(model, vllm_config.model_config.dtype, model_id)
         if drafter is not None and compat.has_draft_layers(vllm_config):
             dtype = vllm_config.speculative_config.draft_model_config.dtype
-            draft = _share(drafter, dtype, model_id)
+            # An identity that users give stands for the model that they name.
+            draft = _share(drafter, dtype, "")
     _under_way.clear()
     return share, draft
 
@@ -73,13 +74,13 @@ def _share(model: Any, dtype: Any, model_id: str) -> ModelShare:
         name: hashlib.sha256(Path(file).read_bytes()).hexdigest()
         for name, file in compat.own_code(model).items()
     }
-    positions = {
+    settings = {
         f"{name} (settings)": hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
-        for name, told in compat.position_settings(model)
+        for name, told in (*compat.position_settings(model), *compat.attention_settings(model))
     }
     return ModelShare(
         weights=f"id:{model_id}" if model_id else _weights(model, threads),
-        buffers={**digest_tensors(compat.buffers(model, dtype), threads), **positions},
+        buffers={**digest_tensors(compat.buffers(model, dtype), threads), **settings},
         code=code,
     )
 

@@ -90,6 +90,7 @@ def arrival(request: Any) -> Arrival:
         compat.cache_salt(request),
         request.trace_headers,
         compat.kv_hints(request),
+        bool(request.mm_features),
     )
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from penstock.vllm.compat.adapters import adapter, name_adapters, watch_adapters
 from penstock.vllm.compat.backends import backend_names, check_kv_types, make_scales
 from penstock.vllm.compat.blocks import BlockPool
-from penstock.vllm.compat.changes import watch_changes, wrap_calls
+from penstock.vllm.compat.changes import watch_changes, wrap_calls, wrap_encoder_resets
+from penstock.vllm.compat.code import own_code
 from penstock.vllm.compat.configuration import (
     CONNECTOR,
     engine_config,
@@ -33,6 +34,7 @@ from penstock.vllm.compat.drafts import (
     has_draft_layers,
 )
 from penstock.vllm.compat.embeddings import require_embeddings
+from penstock.vllm.compat.environment import MAY_DIFFER_BY_ENVIRONMENT, environment
 from penstock.vllm.compat.events import (
     LOCAL,
     REMOTE,
@@ -62,6 +64,7 @@ from penstock.vllm.compat.layouts import (
 )
 from penstock.vllm.compat.memory import block_bytes, request_blocks, wrap_kv_memory
 from penstock.vllm.compat.options import (
+    COUNTED,
     MAY_DIFFER,
     draft_options,
     may_differ,
@@ -97,9 +100,10 @@ from penstock.vllm.compat.topology import (
 from penstock.vllm.compat.versions import SUPPORTED, adapt_scheduler, check_version
 from penstock.vllm.compat.waiting import rest
 from penstock.vllm.compat.weights import (
+    attention_settings,
     buffers,
+    configuration,
     models,
-    own_code,
     position_settings,
     weight_files,
     weight_tensors,
@@ -108,8 +112,10 @@ from penstock.vllm.compat.weights import (
 
 __all__ = [
     "CONNECTOR",
+    "COUNTED",
     "LOCAL",
     "MAY_DIFFER",
+    "MAY_DIFFER_BY_ENVIRONMENT",
     "NULL_BLOCK",
     "REMOTE",
     "SUPPORTED",
@@ -118,6 +124,7 @@ __all__ = [
     "adapter",
     "attends_in_each_layer",
     "attention_backends",
+    "attention_settings",
     "backend_names",
     "block_bytes",
     "block_tables",
@@ -127,12 +134,14 @@ __all__ = [
     "check_block_hashing",
     "check_kv_types",
     "check_version",
+    "configuration",
     "cuda_device",
     "current_stream",
     "draft_layer_index",
     "draft_options",
     "drops_last_block",
     "engine_config",
+    "environment",
     "expected_backends",
     "expected_dtypes",
     "expected_kinds",
@@ -189,6 +198,7 @@ __all__ = [
     "weight_files",
     "weight_tensors",
     "wrap_calls",
+    "wrap_encoder_resets",
     "wrap_kv_memory",
     "wrap_layout_resolution",
     "wrap_loading",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from penstock.vllm.compat.configuration import CONNECTOR, has_penstock, is_penstock
@@ -91,14 +91,36 @@ def wrap_calls() -> None:
     EngineCore.collective_rpc = wrapped
 
 
-def _tell(core: Any, told: list[dict[str, int]]) -> None:
-    """Tells the scheduler halves how often each worker saw its weights change."""
+def wrap_encoder_resets() -> None:
+    """Tells the scheduler halves when vLLM forgets what encoders made of images, once in a process,
+    in engines with Penstock."""
+    from vllm.v1.engine.core import EngineCore
+
+    reset = EngineCore.reset_encoder_cache
+    if hasattr(reset, "__wrapped__"):
+        return
+
+    @functools.wraps(reset)
+    def wrapped(self: Any) -> None:
+        reset(self)
+        if has_penstock(self.vllm_config):
+            for half in _scheduler_halves(self):
+                half.on_encoder_reset()
+
+    EngineCore.reset_encoder_cache = wrapped
+
+
+def _scheduler_halves(core: Any) -> Iterator[Any]:
     connector = core.scheduler.connector
     for part in [connector] if is_penstock(core.vllm_config) else connector._connectors:
         if type(part).__name__ == CONNECTOR:
-            part.scheduler.on_weights_changed(
-                {name: count for one in told for name, count in one.items()}
-            )
+            yield part.scheduler
+
+
+def _tell(core: Any, told: list[dict[str, int]]) -> None:
+    """Tells the scheduler halves how often each worker saw its weights change."""
+    for half in _scheduler_halves(core):
+        half.on_weights_changed({name: count for one in told for name, count in one.items()})
 
 
 def _compared(method: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:

@@ -45,7 +45,12 @@ MAY_DIFFER: Mapping[str, str] = {
     "aux_output_config": _AFTER,
     "kv_transfer_config": _TOLD_ELSEWHERE,
     "weight_transfer_config": _TOLD_ELSEWHERE,
-    "ec_transfer_config": "moves what an encoder computed, which is the same wherever it did",
+    # What another encoder computed may be of other weights.
+    "ec_transfer_config.engine_id": _WATCHING,
+    "ec_transfer_config.ec_ip": _MEMORY,
+    "ec_transfer_config.ec_port": _MEMORY,
+    "ec_transfer_config.ec_buffer_*": _MEMORY,
+    "ec_transfer_config.mm_encoder_output_widths": "notes what was worked out",
     "ec_manager_config": _MEMORY,
     "load_config": "says how weights come; they are told as they are once they are there",
     "quant_config": "is made of options and files that are told, and of the model's configuration",
@@ -171,6 +176,17 @@ MAY_DIFFER: Mapping[str, str] = {
 reason. A pattern's star stands for any text within one name. A part that may be left out has the
 option ``set``, for that it is there."""
 
+COUNTED = (
+    # They choose the types of numbers too.
+    "kernel_config.moe_backend",
+    "kernel_config.linear_backend",
+    "kernel_config.linear_backend_per_quant",
+    # Code of others.
+    "parallel_config.worker_cls",
+    "scheduler_config.scheduler_cls",
+    "compilation_config.inductor_passes",
+)
+"""Options that count though the part with them may differ. Code of vLLM's own does not count."""
 
 _DRAFT = "speculative_config."
 
@@ -178,7 +194,7 @@ _DRAFT = "speculative_config."
 def options(vllm_config: Any) -> dict[str, Any]:
     """The options that are set to something else than their default, without those that may differ.
     Plain JSON."""
-    return dict(_set(vllm_config, ""))
+    return dict(_set(vllm_config, "")) | dict(_counted(vllm_config))
 
 
 def draft_options(vllm_config: Any) -> dict[str, Any]:
@@ -202,6 +218,19 @@ def _set(config: Any, path: str) -> Iterator[tuple[str, Any]]:
                     yield f"{name}.{key}", plain(inner)
         elif (set_to := plain(value)) != plain(_default(each)):
             yield name, set_to
+
+
+def _counted(config: Any) -> Iterator[tuple[str, Any]]:
+    for path in COUNTED:
+        part, name = path.split(".")
+        owner = getattr(config, part)
+        field = next((each for each in dataclasses.fields(owner) if each.name == name), None)
+        if field is None:
+            continue
+        set_to = plain(getattr(owner, name))
+        is_own = isinstance(set_to, str) and set_to.startswith("vllm.")
+        if not is_own and set_to != plain(_default(field)):
+            yield path, set_to
 
 
 def named_files(model_config: Any) -> Iterator[tuple[str, str]]:

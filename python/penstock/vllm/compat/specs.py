@@ -71,6 +71,9 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
         "(--prefill-context-parallel-size 1 has them all)": (
             parallel.prefill_context_parallel_size > 1
         ),
+        # Then it hashes no images, but counts them.
+        "images without names: vLLM gives them some with --enable-prefix-caching, or with an "
+        "--mm-processor-cache-gb of more than 0": _has_no_names_for_images(vllm_config),
         "KV scales calculated at run time": bool(
             getattr(vllm_config.cache_config, "calculate_kv_scales", False)
         ),
@@ -87,6 +90,15 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
     _refuse(name for name, present in problems.items() if present)
     check_block_hashing(vllm_config.cache_config.prefix_caching_hash_algo)
     return Groups(groups)
+
+
+def _has_no_names_for_images(vllm_config: Any) -> bool:
+    images = vllm_config.model_config.multimodal_config
+    return bool(
+        images is not None
+        and images.mm_processor_cache_gb == 0
+        and not vllm_config.cache_config.enable_prefix_caching
+    )
 
 
 def zeroes_early(vllm_config: Any, kv_cache_config: KVCacheConfig) -> bool:

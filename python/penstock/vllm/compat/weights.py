@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import gc
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from penstock.vllm.compat.configuration import has_penstock
@@ -50,6 +48,8 @@ def wrap_loading(begun: Callable[[Any, list[str]], None]) -> None:
     @functools.wraps(load_model)
     def wrapped_load_model(self: Any, **options: Any) -> None:
         _workers.add(self)
+        if has_penstock(self.vllm_config):
+            self._penstock_told = list(_configurations(self.vllm_config))
         load_model(self, **options)
 
     @functools.wraps(load_weights)
@@ -109,6 +109,26 @@ def worker_of(vllm_config: Any) -> Any:
         for each in gc.get_objects()
         if issubclass(type(each), WorkerBase) and each.vllm_config.model_config is model
     )
+
+
+def _configurations(vllm_config: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    speculation = vllm_config.speculative_config
+    drafter = speculation and speculation.draft_model_config
+    for config in filter(None, (vllm_config.model_config, drafter)):
+        yield config, config.hf_config.to_dict()
+
+
+def configuration(model_config: Any) -> dict[str, Any]:
+    """A model's configuration by Hugging Face, as it was before the model was made.
+
+    Models write into it what they worked out. Without the plugin, that is in it if the worker runs
+    in this process."""
+    for worker in _workers:
+        for config, told in getattr(worker, "_penstock_told", ()):
+            if config is model_config:
+                return dict(told)
+    found: dict[str, Any] = model_config.hf_config.to_dict()
+    return found
 
 
 def weight_files(model: Any) -> list[str] | None:
@@ -193,46 +213,27 @@ def position_settings(model: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         yield name.replace(".base_layer.", "."), {"kind": type(module).__name__, **told}
 
 
+def attention_settings(model: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What the modules around a model's attention hold of switches and factors, each with its name.
+
+    Options that are nowhere else may decide them: by the longest prompt, Llama 4 scales queries."""
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+    for name, module in model.named_modules(remove_duplicate=False):
+        if any(isinstance(each, AttentionLayerBase) for each in module.children()):
+            told = {
+                key: value
+                for key, value in sorted(vars(module).items())
+                if isinstance(value, (bool, float)) and not key.startswith(_HOW)
+            }
+            yield name.replace(".base_layer.", "."), told
+
+
+_HOW = ("training", "use_", "enable_", "is_sequence_parallel", "_")
+"""What switches are called that choose the kernel, or the parallelism."""
+
+
 def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(_is_plain(each) for each in value)
     return value is None or isinstance(value, (bool, int, float, str))
-
-
-def own_code(model: Any) -> dict[str, str]:
-    """Name → file of each module of Python with a part of the model that is not vLLM's, and of the
-    modules of the same package that these use."""
-    kinds = {kind for part in model.modules() for kind in type(part).__mro__}
-    left = [kind.__module__ for kind in kinds if _package(kind.__module__) not in _NOT_OWN]
-    found: dict[str, str] = {}
-    seen = set(left)
-    while left:
-        name = left.pop()
-        module = sys.modules.get(name)
-        if file := getattr(module, "__file__", None):
-            found[_told_name(name)] = file
-        for value in vars(module).values() if module is not None else ():
-            other = value.__name__ if isinstance(value, ModuleType) else _module_of(value)
-            if other not in seen and _package(other) == _package(name):
-                seen.add(other)
-                left.append(other)
-    return dict(sorted(found.items()))
-
-
-_NOT_OWN = {"vllm", "torch", "transformers", "builtins"}
-_REMOTE = "transformers_modules"
-"""The package that transformers makes of a model's own code. Its folders are named by where the
-model lies, and by its commit."""
-
-
-def _package(module: str) -> str:
-    return module.partition(".")[0]
-
-
-def _module_of(value: Any) -> str:
-    name = getattr(value, "__module__", None)
-    return name if isinstance(name, str) else ""
-
-
-def _told_name(module: str) -> str:
-    return module.rpartition(".")[2] if _package(module) == _REMOTE else module

@@ -104,6 +104,8 @@ class Arrival:
     """The W3C trace context that the request came with: `traceparent`, `tracestate`."""
     hints: Mapping[str, Any] | None = None
     """Hints that came beside `params`, by the same names."""
+    has_images: bool = False
+    """Whether it has images, or sounds or the like, of which the engine keeps what it made."""
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,9 @@ class SchedulerHalf:
         request = arrival.request
         policy = self._common.settings.policy_for(arrival.params)
         label = tenant_name(arrival.params)
-        tracked = Tracked(request, policy, arrival.salt, label, arrival.trace_headers)
+        tracked = Tracked(
+            request, policy, arrival.salt, label, arrival.trace_headers, arrival.has_images
+        )
         self._requests[tracked.id] = tracked
         self._catalogue.add(tracked.id, request.num_prompt_tokens, tenant=tracked.tenant)
         self._prefetching.note_arrival(tracked)
@@ -370,7 +372,7 @@ class SchedulerHalf:
             return
         weights.changes |= changes
         weights.count += 1
-        weights.has_old_blocks = True
+        weights.has_old_blocks = weights.has_old_encodings = True
         weights.last_old_job = self._common.orders.number()
         self._common.agreement.renew()
         self._common.descriptions.forget()
@@ -406,6 +408,10 @@ class SchedulerHalf:
     def _on_reset(self) -> None:
         """The engine's own prefix cache was emptied, and no request has blocks."""
         self._common.weights.has_old_blocks = False
+
+    def on_encoder_reset(self) -> None:
+        """The engine has forgotten what it made of images."""
+        self._common.weights.has_old_encodings = False
 
     def forget_presence(self) -> None:
         """Forgets which blocks are in the pool. Later look-ups find out again."""

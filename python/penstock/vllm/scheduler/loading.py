@@ -82,8 +82,9 @@ class Loading:
     def match(self, tracked: Tracked, first: int) -> int | None:
         """How many tokens to load from `first` on. None while this is not known, or if the tokens
         will soon be a local hit."""
-        # What the engine has of the request in its own cache may be of weights that are gone.
-        tracked.is_stale |= first > 0 and self._common.weights.has_old_blocks
+        tracked.is_stale |= self._common.weights.is_stale(
+            hits=first > 0, has_images=tracked.has_images
+        )
         tokens = self._match(tracked, first)
         if tokens is None:
             self._savings.begin_wait(tracked)

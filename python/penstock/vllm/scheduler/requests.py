@@ -110,6 +110,8 @@ class Tracked:
     """The name of its tenant, if it gives one: in metrics, whoever owns the blocks."""
     trace_headers: Mapping[str, str] | None = None
     """See :attr:`~penstock.vllm.scheduler.facts.Arrival.trace_headers`."""
+    has_images: bool = False
+    """See :attr:`~penstock.vllm.scheduler.facts.Arrival.has_images`."""
     phase: Phase = Phase.WAITING
     awaits: bool | None = None
     """Whether the engine waits for the request's look-up once it has room for the request; None if
@@ -134,7 +136,7 @@ class Tracked:
     is_declined: bool = False
     """Whether less was offered than could have been loaded."""
     is_stale: bool = False
-    """Whether it has, or had when it came to it, blocks of weights that are gone."""
+    """Whether it has, or had when it came to it, something of weights that are gone."""
     is_failed: bool = False
     """Whether a load did not bring everything. Then no other load is tried, as it could fail in the
     same way for ever."""

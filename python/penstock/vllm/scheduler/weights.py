@@ -22,6 +22,17 @@ class Weights:
     """Jobs up to this number are of weights that are gone."""
     has_old_blocks: bool = False
     """Whether the engine's own prefix cache may have blocks of weights that are gone."""
+    has_old_encodings: bool = False
+    """Whether the engine may have kept what weights that are gone made of images."""
+
+    def is_stale(self, *, hits: bool, has_images: bool) -> bool:
+        """Whether a request comes to something of weights that are gone: to blocks in the engine's
+        own cache, if it `hits` some, or to what encoders made of its images. Its next blocks are
+        then in that cache too."""
+        if has_images and self.has_old_encodings:
+            self.has_old_blocks = True
+            return True
+        return hits and self.has_old_blocks
 
     def is_news(self, changes: dict[str, int]) -> bool:
         """Whether some worker has seen more changes than it had told of."""

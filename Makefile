@@ -1,6 +1,6 @@
 # The main jobs. Everything lives in $(VENV) and target/; nothing is done twice (`make clean` starts anew).
 #
-#   make demo [POOL=file|valkey|redis] [TRACE=FILE]   two vLLM servers share one pool; writes demo-report/
+#   make demo [POOL=file|valkey|redis] [TRACE=FILE]   vLLM with and without a pool; writes demo-report/
 #   make check                                        lint, types, unit tests but the long ones: what to run while working
 #   make unit                                         all unit tests, Rust's and Python's
 #   make e2e [T='tests/e2e/test_x.py -k WORD']        end-to-end tests on the real vLLM

@@ -21,6 +21,7 @@ from penstock.cli import words
 from penstock.cli.main import STATUSES, make_parser
 from penstock.plan import wish
 from penstock.pool import POOL_VARIABLE
+from penstock.vllm import compat
 from penstock.vllm.counters import COUNTERS, HISTOGRAM_LABELS, HISTOGRAMS, TENANT_COUNTERS
 from penstock.vllm.names import PREFIX
 from penstock.vllm.settings import Settings
@@ -140,10 +141,47 @@ def commands() -> str:
     return "\n".join([*lines, ""])
 
 
+def sharing() -> str:
+    """The page of what keeps engines of one model apart."""
+    return "\n".join(
+        [
+            "# What may differ",
+            "",
+            f"{_GENERATED} [Keys and values](../values.md#what-makes-the-namespace) tells what",
+            "must agree.",
+            "",
+            "Engines that share blocks may differ in what stands here. Whatever else is set",
+            "counts: then engines share only if it is set alike. `penstock pool diff` and",
+            "`penstock doctor` name it.",
+            "",
+            "## Options",
+            "",
+            "Parts of vLLM's configuration, or options in it. A star stands for any text within",
+            "a name.",
+            "",
+            *_table(("option", "why"), _reasons(compat.MAY_DIFFER)),
+            "",
+            "These count though the part with them is above:",
+            "",
+            *(f"- `{name}`" for name in compat.COUNTED),
+            "",
+            "## Environment variables",
+            "",
+            *_table(("variable", "why"), _reasons(compat.MAY_DIFFER_BY_ENVIRONMENT)),
+            "",
+        ]
+    )
+
+
+def _reasons(of: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(f"`{name}`", reason) for name, reason in of.items()]
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "reference/generated/settings.md": settings,
     "reference/generated/metrics.md": metrics,
     "reference/generated/commands.md": commands,
+    "reference/generated/sharing.md": sharing,
 }
 """Path in the site's sources → what makes the page."""
 

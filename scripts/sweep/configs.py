@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -238,4 +239,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:160]
+    text = str(error).strip().partition("\n")[0]
+    return textwrap.shorten(f"{type(error).__name__}: {text}", 160, placeholder=" …")

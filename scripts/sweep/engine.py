@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import json
 import random
+import textwrap
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,4 +157,4 @@ def _said(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if not text and (frames := traceback.extract_tb(error.__traceback__)):
         text = f"{Path(frames[-1].filename).name}: {frames[-1].line}"
-    return f"{type(error).__name__}: {text}"[:240]
+    return textwrap.shorten(f"{type(error).__name__}: {text}", 240, placeholder=" …")

@@ -53,3 +53,22 @@ def test_a_long_list_is_cut(store: Store) -> None:
     options = {f"x.{n}": n for n in range(9)}
     [finding] = found(store, FACTS | {"options": {}}, FACTS | {"options": options})
     assert finding.message.endswith(", options.x.4 and 4 others")
+
+
+def test_a_model_that_lies_in_several_places_is_one_model(store: Store) -> None:
+    here = FACTS | {"config": "c"}
+    there = here | {"model": "/elsewhere", "options": {"x.y": 2}}
+    [finding] = found(store, here, there)
+    assert finding.level == "note"
+    assert finding.message.endswith("they differ in options.x.y")
+    # Of one configuration there are many models.
+    [finding] = found(store, there | {"model": "other", "weights": "b"})
+    assert "2 namespaces" in finding.message
+
+
+def test_models_that_a_third_name_joins_are_one_model(store: Store) -> None:
+    one = FACTS | {"config": "c"}
+    two = FACTS | {"config": "d", "model": "n", "weights": "b"}
+    both = two | {"model": "m", "options": {}}
+    [finding] = found(store, one, two, both)
+    assert "3 namespaces" in finding.message

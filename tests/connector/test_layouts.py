@@ -3,9 +3,11 @@ its objects hold that order, and engines of either kind are to share them."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,6 +21,11 @@ from tests.e2e import models
 
 def importable() -> list[Any]:
     """vLLM's attention backends, as far as this machine has what they import."""
+    import vllm._custom_ops  # noqa: F401
+
+    # Backends for AMD import vLLM's kernels by their usual name. On CPUs without AVX-512 they are
+    # loaded by another, and loading them once more would end the process.
+    sys.modules.setdefault("vllm._C", ModuleType("vllm._C"))
     found = {}
     for member in AttentionBackendEnum:
         try:

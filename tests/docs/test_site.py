@@ -16,6 +16,7 @@ from scripts.docs import check, markup, reference
 import penstock
 from penstock.cli.main import COMMANDS, main, make_parser
 from penstock.plan import wish
+from penstock.vllm import compat
 from penstock.vllm.counters import COUNTERS, HISTOGRAMS, TENANT_COUNTERS
 from penstock.vllm.names import PREFIX
 from penstock.vllm.settings import Settings
@@ -96,6 +97,12 @@ def test_commands_are_the_same_on_every_machine(monkeypatch: pytest.MonkeyPatch)
     assert reference.commands() == page
     helps = re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert max(len(line) for text in helps for line in text.splitlines()) <= 80
+
+
+def test_every_line_of_what_may_differ_is_there() -> None:
+    page = reference.sharing()
+    for name, reason in {**compat.MAY_DIFFER, **compat.MAY_DIFFER_BY_ENVIRONMENT}.items():
+        assert f"| `{name}` | {reason} |" in page
 
 
 def test_every_generated_page_is_in_the_navigation() -> None:

@@ -20,7 +20,7 @@ from penstock.pool.namespace import DESCRIPTIONS
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-_NOT_IN_THE_NAME = ("model", "lookup", "tenant")
+_NOT_IN_THE_NAME = ("model", "lookup")
 """Facts of a description that are for people and routers. Two namespaces may differ in them and be
 the same."""
 
@@ -50,6 +50,8 @@ def _run(args: argparse.Namespace) -> int:
     found = [chosen(used, beginning)[0] for beginning in (args.one, args.other)]
     facts = []
     for namespace in found:
+        if namespace.digest == DESCRIPTIONS:
+            raise ConfigError(f"{namespace.digest.hex()} has descriptions, and no engine's blocks")
         if namespace.description is None:
             raise ConfigError(f"nothing describes the namespace {namespace.digest.hex()}")
         facts.append(dict(flat(namespace.description)))
@@ -58,10 +60,12 @@ def _run(args: argparse.Namespace) -> int:
         one, other = (namespace.digest.hex() for namespace in found)
         words.print_json([{"fact": name, one: own, other: others} for name, own, others in rows])
     elif rows:
+        # A tenant's begins as the one that it is made from.
+        length = 8 if found[0].digest[:4] != found[1].digest[:4] else None
         table = Table(box=None, header_style="bold")
         table.add_column("fact", no_wrap=True)
         for namespace in found:
-            table.add_column(namespace.digest.hex()[:8], overflow="fold")
+            table.add_column(namespace.digest.hex()[:length], overflow="fold")
         for name, own, others in rows:
             table.add_row(name, *(Text(_said(value)) for value in (own, others)))
         words.console().print(table)

@@ -88,6 +88,10 @@ def description(described: Mapping[str, Any] | None) -> str:
     'model m, tenant red'
     >>> description({"model": "m", "weights": "files:1a2b3c4d5e", "options": {"x.seed": 1}})
     'model m, weights 1a2b3c4d, with x.seed'
+    >>> description({"model": "m", "weights": "changed:1a2b3c4d5e"})
+    'model m, weights changed in place (1a2b3c4d)'
+    >>> description({"model": "m", "group": {"kind": "sliding_window", "window": 512}})
+    'model m, sliding window of 512'
     >>> description(None)
     'not described'
     """
@@ -106,8 +110,16 @@ def description(described: Mapping[str, Any] | None) -> str:
         words.append(f"KV {str(described['kv_dtype']).removeprefix('torch.')}")
     if "block_size" in described:
         words.append(f"blocks of {described['block_size']} tokens")
+    group = described.get("group")
+    if isinstance(group, Mapping) and group.get("kind") not in (None, "full_attention"):
+        window = f" of {group['window']}" if group.get("window") else ""
+        words.append(f"{str(group['kind']).replace('_', ' ')}{window}")
     if isinstance(weights := described.get("weights"), str):
-        words.append(f"weights {weights.rpartition(':')[2][:8]}")
+        how, _, digest = weights.rpartition(":")
+        is_changed = how == "changed"
+        words.append(
+            f"weights changed in place ({digest[:8]})" if is_changed else f"weights {digest[:8]}"
+        )
     if isinstance(options := described.get("options"), Mapping) and options:
         words.append(f"with {' and '.join(map(str, sorted(options)))}")
     if described.get("engine") == "sglang":

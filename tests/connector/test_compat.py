@@ -132,9 +132,13 @@ def engine(
     own_scales: bool = False,
     kv_type: str = "auto",
     pushed: str | None = None,
+    images_kept: float | None = None,
+    finds_own: bool = True,
     **drafter: Any,
 ) -> Any:
+    """`images_kept` are GiB for processed images; None for a model of text."""
     speculation = speculative(drafts, **drafter)
+    images = None if images_kept is None else SimpleNamespace(mm_processor_cache_gb=images_kept)
     return SimpleNamespace(
         parallel_config=SimpleNamespace(
             decode_context_parallel_size=decode_ranks,
@@ -148,10 +152,12 @@ def engine(
             prefix_caching_hash_algo="sha256",
             block_size=16,
             cache_dtype=kv_type,
+            enable_prefix_caching=finds_own,
         ),
         model_config=SimpleNamespace(
             enable_sleep_mode=sleep,
             enable_cumem_allocator=cumem,
+            multimodal_config=images,
             get_total_num_hidden_layers=lambda: 2,
         ),
         use_v2_model_runner=v2,
@@ -168,6 +174,7 @@ UNIFORM, MIXED = (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float1
         (engine(sleep=True), UNIFORM, "sleep mode"),
         (engine(cumem=True), UNIFORM, "--enable-cumem-allocator"),
         (engine(pushed="nccl"), UNIFORM, "--weight-transfer-config"),
+        (engine(images_kept=0, finds_own=False), UNIFORM, "images without names"),
         (engine(drafts="dflash"), UNIFORM, "by dflash, which keeps other states"),
         (engine(drafts="extract_hidden_states"), UNIFORM, "keeps other states"),
         (engine(drafts="mtp", modules=2), UNIFORM, "MTP with several modules"),
@@ -229,6 +236,9 @@ def test_kernels_that_ask_the_configuration_for_their_block_size_find_it() -> No
         (engine(), UNIFORM),
         (engine(stages=2), UNIFORM),
         (engine(drafts="ngram"), UNIFORM),
+        (engine(images_kept=0), UNIFORM),
+        (engine(images_kept=4, finds_own=False), UNIFORM),
+        (engine(finds_own=False), UNIFORM),
     ],
 )
 def test_what_can_be_followed_is_not(config: Any, dtypes: tuple[torch.dtype, ...]) -> None:

@@ -8,7 +8,7 @@ from abc import ABC
 from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
 
 import pytest
 import torch
@@ -27,6 +27,7 @@ from penstock.vllm.compat.weights import (
 )
 from penstock.vllm.tensors import by_kind, digest_tensors, one_digest
 
+Kind = TypeVar("Kind")
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.float8_e4m3fn)
 
 
@@ -221,8 +222,11 @@ def test_code_of_the_models_own_is_found(model: torch.nn.Module) -> None:
     assert set(own_code(model)) == {__name__}
     assert own_code(torch.nn.Linear(1, 1)) == {}
     # Another build of Python is no other model.
-    kinds = type("Abstract", (torch.nn.Module, ABC, Protocol), {"__module__": "vllm.model"})
-    assert own_code(kinds()) == {}
+
+    class Abstract(torch.nn.Module, ABC, Generic[Kind]):
+        __module__ = "vllm.model"
+
+    assert own_code(Abstract()) == {}
 
 
 def test_modules_that_the_models_own_code_uses_count_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,7 @@ MAY_DIFFER_BY_ENVIRONMENT: Mapping[str, str] = {
     "VLLM_SKIP_P2P_CHECK": _PROCESSES,
     "VLLM_PP_LAYER_PARTITION": _PROCESSES,
     "VLLM_KV_CACHE_LAYOUT": "decides how KV lies here; it is the same in the pool",
+    "VLLM_MLA_DISABLE": "decides which kind of KV a model has, which is told by another fact",
     "VLLM_CPU_KVCACHE_SPACE": _MEMORY,
     "VLLM_KV_OFFLOAD_*": _MEMORY,
     "VLLM_USE_SIMPLE_KV_OFFLOAD": _MEMORY,

@@ -261,14 +261,17 @@ class Node:
         """Aborts a request."""
         self.result(self.send("abort", request=number))
 
-    def forget(self, timeout: float = 120.0) -> None:
+    def forget(self, timeout: float = 120.0, small: Callable[[Node], object] | None = None) -> None:
         """Empties the engine's own prefix cache. vLLM refuses while a request holds blocks, and
-        one that was aborted in the middle of a load holds its own until a step that reports the
-        load's end: this runs small requests until then."""
+        those of a load that was aborted, or of stores, are held until a step that reports the end:
+        this runs `small` requests until then."""
         end = time.monotonic() + timeout
         while not self.reset():
             assert time.monotonic() < end, "blocks are held by no request"
-            self.ask([7, 8, 9], max_tokens=2)
+            if small is None:
+                self.ask([7, 8, 9], max_tokens=2)
+            else:
+                small(self)
 
     def reset(self, *, running: bool = False, pool: bool = False) -> bool:
         """Empties the engine's own prefix cache, of `running` requests too, and has Penstock forget

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.e2e import models
 from tests.e2e.conftest import BLOCK, tokens
@@ -14,6 +15,10 @@ from tests.e2e.stored import all_stored
 
 pytestmark = pytest.mark.e2e
 
+FP8 = pytest.mark.skipif(
+    not torch.cpu._is_avx512_supported(), reason="vLLM keeps FP8 only on CPUs with AVX-512"
+)
+
 
 @pytest.mark.parametrize(
     ("dtype", "kv_cache_dtype"),
@@ -21,8 +26,8 @@ pytestmark = pytest.mark.e2e
         ("bfloat16", "auto"),
         ("float16", "auto"),
         pytest.param("bfloat16", "bfloat16", marks=pytest.mark.soak),
-        ("bfloat16", "fp8_e4m3"),
-        ("bfloat16", "fp8_e5m2"),
+        pytest.param("bfloat16", "fp8_e4m3", marks=FP8),
+        pytest.param("bfloat16", "fp8_e5m2", marks=FP8),
     ],
 )
 def test_a_loaded_prompt_is_vllms_own_hit(
@@ -45,6 +50,7 @@ def test_a_loaded_prompt_is_vllms_own_hit(
         assert other.ask(prompts[0]).cached == 0
 
 
+@FP8
 def test_groups_may_differ_in_type(start: Callable[..., Node], tmp_path: Path) -> None:
     gemma = models.gemma2(tmp_path / "model")
     options = {

@@ -143,7 +143,8 @@ def test_what_somebody_else_does_to_weights_is_noticed(
         before = stored(node, ONE)
         node.forget()
         assert node.call("look")[0] > 0
-        assert node.ask(ONE).cached == FOUND, "nothing has changed"
+        hit = node.ask(ONE)
+        assert hit.cached == FOUND, "nothing has changed"
         node.call("train")
         assert node.reset(pool=True)
         answer = stored(node, ONE)
@@ -151,7 +152,8 @@ def test_what_somebody_else_does_to_weights_is_noticed(
         assert answer.text != before.text
     with start(llama, pool=pool) as second:
         answer = second.ask(ONE)
-        assert (answer.cached, answer.text) == (FOUND, before.text)
+        # As its own hit was: some CPUs round a whole prompt otherwise than its end.
+        assert (answer.cached, answer.text) == (FOUND, hit.text)
 
 
 def test_updates_under_load(

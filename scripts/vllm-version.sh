@@ -15,5 +15,8 @@ if [[ ! -e $folder/.done ]]; then
     touch "$folder/.done"
 fi
 
+# vLLM keeps what it found out about its models' classes under their names alone: two versions that
+# run beside each other would find it out anew at each start, which takes some 20 s of a core.
+export VLLM_CACHE_ROOT=$folder/cache
 export PYTHONPATH=$folder${PYTHONPATH:+:$PYTHONPATH}
 exec "$@"

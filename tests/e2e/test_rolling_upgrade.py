@@ -59,7 +59,7 @@ def test_two_versions_with_other_namespaces_leave_each_other_alone(
 ) -> None:
     assert BEFORE is not None
     prompts = [tokens(LENGTH, seed=11_000 + n) for n in range(2)]
-    # Whole prompts, also with the second pool: some CPUs round a prompt's end otherwise after a hit.
+    # Whole prompts with the second pool too: some CPUs round a prompt's end otherwise after a hit.
     plain.forget()
     expected = [plain.ask(prompt) for prompt in prompts]
     old = Node(llama, tmp_path / "before.log", pool=pool, env={"PYTHONPATH": BEFORE})

@@ -89,6 +89,9 @@ _OF_THE_OLDEST = (
     "tests/e2e/test_lookup_engines.py",
 )
 
+# All that Rust is built from. Models (loom) build each crate once more, with what it depends on.
+_CRATES = ("crates", "Cargo.toml", "Cargo.lock", ".cargo", "rust-toolchain.toml")
+
 # What end-to-end tests are made of.
 _ENGINES = (
     *("tests/e2e/conftest.py", "tests/e2e/forks.py", "tests/e2e/hybrids.py", "tests/e2e/models.py"),
@@ -169,12 +172,14 @@ STAGES = (
         "models (loom): shared memory",
         _words("cargo test --quiet -p penstock-store --locked --test shm_loom"),
         env={"RUSTFLAGS": "--cfg loom", "CARGO_TARGET_DIR": "target/loom"},
+        inputs=_CRATES,
         runs_some=True,
     ),
     Stage(
         "models (loom): signals, completions, slots",
         _words("cargo test --quiet -p penstock-engine --locked --lib loom_models"),
         env={"RUSTFLAGS": "--cfg loom", "CARGO_TARGET_DIR": "target/loom"},
+        inputs=_CRATES,
         runs_some=True,
     ),
     Stage(

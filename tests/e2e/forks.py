@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -109,6 +109,7 @@ def _run(
     multiprocessing.get_context = forked  # type: ignore[assignment]
 
     _wait_without_spinning()
+    _look_at_models_in_forks()
     from tests.e2e import node
 
     node.main(args)
@@ -130,3 +131,24 @@ def _wait_without_spinning() -> None:
         wait(self, timeout_ms)
 
     SpinCondition.wait = waits  # type: ignore[method-assign]
+
+
+def _look_at_models_in_forks() -> None:
+    """vLLM finds out what a model can do in a process of its own, which would import anew."""
+    from vllm.model_executor.models import registry
+
+    def forked(look: Callable[[], Any]) -> Any:
+        context = multiprocessing.get_context("fork")
+        to_hear, to_answer = context.Pipe(duplex=False)
+        with to_hear, to_answer:
+            process = context.Process(target=lambda: to_answer.send(look()))
+            process.start()
+            to_answer.close()
+            try:
+                return to_hear.recv()
+            except EOFError as error:
+                raise RuntimeError("a model's class was not looked at: see above") from error
+            finally:
+                process.join()
+
+    registry._run_in_subprocess = forked

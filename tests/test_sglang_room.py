@@ -14,7 +14,9 @@ from penstock.cli import main
 from penstock.sglang.counters import COUNTERS, Counters
 from penstock.sglang.hits import ALL_PAGES, TRAILING_PAGES, SidePool, leading, reach
 from penstock.sglang.settings import SGLANG_KEYS, Settings
-from penstock.sglang.store import object_name
+from penstock.sglang.store import PageStore, object_name
+from tests.network import LIMIT, Way
+from tests.servers import Server
 
 FLAGS = st.lists(st.booleans(), max_size=12)
 
@@ -75,6 +77,17 @@ def test_keys_of_sglang_are_not_ours() -> None:
     assert Settings.parse(extra).store_deadline(64 << 20) == 6.0
     assert Settings.parse({}, {"PENSTOCK_POOL": "shm://kv"}).pool == "shm://kv"
     assert "secret" not in repr(Settings.parse({"pool": "valkey://:secret@host"}))
+
+
+def test_who_waits_longer_for_an_answer_waits_as_long_for_a_connection(
+    valkey_server: Server,
+) -> None:
+    with Way(valkey_server.port) as way:
+        # A server's first answer takes longer than the second that a connection may take otherwise.
+        way.be(delay=0.6)
+        settings = Settings(f"valkey://127.0.0.1:{way.port}", lookup_timeout=LIMIT)
+        store = PageStore(settings, Counters(lambda *_: None))
+        assert store.contains([object_name(bytes(16), "x")], timeout=LIMIT) == [False]
 
 
 def test_names_of_objects() -> None:

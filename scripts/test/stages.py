@@ -89,6 +89,13 @@ _OF_THE_OLDEST = (
     "tests/e2e/test_lookup_engines.py",
 )
 
+# Demos besides that of `make demo`. Each starts two or four servers, which import vLLM anew.
+_OTHER_DEMOS = (
+    "tests/e2e/test_demo_pd.py",
+    "tests/e2e/test_demo.py::test_a_trace_finds_what_the_simulator_says",
+    "tests/e2e/test_demo.py::test_a_signal_leaves_no_process_behind",
+)
+
 # All that Rust is built from. Models (loom) build each crate once more, with what it depends on.
 _CRATES = ("crates", "Cargo.toml", "Cargo.lock", ".cargo", "rust-toolchain.toml")
 
@@ -104,13 +111,11 @@ def _files(tests: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted({test.partition("::")[0] for test in tests}))
 
 
-def _version(version: str, tests: tuple[str, ...], *, oldest: bool = False) -> Stage:
+def _version(version: str, tests: tuple[str, ...]) -> Stage:
     return Stage(
         f"end-to-end tests with vLLM {version}",
         ("scripts/vllm-version.sh", VENV, version, *_pytest(*tests)),
-        inputs=()
-        if oldest
-        else (*_ENGINES, *_files(tests), "python/penstock/vllm", "scripts/vllm-version.sh"),
+        inputs=(*_ENGINES, *_files(tests), "python/penstock/vllm", "scripts/vllm-version.sh"),
     )
 
 
@@ -184,7 +189,21 @@ STAGES = (
     ),
     Stage(
         "end-to-end tests with one neighbour",
-        _pytest("tests/e2e", "-m", "alone and not soak", "--timeout", "900"),
+        _pytest(
+            *("tests/e2e", "-m", "alone and not soak", "--timeout", "900"),
+            *(f"--deselect={test}" for test in _OTHER_DEMOS),
+        ),
+    ),
+    Stage(
+        "other demos: prefill and decode, a trace, a signal",
+        _pytest(*_OTHER_DEMOS, "-m", "not soak", "--timeout", "900"),
+        inputs=(
+            *_files(_OTHER_DEMOS),
+            *("tests/e2e/patient.py", "tests/watched.py", "tests/prometheus.py", "requirements"),
+            *("python/penstock/demo", "python/penstock/sim", "python/penstock/vllm"),
+            *(f"python/penstock/cli/{name}.py" for name in ("demo", "simulate")),
+            "crates/penstock-sim/src",
+        ),
     ),
     Stage(
         "end-to-end tests with model runner V2",
@@ -192,8 +211,12 @@ STAGES = (
             *("scripts/model-runner-v2.sh", VENV),
             *_pytest("tests/e2e/test_model_runner_v2.py"),
         ),
+        inputs=(
+            *(*_ENGINES, "tests/e2e/test_model_runner_v2.py", "scripts/model-runner-v2.sh"),
+            *("python/penstock/vllm", "python/penstock/layout", "crates/penstock-layout/src"),
+        ),
     ),
-    _version("0.29.0", _OF_EACH_VERSION + _OF_THE_OLDEST, oldest=True),
+    _version("0.29.0", _OF_EACH_VERSION + _OF_THE_OLDEST),
     _version("0.31.0", _OF_EACH_VERSION),
     # What Penstock uses of 0.30 and of 0.31 is the same. They differ in how steps end that compute
     # nothing.

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.pool.namespace import object_key
 from penstock.vllm.settings import Lanes, Settings
+from tests.network import LIMIT, Way
+from tests.servers import Server
 
 POOL = {"penstock.pool": "valkey://cache.example"}
 
@@ -142,3 +145,14 @@ def test_lanes_follow_the_cores_of_a_rank(ranks: int, cores: int, expected: Lane
     assert Settings("memory:").lanes(ranks, cores) == expected
     named = Settings("memory:", get_lanes=5, copy_lanes=1)
     assert named.lanes(ranks, cores) == Lanes(5, expected.put, 1)
+
+
+def test_who_waits_longer_for_an_answer_waits_as_long_for_a_connection(
+    valkey_server: Server,
+) -> None:
+    with Way(valkey_server.port) as way:
+        # A server's first answer takes longer than the second that a connection may take otherwise.
+        way.be(delay=0.6)
+        url = f"valkey://127.0.0.1:{way.port}"
+        store = Settings(url, lookup_timeout=LIMIT).open_pool("test")
+        assert store.contains([object_key(bytes(16), bytes(32))], timeout=LIMIT) == [False]

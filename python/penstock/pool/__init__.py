@@ -6,7 +6,14 @@ Authors of stores write a :class:`PythonStore`.
 from penstock._native import find_stores_with, parse_size
 from penstock.pool.asynchronous import AsyncPool, open_async
 from penstock.pool.namespace import namespace_digest, publish_namespace, read_namespace
-from penstock.pool.pool import POOL_VARIABLE, Entry, NamespaceUsage, Pool, open
+from penstock.pool.pool import (
+    CONNECT_TIMEOUT,
+    POOL_VARIABLE,
+    Entry,
+    NamespaceUsage,
+    Pool,
+    open,
+)
 from penstock.pool.registry import (
     RegisteredStore,
     is_registered,
@@ -16,6 +23,7 @@ from penstock.pool.registry import (
 from penstock.pool.store import Get, Listed, Put, PythonStore
 
 __all__ = [
+    "CONNECT_TIMEOUT",
     "POOL_VARIABLE",
     "AsyncPool",
     "Entry",

@@ -30,9 +30,13 @@ from penstock.pool.namespace import (
     read_namespace,
 )
 
-__all__ = ["POOL_VARIABLE", "Entry", "Key", "NamespaceUsage", "Pool", "open"]
+__all__ = ["CONNECT_TIMEOUT", "POOL_VARIABLE", "Entry", "Key", "NamespaceUsage", "Pool", "open"]
 
 POOL_VARIABLE = "PENSTOCK_POOL"
+
+CONNECT_TIMEOUT = 1.0
+"""Seconds that making a connection may take, unless somebody says otherwise."""
+
 """Environment variable with the pool's URL, for use if the settings name none. So a URL with a
 password stays out of command lines."""
 
@@ -434,7 +438,7 @@ def open(
     *,
     namespace: Namespace = "default",
     timeout: float = 10.0,
-    connect_timeout: float = 1.0,
+    connect_timeout: float = CONNECT_TIMEOUT,
     connections: int = 8,
     client_name: str = "penstock",
     encryption_key_file: str | os.PathLike[str] | None = None,

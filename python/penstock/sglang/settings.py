@@ -49,7 +49,8 @@ class Settings:
     """URL of the pool; or several as tiers, the nearest first, with spaces between. Without it, the
     environment variable PENSTOCK_POOL has it."""
     lookup_timeout: _Seconds = 0.25
-    """Seconds after which a look-up ends. Pages not found by then are misses."""
+    """Seconds after which a look-up ends. Pages not found by then are misses. Making a connection
+    may take as long, but at least a second."""
     load_timeout: _Seconds = 0.5
     """Seconds that a piece of a load (64 MiB) may take; `transfer_floor` adds to it by size."""
     store_timeout: _Seconds = 5.0

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from penstock._native import EncryptionKeys, Store
 from penstock.errors import PenstockError, Rejected, StoreError, TooSmall
+from penstock.pool import CONNECT_TIMEOUT
 from penstock.pool.namespace import object_key, publish_namespace
 from penstock.sglang.counters import Counters, Troubles
 from penstock.sglang.pages import Loan
@@ -50,7 +51,8 @@ class PageStore:
         """
         self._settings = settings
         self._counters = counters
-        store = Store.open(settings.pool, client_name="penstock-sglang")
+        patience = max(CONNECT_TIMEOUT, settings.lookup_timeout)
+        store = Store.open(settings.pool, client_name="penstock-sglang", connect_timeout=patience)
         keys = EncryptionKeys.load(settings.encryption_key_file or None)
         store = store.guarded()
         self._store = store if keys is None else store.encrypted(keys)

@@ -19,11 +19,11 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from penstock._native import parse_size
+from penstock._native import Store, parse_size
 from penstock.errors import ConfigError
 from penstock.layout.geometry import RANK, parse_geometry
 from penstock.layout.negotiate import AUTO, LAYOUTS
-from penstock.pool import POOL_VARIABLE
+from penstock.pool import CONNECT_TIMEOUT, POOL_VARIABLE
 from penstock.vllm import advisor
 from penstock.vllm.bootstrap import read_address
 from penstock.vllm.names import PREFIX, TENANT, TENANT_NAME
@@ -115,7 +115,8 @@ class Settings:
     """When to load blocks that can be loaded: `auto` (where it is expected to be faster than
     recomputing), `always`, or `never`."""
     lookup_timeout: _Seconds = 0.25
-    """Seconds after which a look-up counts as a miss."""
+    """Seconds after which a look-up counts as a miss. Making a connection may take as long, but at
+    least a second."""
     load_timeout: _Seconds = 0.5
     """Seconds that every load may take; `load_floor` adds to it by size."""
     load_floor: _Count = 64 << 20
@@ -224,6 +225,17 @@ class Settings:
     def load_deadline(self, num_bytes: int) -> float:
         """Seconds that a load of `num_bytes` may take."""
         return self.load_timeout + num_bytes / self.load_floor
+
+    def open_pool(self, client_name: str) -> Store:
+        """The pool, behind a breaker. `client_name` is what a server's list of clients shows.
+
+        Raises:
+            ConfigError: the URL is wrong.
+            StoreError: the directory cannot be used.
+        """
+        patience = max(CONNECT_TIMEOUT, self.lookup_timeout)
+        store = Store.open(self.pool, client_name=client_name, connect_timeout=patience)
+        return store.guarded()
 
 
 def tenant_name(params: Mapping[str, Any] | None) -> str:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import starmap
 from typing import Any
 
-from penstock._native import Catalogue, Store, attended
+from penstock._native import Catalogue, attended
 from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.advisor import Advisor
 from penstock.vllm.agreement import Agreement
@@ -70,7 +70,7 @@ class SchedulerHalf:
         adapter_of: AdapterOf,
         role: Role = ROLES["kv_both"],
     ) -> None:
-        store = Store.open(settings.pool, client_name="penstock-scheduler").guarded()
+        store = settings.open_pool("penstock-scheduler")
         groups = [(g.block_size, g.window, g.state is not None) for g in facts.groups]
         self._common = Common(
             settings,

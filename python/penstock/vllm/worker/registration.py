@@ -200,7 +200,7 @@ def _start_engine(
 
 
 def _open_store(settings: Settings) -> Store:
-    store = Store.open(settings.pool, client_name="penstock-worker").guarded()
+    store = settings.open_pool("penstock-worker")
     keys = EncryptionKeys.load(settings.encryption_key_file or None)
     if keys is None:
         return store

@@ -198,8 +198,8 @@ def metric_name(counter: str) -> str:
 def documented(of: type) -> dict[str, str]:
     """The text beneath each attribute in a class's source, where there is one.
 
-    >>> documented(Settings)["lookup_timeout"]
-    'Seconds after which a look-up counts as a miss.'
+    >>> documented(Settings)["drain_timeout"]
+    'Seconds that shutdown waits for stores to reach the pool.'
     """
     (definition,) = ast.parse(inspect.getsource(of)).body
     body = cast("ast.ClassDef", definition).body

@@ -33,12 +33,11 @@ from penstock.pool.namespace import (
 __all__ = ["CONNECT_TIMEOUT", "POOL_VARIABLE", "Entry", "Key", "NamespaceUsage", "Pool", "open"]
 
 POOL_VARIABLE = "PENSTOCK_POOL"
+"""Environment variable with the pool's URL, for use if the settings name none. So a URL with a
+password stays out of command lines."""
 
 CONNECT_TIMEOUT = 1.0
 """Seconds that making a connection may take, unless somebody says otherwise."""
-
-"""Environment variable with the pool's URL, for use if the settings name none. So a URL with a
-password stays out of command lines."""
 
 Key: TypeAlias = str | bytes
 """A key of any length; text stands for its UTF-8 bytes."""

@@ -111,11 +111,15 @@ def _files(tests: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted({test.partition("::")[0] for test in tests}))
 
 
-def _version(version: str, tests: tuple[str, ...]) -> Stage:
+def _version(version: str, tests: tuple[str, ...], *others: str) -> Stage:
+    """The tests with a version of vLLM. They depend on `others` besides what all of them do."""
     return Stage(
         f"end-to-end tests with vLLM {version}",
         ("scripts/vllm-version.sh", VENV, version, *_pytest(*tests)),
-        inputs=(*_ENGINES, *_files(tests), "python/penstock/vllm", "scripts/vllm-version.sh"),
+        inputs=(
+            *(*_ENGINES, *_files(tests), "python/penstock/vllm", "scripts/vllm-version.sh"),
+            *others,
+        ),
     )
 
 
@@ -201,7 +205,8 @@ STAGES = (
             *_files(_OTHER_DEMOS),
             *("tests/e2e/patient.py", "tests/watched.py", "tests/prometheus.py", "requirements"),
             *("python/penstock/demo", "python/penstock/sim", "python/penstock/vllm"),
-            *(f"python/penstock/cli/{name}.py" for name in ("demo", "simulate")),
+            *(f"python/penstock/cli/{name}.py" for name in ("demo", "simulate", "serve")),
+            *(f"python/penstock/{name}.py" for name in ("completions", "exposition", "programs")),
             "crates/penstock-sim/src",
         ),
     ),
@@ -216,7 +221,12 @@ STAGES = (
             *("python/penstock/vllm", "python/penstock/layout", "crates/penstock-layout/src"),
         ),
     ),
-    _version("0.29.0", _OF_EACH_VERSION + _OF_THE_OLDEST),
+    _version(
+        "0.29.0",
+        _OF_EACH_VERSION + _OF_THE_OLDEST,
+        *("tests/e2e/test_parallel.py", "python/penstock/plan", "python/penstock/lookup"),
+        "crates/penstock-lookup/src",
+    ),
     _version("0.31.0", _OF_EACH_VERSION),
     # What Penstock uses of 0.30 and of 0.31 is the same. They differ in how steps end that compute
     # nothing.

@@ -268,15 +268,14 @@ impl Registration {
     ) -> Vec<(Range<usize>, B)> {
         out.clear();
         let ranges = objects.into_iter().map(|object| {
-            let start = out.len();
             let bytes = object.payload.as_ref().len();
-            self.segments(object.pages, object.span, bytes, out);
-            (start..out.len(), object.payload)
+            let own = self.segments(object.pages, object.span, bytes, out);
+            (own, object.payload)
         });
         ranges.collect()
     }
 
-    /// Appends the segments of a span of pages.
+    /// Appends the segments of a span of pages. Returns which of `out` they are.
     ///
     /// Panics unless each segment lies inside its region and they have `bytes` in all. A descriptor
     /// gives no other segments; the check keeps a fault in a descriptor from becoming a stray
@@ -287,15 +286,11 @@ impl Registration {
         span: &Span,
         bytes: usize,
         out: &mut Vec<Segment>,
-    ) {
-        let start = out.len();
-        for page in pages {
-            self.descriptor
-                .segments(page, span, out)
-                .expect("checked when the job was submitted");
-        }
+    ) -> Range<usize> {
+        let own = (self.descriptor.segments(pages, span, out))
+            .expect("checked when the job was submitted");
         let mut sum = 0;
-        for segment in &out[start..] {
+        for segment in &out[own.clone()] {
             let region = &self.regions[segment.region as usize];
             let end = segment
                 .offset
@@ -305,6 +300,7 @@ impl Registration {
             sum += segment.len;
         }
         assert_eq!(sum, bytes as u64, "segments as long as the payload");
+        own
     }
 }
 

@@ -15,6 +15,13 @@ pub struct Segment {
     pub len: u64,
 }
 
+impl Segment {
+    /// Whether this begins where `before` ends.
+    fn continues(&self, before: &Self) -> bool {
+        before.region == self.region && before.offset + before.len == self.offset
+    }
+}
+
 /// Where a layer's KV begins: block 0, head 0 of the share, token 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LayerBase {
@@ -223,7 +230,7 @@ impl Contiguity {
 /// let runs = |layout| {
 ///     let descriptor = Descriptor::packed(layout, share, 100, 16, 256).unwrap();
 ///     let mut runs = Vec::new();
-///     descriptor.segments(3, &share, &mut runs).unwrap();
+///     descriptor.segments([3], &share, &mut runs).unwrap();
 ///     runs
 /// };
 /// let run = |offset, len| Segment { region: 0, offset, len };
@@ -366,7 +373,7 @@ impl Descriptor {
     /// How a block lies in memory, read in canonical order.
     pub fn contiguity(&self) -> Contiguity {
         let mut runs = Vec::new();
-        let found = self.segments(0, &self.share(), &mut runs);
+        let found = self.segments([0], &self.share(), &mut runs);
         debug_assert!(
             found.is_ok(),
             "there is a block, and the share is part of itself"
@@ -396,30 +403,43 @@ impl Descriptor {
         p.present(span).len() as u64 * span.head_count() as u64 * (p.tokens * p.content_bytes)
     }
 
-    /// Appends the fewest runs that hold a span's bytes of a block, in canonical order: layer by
-    /// layer, and inside a layer in [`interior`](Self::interior) order.
+    /// Appends the fewest runs that hold a span's bytes of blocks: block by block, and inside each
+    /// in canonical order: layer by layer, and inside a layer in [`interior`](Self::interior)
+    /// order. Returns which of `out` they are.
     ///
-    /// A run that continues the last one of `out` extends it. So the blocks of a chunk merge if
-    /// they are neighbours. On an error, `out` is as it was.
+    /// Blocks that are neighbours in memory merge. What `out` held before changes nothing, and is
+    /// left as it was. On an error, nothing is appended.
     pub fn segments(
         &self,
-        block: u64,
+        blocks: impl IntoIterator<Item = u64>,
         span: &Span,
         out: &mut Vec<Segment>,
-    ) -> Result<(), SegmentError> {
+    ) -> Result<Range<usize>, SegmentError> {
         let p = &self.placement;
-        if block >= p.blocks {
-            return Err(SegmentError::BlockOutOfRange {
-                block,
-                blocks: p.blocks,
-            });
-        }
         if !p.share.contains(span) {
             return Err(SegmentError::SpanOutsideShare {
                 span: *span,
                 share: p.share,
             });
         }
+        let first = out.len();
+        for block in blocks {
+            if block >= p.blocks {
+                out.truncate(first);
+                return Err(SegmentError::BlockOutOfRange {
+                    block,
+                    blocks: p.blocks,
+                });
+            }
+            self.append(block, span, first, out);
+        }
+        Ok(first..out.len())
+    }
+
+    /// Appends the runs of a block, which is one of ours. A run extends the last one only if that
+    /// is `first` or comes after it.
+    fn append(&self, block: u64, span: &Span, first: usize, out: &mut Vec<Segment>) {
+        let p = &self.placement;
         // Nothing below overflows: each sum is the offset of an element that was checked to
         // lie inside its region.
         let first_head = u64::from(span.heads().start - p.share.heads().start);
@@ -442,19 +462,18 @@ impl Descriptor {
         for base in &p.layers[p.present(span)] {
             for i in 0..outer {
                 for j in 0..inner {
-                    let offset = base.offset + start + i * outer_stride + j * inner_stride;
-                    push(
-                        out,
-                        Segment {
-                            region: base.region,
-                            offset,
-                            len: run,
-                        },
-                    );
+                    let next = Segment {
+                        region: base.region,
+                        offset: base.offset + start + i * outer_stride + j * inner_stride,
+                        len: run,
+                    };
+                    match out[first..].last_mut() {
+                        Some(last) if next.continues(last) => last.len += next.len,
+                        _ => out.push(next),
+                    }
                 }
             }
         }
-        Ok(())
     }
 }
 
@@ -472,15 +491,6 @@ impl Placement {
         self.share
             .layers()
             .filter(|layer| self.absent.binary_search(layer).is_err())
-    }
-}
-
-fn push(out: &mut Vec<Segment>, next: Segment) {
-    match out.last_mut() {
-        Some(last) if last.region == next.region && last.offset + last.len == next.offset => {
-            last.len += next.len;
-        }
-        _ => out.push(next),
     }
 }
 

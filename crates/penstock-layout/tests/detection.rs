@@ -119,7 +119,7 @@ fn blocks_of_layers_that_mesh_like_teeth_have_no_name() {
     let mut out = Vec::new();
     found
         .descriptor
-        .segments(1, &found.descriptor.share(), &mut out)
+        .segments([1], &found.descriptor.share(), &mut out)
         .unwrap();
     let page = |n: u64| Segment {
         region: 0,
@@ -146,7 +146,7 @@ fn a_storage_for_each_layer() {
     let mut out = Vec::new();
     found
         .descriptor
-        .segments(1, &found.descriptor.share(), &mut out)
+        .segments([1], &found.descriptor.share(), &mut out)
         .unwrap();
     let page = |region| Segment {
         region,
@@ -169,7 +169,7 @@ fn single_axes_have_no_place_and_their_strides_are_ignored() {
     let mut out = Vec::new();
     found
         .descriptor
-        .segments(2, &Span::new(0..3, 2..3).unwrap(), &mut out)
+        .segments([2], &Span::new(0..3, 2..3).unwrap(), &mut out)
         .unwrap();
     assert_eq!(
         out,
@@ -192,8 +192,8 @@ fn a_group_has_some_of_its_stages_layers() {
     for layer in 0..6 {
         let span = Span::new(layer..layer + 1, 0..2).unwrap();
         let (mut own, mut expected) = (Vec::new(), Vec::new());
-        found.segments(2, &span, &mut own).unwrap();
-        whole.segments(2, &span, &mut expected).unwrap();
+        found.segments([2], &span, &mut own).unwrap();
+        whole.segments([2], &span, &mut expected).unwrap();
         assert_eq!(own, if layer % 2 == 1 { expected } else { vec![] });
     }
     assert_eq!(
@@ -221,7 +221,7 @@ fn unevenly_placed_layers_are_described_without_a_name() {
     let mut out = Vec::new();
     found
         .descriptor
-        .segments(0, &Span::new(2..3, 0..2).unwrap(), &mut out)
+        .segments([0], &Span::new(2..3, 0..2).unwrap(), &mut out)
         .unwrap();
     assert_eq!(
         out,
@@ -388,7 +388,7 @@ fn every_run(descriptor: &Descriptor) -> Vec<Segment> {
     for block in 0..descriptor.blocks() {
         for layer in descriptor.share().layers() {
             let layer = Span::new(layer..layer + 1, descriptor.share().heads()).unwrap();
-            descriptor.segments(block, &layer, &mut out).unwrap();
+            descriptor.segments([block], &layer, &mut out).unwrap();
         }
     }
     out
@@ -497,7 +497,7 @@ proptest! {
         for block in 0..shape[0] {
             let mut segments = Vec::new();
             let share = found.descriptor.share();
-            found.descriptor.segments(block, &share, &mut segments).unwrap();
+            found.descriptor.segments([block], &share, &mut segments).unwrap();
             for segment in segments {
                 let address = found.regions[segment.region as usize].address + segment.offset;
                 described.extend(address..address + segment.len);

@@ -13,7 +13,7 @@ fn runs(layout: KvLayout, block: u64, part: Span) -> Vec<(u64, u64)> {
     let descriptor = Descriptor::packed(layout, span(10..12, 4..6), 3, 4, 8).unwrap();
     assert_eq!(descriptor.region_lens(), [384]);
     let mut out = Vec::new();
-    descriptor.segments(block, &part, &mut out).unwrap();
+    descriptor.segments([block], &part, &mut out).unwrap();
     out.iter()
         .map(|segment| (segment.offset, segment.len))
         .collect()
@@ -68,19 +68,19 @@ fn second_layer_second_head_of_block_2() {
 }
 
 #[test]
-fn neighbouring_blocks_of_a_chunk_merge() {
+fn neighbouring_blocks_merge_within_an_object_only() {
     let share = span(0..2, 0..2);
     let mut out = Vec::new();
-    let descriptor = Descriptor::packed(KvLayout::BLHNC, share, 3, 4, 8).unwrap();
-    for block in [1, 2, 0] {
-        descriptor.segments(block, &share, &mut out).unwrap();
-    }
+    let descriptor = Descriptor::packed(KvLayout::BLHNC, share, 4, 4, 8).unwrap();
+    let chunk = descriptor.segments([1, 2, 0], &share, &mut out).unwrap();
+    let neighbour = descriptor.segments([1], &share, &mut out).unwrap();
     let segment = |offset, len| Segment {
         region: 0,
         offset,
         len,
     };
-    assert_eq!(out, [segment(128, 256), segment(0, 128)]);
+    assert_eq!(out[chunk], [segment(128, 256), segment(0, 128)]);
+    assert_eq!(out[neighbour], [segment(128, 128)]);
     assert_eq!(descriptor.block_bytes(&share), 128);
     assert_eq!(descriptor.block_bytes(&span(0..1, 0..2)), 64);
 }
@@ -92,7 +92,7 @@ fn another_interior_gives_the_same_bytes_in_another_order() {
         .unwrap()
         .with_interior(penstock_layout::Interior::Nhc);
     let mut out = Vec::new();
-    descriptor.segments(0, &share, &mut out).unwrap();
+    descriptor.segments([0], &share, &mut out).unwrap();
     let offsets: Vec<u64> = out.iter().map(|segment| segment.offset).collect();
     assert_eq!(offsets, [0, 16, 8, 24]);
 }
@@ -103,7 +103,7 @@ fn outside_block_or_share_is_refused_and_leaves_out_alone() {
     let descriptor = Descriptor::packed(KvLayout::LBHNC, share, 3, 4, 8).unwrap();
     let mut out = Vec::new();
     assert_eq!(
-        descriptor.segments(3, &share, &mut out),
+        descriptor.segments([3], &share, &mut out),
         Err(SegmentError::BlockOutOfRange {
             block: 3,
             blocks: 3
@@ -116,7 +116,7 @@ fn outside_block_or_share_is_refused_and_leaves_out_alone() {
         span(2..4, 1..4),
     ] {
         assert_eq!(
-            descriptor.segments(0, &outside, &mut out),
+            descriptor.segments([0], &outside, &mut out),
             Err(SegmentError::SpanOutsideShare {
                 span: outside,
                 share
@@ -262,7 +262,7 @@ fn a_group_with_some_of_a_stages_layers() {
     assert_eq!(group.layers().collect::<Vec<_>>(), [5, 7]);
     let runs = |span: Span| {
         let mut runs = Vec::new();
-        group.segments(1, &span, &mut runs).unwrap();
+        group.segments([1], &span, &mut runs).unwrap();
         assert_eq!(
             runs.iter().map(|run| run.len).sum::<u64>(),
             group.block_bytes(&span)

@@ -131,31 +131,57 @@ fn any_placement() -> impl Strategy<Value = Placement> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
+    /// Several objects, one after the other into one `out`, as for a copy of them all: each has
+    /// its own bytes in its own runs, whatever lies there already.
     #[test]
     fn segments_are_the_elements_in_canonical_order_in_the_fewest_runs(
-        (p, part) in any_placement().prop_flat_map(|p| {
-            let part = part_of(p.share);
-            (Just(p), part)
+        (p, parts) in any_placement().prop_flat_map(|p| {
+            let parts = proptest::collection::vec(part_of(p.share), 1..65);
+            (Just(p), parts)
         }),
-        picks in proptest::collection::vec(any::<prop::sample::Index>(), 1..4),
+        picks in proptest::collection::vec(
+            proptest::collection::vec(any::<prop::sample::Index>(), 1..4), 64
+        ),
+        whole in any::<bool>(),
     ) {
         let descriptor = Descriptor::new(p.clone()).unwrap();
-        let (mut segments, mut expected) = (Vec::new(), Vec::new());
-        for pick in picks {
-            let block = pick.index(p.blocks as usize) as u64;
-            descriptor.segments(block, &part, &mut segments).unwrap();
-            let of_block = elements(&p, block, &part);
-            expected.extend(of_block.into_iter().map(|(r, o)| (r, o, p.content_bytes)));
-            let sum: u64 = segments.iter().map(|segment| segment.len).sum();
-            prop_assert_eq!(sum % descriptor.block_bytes(&part), 0);
+        let mut segments = Vec::new();
+        for (part, picks) in parts.iter().zip(picks) {
+            let part = if whole { &p.share } else { part };
+            let blocks: Vec<u64> = (picks.iter())
+                .map(|pick| pick.index(p.blocks as usize) as u64)
+                .collect();
+            let before = segments.clone();
+            let own = descriptor.segments(blocks.iter().copied(), part, &mut segments).unwrap();
+            prop_assert_eq!(own.clone(), before.len()..segments.len());
+            prop_assert_eq!(&segments[..own.start], &before, "what was there is left alone");
+            let own = &segments[own];
+            let expected = blocks.iter().flat_map(|&block| elements(&p, block, part));
+            let expected = bytes(expected.map(|(r, o)| (r, o, p.content_bytes)));
+            prop_assert_eq!(flatten(own), expected);
+            for pair in own.windows(2) {
+                prop_assert!(
+                    (pair[0].region, pair[0].offset + pair[0].len)
+                        != (pair[1].region, pair[1].offset),
+                    "{:?} could be one", pair
+                );
+            }
         }
-        prop_assert_eq!(flatten(&segments), bytes(expected));
-        for pair in segments.windows(2) {
-            prop_assert!(
-                (pair[0].region, pair[0].offset + pair[0].len) != (pair[1].region, pair[1].offset),
-                "{:?} could be one", pair
-            );
-        }
+    }
+
+    #[test]
+    fn on_an_error_nothing_is_appended(p in any_placement(), block in 0..4_u64, wide in any::<bool>()) {
+        let descriptor = Descriptor::new(p.clone()).unwrap();
+        let mut segments = Vec::new();
+        let before = descriptor.segments([0], &p.share, &mut segments).unwrap();
+        let (layers, heads) = (p.share.layers(), p.share.heads());
+        let outside = Span::new(layers.start..layers.end + 1, heads).unwrap();
+        let (blocks, span) = match wide {
+            true => ([0, 0], &outside),
+            false => ([0, p.blocks + block], &p.share),
+        };
+        prop_assert!(descriptor.segments(blocks, span, &mut segments).is_err());
+        prop_assert_eq!(segments.len(), before.end);
     }
 
     #[test]

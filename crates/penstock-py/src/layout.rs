@@ -264,7 +264,7 @@ impl Descriptor {
         let span = self::span(py, span)?;
         let mut runs = Vec::new();
         self.layout
-            .segments(block, &span, &mut runs)
+            .segments([block], &span, &mut runs)
             .map_err(|e| layout_error(py, e))?;
         Ok(runs
             .into_iter()

@@ -16,7 +16,8 @@ pub struct Run {
 }
 
 impl Run {
-    pub(crate) fn new(start: *mut u8, len: usize) -> Self {
+    /// The bytes from `start` on.
+    pub fn new(start: *mut u8, len: usize) -> Self {
         Self { start, len }
     }
 

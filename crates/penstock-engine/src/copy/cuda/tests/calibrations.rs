@@ -4,8 +4,8 @@ use penstock_layout::KvLayout;
 
 use super::super::calibration::Calibration;
 use super::super::{COPY_ENGINE_FROM, CudaExecutor, Way};
-use super::machine::{Costs, Machine};
-use super::{Cache, Payload, Sizes, assert_thread_as_before};
+use super::{Cache, Payload, Sizes};
+use penstock_cuda_standin::{Costs, Machine};
 
 /// The copy engines win from `at` bytes on, and by less than the kernel's handicap before.
 fn turning(at: f64) -> Costs {
@@ -38,7 +38,7 @@ fn each_direction_has_its_own_crossover() {
         assert_eq!((sizes[0], sizes[6]), (4 << 10, 256 << 10));
     }
     machine.assert_clean();
-    assert_thread_as_before();
+    Machine::assert_thread_as_before();
 }
 
 #[test]

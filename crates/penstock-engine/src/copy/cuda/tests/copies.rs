@@ -9,9 +9,8 @@ use proptest::prelude::*;
 use super::super::{
     COPY_ENGINE_FROM, CudaExecutor, KERNEL_BLOCKS, PIECES_NAME, PIECES_PTX, TABLE_PIECES,
 };
-use super::machine::Machine;
-use super::ptx::Program;
-use super::{Cache, Payload, Sizes, assert_thread_as_before, pattern};
+use super::{Cache, Payload, Sizes, pattern};
+use penstock_cuda_standin::{Machine, Program};
 
 /// How a copy is asked for.
 #[derive(Clone, Debug)]
@@ -114,7 +113,7 @@ fn check(case: &Case) {
     drop(state);
     drop((payload, executor, cache));
     machine.assert_clean();
-    assert_thread_as_before();
+    Machine::assert_thread_as_before();
 }
 
 proptest! {
@@ -289,7 +288,7 @@ fn copies_at_the_same_time_each_have_their_own_stream() {
                         .scatter(executor, &blocks, &cache.whole(), payload.bytes())
                         .unwrap();
                 }
-                assert_thread_as_before();
+                Machine::assert_thread_as_before();
             });
         }
     });

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use penstock_layout::KvLayout;
 
 use super::super::{CudaError, CudaExecutor};
-use super::machine::{ILLEGAL_ADDRESS, Machine, THREAD, TOLD_TO_FAIL};
-use super::{Cache, Payload, Sizes, assert_thread_as_before};
+use super::{Cache, Payload, Sizes};
 use crate::Region;
 use crate::copy::{Executor, Gathering};
+use penstock_cuda_standin::{ILLEGAL_ADDRESS, Machine, TOLD_TO_FAIL};
 
 /// Each call that can fail before or while bytes move.
 const CALLS: [&str; 19] = [
@@ -108,11 +108,11 @@ fn whatever_fails_nothing_is_done_that_is_not() {
                 copy_both_ways(&cache, &mut payload).unwrap();
                 drop((payload, cache));
                 if failed && LEAVES_THINGS.contains(&call) {
-                    THREAD.take();
+                    Machine::leave_thread();
                 } else {
                     machine.assert_clean();
                 }
-                assert_thread_as_before();
+                Machine::assert_thread_as_before();
             }
         }
     }

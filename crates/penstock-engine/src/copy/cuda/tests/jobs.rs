@@ -8,12 +8,12 @@ use penstock_layout::KvLayout;
 use penstock_store::{ErrorKind, MemoryStore, Namespace, Store};
 
 use super::super::CudaExecutor;
-use super::machine::Machine;
 use super::{Cache, Sizes, pattern};
 use crate::{
     Block, Completion, CudaError, Device, Engine, EngineConfig, EngineError, Event, Fence, KvGroup,
     Outcome, Owner, slot_stride,
 };
+use penstock_cuda_standin::Machine;
 
 pub(super) const LONG: Duration = Duration::from_secs(60);
 
@@ -30,7 +30,7 @@ pub(super) fn cache(machine: &Arc<Machine>, content: u64) -> Cache {
 }
 
 /// An engine without a host tier, so loads come through the store.
-fn engine(cache: &Cache) -> Engine {
+pub(super) fn engine(cache: &Cache) -> Engine {
     let block = cache.descriptor.block_bytes(&cache.whole()) as usize;
     let mut config = EngineConfig::new(block, 8);
     config.keep = false;

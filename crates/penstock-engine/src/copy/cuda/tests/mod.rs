@@ -1,30 +1,24 @@
 //! Tests of the executor against a stand-in for the driver, in host memory.
 //!
-//! They show the orchestration: what is called, in which order and with what, that every byte
-//! arrives where it belongs, and what follows when a call fails. They also show the kernel's text
-//! as the PTX manual defines it. They show nothing about the hardware, its driver, or speed.
+//! [`penstock_cuda_standin`] says what they show, and what they cannot.
 
 mod calibrations;
 mod copies;
-mod entries;
 mod faults;
 mod jobs;
-mod machine;
-mod memory;
 mod node;
+mod objects;
 mod order;
-mod ptx;
 
 use std::sync::Arc;
 
 use penstock_layout::{Axis, Descriptor, Interior, KvLayout, Segment, Span};
 
-pub(super) use entries::installed;
-
-use self::machine::{Machine, THREAD};
+use super::symbols::Symbols;
 use super::{CudaError, CudaExecutor, Pins};
 use crate::Region;
 use crate::copy::{Executor, Gathering, Scattering};
+use penstock_cuda_standin::Machine;
 
 /// Sizes of a cache's axes.
 #[derive(Clone, Copy, Debug)]
@@ -136,11 +130,9 @@ impl Cache {
 
     fn segments(&self, blocks: &[u64], span: &Span) -> Vec<Segment> {
         let mut segments = Vec::new();
-        for &block in blocks {
-            self.descriptor
-                .segments(block, span, &mut segments)
-                .unwrap();
-        }
+        (self.descriptor)
+            .segments(blocks.iter().copied(), span, &mut segments)
+            .unwrap();
         segments
     }
 
@@ -266,7 +258,9 @@ impl Payload {
     }
 }
 
-/// Asserts that the calling thread has the state that it had before any copy.
-fn assert_thread_as_before() {
-    THREAD.with_borrow(|thread| assert_eq!(*thread, (Vec::new(), 0)));
+/// The stand-in's calls, in the driver's place.
+#[allow(unsafe_code)]
+pub(super) fn installed() -> Result<Symbols, CudaError> {
+    // SAFETY: each has the signature of `cuda.h` for its name.
+    unsafe { Symbols::load(&penstock_cuda_standin::find) }
 }

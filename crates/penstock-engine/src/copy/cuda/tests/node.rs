@@ -7,10 +7,10 @@ use std::time::Instant;
 use penstock_store::{MemoryStore, SealedStore, ShmStore, Store};
 
 use super::jobs::{LONG, cache, eventually, numbered, outcomes, register};
-use super::machine::{Kind, Machine, Range};
 use super::{Cache, pattern};
 use crate::arena::slot_stride;
 use crate::{Block, Engine, EngineConfig, Fence, Outcome, Owner};
+use penstock_cuda_standin::{Kind, Machine, Range};
 
 /// More than a piece that is pinned at a time.
 const SIZE: u64 = 5 << 20;

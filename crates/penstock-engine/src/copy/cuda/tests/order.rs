@@ -10,9 +10,9 @@ use penstock_store::{ErrorKind, MemoryStore, Store};
 
 use super::super::CudaExecutor;
 use super::jobs::{LONG, completions, eventually, is_ready, numbered, outcomes, register};
-use super::machine::{Machine, Stream, Thing, handle_of};
 use super::{Cache, Sizes, pattern};
 use crate::{Device, Engine, EngineConfig, Event, Fence, Outcome, Owner};
+use penstock_cuda_standin::{Machine, Stream, Thing, handle_of};
 
 /// Small pieces, for the kernel, and large ones.
 const CONTENTS: [u64; 2] = [256, 65_536];

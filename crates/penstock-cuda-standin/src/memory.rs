@@ -2,13 +2,18 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use super::super::symbols::DevicePtr;
-use super::entries::{Done, call, give};
-use super::machine::*;
+use crate::DevicePtr;
+use crate::entries::{Done, call, give};
+use crate::machine::*;
 
 const ALREADY_REGISTERED: i32 = 712;
 
-pub(super) extern "C" fn host_register(address: *mut c_void, len: usize, flags: c_uint) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemHostRegister_v2(
+    address: *mut c_void,
+    len: usize,
+    flags: c_uint,
+) -> c_int {
     call("cuMemHostRegister", |machine| {
         if flags != 3 {
             machine.offence(format!("registered with flags {flags}"));
@@ -40,7 +45,8 @@ fn remove(machine: &Machine, address: u64, kind: Kind) -> Result<Range, i32> {
         .ok_or(INVALID_VALUE)
 }
 
-pub(super) extern "C" fn host_unregister(address: *mut c_void) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemHostUnregister(address: *mut c_void) -> c_int {
     call("cuMemHostUnregister", |machine| {
         remove(
             machine,
@@ -56,7 +62,6 @@ fn layout(len: usize) -> std::alloc::Layout {
     std::alloc::Layout::from_size_align(len, 4096).expect("a small layout")
 }
 
-#[allow(unsafe_code)]
 fn allocate(machine: &Machine, len: usize, kind: Kind) -> Result<Range, i32> {
     if len == 0 {
         return Err(INVALID_VALUE);
@@ -72,7 +77,6 @@ fn allocate(machine: &Machine, len: usize, kind: Kind) -> Result<Range, i32> {
     Ok(range)
 }
 
-#[allow(unsafe_code)]
 fn free(machine: &Machine, host: u64, kind: Kind) -> Done {
     let range = remove(machine, host, kind)?;
     let at = std::ptr::with_exposed_provenance_mut(range.host as usize);
@@ -81,7 +85,8 @@ fn free(machine: &Machine, host: u64, kind: Kind) -> Done {
     Ok(())
 }
 
-pub(super) extern "C" fn host_alloc(to: *mut *mut c_void, len: usize, flags: c_uint) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemHostAlloc(to: *mut *mut c_void, len: usize, flags: c_uint) -> c_int {
     call("cuMemHostAlloc", |machine| {
         if flags != 3 {
             machine.offence(format!("allocated with flags {flags}"));
@@ -95,20 +100,23 @@ pub(super) extern "C" fn host_alloc(to: *mut *mut c_void, len: usize, flags: c_u
     })
 }
 
-pub(super) extern "C" fn host_free(address: *mut c_void) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemFreeHost(address: *mut c_void) -> c_int {
     call("cuMemFreeHost", |machine| {
         free(machine, address.expose_provenance() as u64, Kind::Pinned)
     })
 }
 
-pub(super) extern "C" fn device_alloc(to: *mut DevicePtr, len: usize) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemAlloc_v2(to: *mut DevicePtr, len: usize) -> c_int {
     call("cuMemAlloc", |machine| {
         give(to, allocate(machine, len, Kind::Device)?.device());
         Ok(())
     })
 }
 
-pub(super) extern "C" fn device_free(address: DevicePtr) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemFree_v2(address: DevicePtr) -> c_int {
     call("cuMemFree", |machine| {
         let host = machine
             .state
@@ -122,7 +130,8 @@ pub(super) extern "C" fn device_free(address: DevicePtr) -> c_int {
     })
 }
 
-pub(super) extern "C" fn pointer_attribute(
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuPointerGetAttribute(
     to: *mut c_void,
     attribute: c_int,
     address: DevicePtr,

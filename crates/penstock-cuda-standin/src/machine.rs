@@ -11,22 +11,24 @@
 //! Each test has its own machine, by its ordinal.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
-use super::ptx::{Memory, Program, Shape};
+use crate::host_work::DEVICES;
+use crate::ptx::{Memory, Program, Shape};
+use crate::stream::{Event, Stream};
 
-pub(super) const INVALID_VALUE: i32 = 1;
-pub(super) const INVALID_CONTEXT: i32 = 201;
-pub(super) const INVALID_HANDLE: i32 = 400;
-pub(super) const NOT_SUPPORTED: i32 = 801;
-pub(super) const ILLEGAL_ADDRESS: i32 = 700;
-pub(super) const TOLD_TO_FAIL: i32 = 999;
+pub(crate) const INVALID_VALUE: i32 = 1;
+pub(crate) const INVALID_CONTEXT: i32 = 201;
+pub(crate) const INVALID_HANDLE: i32 = 400;
+pub(crate) const NOT_SUPPORTED: i32 = 801;
+/// CUDA's number for an access to memory that is not there.
+pub const ILLEGAL_ADDRESS: i32 = 700;
+/// The number that a call answers which was told to fail.
+pub const TOLD_TO_FAIL: i32 = 999;
 
 /// The difference between an address on the host and the address of the same memory for the device.
 const DEVICE_MEMORY: u64 = 0x5000_0000_0000_0000;
@@ -34,24 +36,31 @@ const PINNED_MEMORY: u64 = 0x3000_0000_0000_0000;
 
 /// Seconds that copies take by the machine's clock.
 #[derive(Clone, Copy)]
-pub(super) struct Costs {
-    pub(super) engine_piece: f64,
-    pub(super) engine_byte: f64,
-    pub(super) kernel_start: f64,
-    pub(super) kernel_byte: f64,
+pub struct Costs {
+    /// A copy engine's, for a piece.
+    pub engine_piece: f64,
+    /// A copy engine's, for a byte.
+    pub engine_byte: f64,
+    /// A kernel's, for its launch.
+    pub kernel_start: f64,
+    /// A kernel's, for a byte.
+    pub kernel_byte: f64,
 }
 
 /// Memory that the machine knows.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Range {
+pub struct Range {
     /// Address on the host, where the bytes really are.
-    pub(super) host: u64,
-    pub(super) len: u64,
-    pub(super) kind: Kind,
+    pub host: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Whose it is.
+    pub kind: Kind,
 }
 
+/// Whose memory it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub enum Kind {
     /// Memory of the test, taken for device memory.
     Adopted,
     /// Allocated by the driver, on the device.
@@ -64,14 +73,15 @@ pub(super) enum Kind {
 
 impl Range {
     /// The address at which kernels reach it.
-    pub(super) fn device(&self) -> u64 {
+    pub fn device(&self) -> u64 {
         match self.kind {
             Kind::Adopted | Kind::Device => self.host + DEVICE_MEMORY,
             Kind::Pinned | Kind::Registered => self.host + PINNED_MEMORY,
         }
     }
 
-    pub(super) fn is_host(&self) -> bool {
+    /// Whether it is the host's.
+    pub fn is_host(&self) -> bool {
         matches!(self.kind, Kind::Pinned | Kind::Registered)
     }
 
@@ -82,7 +92,7 @@ impl Range {
 
 /// Who copies. The meaning of addresses depends on it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reach {
+pub(crate) enum Reach {
     /// A kernel, or copies in a batch. `cuda.h` allows the host's addresses in a batch where they
     /// are the device's too; here they never are.
     Device,
@@ -90,50 +100,65 @@ pub(super) enum Reach {
     CopyEngine,
 }
 
+/// What the driver keeps, and what a test wants of it.
 #[derive(Default)]
-pub(super) struct State {
+pub struct State {
     /// Every call, by its name, in order.
-    pub(super) calls: Vec<&'static str>,
+    pub calls: Vec<&'static str>,
     /// The call that fails, by its name, after so many of the same.
-    pub(super) fail: Option<(&'static str, usize)>,
+    pub fail: Option<(&'static str, usize)>,
     /// Whether the call that was to fail has failed.
-    pub(super) failed: bool,
-    pub(super) ranges: Vec<Range>,
+    pub failed: bool,
+    /// The memory that the machine knows.
+    pub ranges: Vec<Range>,
     /// What was done that the driver forbids or punishes.
-    pub(super) offences: Vec<String>,
+    pub offences: Vec<String>,
     /// The error that all calls answer, after an illegal access.
-    pub(super) lost: Option<i32>,
+    pub lost: Option<i32>,
     /// Times that the primary context is held.
-    pub(super) held: usize,
-    pub(super) without_batches: bool,
+    pub held: usize,
+    /// Whether the driver has no copies in batches.
+    pub without_batches: bool,
     /// The number of multiprocessors; without one, an H100's.
-    pub(super) multiprocessors: Option<i32>,
+    pub multiprocessors: Option<i32>,
     /// For each launch, its grid and the threads for a piece.
-    pub(super) launches: Vec<(u32, u32)>,
+    pub launches: Vec<(u32, u32)>,
     /// For each batch, the number of pieces.
-    pub(super) batches: Vec<usize>,
-    pub(super) costs: Option<(Costs, Costs)>,
+    pub batches: Vec<usize>,
+    /// The times of gathers and of scatters; without them nothing takes time.
+    pub costs: Option<(Costs, Costs)>,
 }
 
 /// One device.
-pub(super) struct Machine {
-    pub(super) ordinal: i32,
-    pub(super) state: Mutex<State>,
+pub struct Machine {
+    /// Its number.
+    pub ordinal: i32,
+    /// What it keeps.
+    pub state: Mutex<State>,
     /// Streams, events, modules that have not been destroyed.
-    pub(super) alive: AtomicUsize,
+    pub alive: AtomicUsize,
     /// Is done once, while the next copy or kernel runs.
-    pub(super) meanwhile: Mutex<Option<Meanwhile>>,
+    pub meanwhile: Mutex<Option<Meanwhile>>,
+    default_stream: OnceLock<Arc<Stream>>,
+    /// Whether the process ends at what a driver forbids.
+    is_strict: bool,
 }
 
-pub(super) type Meanwhile = Box<dyn FnOnce() + Send>;
+/// What is done while a copy runs.
+pub type Meanwhile = Box<dyn FnOnce() + Send>;
 
 /// What a handle stands for.
 #[derive(Clone)]
-pub(super) enum Thing {
+pub enum Thing {
+    /// A device's primary context.
     Context(Arc<Machine>),
+    /// A stream.
     Stream(Arc<Stream>),
+    /// An event.
     Event(Arc<Event>),
+    /// A module's text.
     Module(Arc<String>),
+    /// A kernel.
     Function(Arc<Program>),
 }
 
@@ -143,15 +168,15 @@ static NEXT_HANDLE: AtomicUsize = AtomicUsize::new(0x1000);
 
 thread_local! {
     /// Handles of contexts, the current one last, and the mode of graph captures.
-    pub(super) static THREAD: RefCell<(Vec<usize>, i32)> = const { RefCell::new((Vec::new(), 0)) };
+    pub(crate) static THREAD: RefCell<(Vec<usize>, i32)> = const { RefCell::new((Vec::new(), 0)) };
 }
 
-pub(super) fn things<T>(visit: impl FnOnce(&mut HashMap<usize, Thing>) -> T) -> T {
+pub(crate) fn things<T>(visit: impl FnOnce(&mut HashMap<usize, Thing>) -> T) -> T {
     visit(THINGS.lock().get_or_insert_default())
 }
 
 /// A handle for a thing.
-pub(super) fn handle_of(thing: Thing) -> usize {
+pub fn handle_of(thing: Thing) -> usize {
     let handle = NEXT_HANDLE.fetch_add(16, Ordering::Relaxed);
     things(|all| all.insert(handle, thing));
     handle
@@ -159,44 +184,68 @@ pub(super) fn handle_of(thing: Thing) -> usize {
 
 impl Machine {
     /// A new device, with an ordinal that no other test has.
-    pub(super) fn new() -> Arc<Self> {
+    pub fn new() -> Arc<Self> {
+        Self::add(false)
+    }
+
+    fn add(is_strict: bool) -> Arc<Self> {
         static NEXT: AtomicI32 = AtomicI32::new(0);
         let machine = Arc::new(Self {
             ordinal: NEXT.fetch_add(1, Ordering::Relaxed),
             state: Mutex::default(),
             alive: AtomicUsize::new(0),
             meanwhile: Mutex::default(),
+            default_stream: OnceLock::new(),
+            is_strict,
         });
         MACHINES.lock().push(Arc::clone(&machine));
         machine
     }
 
-    pub(super) fn find(ordinal: i32) -> Option<Arc<Self>> {
+    /// Makes the devices that the program is to find, once.
+    pub(crate) fn make_all() {
+        static MADE: OnceLock<()> = OnceLock::new();
+        MADE.get_or_init(|| {
+            let wanted = std::env::var(DEVICES).ok();
+            for _ in 0..wanted.and_then(|count| count.parse().ok()).unwrap_or(0) {
+                Self::add(true);
+            }
+        });
+    }
+
+    /// The stream that the model computes on, unless it has one of its own.
+    pub(crate) fn default_stream(&self) -> Arc<Stream> {
+        Arc::clone(self.default_stream.get_or_init(Stream::of_a_model))
+    }
+
+    /// The device with an ordinal.
+    pub fn find(ordinal: i32) -> Option<Arc<Self>> {
         let machines = MACHINES.lock();
         machines.iter().find(|m| m.ordinal == ordinal).cloned()
     }
 
     /// Makes the `nth` next call of this name fail, counted from zero.
-    pub(super) fn fail(&self, call: &'static str, nth: usize) {
+    pub fn fail(&self, call: &'static str, nth: usize) {
         let mut state = self.state.lock();
         state.failed = false;
         state.fail = Some((call, nth));
     }
 
     /// Whether the call that was told to fail has failed. Afterwards, no call fails.
-    pub(super) fn stop_failing(&self) -> bool {
+    pub fn stop_failing(&self) -> bool {
         let mut state = self.state.lock();
         state.fail = None;
         state.failed
     }
 
-    pub(super) fn calls(&self, name: &str) -> usize {
+    /// How often a call was made.
+    pub fn calls(&self, name: &str) -> usize {
         let state = self.state.lock();
         state.calls.iter().filter(|&&call| call == name).count()
     }
 
     /// Turns memory of the test into device memory; returns its address for the device.
-    pub(super) fn adopt(&self, host: *mut u8, len: usize) -> u64 {
+    pub fn adopt(&self, host: *mut u8, len: usize) -> u64 {
         let range = Range {
             host: host.expose_provenance() as u64,
             len: len as u64,
@@ -206,13 +255,14 @@ impl Machine {
         range.device()
     }
 
-    pub(super) fn forget(&self, host: *mut u8) {
+    /// Memory of the test is no more the device's.
+    pub fn forget(&self, host: *mut u8) {
         let host = host.expose_provenance() as u64;
         self.state.lock().ranges.retain(|range| range.host != host);
     }
 
     /// Asserts that everything that was made is gone, and that nothing forbidden was done.
-    pub(super) fn assert_clean(&self) {
+    pub fn assert_clean(&self) {
         let state = self.state.lock();
         assert_eq!(state.offences, Vec::<String>::new());
         assert_eq!(state.held, 0, "holds of the context");
@@ -221,12 +271,27 @@ impl Machine {
         assert_eq!(self.alive.load(Ordering::Relaxed), 0, "handles");
     }
 
-    pub(super) fn offence(&self, what: String) {
+    /// Asserts that the calling thread has the state that it had before any copy.
+    pub fn assert_thread_as_before() {
+        THREAD.with_borrow(|thread| assert_eq!(*thread, (Vec::new(), 0)));
+    }
+
+    /// Gives the calling thread the state that it had before any copy.
+    pub fn leave_thread() {
+        THREAD.take();
+    }
+
+    /// Notes what a driver forbids. Where programs use the stand-in, their process ends.
+    pub(crate) fn offence(&self, what: String) {
+        if self.is_strict {
+            eprintln!("penstock-cuda-standin: forbidden: {what}");
+            std::process::abort();
+        }
         self.state.lock().offences.push(what);
     }
 
     /// Where the bytes of an address are. None unless all of them may be reached.
-    pub(super) fn resolve(&self, reach: Reach, address: u64, len: u64) -> Option<*mut u8> {
+    pub(crate) fn resolve(&self, reach: Reach, address: u64, len: u64) -> Option<*mut u8> {
         let state = self.state.lock();
         let host = state.ranges.iter().find_map(|range| {
             let base = match reach {
@@ -240,15 +305,14 @@ impl Machine {
     }
 
     /// Notes an access that no device allows: the context is lost.
-    pub(super) fn lose(&self, code: i32, what: String) {
-        let mut state = self.state.lock();
-        state.lost.get_or_insert(code);
-        state.offences.push(what);
+    pub(crate) fn lose(&self, code: i32, what: String) {
+        self.state.lock().lost.get_or_insert(code);
+        self.offence(what);
     }
 
     /// Copies bytes; both ends are given by address. One end may be `pageable` memory, which nobody
     /// pinned.
-    pub(super) fn copy(&self, to: u64, from: u64, len: u64, pageable: Option<u64>) {
+    pub(crate) fn copy(&self, to: u64, from: u64, len: u64, pageable: Option<u64>) {
         self.pass_the_time();
         let end = |address| {
             if pageable == Some(address) {
@@ -261,7 +325,7 @@ impl Machine {
     }
 
     /// Copies bytes; both ends are given by the addresses at which the device reaches them.
-    pub(super) fn copy_in_batch(&self, to: u64, from: u64, len: u64) {
+    pub(crate) fn copy_in_batch(&self, to: u64, from: u64, len: u64) {
         self.pass_the_time();
         let end = |address| self.resolve(Reach::Device, address, len);
         self.copy_between((end(to), end(from)), to, from, len);
@@ -289,7 +353,7 @@ impl Machine {
     }
 
     /// Runs a kernel.
-    pub(super) fn run(
+    pub(crate) fn run(
         &self,
         program: &Program,
         shape: Shape,
@@ -344,113 +408,5 @@ impl Memory for Bus {
         // SAFETY: as above.
         unsafe { std::ptr::copy_nonoverlapping(value.to_le_bytes().as_ptr(), at, bytes) };
         Ok(())
-    }
-}
-
-/// An event: how often it was recorded, and how many of these records have happened.
-#[derive(Default)]
-pub(super) struct Event {
-    pub(super) timed: bool,
-    /// How often it was recorded, how often it happened, and when, by the machine's clock.
-    pub(super) state: Mutex<(u64, u64, f64)>,
-    pub(super) changed: Condvar,
-}
-
-impl Event {
-    pub(super) fn wait(&self, for_record: u64) {
-        let mut state = self.state.lock();
-        while state.1 < for_record {
-            self.changed.wait(&mut state);
-        }
-    }
-}
-
-type Work = Box<dyn FnOnce(&mut f64) + Send>;
-
-#[derive(Default)]
-struct Queue {
-    work: VecDeque<Work>,
-    running: bool,
-    closed: bool,
-}
-
-/// A stream: a thread that does its work in order, when it gets round to it.
-pub(super) struct Stream {
-    queue: Mutex<Queue>,
-    /// Copies and kernels that have not ended.
-    copies: Arc<AtomicUsize>,
-    changed: Condvar,
-    thread: Mutex<Option<JoinHandle<()>>>,
-}
-
-impl Stream {
-    pub(super) fn new() -> Arc<Self> {
-        let stream = Arc::new(Self {
-            queue: Mutex::default(),
-            copies: Arc::default(),
-            changed: Condvar::new(),
-            thread: Mutex::default(),
-        });
-        let own = Arc::clone(&stream);
-        *stream.thread.lock() = Some(std::thread::spawn(move || own.serve()));
-        stream
-    }
-
-    fn serve(&self) {
-        let mut clock = 0.0;
-        let mut turn = 0_u64;
-        loop {
-            let mut queue = self.queue.lock();
-            queue.running = false;
-            self.changed.notify_all();
-            while queue.work.is_empty() {
-                if queue.closed {
-                    return;
-                }
-                self.changed.wait(&mut queue);
-            }
-            let work = queue.work.pop_front().expect("not empty");
-            queue.running = true;
-            drop(queue);
-            // Late by design, now and then.
-            turn += 1;
-            if turn % 3 == 1 {
-                std::thread::sleep(Duration::from_micros(150));
-            }
-            work(&mut clock);
-        }
-    }
-
-    pub(super) fn push(&self, work: impl FnOnce(&mut f64) + Send + 'static) {
-        self.queue.lock().work.push_back(Box::new(work));
-        self.changed.notify_all();
-    }
-
-    pub(super) fn synchronize(&self) {
-        let mut queue = self.queue.lock();
-        while queue.running || !queue.work.is_empty() {
-            self.changed.wait(&mut queue);
-        }
-    }
-
-    /// Closes the stream. A destroyed stream still does the work that it was given.
-    pub(super) fn close(&self) {
-        self.queue.lock().closed = true;
-        self.changed.notify_all();
-    }
-
-    /// Work that touches memory.
-    pub(super) fn push_copy(&self, work: impl FnOnce(&mut f64) + Send + 'static) {
-        let copies = Arc::clone(&self.copies);
-        copies.fetch_add(1, Ordering::Relaxed);
-        self.push(move |clock| {
-            work(clock);
-            copies.fetch_sub(1, Ordering::Release);
-        });
-    }
-
-    /// Whether the stream touches no memory any more.
-    pub(super) fn is_idle(&self) -> bool {
-        self.copies.load(Ordering::Acquire) == 0
     }
 }

@@ -4,23 +4,23 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::super::symbols::{CopyAttributes, CudaError, DevicePtr, Handle, Symbols};
-use super::machine::*;
-use super::memory::{
-    device_alloc, device_free, host_alloc, host_free, host_register, host_unregister,
-    pointer_attribute,
-};
-use super::ptx::{Program, Shape};
+use crate::host_work::cuLaunchHostFunc;
+use crate::machine::*;
+use crate::memory::*;
+use crate::ptx::{Program, Shape};
+use crate::stream::{Event, Stream};
+use crate::{CopyAttributes, DevicePtr, Handle};
 
 const CAPTURE_MODE_RELAXED: i32 = 2;
 const INVALID_DEVICE: i32 = 101;
 const INVALID_PTX: i32 = 218;
 const NOT_FOUND: i32 = 500;
+const NOT_READY: i32 = 600;
 const MULTIPROCESSOR_COUNT: i32 = 16;
 const LEAST_PRIORITY: i32 = 0;
 const GREATEST_PRIORITY: i32 = -5;
 
-pub(super) type Done = Result<(), i32>;
+pub(crate) type Done = Result<(), i32>;
 
 fn code(done: Done) -> c_int {
     done.err().unwrap_or(0)
@@ -42,7 +42,7 @@ fn noted(machine: &Machine, name: &'static str) -> Done {
 }
 
 /// A call on the thread's context.
-pub(super) fn call(name: &'static str, body: impl FnOnce(&Arc<Machine>) -> Done) -> c_int {
+pub(crate) fn call(name: &'static str, body: impl FnOnce(&Arc<Machine>) -> Done) -> c_int {
     let (current, mode) = THREAD.with_borrow(|thread| (thread.0.last().copied(), thread.1));
     let Some(Thing::Context(machine)) =
         current.and_then(|handle| things(|all| all.get(&handle).cloned()))
@@ -55,7 +55,11 @@ pub(super) fn call(name: &'static str, body: impl FnOnce(&Arc<Machine>) -> Done)
     code(noted(&machine, name).and_then(|()| body(&machine)))
 }
 
-fn stream(handle: Handle) -> Result<Arc<Stream>, i32> {
+/// The stream of a handle; zero is the default stream, where the model computes.
+pub(crate) fn stream(machine: &Machine, handle: Handle) -> Result<Arc<Stream>, i32> {
+    if handle.0.is_null() {
+        return Ok(machine.default_stream());
+    }
     match things(|all| all.get(&handle.0.addr()).cloned()) {
         Some(Thing::Stream(stream)) => Ok(stream),
         _ => Err(INVALID_HANDLE),
@@ -74,8 +78,7 @@ fn as_handle(number: usize) -> Handle {
 }
 
 /// Writes a result where the caller wants it.
-#[allow(unsafe_code)]
-pub(super) fn give<T>(to: *mut T, value: T) {
+pub(crate) fn give<T>(to: *mut T, value: T) {
     // SAFETY: callers pass valid places, as the driver demands.
     unsafe { to.write(value) };
 }
@@ -97,11 +100,14 @@ fn destroy(machine: &Machine, handle: Handle) -> Result<Thing, i32> {
     thing
 }
 
-extern "C" fn init(_flags: c_uint) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuInit(_flags: c_uint) -> c_int {
+    Machine::make_all();
     0
 }
 
-extern "C" fn error_name(code: c_int, name: *mut *const c_char) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuGetErrorName(code: c_int, name: *mut *const c_char) -> c_int {
     if code == TOLD_TO_FAIL {
         give(name, c"CUDA_ERROR_UNKNOWN".as_ptr());
         return 0;
@@ -109,7 +115,8 @@ extern "C" fn error_name(code: c_int, name: *mut *const c_char) -> c_int {
     INVALID_VALUE
 }
 
-extern "C" fn device_get(device: *mut c_int, ordinal: c_int) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> c_int {
     code((|| {
         let machine = Machine::find(ordinal).ok_or(INVALID_DEVICE)?;
         noted(&machine, "cuDeviceGet")?;
@@ -118,7 +125,12 @@ extern "C" fn device_get(device: *mut c_int, ordinal: c_int) -> c_int {
     })())
 }
 
-extern "C" fn device_attribute(to: *mut c_int, attribute: c_int, device: c_int) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuDeviceGetAttribute(
+    to: *mut c_int,
+    attribute: c_int,
+    device: c_int,
+) -> c_int {
     code((|| {
         let machine = Machine::find(device).ok_or(INVALID_DEVICE)?;
         noted(&machine, "cuDeviceGetAttribute")?;
@@ -130,7 +142,8 @@ extern "C" fn device_attribute(to: *mut c_int, attribute: c_int, device: c_int) 
     })())
 }
 
-extern "C" fn primary_retain(context: *mut Handle, device: c_int) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuDevicePrimaryCtxRetain(context: *mut Handle, device: c_int) -> c_int {
     code((|| {
         let machine = Machine::find(device).ok_or(INVALID_DEVICE)?;
         noted(&machine, "cuDevicePrimaryCtxRetain")?;
@@ -141,7 +154,8 @@ extern "C" fn primary_retain(context: *mut Handle, device: c_int) -> c_int {
     })())
 }
 
-extern "C" fn primary_release(device: c_int) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> c_int {
     code((|| {
         let machine = Machine::find(device).ok_or(INVALID_DEVICE)?;
         noted(&machine, "cuDevicePrimaryCtxRelease")?;
@@ -151,7 +165,8 @@ extern "C" fn primary_release(device: c_int) -> c_int {
     })())
 }
 
-extern "C" fn push_current(context: Handle) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuCtxPushCurrent_v2(context: Handle) -> c_int {
     let Some(Thing::Context(machine)) = things(|all| all.get(&context.0.addr()).cloned()) else {
         return INVALID_CONTEXT;
     };
@@ -160,7 +175,8 @@ extern "C" fn push_current(context: Handle) -> c_int {
     }))
 }
 
-extern "C" fn pop_current(context: *mut Handle) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuCtxPopCurrent_v2(context: *mut Handle) -> c_int {
     match THREAD.with_borrow_mut(|thread| thread.0.pop()) {
         Some(handle) => {
             give(context, as_handle(handle));
@@ -170,8 +186,8 @@ extern "C" fn pop_current(context: *mut Handle) -> c_int {
     }
 }
 
-#[allow(unsafe_code)]
-extern "C" fn capture_mode(mode: *mut c_int) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> c_int {
     let current = THREAD.with_borrow(|thread| thread.0.last().copied());
     let Some(Thing::Context(machine)) =
         current.and_then(|handle| things(|all| all.get(&handle).cloned()))
@@ -190,7 +206,11 @@ extern "C" fn capture_mode(mode: *mut c_int) -> c_int {
     )
 }
 
-extern "C" fn priorities(least: *mut c_int, greatest: *mut c_int) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuCtxGetStreamPriorityRange(
+    least: *mut c_int,
+    greatest: *mut c_int,
+) -> c_int {
     call("cuCtxGetStreamPriorityRange", |_| {
         give(least, LEAST_PRIORITY);
         give(greatest, GREATEST_PRIORITY);
@@ -198,7 +218,12 @@ extern "C" fn priorities(least: *mut c_int, greatest: *mut c_int) -> c_int {
     })
 }
 
-extern "C" fn stream_create(to: *mut Handle, flags: c_uint, priority: c_int) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuStreamCreateWithPriority(
+    to: *mut Handle,
+    flags: c_uint,
+    priority: c_int,
+) -> c_int {
     call("cuStreamCreateWithPriority", |machine| {
         if (flags, priority) != (1, LEAST_PRIORITY) {
             machine.offence(format!("a stream of priority {priority}, flags {flags}"));
@@ -207,7 +232,8 @@ extern "C" fn stream_create(to: *mut Handle, flags: c_uint, priority: c_int) -> 
     })
 }
 
-extern "C" fn stream_destroy(handle: Handle) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuStreamDestroy_v2(handle: Handle) -> c_int {
     call("cuStreamDestroy", |machine| {
         let Thing::Stream(stream) = destroy(machine, handle)? else {
             return Err(INVALID_HANDLE);
@@ -220,14 +246,16 @@ extern "C" fn stream_destroy(handle: Handle) -> c_int {
     })
 }
 
-extern "C" fn stream_synchronize(handle: Handle) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuStreamSynchronize(handle: Handle) -> c_int {
     call("cuStreamSynchronize", |machine| {
-        stream(handle)?.synchronize();
+        stream(machine, handle)?.synchronize();
         machine.state.lock().lost.map_or(Ok(()), Err)
     })
 }
 
-extern "C" fn event_create(to: *mut Handle, flags: c_uint) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuEventCreate(to: *mut Handle, flags: c_uint) -> c_int {
     call("cuEventCreate", |machine| {
         if flags & 1 == 0 {
             machine.offence("waiting for an event that spins".to_owned());
@@ -240,21 +268,23 @@ extern "C" fn event_create(to: *mut Handle, flags: c_uint) -> c_int {
     })
 }
 
-extern "C" fn event_destroy(handle: Handle) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuEventDestroy_v2(handle: Handle) -> c_int {
     call("cuEventDestroy", |machine| {
         destroy(machine, handle).map(drop)
     })
 }
 
-extern "C" fn event_record(handle: Handle, on: Handle) -> c_int {
-    call("cuEventRecord", |_| {
-        record(&event(handle)?, &*stream(on)?);
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuEventRecord(handle: Handle, on: Handle) -> c_int {
+    call("cuEventRecord", |machine| {
+        record(&event(handle)?, &*stream(machine, on)?);
         Ok(())
     })
 }
 
 /// Records an event on a stream.
-pub(super) fn record(event: &Arc<Event>, stream: &Stream) {
+pub fn record(event: &Arc<Event>, stream: &Stream) {
     let record = {
         let mut state = event.state.lock();
         state.0 += 1;
@@ -269,7 +299,8 @@ pub(super) fn record(event: &Arc<Event>, stream: &Stream) {
     });
 }
 
-extern "C" fn event_synchronize(handle: Handle) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuEventSynchronize(handle: Handle) -> c_int {
     call("cuEventSynchronize", |machine| {
         let event = event(handle)?;
         let record = event.state.lock().0;
@@ -278,7 +309,24 @@ extern "C" fn event_synchronize(handle: Handle) -> c_int {
     })
 }
 
-extern "C" fn event_elapsed(milliseconds: *mut f32, start: Handle, end: Handle) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuEventQuery(handle: Handle) -> c_int {
+    call("cuEventQuery", |machine| {
+        let event = event(handle)?;
+        let state = event.state.lock();
+        if state.1 < state.0 {
+            return Err(NOT_READY);
+        }
+        machine.state.lock().lost.map_or(Ok(()), Err)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuEventElapsedTime(
+    milliseconds: *mut f32,
+    start: Handle,
+    end: Handle,
+) -> c_int {
     call("cuEventElapsedTime", |_| {
         let (start, end) = (event(start)?, event(end)?);
         if !start.timed || !end.timed {
@@ -304,7 +352,7 @@ fn engine_seconds(machine: &Machine, to: u64, len: u64) -> f64 {
 /// A copy engine's copy of one piece. `to` or `from` may be unpinned.
 fn copy_one(name: &'static str, to: u64, from: u64, host: u64, len: u64, on: Handle) -> c_int {
     call(name, |machine| {
-        let stream = stream(on)?;
+        let stream = stream(machine, on)?;
         let pinned = machine.resolve(Reach::CopyEngine, host, len).is_some();
         let machine = Arc::clone(machine);
         stream.push_copy(move |clock| {
@@ -315,18 +363,30 @@ fn copy_one(name: &'static str, to: u64, from: u64, host: u64, len: u64, on: Han
     })
 }
 
-extern "C" fn to_host(to: *mut c_void, from: DevicePtr, len: usize, on: Handle) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemcpyDtoHAsync_v2(
+    to: *mut c_void,
+    from: DevicePtr,
+    len: usize,
+    on: Handle,
+) -> c_int {
     let host = to.expose_provenance() as u64;
     copy_one("cuMemcpyDtoHAsync", host, from, host, len as u64, on)
 }
 
-extern "C" fn to_device(to: DevicePtr, from: *const c_void, len: usize, on: Handle) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemcpyHtoDAsync_v2(
+    to: DevicePtr,
+    from: *const c_void,
+    len: usize,
+    on: Handle,
+) -> c_int {
     let host = from.expose_provenance() as u64;
     copy_one("cuMemcpyHtoDAsync", to, host, host, len as u64, on)
 }
 
-#[allow(unsafe_code)]
-extern "C" fn copy_batch(
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuMemcpyBatchAsync(
     to: *mut DevicePtr,
     from: *mut DevicePtr,
     bytes: *mut usize,
@@ -341,7 +401,7 @@ extern "C" fn copy_batch(
         if machine.state.lock().without_batches {
             return Err(NOT_SUPPORTED);
         }
-        let stream = stream(on)?;
+        let stream = stream(machine, on)?;
         // SAFETY: arrays as long as `count`, and one of attributes.
         let (to, from, bytes, order, first) = unsafe {
             (
@@ -368,8 +428,8 @@ extern "C" fn copy_batch(
     })
 }
 
-#[allow(unsafe_code)]
-extern "C" fn module_load(to: *mut Handle, text: *const c_void) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuModuleLoadData(to: *mut Handle, text: *const c_void) -> c_int {
     call("cuModuleLoadData", |machine| {
         // SAFETY: a text that ends with a zero.
         let text = unsafe { CStr::from_ptr(text.cast()) }.to_str();
@@ -378,14 +438,19 @@ extern "C" fn module_load(to: *mut Handle, text: *const c_void) -> c_int {
     })
 }
 
-extern "C" fn module_unload(handle: Handle) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuModuleUnload(handle: Handle) -> c_int {
     call("cuModuleUnload", |machine| {
         destroy(machine, handle).map(drop)
     })
 }
 
-#[allow(unsafe_code)]
-extern "C" fn module_function(to: *mut Handle, module: Handle, name: *const c_char) -> c_int {
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuModuleGetFunction(
+    to: *mut Handle,
+    module: Handle,
+    name: *const c_char,
+) -> c_int {
     call("cuModuleGetFunction", |machine| {
         let Some(Thing::Module(text)) = things(|all| all.get(&module.0.addr()).cloned()) else {
             return Err(INVALID_HANDLE);
@@ -401,8 +466,8 @@ extern "C" fn module_function(to: *mut Handle, module: Handle, name: *const c_ch
     })
 }
 
-#[allow(unsafe_code)]
-extern "C" fn launch(
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuLaunchKernel(
     function: Handle,
     blocks: c_uint,
     _blocks_y: c_uint,
@@ -420,7 +485,7 @@ extern "C" fn launch(
         else {
             return Err(INVALID_HANDLE);
         };
-        let stream = stream(on)?;
+        let stream = stream(machine, on)?;
         // The parameters are read when the kernel is started, as the driver does.
         let parameters: Vec<u64> = (program.parameters.iter().enumerate())
             .map(|(index, &bytes)| {
@@ -459,53 +524,54 @@ extern "C" fn launch(
     })
 }
 
-/// The stand-in's calls, in the driver's place.
-#[allow(unsafe_code)]
-pub(in super::super) fn installed() -> Result<Symbols, CudaError> {
-    let find = |name: &CStr| {
-        macro_rules! entries {
-            ($($symbol:literal => $entry:ident,)*) => {
-                match name.to_str().expect("ASCII") {
-                    $($symbol => Ok($entry as *const () as *mut c_void),)*
-                    other => Err(format!("no {other}")),
-                }
-            };
-        }
-        entries! {
-            "cuInit" => init,
-            "cuGetErrorName" => error_name,
-            "cuDeviceGet" => device_get,
-            "cuDeviceGetAttribute" => device_attribute,
-            "cuDevicePrimaryCtxRetain" => primary_retain,
-            "cuDevicePrimaryCtxRelease_v2" => primary_release,
-            "cuCtxPushCurrent_v2" => push_current,
-            "cuCtxPopCurrent_v2" => pop_current,
-            "cuThreadExchangeStreamCaptureMode" => capture_mode,
-            "cuCtxGetStreamPriorityRange" => priorities,
-            "cuStreamCreateWithPriority" => stream_create,
-            "cuStreamDestroy_v2" => stream_destroy,
-            "cuStreamSynchronize" => stream_synchronize,
-            "cuEventCreate" => event_create,
-            "cuEventDestroy_v2" => event_destroy,
-            "cuEventRecord" => event_record,
-            "cuEventSynchronize" => event_synchronize,
-            "cuEventElapsedTime" => event_elapsed,
-            "cuMemcpyDtoHAsync_v2" => to_host,
-            "cuMemcpyHtoDAsync_v2" => to_device,
-            "cuMemcpyBatchAsync" => copy_batch,
-            "cuMemHostRegister_v2" => host_register,
-            "cuMemHostUnregister" => host_unregister,
-            "cuMemHostAlloc" => host_alloc,
-            "cuMemFreeHost" => host_free,
-            "cuMemAlloc_v2" => device_alloc,
-            "cuMemFree_v2" => device_free,
-            "cuPointerGetAttribute" => pointer_attribute,
-            "cuModuleLoadData" => module_load,
-            "cuModuleUnload" => module_unload,
-            "cuModuleGetFunction" => module_function,
-            "cuLaunchKernel" => launch,
-        }
-    };
-    // SAFETY: each entry has the signature of `cuda.h` for its name.
-    unsafe { Symbols::load(&find) }
+/// The address of a call of the driver by its name, or that there is none.
+///
+/// # Errors
+///
+/// The stand-in does not know the name.
+pub fn find(name: &CStr) -> Result<*mut c_void, String> {
+    macro_rules! among {
+        ($($entry:ident)*) => {
+            match name.to_str().unwrap_or_default() {
+                $(stringify!($entry) => Ok($entry as *const () as *mut c_void),)*
+                other => Err(format!("no {other}")),
+            }
+        };
+    }
+    among! {
+        cuInit
+        cuGetErrorName
+        cuDeviceGet
+        cuDeviceGetAttribute
+        cuDevicePrimaryCtxRetain
+        cuDevicePrimaryCtxRelease_v2
+        cuCtxPushCurrent_v2
+        cuCtxPopCurrent_v2
+        cuThreadExchangeStreamCaptureMode
+        cuCtxGetStreamPriorityRange
+        cuStreamCreateWithPriority
+        cuStreamDestroy_v2
+        cuStreamSynchronize
+        cuEventCreate
+        cuEventDestroy_v2
+        cuEventRecord
+        cuEventSynchronize
+        cuEventElapsedTime
+        cuMemcpyDtoHAsync_v2
+        cuMemcpyHtoDAsync_v2
+        cuMemcpyBatchAsync
+        cuMemHostRegister_v2
+        cuMemHostUnregister
+        cuMemHostAlloc
+        cuMemFreeHost
+        cuMemAlloc_v2
+        cuMemFree_v2
+        cuPointerGetAttribute
+        cuModuleLoadData
+        cuModuleUnload
+        cuModuleGetFunction
+        cuLaunchKernel
+        cuLaunchHostFunc
+        cuEventQuery
+    }
 }

@@ -7,8 +7,10 @@
 use std::collections::HashMap;
 
 /// Memory as kernels see it. An error is CUDA's number of it.
-pub(super) trait Memory {
+pub trait Memory {
+    /// Reads up to eight bytes, the lowest first.
     fn load(&mut self, address: u64, bytes: usize) -> Result<u64, i32>;
+    /// Writes up to eight bytes, the lowest first.
     fn store(&mut self, address: u64, bytes: usize, value: u64) -> Result<(), i32>;
 }
 
@@ -64,23 +66,25 @@ struct Instruction {
 
 /// A kernel that was read.
 #[derive(Clone, Debug)]
-pub(super) struct Program {
+pub struct Program {
     /// Bytes of each parameter.
-    pub(super) parameters: Vec<usize>,
+    pub parameters: Vec<usize>,
     instructions: Vec<Instruction>,
     registers: usize,
 }
 
 /// Grid and block of a launch, in one dimension.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
-    pub(super) blocks: u32,
-    pub(super) threads: u32,
+pub struct Shape {
+    /// Blocks of threads.
+    pub blocks: u32,
+    /// Threads of each.
+    pub threads: u32,
 }
 
 impl Program {
     /// Reads the entry `name` of a module's text.
-    pub(super) fn read(text: &str, name: &str) -> Result<Self, String> {
+    pub fn read(text: &str, name: &str) -> Result<Self, String> {
         let text: String = text
             .lines()
             .map(|line| line.split("//").next().unwrap_or_default())
@@ -99,7 +103,7 @@ impl Program {
     }
 
     /// Runs all threads, in an order made from `seed`. Parameters are their values.
-    pub(super) fn run(
+    pub fn run(
         &self,
         shape: Shape,
         parameters: &[u64],

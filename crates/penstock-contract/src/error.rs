@@ -27,6 +27,9 @@ pub enum ErrorKind {
     Io,
     /// The store has no way to do this, now or later.
     Unsupported,
+    /// This program panicked, or a store broke its contract in it: no pool and no operator is to
+    /// blame. It is to be reported.
+    Internal,
 }
 
 impl ErrorKind {
@@ -56,6 +59,7 @@ impl ErrorKind {
             Self::Protocol => "protocol",
             Self::Io => "io",
             Self::Unsupported => "unsupported",
+            Self::Internal => "internal",
         }
     }
 
@@ -72,6 +76,7 @@ impl ErrorKind {
             Self::Protocol,
             Self::Io,
             Self::Unsupported,
+            Self::Internal,
         ];
         all.into_iter().find(|kind| kind.name() == name)
     }

@@ -228,7 +228,9 @@ pub(crate) extern "C" fn cuStreamCreateWithPriority(
         if (flags, priority) != (1, LEAST_PRIORITY) {
             machine.offence(format!("a stream of priority {priority}, flags {flags}"));
         }
-        make(machine, to, Thing::Stream(Stream::new()))
+        let stream = Stream::new();
+        machine.watch(&stream);
+        make(machine, to, Thing::Stream(stream))
     })
 }
 
@@ -441,6 +443,7 @@ pub(crate) extern "C" fn cuModuleLoadData(to: *mut Handle, text: *const c_void) 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuModuleUnload(handle: Handle) -> c_int {
     call("cuModuleUnload", |machine| {
+        machine.synchronize();
         destroy(machine, handle).map(drop)
     })
 }

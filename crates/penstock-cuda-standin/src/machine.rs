@@ -13,7 +13,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
@@ -140,6 +140,8 @@ pub struct Machine {
     /// Is done once, while the next copy or kernel runs.
     pub meanwhile: Mutex<Option<Meanwhile>>,
     default_stream: OnceLock<Arc<Stream>>,
+    /// All streams, while they live.
+    streams: Mutex<Vec<Weak<Stream>>>,
     /// Whether the process ends at what a driver forbids.
     is_strict: bool,
 }
@@ -196,6 +198,7 @@ impl Machine {
             alive: AtomicUsize::new(0),
             meanwhile: Mutex::default(),
             default_stream: OnceLock::new(),
+            streams: Mutex::default(),
             is_strict,
         });
         MACHINES.lock().push(Arc::clone(&machine));
@@ -215,7 +218,33 @@ impl Machine {
 
     /// The stream that the model computes on, unless it has one of its own.
     pub(crate) fn default_stream(&self) -> Arc<Stream> {
-        Arc::clone(self.default_stream.get_or_init(Stream::of_a_model))
+        let start = || {
+            let stream = Stream::of_a_model();
+            self.watch(&stream);
+            stream
+        };
+        Arc::clone(self.default_stream.get_or_init(start))
+    }
+
+    /// A stream is the device's: what waits for the device waits for it too.
+    pub fn watch(&self, stream: &Arc<Stream>) {
+        let mut streams = self.streams.lock();
+        streams.retain(|known| known.strong_count() > 0);
+        streams.push(Arc::downgrade(stream));
+    }
+
+    /// Waits until the device has done what it was given until now. Freeing memory and unloading
+    /// modules do.
+    pub(crate) fn synchronize(&self) {
+        let streams: Vec<_> = self
+            .streams
+            .lock()
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect();
+        for stream in streams {
+            stream.synchronize();
+        }
     }
 
     /// The device with an ordinal.

@@ -48,6 +48,7 @@ fn remove(machine: &Machine, address: u64, kind: Kind) -> Result<Range, i32> {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuMemHostUnregister(address: *mut c_void) -> c_int {
     call("cuMemHostUnregister", |machine| {
+        machine.synchronize();
         remove(
             machine,
             address.expose_provenance() as u64,
@@ -78,6 +79,7 @@ fn allocate(machine: &Machine, len: usize, kind: Kind) -> Result<Range, i32> {
 }
 
 fn free(machine: &Machine, host: u64, kind: Kind) -> Done {
+    machine.synchronize();
     let range = remove(machine, host, kind)?;
     let at = std::ptr::with_exposed_provenance_mut(range.host as usize);
     // SAFETY: `allocate` made it, of this length.

@@ -19,6 +19,9 @@ pub enum DigestError {
     /// The system gives no thread.
     #[error("cannot start a thread to digest files: {0}; raise the limit of processes (pids)")]
     NoThread(io::Error),
+    /// The thread that digests has panicked.
+    #[error("the thread that digests files panicked: see the log, and report it")]
+    Panicked,
     /// Whoever asked for the digests no longer wants them.
     #[error("given up")]
     GivenUp,

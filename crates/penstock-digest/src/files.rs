@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::{Condvar, Mutex};
+use penstock_threads::contain;
 
 use crate::cache::Cache;
 use crate::error::{DigestError, Result};
@@ -95,8 +96,10 @@ impl FileDigests {
                 // A thread that stays as important as others is only less polite.
                 let _ = rustix::process::nice(NICE);
                 let cache = cache.as_deref().map(Cache::new);
-                let outcome =
-                    digest_files(machine, &for_thread, &paths, threads.max(1), cache.as_ref());
+                let outcome = contain("penstock-digest", || {
+                    digest_files(machine, &for_thread, &paths, threads.max(1), cache.as_ref())
+                });
+                let outcome = outcome.unwrap_or(Err(DigestError::Panicked));
                 *for_thread.outcome.lock() = Some(outcome.map_err(Arc::new));
                 for_thread.ended.notify_all();
             });

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 use penstock_store::copies::Run;
 use penstock_store::{Namespace, SealedStore, Store, Tenancy, interrupt};
+use penstock_threads::contain;
 
 use crate::arena::{Arena, PIN_BYTES};
 use crate::completion::Completions;
@@ -93,6 +94,9 @@ pub struct Engine {
     groups: RwLock<BTreeMap<u16, Group>>,
     held: Mutex<HeldBlocks>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Groups that are not registered any more. Giving back what they have of a device waits for all
+    /// that it computes.
+    retired: Mutex<Vec<Group>>,
 }
 
 impl Engine {
@@ -169,6 +173,7 @@ impl Engine {
             groups: RwLock::default(),
             held: Mutex::default(),
             threads: Mutex::new(threads),
+            retired: Mutex::default(),
         })
     }
 
@@ -247,11 +252,9 @@ impl Engine {
         let is_watch = |thread: &JoinHandle<()>| thread.thread().name() == Some(WATCH);
         if !threads.iter().any(is_watch) {
             let inner = Arc::clone(&self.inner);
-            let thread = lane::spawn(
-                WATCH.to_owned(),
-                |inner| inner.watch.run(&inner.signals),
-                inner,
-            );
+            let thread = lane::spawn(WATCH.to_owned(), inner, |inner| {
+                inner.watch.serve(WATCH, &inner.signals)
+            });
             threads.push(thread.map_err(EngineError::Thread)?);
         }
         Ok(())
@@ -265,45 +268,34 @@ impl Engine {
         let inner = Arc::clone(&self.inner);
         let thread = Builder::new()
             .name("penstock-prep".to_owned())
-            .spawn(move || {
-                let is_closed = || inner.queues.is_closed();
-                match device {
-                    Device::Host => {
-                        lane::give_way();
-                        inner.queues.arena().populate(is_closed);
-                    }
-                    Device::Cuda(ordinal) => prepare_cuda(&inner, ordinal),
-                }
-                if let Some(node) = &inner.node {
-                    // Before it is pinned: the driver would bring its pages into being itself, many
-                    // at a time, and other threads could map no memory meanwhile.
-                    node.warm_up(&is_closed);
-                }
-                if let Device::Cuda(ordinal) = device
-                    && let Err((bytes, error)) = pin_node_memory(&inner, ordinal)
-                {
-                    inner.unpinned(ordinal, bytes, error);
-                }
-                inner.store.warm_up(&is_closed);
-            })
+            .spawn(move || prepare(&inner, device))
             .map_err(EngineError::Thread)?;
         self.threads.lock().push(thread);
         Ok(())
     }
 
     /// Gives up all loads, and every object that was not gathered yet. Waits for the copies under
-    /// way, but not for the store, and forgets the registered memory. Once this has returned, the
-    /// memory is not touched any more.
-    pub fn unregister(&self) {
-        let groups = std::mem::take(&mut *self.groups.write());
+    /// way, but not for the store, and forgets the registered memory. Returns true once that is not
+    /// touched any more. Returns false if a copy is still under way when the time is over: then the
+    /// memory must stay. This may be called again.
+    pub fn unregister(&self, timeout: Duration) -> bool {
+        let is_closed = self.unregister_by(end_of(timeout));
+        if is_closed {
+            self.give_back();
+        }
+        is_closed
+    }
+
+    fn unregister_by(&self, end: Instant) -> bool {
+        let mut retired = self.retired.lock();
+        retired.extend(std::mem::take(&mut *self.groups.write()).into_values());
         self.inner.queues.drop_gathers();
         for job in self.table.loads() {
             job.abandon(Outcome::Cancelled);
         }
         self.inner.queues.prune_loads();
-        for registration in groups.values().filter_map(Group::registration) {
-            registration.close();
-        }
+        let mut registrations = retired.iter().filter_map(Group::registration);
+        registrations.all(|registration| registration.close(end))
     }
 
     /// Raises a fence behind all work that a stream of a device has been given until now, for jobs
@@ -450,14 +442,20 @@ impl Engine {
     }
 
     /// Gives up all jobs, waits for the copies under way, and ends the lanes. Returns true once no
-    /// thread is left. Returns false if a lane is still inside the store when the time is over;
-    /// that lane ends at the deadline of its operation, and touches no registered memory any more.
-    /// Jobs that were given up can still be polled. This may be called again.
+    /// thread is left.
+    ///
+    /// Returns false if one is still inside the store or waits for a device when the time is over.
+    /// It ends by the deadline of its operation, or when the device has done what it was given. It
+    /// touches no registered memory any more, unless [`is_copying`](Self::is_copying). Jobs that were
+    /// given up can still be polled. This may be called again.
     pub fn shutdown(&self, timeout: Duration) -> bool {
         let end = end_of(timeout);
         self.inner.queues.close();
         self.inner.watch.close();
-        self.unregister();
+        if !self.unregister_by(end) {
+            return false;
+        }
+        self.give_back();
         if !self.inner.running.wait_zero(end) {
             return false;
         }
@@ -466,6 +464,34 @@ impl Engine {
             let _ = thread.join();
         }
         true
+    }
+
+    /// Whether memory that was registered is still copied from or to, since it took longer than the
+    /// time of [`unregister`](Self::unregister) or [`shutdown`](Self::shutdown). It must stay until
+    /// this is false.
+    pub fn is_copying(&self) -> bool {
+        let retired = self.retired.lock();
+        let mut registrations = retired.iter().filter_map(Group::registration);
+        registrations.any(|registration| !registration.close(Instant::now()))
+    }
+
+    /// Gives back what groups had of a device, on a thread of its own: the driver may wait for all
+    /// that the device computes.
+    fn give_back(&self) {
+        let retired = std::mem::take(&mut *self.retired.lock());
+        if retired.iter().all(|group| group.registration().is_none()) {
+            return;
+        }
+        let work = Mutex::new(retired);
+        // Without a thread, they are dropped here.
+        let _ = lane::spawn(
+            "penstock-end".to_owned(),
+            Arc::clone(&self.inner),
+            move |_| {
+                contain("penstock-end", || work.lock().clear());
+            },
+        )
+        .map(|thread| self.threads.lock().push(thread));
     }
 
     /// Counters since the engine was made.
@@ -491,6 +517,31 @@ impl Engine {
     pub fn config(&self) -> &EngineConfig {
         &self.inner.config
     }
+}
+
+/// Gets the arena ready, and what is shared with other processes. Each part that panics is left out:
+/// what it would have made ready only costs more when it is first used.
+fn prepare(inner: &Inner, device: Device) {
+    const PLACE: &str = "penstock-prep";
+    let is_closed = || inner.queues.is_closed();
+    contain(PLACE, || match device {
+        Device::Host => {
+            lane::give_way();
+            inner.queues.arena().populate(is_closed);
+        }
+        Device::Cuda(ordinal) => prepare_cuda(inner, ordinal),
+    });
+    if let Some(node) = &inner.node {
+        // Before it is pinned: the driver would bring its pages into being itself, many at a time,
+        // and other threads could map no memory meanwhile.
+        contain(PLACE, || node.warm_up(&is_closed));
+    }
+    if let Device::Cuda(ordinal) = device
+        && let Some(Err((bytes, error))) = contain(PLACE, || pin_node_memory(inner, ordinal))
+    {
+        inner.unpinned(ordinal, bytes, error);
+    }
+    contain(PLACE, || inner.store.warm_up(&is_closed));
 }
 
 /// Measures a device's copies, and pins the arena for it.
@@ -567,6 +618,11 @@ impl Drop for Engine {
             .config
             .put_timeout
             .max(self.inner.config.get_timeout);
-        self.shutdown(operation + Duration::from_secs(2));
+        let limit = operation + Duration::from_secs(2);
+        self.shutdown(limit);
+        // Whoever drops the engine may give the registered memory back at once.
+        while self.is_copying() {
+            self.shutdown(limit);
+        }
     }
 }

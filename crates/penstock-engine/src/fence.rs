@@ -63,6 +63,18 @@ impl Mark {
     }
 }
 
+/// A mark whose fence is lost if nobody has set it by the end.
+struct OrLost(Arc<Mark>);
+
+impl Drop for OrLost {
+    fn drop(&mut self) {
+        let mut passage = self.0.passage.lock();
+        if *passage == Passage::Ahead {
+            *passage = Passage::Lost;
+        }
+    }
+}
+
 /// The fences of an engine that are ahead, in the order in which they were raised.
 #[derive(Default)]
 pub(crate) struct Watch {
@@ -111,12 +123,28 @@ impl Watch {
         Ok(fence)
     }
 
+    /// Waits for fences until it is told to end. If that panics, the fences that were ahead are lost,
+    /// and it begins again.
+    pub(crate) fn serve(&self, place: &'static str, signals: &Signals) {
+        let again = |_| {
+            let lost = std::mem::take(&mut self.state.lock().ahead);
+            for (mark, _) in lost {
+                mark.set(Passage::Lost);
+            }
+            signals.copy.notify_all();
+            signals.get.notify_all();
+            !self.state.lock().closed
+        };
+        penstock_threads::serve(place, again, || self.run(signals));
+    }
+
     /// Waits for one fence after another, and wakes the lanes whose jobs may go on.
-    pub(crate) fn run(&self, signals: &Signals) {
+    fn run(&self, signals: &Signals) {
         loop {
             let seen = self.raised.generation();
             match self.next() {
                 Next::Fence(mark, point) => {
+                    let mark = OrLost(mark);
                     let waited: Result<(), CudaError> = point.wait();
                     let passage = match waited {
                         Ok(()) => Passage::Passed(Instant::now()),
@@ -124,7 +152,7 @@ impl Watch {
                     };
                     // Whoever has seen that the fence is passed finds its point for the next one.
                     self.give_back(point);
-                    mark.set(passage);
+                    mark.0.set(passage);
                     signals.copy.notify_all();
                     signals.get.notify_all();
                 }

@@ -424,6 +424,6 @@ impl LoadTicket {
 
 impl Drop for LoadTicket {
     fn drop(&mut self) {
-        self.settle(Outcome::Failed(ErrorKind::Protocol));
+        self.settle(Outcome::Failed(ErrorKind::Internal));
     }
 }

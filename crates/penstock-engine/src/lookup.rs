@@ -1,7 +1,6 @@
 //! Look-ups: ask a store which chunks it has, without waiting for the answer.
 
 use std::collections::{HashMap, VecDeque};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
@@ -9,11 +8,14 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use penstock_layout::Span;
 use penstock_store::{ErrorKind, Key, Namespace, Store, interrupt};
+use penstock_threads::contain;
 
 use crate::config::end_of;
 use crate::gauge::Gauge;
 use crate::{Chunk, EngineError};
 
+/// Where panics of these threads are counted.
+const PLACE: &str = "penstock-look";
 /// Time given to a store that answers at once.
 const NOW: Duration = Duration::from_secs(1);
 
@@ -226,7 +228,7 @@ impl Lookup {
                 .name(format!("penstock-look-{i}"))
                 .spawn(move || {
                     let _running = running;
-                    inner.serve();
+                    penstock_threads::serve(PLACE, |pause| inner.rest(pause), || inner.serve());
                 })
                 .map_err(EngineError::Thread)?;
             lookup.threads.lock().push(thread);
@@ -388,17 +390,26 @@ impl Drop for Running {
 }
 
 impl Inner {
+    /// Waits for so long, unless this is the end. Whether it is not.
+    fn rest(&self, pause: Duration) -> bool {
+        let mut state = self.state.lock();
+        if !state.closed {
+            self.queued.wait_for(&mut state, pause);
+        }
+        !state.closed
+    }
+
     fn serve(&self) {
         while let Some(batch) = self.next() {
             let keys: Vec<Key> = batch.iter().flat_map(Request::keys).collect();
             let Some(earliest) = batch.iter().map(|request| request.deadline).min() else {
                 continue;
             };
-            let asked = catch_unwind(AssertUnwindSafe(|| self.store.contains(&keys, earliest)));
+            let asked = contain(PLACE, || self.store.contains(&keys, earliest));
             let found = match asked {
-                Ok(Ok(found)) if found.len() == keys.len() => Ok(found),
-                Ok(Err(error)) => Err(error.kind()),
-                Ok(Ok(_)) | Err(_) => Err(ErrorKind::Protocol),
+                Some(Ok(found)) if found.len() == keys.len() => Ok(found),
+                Some(Err(error)) => Err(error.kind()),
+                Some(Ok(_)) | None => Err(ErrorKind::Internal),
             };
             self.settle(batch, earliest, found);
         }

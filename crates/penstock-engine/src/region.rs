@@ -12,8 +12,9 @@ impl Region {
     ///
     /// # Safety
     ///
-    /// From its registration until [`crate::Engine::unregister`] or [`crate::Engine::shutdown`]
-    /// has returned, or the engine has been dropped:
+    /// From its registration until [`crate::Engine::unregister`] has returned true, or
+    /// [`crate::Engine::shutdown`] has returned and [`crate::Engine::is_copying`] is false, or the
+    /// engine has been dropped:
     /// - the bytes are mapped, readable and writable, by the device that they are registered for;
     /// - no Rust reference to them exists while a job touches them;
     /// - the blocks of a store job are not written until the job is released, and those of a

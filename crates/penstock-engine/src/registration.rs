@@ -3,6 +3,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::{RwLock, RwLockReadGuard};
 use penstock_layout::{Descriptor, Segment, SegmentError, Span};
@@ -77,9 +78,16 @@ impl Registration {
         self.executor.refusal().cloned()
     }
 
-    /// Waits for the copies under way. No copy starts afterwards.
-    pub(crate) fn close(&self) {
-        *self.open.write() = false;
+    /// Waits for the copies under way (true), or until the time is over (false). After true no copy
+    /// starts, and none is under way.
+    pub(crate) fn close(&self, end: Instant) -> bool {
+        match self.open.try_write_until(end) {
+            Some(mut open) => {
+                *open = false;
+                true
+            }
+            None => false,
+        }
     }
 
     /// Keeps the registration open: closing waits until this is dropped.

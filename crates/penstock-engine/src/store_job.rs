@@ -256,6 +256,6 @@ impl StoreTicket {
 
 impl Drop for StoreTicket {
     fn drop(&mut self) {
-        self.settle(Outcome::Failed(ErrorKind::Protocol));
+        self.settle(Outcome::Failed(ErrorKind::Internal));
     }
 }

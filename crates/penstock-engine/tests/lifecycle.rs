@@ -177,8 +177,8 @@ fn unregistered_memory_is_left_alone() {
         .submit_store(3, vec![block_of(3, 3), block_of(4, 4)], Fence::NONE)
         .unwrap();
     store.until(|call| *call == Call::Put(vec![key(3)]));
-    engine.unregister();
-    engine.unregister();
+    assert!(engine.unregister(LONG));
+    assert!(engine.unregister(LONG));
     assert_eq!(outcomes(&engine, 2), [Outcome::Cancelled]);
     assert!(matches!(
         engine.submit_load(9, vec![block_of(1, 2)], soon(), true, Fence::NONE),

@@ -463,12 +463,12 @@ fn a_failing_store_fails_loads_by_kind() {
     engine
         .submit_load(1, vec![block_of(1, 0)], soon(), true, Fence::NONE)
         .unwrap();
-    assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Protocol)]);
+    assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Internal)]);
     store.deaf(true);
     engine
         .submit_load(1, vec![block_of(0, 0)], soon(), true, Fence::NONE)
         .unwrap();
-    assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Protocol)]);
+    assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Internal)]);
     store.deaf(false);
     engine
         .submit_load(1, vec![block_of(0, 0)], soon(), true, Fence::NONE)

@@ -168,7 +168,7 @@ fn failures_are_answers() {
     lookup
         .submit(1, NAMESPACE, chunks(&[2]), &[share()], LONG)
         .unwrap();
-    assert_eq!(answer(&lookup, 1), Err(ErrorKind::Protocol));
+    assert_eq!(answer(&lookup, 1), Err(ErrorKind::Internal));
     lookup
         .submit(1, NAMESPACE, chunks(&[1]), &[share()], LONG)
         .unwrap();

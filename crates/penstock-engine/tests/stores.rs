@@ -431,13 +431,13 @@ fn a_store_that_breaks_its_contract_fails_its_objects_only() {
     engine
         .submit_store(1, vec![block_of(1, 1)], Fence::NONE)
         .unwrap();
-    assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Protocol)]);
+    assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Internal)]);
     eventually("the panic is counted", || engine.stats().panics == 1);
     store.deaf(true);
     engine
         .submit_store(2, vec![block_of(2, 1)], Fence::NONE)
         .unwrap();
-    assert_eq!(outcomes(&engine, 2), [Outcome::Failed(ErrorKind::Protocol)]);
+    assert_eq!(outcomes(&engine, 2), [Outcome::Failed(ErrorKind::Internal)]);
     store.deaf(false);
     for job in 3..40 {
         engine
@@ -448,6 +448,34 @@ fn a_store_that_breaks_its_contract_fails_its_objects_only() {
             [Outcome::Stored(BLOCK_BYTES as u64)]
         );
     }
+}
+
+/// It rests like a tripped breaker, and so costs no more than what it is given.
+#[test]
+fn a_lane_that_panics_again_and_again_fails_its_objects_and_the_engine_serves_on() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let mut config = config(4);
+    (config.put_lanes, config.store_backoff) = (1, Duration::ZERO);
+    let engine = engine(&store, config, &kv);
+    store.panic_on(key(1));
+    for job in 0..20 {
+        engine
+            .submit_store(job, vec![block_of(1, 1)], Fence::NONE)
+            .unwrap();
+        let outcomes = outcomes(&engine, job);
+        assert_eq!(outcomes, [Outcome::Failed(ErrorKind::Internal)]);
+    }
+    let panics = penstock_threads::panics();
+    let of_puts = panics.iter().find(|seen| seen.place == "penstock-put");
+    assert!(of_puts.unwrap().last.contains("on purpose"), "{panics:?}");
+    let mut job = 20;
+    eventually("it tries again, and goes on", || {
+        job += 1;
+        engine
+            .submit_store(job, vec![block_of(2, 1)], Fence::NONE)
+            .unwrap();
+        outcomes(&engine, job) == [Outcome::Stored(BLOCK_BYTES as u64)]
+    });
 }
 
 #[test]

@@ -148,7 +148,7 @@ impl Engine {
 
     /// Forgets the registered memory, once no copy touches it any more.
     fn unregister(&self, py: Python<'_>) {
-        py.detach(|| self.native.unregister());
+        py.detach(|| while !self.native.unregister(Duration::from_secs(60)) {});
     }
 
     /// Raises a fence behind all work that a stream of the CUDA device has been given until now.
@@ -304,11 +304,18 @@ impl Engine {
         interruptibly(py, || self.native.drain(timeout))
     }
 
-    /// Gives up all jobs and ends the threads. False if one is still inside the store when the time
-    /// is over. In any case, registered memory is not touched afterwards.
+    /// Gives up all jobs and ends the threads. False if one is still inside the store, or waits for a
+    /// device, when the time is over. Registered memory is not touched afterwards, unless
+    /// `is_copying`.
     fn shutdown(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let timeout = bound(py, timeout)?;
         interruptibly(py, || self.native.shutdown(timeout))
+    }
+
+    /// Whether registered memory is still copied from or to, after a `shutdown` that returned False.
+    /// It must stay until this is False; so must the engine, as its end waits for that.
+    fn is_copying(&self) -> bool {
+        self.native.is_copying()
     }
 
     /// What failed in the background since the last call. Jobs go on meanwhile, but slower. For

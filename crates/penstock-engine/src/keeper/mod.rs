@@ -10,7 +10,6 @@
 mod book;
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread::{Builder, JoinHandle};
@@ -20,12 +19,15 @@ use parking_lot::{Condvar, Mutex};
 use penstock_layout::Span;
 use penstock_store::value::HEADER_BYTES;
 use penstock_store::{ErrorKind, Key, Namespace, Store, Tenancy, Tenant};
+use penstock_threads::contain;
 
 use crate::config::end_of;
 use crate::gauge::Gauge;
 use crate::{Chunk, EngineError};
 use book::{Book, Bounds, Candidate, Name};
 
+/// Where panics of this thread are counted.
+const PLACE: &str = "penstock-keep";
 /// Keys in one call to the store.
 const KEYS_A_CALL: usize = 1024;
 /// Longest time that a call to the store may take.
@@ -171,7 +173,10 @@ impl Keeper {
         let running = Running(Arc::clone(&inner));
         let thread = Builder::new()
             .name("penstock-keep".to_owned())
-            .spawn(move || running.0.serve())
+            .spawn(move || {
+                let inner = &running.0;
+                penstock_threads::serve(PLACE, |pause| inner.rest(pause), || inner.serve());
+            })
             .map_err(EngineError::Thread)?;
         Ok(Self {
             inner,
@@ -296,6 +301,16 @@ impl Inner {
         Ok(())
     }
 
+    /// Waits for so long, unless this is the end. Whether it is not.
+    fn rest(&self, pause: Duration) -> bool {
+        let mut inbox = self.inbox.lock();
+        if !inbox.closed {
+            self.wake.wait_for(&mut inbox, pause);
+        }
+        !inbox.closed
+    }
+
+    /// What was kept before a panic is kept no more: nobody knows what of it still holds.
     fn serve(&self) {
         let now = Instant::now();
         let mut rounds = Rounds {
@@ -458,8 +473,7 @@ impl Inner {
     /// Calls the store. `None` if that failed, which is counted.
     fn guarded<T>(&self, call: impl FnOnce(Instant) -> penstock_store::Result<T>) -> Option<T> {
         let deadline = Instant::now() + CALL_TIMEOUT;
-        let outcome = catch_unwind(AssertUnwindSafe(|| call(deadline)));
-        let outcome = outcome.ok().and_then(Result::ok);
+        let outcome = contain(PLACE, || call(deadline)).and_then(Result::ok);
         self.failed.fetch_add(u64::from(outcome.is_none()), Relaxed);
         outcome
     }

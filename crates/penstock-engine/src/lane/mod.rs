@@ -7,13 +7,14 @@ mod in_place;
 mod node;
 mod put;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use penstock_store::SealedStore;
+use penstock_threads::Ran;
 
 use crate::config::EngineConfig;
 use crate::copy::cuda::Pins;
@@ -62,7 +63,7 @@ pub(crate) fn start(inner: &Arc<Inner>) -> Result<Vec<JoinHandle<()>>, EngineErr
     let put = (0..inner.config.put_lanes).map(|i| (format!("penstock-put-{i}"), put::run as Lane));
     let mut threads = Vec::new();
     for (name, lane) in copy.chain(get).chain(put) {
-        match spawn(name, lane, Arc::clone(inner)) {
+        match spawn(name, Arc::clone(inner), lane) {
             Ok(thread) => threads.push(thread),
             Err(error) => {
                 inner.queues.close();
@@ -81,8 +82,8 @@ pub(crate) type Lane = fn(&Inner);
 /// Starts a thread that is waited for when the engine ends.
 pub(crate) fn spawn(
     name: String,
-    lane: Lane,
     inner: Arc<Inner>,
+    lane: impl FnOnce(&Inner) + Send + 'static,
 ) -> std::io::Result<JoinHandle<()>> {
     inner.running.add(1);
     let running = Running(inner);
@@ -109,12 +110,13 @@ impl Inner {
         });
     }
 
-    /// Runs one piece of work. If it panics (a store broke its contract), the objects that it was
-    /// working on fail as their tickets are dropped, and the lane lives on.
-    fn contain(&self, work: impl FnOnce()) {
+    /// Runs one piece of a lane's work. If it panics (a store broke its contract), the objects that
+    /// it was working on fail as their tickets are dropped, and the lane lives on. A lane that
+    /// panics again and again rests for a while: what comes to it then fails at once.
+    fn run(&self, lane: &mut penstock_threads::Lane, work: impl FnOnce()) {
         // Nobody sees what the work leaves half done: it owns its slots and tickets, and no lock of
         // ours is held while foreign code runs.
-        if catch_unwind(AssertUnwindSafe(work)).is_err() {
+        if lane.run(Instant::now(), work) == Ran::Panicked {
             self.counters.panics.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -21,10 +21,11 @@ pub(super) fn run(inner: &Inner) {
     // wait.
     super::give_way();
     let mut scratch = Vec::new();
+    let mut lane = penstock_threads::Lane::new("penstock-put");
     loop {
         let seen = inner.signals.put.generation();
         match inner.queues.next_put() {
-            PutWork::Put(batch) => inner.contain(|| put(inner, batch, &mut scratch)),
+            PutWork::Put(batch) => inner.run(&mut lane, || put(inner, batch, &mut scratch)),
             PutWork::Wait => inner.signals.put.wait(seen, None),
             PutWork::Close => return,
         }
@@ -268,7 +269,7 @@ fn seal(
         if is_wanted(index, ready)
             && let State::Gathered(_) = ready.state
             && let State::Gathered(slot) =
-                std::mem::replace(&mut ready.state, State::Failed(ErrorKind::Protocol))
+                std::mem::replace(&mut ready.state, State::Failed(ErrorKind::Internal))
         {
             ready.state = slot
                 .seal(&inner.store, ticket.transfer())

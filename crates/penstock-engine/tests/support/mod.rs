@@ -525,7 +525,7 @@ impl Probe {
         let of_puts = control.fail_puts.filter(|_| is_put);
         let (fail, deaf) = (control.fail.or(of_puts), control.deaf);
         drop(control);
-        assert!(!bad, "told to panic");
+        assert!(!bad, "told to panic, on purpose");
         fail.map_or(Ok(deaf), Err)
     }
 

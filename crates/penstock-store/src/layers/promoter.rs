@@ -48,7 +48,13 @@ impl Promoter {
         let shared = Arc::new(Shared::default());
         let thread = thread::Builder::new().name("penstock-tiers".into()).spawn({
             let shared = Arc::clone(&shared);
-            move || work(&shared, &tiers)
+            move || {
+                penstock_threads::serve(
+                    "penstock-tiers",
+                    |pause| rest(&shared, pause),
+                    || work(&shared, &tiers),
+                )
+            }
         });
         Self {
             shared,
@@ -83,10 +89,19 @@ impl Drop for Promoter {
         self.shared.waiting.lock().is_closed = true;
         self.shared.changed.notify_one();
         if let Some(thread) = self.thread.take() {
-            // The thread never panics. If it did, nothing would wait for it.
+            // The thread contains panics. If one escaped all the same, the thread is gone.
             let _ = thread.join();
         }
     }
+}
+
+/// Waits for so long, unless this is the end. Whether it is not.
+fn rest(shared: &Shared, pause: Duration) -> bool {
+    let mut waiting = shared.waiting.lock();
+    if !waiting.is_closed {
+        shared.changed.wait_for(&mut waiting, pause);
+    }
+    !waiting.is_closed
 }
 
 fn work(shared: &Shared, tiers: &[Arc<dyn Store>]) {
@@ -101,12 +116,13 @@ fn work(shared: &Shared, tiers: &[Arc<dyn Store>]) {
                 None => shared.changed.wait(&mut waiting),
             }
         };
+        // It is out of the way also if a tier panics.
+        waiting.bytes -= promotion.value.len();
         drop(waiting);
         for tier in &tiers[..promotion.tiers] {
             // If a tier refuses, it just has one value less.
             let value = [IoSlice::new(&promotion.value)];
             let _ = tier.put(&promotion.key, &value, Instant::now() + TIMEOUT);
         }
-        shared.waiting.lock().bytes -= promotion.value.len();
     }
 }

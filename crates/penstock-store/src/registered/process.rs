@@ -16,6 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use penstock_threads::contain;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags,
@@ -365,7 +366,7 @@ impl Drop for Program {
 impl Shared {
     /// The keeper's work: one program, from its start to its end.
     fn keep(&self) {
-        let (why, lived) = match self.start() {
+        let attended = contain("penstock-keeper", || match self.start() {
             Ok((child, running)) => {
                 let greeted = Instant::now();
                 (self.attend(child, running), greeted.elapsed())
@@ -375,7 +376,11 @@ impl Shared {
                 let why = (error.kind(), format!("the store does not open: {error}"));
                 (Some(why), Duration::ZERO)
             }
-        };
+        });
+        let (why, lived) = attended.unwrap_or_else(|| {
+            let why = "attending the store's program panicked: see the log".to_owned();
+            (Some((ErrorKind::Internal, why)), Duration::ZERO)
+        });
         let mut state = self.state.lock();
         let pause = state.pause_after(lived);
         state.phase = Phase::Down(Instant::now() + pause, why);

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
+use penstock_threads::contain;
 
 use super::failure::Failure;
 use crate::{ErrorKind, interrupt};
@@ -58,7 +59,14 @@ impl Resolver {
             let (shared, name) = (Arc::clone(&self.shared), name.clone());
             let started = thread::Builder::new().name("penstock-dns".into()).spawn({
                 let name = name.clone();
-                move || shared.arrive(&name, look_up(&name))
+                move || {
+                    let found = contain("penstock-dns", || look_up(&name));
+                    let panicked = || {
+                        let message = "looking up the host's name panicked: see the log";
+                        Err(Failure::new(ErrorKind::Internal, message))
+                    };
+                    shared.arrive(&name, found.unwrap_or_else(panicked));
+                }
             });
             if started.is_err() {
                 let message = "no thread to look up the host's name on";

@@ -214,7 +214,14 @@ impl Keeper {
                     // only more in the way.
                     #[cfg(target_os = "linux")]
                     let _ = rustix::process::nice(NICE);
-                    shared.serve();
+                    let rest = |pause| {
+                        let mut books = shared.books();
+                        if !books.is_closed {
+                            shared.asked.wait_for(&mut books, pause);
+                        }
+                        !books.is_closed
+                    };
+                    penstock_threads::serve("penstock-quota", rest, || shared.serve());
                 }
             })
             .map_err(|e| Error::new(ErrorKind::Io, "cannot start a thread").caused_by(e))?;
@@ -230,7 +237,7 @@ impl Drop for Keeper {
         self.shared.books().is_closed = true;
         self.shared.asked.notify_all();
         if let Some(thread) = self.thread.take() {
-            // If the thread panicked, that was reported when it happened.
+            // The thread contains panics. If one escaped all the same, the thread is gone.
             let _ = thread.join();
         }
     }

@@ -17,38 +17,51 @@ use penstock_cuda_standin::{Machine, Stream, Thing, handle_of};
 /// Small pieces, for the kernel, and large ones.
 const CONTENTS: [u64; 2] = [256, 65_536];
 
+/// Shut until it is opened.
+#[derive(Clone, Default)]
+struct Gate(Arc<(Mutex<bool>, Condvar)>);
+
+impl Gate {
+    fn wait(&self) {
+        let mut is_open = self.0.0.lock();
+        while !*is_open {
+            self.0.1.wait(&mut is_open);
+        }
+    }
+
+    fn open(&self) {
+        *self.0.0.lock() = true;
+        self.0.1.notify_all();
+    }
+}
+
 /// The stream that the model computes on. It can be kept busy.
 struct Model {
     stream: Arc<Stream>,
     handle: u64,
-    gate: Arc<(Mutex<bool>, Condvar)>,
+    gate: Gate,
 }
 
 impl Model {
-    fn new() -> Self {
+    fn on(machine: &Machine) -> Self {
         let stream = Stream::new();
+        machine.watch(&stream);
         let handle = handle_of(Thing::Stream(Arc::clone(&stream))) as u64;
         Self {
             stream,
             handle,
-            gate: Arc::default(),
+            gate: Gate::default(),
         }
     }
 
     /// Keeps the model computing until it is told to end.
     fn compute(&self) {
-        let gate = Arc::clone(&self.gate);
-        self.stream.push(move |_| {
-            let mut is_open = gate.0.lock();
-            while !*is_open {
-                gate.1.wait(&mut is_open);
-            }
-        });
+        let gate = self.gate.clone();
+        self.stream.push(move |_| gate.wait());
     }
 
     fn end(&self) {
-        *self.gate.0.lock() = true;
-        self.gate.1.notify_all();
+        self.gate.open();
     }
 }
 
@@ -92,7 +105,7 @@ impl Rig {
         eventually("pinned", || is_ready(&engine));
         Self {
             engine,
-            model: Model::new(),
+            model: Model::on(&machine),
             cache,
             machine,
         }
@@ -244,6 +257,44 @@ fn a_fence_that_is_never_passed_costs_its_jobs_and_a_shutdown_no_more_than_its_t
     assert!(!rig.engine.shutdown(Duration::from_millis(50)));
     rig.model.end();
     assert!(rig.engine.shutdown(LONG));
+}
+
+/// A driver frees nothing before the device has done all that it was given.
+#[test]
+fn an_end_does_not_wait_for_a_busy_device_beyond_its_time() {
+    let rig = Rig::new(64, |_| ());
+    rig.store(1, &[1], Fence::NONE);
+    outcomes(&rig.engine, 1);
+    rig.model.compute();
+    assert!(!rig.engine.shutdown(Duration::from_millis(50)));
+    assert!(!rig.engine.is_copying(), "no copy was under way");
+    rig.model.end();
+    assert!(rig.engine.shutdown(LONG));
+}
+
+#[test]
+fn an_end_does_not_wait_for_a_copy_beyond_its_time_and_says_so() {
+    let rig = Rig::new(64, |_| ());
+    let (begun, gate) = (Gate::default(), Gate::default());
+    let (begins, opens) = (begun.clone(), gate.clone());
+    *rig.machine.meanwhile.lock() = Some(Box::new(move || {
+        begins.open();
+        opens.wait();
+    }));
+    rig.store(1, &[1], Fence::NONE);
+    begun.wait();
+    assert!(!rig.engine.unregister(Duration::from_millis(10)));
+    assert!(!rig.engine.shutdown(Duration::from_millis(10)));
+    assert!(rig.engine.is_copying(), "the memory must stay");
+    gate.open();
+    assert!(rig.engine.shutdown(LONG));
+    assert!(!rig.engine.is_copying());
+    // It was gathered, but the engine ended before the store had it.
+    let [done] = completions(&rig.engine, [1]);
+    assert!(matches!(
+        done.event.blocks(),
+        [Outcome::Dropped | Outcome::Stored(_)]
+    ));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import pytest
 from hypothesis import settings
 
 from tests.servers import Server
+
+# A panic that no test asked for ends its process: of a test, and of what a test starts.
+os.environ.setdefault("PENSTOCK_PANICS", "abort")
 
 # A machine may be as slow as it likes: no example of a property test has a time limit of its own.
 # Every run draws the same, so that a change does not fail for what it did not bring. `make soak`

@@ -14,6 +14,7 @@ __all__ = [
     "ConfigError",
     "Denied",
     "Full",
+    "InternalError",
     "IoError",
     "LayoutError",
     "NotFound",
@@ -147,6 +148,12 @@ class IoError(StoreError, OSError):
     """The operating system refused (files, directories)."""
 
     kind = "io"
+
+
+class InternalError(StoreError):
+    """Penstock itself failed: a thread of it panicked. The store is not to blame. Report it."""
+
+    kind = "internal"
 
 
 class Unsupported(StoreError):

@@ -96,6 +96,24 @@ _OTHER_DEMOS = (
     "tests/e2e/test_demo.py::test_a_signal_leaves_no_process_behind",
 )
 
+# What runs over the stand-in for CUDA's driver: each way in which blocks come and go.
+_ON_A_DEVICE = (
+    "tests/e2e/test_device.py",
+    "tests/e2e/test_sharing.py::test_second_process_loads[file]",
+    "tests/e2e/test_corruption.py",
+    "tests/e2e/test_requests.py",
+    "tests/e2e/test_handover.py::test_all_families_of_proxies[valkey-unix]",
+    "tests/e2e/test_handover.py::test_the_prefill_engine_dies[4]",
+    "tests/e2e/test_host_tier.py::test_every_rank_holds_its_part[tp2]",
+    "tests/e2e/test_host_tier.py::test_what_waits_is_prefetched",
+    "tests/e2e/test_node_memory.py::test_what_one_engine_computed_another_loads_without_a_pool",
+    "tests/e2e/test_node_memory.py::test_every_rank_takes_its_part_from_there[tp2]",
+    "tests/e2e/test_compression.py",
+    "tests/e2e/test_hybrid.py::test_only_the_last_window_is_loaded",
+    "tests/e2e/test_hybrid.py::test_blocks_that_leave_the_window_are_read_before_they_are_given_away",
+    "tests/gpu",
+)
+
 # All that Rust is built from. Models (loom) build each crate once more, with what it depends on.
 _CRATES = ("crates", "Cargo.toml", "Cargo.lock", ".cargo", "rust-toolchain.toml")
 
@@ -209,6 +227,10 @@ STAGES = (
             *(f"python/penstock/{name}.py" for name in ("completions", "exposition", "programs")),
             "crates/penstock-sim/src",
         ),
+    ),
+    Stage(
+        "end-to-end tests on the stand-in for a CUDA device",
+        ("scripts/cuda-standin.sh", *_pytest(*_ON_A_DEVICE, "--timeout", "900")),
     ),
     Stage(
         "end-to-end tests with model runner V2",

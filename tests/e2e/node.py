@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import importlib
 import itertools
 import json
@@ -472,6 +473,9 @@ def main(args: dict[str, Any]) -> None:
     """Serves until standard input ends."""
     try:
         asyncio.run(_serve(args))
+        # vLLM's engine ends once more when it is collected. At the interpreter's end, what it needs for
+        # that is gone.
+        gc.collect()
     except BaseException as error:
         print(json.dumps({"id": 0, "failed": repr(error)}), flush=True)
         raise

@@ -1,9 +1,9 @@
 """The stand-in for CUDA's driver, as Python sees it, and a plug-in for vLLM's CPU build.
 
-`scripts/cuda-standin.sh` puts both where programs find them: the stand-in as ``libcuda.so.1``, this
-as an entry point of vLLM. Penstock then takes vLLM's KV cache for the memory of a CUDA device. All
-else is as on such a device: the driver's calls, pinned memory, streams that take their time, events.
-Only the model still computes on the CPU, and a step is over before a fence is raised behind it.
+`scripts/cuda-standin.sh` puts both where programs find them: the stand-in as ``libcuda.so.1``, and
+this as an entry point of vLLM. Penstock then takes vLLM's KV cache for the memory of a CUDA device.
+All else is as on such a device: the driver's calls, pinned memory, streams that take their time,
+events. Only the model still computes on the CPU: a step is over before a fence is raised behind it.
 """
 
 from __future__ import annotations
@@ -40,10 +40,20 @@ def adopt(start: int, length: int) -> int:
     return address.value
 
 
+def calls(name: str) -> int:
+    """How often a call of the driver was made in this process, by its name without a version."""
+    count = driver().penstock_standin_calls
+    count.restype = ctypes.c_size_t
+    return int(count(DEVICE, name.encode()))
+
+
 def take_the_kv_cache_for_a_devices() -> None:
     """What vLLM calls in each of its processes."""
+    from vllm.v1.worker.worker_base import WorkerBase
+
     from penstock.vllm import compat, worker_facts
 
+    WorkerBase.penstock_driver_calls = lambda _worker, name: calls(name)
     view = worker_facts._view
 
     def on_the_device(layer: int, tensor: Any) -> Any:

@@ -26,7 +26,7 @@ mod ptx;
 mod stream;
 
 pub use entries::{find, record};
-pub use host_work::DEVICES;
+pub use host_work::{CROSSOVER, DEVICES};
 pub use machine::{
     Costs, ILLEGAL_ADDRESS, Kind, Machine, Meanwhile, Range, State, TOLD_TO_FAIL, Thing, handle_of,
 };

@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
-use crate::host_work::DEVICES;
+use crate::host_work::{CROSSOVER, DEVICES};
 use crate::ptx::{Memory, Program, Shape};
 use crate::stream::{Event, Stream};
 
@@ -45,6 +45,20 @@ pub struct Costs {
     pub kernel_start: f64,
     /// A kernel's, for a byte.
     pub kernel_byte: f64,
+}
+
+impl Costs {
+    /// The copy engines win from pieces of `at` bytes on, and by less than the kernel's handicap
+    /// before.
+    pub fn turning(at: f64) -> Self {
+        let (engine_piece, engine_byte) = (1e-6, 20e-12);
+        Self {
+            engine_piece,
+            engine_byte,
+            kernel_start: 0.0,
+            kernel_byte: (engine_piece / at + engine_byte) / 1.05,
+        }
+    }
 }
 
 /// Memory that the machine knows.
@@ -209,9 +223,11 @@ impl Machine {
     pub(crate) fn make_all() {
         static MADE: OnceLock<()> = OnceLock::new();
         MADE.get_or_init(|| {
-            let wanted = std::env::var(DEVICES).ok();
-            for _ in 0..wanted.and_then(|count| count.parse().ok()).unwrap_or(0) {
-                Self::add(true);
+            let number = |name| std::env::var(name).ok()?.parse::<u32>().ok();
+            let costs = number(CROSSOVER).map(|bytes| Costs::turning(bytes.into()));
+            for _ in 0..number(DEVICES).unwrap_or(0) {
+                let machine = Self::add(true);
+                machine.state.lock().costs = costs.map(|costs| (costs, costs));
             }
         });
     }

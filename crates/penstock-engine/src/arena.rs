@@ -125,6 +125,11 @@ impl Arena {
         })
     }
 
+    /// Unpins all slots. No copy of a device touches them any more.
+    pub(crate) fn unpin(&self) {
+        *self.pins.lock() = None;
+    }
+
     /// Pins the slots for a device, some at a time, until all are pinned or `stop` says so. Slots
     /// can be used meanwhile, but copies are slower.
     pub(crate) fn pin(&self, device: i32, stop: impl Fn() -> bool) -> Result<(), CudaError> {

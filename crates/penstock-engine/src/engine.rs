@@ -16,6 +16,7 @@ use penstock_threads::contain;
 use crate::arena::{Arena, PIN_BYTES};
 use crate::completion::Completions;
 use crate::config::end_of;
+use crate::copy::Executor;
 use crate::copy::cuda::{CudaExecutor, Pins};
 use crate::fence::Watch;
 use crate::gauge::Gauge;
@@ -94,9 +95,28 @@ pub struct Engine {
     groups: RwLock<BTreeMap<u16, Group>>,
     held: Mutex<HeldBlocks>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// Groups that are not registered any more. Giving back what they have of a device waits for all
-    /// that it computes.
-    retired: Mutex<Vec<Group>>,
+    retired: Mutex<Retired>,
+}
+
+/// What is not registered any more.
+#[derive(Default)]
+struct Retired {
+    /// Groups with a copy that is still under way.
+    copying: Vec<Group>,
+    /// Who copied. Giving back what they have of a device waits for all that it computes.
+    executors: Vec<Arc<dyn Executor>>,
+}
+
+impl Retired {
+    /// Waits for the copies under way (true), or until the time is over (false).
+    fn close(&mut self, end: Instant) -> bool {
+        let Self { copying, executors } = self;
+        copying.retain(|group| {
+            let registration = group.registration();
+            registration.is_some_and(|registration| !registration.close(end, executors))
+        });
+        copying.is_empty()
+    }
 }
 
 impl Engine {
@@ -279,23 +299,19 @@ impl Engine {
     /// touched any more. Returns false if a copy is still under way when the time is over: then the
     /// memory must stay. This may be called again.
     pub fn unregister(&self, timeout: Duration) -> bool {
-        let is_closed = self.unregister_by(end_of(timeout));
-        if is_closed {
-            self.give_back();
-        }
-        is_closed
+        self.unregister_by(end_of(timeout))
     }
 
     fn unregister_by(&self, end: Instant) -> bool {
         let mut retired = self.retired.lock();
-        retired.extend(std::mem::take(&mut *self.groups.write()).into_values());
+        let groups = std::mem::take(&mut *self.groups.write());
+        retired.copying.extend(groups.into_values());
         self.inner.queues.drop_gathers();
         for job in self.table.loads() {
             job.abandon(Outcome::Cancelled);
         }
         self.inner.queues.prune_loads();
-        let mut registrations = retired.iter().filter_map(Group::registration);
-        registrations.all(|registration| registration.close(end))
+        retired.close(end)
     }
 
     /// Raises a fence behind all work that a stream of a device has been given until now, for jobs
@@ -455,8 +471,7 @@ impl Engine {
         if !self.unregister_by(end) {
             return false;
         }
-        self.give_back();
-        if !self.inner.running.wait_zero(end) {
+        if !self.inner.running.wait_zero(end) || !self.give_back(end) {
             return false;
         }
         for thread in self.threads.lock().drain(..) {
@@ -470,28 +485,29 @@ impl Engine {
     /// time of [`unregister`](Self::unregister) or [`shutdown`](Self::shutdown). It must stay until
     /// this is false.
     pub fn is_copying(&self) -> bool {
-        let retired = self.retired.lock();
-        let mut registrations = retired.iter().filter_map(Group::registration);
-        registrations.any(|registration| !registration.close(Instant::now()))
+        !self.retired.lock().close(Instant::now())
     }
 
-    /// Gives back what groups had of a device, on a thread of its own: the driver may wait for all
-    /// that the device computes.
-    fn give_back(&self) {
-        let retired = std::mem::take(&mut *self.retired.lock());
-        if retired.iter().all(|group| group.registration().is_none()) {
-            return;
+    /// Gives back what was had of devices, on a thread of its own: a driver may wait for all that its
+    /// device computes. True once that is done, false if it is not when the time is over.
+    fn give_back(&self, end: Instant) -> bool {
+        let executors = std::mem::take(&mut self.retired.lock().executors);
+        if executors.iter().all(|executor| executor.is_host()) {
+            return true;
         }
-        let work = Mutex::new(retired);
-        // Without a thread, they are dropped here.
-        let _ = lane::spawn(
-            "penstock-end".to_owned(),
-            Arc::clone(&self.inner),
-            move |_| {
-                contain("penstock-end", || work.lock().clear());
-            },
-        )
-        .map(|thread| self.threads.lock().push(thread));
+        const PLACE: &str = "penstock-end";
+        let thread = lane::spawn(PLACE.to_owned(), Arc::clone(&self.inner), |inner| {
+            contain(PLACE, || {
+                drop(executors);
+                inner.queues.arena().unpin();
+                *inner.node_pins.lock() = None;
+            });
+        });
+        // Without a thread, all was dropped here.
+        if let Ok(thread) = thread {
+            self.threads.lock().push(thread);
+        }
+        self.inner.running.wait_zero(end)
     }
 
     /// Counters since the engine was made.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::{RwLock, RwLockReadGuard};
+use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 use penstock_layout::{Descriptor, Segment, SegmentError, Span};
 use penstock_store::copies::Run;
 use penstock_store::value::Checksum;
@@ -37,10 +37,11 @@ pub(crate) struct Object<'a, P, B> {
 pub(crate) struct Registration {
     descriptor: Descriptor,
     regions: Vec<Region>,
-    executor: Arc<dyn Executor>,
-    /// Whether the regions may still be touched. Copies hold this lock for reading while they run,
-    /// so closing waits for them.
-    open: RwLock<bool>,
+    is_host: bool,
+    copy_bytes: usize,
+    /// Who copies, as long as the regions may be touched. Copies hold this lock for reading while
+    /// they run, so closing waits for them.
+    open: RwLock<Option<Arc<dyn Executor>>>,
 }
 
 impl Registration {
@@ -68,22 +69,24 @@ impl Registration {
         Ok(Self {
             descriptor,
             regions,
-            executor,
-            open: RwLock::new(true),
+            is_host: executor.is_host(),
+            copy_bytes: executor.copy_bytes(),
+            open: RwLock::new(Some(executor)),
         })
     }
 
     /// The error for which pieces are copied one by one, if there is one.
     pub(crate) fn refusal(&self) -> Option<CudaError> {
-        self.executor.refusal().cloned()
+        self.open.read().as_ref()?.refusal().cloned()
     }
 
     /// Waits for the copies under way (true), or until the time is over (false). After true no copy
-    /// starts, and none is under way.
-    pub(crate) fn close(&self, end: Instant) -> bool {
+    /// starts, and none is under way. Who copied goes to `given_up`: giving back what it has of a
+    /// device waits for all that the device computes.
+    pub(crate) fn close(&self, end: Instant, given_up: &mut Vec<Arc<dyn Executor>>) -> bool {
         match self.open.try_write_until(end) {
             Some(mut open) => {
-                *open = false;
+                given_up.extend(open.take());
                 true
             }
             None => false,
@@ -91,13 +94,9 @@ impl Registration {
     }
 
     /// Keeps the registration open: closing waits until this is dropped.
-    fn held_open(&self) -> Result<RwLockReadGuard<'_, bool>, NotCopied> {
+    fn held_open(&self) -> Result<MappedRwLockReadGuard<'_, Arc<dyn Executor>>, NotCopied> {
         let open = self.open.read();
-        if *open {
-            Ok(open)
-        } else {
-            Err(NotCopied::Closed)
-        }
+        RwLockReadGuard::try_map(open, Option::as_ref).map_err(|_| NotCopied::Closed)
     }
 
     /// The payload bytes of so many pages of a span. Checks them against the memory, and against
@@ -156,12 +155,12 @@ impl Registration {
                 checksum: sum.then_some(checksum),
             })
             .collect();
-        let _open = self.held_open()?;
+        let executor = self.held_open()?;
         // SAFETY: `segments` has checked every segment against its region and their sum against
         // the payload. While the registration is open, the regions are mapped and the blocks of
         // a store job are not written: whoever made them has promised it. The payloads are arena
         // memory, or the caller's own, which no region overlaps.
-        unsafe { self.executor.gather(&self.regions, &mut gatherings) }?;
+        unsafe { executor.gather(&self.regions, &mut gatherings) }?;
         Ok(checksums)
     }
 
@@ -180,9 +179,9 @@ impl Registration {
                 payload,
             })
             .collect();
-        let _open = self.held_open()?;
+        let executor = self.held_open()?;
         // SAFETY: as in `gather`; the blocks of a load job are touched by nobody else.
-        unsafe { self.executor.scatter(&self.regions, &scatterings) }?;
+        unsafe { executor.scatter(&self.regions, &scatterings) }?;
         Ok(())
     }
 
@@ -207,23 +206,23 @@ impl Registration {
                 memory,
             })
             .collect();
-        let _open = self.held_open()?;
+        let executor = self.held_open()?;
         // SAFETY: as in `gather` and `scatter`. The runs are mapped as long as whoever lent them
         // lives, which is longer than this call. For a gather they are reserved, so nobody else
         // writes there.
-        unsafe { self.executor.copy_shared(way, &self.regions, &pieces) }?;
+        unsafe { executor.copy_shared(way, &self.regions, &pieces) }?;
         Ok(())
     }
 
     /// Payload bytes that are worth a copy of their own; 0 if every object is.
     pub(crate) fn copy_bytes(&self) -> usize {
-        self.executor.copy_bytes()
+        self.copy_bytes
     }
 
     /// Whether the pages are host memory, which [`read`](Self::read) and [`fill`](Self::fill)
     /// need.
     pub(crate) fn is_host(&self) -> bool {
-        self.executor.is_host()
+        self.is_host
     }
 
     /// Lends the memory of a span of pages, in order, to whoever only reads it. Otherwise as

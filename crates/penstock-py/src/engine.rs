@@ -313,9 +313,16 @@ impl Engine {
     }
 
     /// Whether registered memory is still copied from or to, after a `shutdown` that returned False.
-    /// It must stay until this is False; so must the engine, as its end waits for that.
+    /// It must stay until this is False.
     fn is_copying(&self) -> bool {
         self.native.is_copying()
+    }
+
+    /// Leaves the engine, and the memory that it may still copy, to the end of the process: nothing of
+    /// them is ever freed. For an engine whose `shutdown` returned False, as its end would wait.
+    #[staticmethod]
+    fn leave(engine: Py<Self>, memory: Vec<Py<PyAny>>) {
+        std::mem::forget((engine, memory));
     }
 
     /// What failed in the background since the last call. Jobs go on meanwhile, but slower. For

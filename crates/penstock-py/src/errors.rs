@@ -18,6 +18,7 @@ pub(crate) mod raised {
     import_exception!(penstock.errors, Denied);
     import_exception!(penstock.errors, Full);
     import_exception!(penstock.errors, OverQuota);
+    import_exception!(penstock.errors, InternalError);
     import_exception!(penstock.errors, IoError);
     import_exception!(penstock.errors, LayoutError);
     import_exception!(penstock.errors, ProtocolError);
@@ -85,6 +86,7 @@ pub(crate) fn store_error(_: Python<'_>, error: &penstock_store::Error) -> PyErr
         ErrorKind::Protocol => raised::ProtocolError::new_err(message),
         ErrorKind::Io => raised::IoError::new_err(message),
         ErrorKind::Unsupported => raised::Unsupported::new_err(message),
+        ErrorKind::Internal => raised::InternalError::new_err(message),
         _ => raised::StoreError::new_err(message),
     }
 }

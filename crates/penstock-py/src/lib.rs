@@ -16,6 +16,7 @@ mod keeper;
 mod keys;
 mod layout;
 mod lookup;
+mod panics;
 mod registered;
 mod sealed;
 mod sim;
@@ -55,6 +56,8 @@ mod _native {
     use crate::lookup::{
         EngineCache, ModelVariant, PoolFinder, PrefixHasher, PromptPrefix, TokenIds, read_question,
     };
+    #[pymodule_export]
+    use crate::panics::panics;
     #[pymodule_export]
     use crate::registered::{check_store, find_stores_with, store_checks};
     #[pymodule_export]

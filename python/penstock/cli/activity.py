@@ -59,6 +59,8 @@ class Activity:
     failures: float
     """Look-ups, loaded blocks and stored objects that failed or were dropped, and values that were
     not whole, since the engine started."""
+    panics: float
+    """Faults of Penstock that its threads contained, since the engine started."""
 
 
 _FAILURES = (
@@ -102,14 +104,27 @@ def read(url: str, timeout: float) -> Sample:
     Raises:
         OSError: it does not answer, or with no metrics.
     """
+    text = page(url, timeout)
+    try:
+        return Sample(time.monotonic(), totals(text))
+    except ValueError as error:
+        raise OSError(f"no metrics: {error}") from error
+
+
+def page(url: str, timeout: float) -> str:
+    """The page of an engine's metrics.
+
+    Raises:
+        OSError: it does not answer, or with no text.
+    """
     try:
         with urllib.request.urlopen(url, timeout=timeout) as answer:
-            values = totals(answer.read(_MOST_BYTES).decode())
+            text: str = answer.read(_MOST_BYTES).decode()
     except urllib.error.HTTPError as error:
         raise OSError(f"HTTP {error.code}") from None
     except (ValueError, http.client.HTTPException) as error:
         raise OSError(f"no metrics: {error}") from error
-    return Sample(time.monotonic(), values)
+    return text
 
 
 def read_all(urls: Sequence[str], timeout: float) -> dict[str, Sample | OSError]:
@@ -168,6 +183,7 @@ def activity(before: Sample | None, now: Sample) -> Activity:
         saved_seconds=value(saved) - value(waited),
         saved_rate=None if saved_rate is None or wait_rate is None else saved_rate - wait_rate,
         failures=sum(value(f"penstock_{name}") for name in _FAILURES),
+        panics=value("penstock_panics_total"),
     )
 
 

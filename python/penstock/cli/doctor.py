@@ -17,7 +17,9 @@ from rich.text import Text
 from penstock import Pool
 from penstock._native import EncryptionKeys, Store
 from penstock.cli import (
+    activity,
     cuda_copies,
+    doctor_engine,
     doctor_model,
     doctor_sglang,
     findings,
@@ -86,6 +88,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "and says in words which of its settings to change. Exit status 1 if it cannot serve. "
         "With --model, says instead what the model gets from Penstock: whether it is served or "
         "refused, its KV layout, what was tried; "
+        "with --engine, what a running engine's metrics tell of faults; "
         "with --cuda-device, how copies of the device are made, as measured; with --vllm, whether "
         "the installed vLLM has what Penstock uses of it; with --sglang, whether the installed "
         "SGLang takes Penstock as its storage.",
@@ -121,6 +124,14 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "FOLDER; nothing of it is imported, and no pool is looked at",
     )
     parser.add_argument(
+        "--engine",
+        metavar="ENGINE",
+        action="append",
+        default=[],
+        help="say what this running engine's metrics tell of faults: host:port of a vLLM server, "
+        "or a metrics URL; may be given several times; no pool is looked at",
+    )
+    parser.add_argument(
         "--sglang",
         action="store_true",
         help="try the installed SGLang: import it, have its storage factory make the backend, move "
@@ -147,6 +158,8 @@ def run(args: argparse.Namespace) -> int:
         return _check_vllm(args)
     if args.sglang:
         return _try_sglang(args)
+    if args.engine:
+        return _ask_engines(args)
     reports = _examine_pool(args)
     can_serve = all(report.can_serve for report in reports)
     if args.json:
@@ -180,6 +193,19 @@ def _try_sglang(args: argparse.Namespace) -> int:
         words.print_json(doctor_sglang.document(found) | pool | {"can_serve": can_serve})
     else:
         doctor_sglang.show(found)
+        for report in reports:
+            _show(report)
+    return 0 if can_serve else 1
+
+
+def _ask_engines(args: argparse.Namespace) -> int:
+    urls = dict.fromkeys(map(activity.address, args.engine))
+    reports = [Report(url, list(doctor_engine.examine(url, args.timeout))) for url in urls]
+    can_serve = all(report.can_serve for report in reports)
+    if args.json:
+        engines = [{"can_serve": report.can_serve, **asdict(report)} for report in reports]
+        words.print_json({"can_serve": can_serve, "engines": engines})
+    else:
         for report in reports:
             _show(report)
     return 0 if can_serve else 1

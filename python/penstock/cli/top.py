@@ -170,6 +170,8 @@ def _reason(error: OSError) -> str:
 
 def _cells(each: Activity) -> list[Text | str]:
     failures = Text(f"{each.failures:,.0f}", style="red" if each.failures else "")
+    if each.panics:
+        failures.append(f" +{each.panics:,.0f} panics", style="bold red")
     return [
         f"{each.running:.0f}/{each.waiting:.0f}",
         _share(each.kv_usage),

@@ -53,6 +53,15 @@ TENANT_COUNTERS = {
 }
 """As :data:`COUNTERS`, with a label ``tenant``: the request's ``penstock.tenant``."""
 
+PLACE_COUNTERS = {
+    "panics": "Faults of Penstock that a thread contained. Each cost the blocks that the thread was "
+    "working on; the log has one line for each kind.",
+}
+"""As :data:`COUNTERS`, with a label ``place``: the thread."""
+
+COUNTER_LABELS = dict.fromkeys(TENANT_COUNTERS, "tenant") | dict.fromkeys(PLACE_COUNTERS, "place")
+"""Counter → its own label."""
+
 HISTOGRAMS = {
     "lookup_seconds": "Time from a look-up's start to its answer.",
     "load_seconds": "Time from a load's start to its end on all ranks. Label `tier`: `pool` if any "
@@ -103,6 +112,10 @@ class Counters:
             else:
                 tenant = OTHERS
         self._add(f"{name}/{tenant}", amount)
+
+    def count_at(self, place: str, name: str, amount: int) -> None:
+        """Adds to a place's counter."""
+        self._add(f"{name}/{place}", amount)
 
     def _add(self, key: str, amount: float) -> None:
         if amount:

@@ -14,9 +14,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 
 from penstock.vllm.counters import (
     BUCKETS,
+    COUNTER_LABELS,
     COUNTERS,
     HISTOGRAM_LABELS,
     HISTOGRAMS,
+    PLACE_COUNTERS,
     TENANT_COUNTERS,
     Counts,
 )
@@ -50,6 +52,11 @@ class PenstockStats(KVConnectorStats):  # type: ignore[misc]
         return not self.data
 
 
+def label_of(counter: str) -> tuple[str, ...]:
+    """A counter's own label, if it has one."""
+    return (COUNTER_LABELS[counter],) if counter in COUNTER_LABELS else ()
+
+
 class PenstockPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
     """The counters and histograms for Prometheus: one series for each engine and label."""
 
@@ -66,9 +73,9 @@ class PenstockPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             name: self._counter_cls(
                 name=f"vllm:penstock_{name}",
                 documentation=documentation,
-                labelnames=[*labelnames, "tenant"] if name in TENANT_COUNTERS else labelnames,
+                labelnames=[*labelnames, *label_of(name)],
             )
-            for name, documentation in (COUNTERS | TENANT_COUNTERS).items()
+            for name, documentation in (COUNTERS | TENANT_COUNTERS | PLACE_COUNTERS).items()
         }
         self._histograms = {
             name: self._histogram_cls(
@@ -82,7 +89,7 @@ class PenstockPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         # Start at zero, so that rates have a first value.
         for index in per_engine_labelvalues:
             for name, counter in self._counters.items():
-                self._series(counter, index, *([""] if name in TENANT_COUNTERS else []))
+                self._series(counter, index, *("" for _ in label_of(name)))
             for name, histogram in self._histograms.items():
                 if name not in HISTOGRAM_LABELS:
                     self._series(histogram, index)

@@ -71,6 +71,7 @@ def kv_memory(groups: Groups, layers: int, kv_caches: Mapping[str, Any]) -> KvMe
             for group in groups
         ],
         cuda_device=compat.cuda_device({kv_caches[name].device for name in own}),
+        owners=[kv_caches[name] for name in own],
     )
 
 

@@ -29,6 +29,7 @@ from penstock.vllm.messages import (
     StepOrders,
     WorkerReport,
 )
+from penstock.vllm.panics import take_panics
 from penstock.vllm.roles import ROLES, Role
 from penstock.vllm.scheduler import sources
 from penstock.vllm.scheduler.common import Common
@@ -420,6 +421,8 @@ class SchedulerHalf:
     def take_counts(self) -> Counts | None:
         """The counts and measurements since the last call; None if there are none."""
         self._hints.count()
+        for place, count in take_panics().items():
+            self._common.counters.count_at(place, "panics", count)
         return self._common.counters.take()
 
     def shutdown(self) -> None:

@@ -66,6 +66,8 @@ class KvMemory:
     """By group: the views of this rank's layers."""
     cuda_device: int | None = None
     """The ordinal of the CUDA device that holds the memory; None for host memory."""
+    owners: Sequence[object] = ()
+    """The tensors that the memory belongs to: as long as one of them lives, its memory does."""
 
 
 def _nothing_to_do(on: bool) -> None:

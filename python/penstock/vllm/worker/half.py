@@ -10,16 +10,21 @@ No call waits for I/O while there is anything to compute. Two calls of a step ma
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
+from collections.abc import Sequence
 
 from penstock._native import Engine, Fence
 from penstock.vllm.counters import Counters, Counts
 from penstock.vllm.messages import IDLE_TO_END_SECONDS, RankShare, StepOrders, WorkerReport
+from penstock.vllm.panics import take_panics
 from penstock.vllm.settings import Settings
 from penstock.vllm.worker.facts import KvMemory, Services, WorkerFacts
 from penstock.vllm.worker.jobs import Jobs
 from penstock.vllm.worker.registration import register
+
+logger = logging.getLogger("vllm.penstock")
 
 _FLUSH_TIMEOUT = 10.0
 
@@ -37,6 +42,8 @@ class WorkerHalf:
         self._share: RankShare | None = None
         self._cuda_device: int | None = None
         """The ordinal of the CUDA device that holds the KV cache; None for host memory."""
+        self._owners: Sequence[object] = ()
+        """What the KV cache belongs to."""
         self._before_step: Fence | None = None
         """A fence after everything that was computed before this step."""
         self._name, self._changes = uuid.uuid4().hex, 0
@@ -54,7 +61,7 @@ class WorkerHalf:
         """
         registered = register(self._settings, self._facts, memory, self._services)
         self._engine, self._share = registered.engine, registered.share
-        self._cuda_device = memory.cuda_device
+        self._cuda_device, self._owners = memory.cuda_device, memory.owners
         self._jobs = Jobs(
             registered.engine,
             self._counters,
@@ -204,14 +211,29 @@ class WorkerHalf:
 
     def take_counts(self) -> Counts | None:
         """The counts since the last call; None if there are none."""
+        for place, count in take_panics().items():
+            self._counters.count_at(place, "panics", count)
         return self._counters.take()
 
     def shutdown(self) -> None:
-        """Waits a bounded time for stores to reach the pool, then ends all native threads."""
+        """Waits a bounded time for stores to reach the pool, then ends all native threads. What
+        then still waits for the pool or the device is left to the end of the process, with the
+        memory that it may touch."""
         engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.drain(self._settings.drain_timeout)
-            engine.shutdown(self._settings.drain_timeout)
+        if engine is None:
+            return
+        engine.drain(self._settings.drain_timeout)
+        if engine.shutdown(self._settings.drain_timeout):
+            return
+        what = "copies of the KV cache" if engine.is_copying() else "threads"
+        logger.warning(
+            "Penstock: %s have not ended %g s after the engine was told to "
+            "(penstock.drain_timeout): they wait for the device or the pool. They and the memory "
+            "that they use are left until the process ends",
+            what,
+            self._settings.drain_timeout,
+        )
+        Engine.leave(engine, list(self._owners))
 
     def _running(self) -> tuple[Engine, Jobs]:
         if self._engine is None or self._jobs is None:

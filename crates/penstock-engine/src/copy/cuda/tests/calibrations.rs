@@ -7,18 +7,6 @@ use super::super::{COPY_ENGINE_FROM, CudaExecutor, Way};
 use super::{Cache, Payload, Sizes};
 use penstock_cuda_standin::{Costs, Machine};
 
-/// The copy engines win from `at` bytes on, and by less than the kernel's handicap before.
-fn turning(at: f64) -> Costs {
-    let engine_byte = 20e-12;
-    let engine_piece = 1e-6;
-    Costs {
-        engine_piece,
-        engine_byte,
-        kernel_start: 0.0,
-        kernel_byte: (engine_piece / at + engine_byte) / 1.05,
-    }
-}
-
 fn calibrate(machine: &Machine, gather: Costs, scatter: Costs) -> Calibration {
     machine.state.lock().costs = Some((gather, scatter));
     let executor = CudaExecutor::of(machine.ordinal).unwrap();
@@ -28,7 +16,7 @@ fn calibrate(machine: &Machine, gather: Costs, scatter: Costs) -> Calibration {
 #[test]
 fn each_direction_has_its_own_crossover() {
     let machine = Machine::new();
-    let found = calibrate(&machine, turning(50_000.0), turning(12_000.0));
+    let found = calibrate(&machine, Costs::turning(50_000.0), Costs::turning(12_000.0));
     let near = |found: usize, wanted: f64| (found as f64 / wanted - 1.0).abs() < 0.1;
     assert!(near(found.gather.copy_engine_from, 50_000.0), "{found:?}");
     assert!(near(found.scatter.copy_engine_from, 12_000.0), "{found:?}");
@@ -76,7 +64,11 @@ fn copies_go_by_what_was_found() {
     };
     assert_eq!(copy(), (0, 2));
     let before = cache.memory.read();
-    calibrate(&machine, turning(100_000.0), turning(10_000.0));
+    calibrate(
+        &machine,
+        Costs::turning(100_000.0),
+        Costs::turning(10_000.0),
+    );
     assert!(cache.memory.read() == before, "measured elsewhere");
     assert_eq!(copy(), (1, 1));
 }

@@ -266,8 +266,11 @@ fn an_end_does_not_wait_for_a_busy_device_beyond_its_time() {
     rig.store(1, &[1], Fence::NONE);
     outcomes(&rig.engine, 1);
     rig.model.compute();
+    rig.load(2, &[1], LONG, rig.fence());
     assert!(!rig.engine.shutdown(Duration::from_millis(50)));
     assert!(!rig.engine.is_copying(), "no copy was under way");
+    // Whoever polls does not wait either.
+    assert_eq!(outcomes(&rig.engine, 2), [Outcome::Cancelled]);
     rig.model.end();
     assert!(rig.engine.shutdown(LONG));
 }

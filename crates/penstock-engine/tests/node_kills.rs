@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use penstock_engine::{Engine, Fence, Outcome};
 use penstock_layout::KvLayout;
-use penstock_store::{FileStore, PutOutcome, ShmStore, Store};
+use penstock_store::{FileStore, PutOutcome, ShmStore, Store, Trust};
 use support::segment::Pool;
 use support::*;
 
@@ -56,7 +56,13 @@ fn an_engine() {
     let folder = Path::new(&folder);
     let mut dice = Dice::new(seed.parse().unwrap());
     let kv = Kv::new(KvLayout::BLHNC);
-    let pool = FileStore::open(&folder.join("pool"), Some(64 << 20), None).unwrap();
+    let pool = FileStore::open(
+        &folder.join("pool"),
+        Some(64 << 20),
+        None,
+        &Trust::default(),
+    )
+    .unwrap();
     let node = ShmStore::open(&node, Some(SIZE)).unwrap();
     let engine = Engine::with_node_memory(Arc::new(pool), Arc::new(node), config(8)).unwrap();
     let rig = Rig::from(engine);

@@ -5,8 +5,6 @@
 //! long as `BOLERO_RANDOM_TEST_TIME_MS` says. `cargo bolero test` drives the same tests by
 //! coverage.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use bolero::check;
@@ -268,7 +266,8 @@ fn directories() {
     let seeds = corpus("directories");
     let ours = Namespace([3; 16]);
     let read = |bytes: &[u8]| {
-        let key = file::fuzz::key_of(ours, OsStr::from_bytes(bytes));
+        // Names that are no text are passed over before they come here.
+        let key = file::fuzz::key_of(ours, std::str::from_utf8(bytes).ok()?);
         assert!(key.is_none_or(|key| key.namespace == ours));
         key
     };

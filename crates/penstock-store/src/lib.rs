@@ -28,7 +28,7 @@ mod tenant;
 pub mod value;
 
 pub use encryption::MAX_ENCRYPTED_PAYLOAD;
-pub use file::{FileStore, Hosts};
+pub use file::{FileStore, Hosts, Trust};
 pub use inside::Claim;
 pub use keyring::{KEYS_VARIABLE, Keyring};
 pub use memory::MemoryStore;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use url::Url;
 
-use crate::file::{FileStore, Hosts};
+use crate::file::{FileStore, Hosts, Trust};
 use crate::layers::{Breaker, BreakerSettings, Quota, Quotas, Tiered};
 use crate::memory::MemoryStore;
 #[cfg(not(loom))]
@@ -14,7 +14,7 @@ use crate::{
     Error, ErrorKind, OpenOptions, Registered, Result, Store, parse_size, registered, resp,
 };
 
-const ACCEPTED: &str = "memory://?size=1GiB, shm://NAME?size=1GiB, file:///absolute/path?size=10GiB[&hosts=several], \
+const ACCEPTED: &str = "memory://?size=1GiB, shm://NAME?size=1GiB, file:///absolute/path?size=10GiB[&hosts=several][&trust=UID,group], \
      valkey://[user[:password]@]host[:port][/db] (or redis://; valkeys:// and rediss:// with TLS; \
      valkey+sentinel://host[,host]/master, valkey+cluster://host[,host]), unix:///path.sock[?db=N], \
      s3://bucket[/prefix] (or gs://, az://); \
@@ -144,13 +144,20 @@ fn open_file(text: &str) -> Result<Arc<dyn Store>> {
         .then(|| url.to_file_path().ok())
         .flatten()
         .ok_or_else(|| config("a file pool's URL has three slashes and an absolute path"))?;
-    let mut hosts = None;
-    let Bounds { size, quotas } = bounds_with(&url, &mut |name, value| {
-        let is_first = name == "hosts" && hosts.is_none();
-        hosts = hosts.or_else(|| Hosts::parse(value));
-        is_first && hosts.is_some()
+    let (mut hosts, mut trust) = (None, None);
+    let Bounds { size, quotas } = bounds_with(&url, &mut |name, value| match name {
+        "hosts" if hosts.is_none() => {
+            hosts = Hosts::parse(value);
+            hosts.is_some()
+        }
+        "trust" if trust.is_none() => {
+            trust = Trust::parse(value);
+            trust.is_some()
+        }
+        _ => false,
     })?;
-    with_quotas(Arc::new(FileStore::open(&path, size, hosts)?), quotas)
+    let store = FileStore::open(&path, size, hosts, &trust.unwrap_or_default())?;
+    with_quotas(Arc::new(store), quotas)
 }
 
 fn open_shm(url: &Url) -> Result<Arc<dyn Store>> {

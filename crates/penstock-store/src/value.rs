@@ -321,6 +321,25 @@ pub(crate) fn payload_len(beginning: &[u8], value_bytes: u64, header_bytes: usiz
     stated.unwrap_or_else(|| value_bytes.saturating_sub(header_bytes as u64))
 }
 
+/// The most bytes that a value can have that begins so: the code of a payload is shorter than the
+/// payload. `None` if no value begins so.
+pub(crate) fn longest(header: &[u8; HEADER_BYTES]) -> Option<u64> {
+    let stated = u64_at(header, HEADER_CHECKSUM_AT);
+    if header[..VERSION_AT] != MAGIC
+        || u16_at(header, VERSION_AT) != FORMAT_VERSION
+        || stated != Checksum::of(&header[..HEADER_CHECKSUM_AT])
+    {
+        return None;
+    }
+    let is_encrypted = Form::of(u16_at(header, FLAGS_AT))?.is_encrypted;
+    let header_bytes = if is_encrypted {
+        ENCRYPTED_HEADER_BYTES
+    } else {
+        HEADER_BYTES
+    };
+    u64_at(header, LENGTH_AT).checked_add(header_bytes as u64)
+}
+
 fn u16_at(header: &[u8; HEADER_BYTES], at: usize) -> u16 {
     u16::from_le_bytes([header[at], header[at + 1]])
 }

@@ -3,29 +3,25 @@
 mod behaviour;
 
 use std::fs::{self, FileTimes};
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use behaviour::directory::{charged, open, path_of, used_bytes};
 use behaviour::sealed::{
     Process, SHARED, assert_whole, eventually, listed, put_sealed, put_sealed_by, whole_values,
 };
-use behaviour::{get, key, prompt, soon};
-use penstock_store::{ErrorKind, FileStore, Hosts, Key, PutOutcome, Store};
+use behaviour::{key, prompt, soon};
+use penstock_store::{ErrorKind, FileStore, Hosts, Key, PutOutcome, Store, Trust};
 use rustix::process::Signal;
 
 /// Names the role of a process that a test starts, and the pool it works on.
 const ROLE: &str = "PENSTOCK_TEST_ROLE";
 const ROOT: &str = "PENSTOCK_TEST_ROOT";
 const CAPACITY: u64 = 8 << 20;
-
-/// A store that finds room also on a machine that stands still for seconds.
-fn open(root: &Path, capacity: u64) -> Arc<dyn Store> {
-    let store = FileStore::open(root, Some(capacity), None).unwrap();
-    Arc::new(store.with_room_wait(Duration::from_secs(30)))
-}
 
 #[test]
 fn behaves() {
@@ -37,7 +33,12 @@ fn behaves() {
 fn behaves_as_one_of_several_hosts() {
     let root = tempfile::tempdir().unwrap();
     let open = || -> Arc<dyn Store> {
-        let store = FileStore::open(root.path(), Some(32 << 20), Some(Hosts::Several));
+        let store = FileStore::open(
+            root.path(),
+            Some(32 << 20),
+            Some(Hosts::Several),
+            &Trust::default(),
+        );
         Arc::new(store.unwrap())
     };
     behaviour::run_all(open);
@@ -52,7 +53,6 @@ fn stays_within_its_bound() {
     behaviour::stays_within_its_bound(|| open(root.path(), 4 << 20), 4 << 20);
 }
 
-/// Puts a value that tells by itself whether it is whole.
 /// The processes that the tests start; does nothing in a run of the tests themselves.
 #[test]
 #[ignore = "a role of other tests' processes"]
@@ -162,20 +162,6 @@ fn count_of(root: &Path) -> Vec<u64> {
     let record = fs::read(root.join("usage")).unwrap_or_default();
     let words = record.as_chunks::<8>().0;
     words.iter().map(|word| u64::from_le_bytes(*word)).collect()
-}
-
-fn used_bytes(store: &dyn Store) -> u64 {
-    let facts = store.describe(soon()).unwrap();
-    let (_, used) = facts.iter().find(|(name, _)| name == "used_bytes").unwrap();
-    used.parse().unwrap()
-}
-
-/// What the values there are charged with.
-fn charged(store: &dyn Store) -> u64 {
-    listed(store)
-        .iter()
-        .map(|object| object.bytes.max(1).next_multiple_of(4096))
-        .sum()
 }
 
 #[test]
@@ -372,14 +358,6 @@ fn of_a_prompt_the_end_goes_first_as_its_blocks_are_read() {
     prompt::assert_the_beginning_stays(&*store, 0);
 }
 
-fn path_of(root: &Path, n: u64) -> PathBuf {
-    let text = key(SHARED, n).to_string();
-    let parts: Vec<&str> = text.split(':').collect();
-    root.join(parts[1])
-        .join(&parts[2][..2])
-        .join(format!("{}.{}", parts[2], parts[3]))
-}
-
 #[test]
 fn a_lost_or_damaged_count_is_made_anew() {
     let root = tempfile::tempdir().unwrap();
@@ -468,26 +446,16 @@ fn a_path_that_is_no_directory_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join("file");
     fs::write(&file, b"").unwrap();
-    assert!(FileStore::open(&file, Some(CAPACITY), None).is_err());
-    let error = FileStore::open(Path::new("relative"), Some(CAPACITY), None)
-        .err()
-        .unwrap();
+    assert!(FileStore::open(&file, Some(CAPACITY), None, &Trust::default()).is_err());
+    let error = FileStore::open(
+        Path::new("relative"),
+        Some(CAPACITY),
+        None,
+        &Trust::default(),
+    )
+    .err()
+    .unwrap();
     assert_eq!(error.kind(), ErrorKind::Config);
-}
-
-#[test]
-fn a_directory_that_is_emptied_underneath_is_missed_not_mourned() {
-    let root = tempfile::tempdir().unwrap();
-    let pool = root.path().join("pool");
-    let store = open(&pool, CAPACITY);
-    put_sealed(&*store, 0, 1000).unwrap();
-    fs::remove_dir_all(&pool).unwrap();
-    assert_eq!(get(&*store, &key(SHARED, 0)), None);
-    assert_eq!(store.contains(&[key(SHARED, 0)], soon()).unwrap(), [false]);
-    assert_eq!(listed(&*store), []);
-    let error = put_sealed(&*store, 1, 1000).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    assert_eq!(store.remove(&[key(SHARED, 0)], soon()).unwrap(), 0);
 }
 
 /// A small file system in memory.
@@ -531,23 +499,33 @@ fn refuses(store: &dyn Store, pool: &Path, n: u64, len: usize) {
     assert_eq!(making.count(), 1, "the store's own lock alone");
 }
 
-/// Puts until the disk is full, long before the pool is.
+/// Puts until the disk is full, long before the pool is. The oldest values then make room.
 fn fill(disk: &SmallDisk) {
     let pool = disk.0.path().join("pool");
     let store = open(&pool, 64 << 20);
-    let stored = (0..64)
-        .find(|&n| put_sealed(&*store, n, 200_000).is_err())
-        .expect("the disk never filled");
-    assert!(stored > 10);
-    refuses(&*store, &pool, stored, 200_000);
-    assert!((0..stored).all(|n| assert_whole(&*store, &key(SHARED, n))));
-    store
-        .remove(&[key(SHARED, 0), key(SHARED, 1)], soon())
-        .unwrap();
-    assert_eq!(
-        put_sealed(&*store, stored, 200_000).unwrap(),
-        PutOutcome::Stored
-    );
+    let keys: Vec<Key> = (0..64).map(|n| key(SHARED, n)).collect();
+    for n in 0..64 {
+        let stored = put_sealed(&*store, n, 200_000).unwrap();
+        assert_eq!(stored, PutOutcome::Stored);
+    }
+    let left = store.contains(&keys, soon()).unwrap();
+    let oldest = left.iter().position(|&left| left).expect("some are there");
+    assert!((10..64).contains(&(64 - oldest)), "{left:?}");
+    assert!(left[oldest..].iter().all(|&left| left), "{left:?}");
+    assert!(keys[oldest..].iter().all(|key| assert_whole(&*store, key)));
+    assert!(store.stats().evictions >= oldest as u64);
+    assert_eq!(used_bytes(&*store), charged(&*store));
+    // What could never find room makes nobody go.
+    refuses(&*store, &pool, 64, 6 << 20);
+    assert_eq!(store.contains(&keys, soon()).unwrap(), left);
+    // Other things on the disk may leave the pool nothing.
+    store.remove(&keys, soon()).unwrap();
+    let strange = fs::File::create(disk.0.path().join("strange")).unwrap();
+    while (&strange).write_all(&[1; 4096]).is_ok() {}
+    refuses(&*store, &pool, 65, 200_000);
+    strange.set_len(0).unwrap();
+    let stored = put_sealed(&*store, 65, 200_000).unwrap();
+    assert_eq!(stored, PutOutcome::Stored);
 }
 
 /// Runs a program with a root and file systems of its own, which many systems let anybody have.
@@ -556,7 +534,7 @@ const IN_A_NAMESPACE: [&str; 5] = ["unshare", "--user", "--map-root-user", "--mo
 /// Where neither this process nor one in a namespace may mount, this says that it was skipped. What
 /// is seen here is then seen in part by the next test, and by that of a full device (`file/mod.rs`).
 #[test]
-fn a_full_disk_refuses_puts_and_serves_gets() {
+fn on_a_full_disk_the_oldest_values_make_room() {
     if let Some(disk) = SmallDisk::mount("4m") {
         return fill(&disk);
     }

@@ -12,33 +12,47 @@
 //!
 //! A process may be stopped (not killed) while it makes room. Until it goes on, the others cannot
 //! make any. Their puts then fail with [`ErrorKind::Full`]; their gets go on.
+//!
+//! Another user of the machine may have made what lies there, or bend names elsewhere. So folders and
+//! values are believed only if nobody but trusted users can have written them ([`trust`]), and all
+//! are reached through folders that are held open ([`folder`]). Whatever else has a value's name is
+//! a miss. A put replaces it.
+//!
+//! The directory may be removed while it is in use. The next put makes it anew.
 
 mod directory;
 mod failure;
+mod folder;
 #[cfg(test)]
 pub(crate) mod fuzz;
 mod names;
+mod place;
 mod reach;
+mod seen;
 mod temp;
+mod trust;
 mod upkeep;
 mod usage;
 
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-
-use rustix::fs::{AtFlags, Timespec, Timestamps, UTIME_OMIT};
 
 use crate::{
     Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
     PutRequest, Result, Store, StoreStats, deadline, recency, slices,
 };
 use directory::{Directory, charge, free_bytes};
+use failure::if_there;
+use folder::{Folder, Judged, is_too_long, note_use};
+use names::ValuePath;
+use place::Place;
 pub use reach::Hosts;
-use upkeep::{Upkeep, each_value, if_there};
+use seen::Seen;
+pub use trust::Trust;
+use upkeep::{Upkeep, each_value};
 use usage::Room;
 
 /// A value's time of last use is not kept finer than this, which saves a system call on most hits.
@@ -49,6 +63,9 @@ const ROOM_WAIT: Duration = Duration::from_millis(200);
 const GIVE_BACK_WAIT: Duration = Duration::from_millis(5);
 /// Longest time that opening waits for the first count of the bytes in use.
 const COUNT_WAIT: Duration = Duration::from_millis(500);
+/// How often a put makes room on a full disk. If somebody else takes that room each time, more values
+/// would go in vain.
+const DISK_ROUNDS: usize = 3;
 
 /// Objects in a directory, bounded in bytes. All processes that open the directory share them. The
 /// least recently used objects go first.
@@ -63,25 +80,32 @@ impl FileStore {
     /// Opens the directory, and creates it if it does not exist. `capacity` is the bound in bytes.
     /// By default it is 10 GiB, or 80 % of what the file system could give the pool, if that is
     /// less. Values count in whole blocks of 4 KiB. If `hosts` does not say who has mounted the
-    /// directory, its file system does.
+    /// directory, its file system does. `trust` names whom the pool believes besides this process's
+    /// own user and root.
     ///
-    /// Fails with [`ErrorKind::Config`] if the path is not absolute, and with
-    /// [`ErrorKind::Denied`], [`ErrorKind::Full`] or [`ErrorKind::Io`] if the directory cannot be
-    /// used.
-    pub fn open(root: &Path, capacity: Option<u64>, hosts: Option<Hosts>) -> Result<Self> {
+    /// Fails with [`ErrorKind::Config`] if the path is not absolute. Fails with
+    /// [`ErrorKind::Denied`] if the directory belongs to a user who is not trusted, or such a user
+    /// may write into it. Fails with that, [`ErrorKind::Full`] or [`ErrorKind::Io`] if the directory
+    /// cannot be used.
+    pub fn open(
+        root: &Path,
+        capacity: Option<u64>,
+        hosts: Option<Hosts>,
+        trust: &Trust,
+    ) -> Result<Self> {
         if !root.is_absolute() {
             return Err(
                 Error::new(ErrorKind::Config, "a file pool needs an absolute path")
                     .with("path", root.display()),
             );
         }
-        let directory = Arc::new(Directory::open(root.to_owned(), capacity, hosts)?);
+        let directory = Arc::new(Directory::open(root, capacity, hosts, trust)?);
         let store = Self {
             upkeep: Upkeep::start(Arc::clone(&directory))?,
             directory,
             room_wait: ROOM_WAIT,
         };
-        store.wait_for_the_first_count()?;
+        store.wait_for_the_first_count();
         Ok(store)
     }
 
@@ -94,20 +118,15 @@ impl FileStore {
 
     /// Waits a little for the first count of the bytes in use, because puts fail before it. The
     /// count takes a moment in a new directory. It takes longer only in a directory whose count was
-    /// lost.
-    fn wait_for_the_first_count(&self) -> Result<()> {
+    /// lost. Whoever holds the count's lock holds nobody up: the upkeep thread counts later.
+    fn wait_for_the_first_count(&self) {
         let give_up = Instant::now() + COUNT_WAIT;
         while Instant::now() < give_up {
-            match self.directory.usage.lock(give_up) {
-                Ok(locked) if locked.count.is_some() => break,
-                Ok(_) => {}
-                // Whoever holds it is making room, so it has been counted.
-                Err(error) if error.kind() == ErrorKind::TimedOut => break,
-                Err(error) => return Err(error),
+            if self.directory.place().usage.peek().is_some() {
+                break;
             }
             self.upkeep.make_room(0, give_up);
         }
-        Ok(())
     }
 
     fn put_one(&self, request: &PutRequest<'_>, deadline: Instant) -> Result<PutOutcome> {
@@ -120,44 +139,91 @@ impl FileStore {
                 format!("a value of {bytes} bytes is larger than the pool takes ({limit})"),
             ));
         }
-        let path = self.directory.value_path(&request.key);
-        let used_at = time_of_use(request.position);
-        match if_there(fs::metadata(&path)) {
-            Ok(None) => {}
-            Ok(Some(file)) if file.len() == bytes => {
-                if was_used_long_ago(&file, used_at)
-                    && let Ok(file) = File::open(&path)
-                {
-                    note_use(&file, used_at);
+        let give_up = deadline.min(Instant::now() + self.room_wait);
+        let (mut is_renewed, mut rounds) = (false, 0);
+        loop {
+            let place = self.directory.place();
+            let failed = match self.try_put(&place, request, bytes, deadline) {
+                Err(error) => error,
+                outcome => return outcome,
+            };
+            if failure::is_of_what_is_gone(&failed) && !is_renewed {
+                is_renewed = true;
+                self.directory.renew(&place, deadline)?;
+            } else if failure::is_of_a_full_disk(&failed) && rounds < DISK_ROUNDS {
+                match self.upkeep.free_disk(charge(bytes), give_up) {
+                    Some(0) => return Err(failed),
+                    Some(_) => rounds += 1,
+                    None if Instant::now() < give_up => {}
+                    None => return Err(failed),
                 }
-                return Ok(PutOutcome::AlreadyPresent);
+            } else {
+                return Err(failed);
             }
-            Ok(Some(_)) => {
-                self.directory
-                    .remove(std::slice::from_ref(&path), deadline)?;
-            }
-            Err(error) => return Err(failure::of(error, "look for a value", &path)),
         }
-        let mut making = self.begin(bytes, deadline)?;
+    }
+
+    /// As [`put_one`](Self::put_one), but only in this place, and only if the disk has room.
+    fn try_put(
+        &self,
+        place: &Arc<Place>,
+        request: &PutRequest<'_>,
+        bytes: u64,
+        deadline: Instant,
+    ) -> Result<PutOutcome> {
+        let path = ValuePath::of(&request.key);
+        let used_at = time_of_use(request.position);
+        let look = |shard: &Folder| {
+            shard.judge(path.file()).map_err(|error| {
+                failure::of(error, "look for a value", &shard.path().join(path.file()))
+            })
+        };
+        if let Some(shard) = place.shard(&path)? {
+            match look(&shard)? {
+                Judged::Nothing => {}
+                Judged::Value(seen) if seen.bytes == bytes => {
+                    if was_used_long_ago(&seen, used_at) {
+                        // This is a hint.
+                        let _ = shard.note(path.file(), used_at);
+                    }
+                    return Ok(PutOutcome::AlreadyPresent);
+                }
+                Judged::Value(_) | Judged::TooLong | Judged::Strange => {
+                    place.remove(std::slice::from_ref(&path), deadline, &|| true)?;
+                }
+            }
+        }
+        let mut making = self.begin(place, bytes, deadline)?;
         deadline::check(deadline)?;
-        write_all(&making.file, request.value)
-            .map_err(|error| failure::of(error, "write a value", &making.path))?;
+        let failed = |error| {
+            let path = place.writer.folder().path().join(&making.name);
+            failure::of(error, "write a value", &path)
+        };
+        write_all(&making.file, request.value).map_err(failed)?;
         if request.position > 0 {
             note_use(&making.file, used_at);
         }
-        if self.directory.reach.hosts() == Hosts::Several {
+        if place.reach.hosts() == Hosts::Several {
             // Until then other hosts may see the name before the bytes, and a server's refusal of
             // the bytes is not known.
-            let synced = making.file.sync_data();
-            synced.map_err(|error| failure::of(error, "write a value", &making.path))?;
+            making.file.sync_data().map_err(failed)?;
         }
-        if self.directory.publish(&making.path, &path)? {
-            making.published = true;
-            return Ok(PutOutcome::Stored);
+        let shard = place.make_shard(&path)?;
+        let folder = place.writer.folder();
+        match folder.rename(&making.name, &shard, path.file()) {
+            Ok(()) => {
+                making.published = true;
+                return Ok(PutOutcome::Stored);
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => {
+                let path = shard.path().join(path.file());
+                return Err(failure::of(error, "publish a value", &path));
+            }
         }
         // Another put was faster.
-        match if_there(fs::metadata(&path)) {
-            Ok(Some(file)) if file.len() == bytes => Ok(PutOutcome::AlreadyPresent),
+        match look(&shard)? {
+            Judged::Value(seen) if seen.bytes == bytes => Ok(PutOutcome::AlreadyPresent),
             _ => Err(Error::new(
                 ErrorKind::Unavailable,
                 "the value is being replaced by others",
@@ -166,11 +232,11 @@ impl FileStore {
     }
 
     /// A new temporary file, with room taken for a value of `bytes` bytes.
-    fn begin(&self, bytes: u64, deadline: Instant) -> Result<Making<'_>> {
+    fn begin(&self, place: &Arc<Place>, bytes: u64, deadline: Instant) -> Result<Making> {
         let bytes = charge(bytes);
         let give_up = deadline.min(Instant::now() + self.room_wait);
         loop {
-            if let Some(making) = self.try_begin(bytes, deadline)? {
+            if let Some(making) = self.try_begin(place, bytes, deadline)? {
                 return Ok(making);
             }
             if Instant::now() >= give_up {
@@ -184,23 +250,28 @@ impl FileStore {
     }
 
     /// As [`begin`](Self::begin), but only if there is room now.
-    fn try_begin(&self, bytes: u64, deadline: Instant) -> Result<Option<Making<'_>>> {
+    fn try_begin(
+        &self,
+        place: &Arc<Place>,
+        bytes: u64,
+        deadline: Instant,
+    ) -> Result<Option<Making>> {
         let directory = &*self.directory;
-        let path = directory.writer.temporary(bytes);
-        let file = create_options()
-            .create_new(true)
-            .open(&path)
-            .map_err(|error| failure::of(error, "create a file", &path))?;
+        let name = place.writer.temporary(bytes);
+        let file = place.writer.folder().create(&name).map_err(|error| {
+            let path = place.writer.folder().path().join(&name);
+            failure::of(error, "create a file", &path)
+        })?;
         // The file exists before the room is taken, so that a scan sees the file, the taking, or
         // both.
         let mut making = Making {
-            directory,
-            path,
+            place: Arc::clone(place),
+            name,
             file,
             taken: 0,
             published: false,
         };
-        let Room::Taken(used) = directory.usage.take(bytes, directory.capacity, deadline)? else {
+        let Room::Taken(used) = place.usage.take(bytes, directory.capacity, deadline)? else {
             return Ok(None);
         };
         making.taken = bytes;
@@ -213,55 +284,92 @@ impl FileStore {
 
     fn get_one(&self, request: &mut GetRequest<'_, '_>, deadline: Instant) -> Result<GetOutcome> {
         deadline::check(deadline)?;
-        let path = self.directory.value_path(&request.key);
-        let failed = |error| failure::of(error, "read a value", &path);
-        let Some(file) = if_there(File::open(&path)).map_err(failed)? else {
-            return Ok(GetOutcome::Miss);
+        let place = self.directory.place();
+        match self.try_get(&place, request, deadline)? {
+            GetOutcome::Miss if self.directory.follow(&place, deadline) => {
+                self.try_get(&self.directory.place(), request, deadline)
+            }
+            outcome => Ok(outcome),
+        }
+    }
+
+    fn try_get(
+        &self,
+        place: &Place,
+        request: &mut GetRequest<'_, '_>,
+        deadline: Instant,
+    ) -> Result<GetOutcome> {
+        let path = ValuePath::of(&request.key);
+        let failed = |error| {
+            failure::of(
+                error,
+                "read a value",
+                &place.root.path().join(path.as_str()),
+            )
         };
-        let Some(metadata) = if_there(file.metadata()).map_err(failed)? else {
+        // The file itself tells who can have written it, so its folders need not be looked at.
+        let Some((file, seen)) = place.root.value(path.as_str()).map_err(failed)? else {
             return Ok(GetOutcome::Miss);
         };
         let used_at = time_of_use(request.position);
-        if request.position != GetRequest::NO_USE && was_used_long_ago(&metadata, used_at) {
+        if request.position != GetRequest::NO_USE && was_used_long_ago(&seen, used_at) {
             note_use(&file, used_at);
         }
-        let bytes = metadata.len();
-        if bytes > slices::room_of(request.into) {
-            return Ok(GetOutcome::TooLarge(bytes));
+        if seen.bytes > slices::room_of(request.into) {
+            if is_too_long(&file, &seen) {
+                place.remove(std::slice::from_ref(&path), deadline, &|| true)?;
+                return Ok(GetOutcome::Miss);
+            }
+            return Ok(GetOutcome::TooLarge(seen.bytes));
         }
-        let read = if_there(read_all(&file, request.into, bytes)).map_err(failed)?;
-        Ok(read.map_or(GetOutcome::Miss, |()| GetOutcome::Hit(bytes)))
+        let read = if_there(read_all(&file, request.into, seen.bytes)).map_err(failed)?;
+        Ok(read.map_or(GetOutcome::Miss, |()| GetOutcome::Hit(seen.bytes)))
     }
 
     /// Notes the exact time of use, unlike a get: whoever touches a value wants it to be younger than
     /// those that are put meanwhile.
     fn touch_one(&self, key: &Key, position: u64, deadline: Instant) -> Result<bool> {
         deadline::check(deadline)?;
-        let path = self.directory.value_path(key);
-        let failed = |error| failure::of(error, "touch a value", &path);
-        let Some(file) = if_there(fs::metadata(&path)).map_err(failed)? else {
+        let place = self.directory.place();
+        let path = ValuePath::of(key);
+        let failed = |error| {
+            failure::of(
+                error,
+                "touch a value",
+                &place.root.path().join(path.as_str()),
+            )
+        };
+        let Judged::Value(seen) = place.root.judge(path.as_str()).map_err(failed)? else {
             return Ok(false);
         };
         let used_at = time_of_use(position);
-        if file.modified().is_ok_and(|noted| noted >= used_at) {
+        if seen.modified() >= used_at {
             return Ok(true);
         }
-        let times = Timestamps {
-            last_access: Timespec {
-                tv_sec: 0,
-                tv_nsec: UTIME_OMIT,
-            },
-            last_modification: timespec(used_at),
-        };
         // By name, as opening a file takes longer. Another value may lie there by now: it was put
         // after the look.
-        let noted = rustix::fs::utimensat(rustix::fs::CWD, &path, &times, AtFlags::empty());
-        if_there(noted.map_err(io::Error::from))
-            .map(|noted| noted.is_some())
-            .map_err(failed)
+        place.root.note(path.as_str(), used_at).map_err(failed)
     }
 
-    fn place(&self, error: Error, key: &Key) -> Error {
+    /// Which of the keys have values in this place.
+    fn look_for(&self, place: &Place, keys: &[Key], deadline: Instant) -> Result<Vec<bool>> {
+        let look = |key: &Key| {
+            deadline::check(deadline)?;
+            let path = ValuePath::of(key);
+            match place.root.judge(path.as_str()) {
+                Ok(judged) => Ok(matches!(judged, Judged::Value(_))),
+                Err(error) => {
+                    let path = place.root.path().join(path.as_str());
+                    Err(failure::of(error, "look for a value", &path))
+                }
+            }
+        };
+        keys.iter()
+            .map(|key| look(key).map_err(|error| self.named(error, key)))
+            .collect()
+    }
+
+    fn named(&self, error: Error, key: &Key) -> Error {
         error.with("store", self.url()).with("key", key)
     }
 }
@@ -279,33 +387,25 @@ impl Store for FileStore {
     }
 
     fn url(&self) -> String {
-        match url::Url::from_file_path(&self.directory.root) {
-            Ok(url) => {
-                let capacity = self.directory.capacity;
-                match self.directory.reach.hosts() {
-                    Hosts::One => format!("{url}?size={capacity}"),
-                    hosts @ Hosts::Several => {
-                        format!("{url}?size={capacity}&hosts={}", hosts.name())
-                    }
-                }
-            }
-            Err(()) => unreachable!("the root is absolute"),
-        }
+        let Ok(url) = url::Url::from_file_path(&self.directory.path) else {
+            unreachable!("the path is absolute");
+        };
+        let hosts = match self.directory.place().reach.hosts() {
+            Hosts::One => String::new(),
+            hosts @ Hosts::Several => format!("&hosts={}", hosts.name()),
+        };
+        let trust = self.directory.trust.name();
+        let trust = trust.map_or(String::new(), |names| format!("&trust={names}"));
+        format!("{url}?size={}{hosts}{trust}", self.directory.capacity)
     }
 
     fn contains(&self, keys: &[Key], deadline: Instant) -> Result<Vec<bool>> {
-        let look = |key: &Key| {
-            deadline::check(deadline)?;
-            let path = self.directory.value_path(key);
-            match if_there(fs::metadata(&path)) {
-                Ok(found) => Ok(found.is_some()),
-                Err(error) => Err(failure::of(error, "look for a value", &path)),
-            }
-        };
-        let answer = keys
-            .iter()
-            .map(|key| look(key).map_err(|e| self.place(e, key)))
-            .collect();
+        let place = self.directory.place();
+        let mut answer = self.look_for(&place, keys, deadline);
+        let is_missed = |answer: &Vec<bool>| answer.contains(&false);
+        if answer.as_ref().is_ok_and(is_missed) && self.directory.follow(&place, deadline) {
+            answer = self.look_for(&self.directory.place(), keys, deadline);
+        }
         self.directory.counters.looked_up(&answer);
         answer
     }
@@ -313,14 +413,14 @@ impl Store for FileStore {
     fn put_many(&self, batch: &mut [PutRequest<'_>], deadline: Instant) {
         self.directory.counters.put_each(batch, |request| {
             self.put_one(request, deadline)
-                .map_err(|error| self.place(error, &request.key))
+                .map_err(|error| self.named(error, &request.key))
         });
     }
 
     fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
         self.directory.counters.get_each(batch, |request| {
             self.get_one(request, deadline)
-                .map_err(|error| self.place(error, &request.key))
+                .map_err(|error| self.named(error, &request.key))
         });
     }
 
@@ -329,7 +429,7 @@ impl Store for FileStore {
             .iter()
             .map(|(key, position)| {
                 self.touch_one(key, *position, deadline)
-                    .map_err(|error| self.place(error, key))
+                    .map_err(|error| self.named(error, key))
             })
             .collect::<Result<_>>()
             .inspect_err(|_| self.directory.counters.failed())
@@ -338,11 +438,12 @@ impl Store for FileStore {
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
         let mut removed = 0;
         for key in keys {
-            let path = self.directory.value_path(key);
+            let path = ValuePath::of(key);
+            let place = self.directory.place();
             let outcome = deadline::check(deadline)
-                .and_then(|()| self.directory.remove(std::slice::from_ref(&path), deadline));
+                .and_then(|()| place.remove(std::slice::from_ref(&path), deadline, &|| true));
             removed += outcome
-                .map_err(|error| self.place(error, key))
+                .map_err(|error| self.named(error, key))
                 .inspect_err(|_| self.directory.counters.failed())?
                 .0;
         }
@@ -355,21 +456,26 @@ impl Store for FileStore {
         visit: &mut dyn FnMut(Listed),
         deadline: Instant,
     ) -> Result<()> {
-        let mut visit_entry = |key, entry: &fs::DirEntry| {
-            if let Some(file) = if_there(entry.metadata())? {
+        let mut visit_one = |key, shard: &Folder, name: &str| {
+            let judged = shard
+                .judge(name)
+                .map_err(|error| failure::of(error, "look at a value", &shard.path().join(name)))?;
+            if let Judged::Value(seen) = judged {
                 visit(Listed {
                     key,
-                    bytes: file.len(),
-                    last_use: since_the_epoch(file.modified()?),
+                    bytes: seen.bytes,
+                    last_use: seen.modified_nanos(),
                 });
             }
             Ok(())
         };
-        let root = &self.directory.root;
-        each_value(root, namespace, &mut visit_entry, &|| {
+        let mut place = self.directory.place();
+        if self.directory.follow(&place, deadline) {
+            place = self.directory.place();
+        }
+        each_value(&place.root, namespace, &mut visit_one, &|| {
             Instant::now() < deadline
         })
-        .map_err(|error| failure::of(error, "list the pool", root))
         .and_then(|complete| {
             if complete {
                 Ok(())
@@ -383,16 +489,19 @@ impl Store for FileStore {
     fn describe(&self, deadline: Instant) -> Result<Vec<(String, String)>> {
         let facts = || {
             deadline::check(deadline)?;
-            let count = self.directory.usage.lock(deadline)?.count;
-            let used = count.map_or("unknown".to_owned(), |count| count.used.to_string());
+            let place = self.directory.place();
+            let used = place
+                .usage
+                .peek()
+                .map_or("unknown".to_owned(), |count| count.used.to_string());
             Ok(vec![
-                ("path".into(), self.directory.root.display().to_string()),
+                ("path".into(), self.directory.path.display().to_string()),
                 ("capacity_bytes".into(), self.directory.capacity.to_string()),
                 ("used_bytes".into(), used),
-                ("hosts".into(), self.directory.reach.hosts().name().into()),
+                ("hosts".into(), place.reach.hosts().name().into()),
                 (
                     "disk_free_bytes".into(),
-                    free_bytes(&self.directory.root)?.to_string(),
+                    free_bytes(&place.root)?.to_string(),
                 ),
             ])
         };
@@ -409,15 +518,15 @@ impl Store for FileStore {
 }
 
 /// A value in the making. If it is dropped before it is published, it leaves nothing behind.
-struct Making<'a> {
-    directory: &'a Directory,
-    path: PathBuf,
+struct Making {
+    place: Arc<Place>,
+    name: String,
     file: File,
     taken: u64,
     published: bool,
 }
 
-impl Drop for Making<'_> {
+impl Drop for Making {
     fn drop(&mut self) {
         if self.published {
             return;
@@ -426,21 +535,16 @@ impl Drop for Making<'_> {
         // between the two would settle the count without the file, and the room would be given back
         // twice. If any of this fails, the count stays too high until the next scan.
         let locked = (self.taken > 0)
-            .then(|| self.directory.usage.lock(Instant::now() + GIVE_BACK_WAIT))
+            .then(|| self.place.usage.lock(Instant::now() + GIVE_BACK_WAIT))
             .and_then(Result::ok);
-        let gone = fs::remove_file(&self.path).is_ok();
-        if gone && let Some(mut locked) = locked {
+        let gone = self.place.writer.folder().remove(&self.name);
+        if gone.is_ok_and(|gone| gone)
+            && let Some(mut locked) = locked
+        {
             locked.give_back(self.taken);
             let _ = locked.save();
         }
     }
-}
-
-/// Options to write a file that only its owner can read.
-fn create_options() -> OpenOptions {
-    let mut options = OpenOptions::new();
-    options.write(true).mode(0o600);
-    options
 }
 
 /// The time of use to note for a value that is used now and has `position` tokens before it in its
@@ -450,33 +554,10 @@ fn time_of_use(position: u64) -> SystemTime {
     now.checked_sub(recency::earlier(position)).unwrap_or(now)
 }
 
-fn timespec(time: SystemTime) -> Timespec {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH);
-    let since = since.unwrap_or_default();
-    Timespec {
-        tv_sec: since.as_secs() as i64,
-        tv_nsec: since.subsec_nanos().into(),
-    }
-}
-
-/// Nanoseconds from 1970 to a time; 0 for times before.
-fn since_the_epoch(time: SystemTime) -> u64 {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH);
-    since.map_or(0, |since| since.as_nanos().try_into().unwrap_or(u64::MAX))
-}
-
 /// Whether the noted time of a value's use is so old that it should be renewed.
-fn was_used_long_ago(file: &Metadata, used_at: SystemTime) -> bool {
-    let since = file
-        .modified()
-        .ok()
-        .and_then(|noted| used_at.duration_since(noted).ok());
-    since.is_some_and(|since| since >= RECENCY_GRAIN)
-}
-
-/// Notes a value's time of use. This is a hint: if it cannot be noted, nothing is harmed.
-fn note_use(file: &File, used_at: SystemTime) {
-    let _ = file.set_modified(used_at);
+fn was_used_long_ago(seen: &Seen, used_at: SystemTime) -> bool {
+    let since = used_at.duration_since(seen.modified());
+    since.is_ok_and(|since| since >= RECENCY_GRAIN)
 }
 
 fn write_all(mut file: &File, value: &[IoSlice<'_>]) -> io::Result<()> {

@@ -7,10 +7,9 @@
 //! locks either, and count as two hosts.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
 
-use super::failure;
+use super::folder::Folder;
+use super::names::TEMPORARIES;
 use crate::value::Checksum;
 use crate::{Error, ErrorKind, Result};
 
@@ -71,7 +70,7 @@ pub(super) enum Reach {
 
 impl Reach {
     /// As the file system suggests, unless the pool's URL says it.
-    pub(super) fn of(root: &Path, hosts: Option<Hosts>) -> Result<Self> {
+    pub(super) fn of(root: &Folder, hosts: Option<Hosts>) -> Result<Self> {
         let is_shared = match hosts {
             Some(hosts) => hosts == Hosts::Several,
             None => is_on_network(root),
@@ -90,19 +89,19 @@ impl Reach {
         }
     }
 
-    /// Where the count lies.
-    pub(super) fn usage(&self, root: &Path) -> PathBuf {
+    /// Where the count lies in the pool's directory.
+    pub(super) fn usage(&self) -> String {
         match self {
-            Self::Machine => root.join("usage"),
-            Self::Host(host) => root.join(format!("tmp/{host}.usage")),
+            Self::Machine => "usage".to_owned(),
+            Self::Host(host) => format!("{TEMPORARIES}/{host}.usage"),
         }
     }
 
     /// The file whose lock is the turn to evict.
-    pub(super) fn turn(&self, root: &Path) -> PathBuf {
+    pub(super) fn turn(&self) -> String {
         match self {
-            Self::Machine => root.join("evict.lock"),
-            Self::Host(host) => root.join(format!("tmp/{host}.evict")),
+            Self::Machine => "evict.lock".to_owned(),
+            Self::Host(host) => format!("{TEMPORARIES}/{host}.evict"),
         }
     }
 
@@ -120,16 +119,16 @@ impl Reach {
     }
 }
 
-fn is_on_network(root: &Path) -> bool {
+fn is_on_network(root: &Folder) -> bool {
     #[cfg(target_os = "linux")]
-    return rustix::fs::statfs(root).is_ok_and(|system| NETWORK.contains(&(system.f_type as u32)));
+    return rustix::fs::fstatfs(root).is_ok_and(|system| NETWORK.contains(&(system.f_type as u32)));
     #[cfg(not(target_os = "linux"))]
     return false;
 }
 
 /// A name that no other host has, nor this one after its next start, nor another mount on this one.
 /// Containers with host names of their own count as hosts.
-fn host_name(root: &Path) -> Result<String> {
+fn host_name(root: &Folder) -> Result<String> {
     let unknown = |error| {
         Error::new(
             ErrorKind::Config,
@@ -140,9 +139,7 @@ fn host_name(root: &Path) -> Result<String> {
     let boot = fs::read("/proc/sys/kernel/random/boot_id").map_err(unknown)?;
     // Two mounts have two numbers, unless the kernel makes them one and with it their locks, as it
     // does for NFS.
-    let mount = fs::metadata(root)
-        .map_err(|error| failure::of(error, "look at the pool's directory", root))?
-        .dev();
+    let (mount, _) = root.identity();
     let name = rustix::system::uname();
     let name = name.nodename().to_bytes();
     let digest = Checksum::of(&[boot.as_slice(), &mount.to_le_bytes(), name].concat());
@@ -151,12 +148,13 @@ fn host_name(root: &Path) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::trust::Trust;
     use super::*;
 
     #[test]
     fn a_local_directory_is_the_machines_and_a_url_may_say_otherwise() {
         let directory = tempfile::tempdir().unwrap();
-        let root = directory.path();
+        let root = &Folder::root(directory.path(), &Trust::default(), false).unwrap();
         assert_eq!(Reach::of(root, None).unwrap(), Reach::Machine);
         assert_eq!(Reach::of(root, Some(Hosts::One)).unwrap(), Reach::Machine);
         let Reach::Host(name) = Reach::of(root, Some(Hosts::Several)).unwrap() else {

@@ -10,16 +10,14 @@
 //! other hosts are left over if nobody has written to them for long.
 
 use std::collections::HashMap;
-use std::fs::{self, DirEntry, File, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io;
-use std::os::unix::fs::{DirEntryExt, MetadataExt};
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use super::failure;
+use super::folder::Folder;
 use super::reach::{Hosts, Reach};
-use super::upkeep::if_there;
 use crate::Result;
 
 const WRITER: &str = "writer";
@@ -32,7 +30,7 @@ const ABSENT: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// One handle's presence in the directory of temporary files.
 pub(super) struct Writer {
-    directory: PathBuf,
+    folder: Folder,
     name: String,
     hosts: Hosts,
     /// What the names of this host's writers begin with.
@@ -44,20 +42,23 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn register(directory: PathBuf, reach: &Reach) -> Result<Self> {
+    pub(super) fn register(folder: Folder, reach: &Reach) -> Result<Self> {
         let (pid, prefix) = (std::process::id(), reach.prefix());
         for attempt in 0_u64.. {
             let name = format!("{prefix}{pid}-{attempt}");
-            let path = writer_path(&directory, &name);
-            let lock = match super::create_options().create_new(true).open(&path) {
+            let file = file_of(&name);
+            let lock = match folder.create(&file) {
                 Ok(lock) => lock,
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
-                Err(error) => return Err(failure::of(error, "register in the pool", &path)),
+                Err(error) => {
+                    let path = folder.path().join(file);
+                    return Err(failure::of(error, "register in the pool", &path));
+                }
             };
             match lock.try_lock() {
-                Ok(()) if lock.metadata().is_ok_and(|file| file.nlink() > 0) => {
+                Ok(()) if folder.has(&file, &lock) => {
                     return Ok(Self {
-                        directory,
+                        folder,
                         name,
                         hosts: reach.hosts(),
                         prefix,
@@ -69,10 +70,10 @@ impl Writer {
                 // A cleaner that came between creation and lock took the file for a dead writer's.
                 Ok(()) | Err(TryLockError::WouldBlock) => {}
                 Err(TryLockError::Error(error)) => {
-                    let _ = fs::remove_file(&path);
+                    let _ = folder.remove(&file);
                     let attempt = "lock a file of the pool: mount its directory with locks, if only \
                                    with those of this host (Lustre: localflock; NFS: local_lock=all)";
-                    return Err(failure::of(error, attempt, &path));
+                    return Err(failure::of(error, attempt, &folder.path().join(file)));
                 }
             }
         }
@@ -84,11 +85,20 @@ impl Writer {
         let _ = self.lock.set_modified(SystemTime::now());
     }
 
+    /// The folder of the temporary files.
+    pub(super) fn folder(&self) -> &Folder {
+        &self.folder
+    }
+
+    /// Whether the others still see that this writer lives.
+    pub(super) fn is_registered(&self) -> bool {
+        self.folder.has(&file_of(&self.name), &self.lock)
+    }
+
     /// A new name for a file that will have so many bytes.
-    pub(super) fn temporary(&self, bytes: u64) -> PathBuf {
+    pub(super) fn temporary(&self, bytes: u64) -> String {
         let n = self.next.fetch_add(1, Ordering::Relaxed);
-        self.directory
-            .join(format!("{}.{}.{n}.{bytes}", self.name, std::process::id()))
+        format!("{}.{}.{n}.{bytes}", self.name, std::process::id())
     }
 
     /// Removes what dead writers left. Returns the files that living writers are making: their
@@ -97,75 +107,82 @@ impl Writer {
         let mut making = HashMap::new();
         let mut dead = Vec::new();
         let mut temporaries = Vec::new();
-        for entry in fs::read_dir(&self.directory)? {
-            let entry = entry?;
-            if self.hosts == Hosts::Several && !self.is_own(&entry) {
-                if let Some((inode, bytes)) = sweep_other(&entry)? {
+        for file in self.folder.names()? {
+            let file = file?;
+            if self.hosts == Hosts::Several && !self.is_own(&file) {
+                if let Some((inode, bytes)) = self.sweep_other(&file)? {
                     making.insert(inode, bytes);
                 }
                 continue;
             }
-            match Name::parse(&entry) {
+            match Name::parse(&file) {
                 Some(Name::Writer(name)) if name != self.name => {
-                    if let Some(lock) = lock_of_the_dead(&entry.path()) {
-                        dead.push((name, lock));
+                    if let Some(lock) = self.lock_of_the_dead(&file) {
+                        dead.push((name.to_owned(), lock));
                     }
                 }
-                Some(Name::Temporary { writer, bytes }) => {
-                    temporaries.push((writer, bytes, entry.ino(), entry.path()));
-                }
+                Some(Name::Temporary { .. }) => temporaries.push(file),
                 _ => {}
             }
         }
-        for (writer, bytes, inode, path) in temporaries {
+        for file in temporaries {
+            let Some(Name::Temporary { writer, bytes }) = Name::parse(&file) else {
+                unreachable!("it was parsed before");
+            };
             let is_dead = dead.iter().any(|(name, _)| *name == writer);
-            if is_dead || !writer_path(&self.directory, &writer).exists() {
-                remove_if_there(&path)?;
-            } else {
-                making.insert(inode, bytes);
+            if is_dead || self.folder.look(&file_of(writer))?.is_none() {
+                self.folder.remove(&file)?;
+            } else if let Some(seen) = self.folder.look(&file)? {
+                making.insert(seen.identity.1, bytes);
             }
         }
         // Remove these last: if this sweep dies half-way, the next one does it over.
         for (name, _lock) in &dead {
-            remove_if_there(&writer_path(&self.directory, name))?;
+            self.folder.remove(&file_of(name))?;
         }
         Ok(making)
     }
 
-    fn is_own(&self, entry: &DirEntry) -> bool {
-        let (name, host) = (entry.file_name(), self.prefix.trim_end_matches('-'));
-        name.to_str().is_some_and(|name| name.starts_with(host))
+    fn is_own(&self, file: &str) -> bool {
+        file.starts_with(self.prefix.trim_end_matches('-'))
     }
-}
 
-/// Removes a file of another host if it is left over. Returns its inode number and the bytes that it
-/// will be charged with, if it is being made.
-fn sweep_other(entry: &DirEntry) -> io::Result<Option<(u64, u64)>> {
-    let name = Name::parse(entry);
-    let limit = match name {
-        Some(Name::Temporary { .. }) => UNWRITTEN,
-        Some(Name::Writer(_)) => ABSENT,
-        None if is_of_a_host(entry) => ABSENT,
-        None => return Ok(None),
-    };
-    let Some(file) = if_there(entry.metadata())? else {
-        return Ok(None);
-    };
-    let unchanged = SystemTime::now().duration_since(file.modified()?);
-    if unchanged.is_ok_and(|time| time > limit) {
-        remove_if_there(&entry.path())?;
-        return Ok(None);
+    /// Removes a file of another host if it is left over. Returns its inode number and the bytes
+    /// that it will be charged with, if it is being made.
+    fn sweep_other(&self, file: &str) -> io::Result<Option<(u64, u64)>> {
+        let name = Name::parse(file);
+        let limit = match name {
+            Some(Name::Temporary { .. }) => UNWRITTEN,
+            Some(Name::Writer(_)) => ABSENT,
+            None if is_of_a_host(file) => ABSENT,
+            None => return Ok(None),
+        };
+        let Some(seen) = self.folder.look(file)? else {
+            return Ok(None);
+        };
+        let unchanged = SystemTime::now().duration_since(seen.modified());
+        if unchanged.is_ok_and(|time| time > limit) {
+            self.folder.remove(file)?;
+            return Ok(None);
+        }
+        match name {
+            Some(Name::Temporary { bytes, .. }) => Ok(Some((seen.identity.1, bytes))),
+            _ => Ok(None),
+        }
     }
-    match name {
-        Some(Name::Temporary { bytes, .. }) => Ok(Some((file.ino(), bytes))),
-        _ => Ok(None),
+
+    /// The lock on a writer's file, if its writer does not hold the lock any more.
+    fn lock_of_the_dead(&self, file: &str) -> Option<File> {
+        // NFS has exclusive locks only of files that are open for writing.
+        let file = self.folder.to_write(file).ok()?;
+        file.try_lock().ok()?;
+        Some(file)
     }
 }
 
 /// Whether it is a host's count, or the lock for its turn to evict.
-fn is_of_a_host(entry: &DirEntry) -> bool {
-    let name = entry.file_name();
-    let parts = name.to_str().and_then(|name| name.split_once('.'));
+fn is_of_a_host(file: &str) -> bool {
+    let parts = file.split_once('.');
     parts.is_some_and(|(host, what)| Reach::is_host(host) && matches!(what, "usage" | "evict"))
 }
 
@@ -173,21 +190,20 @@ impl Drop for Writer {
     fn drop(&mut self) {
         if self.pid == std::process::id() {
             // If the file stays, the next sweep takes it for a dead writer's.
-            let _ = fs::remove_file(writer_path(&self.directory, &self.name));
+            let _ = self.folder.remove(&file_of(&self.name));
         }
     }
 }
 
-enum Name {
-    Writer(String),
-    Temporary { writer: String, bytes: u64 },
+/// What a file's name says.
+enum Name<'a> {
+    Writer(&'a str),
+    Temporary { writer: &'a str, bytes: u64 },
 }
 
-impl Name {
-    fn parse(entry: &DirEntry) -> Option<Self> {
-        let name = entry.file_name();
-        let (writer, rest) = name.to_str()?.split_once('.')?;
-        let writer = writer.to_owned();
+impl<'a> Name<'a> {
+    fn parse(file: &'a str) -> Option<Self> {
+        let (writer, rest) = file.split_once('.')?;
         if rest == WRITER {
             return Some(Self::Writer(writer));
         }
@@ -196,25 +212,22 @@ impl Name {
     }
 }
 
-fn writer_path(directory: &Path, writer: &str) -> PathBuf {
-    directory.join(format!("{writer}.{WRITER}"))
-}
-
-/// The lock on a writer's file, if its writer does not hold the lock any more.
-fn lock_of_the_dead(path: &Path) -> Option<File> {
-    // NFS has exclusive locks only of files that are open for writing.
-    let file = File::options().write(true).open(path).ok()?;
-    file.try_lock().ok()?;
-    Some(file)
-}
-
-fn remove_if_there(path: &Path) -> io::Result<()> {
-    if_there(fs::remove_file(path)).map(|_| ())
+/// The file whose lock a writer holds.
+fn file_of(writer: &str) -> String {
+    format!("{writer}.{WRITER}")
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::super::trust::Trust;
     use super::*;
+
+    fn folder(path: &Path) -> Folder {
+        Folder::root(path, &Trust::default(), false).unwrap()
+    }
 
     fn names(directory: &Path) -> Vec<String> {
         let entries = fs::read_dir(directory).unwrap();
@@ -229,10 +242,10 @@ mod tests {
     fn a_sweep_spares_the_living_and_buries_the_dead() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
-        let register = || Writer::register(path.to_owned(), &Reach::Machine).unwrap();
+        let register = || Writer::register(folder(path), &Reach::Machine).unwrap();
         let (living, mine) = (register(), register());
-        fs::write(living.temporary(4096), b"under way").unwrap();
-        fs::write(mine.temporary(8192), b"under way").unwrap();
+        fs::write(path.join(living.temporary(4096)), b"under way").unwrap();
+        fs::write(path.join(mine.temporary(8192)), b"under way").unwrap();
         // A writer that died: its file is there and not locked. Then a writer without even that
         // file.
         for name in [
@@ -274,10 +287,10 @@ mod tests {
         let path = directory.path();
         let register = |host: &str| {
             let reach = Reach::Host(host.repeat(16));
-            Writer::register(path.to_owned(), &reach).unwrap()
+            Writer::register(folder(path), &reach).unwrap()
         };
         let (mine, other) = (register("a"), register("b"));
-        let under_way = other.temporary(4096);
+        let under_way = path.join(other.temporary(4096));
         fs::write(&under_way, b"under way").unwrap();
         // Without its lock: another host cannot see who holds it.
         let dead = format!("{}-1-0", "b".repeat(16));

@@ -4,11 +4,10 @@
 //! thread that makes room ahead of need. When more than 95 % is in use, the thread evicts down to
 //! 90 %. A put that still finds no room does this work itself. Puts go on asking while a pass makes
 //! room, so who has the turn looks first whether a pass is still of use.
+//!
+//! If the disk is full before the pool is, the oldest values make room on the disk.
 
-use std::fs::{self, File};
-use std::io;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -16,7 +15,10 @@ use std::time::{Duration, Instant, SystemTime};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use penstock_evict::{Lru, Policy};
 
-use super::directory::{Directory, charge};
+use super::directory::{Directory, charge, free_bytes};
+use super::folder::{Folder, Judged};
+use super::names::ValuePath;
+use super::place::Place;
 use super::reach::Hosts;
 use super::{failure, names};
 use crate::{Error, ErrorKind, Key, Namespace, Result};
@@ -42,9 +44,8 @@ pub(super) struct Upkeep {
 
 struct Shared {
     directory: Arc<Directory>,
-    /// The lock on this file excludes other handles. The mutex excludes other threads of this
-    /// handle.
-    turn: Mutex<File>,
+    /// Excludes other threads of this handle. The lock on the place's file excludes other handles.
+    turn: Mutex<()>,
     state: Mutex<State>,
     wake: Condvar,
     /// Until when the last scan tells well enough what other hosts have put.
@@ -61,15 +62,9 @@ struct State {
 impl Upkeep {
     /// Starts the thread, which begins with a pass.
     pub(super) fn start(directory: Arc<Directory>) -> Result<Self> {
-        let lock_path = directory.reach.turn(&directory.root);
-        let turn = super::create_options()
-            .create(true)
-            .truncate(false)
-            .open(&lock_path)
-            .map_err(|error| failure::of(error, "open the pool's eviction lock", &lock_path))?;
         let shared = Arc::new(Shared {
             directory,
-            turn: Mutex::new(turn),
+            turn: Mutex::new(()),
             state: Mutex::new(State {
                 wanted: Some(0),
                 stop: false,
@@ -107,11 +102,31 @@ impl Upkeep {
     /// Makes room for `bytes` bytes on the caller's thread, or waits while another thread does.
     /// Gives up at the deadline, or if it is another process's turn.
     pub(super) fn make_room(&self, bytes: u64, deadline: Instant) {
+        self.on_this_thread(deadline, |shared, place| {
+            shared.pass_if_of_use(place, bytes, deadline, &|| Instant::now() < deadline)
+        });
+    }
+
+    /// Evicts the oldest values, because the disk has no room for `bytes` bytes. Returns the bytes
+    /// that they had. `None` if it is another's turn, who may be doing the same.
+    pub(super) fn free_disk(&self, bytes: u64, deadline: Instant) -> Option<u64> {
+        self.on_this_thread(deadline, |shared, place| {
+            let go_on = || Instant::now() < deadline;
+            shared.pass(place, Aim::Disk(bytes), deadline, &go_on)
+        })
+    }
+
+    fn on_this_thread<T>(
+        &self,
+        deadline: Instant,
+        act: impl FnOnce(&Shared, &Place) -> Result<T>,
+    ) -> Option<T> {
         match self.shared.turn.try_lock() {
-            Some(turn) => self.shared.take_turn(&turn, |shared| {
-                shared.pass_if_of_use(bytes, deadline, &|| Instant::now() < deadline)
-            }),
-            None => drop(self.shared.turn.try_lock_until(deadline)),
+            Some(_turn) => self.shared.take_turn(deadline, act),
+            None => {
+                drop(self.shared.turn.try_lock_until(deadline));
+                None
+            }
         }
     }
 }
@@ -134,12 +149,14 @@ impl Shared {
         let mut is_first = true;
         while let Some(wanted) = self.next_wish() {
             let patience = Instant::now() + PATIENCE;
-            self.take_turn(&self.turn.lock(), |shared| {
+            let _turn = self.turn.lock();
+            self.take_turn(patience, |shared, place| {
                 // The first one is for what others left, whatever the count says.
                 if std::mem::take(&mut is_first) {
-                    shared.pass(wanted, patience, &go_on)
+                    let aim = Aim::Bound(wanted);
+                    shared.pass(place, aim, patience, &go_on).map(|_| ())
                 } else {
-                    shared.pass_if_of_use(wanted, patience, &go_on)
+                    shared.pass_if_of_use(place, wanted, patience, &go_on)
                 }
             });
         }
@@ -159,32 +176,46 @@ impl Shared {
         None
     }
 
-    /// Other hosts cannot see this one's locks. They see when its files were changed.
     fn show_life(&self) {
-        if self.directory.reach.hosts() == Hosts::Several {
-            let _ = self.turn.lock().set_modified(SystemTime::now());
-            self.directory.usage.show_life();
-            self.directory.writer.show_life();
-        }
+        self.directory.place().show_life();
     }
 
-    /// Does what `act` says in this process's turn, unless it is another's.
-    fn take_turn(&self, turn: &File, act: impl FnOnce(&Self) -> Result<()>) {
-        if turn.try_lock().is_err() {
-            std::thread::sleep(ANOTHERS_TURN);
-            return;
+    /// Does what `act` says in this process's turn, unless it is another's. What of the directory was
+    /// removed is made anew first.
+    fn take_turn<T>(
+        &self,
+        deadline: Instant,
+        act: impl FnOnce(&Self, &Place) -> Result<T>,
+    ) -> Option<T> {
+        let stale = self.directory.place();
+        if self.directory.renew(&stale, deadline).is_err() {
+            self.directory.counters.failed();
         }
-        if act(self).is_err() {
+        let place = self.directory.place();
+        if place.turn.try_lock().is_err() {
+            std::thread::sleep(ANOTHERS_TURN);
+            return None;
+        }
+        let done = act(self, &place);
+        if done.is_err() {
             self.directory.counters.failed();
         }
         // This fails only if there is no lock.
-        let _ = turn.unlock();
+        let _ = place.turn.unlock();
+        done.ok()
     }
 
-    /// A pass. The deadline limits the wait for the count's lock.
-    fn pass(&self, wanted: u64, deadline: Instant, go_on: &dyn Fn() -> bool) -> Result<()> {
+    /// A pass. The deadline limits the wait for the count's lock. Returns the bytes that the evicted
+    /// values had.
+    fn pass(
+        &self,
+        place: &Place,
+        aim: Aim,
+        deadline: Instant,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<u64> {
         let began = Instant::now();
-        let passed = pass(&self.directory, wanted, deadline, go_on);
+        let passed = pass(&self.directory, place, aim, deadline, go_on);
         *self.fresh_until.lock() = Instant::now() + FRESH.max(began.elapsed() * REST);
         passed
     }
@@ -192,20 +223,23 @@ impl Shared {
     /// As [`pass`](Self::pass), unless there is room, and it is known well enough what others put.
     fn pass_if_of_use(
         &self,
+        place: &Place,
         wanted: u64,
         deadline: Instant,
         go_on: &dyn Fn() -> bool,
     ) -> Result<()> {
-        let count = self.directory.usage.lock(deadline)?.count;
+        let count = place.usage.lock_while(deadline, go_on)?.count;
         let has_room = count.is_some_and(|count| has_room(&self.directory, count.used, wanted));
         if has_room && !self.is_to_look_at_others() {
             return Ok(());
         }
-        self.pass(wanted, deadline, go_on)
+        self.pass(place, Aim::Bound(wanted), deadline, go_on)
+            .map(|_| ())
     }
 
     fn is_to_look_at_others(&self) -> bool {
-        self.directory.reach.hosts() == Hosts::Several && *self.fresh_until.lock() < Instant::now()
+        self.directory.place().reach.hosts() == Hosts::Several
+            && *self.fresh_until.lock() < Instant::now()
     }
 }
 
@@ -222,54 +256,80 @@ struct Found {
     charge: u64,
 }
 
+/// What a pass makes room for.
+#[derive(Clone, Copy)]
+enum Aim {
+    /// So many bytes within the pool's bound, or as many as should always be free if that is more.
+    Bound(u64),
+    /// So many bytes on the disk, which is full.
+    Disk(u64),
+}
+
 /// Scans and settles the count. Then evicts, if less room is free than wanted, or less than there
-/// should always be.
+/// should always be. Returns the bytes that the evicted values had.
 fn pass(
     directory: &Directory,
-    wanted: u64,
+    place: &Place,
+    aim: Aim,
     deadline: Instant,
     go_on: &dyn Fn() -> bool,
-) -> Result<()> {
-    let before = directory.usage.lock(deadline)?.count;
+) -> Result<u64> {
+    let before = place.usage.lock_while(deadline, go_on)?.count;
     let Some(Scan {
         found,
         values,
         pending,
-    }) = scan(directory, go_on)
-        .map_err(|error| failure::of(error, "scan the pool", &directory.root))?
+    }) = scan(place, go_on)?
     else {
-        return Ok(());
+        return Ok(0);
     };
-    let mut used = {
-        let mut locked = directory.usage.lock(deadline)?;
+    let (used, aim) = {
+        let mut locked = place.usage.lock_while(deadline, go_on)?;
         let settled = locked.settle(before, values, pending);
-        locked.save()?;
-        settled.used
+        match (locked.save(), aim) {
+            (Ok(()), aim) => (settled.used, aim),
+            // There is no room even for the count, which is written again when there is.
+            (Err(error), Aim::Bound(wanted) | Aim::Disk(wanted))
+                if failure::is_of_a_full_disk(&error) =>
+            {
+                (settled.used, Aim::Disk(wanted))
+            }
+            (Err(error), _) => return Err(error),
+        }
     };
-    if has_room(directory, used, wanted) {
-        return Ok(());
-    }
-    let capacity = directory.capacity;
-    let goal = capacity.saturating_sub(wanted.max(capacity / 10));
+    let mut needed = match aim {
+        Aim::Bound(wanted) if has_room(directory, used, wanted) => 0,
+        Aim::Bound(wanted) => {
+            let capacity = directory.capacity;
+            let goal = capacity.saturating_sub(wanted.max(capacity / 10));
+            used.saturating_sub(goal)
+        }
+        // What all of them have would not do.
+        Aim::Disk(wanted) if values.saturating_add(free_bytes(&place.root)?) < wanted => 0,
+        // A little more, so that the next puts find room, too.
+        Aim::Disk(wanted) => wanted.max(used / 20),
+    };
+    let mut freed = 0;
     let mut recency = by_recency(found);
-    while used > goal && go_on() {
-        let mut enough = used - goal;
+    while needed > 0 && go_on() {
+        let mut enough = needed;
         let mut victims = Vec::with_capacity(REMOVED_AT_ONCE);
         while enough > 0 && victims.len() < REMOVED_AT_ONCE {
             let Some((key, charge)) = recency.evict() else {
                 break;
             };
             enough = enough.saturating_sub(charge);
-            victims.push(directory.value_path(&key));
+            victims.push(ValuePath::of(&key));
         }
         if victims.is_empty() {
             break;
         }
-        let (removed, freed) = directory.remove(&victims, deadline)?;
+        let (removed, bytes) = place.remove(&victims, deadline, go_on)?;
         directory.counters.evicted(removed);
-        used = used.saturating_sub(freed);
+        needed = needed.saturating_sub(bytes);
+        freed += bytes;
     }
-    Ok(())
+    Ok(freed)
 }
 
 fn by_recency(mut found: Vec<Found>) -> Lru<Key> {
@@ -290,27 +350,39 @@ struct Scan {
     pending: u64,
 }
 
-/// Looks at everything in the directory. Returns `None` if `go_on` stops it.
-fn scan(directory: &Directory, go_on: &dyn Fn() -> bool) -> io::Result<Option<Scan>> {
+/// Looks at everything in the directory, and removes values that are longer than they can be.
+/// Returns `None` if `go_on` stops it.
+fn scan(place: &Place, go_on: &dyn Fn() -> bool) -> Result<Option<Scan>> {
+    let failed = |error, path: &Path| failure::of(error, "scan the pool", path);
     // Sweep first: a file that is renamed meanwhile is then seen twice rather than not at all, and
     // its inode number identifies it.
-    let mut making = directory.writer.sweep()?;
+    let mut making = place
+        .writer
+        .sweep()
+        .map_err(|error| failed(error, place.writer.folder().path()))?;
     let mut found = Vec::new();
     let mut values = 0;
-    let mut visit = |key, entry: &fs::DirEntry| {
-        if let Some(file) = if_there(entry.metadata())? {
-            let charge = charge(file.len());
-            values += charge;
-            making.remove(&file.ino());
-            found.push(Found {
-                used_at: file.modified()?,
-                key,
-                charge,
-            });
+    let mut visit = |key, shard: &Folder, name: &str| {
+        let failed = |error| failed(error, shard.path());
+        match shard.judge(name).map_err(failed)? {
+            Judged::Value(seen) => {
+                let charge = charge(seen.bytes);
+                values += charge;
+                making.remove(&seen.identity.1);
+                found.push(Found {
+                    used_at: seen.modified(),
+                    key,
+                    charge,
+                });
+            }
+            Judged::TooLong => {
+                shard.remove(name).map_err(failed)?;
+            }
+            Judged::Strange | Judged::Nothing => {}
         }
         Ok(())
     };
-    let complete = each_value(&directory.root, None, &mut visit, go_on)?;
+    let complete = each_value(&place.root, None, &mut visit, go_on)?;
     let pending = making.into_values().sum();
     Ok(complete.then_some(Scan {
         found,
@@ -319,32 +391,36 @@ fn scan(directory: &Directory, go_on: &dyn Fn() -> bool) -> io::Result<Option<Sc
     }))
 }
 
-/// Visits every value's directory entry, of one namespace if one is given. Asks `go_on` before each
-/// directory; returns false if it ever said no. Skips what vanishes meanwhile.
+/// Visits every value's name and the folder that it is in, of one namespace if one is given. Asks
+/// `go_on` before each folder; returns false if it ever said no. Skips what vanishes meanwhile, and
+/// folders that are not believed.
 pub(super) fn each_value(
-    root: &Path,
+    root: &Folder,
     namespace: Option<Namespace>,
-    visit: &mut dyn FnMut(Key, &fs::DirEntry) -> io::Result<()>,
+    visit: &mut dyn FnMut(Key, &Folder, &str) -> Result<()>,
     go_on: &dyn Fn() -> bool,
-) -> io::Result<bool> {
-    let namespaces: Vec<(Namespace, PathBuf)> = match namespace {
-        Some(namespace) => vec![(namespace, root.join(namespace.to_string()))],
-        None => entries(root)?
-            .filter_map(|entry| match entry {
-                Ok(entry) => Some(Ok((names::namespace_of(&entry.file_name())?, entry.path()))),
-                Err(error) => Some(Err(error)),
-            })
-            .collect::<io::Result<_>>()?,
+) -> Result<bool> {
+    let namespaces: Vec<Namespace> = match namespace {
+        Some(namespace) => vec![namespace],
+        None => names_in(root)?
+            .iter()
+            .filter_map(|name| names::namespace_of(name))
+            .collect(),
     };
-    for (namespace, path) in namespaces {
-        for shard in entries(&path)? {
+    for namespace in namespaces {
+        let Some(folder) = believed(root, &namespace.to_string())? else {
+            continue;
+        };
+        for shard in names_in(&folder)? {
             if !go_on() {
                 return Ok(false);
             }
-            for entry in entries(&shard?.path())? {
-                let entry = entry?;
-                if let Some(key) = names::key_of(namespace, &entry.file_name()) {
-                    visit(key, &entry)?;
+            let Some(shard) = believed(&folder, &shard)? else {
+                continue;
+            };
+            for name in names_in(&shard)? {
+                if let Some(key) = names::key_of(namespace, &name) {
+                    visit(key, &shard, &name)?;
                 }
             }
         }
@@ -352,39 +428,34 @@ pub(super) fn each_value(
     Ok(true)
 }
 
-/// The entries of a directory; none if it is not there or not a directory.
-fn entries(path: &Path) -> io::Result<impl Iterator<Item = io::Result<fs::DirEntry>>> {
-    let entries = match fs::read_dir(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotADirectory => None,
-        other => if_there(other)?,
-    };
-    let there = |entry| if_there(entry).transpose();
-    Ok(entries.into_iter().flatten().filter_map(there))
+fn names_in(folder: &Folder) -> Result<Vec<String>> {
+    let names = folder.names().and_then(Iterator::collect);
+    names.map_err(|error| failure::of(error, "list the pool", folder.path()))
 }
 
-/// Turns the error for what is not there, or that another host has removed, into `None`.
-pub(super) fn if_there<T>(outcome: io::Result<T>) -> io::Result<Option<T>> {
-    use io::ErrorKind::{NotFound, StaleNetworkFileHandle};
-    match outcome {
-        Ok(value) => Ok(Some(value)),
-        Err(error) if matches!(error.kind(), NotFound | StaleNetworkFileHandle) => Ok(None),
-        Err(error) => Err(error),
+/// A folder in another one, if it is there and believed.
+fn believed(folder: &Folder, name: &str) -> Result<Option<Folder>> {
+    match folder.open(name) {
+        Err(error) if error.kind() == ErrorKind::Denied => Ok(None),
+        opened => opened,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::trust::Trust;
     use super::*;
 
     const CAPACITY: u64 = 1 << 20;
 
     fn upkeep(root: &Path, hosts: Hosts) -> Upkeep {
-        let directory = Directory::open(root.to_owned(), Some(CAPACITY), Some(hosts)).unwrap();
+        let trust = Trust::default();
+        let directory = Directory::open(root, Some(CAPACITY), Some(hosts), &trust).unwrap();
         let upkeep = Upkeep::start(Arc::new(directory)).unwrap();
         let give_up = Instant::now() + Duration::from_secs(60);
         let count = || {
-            let locked = upkeep.shared.directory.usage.lock(give_up);
-            locked.unwrap().count
+            let place = upkeep.shared.directory.place();
+            place.usage.lock(give_up).unwrap().count
         };
         while count().is_none() {
             assert!(Instant::now() < give_up, "never counted");
@@ -395,11 +466,11 @@ mod tests {
 
     /// Whether there is a pass for a wish.
     fn passes(upkeep: &Upkeep, wanted: u64) -> bool {
-        let turn = upkeep.shared.turn.lock();
+        let _turn = upkeep.shared.turn.lock();
         let before = *upkeep.shared.fresh_until.lock();
         let give_up = Instant::now() + Duration::from_secs(60);
-        upkeep.shared.take_turn(&turn, |shared| {
-            shared.pass_if_of_use(wanted, give_up, &|| true)
+        upkeep.shared.take_turn(give_up, |shared, place| {
+            shared.pass_if_of_use(place, wanted, give_up, &|| true)
         });
         *upkeep.shared.fresh_until.lock() != before
     }
@@ -410,7 +481,8 @@ mod tests {
         let upkeep = upkeep(root.path(), Hosts::One);
         let used = |bytes: u64| {
             let give_up = Instant::now() + Duration::from_secs(60);
-            let mut locked = upkeep.shared.directory.usage.lock(give_up).unwrap();
+            let place = upkeep.shared.directory.place();
+            let mut locked = place.usage.lock(give_up).unwrap();
             locked.count.as_mut().unwrap().used = bytes;
             locked.save().unwrap();
         };

@@ -8,20 +8,27 @@
 use std::fs::{File, TryLockError};
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
 
 use super::failure;
+use super::folder::Folder;
 use crate::value::Checksum;
 use crate::{Error, ErrorKind, Result};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PNSKUSE1");
 const RECORD_BYTES: usize = 40;
 /// How long to wait before trying again to take a lock that another process holds. The holder needs
-/// only a few system calls.
+/// only a few system calls. Each wait is twice as long as the one before, up to the longest: a holder
+/// may be stopped.
 const RETRY: Duration = Duration::from_micros(50);
+const LONGEST_RETRY: Duration = Duration::from_millis(1);
+/// How often who waits for another thread of its handle asks whether to go on.
+const ASKS: Duration = Duration::from_millis(10);
+/// How often a look without the lock is repeated, if somebody wrote meanwhile.
+const LOOKS: usize = 8;
 
 /// What the processes have counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +53,7 @@ pub(super) enum Room {
 /// This handle's access to the shared count.
 pub(super) struct Usage {
     file: File,
+    path: PathBuf,
     /// The file's lock excludes other handles. This mutex excludes other threads of this handle.
     threads: Mutex<()>,
 }
@@ -59,17 +67,17 @@ pub(super) struct Locked<'a> {
 }
 
 impl Usage {
-    pub(super) fn open(path: &Path) -> Result<Self> {
-        let file = super::create_options()
-            .read(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
-            .map_err(|error| failure::of(error, "open the pool's usage count", path))?;
+    pub(super) fn open(folder: &Folder, name: &str) -> Result<Self> {
         Ok(Self {
-            file,
+            file: folder.shared(name, "open the pool's usage count")?,
+            path: folder.path().join(name),
             threads: Mutex::new(()),
         })
+    }
+
+    /// Whether the folder still has it under this name.
+    pub(super) fn is_at(&self, folder: &Folder, name: &str) -> bool {
+        folder.has(name, &self.file)
     }
 
     /// Tells other hosts that this one is still there.
@@ -77,18 +85,50 @@ impl Usage {
         let _ = self.file.set_modified(SystemTime::now());
     }
 
+    /// The count as it is at some moment, without the lock. For who only looks: it may have changed
+    /// since. `None` as in [`Locked::count`], or if it changes all the time.
+    pub(super) fn peek(&self) -> Option<Count> {
+        (0..LOOKS).find_map(|_| self.read().ok().flatten())
+    }
+
     /// Waits for the lock until the deadline; tries once even if that has passed.
     pub(super) fn lock(&self, deadline: Instant) -> Result<Locked<'_>> {
-        let late = || Error::new(ErrorKind::TimedOut, "the pool's usage count stayed locked");
-        let threads = self.threads.try_lock_until(deadline).ok_or_else(late)?;
+        self.lock_while(deadline, &|| true)
+    }
+
+    /// The same, as long as `go_on` says so.
+    pub(super) fn lock_while(
+        &self,
+        deadline: Instant,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<Locked<'_>> {
+        let is_late = || Instant::now() >= deadline || !go_on();
+        let late = || {
+            Error::new(
+                ErrorKind::TimedOut,
+                "the pool's usage count stayed locked: does a process that holds it stand still?",
+            )
+            .with("path", self.path.display())
+        };
+        let threads = loop {
+            let until = deadline.min(Instant::now() + ASKS);
+            if let Some(threads) = self.threads.try_lock_until(until) {
+                break threads;
+            }
+            if is_late() {
+                return Err(late());
+            }
+        };
+        let mut pause = RETRY;
         loop {
             match self.file.try_lock() {
                 Ok(()) => break,
-                Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
-                    std::thread::sleep(RETRY);
+                Err(TryLockError::WouldBlock) if is_late() => return Err(late()),
+                Err(TryLockError::WouldBlock) => {
+                    std::thread::sleep(pause);
+                    pause = LONGEST_RETRY.min(pause * 2);
                 }
-                Err(TryLockError::WouldBlock) => return Err(late()),
-                Err(TryLockError::Error(error)) => return Err(unusable(error)),
+                Err(TryLockError::Error(error)) => return Err(self.unusable(error)),
             }
         }
         let mut locked = Locked {
@@ -96,18 +136,31 @@ impl Usage {
             _threads: threads,
             count: None,
         };
-        let mut record = [0; RECORD_BYTES];
-        match self.file.read_exact_at(&mut record, 0) {
-            Ok(()) => locked.count = decode(&record),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {}
-            Err(error) => return Err(unusable(error)),
-        }
+        locked.count = self.read()?;
         Ok(locked)
     }
 
+    fn read(&self) -> Result<Option<Count>> {
+        let mut record = [0; RECORD_BYTES];
+        match self.file.read_exact_at(&mut record, 0) {
+            Ok(()) => Ok(decode(&record)),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+            Err(error) => Err(self.unusable(error)),
+        }
+    }
+
+    fn unusable(&self, error: io::Error) -> Error {
+        failure::of(error, "use the pool's usage count", &self.path)
+    }
+
     /// Takes room if there is enough below the capacity. Before the first scan, there is none.
+    ///
+    /// Fails as for what is gone if somebody has removed the file: others count in a new one.
     pub(super) fn take(&self, bytes: u64, capacity: u64, deadline: Instant) -> Result<Room> {
         let mut locked = self.lock(deadline)?;
+        if rustix::fs::fstat(&self.file).is_ok_and(|file| file.st_nlink == 0) {
+            return Err(self.unusable(io::ErrorKind::NotFound.into()));
+        }
         let Some(count) = &mut locked.count else {
             return Ok(Room::None);
         };
@@ -162,7 +215,7 @@ impl Locked<'_> {
         self.usage
             .file
             .write_all_at(&encode(count), 0)
-            .map_err(unusable)
+            .map_err(|error| self.usage.unusable(error))
     }
 }
 
@@ -171,10 +224,6 @@ impl Drop for Locked<'_> {
         // This fails only if the file is no longer open. Then there is no lock either.
         let _ = self.usage.file.unlock();
     }
-}
-
-fn unusable(error: io::Error) -> Error {
-    Error::new(ErrorKind::Io, "cannot use the pool's usage count").caused_by(error)
 }
 
 fn encode(count: &Count) -> [u8; RECORD_BYTES] {
@@ -211,7 +260,15 @@ pub(super) fn check_record(record: &[u8; RECORD_BYTES]) {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use super::super::trust::Trust;
     use super::*;
+
+    fn usage(folder: &Path) -> Usage {
+        let folder = Folder::root(folder, &Trust::default(), false).unwrap();
+        Usage::open(&folder, "usage").unwrap()
+    }
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(10)
@@ -220,8 +277,7 @@ mod tests {
     #[test]
     fn room_is_taken_up_to_the_capacity_and_shared_by_handles() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("usage");
-        let (a, b) = (Usage::open(&path).unwrap(), Usage::open(&path).unwrap());
+        let (a, b) = (usage(directory.path()), usage(directory.path()));
         assert_eq!(
             a.take(1, 100, soon()).unwrap(),
             Room::None,
@@ -269,14 +325,17 @@ mod tests {
     #[test]
     fn a_lock_that_is_held_elsewhere_is_waited_for_until_the_deadline() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("usage");
-        let (a, b) = (Usage::open(&path).unwrap(), Usage::open(&path).unwrap());
+        let (a, b) = (usage(directory.path()), usage(directory.path()));
         let held = a.lock(soon()).unwrap();
         let late = b
             .lock(Instant::now() + Duration::from_millis(5))
             .err()
             .unwrap();
         assert_eq!(late.kind(), ErrorKind::TimedOut);
+        // Who is told to stop does not wait for the deadline.
+        let late = b.lock_while(soon(), &|| false).err().unwrap();
+        assert_eq!(late.kind(), ErrorKind::TimedOut);
+        assert_eq!(b.peek(), None, "nothing was counted");
         drop(held);
         assert!(b.lock(Instant::now()).is_ok());
     }
@@ -284,7 +343,7 @@ mod tests {
     #[test]
     fn settling_believes_the_scan_as_far_as_traffic_leaves_it_sure() {
         let directory = tempfile::tempdir().unwrap();
-        let usage = Usage::open(&directory.path().join("usage")).unwrap();
+        let usage = usage(directory.path());
         let settle = |before: Count, now: Count, values| {
             let mut locked = usage.lock(soon()).unwrap();
             locked.count = Some(now);

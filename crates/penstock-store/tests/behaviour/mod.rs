@@ -8,6 +8,7 @@
 )]
 
 pub mod batches;
+pub mod directory;
 pub mod prompt;
 pub mod sealed;
 pub mod slots;

@@ -14,18 +14,7 @@ use super::trust::Trust;
 use super::usage::Usage;
 use crate::{Counters, Result};
 
-/// The space that the file system sets aside even for a short file. Values are charged in whole
-/// blocks of this many bytes.
-pub(super) const BLOCK_BYTES: u64 = 4096;
 const DEFAULT_CAPACITY: u64 = 10 << 30;
-
-/// The bytes that a value of this length is charged with.
-pub(super) fn charge(value_bytes: u64) -> u64 {
-    value_bytes
-        .max(1)
-        .checked_next_multiple_of(BLOCK_BYTES)
-        .unwrap_or(u64::MAX)
-}
 
 /// A pool's directory.
 pub(super) struct Directory {

@@ -44,13 +44,13 @@ use crate::{
     Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
     PutRequest, Result, Store, StoreStats, deadline, recency, slices,
 };
-use directory::{Directory, charge, free_bytes};
+use directory::{Directory, free_bytes};
 use failure::if_there;
 use folder::{Folder, Judged, is_too_long, note_use};
 use names::ValuePath;
 use place::Place;
 pub use reach::Hosts;
-use seen::Seen;
+use seen::{Seen, charge};
 pub use trust::Trust;
 use upkeep::{Upkeep, each_value};
 use usage::Room;

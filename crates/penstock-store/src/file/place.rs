@@ -4,11 +4,11 @@ use std::fs::File;
 use std::path::Path;
 use std::time::{Instant, SystemTime};
 
-use super::directory::charge;
 use super::failure;
 use super::folder::{Folder, Judged};
 use super::names::{TEMPORARIES, ValuePath};
 use super::reach::{Hosts, Reach};
+use super::seen::charge;
 use super::temp::Writer;
 use super::trust::Trust;
 use super::usage::Usage;

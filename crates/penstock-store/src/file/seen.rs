@@ -4,6 +4,18 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::{FileType, Stat};
 
+/// The space that the file system sets aside even for a short file. Values are charged in whole
+/// blocks of this many bytes.
+const BLOCK_BYTES: u64 = 4096;
+
+/// The bytes that a value of this length is charged with.
+pub(super) fn charge(value_bytes: u64) -> u64 {
+    value_bytes
+        .max(1)
+        .checked_next_multiple_of(BLOCK_BYTES)
+        .unwrap_or(u64::MAX)
+}
+
 /// A file or a folder, as it was when somebody looked.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
@@ -56,6 +68,6 @@ impl Seen {
 
     /// Whether most of it is a hole. No value is written that way.
     pub(super) fn is_hollow(&self) -> bool {
-        self.allocated < self.bytes / 2 && self.bytes > super::directory::BLOCK_BYTES
+        self.allocated < self.bytes / 2 && self.bytes > BLOCK_BYTES
     }
 }

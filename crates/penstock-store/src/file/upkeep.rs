@@ -15,11 +15,12 @@ use std::time::{Duration, Instant, SystemTime};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use penstock_evict::{Lru, Policy};
 
-use super::directory::{Directory, charge, free_bytes};
+use super::directory::{Directory, free_bytes};
 use super::folder::{Folder, Judged};
 use super::names::ValuePath;
 use super::place::Place;
 use super::reach::Hosts;
+use super::seen::charge;
 use super::{failure, names};
 use crate::{Error, ErrorKind, Key, Namespace, Result};
 

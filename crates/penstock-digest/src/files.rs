@@ -95,7 +95,7 @@ impl FileDigests {
             .spawn(move || {
                 // A thread that stays as important as others is only less polite.
                 let _ = rustix::process::nice(NICE);
-                let cache = cache.as_deref().map(Cache::new);
+                let cache = cache.as_deref().and_then(Cache::new);
                 let outcome = contain("penstock-digest", || {
                     digest_files(machine, &for_thread, &paths, threads.max(1), cache.as_ref())
                 });

@@ -1,3 +1,5 @@
+use std::os::unix::fs::PermissionsExt;
+
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -243,9 +245,43 @@ fn a_file_whose_owner_or_links_change_is_the_same() {
     assert!(failure(&job).contains("changed while it was read"));
 }
 
+#[test]
+fn a_cache_that_others_may_write_is_not_believed() {
+    let folder = TempDir::new().unwrap();
+    let paths = [file(&folder, "a", b"one")];
+    let cache = cache_of(&folder);
+    let (first, _) = digests(&paths, Some(&cache));
+    let stamp = Stamp::of(&fs::metadata(&paths[0]).unwrap());
+    Cache::new(&cache).unwrap().put(&stamp, &[7; 32]);
+    assert_eq!(digests(&paths, Some(&cache)), (vec![[7; 32]], 0));
+    let read = (first, 3);
+    for mode in [0o777, 0o1777, 0o770] {
+        fs::set_permissions(&cache, fs::Permissions::from_mode(mode)).unwrap();
+        assert_eq!(digests(&paths, Some(&cache)), read);
+    }
+    fs::set_permissions(&cache, fs::Permissions::from_mode(0o700)).unwrap();
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&cache, Some(65534), None).unwrap();
+        assert_eq!(digests(&paths, Some(&cache)), read);
+        std::os::unix::fs::chown(&cache, Some(0), None).unwrap();
+    } else {
+        eprintln!("skipped: a cache of another user, as only root can make one");
+    }
+    // Nor is a link followed, or a FIFO waited for.
+    let entry = cache.join(stamp.name());
+    let elsewhere = folder.path().join("elsewhere");
+    fs::rename(&entry, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &entry).unwrap();
+    assert_eq!(digests(&paths, Some(&cache)), read);
+    fs::remove_file(&entry).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(&entry).status();
+    assert!(made.unwrap().success());
+    assert_eq!(digests(&paths, Some(&cache)), read);
+}
+
 /// The lock that another process has, which may stand still.
 fn locked(cache: &Path, path: &Path) -> (Cache, Stamp, File) {
-    let cache = Cache::new(cache);
+    let cache = Cache::new(cache).unwrap();
     let stamp = Stamp::of(&fs::metadata(path).unwrap());
     let lock = cache.lock_file(&[stamp]).unwrap();
     lock.try_lock().unwrap();
@@ -270,7 +306,7 @@ fn who_waits_in_vain_reads_for_itself() {
     let path = file(&folder, "a", b"one");
     let (_, _, _lock) = locked(&cache_of(&folder), &path);
     let shared = Shared::default();
-    let other = Cache::new(&cache_of(&folder));
+    let other = Cache::new(&cache_of(&folder)).unwrap();
     let lock = other.lock_file(&[Stamp::of(&fs::metadata(&path).unwrap())]);
     wait_for(&shared, &lock.unwrap(), Duration::ZERO, || false).unwrap();
 }

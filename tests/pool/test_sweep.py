@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -174,9 +175,9 @@ def test_what_the_file_system_cannot_read_is_unreadable(tmp_path: Path) -> None:
     store = Store.open(f"file://{tmp_path}/pool?size=64MiB")
     fill(store, 2)
     file = next(path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 99)
-    file.unlink()
-    # A folder in its place: it opens, and cannot be read.
-    file.mkdir()
+    # A file in the place of the folder that it is in.
+    shutil.rmtree(file.parent)
+    file.parent.write_text("")
     listed = [(object_key(NAMESPACE, bytes([number] * 32)), 1064) for number in range(2)]
     looks = [
         look for some in module.sweep(store, listed, timeout=5.0, pace=Pace(None)) for look in some

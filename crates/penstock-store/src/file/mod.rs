@@ -178,8 +178,9 @@ impl FileStore {
                 failure::of(error, "look for a value", &shard.path().join(path.file()))
             })
         };
-        if let Some(shard) = place.shard(&path)? {
-            match look(&shard)? {
+        let shard = place.shard(&path)?;
+        if let Some(shard) = &shard {
+            match look(shard)? {
                 Judged::Nothing => {}
                 Judged::Value(seen) if seen.bytes == bytes => {
                     if was_used_long_ago(&seen, used_at) {
@@ -208,7 +209,10 @@ impl FileStore {
             // the bytes is not known.
             making.file.sync_data().map_err(failed)?;
         }
-        let shard = place.make_shard(&path)?;
+        let shard = match shard {
+            Some(shard) => shard,
+            None => place.make_shard(&path)?,
+        };
         let folder = place.writer.folder();
         match folder.rename(&making.name, &shard, path.file()) {
             Ok(()) => {

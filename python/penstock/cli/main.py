@@ -40,7 +40,7 @@ _EXTRAS: Mapping[str, str] = {"lookup-server": "lookup"}
 _NEXT_STEPS: Mapping[type[PenstockError], str] = {
     Unreachable: "check that the server runs and that the pool's URL names it",
     Denied: "give credentials that may do this, as valkey://user:password@host; those of an object "
-    "store come from the environment",
+    "store come from the environment; a directory needs a user who may use it",
     TimedOut: "find out what holds the pool up, or allow more time",
 }
 """What to do next, where an error of a store does not say."""

@@ -6,6 +6,7 @@ No test waits for a clock: pauses are noted, not slept.
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 
 import pytest
@@ -130,6 +131,19 @@ def test_a_paused_thread_stops_when_asked() -> None:
     assert threads.stop(LIMIT)
     (state,) = threads.states()
     assert (state.is_alive, state.is_failing, state.restarts) == (False, True, 0)
+
+
+def test_work_that_waits_for_something_else_is_woken_to_stop() -> None:
+    asked: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def work(running: Running) -> None:
+        while not running.stopping.is_set():
+            asked.get(timeout=LIMIT)
+
+    threads = Threads(logger)
+    threads.start("penstock-a", work, advice="none", wake=lambda: asked.put(None))
+    assert threads.stop(LIMIT)
+    assert threads.states()[0].failures == 0
 
 
 def test_a_thread_that_does_not_end_is_said_to_be_running() -> None:

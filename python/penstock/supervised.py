@@ -78,13 +78,17 @@ class Threads:
         self._threads: dict[str, threading.Thread] = {}
         self._states: dict[str, ThreadState] = {}
         self._pauses: dict[str, float] = {}
+        self._wakes: dict[str, Callable[[], None]] = {}
         self._logged: set[tuple[str, str]] = set()
 
-    def start(self, name: str, work: Work, *, advice: str) -> None:
+    def start(
+        self, name: str, work: Work, *, advice: str, wake: Callable[[], None] | None = None
+    ) -> None:
         """Starts a daemon thread that does `work` until it returns, or until :meth:`stop`.
 
         If the work raises, it is begun again, until :meth:`stop`. `advice` is logged with its
-        failures: what stands still meanwhile, and what to do about it.
+        failures: what stands still meanwhile, and what to do about it. Work that waits for more
+        than `Running.stopping` gives a `wake`: it is called by :meth:`stop`, and ends the wait.
 
         A thread of the same name whose work has returned may be started again; its counts go on.
 
@@ -102,6 +106,8 @@ class Threads:
             self._threads[name] = thread
             self._states.setdefault(name, ThreadState(name, is_alive=False))
             self._pauses.setdefault(name, FIRST_PAUSE_SECONDS)
+            if wake is not None:
+                self._wakes[name] = wake
             thread.start()
 
     def stop(self, timeout: float | None = None) -> bool:
@@ -110,6 +116,9 @@ class Threads:
         self._stopping.set()
         with self._lock:
             threads = [each for each in self._threads.values() if each is not self._own()]
+            wakes = list(self._wakes.values())
+        for wake in wakes:
+            wake()
         for thread in threads:
             thread.join(timeout)
         return not any(thread.is_alive() for thread in threads)

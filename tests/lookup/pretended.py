@@ -91,6 +91,7 @@ class Engine:
             description["tenant"] = tenant
             digest = hashlib.sha256(b"penstock tenant 1\n" + tenant.encode()).digest()
             self.namespace = self.namespace[:8] + bytes.fromhex("7e4a07") + digest[:5]
+        self.description = description
         publish_namespace(store, self.namespace, description)
 
     def put(self, chunks: Iterable[bytes], spans: Sequence[Sequence[int]] = SPANS) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock._native import EngineCache, Store
 from penstock.demo.processes import free_port
@@ -293,6 +295,50 @@ def test_what_cannot_be_read_makes_the_view_begin_anew(
         until(service, lambda said: (said.own, said.state) == (0, "partial"))
         publisher.say(publisher.stored(CHUNKS[:1]))
         until(service, lambda said: said.own == BLOCK)
+
+
+WRONG_EVENTS: list[dict[str, Any]] = [
+    {"block_hashes": [-1]},
+    {"block_hashes": [1.5]},
+    {"block_size": -1},
+    {"block_size": 1 << 63},
+    {"group_idx": 1 << 32},
+    {"group_idx": -1},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG_EVENTS)
+def test_numbers_out_of_bounds_make_a_batch_unreadable(wrong: dict[str, Any]) -> None:
+    import msgspec
+
+    from penstock.lookup.messages import Decoder
+
+    event = {"type": "BlockStored", "block_hashes": [(1 << 64) - 1], "block_size": BLOCK}
+    for batch, is_readable in ((event, True), (event | wrong, False)):
+        found = Decoder().events(msgspec.msgpack.encode([0.0, [batch]]))
+        assert (found is not None) == is_readable
+
+
+@given(st.binary(max_size=200) | st.just(b"\x91" * 100_000))
+def test_arbitrary_payloads_are_events_or_nothing(payload: bytes) -> None:
+    from penstock.lookup.messages import Decoder
+
+    cache = EngineCache(10)
+    for event in Decoder().events(payload) or ():
+        if event.kind == "stored":
+            cache.stored(event.group_idx or 0, event.block_size, event.block_hashes)
+
+
+def test_messages_that_are_no_batches_are_dropped(
+    store: Store, ports: tuple[int, int], made: Callable[..., Publisher]
+) -> None:
+    publisher = made(ports[0])
+    with following(store, address(ports[0]), publisher) as service:
+        for parts in ([b""], [b"a"], [b"", b"", b"\x91" * 100], [b"", b"x" * 9, b""]):
+            publisher._publisher._pub.send_multipart(parts)
+        publisher.say(publisher.stored(CHUNKS[:2]))
+        until(service, lambda said: said.own == 2 * BLOCK)
+        assert [state.failures for state in service.threads] == [0, 0]
 
 
 def test_engines_of_other_models_pools_and_block_sizes_are_told_apart(

@@ -91,7 +91,10 @@ impl Groups {
         }
         let alignment = groups
             .iter()
-            .fold(1, |lcm, group| least_common(lcm, group.block_tokens));
+            .try_fold(1, |lcm, group| least_common(lcm, group.block_tokens))
+            .ok_or(CatalogueError::Config(
+                "no number of tokens below 2^64 is whole blocks in every group",
+            ))?;
         Ok(Self {
             keep_states: groups.iter().any(|group| group.reads == Reads::State),
             groups,
@@ -208,12 +211,12 @@ impl Groups {
     }
 }
 
-fn least_common(a: u64, b: u64) -> u64 {
+fn least_common(a: u64, b: u64) -> Option<u64> {
     let (mut x, mut y) = (a, b);
     while y != 0 {
         (x, y) = (y, x % y);
     }
-    a / x * b
+    (a / x).checked_mul(b)
 }
 
 #[cfg(test)]
@@ -321,6 +324,8 @@ mod tests {
         };
         assert!(Groups::new(vec![group(16), group(24)], 16).is_err());
         assert!(Groups::new(vec![], 16).is_err());
+        // Their least common multiple is beyond 2^64.
+        assert!(Groups::new(vec![group(u64::MAX), group(u64::MAX - 1)], 1).is_err());
         let groups = Groups::new(vec![group(16), group(24)], 8).unwrap();
         assert_eq!(groups.alignment(), 48);
         assert_eq!(groups.hashes_per_block(1), 3);

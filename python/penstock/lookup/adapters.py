@@ -6,8 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from penstock.errors import ConfigError
-from penstock.lookup.models import Lora
+from penstock.lookup.models import Lora, Refused
 from penstock.vllm.adapters import content_digest, files_state, variant
+
+_MOST_OPTIONS = 32
+"""Different options of engines that adapters are read for, each time whole."""
 
 
 class Adapters:
@@ -15,15 +18,20 @@ class Adapters:
 
     def __init__(self, paths: Mapping[str, str]) -> None:
         self._paths = dict(paths)
+        self._options: list[str] = []
         self._read: dict[tuple[str, str], tuple[object, Lora]] = {}
 
     def read(self, options: Iterable[str | None]) -> None:
         """Reads the adapters that are new or have changed. A digest is of all of an adapter's
-        bytes, so this may take a while."""
-        for each in options:
+        bytes, so this may take a while. So no more than some options are read for: those that were
+        first stay, whatever is described beside them."""
+        wanted = {each for each in options if each is not None}
+        kept = [each for each in self._options if each in wanted]
+        new = sorted(wanted.difference(kept))
+        self._options = (kept + new)[:_MOST_OPTIONS]
+        self._read = {named: of for named, of in self._read.items() if named[1] in self._options}
+        for each in self._options:
             for name, path in self._paths.items():
-                if each is None:
-                    continue
                 try:
                     state: object = files_state(Path(path))
                 except OSError:
@@ -38,6 +46,7 @@ class Adapters:
 
         Raises:
             ConfigError: there is none of this name, or its files cannot be read.
+            Refused: the pools describe too many options.
         """
         if not isinstance(lora, str):
             return lora
@@ -45,6 +54,12 @@ class Adapters:
             raise ConfigError(
                 f"no LoRA adapter {lora!r} was given to this service; ask with its name, path "
                 "and digest, or start the service with --adapter NAME=PATH"
+            )
+        if options is not None and options not in self._options:
+            raise Refused(
+                f"the pools describe engines with more than {_MOST_OPTIONS} different options for "
+                "LoRA adapters, and adapters are not read for this engine's; ask with the "
+                "adapter's name, path and digest"
             )
         known = self._read.get((lora, options or ""))
         if known is not None and not known[1].digest:

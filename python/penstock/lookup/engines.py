@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock._native import EngineCache, PromptPrefix
 from penstock.errors import ConfigError
 from penstock.lookup.models import Model
+from penstock.supervised import Running, Threads, ThreadState
 
 if TYPE_CHECKING:
     from penstock.lookup.messages import Decoder
@@ -30,10 +31,10 @@ _SILENT_MS = 3000
 _POLL_MS = 500
 _REPLAY_SECONDS = 2.0
 """The longest that an engine may be silent while it tells again what was lost."""
-_ANEW_SECONDS = 1.0
-"""After a fault, an engine is followed anew after so long."""
 _WAITING_BATCHES = 100_000
 """Batches that may wait to be read; vLLM's own default."""
+_NUMBER_BYTES = 8
+"""Bytes of a batch's number."""
 _OWN = (None, "GPU")
 """Media of vLLM's own cache. `AllBlocksCleared` speaks of no other; what is in storage, pools are
 asked for."""
@@ -198,8 +199,8 @@ class Followers:
         if len(set(names)) < len(names):
             raise ConfigError(f"two engines have the same name: {', '.join(sorted(names))}")
         self.views = [EngineView(address, blocks) for address in addresses]
-        self._closed = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._threads = Threads(logger)
+        self._context: Any = None
         if not addresses:
             return
         try:
@@ -213,45 +214,42 @@ class Followers:
             ) from None
         self._context = zmq.Context()
         for view in self.views:
-            name = f"penstock-lookup-{view.address.name}"
-            thread = threading.Thread(
-                target=self._follow, args=(view, Decoder()), name=name, daemon=True
+            self._threads.start(
+                f"penstock-lookup-{view.address.name}",
+                partial(self._follow, view, Decoder()),
+                advice="Until then, what the engine has in its own cache is not known. See that "
+                "its KV events are those of vLLM.",
             )
-            self._threads.append(thread)
-            thread.start()
 
     def close(self) -> None:
         """Ends the threads."""
-        self._closed.set()
-        for thread in self._threads:
-            thread.join()
-        if self._threads:
+        self._threads.stop()
+        if self._context is not None:
             self._context.term()
 
-    def _follow(self, view: EngineView, decoder: Decoder) -> None:
-        while not self._closed.is_set():
-            try:
-                with _Following(self._context, view, decoder, self._closed) as following:
-                    following.run()
-            except Exception:
-                # What it would still say of the engine would be older and older.
-                logger.exception("the engine %s cannot be followed", view.address.name)
-                self._closed.wait(_ANEW_SECONDS)
-            finally:
-                view.disconnect()
+    @property
+    def threads(self) -> list[ThreadState]:
+        """How the threads are."""
+        return self._threads.states()
+
+    def _follow(self, view: EngineView, decoder: Decoder, running: Running) -> None:
+        try:
+            with _Following(self._context, view, decoder, running) as following:
+                following.run()
+        finally:
+            # What it would still say of the engine would be older and older.
+            view.disconnect()
 
 
 class _Following:
     """The connection to one engine. Of one thread."""
 
-    def __init__(
-        self, context: Any, view: EngineView, decoder: Decoder, closed: threading.Event
-    ) -> None:
+    def __init__(self, context: Any, view: EngineView, decoder: Decoder, running: Running) -> None:
         import zmq
 
         self._zmq = zmq
         self._context, self._view, self._decoder = context, view, decoder
-        self._closed = closed
+        self._running = running
         self._socket = context.socket(zmq.SUB)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RCVHWM, _WAITING_BATCHES)
@@ -274,7 +272,7 @@ class _Following:
         poller = self._zmq.Poller()
         poller.register(self._monitor, self._zmq.POLLIN)
         poller.register(self._socket, self._zmq.POLLIN)
-        while not self._closed.is_set():
+        while not self._running.stopping.is_set():
             ready = dict(poller.poll(_POLL_MS))
             if self._monitor in ready:
                 self._read_monitor()
@@ -299,7 +297,11 @@ class _Following:
                     logger.warning("the engine %s does not tell what came before", name)
 
     def _take(self, parts: Sequence[bytes]) -> None:
-        """A batch as it is published: its number and its events."""
+        """A batch as it is published: its number and its events. Anything else that comes is
+        dropped: it is not vLLM's."""
+        if not _is_batch(parts):
+            logger.debug("the engine %s published what is no batch", self._view.address.name)
+            return
         number = int.from_bytes(parts[0], "big")
         first = self._view.missing(number)
         if first is not None and self._view.address.replay is not None and self._replay(first):
@@ -318,6 +320,7 @@ class _Following:
             logger.warning("batch %s of the engine %s cannot be read", number, name)
             self._view.lose()
         self._view.take(number, events or ())
+        self._running.progressed()
 
     def _drop(self) -> None:
         """Drops what has come of a connection that ended: its numbers mean nothing to the next."""
@@ -348,8 +351,15 @@ class _Following:
     def _answers(self, socket: Any) -> Iterator[tuple[int, bytes]]:
         """What the engine tells again: the numbers of batches, and the batches; at the end, -1."""
         end = time.monotonic() + _REPLAY_SECONDS
-        while not self._closed.is_set() and (left := end - time.monotonic()) > 0:
+        while not self._running.stopping.is_set() and (left := end - time.monotonic()) > 0:
             if socket.poll(min(left * 1e3, _POLL_MS)):
-                *_, number, payload = socket.recv_multipart()
+                parts = socket.recv_multipart()[-2:]
+                if not _is_batch(parts):
+                    return
                 end = time.monotonic() + _REPLAY_SECONDS
-                yield int.from_bytes(number, "big", signed=True), payload
+                yield int.from_bytes(parts[0], "big", signed=True), parts[1]
+
+
+def _is_batch(parts: Sequence[bytes]) -> bool:
+    """Whether these are a number of eight bytes and a payload."""
+    return len(parts) == 2 and len(parts[0]) == _NUMBER_BYTES

@@ -17,7 +17,7 @@ from penstock._native import TokenIds, read_question
 from penstock.errors import Closed, ConfigError
 from penstock.lookup.measured import Measured
 from penstock.lookup.models import Lora, Refused
-from penstock.lookup.service import Found, Question, Service
+from penstock.lookup.service import REFRESHER, Found, Question, Service
 from penstock.lookup.tokenizing import Tokenizers
 
 logger = logging.getLogger("penstock.lookup")
@@ -127,8 +127,14 @@ class Application:
             raise _Failure(405, f"{path} takes {allowed[path]}", allow=allowed[path])
         if path == "/health":
             failures = self._service.failures
-            status = 503 if failures and not self._service.models else 200
-            return status, _json({"ok": status == 200}), b"application/json"
+            failing = [state.name for state in self._service.threads if state.is_failing]
+            # If models are not read any more, the service goes blind. If an engine is not followed,
+            # only that engine's own cache is not known.
+            is_blind = REFRESHER in failing or (failures and not self._service.models)
+            is_ok = not is_blind
+            # Everybody may ask this. So it names threads, and neither pools nor errors.
+            health = {"ok": is_ok} | ({"failing": failing} if failing else {})
+            return 200 if is_ok else 503, _json(health), b"application/json"
         self._check(scope["headers"])
         if path == "/metrics":
             return 200, self._measured.text(), b"text/plain; version=0.0.4; charset=utf-8"

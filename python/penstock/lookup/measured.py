@@ -94,8 +94,34 @@ def _indexes(service: Service) -> Collector:
             yield GaugeMetricFamily(
                 "penstock_lookup_models", "Models that can be asked for", len(service.models)
             )
+            yield GaugeMetricFamily(
+                "penstock_lookup_refused_models",
+                "Models that pools describe and that cannot be asked for",
+                len(service.refused),
+            )
+            yield from _threads(service)
 
     return Indexes()
+
+
+def _threads(service: Service) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    failures = CounterMetricFamily(
+        "penstock_lookup_thread_failures",
+        "How often the work of a thread failed and had to begin again",
+        labels=["thread"],
+    )
+    failing = GaugeMetricFamily(
+        "penstock_lookup_thread_failing",
+        "1 for a thread whose work has failed and has made no progress since",
+        labels=["thread"],
+    )
+    for state in service.threads:
+        failures.add_metric([state.name], state.failures)
+        failing.add_metric([state.name], float(state.is_failing))
+    yield failures
+    yield failing
 
 
 def _engines(service: Service) -> Iterator[Metric]:

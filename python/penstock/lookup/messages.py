@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
+
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+_Hash = Annotated[int, msgspec.Meta(ge=0)] | bytes
+"""As a number, it has 64 bits: MessagePack knows no larger ones."""
 
 
 class _Event(msgspec.Struct, tag=True):
@@ -16,10 +20,10 @@ class BlockStored(_Event):
 
     kind: ClassVar = "stored"
 
-    block_hashes: list[int | bytes]
-    block_size: int
+    block_hashes: list[_Hash]
+    block_size: _Number
     medium: str | None = None
-    group_idx: int | None = None
+    group_idx: _Number | None = None
 
 
 class BlockRemoved(_Event):
@@ -27,9 +31,9 @@ class BlockRemoved(_Event):
 
     kind: ClassVar = "removed"
 
-    block_hashes: list[int | bytes]
+    block_hashes: list[_Hash]
     medium: str | None = None
-    group_idx: int | None = None
+    group_idx: _Number | None = None
 
 
 class AllBlocksCleared(_Event):
@@ -58,5 +62,5 @@ class Decoder:
         """The events of a batch; None if it cannot be read."""
         try:
             return self._decoder.decode(payload).events
-        except (msgspec.MsgspecError, ValueError):
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             return None

@@ -8,8 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from penstock._native import ModelVariant, PrefixHasher, PromptPrefix, Store, TokenIds
-from penstock.errors import ConfigError, PenstockError
-from penstock.pool.namespace import DESCRIPTIONS, DIGEST_BYTES, read_namespace
+from penstock.errors import ConfigError, LayoutError, PenstockError
+from penstock.lookup.fields import Fields, WrongField
+from penstock.pool.namespace import (
+    DESCRIPTIONS,
+    DIGEST_BYTES,
+    Unreadable,
+    model_of,
+    read_description,
+)
 from penstock.vllm.samples import SAMPLE_BLOCKS, SAMPLE_LORA, SAMPLE_SALT
 
 _STATE = "mamba"
@@ -19,6 +26,17 @@ _KINDS = ("full_attention", "mla_attention", "sliding_window", _STATE)
 """Groups of layers whose rules are known here."""
 
 _MOST_DESCRIPTIONS = 4096
+_MOST_GROUPS = 1024
+"""Groups of layers of a model. vLLM's models have a handful."""
+_MOST_SPANS = 1 << 16
+_HIGHEST_EDGE = (1 << 16) - 1
+"""The highest layer or head of a span."""
+_MOST_TOKENS = 1 << 24
+"""Tokens of a block, of a window, or of what an engine loads at once."""
+_MOST_NAMES = 256
+_LONGEST_NAME = 4096
+_LONGEST_OPTIONS = 16_384
+_HASH_BYTES = 64
 
 
 class Refused(PenstockError, LookupError):
@@ -109,18 +127,26 @@ class Models:
 
 
 def read_models(store: Store, *, timeout: float) -> Models:
-    """The models that a pool describes.
+    """The models that a pool describes. Each call of the pool may take `timeout` seconds.
+
+    A description that cannot be used is refused, with the reason; the others count.
 
     Raises:
         StoreError: the pool failed.
     """
     described = {}
+    refused = {}
     for key, _ in store.list(DESCRIPTIONS, timeout=timeout)[:_MOST_DESCRIPTIONS]:
         digest = key[DIGEST_BYTES:][:DIGEST_BYTES]
-        description = read_namespace(store, digest, timeout=timeout)
+        try:
+            description = read_description(store, digest, timeout=timeout)
+        except Unreadable as error:
+            refused[_unnamed(digest)] = f"its description in the pool cannot be read: {error}"
+            continue
         if description is not None and "model" in description:
             described[digest] = description
-    return models_of(described)
+    models = models_of(described)
+    return Models(models.known, {**refused, **models.refused})
 
 
 def models_of(described: Mapping[bytes, Mapping[str, Any]]) -> Models:
@@ -132,52 +158,68 @@ def models_of(described: Mapping[bytes, Mapping[str, Any]]) -> Models:
     for namespace, description in described.items():
         shared.setdefault(_shared(namespace, description), description)
     for namespace, description in shared.items():
-        name = str(description["model"])
+        name = model_of(description)
+        if name is None or not 0 < len(name) <= _LONGEST_NAME:
+            name = _unnamed(namespace)
         try:
-            if (model := _model(name, namespace, shared)) is not None:
+            if (model := _model(namespace, shared)) is not None:
                 known.append(model)
-        except (Refused, ConfigError) as error:
+        except Refused as error:
             refused[name] = str(error)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            refused[name] = f"its description in the pool cannot be read: {error!r}"
+        # What is right by itself may not fit together. Native code says so with these.
+        except (WrongField, ConfigError, LayoutError) as error:
+            refused[name] = f"its description in the pool cannot be read: {error}"
     known.sort(key=lambda model: (model.name, model.namespace))
     return Models(tuple(known), refused)
 
 
-def _model(
-    name: str, namespace: bytes, described: Mapping[bytes, Mapping[str, Any]]
-) -> Model | None:
+def _unnamed(namespace: bytes) -> str:
+    """What stands for the name of a model whose description has none."""
+    return f"namespace {namespace.hex()}"
+
+
+def _model(namespace: bytes, described: Mapping[bytes, Mapping[str, Any]]) -> Model | None:
     """The model whose last group this is; None for other groups.
 
     Engines with a drafter share all other groups with those without, whose last group is one of
-    these."""
-    own = described[namespace]
-    lookup = own.get("lookup")
-    if lookup is None:
+    these.
+
+    Raises:
+        Refused, WrongField, ConfigError, LayoutError: it cannot be looked up.
+    """
+    own = Fields(described[namespace])
+    name = own.text("model", _LONGEST_NAME)
+    if not own.has("lookup"):
         raise Refused(
             "an older version of Penstock described it. An engine of this version describes it "
             "anew as soon as it stores a block"
         )
-    digests = [bytes.fromhex(digest) for digest in lookup["namespaces"]]
+    lookup = own.part("lookup")
+    digests = lookup.digests("namespaces", _MOST_GROUPS, DIGEST_BYTES)
     if digests[-1] != namespace:
         return None
     if not all(digest in described for digest in digests):
         raise Refused("the pool lacks the description of one of its groups of layers")
-    groups = [described[digest] for digest in digests]
-    hash_tokens = int(lookup["hash_tokens"])
-    made = [_group(digest, group) for digest, group in zip(digests, groups, strict=True)]
+    groups = [_group(digest, Fields(described[digest])) for digest in digests]
+    hash_tokens = lookup.number("hash_tokens", 0, _MOST_TOKENS)
+    block_size = math.lcm(*(group.block_tokens for group in groups))
+    if block_size > _MOST_TOKENS:
+        raise Refused(
+            f"what an engine loads would be a multiple of {block_size} tokens; at most "
+            f"{_MOST_TOKENS} can be looked up"
+        )
     return Model(
         name=name,
-        names=frozenset((name, *map(str, lookup["served"]))),
+        names=frozenset((name, *lookup.texts("served", _MOST_NAMES, _LONGEST_NAME))),
         namespace=namespace,
-        block_size=math.lcm(*(group["block_size"] for group in groups)),
+        block_size=block_size,
         variant=ModelVariant(
-            # Descriptions of older versions do not tell. Their engines took all that they found.
-            made,
+            [group.native for group in groups],
             hash_tokens,
-            drops_last=lookup.get("drops_last", False),
+            # Descriptions of older versions do not tell. Their engines took all that they found.
+            drops_last=lookup.flag("drops_last"),
         ),
-        groups=tuple(int(group["group"]["index"]) for group in groups),
+        groups=tuple(group.index for group in groups),
         hashing=_hashing(own, lookup, hash_tokens),
     )
 
@@ -185,43 +227,60 @@ def _model(
 def _shared(namespace: bytes, description: Mapping[str, Any]) -> bytes:
     """The namespace that a description is of, whoever's objects it is about."""
     try:
-        lookup = description["lookup"]
-        return bytes.fromhex(lookup["namespaces"][lookup["position"]])
-    except (KeyError, IndexError, TypeError, ValueError):
+        lookup = Fields(description).part("lookup")
+        digests = lookup.digests("namespaces", _MOST_GROUPS, DIGEST_BYTES)
+        return digests[lookup.number("position", 0, len(digests) - 1)]
+    except WrongField:
         return namespace
 
 
-def _group(
-    digest: bytes, described: Mapping[str, Any]
-) -> tuple[bytes, int, int | None, bool, list[tuple[int, int, int, int]]]:
-    kind, window = described["group"]["kind"], described["group"]["window"]
+@dataclass(frozen=True)
+class _Group:
+    """A group of layers."""
+
+    index: int
+    """vLLM's number of it."""
+    block_tokens: int
+    native: tuple[bytes, int, int | None, bool, list[tuple[int, int, int, int]]]
+
+
+def _group(digest: bytes, described: Fields) -> _Group:
+    group = described.part("group")
+    kind = group.text("kind", _LONGEST_NAME)
+    window = group.number("window", 1, _MOST_TOKENS) if group.has("window") else None
     if kind not in _KINDS or (kind == "sliding_window") != (window is not None):
         raise Refused(
             f"it has layers of the kind {kind!r}, and how far these can be loaded is not known "
             f"here: {', '.join(_KINDS)} are"
         )
-    spans = [(int(a), int(b), int(c), int(d)) for a, b, c, d in described["spans"]]
-    return digest, int(described["block_size"]), window, kind == _STATE, spans
+    block_tokens = described.number("block_size", 1, _MOST_TOKENS)
+    rows = described.rows("spans", _MOST_SPANS, 4, _HIGHEST_EDGE)
+    spans = [(a, b, c, d) for a, b, c, d in rows]
+    index = group.number("index", 0, _MOST_GROUPS)
+    return _Group(index, block_tokens, (digest, block_tokens, window, kind == _STATE, spans))
 
 
-def _hashing(own: Mapping[str, Any], lookup: Mapping[str, Any], tokens: int) -> Hashing:
+def _hashing(own: Fields, lookup: Fields, tokens: int) -> Hashing:
     """How blocks are hashed, tried on the samples that the engine gave.
 
     Raises:
         Refused: the engine's plain hashes cannot be reproduced.
     """
-    algorithm, seed = str(own["hash"]), bytes.fromhex(own["hash_seed"])
-    forms = frozenset(_reproduced(algorithm, seed, lookup["samples"]))
+    algorithm, seed = own.text("hash", _LONGEST_NAME), own.binary("hash_seed", _HASH_BYTES)
+    forms = frozenset(_reproduced(algorithm, seed, lookup.part("samples")))
     if "plain" not in forms:
         raise Refused(
             f"the engine hashes blocks with {algorithm!r} in a way that is not known here, so "
             "nothing that it stores can be found by hash"
         )
     hasher = PrefixHasher(algorithm, seed, tokens)
-    return Hashing(algorithm, seed, tokens, forms, lookup["adapter_options"], hasher)
+    options = None
+    if lookup.has("adapter_options"):
+        options = lookup.text("adapter_options", _LONGEST_OPTIONS)
+    return Hashing(algorithm, seed, tokens, forms, options, hasher)
 
 
-def _reproduced(algorithm: str, seed: bytes, samples: Mapping[str, str]) -> Iterable[str]:
+def _reproduced(algorithm: str, seed: bytes, samples: Fields) -> Iterable[str]:
     hasher = PrefixHasher(algorithm, seed, len(SAMPLE_BLOCKS[0]))
     tokens = [token for block in SAMPLE_BLOCKS for token in block]
     for form, prefix in (
@@ -229,6 +288,6 @@ def _reproduced(algorithm: str, seed: bytes, samples: Mapping[str, str]) -> Iter
         ("salted", hasher.prefix(tokens, cache_salt=SAMPLE_SALT)),
         ("lora", hasher.prefix(tokens, lora=SAMPLE_LORA)),
     ):
-        theirs = bytes.fromhex(samples.get(form, ""))
+        theirs = samples.binary(form, _HASH_BYTES) if samples.has(form) else b""
         if theirs and theirs.ljust(len(prefix.hashes[1]), b"\0") == prefix.hashes[1]:
             yield form

@@ -16,6 +16,7 @@ from penstock.errors import Closed, ConfigError, StoreError
 from penstock.lookup.adapters import Adapters
 from penstock.lookup.engines import EngineAddress, EngineView, Followers
 from penstock.lookup.models import Lora, Model, Models, Refused, read_models
+from penstock.supervised import Running, Threads, ThreadState
 
 __all__ = ["Found", "InPool", "OnEngine", "Question", "Service", "Settings", "open"]
 
@@ -27,6 +28,13 @@ _NEAR_SECONDS = 0.005
 """A pool that takes longer is asked by other threads for a while."""
 _FAR_SECONDS = 1.0
 """So long."""
+
+REFRESHER = "penstock-lookup-models"
+"""The thread that reads the pools' models."""
+_FAULT = "fault"
+"""The kind of failure that is this service's own."""
+_MOST_LOGGED = 20
+"""Refused models that are logged of one reading of one pool."""
 
 _UNKNOWN_SECONDS = 2.0
 """How long a pool's models are believed, when somebody asks for one that is not among them."""
@@ -234,15 +242,21 @@ engine describes its model when it stores its first block
         self._adapters = Adapters(adapters or {})
         self._refreshing = threading.Lock()
         for pool in self._pools:
-            pool.models = read_models(pool.store, timeout=self.settings.timeout)
+            self._read(pool)
         self._note_read()
         self._followers = Followers(engines, self.settings.engine_blocks)
         self._closed = threading.Event()
         self._asking = ThreadPoolExecutor(self.settings.threads, "penstock-lookup")
-        self._refresher = threading.Thread(
-            target=self._refresh_often, name="penstock-lookup-models", daemon=True
+        self._wanted = threading.Event()
+        """Set when the models shall be read now."""
+        self._threads = Threads(logger)
+        self._threads.start(
+            REFRESHER,
+            self._refresh_often,
+            advice="Until then, models that are new in the pools stay unknown. Look-ups of the "
+            "known ones go on. Please report it.",
+            wake=self._wanted.set,
         )
-        self._refresher.start()
 
     def _pool(self, store: Store) -> _Pool:
         # Questions to a pool that is down fail at once, but for a probe now and then.
@@ -271,7 +285,7 @@ engine describes its model when it stores its first block
         self._closed.set()
         self._followers.close()
         self._asking.shutdown()
-        self._refresher.join(self.settings.timeout)
+        self._threads.stop(self.settings.timeout)
 
     def find(
         self,
@@ -408,7 +422,7 @@ engine describes its model when it stores its first block
                 raise Refused(f"the model {name!r}: {pool.models.refused[described]}")
         if time.monotonic() - self._read_at > _UNKNOWN_SECONDS:
             # An engine may just have described it. The next question finds it.
-            threading.Thread(target=self.refresh, daemon=True).start()
+            self._wanted.set()
         known = sorted({name for model in self.models for name in model.names})
         have = (
             f"they describe {', '.join(known)}"
@@ -433,6 +447,12 @@ engine describes its model when it stores its first block
         """Pools whose models could not be read the last time: URL → kind of failure."""
         return {pool.url: pool.failure for pool in self._pools if pool.failure is not None}
 
+    @property
+    def threads(self) -> list[ThreadState]:
+        """How the threads are that read models and follow engines. One that failed begins again by
+        itself; meanwhile, what it reads is not renewed."""
+        return [*self._threads.states(), *self._followers.threads]
+
     def stats(self) -> Iterable[tuple[str, int, int]]:
         """For each pool: URL, blocks in the index, blocks that the pool was asked for."""
         return [(pool.url, *pool.finder.stats()) for pool in self._pools]
@@ -441,25 +461,51 @@ engine describes its model when it stores its first block
         """Reads the models that the pools describe. A pool that fails keeps those it had."""
         if not self._refreshing.acquire(blocking=False):
             return
+        faults: list[Exception] = []
         try:
             for pool in self._pools:
                 try:
-                    pool.models = read_models(pool.store, timeout=self.settings.timeout)
+                    self._read(pool)
                     pool.failure = None
                 except StoreError as error:
                     pool.failure = error.kind
                     logger.warning("the models of %s could not be read: %s", pool.url, error)
+                except Exception as error:
+                    # A fault of this service. The other pools are read all the same.
+                    pool.failure = _FAULT
+                    faults.append(error)
             self._note_read()
         finally:
             self._refreshing.release()
+        if faults:
+            raise faults[0]
+
+    def _read(self, pool: _Pool) -> None:
+        """Reads the models of a pool. Logs what is newly refused.
+
+        Raises:
+            StoreError: the pool failed.
+        """
+        models = read_models(pool.store, timeout=self.settings.timeout)
+        new = [name for name, why in models.refused.items() if pool.models.refused.get(name) != why]
+        for name in new[:_MOST_LOGGED]:
+            logger.warning("%s: %s is not served: %s", pool.url, name, models.refused[name])
+        if len(new) > _MOST_LOGGED:
+            more = len(new) - _MOST_LOGGED
+            logger.warning("%s: %d more are not served; GET /models names them", pool.url, more)
+        pool.models = models
 
     def _note_read(self) -> None:
         self._adapters.read({model.hashing.adapter_options for model in self.models})
         self._read_at = time.monotonic()
 
-    def _refresh_often(self) -> None:
-        while not self._closed.wait(self.settings.refresh):
-            self.refresh()
+    def _refresh_often(self, running: Running) -> None:
+        while not running.stopping.is_set():
+            self._wanted.wait(self.settings.refresh)
+            self._wanted.clear()
+            if not running.stopping.is_set():
+                self.refresh()
+                running.progressed()
 
 
 def open(

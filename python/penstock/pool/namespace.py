@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from penstock._native import Store
-from penstock.errors import ConfigError, Rejected, TooSmall
+from penstock.errors import ConfigError, PenstockError, Rejected, TooSmall
 
 __all__ = [
     "DESCRIPTIONS",
     "DIGEST_BYTES",
+    "Unreadable",
+    "description_of",
+    "model_of",
     "namespace_digest",
     "object_key",
     "publish_namespace",
+    "read_description",
     "read_namespace",
 ]
 
@@ -30,6 +35,9 @@ DIGEST_BYTES = 16
 
 DESCRIPTION_LIMIT = 64 << 10
 """The most bytes that a description's JSON may have."""
+
+_MOST_LEVELS = 16
+"""The most lists and objects in each other that a description may have."""
 
 # The number is the format version of values. Versions of Penstock with different formats then use
 # different namespaces, so a rolling upgrade makes neither remove what it cannot read.
@@ -111,16 +119,85 @@ def read_namespace(store: Store, digest: bytes, *, timeout: float = 5.0) -> dict
     Raises:
         StoreError: the store failed.
     """
+    try:
+        return read_description(store, digest, timeout=timeout)
+    except Unreadable:
+        return None
+
+
+def read_description(store: Store, digest: bytes, *, timeout: float = 5.0) -> dict[str, Any] | None:
+    """The description published for a namespace; None if there is none.
+
+    Raises:
+        Unreadable: something else is there.
+        StoreError: the store failed.
+    """
     text = bytearray(DESCRIPTION_LIMIT)
     try:
         key = object_key(DESCRIPTIONS, digest)
         nbytes = store.unencrypted().get(key, text, timeout=timeout)
-    except (Rejected, TooSmall):
-        return None
-    if nbytes is None:
-        return None
+    except Rejected as error:
+        raise Unreadable(f"its value failed verification ({error.reason})") from None
+    except TooSmall as error:
+        raise Unreadable(f"it may have {DESCRIPTION_LIMIT} bytes, and has {error.nbytes}") from None
+    return None if nbytes is None else description_of(bytes(text[:nbytes]))
+
+
+class Unreadable(PenstockError, ValueError):
+    """What lies where a namespace's description should be is none."""
+
+    kind: ClassVar[str] = "unreadable"
+
+
+def description_of(text: bytes) -> dict[str, Any]:
+    """A description from its JSON. Whatever it holds can be written as JSON again, and goes no
+    deeper than a few levels. Nothing else is promised: whoever may write to a pool wrote it.
+
+    >>> description_of(b'{"model": "m"}')
+    {'model': 'm'}
+    >>> description_of(b'{"model": NaN}')
+    Traceback (most recent call last):
+    penstock.pool.namespace.Unreadable: it holds a number that JSON has no form for
+
+    Raises:
+        Unreadable: it is none.
+    """
     try:
-        description = json.loads(bytes(text[:nbytes]))
-    except ValueError:
-        return None
-    return description if isinstance(description, dict) else None
+        found = json.loads(text)
+    # Python's reader calls itself for each level.
+    except (ValueError, RecursionError):
+        raise Unreadable("it is no JSON") from None
+    if not isinstance(found, dict):
+        raise Unreadable("it is no JSON object")
+    level: list[Any] = [found]
+    for _ in range(_MOST_LEVELS):
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                inner += value.keys()
+                inner += value.values()
+            elif isinstance(value, list):
+                inner += value
+            elif isinstance(value, float) and not math.isfinite(value):
+                raise Unreadable("it holds a number that JSON has no form for")
+            elif isinstance(value, str) and not _is_text(value):
+                raise Unreadable("it holds half of a character")
+        level = inner
+    if level:
+        raise Unreadable(f"it has more than {_MOST_LEVELS} levels")
+    return found
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be written as UTF-8: JSON can name half of a surrogate pair."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def model_of(description: Mapping[str, Any]) -> str | None:
+    """The model that a description names; None if it names none, or not by a text."""
+    model = description.get("model")
+    return model if isinstance(model, str) else None

@@ -372,13 +372,13 @@ def _connect_advice(store: Store) -> str:
 
 def _show(report: Report) -> None:
     console = words.console()
-    console.print(Text(report.url, style="bold"))
+    console.print(words.text(report.url, style="bold"))
     table = Table.grid(padding=(0, 1))
     for finding in report.findings:
         mark, style = _MARKS[finding.level]
-        table.add_row(Text(mark, style=style), finding.check, Text(finding.message))
+        table.add_row(Text(mark, style=style), finding.check, words.text(finding.message))
         if finding.advice:
-            table.add_row("", "", Text(f"→ {finding.advice}", style="dim"))
+            table.add_row("", "", words.text(f"→ {finding.advice}", style="dim"))
     console.print(table)
     changes = sum(finding.level == "warn" for finding in report.findings)
     if not report.can_serve:

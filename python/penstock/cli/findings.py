@@ -78,7 +78,7 @@ def of_object_store(url: str, facts: Mapping[str, str]) -> Iterator[Finding]:
             "an endpoint with https://",
         )
     yield from _lifetime(facts)
-    if int(facts.get("damaged_packs", 0)):
+    if words.number(facts, "damaged_packs"):
         yield Finding(
             "packs",
             "warn",
@@ -152,12 +152,12 @@ def of_server(facts: Mapping[str, str]) -> Iterator[Finding]:
     yield from _memory(facts)
     yield from _persistence(facts)
     yield from _threads(facts)
-    longest = facts.get("config:proto-max-bulk-len", "")
-    if longest.isdecimal() and int(longest) < _SMALL_VALUE_BYTES:
+    longest = words.number(facts, "config:proto-max-bulk-len")
+    if longest is not None and longest < _SMALL_VALUE_BYTES:
         yield Finding(
             "value size",
             "warn",
-            f"values may have {words.size(int(longest))} at most",
+            f"values may have {words.size(longest)} at most",
             "CONFIG SET proto-max-bulk-len 512mb",
         )
 
@@ -187,13 +187,13 @@ def _state(facts: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _memory(facts: Mapping[str, str]) -> Iterator[Finding]:
-    limit = _number(facts, "config:maxmemory", "maxmemory")
-    used = _number(facts, "used_memory")
+    limit = words.number(facts, "config:maxmemory", "maxmemory")
+    used = words.number(facts, "used_memory")
     policies = facts.get("config:maxmemory-policy") or facts.get("maxmemory_policy") or ""
     # A cluster's nodes may differ. The worst one matters.
     policy = min(policies.split(" | "), key=lambda each: each.startswith("allkeys-"))
     if limit == 0:
-        total = _number(facts, "total_system_memory") or 0
+        total = words.number(facts, "total_system_memory") or 0
         share = f"{int(total * _MEMORY_SHARE) >> 20}mb" if total else "64gb"
         yield Finding(
             "memory",
@@ -254,18 +254,11 @@ def _threads(facts: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("io-threads", "ok", threads)
 
 
-def _number(facts: Mapping[str, str], *names: str) -> int | None:
-    for name in names:
-        if facts.get(name, "").isdecimal():
-            return int(facts[name])
-    return None
-
-
 def of_directory(facts: Mapping[str, str]) -> Iterator[Finding]:
     """Findings about a directory pool, from its own report and from its file system."""
     path = Path(facts["path"])
     capacity, free = int(facts["capacity_bytes"]), int(facts["disk_free_bytes"])
-    used = _number(facts, "used_bytes")
+    used = words.number(facts, "used_bytes")
     yield Finding(
         "capacity", "ok", f"{words.size(used or 0)} used of {words.size(capacity)}, shared by all"
     )

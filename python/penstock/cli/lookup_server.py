@@ -8,8 +8,6 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.text import Text
-
 from penstock.cli import words
 from penstock.errors import ConfigError
 from penstock.lookup.engines import EngineAddress
@@ -155,10 +153,10 @@ def _tell(url: str, service: Service, as_json: bool) -> None:
         words.print_json({"url": url, "models": names, "refused": service.refused})
     else:
         console = words.console()
-        console.print(Text(f"Look-ups at {url}/lookup"))
-        console.print(Text(f"models: {', '.join(names) or 'none yet'}"))
+        console.print(words.text(f"Look-ups at {url}/lookup"))
+        console.print(words.text(f"models: {', '.join(names) or 'none yet'}"))
         for name, why in service.refused.items():
-            console.print(Text(f"refused: {name}: {why}"))
+            console.print(words.text(f"refused: {name}: {why}"))
     # Nothing else may come for long.
     print(end="", flush=True)
 

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import penstock
 from penstock.errors import ConfigError, Denied, PenstockError, TimedOut, Unreachable
+from penstock.printable import printable
 
 COMMANDS = ("serve", "plan", "simulate", "doctor", "pool", "lookup-server", "top", "bench", "demo")
 """The commands, in the order in which help lists them. Each is a module of this package, whose name
@@ -116,5 +117,7 @@ def _chosen(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argpar
 
 
 def _fail(error: PenstockError | str, status: int) -> int:
-    print(f"penstock: {error}", file=sys.stderr)
+    # A server's own words may be in it.
+    said = printable(str(error), keep="\n")
+    print(f"penstock: {said}", file=sys.stderr)
     return status

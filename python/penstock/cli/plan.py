@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
+from rich.text import Text
 
 from penstock.cli import words
 from penstock.errors import ConfigError
@@ -179,7 +180,8 @@ def run(args: argparse.Namespace) -> int:
         origin = "as given" if args.reserve else "estimated; --reserve changes it"
         console.print(f"{table.size(reserve)} of each device for activations and runtime, {origin}")
     for name, plan in plans.items():
-        console.print(f"\n[bold]{name}[/bold]: {','.join(map(str, plan.partition))}")
+        partition = ",".join(map(str, plan.partition))
+        console.print(Text.assemble("\n", (name, "bold"), f": {partition}"))
         console.print(table.splits(plan.ranks, plan.outcomes))
     if len(plans) > 1:
         console.print(_gains(plans))
@@ -187,9 +189,9 @@ def run(args: argparse.Namespace) -> int:
         console.print(_frontier(frontier, sizes))
     console.print("\nTo serve it so:")
     for line in command:
-        console.print(f"  {line}", soft_wrap=True, markup=False)
+        console.print(f"  {line}", soft_wrap=True)
     for line in _in_proportion(args, chosen):
-        console.print(line, soft_wrap=True, markup=False)
+        console.print(line, soft_wrap=True)
     if args.plot is not None:
         console.print(f"\npicture: {args.plot}")
     return 0

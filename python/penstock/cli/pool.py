@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich.table import Table
-from rich.text import Text
 
 from penstock import Pool
 from penstock._native import Store
@@ -109,7 +108,7 @@ def _ls(used: list[NamespaceUsage], as_json: bool) -> None:
     for one in sorted(used, key=lambda one: -one.nbytes):
         table.add_row(
             one.digest.hex(),
-            Text(words.description(one.description)),
+            words.text(words.description(one.description)),
             f"{one.objects:,}",
             words.size(one.nbytes),
         )
@@ -135,10 +134,11 @@ def _stats(pool: Pool, used: list[NamespaceUsage], as_json: bool) -> None:
     table.add_row("bytes", words.size(totals["bytes"]))
     for name, value in shown.items():
         is_size = name.endswith("_bytes") or name in ("used_memory", "maxmemory")
-        text = words.size(int(value)) if is_size and value.isdecimal() else value
-        table.add_row(name.removesuffix("_bytes").replace("_", " "), Text(text))
+        nbytes = words.number(shown, name) if is_size else None
+        said = value if nbytes is None else words.size(nbytes)
+        table.add_row(name.removesuffix("_bytes").replace("_", " "), words.text(said))
     console = words.console()
-    console.print(Text(pool.url, style="bold"))
+    console.print(words.text(pool.url, style="bold"))
     console.print(table)
     if accounts:
         console.print()

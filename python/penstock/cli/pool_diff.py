@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
-from rich.text import Text
 
 from penstock import Pool
 from penstock._native import Store
@@ -67,7 +66,7 @@ def _run(args: argparse.Namespace) -> int:
         for namespace in found:
             table.add_column(namespace.digest.hex()[:length], overflow="fold")
         for name, own, others in rows:
-            table.add_row(name, *(Text(_said(value)) for value in (own, others)))
+            table.add_row(words.text(name), *(words.text(_said(each)) for each in (own, others)))
         words.console().print(table)
     else:
         words.console().print("They differ in no fact.")

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich.table import Table
-from rich.text import Text
 
 from penstock.cli import words
 from penstock.cli.findings import Finding
@@ -60,5 +59,5 @@ def _table(stores: list[RegisteredStore]) -> Table:
     for store in stores:
         table.add_row(f"{store.scheme}://", store.distribution, where[store.kind], store.value)
         if store.problem:
-            table.add_row("", Text(f"✗ {store.problem}", style="bold red"))
+            table.add_row("", words.text(f"✗ {store.problem}", style="bold red"))
     return table

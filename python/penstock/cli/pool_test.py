@@ -80,13 +80,13 @@ def _results(url: str) -> Iterator[Result]:
 
 def _show(url: str, results: list[Result], passes: bool) -> None:
     console = words.console()
-    console.print(Text(url, style="bold"))
+    console.print(words.text(url, style="bold"))
     table = Table.grid(padding=(0, 1))
     for result in results:
         mark = Text("✗", style="bold red") if result.problem else Text("✓", style="green")
         table.add_row(mark, result.check, Text(f"{result.seconds:.2f} s", style="dim"))
         if result.problem:
-            table.add_row("", Text(result.problem))
+            table.add_row("", words.text(result.problem))
     console.print(table)
     if passes:
         console.print("This store does what every store must do.", style="green")

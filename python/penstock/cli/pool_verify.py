@@ -7,7 +7,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
-from rich.text import Text
 
 from penstock import Pool
 from penstock._native import Store
@@ -122,7 +121,7 @@ def _as_json(one: NamespaceUsage, scrubbed: Scrubbed) -> dict[str, Any]:
 
 def _show(url: str, used: list[NamespaceUsage], found: list[Scrubbed]) -> None:
     console = words.console()
-    console.print(Text(url, style="bold"))
+    console.print(words.text(url, style="bold"))
     if not used:
         console.print("The pool is empty.")
         return
@@ -135,7 +134,7 @@ def _show(url: str, used: list[NamespaceUsage], found: list[Scrubbed]) -> None:
     for one, scrubbed in zip(used, found, strict=True):
         table.add_row(
             one.digest.hex(),
-            Text(words.description(one.description)),
+            words.text(words.description(one.description)),
             f"{scrubbed.objects:,}",
             words.size(scrubbed.nbytes),
             *(f"{scrubbed.found[finding]:,}" for finding in Finding),

@@ -18,6 +18,7 @@ from penstock.cli.activity import address, read
 from penstock.cli.prompts import Prompt, read_prompts
 from penstock.errors import ConfigError, PenstockError, Unreachable
 from penstock.pool.pace import Pace
+from penstock.printable import printable
 from penstock.vllm.names import TENANT
 
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ def _report(warmed: Warmed, as_json: bool) -> None:
         words.print_json(document)
         return
     for refusal in warmed.refusals:
-        print(f"The server {refusal}", file=sys.stderr)
+        print(printable(f"The server {refusal}"), file=sys.stderr)
     computed = warmed.prompt_tokens - warmed.cached_tokens
     console = words.console()
     console.print(

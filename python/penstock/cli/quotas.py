@@ -50,13 +50,12 @@ def accounts(facts: Mapping[str, str], used: Sequence[NamespaceUsage]) -> list[A
         else:
             named = account.removeprefix("tenant/")
             tenant = None if named in (account, "*") else named
-        has = facts.get(name.replace("quota_bytes:", "quota_used_bytes:", 1), "")
         found.append(
             Account(
                 account,
                 tenant,
                 int(quota),
-                int(has) if has.isdecimal() else None,
+                words.number(facts, name.replace("quota_bytes:", "quota_used_bytes:", 1)),
                 None if tier is None else int(tier),
             )
         )
@@ -81,5 +80,5 @@ def table(found: Sequence[Account]) -> Table:
         else:
             has = "each" if name == "tenant/*" else "not counted"
         tier = [str(one.tier or "")] if with_tiers else []
-        table.add_row(*tier, name, has, words.size(one.quota_bytes))
+        table.add_row(*tier, words.text(name), has, words.size(one.quota_bytes))
     return table

@@ -10,7 +10,7 @@ from penstock._native import Store
 from penstock.cli.findings import Finding
 from penstock.cli.pool_diff import differences, flat
 from penstock.errors import StoreError
-from penstock.pool.namespace import DESCRIPTIONS, DIGEST_BYTES, read_namespace
+from penstock.pool.namespace import DESCRIPTIONS, DIGEST_BYTES, model_of, read_namespace
 
 _MOST = 256
 """Descriptions that are looked at."""
@@ -73,5 +73,5 @@ def _descriptions(store: Store, timeout: float) -> Iterator[tuple[bytes, dict[st
     for key, _ in store.list(DESCRIPTIONS, timeout=timeout)[:_MOST]:
         digest = key[DIGEST_BYTES : 2 * DIGEST_BYTES]
         description = read_namespace(store, digest, timeout=timeout)
-        if description is not None and "model" in description:
+        if description is not None and model_of(description) is not None:
             yield digest, description

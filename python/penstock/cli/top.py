@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 import urllib.error
@@ -76,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             for seen in watch(urls, args.interval, args.count):
                 facts = None if pool is None else _facts(pool)
                 if args.json:
-                    print(json.dumps(_document(seen, facts)), flush=True)
+                    print(words.as_json(_document(seen, facts)), flush=True)
                 elif screen is not None:
                     screen.update(page(seen, facts, args.interval, console.width), refresh=True)
                 else:
@@ -149,9 +148,12 @@ def page(seen: Seen, facts: dict[str, Any] | None, interval: float, width: int) 
     lines: list[Any] = [table]
     gone = {url: each for url, each in seen.items() if isinstance(each, OSError)}
     if gone:
-        lines += [Text(), *(Text(f"{_name(url)}: {_reason(each)}") for url, each in gone.items())]
+        lines += [
+            Text(),
+            *(words.text(f"{_name(url)}: {_reason(each)}") for url, each in gone.items()),
+        ]
     if facts is not None:
-        lines += [Text(), Text(_pool_line(facts))]
+        lines += [Text(), words.text(_pool_line(facts))]
     saved = "saved: seconds of prefill less seconds waited, since the engine started"
     lines += [Text(), Text(f"every {interval:g} s · {saved} · Ctrl-C ends", style="dim")]
     return Group(*lines)
@@ -191,16 +193,16 @@ def _cells(each: Activity) -> list[Text | str]:
 def _pool_line(facts: dict[str, Any]) -> str:
     if "error" in facts:
         return f"pool: {facts['error']}"
-    used = facts.get("used_memory", facts.get("used_bytes"))
-    room = facts.get("maxmemory", facts.get("capacity_bytes"))
+    used = words.number(facts, "used_memory", "used_bytes")
+    room = words.number(facts, "maxmemory", "capacity_bytes")
     said = ["pool:"]
     if used is not None:
-        said.append(f"{words.size(float(used))} used")
+        said.append(f"{words.size(used)} used")
     if room:
-        said.append(f"of {words.size(float(room))}")
-    evicted = facts.get("evicted_keys")
+        said.append(f"of {words.size(room)}")
+    evicted = words.number(facts, "evicted_keys")
     if evicted is not None:
-        said.append(f"· {int(evicted):,} evicted")
+        said.append(f"· {evicted:,} evicted")
     return " ".join(said)
 
 

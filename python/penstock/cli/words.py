@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
+from rich.text import Text
 
 from penstock._native import EncryptionKeys, parse_size
 from penstock.errors import ConfigError, IoError
 from penstock.pool import POOL_VARIABLE
+from penstock.printable import printable
 
 _PAGE_WIDTH = 160
+
+_MOST_DIGITS = 20
+"""Digits of a number that a server says: up to 2^64."""
+_DESCRIPTION_CHARACTERS = 300
+"""So much is shown of a description."""
 
 MOST_COUNTED = (1 << 31) - 1
 """The largest whole number on the command line."""
@@ -26,9 +35,32 @@ MOST_SECONDS = 365 * 24 * 3600
 """The longest time on the command line: a year."""
 
 
+class _PrintableConsole(Console):
+    """Writes no control characters but its own, whatever it is given. Square brackets are no
+    markup: foreign text may hold them."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """The parts of what is written."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(printable(segment.text, keep="\n"), segment.style)
+
+
 def console() -> Console:
     """The console that a command writes to for people. It has colours only on a terminal."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _PAGE_WIDTH)
+    return _PrintableConsole(width=None if sys.stdout.isatty() else _PAGE_WIDTH)
+
+
+def text(said: str, style: str = "") -> Text:
+    """What somebody else said, for the console: in one line, without control characters."""
+    return Text(printable(said), style=style)
 
 
 def progress(as_json: bool) -> Progress:
@@ -46,7 +78,41 @@ def progress(as_json: bool) -> Progress:
 
 def print_json(document: Any, to: TextIO | None = None) -> None:
     """Writes one JSON document to `to`, or to standard output, for programs."""
-    print(json.dumps(document, indent=2), file=to)
+    print(as_json(document, indent=2), file=to)
+
+
+def as_json(document: Any, *, indent: int | None = None) -> str:
+    """A document as JSON, in printable ASCII. A number that JSON has no form for becomes null.
+
+    >>> as_json({"said": "a\x1b\x7f", "rate": float("nan")})
+    '{"said": "a\\\\u001b\\\\u007f", "rate": null}'
+    """
+    text = json.dumps(_finite(document), indent=indent, allow_nan=False)
+    # JSON may hold this one as it is, and terminals act on it.
+    return text.replace("\x7f", "\\u007f")
+
+
+def _finite(document: Any) -> Any:
+    if isinstance(document, float):
+        return document if math.isfinite(document) else None
+    if isinstance(document, Mapping):
+        return {name: _finite(value) for name, value in document.items()}
+    if isinstance(document, (list, tuple)):
+        return [_finite(value) for value in document]
+    return document
+
+
+def number(facts: Mapping[str, str], *names: str) -> int | None:
+    """The first of these facts of a server that is a whole number; None if none is.
+
+    >>> number({"used": "garbage", "max": "12"}, "used", "max")
+    12
+    """
+    for name in names:
+        said = facts.get(name, "")
+        if said.isascii() and said.isdecimal() and len(said) <= _MOST_DIGITS:
+            return int(said)
+    return None
 
 
 def print_measurement(args: argparse.Namespace, found: Mapping[str, Any]) -> None:
@@ -78,7 +144,8 @@ def milliseconds(seconds: float) -> str:
 
 
 def description(described: Mapping[str, Any] | None) -> str:
-    """A namespace's description in one line.
+    """A namespace's description in one line. Whoever may write to the pool may have written it: it
+    can hold anything, and what is shown of it is printable and not too long.
 
     >>> description({"kind": "pool", "name": "docs"})
     'pool "docs"'
@@ -97,6 +164,12 @@ def description(described: Mapping[str, Any] | None) -> str:
     """
     if described is None:
         return "not described"
+    said = printable(_described(described))
+    is_long = len(said) > _DESCRIPTION_CHARACTERS
+    return f"{said[:_DESCRIPTION_CHARACTERS]}…" if is_long else said
+
+
+def _described(described: Mapping[str, Any]) -> str:
     if described.get("kind") == "pool":
         return f'pool "{described.get("name", "")}"'
     if "model" not in described:
@@ -123,7 +196,7 @@ def description(described: Mapping[str, Any] | None) -> str:
     if isinstance(options := described.get("options"), Mapping) and options:
         words.append(f"with {' and '.join(map(str, sorted(options)))}")
     if described.get("engine") == "sglang":
-        words.append(f"SGLang's {described['pool']} pages, {described['layout']}")
+        words.append(f"SGLang's {described.get('pool')} pages, {described.get('layout')}")
     if described.get("salt"):
         words.append("salted")
     if "tenant" in described:

@@ -146,6 +146,38 @@ def test_where_nothing_ever_comes_waits_become_short(clock: Clock) -> None:
     assert engine.match(request) == 0
 
 
+def waited(
+    engine: PlainEngine, clock: Clock, number: int, told: bool = False, salt: bytes = b""
+) -> float:
+    """How long a request waits for which nothing comes."""
+    prompt = [1000 * number + token for token in PROMPT]
+    request = engine.ask(str(number), prompt, TO_DECODE if told else None, salt=salt)
+    began = clock.now
+    while engine.match(request) is None:
+        clock.now += 0.25
+    engine.finish(request)
+    return clock.now - began
+
+
+@pytest.mark.parametrize("salt", [b"", b"theirs"])
+def test_bogus_announcements_shorten_no_others_wait(clock: Clock, salt: bytes) -> None:
+    engine = decoder(lookup_timeout=0.5)
+    bogus = [waited(engine, clock, number, told=True, salt=salt) for number in range(6)]
+    # Their own waits become short, if they can be told from others.
+    assert bogus == ([8.0, 4.0, 2.0, 1.0, 0.5, 0.5] if salt else [8.0] * 6)
+    assert waited(engine, clock, 10, told=True) == 8.0
+    assert waited(engine, clock, 11, told=True, salt=b"mine") == 8.0
+    assert waited(engine, clock, 12, salt=b"mine too") == 8.0
+    assert waited(engine, clock, 13) == 8.0
+
+
+def test_waits_are_counted_of_a_bounded_number_of_clients(clock: Clock) -> None:
+    engine = decoder(handover_timeout=0.5, lookup_timeout=0.5)
+    for number in range(1100):
+        waited(engine, clock, number, told=True, salt=b"%d" % number)
+    assert len(engine.half._handover._in_vain) == 1024
+
+
 def test_where_computing_is_fast_waits_are_short(clock: Clock) -> None:
     engine = decoder("auto", handover_timeout=60.0, lookup_timeout=0.5)
     engine.half._common.advisor.on_step(0.0, 1, 2000, 2_000_000)

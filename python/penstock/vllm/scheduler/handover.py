@@ -14,8 +14,10 @@ Who tells that blocks are on their way depends on the proxy:
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -33,7 +35,7 @@ from penstock.vllm.scheduler.promises import (
     is_handed_over,
     read_promise,
 )
-from penstock.vllm.scheduler.requests import Expected, Phase, Tracked
+from penstock.vllm.scheduler.requests import Expected, Phase, Source, Tracked
 
 logger = logging.getLogger("vllm.penstock")
 
@@ -47,6 +49,9 @@ _PATIENCE = 2.0
 """Nothing new may come for so many times what it takes to compute what is missing. A prefill engine
 that shares its steps among several prompts is slower than this engine would be."""
 
+_MOST_SOURCES = 1024
+"""Clients whose waits in vain are counted. Of others, the longest ago are forgotten."""
+
 
 class Handover:
     """The requests that wait for blocks of another engine, and the promises of this engine."""
@@ -57,8 +62,8 @@ class Handover:
         self._lookups = lookups
         self._prefetching = prefetching
         self._waiting: dict[str, Tracked] = {}
-        self._in_vain = 0
-        """How many waits in a row brought nothing."""
+        self._in_vain: OrderedDict[Source, int] = OrderedDict()
+        """How many waits in a row brought nothing, by whose they were."""
 
     @property
     def waits(self) -> bool:
@@ -84,7 +89,8 @@ class Handover:
         if is_told and (promise := read_promise(params)) is not None:
             end = min(end, self._promised(tracked, promise))
         if end > 0:
-            tracked.expected, tracked.is_taken_over = Expected(end), True
+            source = _source(tracked, is_told)
+            tracked.expected, tracked.is_taken_over = Expected(end, source), True
             self._waiting[tracked.id] = tracked
             self._common.counters.count("handovers")
 
@@ -122,20 +128,32 @@ class Handover:
             reaches = self._catalogue.reaches(tracked.id, first, self._common.last(tracked))
             found = max(first, reaches[-1].end if reaches else 0)
             if found >= expected.end:
-                self._in_vain = 0
+                self._note_waited(expected, in_vain=False)
                 self.forget(tracked)
                 return False
             if found > expected.found:
-                self._in_vain = 0
+                self._note_waited(expected, in_vain=False)
                 expected.found, expected.until, expected.pause = found, None, _FIRST_PAUSE
         if expected.until is None:
             expected.until = now + self._patience(tracked, expected)
         if now < expected.until:
             return True
         self._common.counters.count("handovers_given_up")
-        self._in_vain += not expected.found
+        if not expected.found:
+            self._note_waited(expected, in_vain=True)
         self.forget(tracked)
         return False
+
+    def _note_waited(self, expected: Expected, *, in_vain: bool) -> None:
+        """A wait brought something, or nothing."""
+        source = expected.source
+        if source is None:
+            return
+        before = self._in_vain.pop(source, 0)
+        if in_vain:
+            self._in_vain[source] = before + 1
+            if len(self._in_vain) > _MOST_SOURCES:
+                self._in_vain.popitem(last=False)
 
     def _patience(self, tracked: Tracked, expected: Expected) -> float:
         """Seconds for which nothing new may come."""
@@ -143,7 +161,8 @@ class Handover:
         if not expected.found:
             # The prefill engine may have others to compute first. If nothing ever comes from there,
             # requests soon wait for moments only.
-            patience = settings.handover_timeout * 0.5 ** min(self._in_vain, 16)
+            in_vain = 0 if expected.source is None else self._in_vain.get(expected.source, 0)
+            patience = settings.handover_timeout * 0.5 ** min(in_vain, 16)
             return max(patience, min(settings.lookup_timeout, settings.handover_timeout))
         missing = self._common.advisor.saved_seconds(
             expected.found, expected.end, tracked.request.num_tokens
@@ -208,6 +227,18 @@ class Handover:
             **({TENANT: tracked.label} if tracked.label else {}),
             **promise.as_params(),
         }
+
+
+def _source(tracked: Tracked, is_told: bool) -> Source | None:
+    """With whose waits in vain a request's wait is counted.
+
+    Anybody can announce blocks that never come. So an announcement counts for its own client alone,
+    and for nobody if the client cannot be told from others: then each wait lasts as long as it may.
+    """
+    if is_told and not tracked.salt:
+        return None
+    # A salt may be long, and is a secret.
+    return tracked.tenant, hashlib.sha256(tracked.salt).digest() if tracked.salt else b""
 
 
 @lru_cache(maxsize=16)

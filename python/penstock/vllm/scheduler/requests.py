@@ -46,12 +46,19 @@ class Advice:
     choice: Choice | None
 
 
+Source = tuple[str, bytes]
+"""Whose requests these are, as far as an engine can tell: a tenant's name, and the digest of a
+cache salt. Both are empty for all requests of nobody in particular."""
+
+
 @dataclass
 class Expected:
     """Blocks that another engine stores, or is about to store."""
 
     end: int
     """The token up to which they are expected."""
+    source: Source | None = None
+    """With whose waits this one is counted; None if with nobody's."""
     found: int = 0
     """The token up to which they have come."""
     seen_from: int | None = None

@@ -48,6 +48,10 @@ T = TypeVar("T")
 
 _FIRST_GUESS = 64 << 10
 _GUESSED_BYTES_AT_ONCE = 256 << 20
+_MOST_BYTES = 16 << 30
+"""No value is longer, whatever a store says."""
+_TRIES = 3
+"""How often a value is fetched that gets longer each time."""
 _DESCRIPTION_TIMEOUT = 1.0
 
 
@@ -351,9 +355,14 @@ class Pool:
         if len(into) != len(names):
             raise ConfigError(f"{len(names)} keys, but {len(into)} destinations")
         outcomes = store.get_many(list(zip(names, into, strict=True)), timeout=deadline.left())
-        return [
-            None if isinstance(outcome, Rejected) else _or_raise(outcome) for outcome in outcomes
-        ]
+        found: builtins.list[Any] = []
+        for name, outcome in zip(names, outcomes, strict=True):
+            if isinstance(outcome, TooSmall) and outcome.nbytes > _most_bytes(store):
+                _remove_wrong(store, name, deadline)
+                found.append(None)
+            else:
+                found.append(None if isinstance(outcome, Rejected) else _or_raise(outcome))
+        return found
 
     def _get_new(
         self, store: Store, names: builtins.list[bytes], deadline: _Deadline
@@ -363,33 +372,67 @@ class Pool:
             # The values of a pool tend to have one size. So the size of the last one is the guess.
             at_once = max(1, _GUESSED_BYTES_AT_ONCE // max(1, self._guess))
             some = names[len(values) :][:at_once]
-            sizes = [self._guess] * len(some)
-            values += self._get_sized(store, some, sizes, deadline)
+            values += self._get_sized(store, some, self._guess, deadline)
         return values
 
     def _get_sized(
-        self,
-        store: Store,
-        names: builtins.list[bytes],
-        sizes: builtins.list[int],
-        deadline: _Deadline,
+        self, store: Store, names: builtins.list[bytes], size: int, deadline: _Deadline
     ) -> builtins.list[bytearray | None]:
-        values: builtins.list[bytearray | None] = [bytearray(size) for size in sizes]
+        """Values of about this size. A longer one is fetched again, by itself.
+
+        How long a value is, the store says before anything is verified. So only verified values
+        make the guess, and no more memory is taken than a value of this store may need.
+        """
+        values: builtins.list[bytearray | None] = [bytearray(size) for _ in names]
         outcomes = store.get_many(list(zip(names, values, strict=True)), timeout=deadline.left())
         for i, outcome in enumerate(outcomes):
             if isinstance(outcome, TooSmall):
-                self._guess = outcome.nbytes
-                values[i] = None
-                [values[i]] = self._get_sized(store, [names[i]], [outcome.nbytes], deadline)
+                values[i] = self._get_longer(store, names[i], outcome.nbytes, deadline)
             elif outcome is None or isinstance(outcome, Rejected):
                 values[i] = None
             else:
-                nbytes = _or_raise(outcome)
-                self._guess = nbytes
-                value = values[i]
-                assert value is not None
-                del value[nbytes:]
+                values[i] = self._cut(values[i], _or_raise(outcome))
         return values
+
+    def _get_longer(
+        self, store: Store, name: bytes, nbytes: int, deadline: _Deadline
+    ) -> bytearray | None:
+        """A value that the store says is so long. None if it is not there, or cannot be so long."""
+        for _ in range(_TRIES):
+            if nbytes > _most_bytes(store):
+                _remove_wrong(store, name, deadline)
+                return None
+            try:
+                value = bytearray(nbytes)
+            except MemoryError:
+                # Too long for this process. Whether it is a value at all, nobody knows.
+                return None
+            (outcome,) = store.get_many([(name, value)], timeout=deadline.left())
+            if not isinstance(outcome, TooSmall):
+                is_miss = outcome is None or isinstance(outcome, Rejected)
+                return None if is_miss else self._cut(value, _or_raise(outcome))
+            # It was replaced by a longer one meanwhile.
+            nbytes = outcome.nbytes
+        return None
+
+    def _cut(self, value: bytearray | None, nbytes: int | None) -> bytearray:
+        """A verified value, of as many bytes as it has."""
+        assert value is not None
+        assert nbytes is not None
+        self._guess = nbytes
+        del value[nbytes:]
+        return value
+
+
+def _most_bytes(store: Store) -> int:
+    """The most bytes that a value of this store can have."""
+    return min(int(store.capabilities()["max_value_bytes"]), _MOST_BYTES)
+
+
+def _remove_wrong(store: Store, name: bytes, deadline: _Deadline) -> None:
+    """Removes a value whose length is wrong: it would be found again by everybody."""
+    with contextlib.suppress(StoreError):
+        store.remove([name], timeout=deadline.left())
 
 
 class _Deadline:

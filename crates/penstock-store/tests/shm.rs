@@ -3,7 +3,7 @@
 mod behaviour;
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -261,8 +261,73 @@ fn in_a_process_of_its_own() {
             put_sealed(&store, n, 10_000).unwrap();
             assert!(assert_whole(&store, &key(SHARED, n)));
         }
+        "use what was cut short" => {
+            let store = open(SIZE).unwrap();
+            put_sealed(&store, 1, 10_000).unwrap();
+            assert!(assert_whole(&store, &key(SHARED, 1)));
+            let path = format!("/dev/shm/penstock-{pool}");
+            let file = fs::File::options().write(true).open(path).unwrap();
+            for bytes in [SIZE / 2, 4096, 0] {
+                file.set_len(bytes).unwrap();
+                assert_is_cut_short(&store);
+            }
+        }
         other => panic!("no such role: {other}"),
     }
+}
+
+/// Every operation says so. The kernel would end this process if one touched what is gone.
+fn assert_is_cut_short(store: &dyn Store) {
+    let name = key(SHARED, 1);
+    let mut into = vec![0; 20_000];
+    let errors = [
+        store.contains(&[name], soon()).err(),
+        store.remove(&[name], soon()).err(),
+        store.touch(&[(name, 1)], soon()).err(),
+        store
+            .get(&name, &mut [std::io::IoSliceMut::new(&mut into)], soon())
+            .err(),
+        store.list(None, &mut |_| (), soon()).err(),
+        store.describe(soon()).err(),
+        put_sealed(store, 1, 10_000).err(),
+        put_sealed(store, 2, 10_000).err(),
+    ];
+    for error in errors {
+        let error = error.expect("nothing goes on");
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("cut short"), "{error}");
+    }
+}
+
+#[test]
+fn a_segment_that_is_cut_short_is_an_error_and_ends_no_process() {
+    let pool = Pool::new();
+    assert!(start("use what was cut short", &pool, 1).succeeds());
+}
+
+#[test]
+fn a_length_that_no_value_has_is_a_miss_and_harms_no_other_value() {
+    let pool = Pool::new();
+    let store = pool.open(SIZE);
+    put_sealed(&*store, 1, 10_000).unwrap();
+    let length = (12_345 + HEADER_BYTES as u64).to_le_bytes();
+    for wrong in [u64::MAX, 1 << 63, 1 << 42, SIZE + 1] {
+        put_sealed(&*store, 2, 12_345).unwrap();
+        let mut content = fs::read(pool.path()).unwrap();
+        let at = content.chunks(8).position(|word| word == length);
+        let at = at.expect("the entry says how long its value is") * 8;
+        content[at..at + 8].copy_from_slice(&wrong.to_le_bytes());
+        let file = fs::File::options().write(true).open(pool.path()).unwrap();
+        file.write_all_at(&content[at..at + 8], at as u64).unwrap();
+        assert_eq!(
+            store.contains(&[key(SHARED, 2)], soon()).ok(),
+            Some(vec![false])
+        );
+        assert!(!assert_whole(&*store, &key(SHARED, 2)));
+        assert!(assert_whole(&*store, &key(SHARED, 1)));
+        assert_eq!(listed(&*store).len(), 1);
+    }
+    assert_all_room_is_usable(&pool);
 }
 
 fn start(role: &str, pool: &Pool, seed: u64) -> Process {

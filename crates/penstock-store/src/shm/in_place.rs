@@ -48,7 +48,8 @@ impl ShmStore {
     ) -> Result<Option<ReservedValue<'_>>> {
         let name = Name::of(key);
         let bytes = HEADER_BYTES as u64 + payload_bytes;
-        let reserved = self.take_room(&name, bytes, position, deadline);
+        let reserved = self.ready(deadline);
+        let reserved = reserved.and_then(|()| self.take_room(&name, bytes, position, deadline));
         let reserved = reserved.and_then(|room| {
             let Some((claim, first)) = room else {
                 return Ok(None);
@@ -79,6 +80,7 @@ impl ShmStore {
         position: u64,
         deadline: Instant,
     ) -> Option<LentValue<'_>> {
+        self.segment.check().ok()?;
         let found = self.segment.find(&Name::of(key))?;
         let payload = self.places(found.first, found.bytes, deadline).ok()??;
         let mut header = [0; HEADER_BYTES];

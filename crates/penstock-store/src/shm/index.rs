@@ -119,7 +119,8 @@ impl Segment {
         live.max_by_key(|found| found.stamp)
     }
 
-    /// What an entry says, if it is still in `state`, in which it was live.
+    /// What an entry says, if it is still in `state`, in which it was live. An entry whose length
+    /// no value can have is released.
     pub(super) fn read(&self, entry: u64, state: State) -> Option<Found> {
         let word = |word| self.body(entry, word).load(Relaxed);
         let found = Found {
@@ -129,7 +130,16 @@ impl Segment {
             first: word(FIRST_WORD),
             stamp: word(STAMPED_WORD),
         };
-        state.is_still(self.state(entry)).then_some(found)
+        if !state.is_still(self.state(entry)) {
+            return None;
+        }
+        if found.bytes > self.geometry.max_value_bytes() {
+            // The protocol never writes such a length. It is damage, which must not be met again. The
+            // pages are free once their entry is.
+            state.release(self.state(entry));
+            return None;
+        }
+        Some(found)
     }
 
     /// An entry's key. `None` if it is being changed.

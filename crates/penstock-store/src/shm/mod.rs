@@ -5,7 +5,7 @@
 //! changes hands by one compare-and-swap (see [`state`]). So a process may be killed or stopped at
 //! any instruction, and it holds nobody up. What it had under way is free again once the kernel has
 //! taken its lock away (see [`owner`]). Readers copy a value out and then check that it was not
-//! touched. A look-up makes no system call.
+//! touched. A look-up makes one system call: it asks whether the file still has all of the memory.
 //!
 //! The segment stays when the last process ends, until the machine stops or somebody removes the
 //! file. If it is removed, processes that have it open keep it, and those that come later get a new
@@ -68,8 +68,14 @@ impl ShmStore {
         })
     }
 
-    fn put_one(&self, request: &PutRequest<'_>, deadline: Instant) -> Result<PutOutcome> {
+    /// Whether an operation may begin, or go on: its time is not over, and the memory is there.
+    fn ready(&self, deadline: Instant) -> Result<()> {
         deadline::check(deadline)?;
+        self.segment.check()
+    }
+
+    fn put_one(&self, request: &PutRequest<'_>, deadline: Instant) -> Result<PutOutcome> {
+        self.ready(deadline)?;
         let (value, position) = (request.value, request.position);
         let bytes = slices::len_of(value);
         let name = Name::of(&request.key);
@@ -144,7 +150,7 @@ impl ShmStore {
         let name = Name::of(&request.key);
         let room = slices::room_of(request.into);
         loop {
-            deadline::check(deadline)?;
+            self.ready(deadline)?;
             let Some(found) = self.segment.find(&name) else {
                 return Ok(GetOutcome::Miss);
             };
@@ -189,7 +195,7 @@ impl Store for ShmStore {
     }
 
     fn contains(&self, keys: &[Key], deadline: Instant) -> Result<Vec<bool>> {
-        let answer = deadline::check(deadline).map(|()| {
+        let answer = self.ready(deadline).map(|()| {
             keys.iter()
                 .map(|key| self.segment.find(&Name::of(key)).is_some())
                 .collect()
@@ -213,7 +219,8 @@ impl Store for ShmStore {
     }
 
     fn touch(&self, values: &[(Key, u64)], deadline: Instant) -> Result<Vec<bool>> {
-        deadline::check(deadline).inspect_err(|_| self.counters.failed())?;
+        self.ready(deadline)
+            .inspect_err(|_| self.counters.failed())?;
         let touch = |&(key, position): &(Key, u64)| {
             let found = self.segment.find(&Name::of(&key));
             found
@@ -224,7 +231,8 @@ impl Store for ShmStore {
     }
 
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
-        deadline::check(deadline).inspect_err(|_| self.counters.failed())?;
+        self.ready(deadline)
+            .inspect_err(|_| self.counters.failed())?;
         let removed = keys
             .iter()
             .filter(|key| self.segment.remove(&Name::of(key)));
@@ -237,10 +245,12 @@ impl Store for ShmStore {
         visit: &mut dyn FnMut(Listed),
         deadline: Instant,
     ) -> Result<()> {
-        deadline::check(deadline).inspect_err(|_| self.counters.failed())?;
+        self.ready(deadline)
+            .inspect_err(|_| self.counters.failed())?;
         for (n, found) in self.segment.each().enumerate() {
             if n % ENTRIES_A_LOOK == 0 {
-                deadline::check(deadline).inspect_err(|_| self.counters.failed())?;
+                self.ready(deadline)
+                    .inspect_err(|_| self.counters.failed())?;
             }
             let Some(key) = self.segment.key_of(&found) else {
                 continue;
@@ -262,7 +272,8 @@ impl Store for ShmStore {
     }
 
     fn describe(&self, deadline: Instant) -> Result<Vec<(String, String)>> {
-        deadline::check(deadline).inspect_err(|_| self.counters.failed())?;
+        self.ready(deadline)
+            .inspect_err(|_| self.counters.failed())?;
         let geometry = &self.segment.geometry;
         let (mut objects, mut pages, mut bytes) = (0_u64, 0, 0);
         for found in self.segment.each() {

@@ -98,6 +98,11 @@ impl Drop for Claimed<'_> {
 }
 
 impl Owner {
+    /// The segment's bytes as its file has them now. Somebody may have cut it short.
+    pub(super) fn file_bytes(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
     /// Takes a number that no living handle has. What a dead handle of this number left is still
     /// there.
     pub(super) fn register(file: File) -> Result<Self> {

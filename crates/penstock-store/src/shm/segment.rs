@@ -83,6 +83,27 @@ impl Segment {
         }
     }
 
+    /// Whether all of the memory is still there. Whoever touches memory that its file no longer has
+    /// is ended by the kernel (SIGBUS), so every operation asks first. This does not help against a
+    /// file that is cut while an operation runs: only this user and root can do that.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`]: the file was cut short.
+    pub(super) fn check(&self) -> Result<()> {
+        match self.owner.file_bytes() {
+            Ok(bytes) if bytes >= self.geometry.file_bytes() => Ok(()),
+            Ok(bytes) => Err(failure(
+                ErrorKind::Unavailable,
+                &self.path,
+                format!(
+                    "the pool's segment was cut short to {bytes} bytes: remove the file, and start \
+                     again what uses it"
+                ),
+            )),
+            Err(error) => Err(io_failure(error, "look at the pool's segment", &self.path)),
+        }
+    }
+
     pub(super) fn path(&self) -> &Path {
         &self.path
     }

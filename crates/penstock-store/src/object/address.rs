@@ -12,6 +12,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use url::Url;
 
 use super::rules::{Rules, region_of};
+use super::transport::Connector;
 use crate::{Error, ErrorKind, OpenOptions, Result, parse_size};
 
 pub(super) type Client = Arc<dyn object_store::ObjectStore>;
@@ -218,7 +219,8 @@ impl Address {
             .with_bucket_name(&self.bucket)
             .with_skip_signature(self.is_unsigned)
             .with_retry(retries())
-            .with_client_options(self.http(options));
+            .with_http_connector(self.connector(options))
+            .with_client_options(self.http());
         if let Some(endpoint) = &self.endpoint {
             builder = builder.with_base_url(endpoint);
         }
@@ -230,7 +232,8 @@ impl Address {
             .with_container_name(&self.bucket)
             .with_skip_signature(self.is_unsigned)
             .with_retry(retries())
-            .with_client_options(self.http(options));
+            .with_http_connector(self.connector(options))
+            .with_client_options(self.http());
         if let Some(endpoint) = &self.endpoint {
             builder = builder.with_endpoint(endpoint.clone());
         }
@@ -243,7 +246,8 @@ impl Address {
             .with_skip_signature(self.is_unsigned)
             .with_virtual_hosted_style_request(self.is_virtual_hosted)
             .with_retry(retries())
-            .with_client_options(self.http(options));
+            .with_http_connector(self.connector(options))
+            .with_client_options(self.http());
         if let Some(endpoint) = &self.endpoint {
             builder = builder.with_endpoint(endpoint);
         }
@@ -269,22 +273,29 @@ impl Address {
             bucket_url,
             self.prefix.as_ref(),
             self.is_unsigned,
-            self.http(options),
+            &self.connector(options),
+            &self.http(),
         );
         Ok((Arc::new(client), rules))
     }
 
-    fn http(&self, options: &OpenOptions) -> ClientOptions {
-        let is_plain = match &self.endpoint {
+    /// Whether the store is asked without TLS.
+    fn is_plain(&self) -> bool {
+        match &self.endpoint {
             Some(endpoint) => endpoint.starts_with("http://"),
             None => std::env::var("AWS_ALLOW_HTTP").is_ok_and(|allowed| allowed == "true"),
-        };
-        ClientOptions::new()
-            .with_connect_timeout(options.connect_timeout)
-            // Every request ends with its caller's deadline. This one is for those that go on.
-            .with_timeout(Duration::from_secs(60))
-            .with_pool_idle_timeout(Duration::from_secs(50))
-            .with_allow_http(is_plain)
+        }
+    }
+
+    fn connector(&self, options: &OpenOptions) -> Connector {
+        Connector {
+            connect_timeout: options.connect_timeout,
+            is_plain: self.is_plain(),
+        }
+    }
+
+    fn http(&self) -> ClientOptions {
+        ClientOptions::new().with_allow_http(self.is_plain())
     }
 }
 

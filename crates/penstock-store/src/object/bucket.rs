@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 
 use super::failure::Failure;
 use super::pack::{Id, Name};
+use super::transport::bounded_listing;
 use crate::{ErrorKind, Namespace};
 
 /// Objects longer than this are sent in parts, several at once.
@@ -186,7 +187,7 @@ impl Bucket {
     pub(super) async fn namespaces(&self) -> Outcome<Vec<Namespace>> {
         self.requests.lists.fetch_add(1, Relaxed);
         let root = (!self.prefix.is_root()).then_some(&self.prefix);
-        let listing = self.client.list_with_delimiter(root).await;
+        let listing = bounded_listing(self.client.list_with_delimiter(root)).await;
         let listing = listing.map_err(|error| Failure::of(&error))?;
         let folders = listing.common_prefixes.iter().filter_map(Path::filename);
         Ok(folders

@@ -5,6 +5,7 @@ use std::fmt;
 
 use object_store::client::{HttpError, HttpErrorKind};
 
+use super::transport::TOO_LONG;
 use crate::{Error, ErrorKind};
 
 /// Parts of the URLs at which the client asks for credentials: those of machines, of tasks, and of
@@ -58,6 +59,12 @@ impl Failure {
         }
         if let Some(failure) = answered(error, &chain) {
             return failure;
+        }
+        if chain.contains(TOO_LONG) {
+            return Self::new(
+                ErrorKind::Protocol,
+                "the object store's answer is longer than it may be",
+            );
         }
         if chain.contains("Received redirect") {
             return elsewhere();
@@ -118,7 +125,7 @@ fn answered(error: &object_store::Error, chain: &str) -> Option<Failure> {
         (E::PermissionDenied { .. } | E::Unauthenticated { .. }, ..) => ErrorKind::Denied,
         (_, Some(401 | 403), _) => ErrorKind::Denied,
         (_, Some(408 | 429 | 500..), _) => ErrorKind::Unavailable,
-        (_, Some(301 | 307 | 308), _) => return Some(elsewhere()),
+        (_, Some(301 | 302 | 303 | 307 | 308), _) => return Some(elsewhere()),
         (E::NotFound { .. }, ..) => ErrorKind::Unavailable,
         (_, Some(_), _) => ErrorKind::Protocol,
         _ => return None,

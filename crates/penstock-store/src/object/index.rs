@@ -65,6 +65,8 @@ pub(super) struct Index {
     unreadable: HashSet<Id>,
     /// Objects whose head could not be had. The next listing of all tries again.
     refused: HashSet<Id>,
+    /// Values of packs and places of notes that are held: what the memory grows with.
+    held: usize,
     pub(super) listings: Listings,
 }
 
@@ -104,6 +106,12 @@ impl Index {
             self.add_spot(entry.key, spot);
         }
         self.packs.insert(name.id, Pack { name, live });
+        self.held += name.count as usize;
+    }
+
+    /// Values of packs and places of notes that are held.
+    pub(super) fn held(&self) -> usize {
+        self.held
     }
 
     fn add_spot(&mut self, key: Local, spot: Spot) {
@@ -121,7 +129,10 @@ impl Index {
 
     pub(super) fn add_note(&mut self, id: Id, places: Vec<Place>) {
         self.remove_places(&places);
-        self.notes.insert(id, places);
+        self.held += places.len();
+        if let Some(before) = self.notes.insert(id, places) {
+            self.held -= before.len();
+        }
     }
 
     pub(super) fn add_unreadable(&mut self, id: Id) {
@@ -189,7 +200,11 @@ impl Index {
 
     /// Forgets packs that are no longer in the bucket.
     pub(super) fn drop_packs(&mut self, ids: &HashSet<Id>) {
-        self.packs.retain(|id, _| !ids.contains(id));
+        for id in ids {
+            if let Some(pack) = self.packs.remove(id) {
+                self.held -= pack.name.count as usize;
+            }
+        }
         self.forget(|spot| ids.contains(&spot.pack));
     }
 
@@ -227,7 +242,11 @@ impl Index {
         }
         self.drop_packs(&gone);
         self.unreadable.retain(|id| !gone.contains(id));
-        self.notes.retain(|id, _| !gone.contains(id));
+        for id in &gone {
+            if let Some(places) = self.notes.remove(id) {
+                self.held -= places.len();
+            }
+        }
         self.removed = self.notes.values().flatten().copied().collect();
     }
 

@@ -17,8 +17,14 @@ use super::bucket::{Bucket, Outcome};
 use super::failure::Failure;
 use super::index::{Index, Listings};
 use super::pack::{Id, Kind, Name, now_millis, parse_note, parse_pack};
+use super::transport::bounded_listing;
 use crate::{ErrorKind, Key, Namespace};
 
+/// Objects of a namespace that one listing may have. Their names are kept while it goes on.
+const MOST_OBJECTS: usize = 1 << 20;
+/// Values of a namespace that a process knows of, and places of notes. Packs and notes beyond are
+/// passed over: their values are misses here.
+const MOST_KNOWN: usize = 1 << 24;
 /// Heads that are read at once.
 const HEADS_AT_ONCE: usize = 16;
 /// A listing of what is new begins so far before the newest known object. Objects appear this much
@@ -192,7 +198,7 @@ impl Catalogue {
     ) -> impl Future<Output = Outcome<()>> + Send + use<> {
         let (bucket, known) = (Arc::clone(&self.bucket), self.of(namespace));
         let stalled = self.stalled;
-        async move { list(&bucket, namespace, &known, scope, &came, stalled).await }
+        async move { bounded_listing(list(&bucket, namespace, &known, scope, &came, stalled)).await }
     }
 }
 
@@ -226,6 +232,7 @@ async fn list(
     let mut names = bucket.list(namespace, after);
     let mut heads = FuturesUnordered::new();
     let mut is_listed = false;
+    let mut objects = 0;
     while !is_listed || !heads.is_empty() {
         // Heads go on while names come, so that none keeps a permit that nobody uses.
         select! {
@@ -234,6 +241,13 @@ async fn list(
                 match next.map_err(|_| Failure::late())?.transpose()? {
                     None => is_listed = true,
                     Some((name, bytes)) => {
+                        objects += 1;
+                        if objects > MOST_OBJECTS {
+                            return Err(Failure::new(
+                                ErrorKind::Protocol,
+                                "the bucket lists more objects than a namespace may have",
+                            ));
+                        }
                         if is_whole {
                             seen.insert(name.id);
                         }
@@ -275,6 +289,13 @@ async fn read_head(
     if object_bytes < name.head_bytes() {
         known.index.lock().add_unreadable(name.id);
         return Ok(());
+    }
+    {
+        let mut index = known.index.lock();
+        if index.held() + name.count as usize > MOST_KNOWN {
+            index.add_refused(name.id);
+            return Ok(());
+        }
     }
     let head = timeout(stalled, bucket.head(namespace, &name)).await;
     let head = match head.unwrap_or_else(|_| Err(Failure::late())) {

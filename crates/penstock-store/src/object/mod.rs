@@ -10,6 +10,7 @@
 //!
 //! - `address` reads the URL and makes the client.
 //! - `rules` asks the bucket after how many days objects expire.
+//! - `transport` is the HTTP client, which bounds all that it reads.
 //! - `bucket` makes requests, and `failure` says why they failed.
 //! - `pack` knows how packs are laid out, and `index` which values they have.
 //! - `listing` finds new packs, `writing` makes packs, and `reading` gets values out of them.
@@ -24,6 +25,7 @@ mod listing;
 mod pack;
 mod reading;
 mod rules;
+mod transport;
 mod writing;
 
 use std::collections::{HashMap, HashSet};

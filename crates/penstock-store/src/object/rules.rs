@@ -3,7 +3,7 @@
 
 use object_store::ClientOptions;
 use object_store::aws::{AmazonS3, AmazonS3ConfigKey, AwsAuthorizer, AwsCredentialProvider};
-use object_store::client::{HttpClient, HttpConnector, HttpRequestBody, ReqwestConnector};
+use object_store::client::{HttpClient, HttpConnector, HttpRequestBody};
 
 use super::failure::between;
 
@@ -33,10 +33,11 @@ impl Rules {
         bucket_url: String,
         prefix: &str,
         is_unsigned: bool,
-        options: ClientOptions,
+        connector: &impl HttpConnector,
+        options: &ClientOptions,
     ) -> Option<Self> {
         Some(Self {
-            http: ReqwestConnector::default().connect(&options).ok()?,
+            http: connector.connect(options).ok()?,
             credentials: (!is_unsigned).then(|| client.credentials().clone()),
             bucket_url,
             region: region.unwrap_or_else(|| "us-east-1".to_owned()),

@@ -182,3 +182,21 @@ def test_wrong_hints_change_nothing(
         all_stored(node, [prompt], BLOCKS)
         assert cached(node, prompt, expected, params=wrong) == BLOCKS * BLOCK
         assert node.log.read_text().count("penstock.keep is not followed") == 1
+
+
+def test_parameters_that_are_no_object_change_nothing(
+    llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    # vLLM takes anything under this name in a request's `vllm_xargs`.
+    prompt = tokens(LENGTH, seed=17_121)
+    expected = plain.ask(prompt).tokens
+    with start(llama, pool=f"file://{tmp_path}/pool?size=1GiB") as node:
+        for given in ("text", 7, ["penstock.tenant", "red"], True):
+            for _ in range(2):
+                wrong = {"kv_transfer_params": given}
+                assert node.ask(prompt, extra_args=wrong).tokens == expected
+        all_stored(node, [prompt], BLOCKS)
+        assert cached(node, prompt, expected, extra_args=wrong) == BLOCKS * BLOCK
+        log = node.log.read_text()
+        for kind in ("str", "int", "list", "bool"):
+            assert log.count(f"is no object but {kind}:") == 1

@@ -25,6 +25,7 @@ def register() -> None:
         return
     compat.register_connector()
     compat.require_embeddings()
+    compat.drop_wrong_params()
     layouts.install()
     memory.install()
     model_share.install()

@@ -86,7 +86,7 @@ def arrival(request: Any) -> Arrival:
     """The facts about a new request."""
     return Arrival(
         request,
-        request.kv_transfer_params,
+        compat.kv_params(request),
         compat.cache_salt(request),
         request.trace_headers,
         compat.kv_hints(request),

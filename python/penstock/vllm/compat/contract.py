@@ -117,6 +117,9 @@ USES = (
     Use(_BLOCKS, "get_max_concurrency_for_kv_cache_config", ("vllm_config", "kv_cache_config")),
     Use(_BLOCKS, "_gen_lora_extra_hash_keys", ("request",), is_wrapped=True),
     Use("vllm.v1.engine.core", "EngineCore.add_lora", ("lora_request",), is_wrapped=True),
+    Use("vllm.v1.engine.input_processor", "InputProcessor.process_inputs"),
+    Use("vllm.v1.engine.input_processor", "InputProcessor.vllm_config"),
+    Use("vllm.sampling_params", "SamplingParams.extra_args"),
     Use(
         "vllm.v1.engine.core",
         "resolve_kv_cache_layout",

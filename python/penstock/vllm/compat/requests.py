@@ -1,15 +1,20 @@
-"""Requests and steps: hashes of blocks, tables of blocks, cache salts."""
+"""Requests and steps: what clients give with a request, hashes of blocks, tables of blocks."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from penstock.vllm.compat.configuration import has_penstock
 from penstock.vllm.compat.versions import installed
 from penstock.vllm.names import PREFIX
 
+logger = logging.getLogger("vllm.penstock")
+
 _HINT_VERSION = "1"
+_PARAMS = "kv_transfer_params"
 
 NULL_BLOCK = 0
 """The id in a block table for a block that is not needed any more."""
@@ -35,9 +40,59 @@ def hash_block_size(vllm_config: Any, kv_cache_config: Any) -> int | None:
 
 def cache_salt(request: Any) -> bytes:
     """The request's cache salt; empty if it has none. The salt is part of the first block's hash,
-    and so of all block hashes."""
-    salt: str | None = request.cache_salt
+    and so of all block hashes. A salt that is no text keeps blocks apart as vLLM's hashes do."""
+    salt: Any = request.cache_salt
+    if not isinstance(salt, str | None):
+        salt = repr(salt)
     return (salt or "").encode(errors="surrogatepass")
+
+
+def kv_params(request: Any) -> Mapping[str, Any] | None:
+    """The client's parameters for the connector; None if there are none, or if they are no object.
+    vLLM takes whatever a client writes under that name in `vllm_xargs`."""
+    return _kv_params(request.kv_transfer_params)
+
+
+def _kv_params(given: Any) -> Mapping[str, Any] | None:
+    if given is None or isinstance(given, Mapping):
+        return given
+    _warn_of_params(type(given).__name__)
+    return None
+
+
+@functools.lru_cache(maxsize=16)
+def _warn_of_params(kind: str) -> None:
+    # Once for each type: a client may send such with every request.
+    logger.warning(
+        "Penstock: a request's %s is no object but %s: the request is served without it",
+        _PARAMS,
+        kind,
+    )
+
+
+def drop_wrong_params() -> None:
+    """Has frontends drop parameters for the connector that are no object, once in a process, for
+    engines with Penstock. vLLM's own code would fail on them."""
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    process = InputProcessor.process_inputs
+    if hasattr(process, "__wrapped__"):
+        return
+
+    @functools.wraps(process)
+    def wrapped(self: Any, *arguments: Any, **options: Any) -> Any:
+        request = process(self, *arguments, **options)
+        sampling = request.sampling_params
+        extra = (sampling is not None and sampling.extra_args) or {}
+        given = extra.get(_PARAMS)
+        if given is None or not has_penstock(self.vllm_config):
+            return request
+        if _kv_params(given) is None:
+            # Not in place: the client's own parameters may be used for other requests too.
+            sampling.extra_args = {key: extra[key] for key in extra if key != _PARAMS}
+        return request
+
+    InputProcessor.process_inputs = wrapped
 
 
 def kv_hints(request: Any) -> dict[str, Any] | None:
@@ -49,7 +104,9 @@ def kv_hints(request: Any) -> dict[str, Any] | None:
     return {
         action.action_type: action.payload.get("value")
         for action in envelope.actions
-        if action.action_type.startswith(PREFIX) and action.action_version == _HINT_VERSION
+        if str(action.action_type).startswith(PREFIX)
+        and action.action_version == _HINT_VERSION
+        and isinstance(action.payload, Mapping)
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -125,6 +127,30 @@ def test_no_more_are_vouched_for_than_are_watched(monkeypatch: pytest.MonkeyPatc
     told = engine.half.take_events()
     assert Stored(second, FULL, tuple(second.block_hashes), None, 0) in told
     assert told[-1] == Removed(FULL, tuple(first.block_hashes[:3]))
+
+
+def documented(salt: str, key: str) -> str:
+    """What docs/guides/routing.md has routers compute."""
+    text = b"penstock event salt 1\n" + salt.encode()
+    return "salt-" + hmac.new(key.encode(), text, hashlib.sha256).hexdigest()[:32]
+
+
+@pytest.mark.parametrize("key", ["", "a key that engines and routers share"])
+def test_in_place_of_a_salt_stands_what_tells_it_from_others(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_EVENT_KEY", key)
+    shown = []
+    for salt in (b"red's secret", b"red's secret", b"blue's secret"):
+        engine = announcing()
+        request = engine.ask("r", PROMPT, salt=salt)
+        assert engine.match(request) is not None
+        engine.step({"r": len(PROMPT)})
+        engine.settle()
+        [told] = engine.half.take_events()
+        shown.append(told.salt)
+    assert shown == [documented(name, key) for name in ("red's secret",) * 2 + ("blue's secret",)]
+    assert documented("red's secret", "another key") not in shown
 
 
 def test_without_events_nothing_is_kept() -> None:

@@ -60,10 +60,24 @@ class Subscriber:
             for block_hash in event.block_hashes
         ]
 
+    def stored(self) -> list[Any]:
+        """The events that tell of new blocks."""
+        return [event for event in self.storage if type(event).__name__ == "BlockStored"]
+
     def close(self) -> None:
         self._stop.set()
         self._thread.join()
         self._socket.close(0)
+
+
+def published(endpoint: str) -> dict[str, Any]:
+    """Publishes at an endpoint of this machine alone, as docs/guides/routing.md says: vLLM binds
+    what has two colons in it, and connects to other addresses."""
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": endpoint.replace("127.0.0.1", "[::ffff:127.0.0.1]"),
+    }
 
 
 @pytest.fixture
@@ -76,12 +90,8 @@ def publisher(
     with start(
         llama,
         pool=pool,
-        settings={"penstock.event_check": 1.0},
-        kv_events_config={
-            "enable_kv_cache_events": True,
-            "publisher": "zmq",
-            "endpoint": endpoint.replace("127.0.0.1", "*"),
-        },
+        settings={"penstock.event_check": 1.0, "penstock.event_content": True},
+        kv_events_config=published(endpoint),
     ) as node:
         subscriber = Subscriber(endpoint)
         # A subscription takes a moment. What is published before is not seen.
@@ -176,3 +186,29 @@ def test_a_subscriber_learns_what_is_in_the_pool_and_what_is_gone(
     wait_for(node, lambda: set(subscriber.blocks("BlockRemoved")) >= known, [7, 8, 9])
     # Nothing was lost on the way.
     assert subscriber.sequence == list(range(subscriber.sequence[0], subscriber.sequence[-1] + 1))
+
+
+def test_a_subscriber_learns_no_salt_and_no_token(
+    llama: Path, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    salt = "a long secret of red's"
+    shown = []
+    pool = f"file://{tmp_path}/pool?size=1GiB"
+    for _ in range(2):
+        endpoint = f"tcp://127.0.0.1:{free_port()}"
+        with start(llama, pool=pool, kv_events_config=published(endpoint)) as node:
+            subscriber = Subscriber(endpoint)
+            end = time.monotonic() + LIMIT
+            # A subscription takes a moment. So prompts are asked until one is heard of.
+            while not any(event.extra_keys[0] for event in subscriber.stored()):
+                assert time.monotonic() < end
+                prompt = tokens(BLOCK + 5, seed=time.monotonic_ns())
+                node.ask(prompt, max_tokens=2, cache_salt=salt)
+                time.sleep(0.05)
+            subscriber.close()
+        for event in subscriber.stored():
+            assert event.token_ids == []
+            assert salt not in repr(event)
+            shown += [keys for keys in event.extra_keys if keys]
+    # The same salt is the same in both engines.
+    assert len(set(shown)) == 1

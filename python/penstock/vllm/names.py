@@ -8,6 +8,9 @@ PREFIX = "penstock."
 TENANT = PREFIX + "tenant"
 """The key of a request's ``kv_transfer_params`` that names its tenant."""
 
+EVENT_KEY_VARIABLE = "PENSTOCK_EVENT_KEY"
+"""The environment variable with the key of what KV events show in place of cache salts."""
+
 KEEP, PREFETCH, LET_GO = PREFIX + "keep", PREFIX + "prefetch", PREFIX + "let_go"
 """The keys of a request's hints."""
 

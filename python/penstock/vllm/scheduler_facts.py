@@ -99,7 +99,14 @@ def kv_events(half: SchedulerHalf) -> list[Any]:
     place = compat.LOCAL if half.is_pool_local else compat.REMOTE
     return [
         compat.stored_event(
-            event.request, event.group, event.hashes, event.parent, event.first, place
+            event.request,
+            event.group,
+            event.hashes,
+            event.parent,
+            event.first,
+            place,
+            salt=event.salt,
+            has_content=half.events_have_content,
         )
         if isinstance(event, Stored)
         else compat.removed_event(event.group, event.hashes, place)

@@ -142,6 +142,8 @@ class Settings:
     event_check: _Seconds = 30.0
     """Seconds after which the pool is asked again for a block that this engine has announced in
     vLLM's KV events."""
+    event_content: bool = False
+    """Whether events of the pool hold what requests hold: token ids, names of images, sessions."""
     drain_timeout: _Seconds = 5.0
     """Seconds that shutdown waits for stores to reach the pool."""
     get_lanes: _Count = 0

@@ -7,6 +7,9 @@ if the pool has it no more, if a load did not find it, or if there are too many 
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import os
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 
 from penstock._native import Blocks, Lookup, tenant_namespace
 from penstock.vllm.groups import Group
+from penstock.vllm.names import EVENT_KEY_VARIABLE
 from penstock.vllm.scheduler.common import Common
 from penstock.vllm.scheduler.facts import EngineRequest
 from penstock.vllm.scheduler.requests import Tracked
@@ -21,6 +25,8 @@ from penstock.vllm.scheduler.requests import Tracked
 _MOST_WATCHED = 262_144
 _ASKED_AT_ONCE = 512
 _MOST_PENDING = 10_000
+_SALT_DOMAIN = b"penstock event salt 1\n"
+_SALT_DIGITS = 32
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,18 @@ class Stored:
     """The hash of the block before them; None if they begin the prompt."""
     first: int
     """Their first token."""
+    salt: str | None = None
+    """What stands for the request's cache salt, see :func:`shown_salt`; None without one."""
+
+
+def shown_salt(salt: bytes, key: bytes) -> str:
+    """What events show in place of a cache salt: the same for all engines with the same key.
+
+    With a key, nobody without it can try guesses of the salt. Routers may have to compute it, so it
+    never changes.
+    """
+    digest = hmac.new(key, _SALT_DOMAIN + salt, hashlib.sha256)
+    return f"salt-{digest.hexdigest()[:_SALT_DIGITS]}"
 
 
 @dataclass(frozen=True)
@@ -58,6 +76,7 @@ class Events:
         """Block → when the pool was last known to have it, the earliest first."""
         self._asked: dict[int, list[_Name]] = {}
         self._numbers = 0
+        self._key = os.fsencode(os.environ.get(EVENT_KEY_VARIABLE, ""))
         self._pending: deque[Stored | Removed] = deque(maxlen=_MOST_PENDING)
 
     def __len__(self) -> int:
@@ -115,7 +134,8 @@ class Events:
         position, first = place
         group = self._common.facts.groups[position]
         parent = self._hash(tracked, position, first - group.block_size) if first else None
-        self._pending.append(Stored(tracked.request, group, tuple(run), parent, first))
+        salt = shown_salt(tracked.salt, self._key) if tracked.salt else None
+        self._pending.append(Stored(tracked.request, group, tuple(run), parent, first, salt))
 
     def _tell_removed(self, names: Sequence[_Name]) -> None:
         by_group: dict[int, list[bytes]] = {}

@@ -359,6 +359,11 @@ class SchedulerHalf:
         return [] if self._events is None else self._events.take()
 
     @property
+    def events_have_content(self) -> bool:
+        """Whether events hold what requests hold: token ids, names of images, sessions."""
+        return self._common.settings.event_content
+
+    @property
     def is_pool_local(self) -> bool:
         """Whether all of the pool is in this machine. A directory counts as such."""
         return sources.is_local(self._common.settings.pool)

@@ -205,3 +205,12 @@ def test_a_bucket_without_a_rule_grows_without_end() -> None:
     assert levels({})["expiry"] == "note"
     assert levels(good, "s3://kv?endpoint=http%3A%2F%2F10.0.0.7")["encryption"] == "warn"
     assert "encryption" not in levels(good, "s3://kv/prod")
+
+
+def test_a_pool_far_away_is_told() -> None:
+    near, far, too_far = map(findings.of_round_trip, (0.001, 0.24, 0.6))
+    assert (near.level, near.advice) == ("ok", "")
+    assert far.level == "note"
+    assert "wait 0.96 s" in far.message
+    assert too_far.level == "warn"
+    assert "penstock.lookup_timeout=3" in too_far.advice

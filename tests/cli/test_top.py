@@ -35,6 +35,7 @@ class FakeTraffic:
         self.loaded = counter("penstock_loaded_bytes")
         self.prefetched = counter("penstock_prefetched_bytes")
         self.failed = counter("penstock_lookup_failures")
+        self.raised = counter("penstock_lookup_limit_raises")
         self.saved = counter("penstock_prefill_saved_seconds", "tenant")
         self.waited = counter("penstock_load_wait_seconds", "tenant")
         self.queries = counter("external_prefix_cache_queries")
@@ -201,3 +202,14 @@ def test_a_terminal_shows_as_much_as_it_has_room_for(
     assert "36.0 s" in shown
     assert max(len(line) for line in re.split(r"[\r\n]+", shown)) <= columns
     assert ("look-ups/s" in shown) == (columns >= 140)
+
+
+def test_engines_far_from_their_pool_are_named(
+    engine: FakeTraffic, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["top", f"127.0.0.1:{engine.port}", "--count", "1"]
+    assert main(command) == 0
+    assert "far from their pool" not in capsys.readouterr().out
+    engine.raised.labels("0").inc()
+    assert main(command) == 0
+    assert f"look-ups may take longer: 127.0.0.1:{engine.port}" in capsys.readouterr().out

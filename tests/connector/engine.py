@@ -20,6 +20,7 @@ from penstock.errors import ConfigError
 from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.agreement import Agreement
 from penstock.vllm.groups import Group
+from penstock.vllm.lookup_limit import LookupLimit
 from penstock.vllm.messages import BlockJob, GroupShare, RankShare, StepOrders, WorkerReport
 from penstock.vllm.model_facts import ModelFacts
 from penstock.vllm.roles import ROLES
@@ -93,6 +94,7 @@ class PlainEngine:
         has_hashes: bool = False,
         holds_blocks: bool = False,
         pool: str = "memory://?size=64MiB",
+        limit: LookupLimit | None = None,
         **more: Any,
     ) -> None:
         self.groups = tuple(groups)
@@ -115,7 +117,13 @@ class PlainEngine:
         model = ModelFacts("plain", (ranks, 1), (layers, 1), {"config": "plain"})
         self.agreement = Agreement(settings, model, self.groups, lambda: b"seed")
         self.half = SchedulerHalf(
-            settings, facts, self.agreement, NamedAdapters(), lambda request: None, ROLES[role]
+            settings,
+            facts,
+            self.agreement,
+            NamedAdapters(),
+            lambda request: None,
+            ROLES[role],
+            limit,
         )
         share = {
             (rank, 0): RankShare(

@@ -126,6 +126,8 @@ class Node:
                 "penstock.load_timeout": 20.0,
             }
             extra |= settings or {}
+            # None stands for Penstock's own default.
+            extra = {key: value for key, value in extra.items() if value is not None}
             args["kv_transfer_config"] = {
                 "kv_connector": "PenstockConnector",
                 "kv_connector_module_path": "penstock.vllm.connector",

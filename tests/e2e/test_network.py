@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
 from tests.e2e.node import SHORT_LIMITS, Node
+from tests.e2e.stored import all_stored
 from tests.e2e.test_pool_faults import BLOCKS, PROMPTS, ask_all, wait_for_hits
 from tests.network import LIMIT, Way
 from tests.servers import Server
@@ -95,3 +96,29 @@ def test_every_network_in_one_life(
         assert way.opened - opened <= most_tries(time.monotonic() - began)
         way.mend()
         wait_for_hits(node, expected)
+
+
+def test_a_pool_far_away_is_loaded_from(
+    llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    # Two round trips, for a connection and a look-up, take twice as long as the first limit.
+    defaults = {"penstock.lookup_timeout": None, "penstock.load_timeout": None}
+    prompts = [tokens(2 * BLOCK + 10, seed=90 + number) for number in range(6)]
+    expected = [plain.ask(prompt).tokens for prompt in prompts]
+    with Server("redis", tmp_path) as server, Way(server.port) as way:
+        pool = f"redis://127.0.0.1:{way.port}"
+        with start(llama, pool=pool) as node:
+            for prompt in prompts:
+                node.ask(prompt)
+            all_stored(node, prompts, 2 * len(prompts))
+        way.be(delay=0.12)
+        with start(llama, pool=pool, settings=defaults) as node:
+            hits, end = 0, time.monotonic() + LIMIT
+            while hits < len(prompts):
+                assert time.monotonic() < end, node.counters()
+                node.forget()
+                answers = [node.ask(prompt) for prompt in prompts]
+                assert [answer.tokens for answer in answers] == expected
+                hits = sum(answer.cached == 2 * BLOCK for answer in answers)
+            assert node.counters()["lookup_limit_raises"] > 0
+            assert node.log.read_text().count("so look-ups may take") == 1

@@ -59,8 +59,10 @@ class Activity:
     failures: float
     """Look-ups, loaded blocks and stored objects that failed or were dropped, and values that were
     not whole, since the engine started."""
-    panics: float
+    panics: float = 0.0
     """Faults of Penstock that its threads contained, since the engine started."""
+    lookup_limit_raises: float = 0.0
+    """How often the limit of look-ups has grown since the engine started: its pool is far away."""
 
 
 _FAILURES = (
@@ -176,6 +178,7 @@ def activity(before: Sample | None, now: Sample) -> Activity:
         hit_share=hits / asked if hits is not None and asked else None,
         lookups=rate("penstock_lookups_total"),
         lookup_seconds=each("penstock_lookup_seconds"),
+        lookup_limit_raises=value("penstock_lookup_limit_raises_total"),
         load_seconds=each("penstock_load_seconds"),
         pool_bytes=rate("penstock_loaded_bytes_total", "penstock_prefetched_bytes_total"),
         host_bytes=rate("penstock_kept_bytes_total"),

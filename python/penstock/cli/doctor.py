@@ -298,7 +298,7 @@ def _measure(pool: Pool, report: Report) -> Iterator[Finding]:
             pool.contains(keys[:1])
             times.append(time.perf_counter() - start)
         report.round_trip_ms = statistics.median(times) * 1000
-        yield Finding("round trip", "ok", f"median {words.milliseconds(statistics.median(times))}")
+        yield findings.of_round_trip(statistics.median(times))
         yield from _transfer(pool, keys, report)
     except StoreError as error:
         yield _failed("round trip", error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from penstock._native import EncryptionKeys
 from penstock.cli import words
+from penstock.vllm import lookup_limit
 
 Level = Literal["ok", "note", "warn", "fail"]
 """`note`: may be as wanted. `warn`: should be changed. `fail`: the pool cannot serve."""
@@ -58,6 +60,29 @@ def of_url(url: str) -> Iterator[Finding]:
             "a unix socket is faster here: `unixsocket /path.sock` in the server's configuration, "
             "then unix:///path.sock",
         )
+
+
+def of_round_trip(seconds: float) -> Finding:
+    """What the round trip to the pool, in seconds, means for engines' look-ups."""
+    message = f"median {words.milliseconds(seconds)}"
+    limit = lookup_limit.needed(seconds)
+    nearer = "a pool nearer to the engines"
+    if lookup_limit.TIMES * seconds > lookup_limit.LONGEST:
+        least = math.ceil(lookup_limit.TIMES * seconds)
+        return Finding(
+            "round trip",
+            "warn",
+            f"{message}: look-ups may take {limit:.2g} s at most, which is too short for it",
+            f"{nearer}; or penstock.lookup_timeout={least} and a longer penstock.load_timeout",
+        )
+    if limit > lookup_limit.FIRST:
+        return Finding(
+            "round trip",
+            "note",
+            f"{message}: far away. Engines wait {limit:.2g} s for a look-up, if its load pays",
+            f"{nearer} makes more loads worth it",
+        )
+    return Finding("round trip", "ok", message)
 
 
 def is_object_store(url: str) -> bool:

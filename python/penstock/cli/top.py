@@ -152,11 +152,22 @@ def page(seen: Seen, facts: dict[str, Any] | None, interval: float, width: int) 
             Text(),
             *(words.text(f"{_name(url)}: {_reason(each)}") for url, each in gone.items()),
         ]
+    far = [_name(url) for url, each in seen.items() if _is_far(each)]
+    if far:
+        lines += [
+            Text(),
+            Text(f"far from their pool, so look-ups may take longer: {', '.join(far)}"),
+        ]
     if facts is not None:
         lines += [Text(), words.text(_pool_line(facts))]
     saved = "saved: seconds of prefill less seconds waited, since the engine started"
     lines += [Text(), Text(f"every {interval:g} s · {saved} · Ctrl-C ends", style="dim")]
     return Group(*lines)
+
+
+def _is_far(each: Activity | OSError) -> bool:
+    """Whether the engine's look-ups get more time, as its pool is far away."""
+    return isinstance(each, Activity) and each.lookup_limit_raises > 0
 
 
 def _name(url: str) -> str:

@@ -78,7 +78,8 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 'set "kv_load_failure_policy": "recompute" in --kv-transfer-config: a block that '
                 "does not come from the pool must be recomputed, not fail its request"
             )
-        settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config)
+        extra = self._kv_transfer_config.kv_connector_extra_config
+        settings = Settings.parse(extra)
         self._bootstrap: Bootstrap | None = None
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
@@ -87,7 +88,8 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             compat.wrap_calls()
             compat.wrap_encoder_resets()
             compat.wrap_resets()
-            self._scheduler = scheduler_half(settings, vllm_config, kv_cache_config)
+            limit = settings.lookup_limit(extra)
+            self._scheduler = scheduler_half(settings, limit, vllm_config, kv_cache_config)
             self._bootstrap = bootstrap(settings, vllm_config)
         else:
             self._facts = worker_facts(vllm_config, kv_cache_config)

@@ -7,6 +7,7 @@ COUNTERS = {
     "lookup_blocks": "Blocks asked for in look-ups.",
     "lookup_hit_blocks": "Blocks that look-ups found.",
     "lookup_failures": "Look-ups that ended by a deadline or an error.",
+    "lookup_limit_raises": "Times that the limit of look-ups has grown, as the pool is far away.",
     "lookups_not_awaited": "Requests computed before their look-up was answered: a load was not "
     "expected to pay for the wait.",
     "loads": "Loads started, once for each rank.",

@@ -13,6 +13,7 @@ from penstock.vllm.agreement import Agreement
 from penstock.vllm.bootstrap import Bootstrap
 from penstock.vllm.families import family_of, kinds_of
 from penstock.vllm.groups import Groups
+from penstock.vllm.lookup_limit import LookupLimit
 from penstock.vllm.model_facts import model_facts
 from penstock.vllm.roles import role_named
 from penstock.vllm.scheduler import Arrival, EngineFacts, SchedulerHalf, Step
@@ -22,8 +23,10 @@ from penstock.vllm.settings import Settings
 logger = logging.getLogger("vllm.penstock")
 
 
-def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -> SchedulerHalf:
-    """The scheduler half of this engine.
+def scheduler_half(
+    settings: Settings, limit: LookupLimit, vllm_config: Any, kv_cache_config: Any
+) -> SchedulerHalf:
+    """The scheduler half of this engine, with the limit of its look-ups.
 
     Raises:
         ConfigError: the model or an option is not supported.
@@ -56,7 +59,7 @@ def scheduler_half(settings: Settings, vllm_config: Any, kv_cache_config: Any) -
         lookup=functools.partial(compat.lookup_facts, vllm_config, hash_tokens),
     )
     agreement = Agreement(settings, model, groups, compat.none_hash)
-    return SchedulerHalf(settings, facts, agreement, adapters, compat.adapter, role)
+    return SchedulerHalf(settings, facts, agreement, adapters, compat.adapter, role, limit)
 
 
 def _say_family(vllm_config: Any, groups: Groups) -> None:

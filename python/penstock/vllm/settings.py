@@ -26,6 +26,7 @@ from penstock.layout.negotiate import AUTO, LAYOUTS
 from penstock.pool import CONNECT_TIMEOUT, POOL_VARIABLE
 from penstock.vllm import advisor
 from penstock.vllm.bootstrap import read_address
+from penstock.vllm.lookup_limit import FIRST, LookupLimit
 from penstock.vllm.names import PREFIX, TENANT, TENANT_NAME
 
 logger = logging.getLogger("vllm.penstock")
@@ -114,9 +115,9 @@ class Settings:
     load_policy: Annotated[str, _one_of(*advisor.POLICIES)] = advisor.AUTO
     """When to load blocks that can be loaded: `auto` (where it is expected to be faster than
     recomputing), `always`, or `never`."""
-    lookup_timeout: _Seconds = 0.25
-    """Seconds after which a look-up counts as a miss. Making a connection may take as long, but at
-    least a second."""
+    lookup_timeout: _Seconds = FIRST
+    """Seconds after which a look-up counts as a miss. Unless it is set, the limit follows the pool,
+    up to two seconds. Making a connection may take as long, but at least a second."""
     load_timeout: _Seconds = 0.5
     """Seconds that every load may take; `load_floor` adds to it by size."""
     load_floor: _Count = 64 << 20
@@ -190,6 +191,12 @@ class Settings:
             put=self.put_lanes or 1 + more,
             copy=self.copy_lanes or 1 + more,
         )
+
+    def lookup_limit(self, extra: Mapping[str, Any]) -> LookupLimit:
+        """The limit of look-ups, for an engine whose settings are read from `extra`: fixed if the
+        operator has set it."""
+        is_set = PREFIX + "lookup_timeout" in extra
+        return LookupLimit(self.lookup_timeout if is_set else None)
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:

@@ -11,6 +11,7 @@ from penstock.vllm.advisor import Advisor
 from penstock.vllm.agreement import Agreement
 from penstock.vllm.counters import Counters
 from penstock.vllm.descriptions import Descriptions
+from penstock.vllm.lookup_limit import LookupLimit
 from penstock.vllm.roles import ROLES, Role
 from penstock.vllm.scheduler.facts import AdapterOf, EngineFacts
 from penstock.vllm.scheduler.orders import Orders
@@ -34,6 +35,7 @@ class Common:
     descriptions: Descriptions
     adapters: NamedAdapters
     adapter_of: AdapterOf
+    limit: LookupLimit
     node: Store | None = None
     """Node memory; None if the engine has a host tier of its own."""
     spans: Spans | None = None

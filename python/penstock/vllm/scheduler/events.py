@@ -189,7 +189,7 @@ class Events:
                 namespace,
                 [block_hash for _, _, block_hash in names],
                 agreement.spans[group],
-                self._common.settings.lookup_timeout,
+                self._common.limit.seconds,
             )
             self._asked[self._numbers] = names
 

@@ -22,6 +22,7 @@ from penstock.vllm.agreement import Agreement
 from penstock.vllm.counters import Counts
 from penstock.vllm.descriptions import Descriptions
 from penstock.vllm.host import node_bytes, open_node_memory
+from penstock.vllm.lookup_limit import LookupLimit
 from penstock.vllm.messages import (
     IDLE_SECONDS,
     IDLE_TO_END_SECONDS,
@@ -70,7 +71,9 @@ class SchedulerHalf:
         adapters: NamedAdapters,
         adapter_of: AdapterOf,
         role: Role = ROLES["kv_both"],
+        limit: LookupLimit | None = None,
     ) -> None:
+        """`limit` is that of look-ups; None for what the settings say, whatever the pool needs."""
         store = settings.open_pool("penstock-scheduler")
         groups = [(g.block_size, g.window, g.state is not None) for g in facts.groups]
         self._common = Common(
@@ -83,6 +86,7 @@ class SchedulerHalf:
             Descriptions(store, agreement.describe),
             adapters,
             adapter_of,
+            limit or LookupLimit(settings.lookup_timeout),
             open_node_memory(settings.host_memory, "penstock-scheduler"),
             Spans(Exporter(settings.otlp_endpoint)) if settings.otlp_endpoint else None,
             role,

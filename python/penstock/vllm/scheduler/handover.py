@@ -157,19 +157,19 @@ class Handover:
 
     def _patience(self, tracked: Tracked, expected: Expected) -> float:
         """Seconds for which nothing new may come."""
-        settings = self._common.settings
+        settings, limit = self._common.settings, self._common.limit.seconds
         if not expected.found:
             # The prefill engine may have others to compute first. If nothing ever comes from there,
             # requests soon wait for moments only.
             in_vain = 0 if expected.source is None else self._in_vain.get(expected.source, 0)
             patience = settings.handover_timeout * 0.5 ** min(in_vain, 16)
-            return max(patience, min(settings.lookup_timeout, settings.handover_timeout))
+            return max(patience, min(limit, settings.handover_timeout))
         missing = self._common.advisor.saved_seconds(
             expected.found, expected.end, tracked.request.num_tokens
         )
         if tracked.policy == ALWAYS or missing is None:
             return settings.handover_timeout
-        return min(settings.handover_timeout, max(_PATIENCE * missing, settings.lookup_timeout))
+        return min(settings.handover_timeout, max(_PATIENCE * missing, limit))
 
     def look_again(self) -> None:
         """Asks the pool again for requests that wait. Prefetches what has come for them."""

@@ -12,10 +12,12 @@ that meets three conditions:
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 
 from penstock._native import Choice, Reach
+from penstock.vllm.advisor import ALWAYS
 from penstock.vllm.scheduler.common import Common
 from penstock.vllm.scheduler.facts import BlockTables
 from penstock.vllm.scheduler.handover import Handover
@@ -153,7 +155,20 @@ class Loading:
                 self._lookups.latency,
                 tracked.policy,
             )
+        if tracked.awaits and self._lookups.is_late(
+            tracked, lambda: self._saves(tracked, first, last)
+        ):
+            tracked.awaits = False
         return tracked.awaits
+
+    def _saves(self, tracked: Tracked, first: int, last: int) -> float | None:
+        """Seconds that a load of all that is asked for would save, and the look-up may take; None
+        if nobody knows. Whoever always loads saves any time."""
+        if tracked.policy == ALWAYS:
+            return math.inf
+        advisor, reach = self._common.advisor, self._catalogue.whole(tracked.id, first, last)
+        saved = advisor.saved_seconds(first, reach.end, tracked.request.num_tokens)
+        return None if saved is None else saved - (advisor.load_seconds(reach) or 0.0)
 
     def advise(self, tracked: Tracked, first: int) -> Choice | None:
         """How far to load from the token `first`; None for not at all.

@@ -1,42 +1,67 @@
-"""Look-ups: ask the pool which blocks of a request it has."""
+"""Look-ups: ask the pool which blocks of a request it has.
+
+Nobody knows what a look-up takes before the first was answered, nor after one that was not. Then
+one look-up at a time may take much longer than requests wait for it. Its answer tells how long that
+is.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 from penstock._native import Lookup
+from penstock.vllm.lookup_limit import FIRST, LONGEST
 from penstock.vllm.scheduler.common import Common
 from penstock.vllm.scheduler.requests import Tracked
 
 
 class Lookups:
-    """The look-ups under way. Each is answered within the timeout; a late one counts as a miss."""
+    """The look-ups under way. Each is answered in bounded time; a late one counts as a miss."""
 
     def __init__(self, common: Common) -> None:
         self._common = common
         self._lookup = Lookup(common.store)
         self.latency: float | None = None
         """Seconds that the last look-up took, infinite if it failed; None before the first."""
+        self._measuring: str | None = None
+        """The request whose look-up may take longer; None if there is none, or if it is gone."""
+        self._measured_by = -math.inf
+        """When such a look-up has been answered for certain, by the monotonic clock."""
 
     def start(self, tracked: Tracked, *, again: bool = False) -> None:
         """Asks for all blocks of the request. Starts no look-up if too many are waiting. With
         `again`, counts nothing but failures: more blocks may be there than at the last look-up."""
-        asked = self.ask(tracked.id)
+        now = time.monotonic()
+        tracked.asked_at, timeout = now, None
+        if self._measures(now):
+            self._measuring, self._measured_by = tracked.id, now + LONGEST
+            timeout = LONGEST
+        asked = self.ask(tracked.id, timeout)
         if asked and not again:
             self._common.counters.count("lookups")
             self._common.counters.count("lookup_blocks", asked)
 
-    def ask(self, name: str) -> int:
+    def _measures(self, now: float) -> bool:
+        """Whether the look-up that begins now is to tell how long look-ups take."""
+        is_known = self.latency is not None and math.isfinite(self.latency)
+        if self._common.limit.is_fixed or is_known:
+            return False
+        is_over = self._measuring is not None and not self.is_asked(self._measuring)
+        return is_over or now >= self._measured_by
+
+    def ask(self, name: str, timeout: float | None = None) -> int:
         """Asks for all blocks that the catalogue knows by the name of a request. Returns how many;
-        none if too many look-ups are waiting. Counts failures only."""
+        none if too many look-ups are waiting. Counts failures only. The pool has `timeout` seconds
+        to answer, else as long as requests wait."""
         agreement = self._common.agreement
         asked = self._common.catalogue.ask(
             name,
             self._lookup,
             agreement.namespaces,
             agreement.spans,
-            self._common.settings.lookup_timeout,
+            self._common.limit.seconds if timeout is None else timeout,
         )
         self._common.counters.count("lookup_failures", asked is None)
         return asked or 0
@@ -48,8 +73,23 @@ class Lookups:
         self._common.counters.count("lookup_failures", failed)
         for took in filter(math.isfinite, seconds):
             self._common.counters.observe("lookup_seconds", took)
+            if self._common.limit.note(took):
+                self._common.counters.count("lookup_limit_raises")
         if seconds:
             self.latency = seconds[-1]
+
+    def is_late(self, tracked: Tracked, saves: Callable[[], float | None]) -> bool:
+        """Whether the request has waited long enough for its look-up. Beyond the first limit it
+        waits only as long as its load would save: `saves` tells how many seconds that is, None if
+        nobody knows."""
+        waited, limit = time.monotonic() - tracked.asked_at, self._common.limit
+        if limit.is_fixed or waited <= FIRST:
+            return False
+        if waited > limit.seconds:
+            self.latency = math.inf
+            return True
+        seconds = saves()
+        return seconds is None or waited > seconds
 
     def wait_for(self, tracked: Tracked, until: float) -> None:
         """Waits for the answer to the request's look-up, until this time by the monotonic clock.
@@ -67,8 +107,12 @@ class Lookups:
         return bool(self._common.catalogue.is_asked(name))
 
     def drop(self, tracked: Tracked) -> None:
-        """Nobody waits for the request's look-up any more."""
-        self._common.catalogue.drop_lookup(tracked.id, self._lookup)
+        """Nobody waits for the request's look-up any more, and the catalogue forgets it next."""
+        if tracked.id == self._measuring:
+            # It goes on: what it takes is not known yet.
+            self._measuring = None
+        else:
+            self._common.catalogue.drop_lookup(tracked.id, self._lookup)
         tracked.unawaited_from = None
 
     def begin_anew(self, tracked: Tracked) -> None:

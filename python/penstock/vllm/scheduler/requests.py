@@ -120,6 +120,8 @@ class Tracked:
     has_images: bool = False
     """See :attr:`~penstock.vllm.scheduler.facts.Arrival.has_images`."""
     phase: Phase = Phase.WAITING
+    asked_at: float = 0.0
+    """When its last look-up began, by the monotonic clock."""
     awaits: bool | None = None
     """Whether the engine waits for the request's look-up once it has room for the request; None if
     it has had no room yet."""

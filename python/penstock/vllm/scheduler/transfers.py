@@ -39,7 +39,7 @@ class Transfers:
         """The job of a load or prefetch that begins now. `choice` is the advice for a load."""
         host_bytes, pool_bytes, objects = moved
         timeout, pace, patience = (
-            self._common.settings.load_deadline(host_bytes + pool_bytes),
+            self._common.settings.load_deadline(host_bytes + pool_bytes) + self._common.limit.extra,
             0.0,
             None,
         )

@@ -15,6 +15,7 @@ from msgspec.json import encode
 
 from penstock._native import TokenIds, read_question
 from penstock.errors import Closed, ConfigError
+from penstock.lookup.connections import Connections, Patience
 from penstock.lookup.measured import Measured
 from penstock.lookup.models import Lora, Refused
 from penstock.lookup.service import REFRESHER, Found, Question, Service
@@ -65,12 +66,15 @@ class Application:
         *,
         token: str | None = None,
         limits: Limits | None = None,
+        connections: Connections | None = None,
     ) -> None:
         self._service = service
         self._tokenizers = tokenizers
         self._limits = limits or Limits()
         # Digests are of one length, so that the time of a comparison tells nothing.
         self._token = None if token is None else _digest(token.encode())
+        self.connections = Connections(Patience()) if connections is None else connections
+        """Those of the server that it runs in."""
         self._measured = Measured(service)
         self._running = 0
 

@@ -17,6 +17,8 @@ from penstock.lookup.http import Application
 
 _IDLE_SECONDS = 30
 """A connection without a request is closed after so long."""
+_TICKS_A_SWEEP = 10
+"""uvicorn ticks ten times a second."""
 _SWITCH_SECONDS = 0.0002
 """The longest that one of the process's threads may keep the others from Python."""
 _GRACE_SECONDS = 5
@@ -87,6 +89,11 @@ def serve(
             def _end(self, number: signal.Signals) -> None:
                 self.ended_by = number
                 self.should_exit = True
+
+            async def on_tick(self, counter: int) -> bool:
+                if counter % _TICKS_A_SWEEP == 0:
+                    application.connections.sweep()
+                return await super().on_tick(counter)
 
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)

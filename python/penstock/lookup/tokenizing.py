@@ -1,9 +1,16 @@
-"""Text into tokens, where a tokenizer is at hand. Routers that send token ids need none."""
+"""Text into tokens, where a tokenizer is at hand. Routers that send token ids need none.
+
+Which tokenizer a question needs, its asker and the pool's descriptions say. So what that may load
+is bounded: in size, in number, and in how often it is tried.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,16 +27,31 @@ _ADVICE = (
     "transformers or tokenizers installed"
 )
 
+MOST_LOADED = 8
+"""Tokenizers in memory. The one that was used longest ago makes room."""
+MOST_BYTES = 256 << 20
+"""Of one tokenizer's files. The largest in use have some tens of MiB."""
+_AGAIN_SECONDS = 60.0
+"""After so long, one that could not be loaded is tried again."""
+_MOST_REFUSED = 64
+_WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5", ".msgpack", ".onnx")
+
 
 class Tokenizers:
     """Tokenizers by the name of their model. A tokenizer is loaded when it is first needed."""
 
-    def __init__(self, sources: Mapping[str, str]) -> None:
+    def __init__(
+        self, sources: Mapping[str, str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`sources`: name of a model → a folder, or a name that Hugging Face's cache has. Of a
         model that is not among them, the name in the pool is looked for in that cache, and
         nowhere else: whoever may write to the pool may have written it."""
         self._sources = dict(sources)
-        self._loaded: dict[str, Tokenize] = {}
+        self._clock = clock
+        self._loaded: OrderedDict[str, Tokenize] = OrderedDict()
+        """The one used last at the end."""
+        self._refused: OrderedDict[str, tuple[float, str]] = OrderedDict()
+        """Source → until when it is not tried again, and why."""
         self._loading = threading.Lock()
 
     def tokens(self, model: str, described: str, text: str) -> list[int]:
@@ -42,11 +64,61 @@ class Tokenizers:
         source = self._sources.get(model, self._sources.get(described))
         if source is None:
             source = _cached_name(described)
-        if (tokenize := self._loaded.get(source)) is None:
+        # Nobody who has a tokenizer waits while another is loaded.
+        if (tokenize := self._used(source)) is None:
             with self._loading:
-                tokenize = self._loaded.get(source) or _load(source)
-                self._loaded[source] = tokenize
+                tokenize = self._used(source) or self._new(source)
         return tokenize(text)
+
+    def _used(self, source: str) -> Tokenize | None:
+        with contextlib.suppress(KeyError):
+            # One step, which no other thread sees half done; it may be gone right after.
+            self._loaded.move_to_end(source)
+        return self._loaded.get(source)
+
+    def _new(self, source: str) -> Tokenize:
+        until, why = self._refused.pop(source, (0.0, ""))
+        now = self._clock()
+        if now >= until:
+            try:
+                _check_size(source)
+                tokenize = self._loaded[source] = _load(source)
+            except Refused as error:
+                until, why = now + _AGAIN_SECONDS, str(error)
+            else:
+                if len(self._loaded) > MOST_LOADED:
+                    self._loaded.popitem(last=False)
+                return tokenize
+        self._refused[source] = until, why
+        if len(self._refused) > _MOST_REFUSED:
+            self._refused.popitem(last=False)
+        raise Refused(why)
+
+
+def _check_size(source: str) -> None:
+    """Raises:
+    Refused: the files beside a tokenizer are larger than any tokenizer's.
+    """
+    folder = Path(source)
+    try:
+        if not folder.is_dir():
+            from huggingface_hub import snapshot_download
+
+            folder = Path(snapshot_download(source, local_files_only=True))
+        sizes = [
+            each.stat().st_size
+            for each in folder.iterdir()
+            if each.is_file() and each.suffix not in _WEIGHTS
+        ]
+    except Exception:
+        # It is not here, or cannot be read: loading it says so.
+        return
+    if sum(sizes) > MOST_BYTES:
+        raise Refused(
+            f"the tokenizer of {source!r} is not loaded: its files have {sum(sizes) >> 20} MiB, "
+            f"more than {MOST_BYTES >> 20}: send token ids, or name a folder that has the "
+            "tokenizer alone (--tokenizer MODEL=FOLDER)"
+        )
 
 
 def _cached_name(described: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from penstock.supervised import failures
 from tests.servers import Server
 
 # A panic that no test asked for ends its process: of a test, and of what a test starts.
@@ -20,6 +21,15 @@ os.environ.setdefault("PENSTOCK_PANICS", "abort")
 settings.register_profile("penstock", deadline=None, derandomize=True)
 settings.register_profile("soak", deadline=None, print_blob=True)
 settings.load_profile("penstock")
+
+
+@pytest.fixture(autouse=True)
+def no_thread_fails(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A thread that goes on after a fault fails the test, unless the test is about that."""
+    before = failures()
+    yield
+    if request.node.get_closest_marker("threads_fail") is None:
+        assert failures() == before
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ LIMIT = 60.0
 
 logger = logging.getLogger("tests.supervised")
 
+pytestmark = pytest.mark.threads_fail
+
 
 class Pauses:
     """Notes how long threads would pause, and ends each pause at once."""

@@ -10,16 +10,33 @@ from __future__ import annotations
 import logging
 import threading
 import traceback
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-__all__ = ["Running", "ThreadState", "Threads"]
+__all__ = ["Running", "ThreadState", "Threads", "count_failure", "failures"]
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 
 _ERROR_CHARACTERS = 300
 """A failure may carry foreign text of any length. So much of it is shown."""
+
+_lock = threading.Lock()
+_failures: Counter[str] = Counter()
+
+
+def failures() -> Mapping[str, int]:
+    """How often the work of each thread of this process has failed, by the thread's name."""
+    with _lock:
+        return dict(_failures)
+
+
+def count_failure(name: str) -> None:
+    """Counts a failure of a thread that goes on by itself."""
+    with _lock:
+        _failures[name] += 1
+
 
 Wait = Callable[[threading.Event, float], bool]
 """Waits until the event is set, at most so many seconds. Returns whether it is set."""
@@ -164,6 +181,7 @@ class Threads:
 
     def _failed(self, name: str, error: BaseException, advice: str) -> float:
         """Notes a failure. Returns the pause before the work may begin again, in seconds."""
+        count_failure(name)
         shown = f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]
         # The place stands for the failure, not its text: foreign text may be new each time, and
         # neither the log nor this set may grow with it.

@@ -475,8 +475,8 @@ def main(args: dict[str, Any]) -> None:
     """Serves until standard input ends."""
     try:
         asyncio.run(_serve(args))
-        # vLLM's engine ends once more when it is collected. At the interpreter's end, what it needs for
-        # that is gone.
+        # vLLM's engine ends once more when it is collected. At the interpreter's end, what it needs
+        # for that is gone.
         gc.collect()
     except BaseException as error:
         print(json.dumps({"id": 0, "failed": repr(error)}), flush=True)

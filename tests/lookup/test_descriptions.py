@@ -188,6 +188,7 @@ def test_one_that_comes_later_stops_no_reading(store: Store) -> None:
         assert [(state.is_alive, state.failures) for state in service.threads] == [(True, 0)]
 
 
+@pytest.mark.threads_fail
 def test_a_fault_of_the_reader_is_seen_and_stops_no_other_pool(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,8 +2,8 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
+use crate::calls::*;
 use crate::host_work::cuLaunchHostFunc;
 use crate::machine::*;
 use crate::memory::*;
@@ -11,7 +11,6 @@ use crate::ptx::{Program, Shape};
 use crate::stream::{Event, Stream};
 use crate::{CopyAttributes, DevicePtr, Handle};
 
-const CAPTURE_MODE_RELAXED: i32 = 2;
 const INVALID_DEVICE: i32 = 101;
 const INVALID_PTX: i32 = 218;
 const NOT_FOUND: i32 = 500;
@@ -19,86 +18,6 @@ const NOT_READY: i32 = 600;
 const MULTIPROCESSOR_COUNT: i32 = 16;
 const LEAST_PRIORITY: i32 = 0;
 const GREATEST_PRIORITY: i32 = -5;
-
-pub(crate) type Done = Result<(), i32>;
-
-fn code(done: Done) -> c_int {
-    done.err().unwrap_or(0)
-}
-
-/// Notes the call. Fails if the call is to fail before it does anything.
-fn noted(machine: &Machine, name: &'static str) -> Done {
-    let mut state = machine.state.lock();
-    state.calls.push(name);
-    if let Some((_, left)) = state.fail.as_mut().filter(|(call, _)| *call == name) {
-        if *left == 0 {
-            state.fail = None;
-            state.failed = true;
-            return Err(TOLD_TO_FAIL);
-        }
-        *left -= 1;
-    }
-    state.lost.map_or(Ok(()), Err)
-}
-
-/// A call on the thread's context.
-pub(crate) fn call(name: &'static str, body: impl FnOnce(&Arc<Machine>) -> Done) -> c_int {
-    let (current, mode) = THREAD.with_borrow(|thread| (thread.0.last().copied(), thread.1));
-    let Some(Thing::Context(machine)) =
-        current.and_then(|handle| things(|all| all.get(&handle).cloned()))
-    else {
-        return INVALID_CONTEXT;
-    };
-    if mode != CAPTURE_MODE_RELAXED {
-        machine.offence(format!("{name} would spoil the capture of a graph"));
-    }
-    code(noted(&machine, name).and_then(|()| body(&machine)))
-}
-
-/// The stream of a handle; zero is the default stream, where the model computes.
-pub(crate) fn stream(machine: &Machine, handle: Handle) -> Result<Arc<Stream>, i32> {
-    if handle.0.is_null() {
-        return Ok(machine.default_stream());
-    }
-    match things(|all| all.get(&handle.0.addr()).cloned()) {
-        Some(Thing::Stream(stream)) => Ok(stream),
-        _ => Err(INVALID_HANDLE),
-    }
-}
-
-fn event(handle: Handle) -> Result<Arc<Event>, i32> {
-    match things(|all| all.get(&handle.0.addr()).cloned()) {
-        Some(Thing::Event(event)) => Ok(event),
-        _ => Err(INVALID_HANDLE),
-    }
-}
-
-fn as_handle(number: usize) -> Handle {
-    Handle(std::ptr::without_provenance_mut(number))
-}
-
-/// Writes a result where the caller wants it.
-pub(crate) fn give<T>(to: *mut T, value: T) {
-    // SAFETY: callers pass valid places, as the driver demands.
-    unsafe { to.write(value) };
-}
-
-fn make(machine: &Machine, to: *mut Handle, thing: Thing) -> Done {
-    machine.alive.fetch_add(1, Ordering::Relaxed);
-    give(to, as_handle(handle_of(thing)));
-    Ok(())
-}
-
-fn destroy(machine: &Machine, handle: Handle) -> Result<Thing, i32> {
-    let thing = things(|all| all.remove(&handle.0.addr())).ok_or(INVALID_HANDLE);
-    match &thing {
-        Ok(_) => {
-            machine.alive.fetch_sub(1, Ordering::Relaxed);
-        }
-        Err(_) => machine.offence("destroyed twice".to_owned()),
-    }
-    thing
-}
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuInit(_flags: c_uint) -> c_int {

@@ -5,15 +5,8 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use crate::Handle;
-use crate::entries::{call, give, stream};
+use crate::calls::{call, give, stream};
 use crate::machine::{INVALID_VALUE, Machine};
-
-/// The variable that says how many devices a program finds.
-pub const DEVICES: &str = "PENSTOCK_STANDIN_DEVICES";
-
-/// The variable that says from how many bytes of a piece on the copy engines are faster than the kernel.
-/// Without it nothing takes time.
-pub const CROSSOVER: &str = "PENSTOCK_STANDIN_COPY_ENGINES_FROM";
 
 /// A function of the program: `CUhostFn`.
 type HostFunction = unsafe extern "C" fn(*mut c_void);

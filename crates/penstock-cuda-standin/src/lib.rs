@@ -14,6 +14,8 @@
 //! fence is raised; graphs that are captured; several processes on one device; ECC and other
 //! faults that only hardware has.
 
+#[allow(unsafe_code)]
+mod calls;
 // Those of the driver: its names, exported.
 #[allow(unsafe_code, non_snake_case)]
 mod entries;
@@ -26,9 +28,9 @@ mod ptx;
 mod stream;
 
 pub use entries::{find, record};
-pub use host_work::{CROSSOVER, DEVICES};
 pub use machine::{
-    Costs, ILLEGAL_ADDRESS, Kind, Machine, Meanwhile, Range, State, TOLD_TO_FAIL, Thing, handle_of,
+    CROSSOVER, Costs, DEVICES, ILLEGAL_ADDRESS, Kind, Machine, Meanwhile, Range, State,
+    TOLD_TO_FAIL, Thing, handle_of,
 };
 pub use ptx::{Memory, Program, Shape};
 pub use stream::{Event, Stream};

@@ -17,9 +17,15 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
-use crate::host_work::{CROSSOVER, DEVICES};
 use crate::ptx::{Memory, Program, Shape};
 use crate::stream::{Event, Stream};
+
+/// The variable that says how many devices a program finds.
+pub const DEVICES: &str = "PENSTOCK_STANDIN_DEVICES";
+
+/// The variable that says from how many bytes of a piece on the copy engines are faster than the kernel.
+/// Without it nothing takes time.
+pub const CROSSOVER: &str = "PENSTOCK_STANDIN_COPY_ENGINES_FROM";
 
 pub(crate) const INVALID_VALUE: i32 = 1;
 pub(crate) const INVALID_CONTEXT: i32 = 201;

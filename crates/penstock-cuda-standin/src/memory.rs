@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use crate::DevicePtr;
-use crate::entries::{Done, call, give};
+use crate::calls::{Done, call, give};
 use crate::machine::*;
 
 const ALREADY_REGISTERED: i32 = 712;

@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import index
@@ -67,13 +68,27 @@ def main(target: str) -> None:
         _end(1)
     _greet(control, greeting)
     links: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
-    threading.Thread(target=_receive_links, args=(control, links), daemon=True).start()
+    _start(_receive_links, control, links)
     for _ in range(store.concurrency - 1):
-        threading.Thread(target=_serve_links, args=(store, links), daemon=True).start()
+        _start(_serve_links, store, links)
     _serve_links(store, links)
     with contextlib.suppress(Exception):
         store.close()
     _end(0)
+
+
+def _start(work: Callable[..., None], *arguments: object) -> None:
+    """Starts a thread without which this program is of no use: it ends if that fails, and is
+    started again by who needs it."""
+
+    def run() -> None:
+        try:
+            work(*arguments)
+        except BaseException:
+            traceback.print_exc()
+            _end(1)
+
+    threading.Thread(target=run, daemon=True).start()
 
 
 def _end(status: int) -> NoReturn:

@@ -7,10 +7,13 @@ block is got from this address: blocks go through the pool.
 from __future__ import annotations
 
 import json
-import threading
+import logging
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from penstock.errors import ConfigError
+from penstock.supervised import Threads
+
+logger = logging.getLogger("vllm.penstock")
 
 _PATH = "/query"
 _POLL_SECONDS = 1.0
@@ -52,13 +55,13 @@ class Bootstrap:
                 f"penstock.bootstrap: cannot listen at {address}: {error.strerror}"
             ) from error
         self._server.daemon_threads = True
-        self._thread = threading.Thread(
-            target=self._server.serve_forever,
-            args=(_POLL_SECONDS,),
-            name="penstock-bootstrap",
-            daemon=True,
+        self._threads = Threads(logger)
+        self._threads.start(
+            "penstock-bootstrap",
+            lambda _: self._server.serve_forever(_POLL_SECONDS),
+            advice="proxies are not answered meanwhile (penstock.bootstrap)",
+            wake=self._server.shutdown,
         )
-        self._thread.start()
 
     @property
     def port(self) -> int:
@@ -67,8 +70,7 @@ class Bootstrap:
 
     def shutdown(self) -> None:
         """Answers no more."""
-        self._server.shutdown()
-        self._thread.join()
+        self._threads.stop()
         self._server.server_close()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from penstock._native import Store
 from penstock.errors import PenstockError
 from penstock.pool.namespace import publish_namespace
+from penstock.supervised import count_failure
 
 logger = logging.getLogger("vllm.penstock")
 
@@ -20,6 +21,7 @@ MOST_TENANTS = 1000
 like all others, but no description."""
 
 _AGAIN_SECONDS = 300.0
+_THREAD = "penstock-publish"
 
 Describe = Callable[[str], Sequence[tuple[bytes, Mapping[str, Any]]]]
 """A tenant's name, or an empty text for blocks that nobody owns → the groups' namespaces, each with
@@ -56,7 +58,7 @@ class Descriptions:
             if self._is_running:
                 return
             self._is_running = True
-        threading.Thread(target=self._run, name="penstock-publish", daemon=True).start()
+        threading.Thread(target=self._run, name=_THREAD, daemon=True).start()
 
     def forget(self) -> None:
         """The namespaces are others now: they are described with their first stores."""
@@ -77,3 +79,10 @@ class Descriptions:
                 # The others would fail as well, each after its time.
                 with self._lock:
                     self._waiting.clear()
+            except Exception:
+                count_failure(_THREAD)
+                logger.exception(
+                    "Penstock: describing namespaces failed. It is tried again in %g s; until then "
+                    "`penstock pool ls` does not know them. Please report this",
+                    _AGAIN_SECONDS,
+                )

@@ -1,4 +1,5 @@
-"""Panics of native threads: counted by place, and logged once each with what to do."""
+"""Panics of native threads: counted by place, and logged once each with what to do. Failures of
+Python's threads, which log themselves, are counted with them."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import logging
 import threading
 
 from penstock import _native
+from penstock.supervised import failures
 
 logger = logging.getLogger("vllm.penstock")
 
@@ -22,12 +24,13 @@ def take_panics() -> dict[str, int]:
     panic that says something new is logged."""
     new: dict[str, int] = {}
     with _lock:
-        for place, count, last in _native.panics():
+        of_python = [(place, count, "") for place, count in failures().items()]
+        for place, count, last in [*_native.panics(), *of_python]:
             if count == _taken.get(place, 0):
                 continue
             new[place] = count - _taken.get(place, 0)
             _taken[place] = count
-            if (place, last) not in _logged and len(_logged) < _MOST_LOGGED:
+            if last and (place, last) not in _logged and len(_logged) < _MOST_LOGGED:
                 _logged.add((place, last))
                 logger.error(
                     "Penstock: the native thread %s panicked: %s. This is a fault of Penstock, not "

@@ -122,7 +122,10 @@ fn install() {
 }
 
 fn message(info: &PanicHookInfo<'_>) -> String {
-    let text = info.payload_as_str().unwrap_or("no message");
+    let payload = info.payload();
+    let text = (payload.downcast_ref::<&str>().copied())
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message");
     // The first line says what; the rest may be as long as a value.
     text.lines()
         .next()

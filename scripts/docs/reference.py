@@ -22,7 +22,14 @@ from penstock.cli.main import STATUSES, make_parser
 from penstock.plan import wish
 from penstock.pool import POOL_VARIABLE
 from penstock.vllm import compat
-from penstock.vllm.counters import COUNTERS, HISTOGRAM_LABELS, HISTOGRAMS, TENANT_COUNTERS
+from penstock.vllm.counters import (
+    COUNTER_LABELS,
+    COUNTERS,
+    HISTOGRAM_LABELS,
+    HISTOGRAMS,
+    PLACE_COUNTERS,
+    TENANT_COUNTERS,
+)
 from penstock.vllm.names import PREFIX
 from penstock.vllm.settings import Settings
 
@@ -88,7 +95,8 @@ def metrics() -> str:
     """The page of the connector's metrics."""
     counters = [(f"`{metric_name(name)}`", "", text) for name, text in COUNTERS.items()]
     counters += [
-        (f"`{metric_name(name)}`", "`tenant`", text) for name, text in TENANT_COUNTERS.items()
+        (f"`{metric_name(name)}`", f"`{COUNTER_LABELS[name]}`", text)
+        for name, text in (TENANT_COUNTERS | PLACE_COUNTERS).items()
     ]
     histograms = [
         (

@@ -17,7 +17,13 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from penstock.vllm.counters import COUNTERS, HISTOGRAM_LABELS, HISTOGRAMS, Counters
+from penstock.vllm.counters import (
+    COUNTERS,
+    HISTOGRAM_LABELS,
+    HISTOGRAMS,
+    PLACE_COUNTERS,
+    Counters,
+)
 from penstock.vllm.stats import PenstockPromMetrics
 from tests.prometheus import ALERTS, DASHBOARD, Prometheus, needed, targets
 from tests.silent import eventually
@@ -158,7 +164,11 @@ def test_the_figure_that_pays_for_the_pool_is_right(prometheus: Scraped) -> None
 def test_the_dashboard_hides_no_metric() -> None:
     """All that is measured is on it, but for what another panel's figure is made of."""
     shown = " ".join(expression for _, expression in targets())
-    missing = {name for name in (*COUNTERS, *HISTOGRAMS) if f"penstock_{name}" not in shown}
+    missing = {
+        name
+        for name in (*COUNTERS, *PLACE_COUNTERS, *HISTOGRAMS)
+        if f"penstock_{name}" not in shown
+    }
     assert missing == {
         "lookups",
         "lookups_not_awaited",
@@ -220,6 +230,12 @@ def series(name: str, values: str) -> dict[str, str]:
             "40m",
             [series("handovers_total", "0+60x60"), series("handovers_given_up_total", "0+6x60")],
             [series("handovers_total", "0+60x60"), series("handovers_given_up_total", "0+20x60")],
+        ),
+        (
+            "PenstockPanics",
+            "20m",
+            [series("panics_total", "0+0x40")],
+            [series("panics_total", "_x15 1x20")],
         ),
         (
             "PenstockDropsStores",

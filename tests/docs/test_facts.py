@@ -18,7 +18,7 @@ from penstock.plan import wish
 from penstock.sglang.compat import SUPPORTED as SUPPORTED_SGLANG
 from penstock.sglang.counters import COUNTERS as SGLANG_COUNTERS
 from penstock.sglang.settings import Settings as SglangSettings
-from penstock.vllm.counters import COUNTERS, HISTOGRAMS, TENANT_COUNTERS
+from penstock.vllm.counters import COUNTERS, HISTOGRAMS, PLACE_COUNTERS, TENANT_COUNTERS
 from penstock.vllm.families import FAMILIES, NOT_TRIED, TRIED
 from penstock.vllm.names import PREFIX
 from penstock.vllm.scheduler.spans import ATTRIBUTES, OUTCOMES
@@ -226,7 +226,7 @@ def takes(command: str, target: str | None) -> bool:
 
 @cache
 def counters() -> set[str]:
-    return {*COUNTERS, *TENANT_COUNTERS}
+    return {*COUNTERS, *TENANT_COUNTERS, *PLACE_COUNTERS}
 
 
 def missing_metrics(name: str) -> list[str]:
@@ -358,7 +358,12 @@ def test_every_key_of_kv_memory_is_in_the_reference() -> None:
 def test_every_metric_is_in_the_reference() -> None:
     named = [
         cells[0].strip("`")
-        for heading in ("# Metrics", "## Counters by tenant", "## Histograms")
+        for heading in (
+            "# Metrics",
+            "## Counters by thread",
+            "## Counters by tenant",
+            "## Histograms",
+        )
         for cells in rows("docs/reference/settings.md", heading)
     ]
     assert sorted(named) == sorted({*counters(), *HISTOGRAMS})
@@ -371,9 +376,13 @@ def test_spans_are_in_the_reference() -> None:
     assert {cells[0].strip("`") for cells in rows(page, "## Outcomes of a span")} == {*OUTCOMES}
 
 
+_OF_TESTS = ("PENSTOCK_TEST", "PENSTOCK_TRACES", "PENSTOCK_STANDIN")
+"""How variables begin that only tests set."""
+
+
 def test_every_variable_that_users_set_is_in_the_docs() -> None:
     used = set(re.findall(r'"(PENSTOCK_[A-Z_]+)"', sources()))
-    used = {name for name in used if not name.startswith(("PENSTOCK_TEST", "PENSTOCK_TRACES"))}
+    used = {name for name in used if not name.startswith(_OF_TESTS)}
     text = "".join((ROOT / name).read_text() for name in pages())
     assert {name for name in used if name not in text} == set()
 

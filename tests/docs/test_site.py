@@ -17,7 +17,7 @@ import penstock
 from penstock.cli.main import COMMANDS, main, make_parser
 from penstock.plan import wish
 from penstock.vllm import compat
-from penstock.vllm.counters import COUNTERS, HISTOGRAMS, TENANT_COUNTERS
+from penstock.vllm.counters import COUNTERS, HISTOGRAMS, PLACE_COUNTERS, TENANT_COUNTERS
 from penstock.vllm.names import PREFIX
 from penstock.vllm.settings import Settings
 
@@ -50,7 +50,7 @@ def test_every_setting_is_there_with_its_meaning() -> None:
 
 def test_every_metric_is_there() -> None:
     page = reference.metrics()
-    for name, meaning in (COUNTERS | TENANT_COUNTERS).items():
+    for name, meaning in (COUNTERS | TENANT_COUNTERS | PLACE_COUNTERS).items():
         assert cells(page, f"`vllm:penstock_{name}_total`")[-1] == meaning
     for name, meaning in HISTOGRAMS.items():
         assert cells(page, f"`vllm:penstock_{name}`")[-1] == meaning

@@ -68,6 +68,7 @@ WRONG: Mapping[str, Sequence[str]] = {
     "ORDINAL": ("first", "-1", "1.5", "nan", "100000000000000000000"),
     "NS": ("", "xyz", "00"),
     "NAME=EVENTS[,PART=VALUE]": ("a", "a=here", "a=tcp://*:1", "a=tcp://here:1,zone=1"),
+    "ENGINE": ("", "http://user:password@host", "ftp://host", "host:0"),
     "PORT": ("many", "-1", "1.5", "65536"),
 }
 """Wrong values of options, by what help calls the value."""

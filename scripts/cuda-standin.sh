@@ -2,7 +2,7 @@
 # Runs a command on a machine that seems to have a CUDA device: the stand-in for the driver is found as
 # libcuda.so.1, and vLLM's CPU build has a plug-in by which Penstock takes its KV cache for the device's.
 #
-# Usage: scripts/cuda-standin.sh COMMAND [ARGUMENT...]
+# Run it in the repository's root. Usage: scripts/cuda-standin.sh COMMAND [ARGUMENT...]
 set -euo pipefail
 
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")

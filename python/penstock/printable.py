@@ -29,10 +29,17 @@ class _Printable(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Changes the record. Every record is logged."""
-        record.msg, record.args = printable(record.getMessage(), keep="\n"), None
-        if record.exc_info and not record.exc_text:
-            # A formatter takes this text instead of making its own.
-            record.exc_text = printable(_formatter.formatException(record.exc_info), keep="\n")
+        try:
+            record.msg, record.args = printable(record.getMessage()), None
+            if record.exc_info and not record.exc_text:
+                # A formatter takes this text instead of making its own. No line of it begins as a
+                # record does.
+                text = printable(_formatter.formatException(record.exc_info), keep="\n")
+                record.exc_text = text.replace("\n", "\n  ")
+        except Exception:
+            # Whoever shows the record reports what is wrong with it. A filter's error would reach
+            # the one who logs.
+            return True
         return True
 
 

@@ -57,7 +57,7 @@ def test_panics_are_told_by_place(metrics: Metrics, capsys: pytest.CaptureFixtur
     (engine,) = json.loads(capsys.readouterr().out)["engines"]
     panics, stores = engine["findings"]
     assert (panics["check"], panics["level"]) == ("panics", "warn")
-    assert "penstock-copy 6 times, penstock-dns 1 times" in panics["message"]
+    assert "penstock-copy (6), penstock-dns (1)" in panics["message"]
     assert (stores["check"], stores["level"]) == ("stores", "note")
 
 

@@ -146,8 +146,10 @@ class StandIn:
         assert handle.value is not None
         self._streams.append(handle.value)
         before, self.stream = self.stream, handle.value
-        yield
-        self.stream = before
+        try:
+            yield
+        finally:
+            self.stream = before
 
     def run(self, work: Callable[[], object]) -> None:
         function = _HostFunction(lambda _: (work(), None)[1])

@@ -5,7 +5,7 @@ mod submit;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
@@ -182,6 +182,7 @@ impl Engine {
             faults: Mutex::default(),
             told_of_batches: AtomicBool::new(false),
             counters,
+            lanes: lane::Lanes::default(),
             running,
         });
         let threads = lane::start(&inner)?;
@@ -286,11 +287,12 @@ impl Engine {
     /// with other processes is mapped then.
     fn prepare(&self, device: Device) -> Result<(), EngineError> {
         let inner = Arc::clone(&self.inner);
-        let thread = Builder::new()
-            .name("penstock-prep".to_owned())
-            .spawn(move || prepare(&inner, device))
-            .map_err(EngineError::Thread)?;
-        self.threads.lock().push(thread);
+        let thread = lane::spawn("penstock-prep".to_owned(), inner, move |inner| {
+            prepare(inner, device);
+        });
+        self.threads
+            .lock()
+            .push(thread.map_err(EngineError::Thread)?);
         Ok(())
     }
 
@@ -303,7 +305,9 @@ impl Engine {
     }
 
     fn unregister_by(&self, end: Instant) -> bool {
-        let mut retired = self.retired.lock();
+        let Some(mut retired) = self.retired.try_lock_until(end) else {
+            return false;
+        };
         let groups = std::mem::take(&mut *self.groups.write());
         retired.copying.extend(groups.into_values());
         self.inner.queues.drop_gathers();
@@ -485,7 +489,8 @@ impl Engine {
     /// time of [`unregister`](Self::unregister) or [`shutdown`](Self::shutdown). It must stay until
     /// this is false.
     pub fn is_copying(&self) -> bool {
-        !self.retired.lock().close(Instant::now())
+        // Who has the lock waits for a copy.
+        (self.retired.try_lock()).is_none_or(|mut retired| !retired.close(Instant::now()))
     }
 
     /// Gives back what was had of devices, on a thread of its own: a driver may wait for all that its

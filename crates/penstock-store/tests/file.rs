@@ -518,6 +518,18 @@ fn fill(disk: &SmallDisk) {
     // What could never find room makes nobody go.
     refuses(&*store, &pool, 64, 6 << 20);
     assert_eq!(store.contains(&keys, soon()).unwrap(), left);
+    // A put that has no time for a scan has a thread make room for those that come.
+    let hurried = FileStore::open(&pool, Some(64 << 20), None, &Trust::default()).unwrap();
+    let hurried = hurried.with_room_wait(Duration::ZERO);
+    let mut n = 100;
+    eventually("there is room again and again", || {
+        if put_sealed(&hurried, n, 200_000).is_ok() {
+            n += 1;
+        }
+        n == 140
+    });
+    drop(hurried);
+    let keys: Vec<Key> = (0..140).map(|n| key(SHARED, n)).collect();
     // Other things on the disk may leave the pool nothing.
     store.remove(&keys, soon()).unwrap();
     let strange = fs::File::create(disk.0.path().join("strange")).unwrap();

@@ -63,6 +63,12 @@ fn misses(store: &dyn Store, n: u64) {
     assert!(listed(store).iter().all(|listed| listed.key != key));
 }
 
+/// Makes a directory for this user alone, whatever the umask.
+fn made(path: &Path) {
+    fs::create_dir(path).unwrap();
+    allow(path, 0o700);
+}
+
 #[test]
 fn a_directory_of_another_user_is_refused_until_that_user_is_trusted() {
     if !is_root("a directory of another user") {
@@ -70,7 +76,7 @@ fn a_directory_of_another_user_is_refused_until_that_user_is_trusted() {
     }
     let root = tempfile::tempdir().unwrap();
     let pool = root.path().join("pool");
-    fs::create_dir(&pool).unwrap();
+    made(&pool);
     give(&pool);
     let error = refused(&pool).to_string();
     for word in ["user 65534", "trust=65534", "beneath"] {
@@ -89,7 +95,7 @@ fn a_directory_that_others_may_write_into_is_refused_and_one_beneath_it_is_not()
     for (mode, words) in [
         (0o777, ["every user", "chmod go-w", "trust=all"]),
         (0o1777, ["every user", "mode 777", "beneath"]),
-        (0o775, ["group", "chmod g-w", "trust=group"]),
+        (0o775, ["group", "chmod -R g-w", "trust=group"]),
     ] {
         let root = tempfile::tempdir().unwrap();
         allow(root.path(), mode);
@@ -109,7 +115,7 @@ fn a_directory_that_others_may_write_into_is_refused_and_one_beneath_it_is_not()
 fn a_link_leads_to_the_directory_only_if_a_trusted_user_made_it() {
     let root = tempfile::tempdir().unwrap();
     let (pool, link) = (root.path().join("pool"), root.path().join("link"));
-    fs::create_dir(&pool).unwrap();
+    made(&pool);
     symlink(&pool, &link).unwrap();
     stores(&*open(&link, CAPACITY), 0);
     assert!(path_of(&pool, 0).exists());
@@ -130,7 +136,7 @@ fn what_lies_in_the_place_of_a_file_of_the_pool_is_neither_followed_nor_written(
     let is_root = is_root("a file of another user in a pool's file's place");
     for name in ["usage", "evict.lock", "tmp"] {
         let pool = root.path().join(format!("pool for {name}"));
-        fs::create_dir(&pool).unwrap();
+        made(&pool);
         let place = pool.join(name);
         symlink(&victim, &place).unwrap();
         refused(&pool);
@@ -260,7 +266,7 @@ fn a_directory_that_another_user_swaps_gets_nothing() {
     let store = open(&pool, CAPACITY);
     stores(&*store, 0);
     fs::rename(&pool, &aside).unwrap();
-    fs::create_dir(&pool).unwrap();
+    made(&pool);
     give(&pool);
     misses(&*store, 1);
     assert!(assert_whole(&*store, &key(SHARED, 0)), "it keeps its own");

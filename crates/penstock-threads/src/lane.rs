@@ -1,5 +1,6 @@
 //! A lane's work: what panics again and again rests for a while.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::contain;
@@ -9,13 +10,19 @@ const MOST: u32 = 3;
 const FIRST_REST: Duration = Duration::from_millis(500);
 const LONGEST_REST: Duration = Duration::from_secs(30);
 
-/// The work of one thread, piece by piece. After three panics in a row it rests: pieces that come
-/// meanwhile are dropped. Then one is tried. If that panics too, the next rest is twice as long.
+/// The work of threads that take from one queue, piece by piece. After three panics in a row, of
+/// whichever thread, they rest: pieces that come meanwhile are dropped. Then one is tried. If that
+/// panics too, the next rest is twice as long.
 #[derive(Debug)]
 pub struct Lane {
     place: &'static str,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
     in_a_row: u32,
-    rest: Duration,
+    rest: Option<Duration>,
     rests_until: Option<Instant>,
 }
 
@@ -35,26 +42,34 @@ impl Lane {
     pub fn new(place: &'static str) -> Self {
         Self {
             place,
-            in_a_row: 0,
-            rest: FIRST_REST,
-            rests_until: None,
+            state: Mutex::default(),
         }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs a piece of work, or drops it. It owns what it works on, so that nobody sees what is left
     /// half done.
-    pub fn run(&mut self, now: Instant, work: impl FnOnce()) -> Ran {
-        if self.rests_until.is_some_and(|until| now < until) {
+    pub fn run(&self, now: Instant, work: impl FnOnce()) -> Ran {
+        if self.state().rests_until.is_some_and(|until| now < until) {
+            contain(self.place, || drop(work));
             return Ran::Rested;
         }
-        if contain(self.place, work).is_some() {
-            *self = Self::new(self.place);
+        let done = contain(self.place, work);
+        let state = &mut *self.state();
+        if done.is_some() {
+            if state.in_a_row > 0 {
+                *state = State::default();
+            }
             return Ran::Done;
         }
-        self.in_a_row += 1;
-        if self.in_a_row >= MOST {
-            self.rests_until = Some(now + self.rest);
-            self.rest = (self.rest * 2).min(LONGEST_REST);
+        state.in_a_row += 1;
+        if state.in_a_row >= MOST {
+            let rest = state.rest.unwrap_or(FIRST_REST);
+            state.rests_until = Some(now + rest);
+            state.rest = Some((rest * 2).min(LONGEST_REST));
         }
         Ran::Panicked
     }
@@ -67,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_lane_rests_after_panics_in_a_row_and_then_tries_one() {
-        let mut lane = Lane::new("test-lane");
+        let lane = Lane::new("test-lane");
         let start = Instant::now();
         let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
         let mut run =
@@ -88,7 +103,7 @@ mod tests {
 
     #[test]
     fn what_is_dropped_while_a_lane_rests_is_dropped_at_once() {
-        let mut lane = Lane::new("test-dropped");
+        let lane = Lane::new("test-dropped");
         let now = Instant::now();
         for _ in 0..3 {
             lane.run(now, || panic!("{ON_PURPOSE}"));

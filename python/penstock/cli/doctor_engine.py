@@ -65,7 +65,7 @@ def _panics(panics: Mapping[str, float]) -> Iterator[Finding]:
     if not seen:
         yield Finding("panics", "ok", "no thread of Penstock has panicked")
         return
-    places = ", ".join(f"{place} {count:,.0f} times" for place, count in sorted(seen.items()))
+    places = ", ".join(f"{place} ({count:,.0f})" for place, count in sorted(seen.items()))
     yield Finding(
         "panics",
         "warn",

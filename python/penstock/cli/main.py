@@ -118,6 +118,6 @@ def _chosen(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argpar
 
 def _fail(error: PenstockError | str, status: int) -> int:
     # A server's own words may be in it.
-    said = printable(str(error), keep="\n")
+    said = printable(str(error))
     print(f"penstock: {said}", file=sys.stderr)
     return status

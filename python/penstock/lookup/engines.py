@@ -295,6 +295,7 @@ class _Following:
                 logger.info("the engine %s is followed", name)
                 if self._view.address.replay is not None and not self._replay(0):
                     logger.warning("the engine %s does not tell what came before", name)
+                self._running.progressed()
 
     def _take(self, parts: Sequence[bytes]) -> None:
         """A batch as it is published: its number and its events. Anything else that comes is

@@ -162,9 +162,7 @@ def _load(source: str) -> Tokenize:
         )
     except Exception as error:
         # Files of strangers fail in many ways.
-        raise Refused(
-            f"the tokenizer of {source!r} cannot be loaded ({error}): {_ADVICE}"
-        ) from None
+        raise _not_loaded(source, error) from None
     return lambda text: [int(token) for token in found.encode(text)]
 
 
@@ -176,9 +174,7 @@ def _load_plain(source: str) -> Tokenize:
     try:
         found: Any = Tokenizer.from_file(str(Path(source) / "tokenizer.json"))
     except Exception as error:
-        raise Refused(
-            f"the tokenizer of {source!r} cannot be loaded ({error}): {_ADVICE}"
-        ) from None
+        raise _not_loaded(source, error) from None
     return lambda text: list(found.encode(text).ids)
 
 

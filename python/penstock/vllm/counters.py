@@ -55,8 +55,8 @@ TENANT_COUNTERS = {
 """As :data:`COUNTERS`, with a label ``tenant``: the request's ``penstock.tenant``."""
 
 PLACE_COUNTERS = {
-    "panics": "Faults of Penstock that a thread contained. Each cost the blocks that the thread "
-    "was working on; the log has one line for each kind.",
+    "panics": "Faults of Penstock that a thread contained. Each cost what the thread was doing. "
+    "The log has one line for each kind.",
 }
 """As :data:`COUNTERS`, with a label ``place``: the thread."""
 

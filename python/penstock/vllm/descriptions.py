@@ -79,7 +79,8 @@ class Descriptions:
                 # The others would fail as well, each after its time.
                 with self._lock:
                     self._waiting.clear()
-            except Exception:
+            # A panic of native code is no `Exception`.
+            except BaseException:
                 count_failure(_THREAD)
                 logger.exception(
                     "Penstock: describing namespaces failed. It is tried again in %g s; until then "

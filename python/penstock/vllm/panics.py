@@ -34,8 +34,8 @@ def take_panics() -> dict[str, int]:
                 _logged.add((place, last))
                 logger.error(
                     "Penstock: the native thread %s panicked: %s. This is a fault of Penstock, not "
-                    "of the pool. It cost the blocks that the thread was working on, and nothing "
-                    "else. Further panics of this kind are counted (vllm:penstock_panics_total). "
+                    "of the pool. It cost what the thread was doing, and nothing else. "
+                    "Further panics of this kind are counted (vllm:penstock_panics_total). "
                     "Please report it with this line",
                     place,
                     last,

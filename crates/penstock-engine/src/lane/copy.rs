@@ -19,14 +19,14 @@ use crate::store_job::StoreTicket;
 
 pub(super) fn run(inner: &Inner) {
     let mut segments = Vec::new();
-    let mut lane = penstock_threads::Lane::new("penstock-copy");
+    let lane = &inner.lanes.copy;
     loop {
         let seen = inner.signals.copy.generation();
         match inner.queues.next_copy() {
             CopyWork::Gather(batch) => {
-                inner.run(&mut lane, || gather(inner, batch, &mut segments));
+                inner.run(lane, || gather(inner, batch, &mut segments));
             }
-            CopyWork::Place(batch) => inner.run(&mut lane, || place(inner, batch, &mut segments)),
+            CopyWork::Place(batch) => inner.run(lane, || place(inner, batch, &mut segments)),
             CopyWork::Wait(until) => inner.signals.copy.wait(seen, until),
             CopyWork::Close => return,
         }

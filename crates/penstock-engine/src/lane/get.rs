@@ -22,12 +22,12 @@ pub(super) const REMOVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) fn run(inner: &Inner) {
     let mut segments = Vec::new();
-    let mut lane = penstock_threads::Lane::new("penstock-get");
+    let lane = &inner.lanes.get;
     loop {
         let seen = inner.signals.get.generation();
         match inner.queues.next_load() {
-            LoadWork::Load(batch) => inner.run(&mut lane, || load(inner, batch, &mut segments)),
-            LoadWork::Scatter(batch) => inner.run(&mut lane, || {
+            LoadWork::Load(batch) => inner.run(lane, || load(inner, batch, &mut segments)),
+            LoadWork::Scatter(batch) => inner.run(lane, || {
                 let mut deliveries = Deliveries::new(inner, Outcome::Kept);
                 for (ticket, value) in batch {
                     deliveries.held(ticket, value, &mut segments);

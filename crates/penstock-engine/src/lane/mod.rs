@@ -40,8 +40,28 @@ pub(crate) struct Inner {
     /// Whether it was told that a device's copies are made one by one.
     pub(crate) told_of_batches: AtomicBool,
     pub(crate) counters: Arc<Counters>,
+    /// Lanes of a kind rest together: they take from one queue.
+    pub(crate) lanes: Lanes,
     /// The number of lanes that run.
     pub(crate) running: Gauge,
+}
+
+/// The lanes of each kind.
+pub(crate) struct Lanes {
+    copy: penstock_threads::Lane,
+    get: penstock_threads::Lane,
+    put: penstock_threads::Lane,
+}
+
+impl Default for Lanes {
+    fn default() -> Self {
+        let lane = penstock_threads::Lane::new;
+        Self {
+            copy: lane("penstock-copy"),
+            get: lane("penstock-get"),
+            put: lane("penstock-put"),
+        }
+    }
 }
 
 /// The thread gets a tenth of the processor time that a thread of the model gets beside it.
@@ -111,9 +131,9 @@ impl Inner {
     }
 
     /// Runs one piece of a lane's work. If it panics (a store broke its contract), the objects that
-    /// it was working on fail as their tickets are dropped, and the lane lives on. A lane that
-    /// panics again and again rests for a while: what comes to it then fails at once.
-    fn run(&self, lane: &mut penstock_threads::Lane, work: impl FnOnce()) {
+    /// it was working on fail as their tickets are dropped, and the lane lives on. Lanes of a
+    /// kind that panic again and again rest for a while: what comes to them then fails at once.
+    fn run(&self, lane: &penstock_threads::Lane, work: impl FnOnce()) {
         // Nobody sees what the work leaves half done: it owns its slots and tickets, and no lock of
         // ours is held while foreign code runs.
         if lane.run(Instant::now(), work) == Ran::Panicked {

@@ -21,11 +21,11 @@ pub(super) fn run(inner: &Inner) {
     // wait.
     super::give_way();
     let mut scratch = Vec::new();
-    let mut lane = penstock_threads::Lane::new("penstock-put");
+    let lane = &inner.lanes.put;
     loop {
         let seen = inner.signals.put.generation();
         match inner.queues.next_put() {
-            PutWork::Put(batch) => inner.run(&mut lane, || put(inner, batch, &mut scratch)),
+            PutWork::Put(batch) => inner.run(lane, || put(inner, batch, &mut scratch)),
             PutWork::Wait => inner.signals.put.wait(seen, None),
             PutWork::Close => return,
         }

@@ -32,6 +32,9 @@ const FILE: OFlags = OFlags::NOFOLLOW
     .union(OFlags::NONBLOCK)
     .union(OFlags::NOCTTY);
 
+/// How often something is made again that is gone when it is opened.
+pub(super) const MOST_TRIES: usize = 100;
+
 /// What lies where a value may lie.
 pub(super) enum Judged {
     Nothing,
@@ -121,7 +124,9 @@ impl Folder {
     pub(super) fn open(&self, name: &str) -> Result<Option<Self>> {
         let path = || self.path.join(name);
         let refused = |what: &str| {
-            let why = format!("{what}: find out who put it there, then remove it");
+            let why = format!(
+                "{what}: find out who did that, then take the right away (chmod -R go-w) or remove it"
+            );
             Error::new(ErrorKind::Denied, why).with("path", path().display())
         };
         let fd = match if_there(open_folder(&self.fd, name, OFlags::NOFOLLOW)) {
@@ -182,7 +187,7 @@ impl Folder {
     pub(super) fn shared(&self, name: &str, attempt: &str) -> Result<File> {
         let path = || self.path.join(name);
         let failed = |error| failure::of(error, attempt, &path());
-        loop {
+        for _ in 0..MOST_TRIES {
             match self.create(name) {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -211,6 +216,7 @@ impl Folder {
             );
             return Err(Error::new(ErrorKind::Denied, why).with("path", path().display()));
         }
+        Err(failed(io::ErrorKind::NotFound.into()))
     }
 
     /// A file beneath it that is there, to write to, whoever made it.
@@ -251,7 +257,7 @@ impl Folder {
         }
         if seen.is_hollow() {
             return Ok(match self.value(name)? {
-                Some((file, seen)) if is_too_long(&file, &seen) => Judged::TooLong,
+                Some((file, seen)) if is_too_long(&file, &seen)? => Judged::TooLong,
                 Some((_, seen)) => Judged::Value(seen),
                 None => Judged::Strange,
             });
@@ -332,7 +338,8 @@ impl Folder {
             // No name of ours is anything but ASCII.
             let name = |entry: rustix::fs::DirEntry| {
                 let name: &CStr = entry.file_name();
-                Some(name.to_str().ok()?.to_owned())
+                let name = name.to_str().ok()?;
+                (!matches!(name, "." | "..")).then(|| name.to_owned())
             };
             match entry {
                 Ok(entry) => name(entry).map(Ok),
@@ -376,16 +383,19 @@ fn as_of(used_at: SystemTime) -> Timestamps {
 
 /// Whether a file is longer than the value can be that its header tells of. If it has no header, it
 /// is if it is mostly a hole.
-pub(super) fn is_too_long(file: &File, seen: &Seen) -> bool {
+///
+/// Fails if the header cannot be read: nobody knows then.
+pub(super) fn is_too_long(file: &File, seen: &Seen) -> io::Result<bool> {
     let mut header = [0; HEADER_BYTES];
     let longest = match file.read_exact_at(&mut header, 0) {
         Ok(()) => value::longest(&header),
-        Err(_) => None,
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => None,
+        Err(error) => return Err(error),
     };
-    match longest {
+    Ok(match longest {
         Some(longest) => seen.bytes > longest,
         None => seen.is_hollow(),
-    }
+    })
 }
 
 fn identity_at(path: &Path) -> Option<(u64, u64)> {
@@ -435,7 +445,12 @@ fn make_root(path: &Path, trust: &Trust) -> io::Result<()> {
             Ok(rustix::fs::chmodat(CWD, path, rights, AtFlags::empty())?)
         }
         Ok(()) | Err(Errno::EXIST) => Ok(()),
-        Err(error) => Err(error.into()),
+        // Where nothing may be made, some file systems say that before they say that it is there.
+        Err(Errno::NOENT) => Err(Errno::NOENT.into()),
+        Err(error) => match rustix::fs::stat(path) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(error.into()),
+        },
     }
 }
 
@@ -462,8 +477,9 @@ fn refused_root(doubt: Doubt, seen: &Seen) -> Error {
         ),
         Doubt::Group(group) => format!(
             "every user of group {group} may write into the pool's directory (mode {mode:o}): \
-             {beneath}, take that right away (chmod g-w), or add trust=group to the URL (whoever \
-             is trusted chooses what engines load)"
+             {beneath}, take that right away (chmod -R g-w; where Kubernetes gives it at each start, \
+             fsGroupChangePolicy: OnRootMismatch), or add trust=group to the URL (whoever is \
+             trusted chooses what engines load)"
         ),
     };
     Error::new(ErrorKind::Denied, why)

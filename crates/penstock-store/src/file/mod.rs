@@ -152,10 +152,13 @@ impl FileStore {
                 self.directory.renew(&place, deadline)?;
             } else if failure::is_of_a_full_disk(&failed) && rounds < DISK_ROUNDS {
                 match self.upkeep.free_disk(charge(bytes), give_up) {
-                    Some(0) => return Err(failed),
-                    Some(_) => rounds += 1,
+                    Some(freed) if freed > 0 => rounds += 1,
                     None if Instant::now() < give_up => {}
-                    None => return Err(failed),
+                    // A scan may take longer than a put may: have the thread make room.
+                    Some(_) | None => {
+                        self.upkeep.want_disk(charge(bytes));
+                        return Err(failed);
+                    }
                 }
             } else {
                 return Err(failed);
@@ -320,7 +323,7 @@ impl FileStore {
             note_use(&file, used_at);
         }
         if seen.bytes > slices::room_of(request.into) {
-            if is_too_long(&file, &seen) {
+            if is_too_long(&file, &seen).map_err(failed)? {
                 place.remove(std::slice::from_ref(&path), deadline, &|| true)?;
                 return Ok(GetOutcome::Miss);
             }

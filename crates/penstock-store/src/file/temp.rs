@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use super::failure;
-use super::folder::Folder;
+use super::folder::{Folder, MOST_TRIES};
 use super::reach::{Hosts, Reach};
-use crate::Result;
+use crate::{Error, ErrorKind, Result};
 
 const WRITER: &str = "writer";
 /// After this time without a write, what another host was writing is left over. Clocks of hosts may
@@ -44,7 +44,7 @@ pub(super) struct Writer {
 impl Writer {
     pub(super) fn register(folder: Folder, reach: &Reach) -> Result<Self> {
         let (pid, prefix) = (std::process::id(), reach.prefix());
-        for attempt in 0_u64.. {
+        for attempt in 0..MOST_TRIES {
             let name = format!("{prefix}{pid}-{attempt}");
             let file = file_of(&name);
             let lock = match folder.create(&file) {
@@ -77,7 +77,9 @@ impl Writer {
                 }
             }
         }
-        unreachable!("the loop ends by returning")
+        let why = "no file of the pool stays under its name: is its directory on a file system that names \
+                   each file by one inode number?";
+        Err(Error::new(ErrorKind::Io, why).with("path", folder.path().display()))
     }
 
     /// Tells other hosts that this one is still there.

@@ -57,6 +57,8 @@ struct Shared {
 struct State {
     /// Room wanted, if any is.
     wanted: Option<u64>,
+    /// Room wanted on the disk, which is full.
+    disk: Option<u64>,
     stop: bool,
 }
 
@@ -68,6 +70,7 @@ impl Upkeep {
             turn: Mutex::new(()),
             state: Mutex::new(State {
                 wanted: Some(0),
+                disk: None,
                 stop: false,
             }),
             wake: Condvar::new(),
@@ -77,7 +80,10 @@ impl Upkeep {
             .name("penstock-file".into())
             .spawn({
                 let shared = Arc::clone(&shared);
-                move || shared.serve()
+                move || {
+                    let rest = |pause| shared.rest(pause);
+                    penstock_threads::serve("penstock-file", rest, || shared.serve());
+                }
             })
             .map_err(|e| Error::new(ErrorKind::Io, "cannot start a thread").caused_by(e))?;
         Ok(Self {
@@ -90,6 +96,14 @@ impl Upkeep {
     pub(super) fn want(&self, bytes: u64) {
         let mut state = self.shared.state.lock();
         state.wanted = Some(state.wanted.unwrap_or(0).max(bytes));
+        self.shared.wake.notify_one();
+    }
+
+    /// Asks the thread to make room for `bytes` bytes on the disk, which is full. It has more time than
+    /// a put.
+    pub(super) fn want_disk(&self, bytes: u64) {
+        let mut state = self.shared.state.lock();
+        state.disk = Some(state.disk.unwrap_or(0).max(bytes));
         self.shared.wake.notify_one();
     }
 
@@ -137,38 +151,50 @@ impl Drop for Upkeep {
         self.shared.state.lock().stop = true;
         self.shared.wake.notify_all();
         if let Some(thread) = self.thread.take() {
-            // If the thread panicked, that was reported when it happened.
+            // The thread contains panics. If one escaped all the same, the thread is gone.
             let _ = thread.join();
         }
     }
 }
 
 impl Shared {
+    /// Waits for so long, unless the handle is being closed. Whether it is not.
+    fn rest(&self, pause: Duration) -> bool {
+        let mut state = self.state.lock();
+        if !state.stop {
+            self.wake.wait_for(&mut state, pause);
+        }
+        !state.stop
+    }
+
     fn serve(&self) {
         self.show_life();
         let go_on = || !self.state.lock().stop;
         let mut is_first = true;
-        while let Some(wanted) = self.next_wish() {
+        while let Some(aim) = self.next_wish() {
             let patience = Instant::now() + PATIENCE;
             let _turn = self.turn.lock();
             self.take_turn(patience, |shared, place| {
-                // The first one is for what others left, whatever the count says.
-                if std::mem::take(&mut is_first) {
-                    let aim = Aim::Bound(wanted);
-                    shared.pass(place, aim, patience, &go_on).map(|_| ())
-                } else {
-                    shared.pass_if_of_use(place, wanted, patience, &go_on)
+                match aim {
+                    // The first one is for what others left, whatever the count says.
+                    Aim::Bound(wanted) if !std::mem::take(&mut is_first) => {
+                        shared.pass_if_of_use(place, wanted, patience, &go_on)
+                    }
+                    aim => shared.pass(place, aim, patience, &go_on).map(|_| ()),
                 }
             });
         }
     }
 
     /// Waits until room is wanted. Returns `None` when the handle is being closed.
-    fn next_wish(&self) -> Option<u64> {
+    fn next_wish(&self) -> Option<Aim> {
         let mut state = self.state.lock();
         while !state.stop {
+            if let Some(wanted) = state.disk.take() {
+                return Some(Aim::Disk(wanted));
+            }
             if let Some(wanted) = state.wanted.take() {
-                return Some(wanted);
+                return Some(Aim::Bound(wanted));
             }
             if self.wake.wait_for(&mut state, SIGN_OF_LIFE).timed_out() {
                 MutexGuard::unlocked(&mut state, || self.show_life());
@@ -197,12 +223,12 @@ impl Shared {
             std::thread::sleep(ANOTHERS_TURN);
             return None;
         }
+        let turn = Turn(&place);
         let done = act(self, &place);
         if done.is_err() {
             self.directory.counters.failed();
         }
-        // This fails only if there is no lock.
-        let _ = place.turn.unlock();
+        drop(turn);
         done.ok()
     }
 
@@ -241,6 +267,16 @@ impl Shared {
     fn is_to_look_at_others(&self) -> bool {
         self.directory.place().reach.hosts() == Hosts::Several
             && *self.fresh_until.lock() < Instant::now()
+    }
+}
+
+/// This process's turn, which ends also if what is done in it panics.
+struct Turn<'a>(&'a Place);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        // This fails only if there is no lock.
+        let _ = self.0.turn.unlock();
     }
 }
 

@@ -76,13 +76,13 @@ def drop_wrong_params() -> None:
     from vllm.v1.engine.input_processor import InputProcessor
 
     process = InputProcessor.process_inputs
-    if hasattr(process, "__wrapped__"):
+    if hasattr(process, "drops_wrong_params"):
         return
 
     @functools.wraps(process)
     def wrapped(self: Any, *arguments: Any, **options: Any) -> Any:
         request = process(self, *arguments, **options)
-        sampling = request.sampling_params
+        sampling = getattr(request, "sampling_params", None)
         extra = (sampling is not None and sampling.extra_args) or {}
         given = extra.get(_PARAMS)
         if given is None or not has_penstock(self.vllm_config):
@@ -92,6 +92,7 @@ def drop_wrong_params() -> None:
             sampling.extra_args = {key: extra[key] for key in extra if key != _PARAMS}
         return request
 
+    wrapped.drops_wrong_params = True  # type: ignore[attr-defined]
     InputProcessor.process_inputs = wrapped
 
 

@@ -220,20 +220,21 @@ class WorkerHalf:
         then still waits for the pool or the device is left to the end of the process, with the
         memory that it may touch."""
         engine, self._engine = self._engine, None
+        owners, self._owners = self._owners, ()
         if engine is None:
             return
         engine.drain(self._settings.drain_timeout)
         if engine.shutdown(self._settings.drain_timeout):
             return
-        what = "copies of the KV cache" if engine.is_copying() else "threads"
+        is_copying = engine.is_copying()
         logger.warning(
             "Penstock: %s have not ended %g s after the engine was told to "
             "(penstock.drain_timeout): they wait for the device or the pool. They and the memory "
             "that they use are left until the process ends",
-            what,
+            "copies of the KV cache" if is_copying else "threads",
             self._settings.drain_timeout,
         )
-        Engine.leave(engine, list(self._owners))
+        Engine.leave(engine, list(owners) if is_copying else [])
 
     def _running(self) -> tuple[Engine, Jobs]:
         if self._engine is None or self._jobs is None:

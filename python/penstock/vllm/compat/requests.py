@@ -82,7 +82,7 @@ def drop_wrong_params() -> None:
     @functools.wraps(process)
     def wrapped(self: Any, *arguments: Any, **options: Any) -> Any:
         request = process(self, *arguments, **options)
-        sampling = getattr(request, "sampling_params", None)
+        sampling: Any = getattr(request, "sampling_params", None)
         extra = (sampling is not None and sampling.extra_args) or {}
         given = extra.get(_PARAMS)
         if given is None or not has_penstock(self.vllm_config):

@@ -468,7 +468,7 @@ fn a_failing_store_fails_loads_by_kind() {
     engine
         .submit_load(1, vec![block_of(0, 0)], soon(), true, Fence::NONE)
         .unwrap();
-    assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Internal)]);
+    assert_eq!(outcomes(&engine, 1), [Outcome::Failed(ErrorKind::Protocol)]);
     store.deaf(false);
     engine
         .submit_load(1, vec![block_of(0, 0)], soon(), true, Fence::NONE)

@@ -437,7 +437,7 @@ fn a_store_that_breaks_its_contract_fails_its_objects_only() {
     engine
         .submit_store(2, vec![block_of(2, 1)], Fence::NONE)
         .unwrap();
-    assert_eq!(outcomes(&engine, 2), [Outcome::Failed(ErrorKind::Internal)]);
+    assert_eq!(outcomes(&engine, 2), [Outcome::Failed(ErrorKind::Protocol)]);
     store.deaf(false);
     for job in 3..40 {
         engine

@@ -85,7 +85,7 @@ mod tests {
         let lane = Lane::new("test-lane");
         let start = Instant::now();
         let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
-        let mut run =
+        let run =
             |seconds: f64, fails: bool| lane.run(at(seconds), || assert!(!fails, "{ON_PURPOSE}"));
         // Two, and one that goes well: they were not in a row.
         assert_eq!([run(0.0, true), run(0.0, true)], [Ran::Panicked; 2]);

@@ -258,6 +258,7 @@ def test_the_client_that_has_most_makes_room() -> None:
     serving(test)
 
 
+@pytest.mark.long
 def test_the_service_closes_who_asks_nothing(tmp_path: Path) -> None:
     with Running(f"file://{tmp_path}/pool?size=16MiB") as running:
         port = int(running.said["url"].rpartition(":")[2])

@@ -44,6 +44,7 @@ __all__ = [
     "find_stores_with",
     "host_changes",
     "objects",
+    "panics",
     "parse_size",
     "read_question",
     "slot_stride",

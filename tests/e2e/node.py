@@ -261,7 +261,7 @@ class Node:
         return self.answer(self.start(prompt, max_tokens, **options))
 
     def abort(self, number: int) -> None:
-        """Aborts a request."""
+        """Aborts a request, also one that the engine is still about to take: vLLM ignores those."""
         self.result(self.send("abort", request=number))
 
     def forget(self, timeout: float = 120.0, small: Callable[[Node], object] | None = None) -> None:
@@ -365,6 +365,7 @@ async def _serve(args: dict[str, Any]) -> None:
     if transfer := args.pop("kv_transfer_config", None):
         args["kv_transfer_config"] = KVTransferConfig(**transfer)
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
+    running: set[int] = set()
 
     def say(number: int, **content: Any) -> None:
         sys.stdout.write(json.dumps({"id": number} | content) + "\n")
@@ -405,14 +406,24 @@ async def _serve(args: dict[str, Any]) -> None:
             "params": final.kv_transfer_params,
         }
 
+    async def abort(number: int) -> None:
+        known = engine.output_processor.external_req_ids
+        while number in running and str(number) not in known:
+            await asyncio.sleep(0.001)
+        await engine.abort(str(number))
+
     async def handle(message: dict[str, Any]) -> None:
         number = message["id"]
         try:
             match message["op"]:
                 case "generate":
-                    result: Any = await generate(number, message)
+                    running.add(number)
+                    try:
+                        result: Any = await generate(number, message)
+                    finally:
+                        running.discard(number)
                 case "abort":
-                    result = await engine.abort(str(message["request"]))
+                    result = await abort(message["request"])
                 case "load_adapter":
                     result = await engine.add_lora(LoRARequest(**message["adapter"]))
                 case "reset":

@@ -33,16 +33,15 @@ def all_stored(
     """Waits until the pool has so many blocks more than were counted `since`, or than none: all of
     these prompts, which were asked with these options.
 
-    A put has five seconds, on a thread that gives way to all others. On a busy machine this may not
-    be enough: the block is counted as failed, and those right behind it are dropped. Of a window
-    such a block is not stored by chance later, as requests hold their last window only. So it is
-    stored again here, with the request that ends behind it.
+    A put has five seconds, on a thread that gives way to all others, and a block waits a tenth of a
+    second for room in host memory. On a busy machine this may not be enough: blocks are counted as
+    failed or dropped. Of a window such a block is not stored by chance later, as requests hold
+    their last window only. So it is stored again here, with the request that ends behind it.
     """
     end, seen = time.monotonic() + LIMIT, 0.0
     while (counts := _counted(node, since))["stored_blocks"] < blocks:
         assert time.monotonic() < end, counts
         lost = counts["stores_failed"] + counts["stores_dropped"]
-        assert counts["stores_failed"] or not lost, f"dropped, though puts are in time: {counts}"
         if lost == seen:
             # An idle engine reports with its next step.
             node.ask([7, 8, 9], max_tokens=2)

@@ -92,6 +92,7 @@ def test_aborted_requests_leave_nothing_behind(
     prompts = [tokens(6 * BLOCK + 10, seed=50 + i) for i in range(4)]
 
     def at_once(node: Node, way: Way, prompt: list[int]) -> int:
+        way.hold()
         return node.start(prompt, max_tokens=100)
 
     def in_its_look_up(node: Node, way: Way, prompt: list[int]) -> int:

@@ -9,12 +9,24 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import SHORT_LIMITS, Node
+from tests.e2e.node import ANSWER_TIMEOUT, SHORT_LIMITS, Answer, Node
 from tests.mounts import Mount, needs_mounts
 
 pytestmark = [pytest.mark.e2e, needs_mounts]
 
 PROMPTS = [tokens(6 * BLOCK + 30, seed=370 + number) for number in range(3)]
+
+
+def hit(node: Node, prompt: list[int]) -> Answer:
+    """Asks until the whole prompt is loaded: a busy machine may need longer than the limits."""
+    end = time.monotonic() + ANSWER_TIMEOUT
+    while True:
+        node.forget()
+        answer = node.ask(prompt)
+        if answer.cached == 6 * BLOCK:
+            return answer
+        assert time.monotonic() < end, node.counters()
+        time.sleep(0.05)
 
 
 def test_hosts_share_and_a_server_that_hangs_costs_hits(
@@ -35,23 +47,16 @@ def test_hosts_share_and_a_server_that_hangs_costs_hits(
             first.ask(prompt)
         own = [first.ask(prompt) for prompt in PROMPTS]
         first.wait_for("stored_blocks", 6 * len(PROMPTS))
-        loaded = [second.ask(prompt) for prompt in PROMPTS]
+        loaded = [hit(second, prompt) for prompt in PROMPTS]
         assert [answer.text for answer in loaded] == [answer.text for answer in own]
-        assert second.counters()["loaded_tokens"] == 6 * len(PROMPTS) * BLOCK
 
         second.forget()
         b.freeze()
         try:
-            began = time.monotonic()
+            # An engine that waited for the server would wait until the answer's time limit.
             computed = [second.ask(prompt) for prompt in PROMPTS]
-            assert time.monotonic() - began < 60
         finally:
             b.thaw()
         assert [answer.tokens for answer in computed] == [answer.tokens for answer in own]
         assert [answer.cached for answer in computed] == [0] * len(PROMPTS)
-
-        end = time.monotonic() + 60
-        while second.ask(PROMPTS[0]).cached != 6 * BLOCK:
-            assert time.monotonic() < end, second.counters()
-            second.forget()
-            time.sleep(0.5)
+        assert hit(second, PROMPTS[0]).text == own[0].text

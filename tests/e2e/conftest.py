@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 
 from tests.e2e import models
+from tests.e2e.engines import Engines
 from tests.e2e.forks import Fork
 from tests.e2e.node import Node
 from tests.servers import Server
+
+# Engines' processes import these. Pytest would, to look for examples in them, and vLLM with them.
+collect_ignore = [f"{name}.py" for name in ("async_on_cpu", "exchange", "mla_on_cpu", "preloaded")]
 
 BLOCK = 128
 """vLLM's default block size on CPU."""
@@ -35,22 +39,27 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models.llama(tmp_path_factory.mktemp("llama"))
 
 
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """The engines of this run."""
+    engines = Engines(tmp_path_factory.mktemp("nodes"))
+    yield engines
+    engines.close()
+
+
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Node]]:
-    """Starts engines; all that still run are ended with the module."""
-    folder = tmp_path_factory.mktemp("nodes")
+def start(engines: Engines) -> Iterator[Callable[..., Node]]:
+    """Gets engines; all that were not left yet are left with the module."""
     nodes: list[Node] = []
 
-    def start_node(model: Path, *, ready: bool = True, **options: Any) -> Node:
-        node = Node(model, folder / f"node-{len(nodes)}.log", launch=Fork, **options)
-        nodes.append(node)
-        if ready:
-            node.wait_ready()
-        return node
+    def get(model: Path, **options: Any) -> Node:
+        nodes.append(engines.get(model, **options))
+        return nodes[-1]
 
-    yield start_node
+    yield get
     for node in nodes:
-        node.kill()
+        if not engines.has(node):
+            node.leave()
 
 
 @pytest.fixture(scope="session")

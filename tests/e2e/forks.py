@@ -34,6 +34,10 @@ MILLISECONDS = 5
 again."""
 
 
+EXCHANGES = "0.32."
+"""The versions of vLLM whose engines can go on with another connector: see `tests.e2e.exchange`."""
+
+
 class Fork:
     """An engine's process, with what a node uses of :class:`subprocess.Popen`."""
 
@@ -110,6 +114,7 @@ def _run(
 
     _wait_without_spinning()
     _look_at_models_in_forks()
+    _exchange_connectors()
     from tests.e2e import node
 
     node.main(args)
@@ -131,6 +136,17 @@ def _wait_without_spinning() -> None:
         wait(self, timeout_ms)
 
     SpinCondition.wait = waits  # type: ignore[method-assign]
+
+
+def _exchange_connectors() -> None:
+    """Where the version of vLLM is the one that all tests run with. Model runner V2 keeps its
+    connector in more places."""
+    import vllm
+
+    if vllm.__version__.startswith(EXCHANGES) and "VLLM_USE_V2_MODEL_RUNNER" not in os.environ:
+        from tests.e2e import exchange
+
+        exchange.allow()
 
 
 def _look_at_models_in_forks() -> None:

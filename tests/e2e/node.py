@@ -85,12 +85,15 @@ SHORT_LIMITS: dict[str, Any] = {"penstock.lookup_timeout": 1.0, "penstock.load_t
 
 
 class Node:
-    """An engine process. Use as a context manager; leaving it kills the process. vLLM's own end
-    takes seconds, and few tests are about it: those call `stop`.
+    """An engine process. Use as a context manager; leaving it kills the process, unless `keep`
+    takes it. vLLM's own end takes seconds, and few tests are about it: those call `stop`.
 
     `launch` starts the process: :func:`new_process`, or :class:`tests.e2e.forks.Fork`. `prepare`
     names what the process calls before it starts the engine, as ``module:function``.
     """
+
+    keep: Callable[[Node], bool] | None = None
+    """Whether somebody else goes on with the engine, who then has it."""
 
     def __init__(
         self,
@@ -115,25 +118,12 @@ class Node:
             "disable_log_stats": False,
         } | engine_args
         if pool is not None:
-            extra: dict[str, Any] = {
-                "penstock.pool": pool,
-                "penstock.host_bytes": "128MiB",
-                # Loads come from the pool, and always, as most tests are about that.
-                "penstock.host_tier": False,
-                "penstock.load_policy": "always",
-                # Generous, so that a busy machine does not turn hits into misses.
-                "penstock.lookup_timeout": 10.0,
-                "penstock.load_timeout": 20.0,
-            }
-            extra |= settings or {}
-            # None stands for Penstock's own default.
-            extra = {key: value for key, value in extra.items() if value is not None}
             args["kv_transfer_config"] = {
                 "kv_connector": "PenstockConnector",
                 "kv_connector_module_path": "penstock.vllm.connector",
                 "kv_role": role,
                 "kv_load_failure_policy": "recompute",
-                "kv_connector_extra_config": extra,
+                "kv_connector_extra_config": connector_settings(pool, settings),
             }
         if prepare is not None:
             args["prepare"] = prepare
@@ -146,6 +136,12 @@ class Node:
         environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
         self.process = launch(args, log, environ)
         self._is_ready = False
+        self.is_renewable = False
+        """Whether it goes on as good as new: see :meth:`renew`."""
+        self._counted: dict[str, float] = {}
+        """By whoever had it before."""
+        self._start_log = ""
+        self._has_images = False
         self._ids = itertools.count(1)
         self._waiting: dict[int, queue.Queue[dict[str, Any]]] = {0: queue.Queue()}
         self._has_ended = False
@@ -155,8 +151,16 @@ class Node:
         self.wait_ready()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.kill()
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is None:
+            self.leave()
+        else:
+            self.kill()
+
+    def leave(self) -> None:
+        """Ends the process, if nobody goes on with it."""
+        if self.keep is None or not self.keep(self):
+            self.kill()
 
     def wait_ready(self, timeout: float = START_TIMEOUT) -> None:
         """Returns when the engine serves.
@@ -175,6 +179,12 @@ class Node:
         if "ready" not in ready:
             raise StartError(self.log.read_text()[-6000:])
         self._is_ready = True
+        self.is_renewable = ready["renewable"]
+        # What connectors say is said again by the next one.
+        said = self.log.read_text(errors="replace").splitlines(keepends=True)
+        self._start_log = "".join(
+            line for line in said if "Penstock" not in line or "KV layout" in line
+        )
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -224,6 +234,9 @@ class Node:
         """Starts a request; returns its number for `answer` and `abort`. `params` are its
         `kv_transfer_params`. `images` are numbers of pictures, one for each placeholder of the
         prompt; `image_names` are what the client calls them, if it does."""
+        # vLLM keeps what it loaded of an adapter.
+        self.is_renewable &= adapter is None
+        self._has_images |= bool(images)
         if params is not None:
             sampling["extra_args"] = {"kv_transfer_params": params}
         return self.send(
@@ -241,6 +254,7 @@ class Node:
 
     def load_adapter(self, adapter: Adapter, *, in_place: bool = False) -> None:
         """Loads a LoRA adapter, as vLLM's server does when it is asked to at run time."""
+        self.is_renewable = False
         asked = dataclasses.asdict(adapter) | {"load_inplace": in_place}
         assert self.result(self.send("load_adapter", adapter=asked))
 
@@ -287,17 +301,58 @@ class Node:
 
     def call(self, method: str, **options: Any) -> Any:
         """Calls a method in all workers, as clients of vLLM do (`collective_rpc`)."""
+        # It may change their weights.
+        self.is_renewable = False
         return self.result(self.send("call", method=method, options=options))
 
     def way(self, way: str, prompt: list[int]) -> Any:
         """Asks in one of the ways of :mod:`tests.e2e.ways`."""
+        self.is_renewable = False
         return self.result(self.send("way", way=way, prompt=prompt))
 
     def counters(self) -> dict[str, float]:
         """Penstock's counters, as vLLM's metrics show them, plus vLLM's preemptions. And
         `unfinished_requests`: those that were sent to the engine, and are not answered."""
         counters: dict[str, float] = self.result(self.send("counters"))
-        return counters
+        return {name: value - self._counted.get(name, 0) for name, value in counters.items()}
+
+    def part(self) -> bool:
+        """Ends the connector of an engine that is to go on with another. Returns whether it could:
+        not if requests are left, or blocks are held.
+
+        Raises:
+            RuntimeError: the connector does not end as it should.
+        """
+        if self.process.poll() is not None or self.counters()["unfinished_requests"]:
+            return False
+        if self._has_images:
+            self.forget_images()
+        # Blocks of stores are held until a step reports their end.
+        for _ in range(10):
+            if self.reset():
+                self.result(self.send("part"))
+                return True
+            self.ask([7, 8, 9], max_tokens=2)
+        return False
+
+    def renew(self, log: Path, pool: str, settings: dict[str, Any] | None) -> None:
+        """Goes on after :meth:`part` with a new connector, counters at nothing, and a log of its
+        own.
+
+        Raises:
+            StartError: the connector refuses, with the log's end.
+        """
+        log.write_text(self._start_log)
+        self.log = log
+        renewed = self.send("renew", extra=connector_settings(pool, settings), log=str(log))
+        try:
+            self.result(renewed)
+        except RuntimeError as error:
+            raise StartError(str(error)) from error
+        self._counted = {}
+        counters = self.counters()
+        del counters["unfinished_requests"]
+        self._counted = counters
 
     def wait_for(self, counter: str, at_least: float, timeout: float = 120.0) -> None:
         """Waits until a counter is high enough. Idle engines report with their next step, so
@@ -347,6 +402,23 @@ def _shared_memory_of(pid: int) -> set[Path]:
     return found
 
 
+def connector_settings(pool: str, settings: dict[str, Any] | None) -> dict[str, Any]:
+    """A connector's `kv_connector_extra_config` for tests."""
+    extra: dict[str, Any] = {
+        "penstock.pool": pool,
+        "penstock.host_bytes": "128MiB",
+        # Loads come from the pool, and always, as most tests are about that.
+        "penstock.host_tier": False,
+        "penstock.load_policy": "always",
+        # Generous, so that a busy machine does not turn hits into misses.
+        "penstock.lookup_timeout": 10.0,
+        "penstock.load_timeout": 20.0,
+    }
+    extra |= settings or {}
+    # None stands for Penstock's own default.
+    return {key: value for key, value in extra.items() if value is not None}
+
+
 class StartError(RuntimeError):
     """The engine did not come up; the message is the end of its log."""
 
@@ -358,6 +430,7 @@ async def _serve(args: dict[str, Any]) -> None:
     from vllm.lora.request import LoRARequest
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.core import EngineCore
 
     if prepare := args.pop("prepare", None):
         module, _, function = prepare.partition(":")
@@ -440,11 +513,17 @@ async def _serve(args: dict[str, Any]) -> None:
                 case "counters":
                     unfinished = engine.output_processor.get_num_unfinished_requests()
                     result = _counters() | {"unfinished_requests": unfinished}
+                case "part":
+                    result = await engine.engine_core.call_utility_async("part")
+                case "renew":
+                    importlib.import_module("tests.e2e.exchange").write_to(message["log"])
+                    extra, log = message["extra"], message["log"]
+                    result = await engine.engine_core.call_utility_async("renew", extra, log)
             say(number, result=result)
         except Exception as error:
             say(number, error=repr(error))
 
-    say(0, ready=True)
+    say(0, ready=True, renewable=transfer is not None and hasattr(EngineCore, "renew"))
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
     while line := await loop.run_in_executor(None, sys.stdin.readline):

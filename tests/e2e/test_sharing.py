@@ -34,7 +34,7 @@ def test_second_process_loads(
         all_stored(first, [*prompts, answered], blocks)
     next_turn = turn + said + tokens(40, seed=seed + 1)
 
-    with start(llama, pool=any_pool) as second:
+    with start(llama, pool=any_pool, fresh=True) as second:
         loaded = 0
         for prompt in prompts:
             cold, own_hit, answer = plain.ask(prompt), plain.ask(prompt), second.ask(prompt)

@@ -90,8 +90,11 @@ _OF_THE_OLDEST = (
     "tests/e2e/test_lookup_engines.py",
 )
 
-# Demos besides that of `make demo`. Each starts two or four servers, which import vLLM anew.
+# Demos besides that of `make demo`, and the quick start. Their servers import vLLM anew.
 _OTHER_DEMOS = (
+    "tests/e2e/test_quickstart.py::test_the_page_is_as_it_happens",
+    "tests/e2e/test_quickstart.py::test_a_wrong_page_fails",
+    "tests/e2e/test_warm.py",
     "tests/e2e/test_demo_pd.py",
     "tests/e2e/test_demo.py::test_a_trace_finds_what_the_simulator_says",
     "tests/e2e/test_demo.py::test_a_signal_leaves_no_process_behind",
@@ -124,6 +127,14 @@ _ENGINES = (
     *("tests/e2e/node.py", "tests/e2e/preloaded.py", "tests/e2e/stored.py", "tests/network.py"),
     *("tests/servers.py", "requirements"),
 )
+
+
+def _end_to_end(kind: str) -> tuple[str, ...]:
+    """All end-to-end tests of a kind. Engines wait for each other: two processes leave the cores
+    idle for a third of the time."""
+    return _pytest(
+        *("tests/e2e", "-m", kind, "--timeout", "900", "--numprocesses", "3", "--dist", "loadfile")
+    )
 
 
 def _files(tests: tuple[str, ...]) -> tuple[str, ...]:
@@ -218,20 +229,32 @@ STAGES = (
         ),
     ),
     Stage(
-        "other demos: prefill and decode, a trace, a signal",
+        "other demos: quick start, prefill and decode, a trace, a signal",
         _pytest(*_OTHER_DEMOS, "-m", "not soak", "--timeout", "900"),
         inputs=(
             *_files(_OTHER_DEMOS),
-            *("tests/e2e/patient.py", "tests/watched.py", "tests/prometheus.py", "requirements"),
+            *(
+                "docs/quickstart.md",
+                "tests/e2e/patient.py",
+                "tests/watched.py",
+                "tests/prometheus.py",
+                "requirements",
+            ),
             *("python/penstock/demo", "python/penstock/sim", "python/penstock/vllm"),
-            *(f"python/penstock/cli/{name}.py" for name in ("demo", "simulate", "serve")),
+            *(
+                f"python/penstock/cli/{name}.py"
+                for name in ("demo", "pool_warm", "serve", "simulate")
+            ),
             *(f"python/penstock/{name}.py" for name in ("completions", "exposition", "programs")),
             "crates/penstock-sim/src",
         ),
     ),
     Stage(
         "end-to-end tests on the stand-in for a CUDA device",
-        ("scripts/cuda-standin.sh", *_pytest(*_ON_A_DEVICE, "--timeout", "900")),
+        (
+            "scripts/cuda-standin.sh",
+            *_pytest(*_ON_A_DEVICE, "-m", "not soak and not full", "--timeout", "900"),
+        ),
     ),
     Stage(
         "end-to-end tests with model runner V2",
@@ -305,13 +328,30 @@ STAGES = (
         kinds=("full",),
         both_lanes=True,
     ),
-    # Engines wait for each other: two processes leave the cores idle for a third of the time.
+    # What other tests show too, with another store, model or topology: see CONTRIBUTING.md.
+    Stage(
+        "end-to-end tests with other stores, models and topologies",
+        _end_to_end("full and not soak"),
+        inputs=(
+            *(
+                "tests/e2e",
+                "tests/network.py",
+                "tests/servers.py",
+                "tests/cluster.py",
+                "benches/exact",
+            ),
+            *("python/penstock/vllm", "python/penstock/layout", "python/penstock/lookup"),
+            *(
+                f"crates/penstock-{crate}/src"
+                for crate in ("catalogue", "engine", "layout", "store")
+            ),
+            "requirements",
+        ),
+        both_lanes=True,
+    ),
     Stage(
         "end-to-end tests on the real vLLM",
-        _pytest(
-            *("tests/e2e", "-m", "not soak and not alone", "--timeout", "900"),
-            *("--numprocesses", "3", "--dist", "loadfile"),
-        ),
+        _end_to_end("not soak and not alone and not full"),
         both_lanes=True,
     ),
 )

@@ -69,7 +69,12 @@ def plain(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nod
         yield node
 
 
-@pytest.fixture(params=["file", "shm", "shm-file", "redis-tcp", "redis-unix", "valkey-unix"])
+OTHER_POOLS = [
+    pytest.param(name, marks=pytest.mark.full) for name in ("shm-file", "redis-tcp", "redis-unix")
+]
+
+
+@pytest.fixture(params=["file", "shm", "valkey-unix", *OTHER_POOLS])
 def any_pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty pool of every kind."""
     file = f"file://{tmp_path}/pool?size=1GiB"

@@ -71,13 +71,7 @@ class Engines:
         return True
 
 
-OF_ITS_OWN = {
-    "env",
-    "prepare",
-    "worker_extension_cls",
-    "kv_events_config",
-    "data_parallel_size",
-}
+OF_ITS_OWN = {"prepare", "worker_extension_cls", "kv_events_config", "data_parallel_size"}
 """Options of engines that nobody else gets: each is about its processes, or numbers what it says
 from its start on."""
 

@@ -75,6 +75,32 @@ class Fork:
         return self._process.exitcode
 
 
+def penstock(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What the command `penstock` does, in a process that has imported vLLM. Its output goes
+    through files in `folder`."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.e2e.preloaded"])
+    out, err = folder / "stdout", folder / "stderr"
+    with _environment(ENVIRONMENT | {"HF_HUB_OFFLINE": "1"}):
+        process = context.Process(target=_command, args=(arguments, out, err))
+        process.start()
+    process.join()
+    assert process.exitcode is not None
+    return subprocess.CompletedProcess(
+        arguments, process.exitcode, out.read_text(), err.read_text()
+    )
+
+
+def _command(arguments: tuple[str, ...], out: Path, err: Path) -> None:
+    for number, path in ((1, out), (2, err)):
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), number)
+    _look_at_models_in_forks()
+    from penstock.cli import main
+
+    sys.exit(main(list(arguments)))
+
+
 @contextlib.contextmanager
 def _environment(changes: dict[str, str]) -> Iterator[None]:
     before = dict(os.environ)

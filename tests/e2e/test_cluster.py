@@ -28,7 +28,7 @@ def expected(plain: Node) -> list[Answer]:
     return own_hits(plain)
 
 
-@pytest.fixture(params=["redis", "valkey"])
+@pytest.fixture(params=["valkey", pytest.param("redis", marks=pytest.mark.full)])
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
     with Cluster(request.param, tmp_path) as cluster:
         yield cluster

@@ -14,7 +14,10 @@ from tests.e2e.async_on_cpu import ASYNCHRONOUS, RUNS_AHEAD
 pytestmark = pytest.mark.e2e
 
 
-@pytest.mark.parametrize("family", ["lfm2", "eagle", "llama, ahead"])
+@pytest.mark.parametrize(
+    "family",
+    ["eagle", *(pytest.param(name, marks=pytest.mark.full) for name in ("lfm2", "llama, ahead"))],
+)
 def test_no_hit_differs(family: str, tmp_path: Path) -> None:
     """Hits, and what was computed or had to be rejected, are as vLLM has them by itself. With the
     Llama, a step is scheduled while the one before still runs."""

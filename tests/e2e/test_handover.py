@@ -122,7 +122,7 @@ def test_all_families_of_proxies(
         assert prefill.counters().get("loads", 0) == 0
 
 
-@pytest.mark.parametrize("topology", ["tp2", "pp6-2"])
+@pytest.mark.parametrize("topology", ["tp2", pytest.param("pp6-2", marks=pytest.mark.full)])
 def test_a_prefill_engine_of_another_topology(
     topology: str, llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
 ) -> None:
@@ -149,8 +149,8 @@ def test_a_prefill_engine_of_another_topology(
 @pytest.mark.parametrize(
     ("any_pool", "pairs"),
     [
-        ("file", 1),
-        ("shm", 1),
+        pytest.param("file", 1, marks=pytest.mark.full),
+        pytest.param("shm", 1, marks=pytest.mark.full),
         pytest.param("valkey-unix", 1, marks=pytest.mark.soak),
         ("valkey-unix", 2),
         pytest.param("file", 2, marks=pytest.mark.soak),

@@ -27,7 +27,7 @@ AT_ONCE = 5
 KEEP, LET_GO, PREFETCH = "penstock.keep", "penstock.let_go", "penstock.prefetch"
 
 
-@pytest.fixture(params=["file", "shm"])
+@pytest.fixture(params=["file", pytest.param("shm", marks=pytest.mark.full)])
 def small_pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     size = (ROOM + 2) * KV_BYTES_PER_BLOCK >> 20
     if request.param == "file":

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +10,7 @@ import pytest
 
 from tests.e2e import models
 from tests.e2e.conftest import BLOCK, tokens
+from tests.e2e.forks import penstock
 from tests.e2e.node import Node, StartError
 from tests.e2e.stored import all_stored
 
@@ -66,22 +64,17 @@ def test_a_layout_that_cannot_be_had_is_refused(
         )
 
 
-def doctor(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [str(Path(sys.executable).with_name("penstock")), "doctor", *options]
-    environ = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
-    return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300)
-
-
 def test_doctor_explains_the_layout_beforehand(llama: Path, tmp_path: Path) -> None:
-    said = doctor("--model", str(llama), "--json")
+    said = penstock("doctor", "--model", str(llama), "--json", folder=tmp_path)
     assert said.returncode == 0, said.stderr
     decision = json.loads(said.stdout)
     assert decision["layout"] == "BLHNC"
     assert "full_attention pages allow it" in decision["reason"]
     assert "CPU_ATTN addresses it" in decision["reason"]
-    latent = doctor("--model", str(models.deepseek_v2(tmp_path / "model")))
+    model = models.deepseek_v2(tmp_path / "model")
+    latent = penstock("doctor", "--model", str(model), folder=tmp_path)
     assert "KV layout LBNHC: no cross-layer layout: vLLM's CPU kernels for MLA" in latent.stdout
-    refused = doctor("--model", str(llama), "--kv-layout", "BLNHC")
+    refused = penstock("doctor", "--model", str(llama), "--kv-layout", "BLNHC", folder=tmp_path)
     assert refused.returncode == 2
     assert "KV layout BLNHC cannot be had" in refused.stderr
 

@@ -79,7 +79,7 @@ def is_right(said: OnEngine, own: int, pool: int) -> bool:
     return (said.own, said.tokens) == (own, own + pool)
 
 
-@pytest.mark.parametrize("kind", ["numbers", "bytes"])
+@pytest.mark.parametrize("kind", ["numbers", pytest.param("bytes", marks=pytest.mark.full)])
 def test_answers_are_what_each_engine_finds(
     kind: str,
     llama: Path,

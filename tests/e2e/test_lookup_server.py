@@ -24,7 +24,7 @@ PATIENT = Settings(timeout=30.0)
 """So that a busy machine does not turn hits into misses."""
 
 
-@pytest.fixture(params=["file", "valkey"])
+@pytest.fixture(params=["valkey", pytest.param("file", marks=pytest.mark.full)])
 def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "file":
         yield f"file://{tmp_path}/pool?size=1GiB"

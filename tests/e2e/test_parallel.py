@@ -32,9 +32,10 @@ TOPOLOGIES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 
 # Four ranks take minutes on two cores.
 FOUR_RANKS = pytest.param("tp2-pp2", marks=pytest.mark.soak)
+SLOWLY_COMPILED = pytest.param("pp4-4", marks=pytest.mark.full)
 
 
-@pytest.mark.parametrize("topology", ["tp2", "pp4-4", "pp6-2", FOUR_RANKS])
+@pytest.mark.parametrize("topology", ["tp2", "pp6-2", SLOWLY_COMPILED, FOUR_RANKS])
 def test_ranks_find_their_parts(
     topology: str, llama: Path, start: Callable[..., Node], tmp_path: Path
 ) -> None:

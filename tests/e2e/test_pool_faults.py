@@ -31,7 +31,7 @@ def expected(plain: Node) -> list[Answer]:
     return own_hits(plain)
 
 
-@pytest.fixture(params=["redis", "valkey"])
+@pytest.fixture(params=["valkey", pytest.param("redis", marks=pytest.mark.full)])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Server:
     """A server that is not started yet."""
     return Server(request.param, tmp_path)

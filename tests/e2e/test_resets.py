@@ -26,7 +26,7 @@ NEVER: dict[str, Any] = {
 """Settings with which nothing is given up by itself."""
 
 
-@pytest.fixture(params=["in turn", "ahead", "two ranks"])
+@pytest.fixture(params=["in turn", "ahead", pytest.param("two ranks", marks=pytest.mark.full)])
 def serve(request: pytest.FixtureRequest, start: Callable[..., Node]) -> Callable[..., Node]:
     """Starts an engine: with asynchronous scheduling, or without, or of two ranks."""
     options: dict[str, Any] = {

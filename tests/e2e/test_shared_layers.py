@@ -26,7 +26,7 @@ PROMPT = tokens(20 * BLOCK + 5, seed=5)
     [
         (models.gemma3n, "BLHNC", 20 + 20),
         (models.gemma4, "LBHNC", 20 + 2),
-        (models.looped, "BLHNC", 20 + 20),
+        pytest.param(models.looped, "BLHNC", 20 + 20, marks=pytest.mark.full),
     ],
     ids=["gemma3n", "gemma4", "looped"],
 )

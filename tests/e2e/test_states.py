@@ -175,7 +175,9 @@ def files(folder: Path) -> list[Path]:
     return found
 
 
-@pytest.mark.parametrize("hybrid", ["lfm2", "qwen3_next"], indirect=True)
+@pytest.mark.parametrize(
+    "hybrid", ["lfm2", pytest.param("qwen3_next", marks=pytest.mark.full)], indirect=True
+)
 def test_whatever_happens_tokens_are_those_of_a_hit(
     hybrid: Hybrid, model: Path, alone: Node, start: Callable[..., Node], tmp_path: Path
 ) -> None:

@@ -57,7 +57,9 @@ def wait_described(node: Node, pool: str, *tenants: str) -> dict[str, NamespaceU
     raise AssertionError(found)
 
 
-@pytest.mark.parametrize("any_pool", ["file", "shm", "valkey-unix"], indirect=True)
+@pytest.mark.parametrize(
+    "any_pool", ["file", "valkey-unix", pytest.param("shm", marks=pytest.mark.full)], indirect=True
+)
 def test_each_tenant_loads_what_it_stored_and_nothing_else(
     any_pool: str, llama: Path, plain: Node, start: Callable[..., Node]
 ) -> None:
@@ -126,7 +128,7 @@ def test_with_one_salt_each_name_has_its_own(
         assert node.counters().get("load_failed_blocks", 0) == 0
 
 
-@pytest.mark.parametrize("kind", ["file", "shm"])
+@pytest.mark.parametrize("kind", ["file", pytest.param("shm", marks=pytest.mark.full)])
 def test_a_tenant_stays_within_its_quota_and_others_lose_nothing(
     kind: str, llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
 ) -> None:

@@ -49,7 +49,7 @@ def certify(folder: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["redis", "valkey"])
+@pytest.mark.parametrize("kind", ["valkey", pytest.param("redis", marks=pytest.mark.full)])
 def test_tls_and_a_user_with_the_rights_that_the_guide_names(
     kind: str, llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
 ) -> None:

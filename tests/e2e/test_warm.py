@@ -19,6 +19,8 @@ from penstock.demo.processes import Interruption, Processes, free_port
 from penstock.pool import POOL_VARIABLE
 from penstock.programs import cache_folder, installed_program
 
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
+
 BLOCK = 128
 
 

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from tests.servers import Server
-from tests.silent import eventually
+from tests.waiting import eventually
 
 NODES = 6
 NODE_TIMEOUT_MS = 1500

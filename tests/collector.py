@@ -14,6 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
+from tests.waiting import LIMIT
 from tests.web import serving
 
 
@@ -52,7 +53,7 @@ class Collector:
         self.answers.set()
         self._open.close()
 
-    def spans(self, *names: str, timeout: float = 30.0) -> list[Received]:
+    def spans(self, *names: str, timeout: float = LIMIT) -> list[Received]:
         """All that came, once there is a span of each of these names."""
         with self._came:
             came = self._came.wait_for(

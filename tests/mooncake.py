@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import time
 from pathlib import Path
 
 import penstock
 from penstock.demo.processes import free_port
 from penstock.errors import StoreError
+from tests.waiting import eventually
 
 
 class Mooncake:
@@ -47,15 +47,17 @@ class Mooncake:
         """Waits until the master knows of the memory.
 
         Raises:
-            StoreError: it does not after a minute.
+            TimeoutError: it never does.
         """
         with penstock.open(self.url) as pool:
-            for _ in range(299):
+
+            def stores() -> bool:
                 with contextlib.suppress(StoreError):
                     pool.put("ready", b"value", timeout=5)
-                    return
-                time.sleep(0.2)
-            pool.put("ready", b"value", timeout=5)
+                    return True
+                return False
+
+            eventually(stores, pause=0.2)
 
     def kill_master(self) -> None:
         assert self._master is not None

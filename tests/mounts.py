@@ -11,10 +11,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import eventually
 
 SERVER = Path("/usr/lib/openssh/sftp-server")
 
@@ -41,11 +42,12 @@ class Mount:
             options = "passive,dcache_timeout=1,attr_timeout=1,entry_timeout=1"
             command = ["sshfs", "-f", "-o", options, f":{directory}", str(at)]
             self._client = subprocess.Popen(command, stdin=ours, stdout=ours)
-        end = time.monotonic() + 60
-        while not os.path.ismount(at):
+
+        def is_mounted() -> bool:
             assert self._client.poll() is None, "sshfs ended"
-            assert time.monotonic() < end, "sshfs has not mounted anything"
-            time.sleep(0.02)
+            return os.path.ismount(at)
+
+        eventually(is_mounted, "sshfs has mounted it")
 
     def __enter__(self) -> Mount:
         return self

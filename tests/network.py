@@ -68,12 +68,12 @@ class Way:
 
     def __enter__(self) -> Way:
         self._thread.start()
-        assert self._is_ready.wait(10)
+        assert self._is_ready.wait(LIMIT)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join(10)
+        self._thread.join(LIMIT)
 
     def be(self, *, delay: float = 0.0, mbit: float | None = None, loss: float = 0.0) -> None:
         """Becomes such a way; what is not named is as good as it gets."""

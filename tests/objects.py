@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import shutil
 import subprocess
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from penstock.demo.processes import free_port
+from tests.waiting import LIMIT, eventually
 
 BUCKET = "kv-cache"
-START_TIMEOUT = 60.0
 START_ATTEMPTS = 3
 
 _PORTS = (
@@ -27,7 +27,7 @@ _PORTS = (
 
 
 def _request(port: int, method: str, path: str, body: bytes) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT)
     try:
         connection.request(method, path, body)
         answer = connection.getresponse()
@@ -114,16 +114,18 @@ class ObjectServer:
         return [f"-s3.config={config}"]
 
     def _answers(self, path: str, status: int) -> bool:
+        """Waits until a put is answered like this. False: the server ended."""
         assert self.process is not None
-        end = time.monotonic() + START_TIMEOUT
-        while time.monotonic() < end and self.process.poll() is None:
+        process = self.process
+
+        def answers() -> bool:
             try:
-                if self.request("PUT", path, b"x" if "/" in path else b"")[0] == status:
-                    return True
+                return self.request("PUT", path, b"x" if "/" in path else b"")[0] == status
             except OSError:
-                pass
-            time.sleep(0.05)
-        return False
+                return False
+
+        eventually(lambda: answers() or process.poll() is not None)
+        return process.poll() is None
 
     def request(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
         """One request: the answer's status and body."""
@@ -152,13 +154,16 @@ class PolicyServer:
             )
 
     def __enter__(self) -> PolicyServer:
-        end = time.monotonic() + START_TIMEOUT
-        while time.monotonic() < end and self._process.poll() is None:
-            try:
+
+        def answers() -> bool:
+            with contextlib.suppress(OSError):
                 self.tell("GET", "/moto-api/data.json")
-                return self
-            except OSError:
-                time.sleep(0.05)
+                return True
+            return False
+
+        eventually(lambda: answers() or self._process.poll() is not None)
+        if self._process.poll() is None:
+            return self
         self.__exit__()
         raise RuntimeError(f"moto did not start:\n{self._log.read_text(errors='replace')[-2000:]}")
 
@@ -223,7 +228,7 @@ class Gate:
     def __exit__(self, *_: object) -> None:
         self._http.shutdown()
         self._http.server_close()
-        self._thread.join(10)
+        self._thread.join(LIMIT)
 
     def _answer(
         self, request: BaseHTTPRequestHandler, body: bytes, port: int
@@ -232,7 +237,7 @@ class Gate:
             status, code = self.refusal
             self.refused += 1
             return status, {}, f"<Error><Code>{code}</Code></Error>".encode()
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT)
         try:
             connection.request(request.command, request.path, body, dict(request.headers.items()))
             answer = connection.getresponse()

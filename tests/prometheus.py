@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.demo.processes import free_port
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[1]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana/penstock.json").read_text())
@@ -91,17 +91,16 @@ class Prometheus:
         with urllib.request.urlopen(url, timeout=120) as answer:
             return json.load(answer)["data"]["result"]
 
-    def wait_for(self, expression: str, timeout: float = 60.0) -> None:
+    def wait_for(self, expression: str) -> None:
         """Waits until a query gives something."""
-        end = time.monotonic() + timeout
-        while True:
+
+        def gives() -> bool:
             try:
-                if self.query(expression):
-                    return
+                return bool(self.query(expression))
             except OSError:
-                pass
-            assert time.monotonic() < end, f"{expression}: nothing\n{self._log.read_text()[-2000:]}"
-            time.sleep(0.2)
+                return False
+
+        eventually(gives, lambda: f"{expression}\n{self._log.read_text()[-2000:]}", pause=0.2)
 
 
 def as_sent(expression: str, interval: str = "30s") -> str:

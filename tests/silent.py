@@ -5,34 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from tests.servers import Server
+from tests.waiting import LIMIT, eventually
 
-LIMIT = 120.0
-"""Seconds: far more than anything takes here. Only what hangs lasts so long."""
 CHECKS = 5
 """More places than where Python looks for signals before a call of one native function."""
 ESTABLISHED = "01"
 """As in Linux's ``tcp_states.h``. Of a port that listens, the queue counts connections."""
-
-
-def eventually(holds: Callable[[], bool], seconds: float = LIMIT) -> None:
-    """Waits until something holds. How long that takes is the machine's business: the limit only
-    ends what would hang.
-
-    Raises:
-        TimeoutError: it never did.
-    """
-    until = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > until:
-            raise TimeoutError(f"this never came true: {holds}")
-        time.sleep(0.01)
 
 
 def freeze(server: Server) -> None:
@@ -115,7 +99,6 @@ def signalled(
     finally:
         is_over = True
         # Until the last signal has been handled: here, if not in the body.
-        while watcher.is_alive() or not is_done:
-            time.sleep(0.01)
+        eventually(lambda: is_done and not watcher.is_alive(), seconds=3 * LIMIT)
         signal.signal(signal.SIGUSR1, before)
     assert not problems, problems

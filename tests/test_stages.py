@@ -31,7 +31,7 @@ def git(folder: Path, *arguments: str) -> None:
 MEET = """
 import pathlib, sys, time
 pathlib.Path("{mine}").touch()
-end = time.monotonic() + 60
+end = time.monotonic() + 120
 while not pathlib.Path("{other}").exists():
     assert time.monotonic() < end
     time.sleep(0.01)

@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from penstock.supervised import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Running, Threads
-from tests.silent import eventually
+from tests.waiting import eventually
 
 LIMIT = 60.0
 """Guards against hanging."""

@@ -25,6 +25,7 @@ import psutil
 
 from penstock.exposition import totals
 from tests.prometheus import DASHBOARD, Prometheus, as_sent
+from tests.waiting import eventually
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 START_SECONDS = 420.0
@@ -112,11 +113,11 @@ class WatchedDemo:
         return [PENSTOCK, "top", *self.engines, *options]
 
     def _wait(self, condition: Any) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while not condition():
+        def holds() -> bool:
             assert self.demo.poll() is None, self.demo.communicate()[1]
-            assert time.monotonic() < deadline
-            time.sleep(0.25)
+            return bool(condition())
+
+        eventually(holds, seconds=START_SECONDS, pause=0.25)
 
 
 def _engines(folder: Path) -> list[str]:

@@ -16,7 +16,7 @@ import pytest
 from penstock._native import Store
 from penstock.cli import bench_gil
 from penstock.cli.main import main
-from tests.silent import LIMIT
+from tests.waiting import LIMIT
 
 WAITS_FOR_THE_LOCK = 10
 """A second. A page that has to be fetched is a wait as well; none is seen as a rule.
@@ -70,7 +70,7 @@ def test_look_ups_of_many_chunks(capsys: pytest.CaptureFixture[str], tmp_path: P
     for row in rows:
         assert 0 < row["p50_ms"] <= row["p99_ms"]
         assert row["us_per_chunk"] == pytest.approx(row["p50_ms"] * 1e3 / row["chunks"])
-    assert Store.open(url).usage(timeout=5) == []
+    assert Store.open(url).usage(timeout=LIMIT) == []
 
 
 def test_a_pool_too_small_for_the_look_up_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +91,7 @@ def test_a_loop_beside_the_engine(capsys: pytest.CaptureFixture[str], tmp_path: 
     # memory, and on whether the cores are two. The next test shows what waiting looks like.
     assert waits < WAITS_FOR_THE_LOCK
     assert os.sched_getaffinity(0) == cores
-    assert Store.open(url).usage(timeout=5) == []
+    assert Store.open(url).usage(timeout=LIMIT) == []
 
 
 @pytest.mark.long

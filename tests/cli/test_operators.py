@@ -7,7 +7,6 @@ import os
 import pty
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -20,6 +19,7 @@ from penstock.cli import main
 from penstock.cli.prompts import Prompt, read_prompts
 from penstock.errors import ConfigError
 from penstock.pool.pace import Pace
+from tests.clock import Clock
 from tests.servers import Server
 from tests.web import serving
 
@@ -96,10 +96,13 @@ class TestVerify:
         near, far = as_json(capsys)
         assert (len(near["namespaces"]), len(far["namespaces"])) == (0, 1)
 
-    def test_it_keeps_its_rate(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
-        begin = time.monotonic()
+    def test_it_keeps_its_rate(
+        self, url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock = Clock(monkeypatch, "penstock.pool.pace")
+        begin = clock.now
         assert main(["pool", "verify", url, "--rate", "100kB/s", "--sample", "50%", "--json"]) == 0
-        assert time.monotonic() - begin >= 0.1
+        assert clock.now - begin >= 0.1
         (report,) = as_json(capsys)
         assert [one["sound"] for one in report["namespaces"] if one["objects"] == 20] == [10]
 
@@ -348,11 +351,12 @@ class TestWarm:
         monkeypatch.setattr(Pace, "spend", record)
         file = tmp_path / "prompts.jsonl"
         file.write_text("\n".join(json.dumps([number] * 5) for number in range(10)))
-        begin = time.monotonic()
+        clock = Clock(monkeypatch, "penstock.pool.pace")
+        begin = clock.now
         assert main(["pool", "warm", str(file), address, "--rate", "20/s"]) == 0
         # Of five tokens each, four are cached.
         assert spent == [1] * 10
-        assert time.monotonic() - begin >= 0.5
+        assert clock.now - begin == pytest.approx(0.5)
 
     def test_files_that_are_refused_before_anything_is_sent(
         self,

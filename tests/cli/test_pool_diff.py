@@ -16,6 +16,7 @@ from penstock.pool.namespace import (
     object_key,
     publish_namespace,
 )
+from tests.waiting import LIMIT
 
 FACTS: dict[str, Any] = {"model": "m", "weights": "a", "options": {"x.y": 1}}
 OTHER = FACTS | {"model": "elsewhere", "weights": "b"}
@@ -33,7 +34,7 @@ def pool(tmp_path: Path) -> str:
         (TENANTS, FACTS | {"tenant": "red"}),
     ):
         publish_namespace(store, namespace, facts)
-        store.put(object_key(namespace, bytes(32)), b"value", timeout=10.0)
+        store.put(object_key(namespace, bytes(32)), b"value", timeout=LIMIT)
     return url
 
 

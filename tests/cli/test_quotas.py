@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from penstock.cli import main, quotas
 from penstock.errors import ConfigError, Full, Unavailable
 from penstock.pool import Pool
 from penstock.pool.namespace import publish_namespace
-from tests.silent import eventually
+from tests.waiting import LIMIT, eventually
 
 VALUE = bytes(20_000)
 QUOTA = 1 << 20
@@ -35,7 +35,7 @@ def namespace_of(tenant: str) -> bytes:
 @pytest.fixture(params=("memory", "file", "shm"))
 def bounded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of a pool that Penstock bounds."""
-    name = f"test-quotas-{time.monotonic_ns()}"
+    name = f"test-quotas-{uuid.uuid4().hex}"
     place = {"memory": "", "file": str(tmp_path / "pool"), "shm": name}[request.param]
     yield f"{request.param}://{place}?size=64MiB"
     Path(f"/dev/shm/penstock-{name}").unlink(missing_ok=True)
@@ -43,29 +43,29 @@ def bounded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 def put_in_time(pool: Pool, key: str, value: bytes) -> None:
     """Puts a value, again and again while room is being made."""
-    until = time.monotonic() + 30
-    while True:
+
+    def has_room() -> bool:
         try:
             pool.put(key, value)
         except (Full, Unavailable):
-            if time.monotonic() > until:
-                raise
-        else:
-            return
+            return False
+        return True
+
+    eventually(has_room)
 
 
 def fill(url: str) -> Store:
     """Puts 60 values for each of three tenants, of which two have quotas."""
     store = Store.open(url)
     for tenant in ("red", "blue", "green"):
-        with Pool(store, namespace_of(tenant), timeout=10) as pool:
+        with Pool(store, namespace_of(tenant), timeout=LIMIT) as pool:
             for number in range(60):
                 put_in_time(pool, f"key {number}", VALUE)
     return store
 
 
 def accounts_of(store: Store) -> dict[str, quotas.Account]:
-    with Pool(store, b"any namespace   ", timeout=10) as pool:
+    with Pool(store, b"any namespace   ", timeout=LIMIT) as pool:
         found = quotas.accounts(pool.describe(), pool.namespaces())
     return {one.account: one for one in found}
 
@@ -74,7 +74,7 @@ def test_a_tenant_keeps_within_its_quota_and_others_keep_all(bounded: str) -> No
     store = fill(f"{bounded}&quota=tenant/red:1MiB&quota=tenant/blue:16MiB")
 
     def account_has_all_that_is_held() -> bool:
-        held = {digest: nbytes for digest, _, nbytes in store.usage(timeout=10)}
+        held = {digest: nbytes for digest, _, nbytes in store.usage(timeout=LIMIT)}
         assert QUOTA // 2 < held[namespace_of("red")] <= QUOTA
         for tenant in ("blue", "green"):
             assert held[namespace_of(tenant)] == 60 * (len(VALUE) + 64)
@@ -134,7 +134,7 @@ def test_each_tier_has_quotas_of_its_own(tmp_path: Path) -> None:
         f"memory://?size=64MiB&quota={namespace}:1MiB "
         f"file://{tmp_path}/pool?size=64MiB&quota={namespace}:2MiB"
     )
-    with Pool(store, namespace_of("red"), timeout=10) as pool:
+    with Pool(store, namespace_of("red"), timeout=LIMIT) as pool:
         found = quotas.accounts(pool.describe(), [])
     assert [(one.tier, one.quota_bytes) for one in found] == [(1, 1 << 20), (2, 2 << 20)]
     assert {one.account for one in found} == {namespace}

@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import random
 import struct
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +26,7 @@ from penstock.vllm.roles import ROLES
 from penstock.vllm.scheduler import SchedulerHalf
 from penstock.vllm.scheduler.facts import Arrival, EngineFacts, Step
 from penstock.vllm.settings import Settings
+from tests.waiting import LIMIT, eventually
 
 HASH_TOKENS = 4
 LAYERS_A_RANK = 2
@@ -101,7 +101,7 @@ class PlainEngine:
         settings = Settings(
             pool,
             load_policy=policy,
-            **{"lookup_timeout": 30.0, "load_timeout": 60.0, **more},
+            **{"lookup_timeout": LIMIT, "load_timeout": LIMIT, **more},
         )
         facts = EngineFacts(
             self.groups,
@@ -173,7 +173,7 @@ class PlainEngine:
     def put(self, name: Name, tenant: str = "") -> None:
         """Puts a block into the pool, as another engine would."""
         for key in self.keys(name, tenant):
-            self.half._common.store.put(key, b"value", timeout=5.0)
+            self.half._common.store.put(key, b"value", timeout=LIMIT)
         self.pool.add(name)
 
     def put_prompt(
@@ -213,12 +213,14 @@ class PlainEngine:
     def match(self, request: Asked, computed: int = 0) -> int | None:
         """What is offered, once the look-up has been answered; None if a load of another request is
         waited for."""
-        found = self.half.match(request.request_id, computed)
-        end = time.monotonic() + 30
-        while found is None and self.half._catalogue.is_asked(request.request_id):
-            assert time.monotonic() < end
-            time.sleep(0.0005)
+        found: int | None = None
+
+        def is_answered() -> bool:
+            nonlocal found
             found = self.half.match(request.request_id, computed)
+            return found is not None or not self.half._catalogue.is_asked(request.request_id)
+
+        eventually(is_answered, pause=0.0005)
         return found
 
     def allocate(self, request: Asked, tokens: int) -> None:

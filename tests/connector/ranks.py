@@ -3,7 +3,6 @@ numpy's."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from penstock.vllm.groups import Group, Groups
 from penstock.vllm.messages import BlockJob, StepOrders, WorkerReport
 from penstock.vllm.settings import Settings
 from penstock.vllm.worker import KvMemory, Services, View, WorkerFacts, WorkerHalf
+from tests.waiting import LIMIT, eventually
 
 BLOCKS, HEADS, TOKENS, CONTENT = 16, 2, 8, 32
 """Of each layer."""
@@ -35,7 +35,7 @@ def blocks(*named: tuple[int, int], group: int = 0) -> Blocks:
 
 
 def job(number: int, of: Blocks, **more: object) -> BlockJob:
-    return BlockJob(number, f"request-{number}", of, timeout=30.0, **more)  # type: ignore[arg-type]
+    return BlockJob(number, f"request-{number}", of, timeout=LIMIT, **more)  # type: ignore[arg-type]
 
 
 class Rank:
@@ -101,14 +101,16 @@ class Rank:
 
     def until_over(self, *numbers: int) -> WorkerReport:
         """Steps on until these jobs are over: all that was reported meanwhile."""
-        report, end = WorkerReport(), time.monotonic() + 30
-        while not all(
-            n in report.stored or n in report.prefetched or f"request-{n}" in self.loaded
-            for n in numbers
-        ):
-            assert time.monotonic() < end, report
+        report = WorkerReport()
+
+        def are_over() -> bool:
             report.merge(self.poll())
-            time.sleep(0.001)
+            return all(
+                n in report.stored or n in report.prefetched or f"request-{n}" in self.loaded
+                for n in numbers
+            )
+
+        eventually(are_over, lambda: report, pause=0.001)
         return report
 
     def run(self, **orders: object) -> WorkerReport:

@@ -13,11 +13,12 @@ from penstock.demo.processes import free_port
 from penstock.errors import ConfigError
 from penstock.vllm.bootstrap import Bootstrap
 from penstock.vllm.settings import Settings
+from tests.waiting import LIMIT
 
 
 def get(port: int, path: str) -> bytes:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+    with opener.open(f"http://127.0.0.1:{port}{path}", timeout=LIMIT) as answer:
         return bytes(answer.read())
 
 

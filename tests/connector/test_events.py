@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ from penstock.vllm.groups import Group
 from penstock.vllm.scheduler import events
 from penstock.vllm.scheduler.events import Removed, Stored
 from tests.connector.engine import Asked, PlainEngine
+from tests.waiting import LIMIT, eventually
 
 FULL = Group(0, "full_attention", 4, None, "bfloat16", ())
 COARSE = Group(1, "full_attention", 8, None, "bfloat16", ())
@@ -38,12 +38,13 @@ def compute(engine: PlainEngine, name: str = "r", tokens: list[int] = PROMPT) ->
 def taken_until(engine: PlainEngine, is_there: Callable[[list[Any]], bool]) -> list[Any]:
     """Events of steps until something is among them."""
     found: list[Any] = []
-    end = time.monotonic() + 30
-    while not is_there(found):
-        assert time.monotonic() < end, found
+
+    def has_come() -> bool:
         engine.step({})
-        found += engine.half.take_events()
-        time.sleep(0.001)
+        found.extend(engine.half.take_events())
+        return is_there(found)
+
+    eventually(has_come, lambda: found, pause=0.001)
     return found
 
 
@@ -106,7 +107,7 @@ def test_what_a_pool_evicts_is_told_after_a_while(monkeypatch: pytest.MonkeyPatc
     store = engine.half._common.store
     gone = request.block_hashes[3:]
     for block_hash in gone:
-        assert store.remove(list(engine.keys((0, block_hash))), timeout=5.0)
+        assert store.remove(list(engine.keys((0, block_hash))), timeout=LIMIT)
     engine.step({})
     assert not engine.half._events._asked
     now += 31.0

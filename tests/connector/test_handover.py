@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +12,9 @@ from penstock.errors import ConfigError
 from penstock.vllm.groups import Group
 from penstock.vllm.roles import role_named
 from penstock.vllm.scheduler.promises import Promise, read_promise
+from tests.clock import Clock
 from tests.connector.engine import Asked, PlainEngine
+from tests.waiting import LIMIT, eventually
 
 FULL = Group(0, "full_attention", 4, None, "bfloat16", ())
 
@@ -25,32 +25,28 @@ TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 TO_DECODE = {"do_remote_decode": False, "do_remote_prefill": True}
 
 
-class Clock:
-    """The time that hand-over goes by."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 100.0
-        monkeypatch.setattr(
-            "penstock.vllm.scheduler.handover.time", SimpleNamespace(monotonic=lambda: self.now)
-        )
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
+    """The time that hand-over goes by."""
+    return Clock(monkeypatch, "penstock.vllm.scheduler.handover")
 
 
 def decoder(policy: str = "always", role: str = "kv_consumer", **more: Any) -> PlainEngine:
-    return PlainEngine([FULL], policy=policy, role=role, **{"handover_timeout": 8.0, **more})
+    engine = PlainEngine([FULL], policy=policy, role=role, **{"handover_timeout": 8.0, **more})
+    ask = engine.half._lookups.ask
+    # A short limit is one of requests' waits. The pool may take as long as this machine does.
+    engine.half._lookups.ask = lambda name, _=None: ask(name, LIMIT)  # type: ignore[method-assign]
+    return engine
 
 
 def take_answer(engine: PlainEngine, request: Asked) -> None:
     """Waits until the pool has answered."""
-    deadline = time.monotonic() + 30
-    while engine.half._catalogue.is_asked(request.request_id):
-        assert time.monotonic() < deadline
+
+    def is_answered() -> bool:
         engine.half._lookups.take_answers()
-        time.sleep(0.0005)
+        return not engine.half._catalogue.is_asked(request.request_id)
+
+    eventually(is_answered, pause=0.0005)
 
 
 def offer(engine: PlainEngine, clock: Clock, request: Asked) -> int | None:

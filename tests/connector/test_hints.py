@@ -6,7 +6,6 @@ import json
 import logging
 import random
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,6 +30,7 @@ from tests.connector.test_scheduler import (
     computed,
     engines,
 )
+from tests.waiting import LIMIT, eventually
 
 RED, BLUE = {"penstock.tenant": "red"}, {"penstock.tenant": "blue"}
 KEEP, LET_GO, PREFETCH = "penstock.keep", "penstock.let_go", "penstock.prefetch"
@@ -52,10 +52,7 @@ class Hinted(PlainEngine):
         return self.counted[name]
 
     def until(self, holds: Callable[[], bool]) -> None:
-        end = time.monotonic() + 30
-        while not holds():
-            assert time.monotonic() < end, self.counted
-            time.sleep(0.002)
+        eventually(holds, lambda: self.counted, pause=0.002)
 
     @property
     def kept(self) -> int:
@@ -65,7 +62,7 @@ class Hinted(PlainEngine):
         """Which of the request's blocks the pool has."""
         store = self.half._common.store
         return [
-            all(store.contains(list(self.keys((group, name), tenant)), timeout=5.0))
+            all(store.contains(list(self.keys((group, name), tenant)), timeout=LIMIT))
             for name in self.names(request, group)
         ]
 
@@ -221,9 +218,15 @@ def test_prompts_that_come_next_take_half_the_room_one_at_a_time() -> None:
     jobs: list[Any] = []
     engine.until(lambda: bool(jobs) or bool(jobs.extend(engine.step({}).prefetches)))
     assert [len(job.blocks) for job in jobs] == [16]
-    for _ in range(20):
+    [other] = engine.half._hints._prompts
+
+    def is_answered() -> bool:
         assert not engine.step({}).prefetches
-        time.sleep(0.002)
+        return other.is_asked and not engine.half._lookups.is_asked(other.name)
+
+    engine.until(is_answered)
+    # What the pool has of the other one is known, and yet it is not brought.
+    assert not engine.step({}).prefetches
     engine.settle()
     assert [len(job.blocks) for job in prefetched(engine)] == [5]
     engine.settle()
@@ -399,11 +402,13 @@ def test_random_schedules_with_hints_leave_nothing_behind(
     schedule = HintedSchedule(engine, random.Random(seed))
     schedule.play(moves)
     schedule.check_unstored()
-    end = time.monotonic() + 30
-    while engine.half._hints.waits:
+
+    def none_waits() -> bool:
         engine.step({})
         engine.settle()
-        assert time.monotonic() < end
+        return not engine.half._hints.waits
+
+    eventually(none_waits, pause=0.0)
     engine.step({})
     engine.settle()
     assert engine.half._requests == {}

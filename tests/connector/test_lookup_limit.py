@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +14,12 @@ from penstock.vllm.lookup_limit import FIRST, LONGEST, TIMES, LookupLimit
 from penstock.vllm.scheduler import lookups
 from penstock.vllm.scheduler.requests import Tracked
 from penstock.vllm.settings import Settings
+from tests.clock import Clock
 from tests.connector.engine import Asked, PlainEngine
 from tests.connector.test_scheduler import FULL, PROMPT
 from tests.network import LIMIT, Way
 from tests.servers import Server
+from tests.waiting import eventually
 
 
 def test_it_follows_what_look_ups_take_up_to_a_bound() -> None:
@@ -58,17 +59,10 @@ def test_the_log_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
     assert "may take 0.80 s" in said
 
 
-class Clock:
-    """The time by which requests wait, in place of the machine's."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = time.monotonic()
-        monkeypatch.setattr(lookups, "time", SimpleNamespace(monotonic=lambda: self.now))
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
+    """The time by which requests wait."""
+    return Clock(monkeypatch, "penstock.vllm.scheduler.lookups")
 
 
 @pytest.mark.parametrize(
@@ -117,21 +111,20 @@ def compute(engine: PlainEngine, request: Asked) -> None:
 
 def until_known(engine: PlainEngine) -> float:
     """What the last look-up took, once one is answered."""
-    end = time.monotonic() + LIMIT
-    while not math.isfinite(engine.half._lookups.latency or math.inf):
-        assert time.monotonic() < end
+
+    def latency() -> float | None:
         engine.half._lookups.take_answers()
-        time.sleep(0.001)
-    assert engine.half._lookups.latency is not None
-    return engine.half._lookups.latency
+        found = engine.half._lookups.latency
+        return found if math.isfinite(found or math.inf) else None
+
+    found = eventually(latency)
+    assert found is not None
+    return found
 
 
 def test_a_look_up_that_nobody_waits_for_tells_what_look_ups_take(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, clock: Clock
 ) -> None:
-    later = 0.0
-    passing = SimpleNamespace(monotonic=lambda: time.monotonic() + later)
-    monkeypatch.setattr(lookups, "time", passing)
     # However long this machine stands still.
     monkeypatch.setattr(lookups, "LONGEST", LIMIT)
     with Server("redis", tmp_path) as server, Way(server.port) as way:
@@ -141,7 +134,7 @@ def test_a_look_up_that_nobody_waits_for_tells_what_look_ups_take(
         way.hold()
         first = engine.ask("first", PROMPT)
         way.wait_held()
-        later += FIRST + 0.001
+        clock.now += FIRST + 0.001
         # It is computed, and is over before its look-up.
         assert engine.half.match("first", 0) == 0
         compute(engine, first)
@@ -150,8 +143,7 @@ def test_a_look_up_that_nobody_waits_for_tells_what_look_ups_take(
         took = until_known(engine)
         assert limit.seconds == min(LONGEST, max(FIRST, TIMES * took))
         # What the pool has is loaded, however slow this machine is at that.
-        limit.seconds, now = LIMIT, time.monotonic() + later
-        passing.monotonic = lambda: now
+        limit.seconds = LIMIT
         second = engine.ask("second", PROMPT)
         assert engine.match(second) == len(PROMPT) // 4 * 4
         engine.half.shutdown()

@@ -11,6 +11,7 @@ import pytest
 from penstock._native import Store
 from penstock.vllm.groups import Group
 from tests.connector.engine import HASH_TOKENS, PlainEngine
+from tests.waiting import LIMIT
 
 FULL = Group(0, "full_attention", HASH_TOKENS, None, "bfloat16", ())
 PROMPT = list(range(24))
@@ -32,7 +33,7 @@ def bring(engine: PlainEngine, url: str, blocks: int) -> None:
     request = engine.ask("first", PROMPT)
     for name in engine.names(request, 0)[:blocks]:
         for key in engine.keys((0, name)):
-            node.put(key, b"value", timeout=5.0)
+            node.put(key, b"value", timeout=LIMIT)
 
 
 def test_what_is_there_is_a_hit_at_once_and_counts_as_host_memory(url: str) -> None:
@@ -62,6 +63,6 @@ def test_what_was_given_up_is_looked_for_anew(url: str) -> None:
     bring(engine, url, 6)
     assert engine.match(engine.ask("second", PROMPT)) == 20
     node = Store.open(url)
-    listed = node.list(engine.agreement.namespaces[0], timeout=5.0)
-    assert node.remove([key for key, _ in listed], timeout=5.0) == 6
+    listed = node.list(engine.agreement.namespaces[0], timeout=LIMIT)
+    assert node.remove([key for key, _ in listed], timeout=LIMIT) == 6
     assert engine.match(engine.ask("third", PROMPT)) == 0

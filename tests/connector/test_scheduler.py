@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -19,8 +18,10 @@ from penstock.vllm.messages import IDLE_SECONDS, IDLE_TO_END_SECONDS, BlockJob
 from penstock.vllm.scheduler import loading
 from penstock.vllm.scheduler.lookups import Lookups
 from penstock.vllm.scheduler.requests import Phase, Tracked
+from tests.clock import Clock
 from tests.connector.engine import Asked, Name, PlainEngine
 from tests.connector.silent import silent_pool
+from tests.waiting import LIMIT
 
 FULL = Group(0, "full_attention", 4, None, "bfloat16", ())
 COARSE = Group(1, "full_attention", 8, None, "bfloat16", ())
@@ -28,6 +29,13 @@ WINDOW = Group(2, "sliding_window", 4, 6, "bfloat16", ())
 
 PROMPT = list(range(100, 121))
 """Five blocks and a token."""
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time that the scheduler half goes by."""
+    modules = ("half", "probing", "savings", "transfers")
+    return Clock(monkeypatch, *(f"penstock.vllm.scheduler.{name}" for name in modules))
 
 
 def computed(engine: PlainEngine, request: Asked) -> list[BlockJob]:
@@ -192,7 +200,7 @@ def test_what_was_not_waited_for_is_declined_only_if_it_is_computed() -> None:
     assert counts["declined_tokens"] == 20
 
 
-def test_what_loads_save_and_what_requests_wait_is_counted_for_their_tenant() -> None:
+def test_what_loads_save_and_what_requests_wait_is_counted_for_their_tenant(clock: Clock) -> None:
     engine = PlainEngine([FULL])
     advisor = engine.half._common.advisor
     engine.put_prompt(PROMPT)
@@ -200,20 +208,19 @@ def test_what_loads_save_and_what_requests_wait_is_counted_for_their_tenant() ->
     assert engine.match(request) == 20
     engine.load(request, 0, 20)
     engine.step({})
+    clock.now += 1.5
     engine.settle()
     counts = engine.half.take_counts()
     assert counts is not None
-    waited = counts["load_wait_seconds/red"]
-    assert not isinstance(waited, list)
-    assert 0 < waited < 30
+    assert counts["load_wait_seconds/red"] == pytest.approx(1.5)
     loads = counts["load_seconds/pool"]
     assert isinstance(loads, list)
     assert len(loads) == 1
     # What it saves is not known before a long step; then what was loaded before is valued too.
     assert "prefill_saved_seconds/red" not in counts
-    now = time.monotonic()
-    advisor.on_step(now, 1_000, 1_000, 500_500)
-    advisor.on_output(now + 1.0, [1_000])
+    advisor.on_step(clock.now, 1_000, 1_000, 500_500)
+    clock.now += 1.0
+    advisor.on_output(clock.now, [1_000])
     other = engine.ask("other", PROMPT, {"penstock.tenant": "not a name"})
     assert engine.match(other) == 20
     engine.load(other, 0, 20)
@@ -226,14 +233,20 @@ def test_what_loads_save_and_what_requests_wait_is_counted_for_their_tenant() ->
     assert counts["prefill_saved_seconds/"] == counts["prefill_saved_seconds/red"]
 
 
-def native_calls(work: Callable[[], object]) -> list[str]:
-    """The native functions that Python calls meanwhile."""
+def native_calls(
+    work: Callable[[], object], after: Callable[[str], object] = lambda name: None
+) -> list[str]:
+    """The native functions that Python calls meanwhile. Calls `after` as each one returns."""
     calls: list[str] = []
 
     def note(frame: FrameType, event: str, called: Any) -> None:
         owner = type(getattr(called, "__self__", None))
-        if event == "c_call" and owner.__module__ == "penstock._native":
+        if owner.__module__ != "penstock._native":
+            return
+        if event == "c_call":
             calls.append(called.__name__)
+        elif event == "c_return":
+            after(called.__name__)
 
     sys.setprofile(note)
     try:
@@ -243,7 +256,9 @@ def native_calls(work: Callable[[], object]) -> list[str]:
     return calls
 
 
-def test_workers_are_left_alone_until_a_load_ends_that_is_expected_to_end_soon() -> None:
+def test_workers_are_left_alone_until_a_load_ends_that_is_expected_to_end_soon(
+    clock: Clock,
+) -> None:
     engine = PlainEngine([FULL])
     engine.put_prompt(PROMPT)
 
@@ -254,37 +269,37 @@ def test_workers_are_left_alone_until_a_load_ends_that_is_expected_to_end_soon()
         assert engine.match(request) == 20
         engine.load(request, 0, 20)
 
-    def rest(ends_in: float | None) -> tuple[float, float]:
-        """How long workers are left alone in a step, at least and at most."""
-        begin = time.monotonic()
+    def rest(ends_in: float | None) -> float:
+        """How long workers are left alone in a step."""
         if ends_in is not None:
             [number] = expected
-            expected[number] = begin + ends_in
-        until = engine.step({}).idle_until
-        return until - time.monotonic(), until - begin
+            expected[number] = clock.now + ends_in
+        return engine.step({}).idle_until - clock.now
 
     load("first")
     assert expected == {}, "nothing is known of the pool"
-    least, most = rest(None)
-    assert least <= IDLE_SECONDS <= most
+    assert rest(None) == pytest.approx(IDLE_SECONDS)
     engine.settle()
     load("second")
     [end] = expected.values()
-    assert end < time.monotonic() + IDLE_TO_END_SECONDS, "loads from it take less"
-    least, most = rest(0.9 * IDLE_TO_END_SECONDS)
-    assert least <= IDLE_TO_END_SECONDS <= most
-    least, most = rest(2 * IDLE_TO_END_SECONDS)
-    assert least <= IDLE_SECONDS <= most, "it ends later"
-    least, most = rest(-IDLE_TO_END_SECONDS)
-    assert least <= IDLE_SECONDS <= most, "it has not ended when it was expected to"
+    assert end < clock.now + IDLE_TO_END_SECONDS, "loads from it take less"
+    assert rest(0.9 * IDLE_TO_END_SECONDS) == pytest.approx(IDLE_TO_END_SECONDS)
+    assert rest(2 * IDLE_TO_END_SECONDS) == pytest.approx(IDLE_SECONDS), "it ends later"
+    rested = rest(-IDLE_TO_END_SECONDS)
+    assert rested == pytest.approx(IDLE_SECONDS), "it has not ended when it was expected to"
     engine.settle()
 
 
 def test_an_engine_without_work_waits_a_moment_for_a_lookup(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Longer than a busy machine takes to begin waiting.
-    monkeypatch.setattr(loading, "_MOMENT", 0.1)
+    clock = Clock(monkeypatch, loading.__name__, Lookups.__module__)
+
+    def after(name: str) -> None:
+        """A wait that nobody ends lasts until the moment is over."""
+        if name == "wait":
+            clock.now += loading._MOMENT
+
     with silent_pool() as url:
         engine = PlainEngine([FULL], pool=url)
         names = ("first", "second")
@@ -293,7 +308,7 @@ def test_an_engine_without_work_waits_a_moment_for_a_lookup(
             """How often each request is waited for in this step."""
             assert all(engine.half._catalogue.is_asked(name) for name in names)
             return [
-                native_calls(lambda name=name: engine.half.match(name, 0)).count("wait")
+                native_calls(lambda name=name: engine.half.match(name, 0), after).count("wait")
                 for name in names
             ]
 
@@ -332,7 +347,7 @@ def test_a_lookup_answered_in_a_moment_needs_no_other_step_and_counts_as_a_wait(
     def wait_for(tracked: Tracked, until: float) -> None:
         """The answer comes now, neither before nor later."""
         monkeypatch.setattr(lookups, "take_answers", take_answers)
-        Lookups.wait_for(lookups, tracked, until + 30)
+        Lookups.wait_for(lookups, tracked, until + LIMIT)
 
     monkeypatch.setattr(lookups, "take_answers", lambda: None)
     monkeypatch.setattr(lookups, "wait_for", wait_for)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from penstock.vllm.descriptions import Descriptions
 from penstock.vllm.messages import BlockJob
 from tests.connector.engine import Asked, PlainEngine
 from tests.connector.test_scheduler import COARSE, FULL, PROMPT, computed
+from tests.waiting import LIMIT, eventually
 
 RED, BLUE = {"penstock.tenant": "red"}, {"penstock.tenant": "blue"}
 
@@ -67,9 +67,7 @@ def test_stores_and_prefetches_have_their_tenant() -> None:
     assert tenants_of(computed(engine, red)) == [("red", b"salt")]
     engine.settle()
     waiting = engine.ask("waiting", PROMPT, RED, salt=b"salt")
-    end = time.monotonic() + 30
-    while not (prefetches := engine.step({}).prefetches):
-        assert time.monotonic() < end
+    prefetches = eventually(lambda: engine.step({}).prefetches)
     assert tenants_of(prefetches) == [("red", b"salt")]
     engine.settle()
     assert engine.match(waiting) == 20
@@ -115,11 +113,7 @@ def test_what_host_memory_holds_for_one_name_is_not_promised_to_another() -> Non
 
 def described(store: Store, namespace: bytes) -> dict[str, Any]:
     """The namespace's description, once it is there."""
-    end = time.monotonic() + 30
-    while (found := read_namespace(store, namespace)) is None:
-        assert time.monotonic() < end
-        time.sleep(0.001)
-    return found
+    return eventually(lambda: read_namespace(store, namespace))
 
 
 def test_a_tenants_namespaces_are_described_with_its_name() -> None:
@@ -165,7 +159,7 @@ def test_describing_makes_nobody_wait_and_takes_one_thread(store: Store) -> None
 
     def describe(tenant: str) -> list[tuple[bytes, dict[str, str]]]:
         asked.append(tenant)
-        assert may_go.wait(30)
+        assert may_go.wait(LIMIT)
         return [(name_of(tenant), {"tenant": tenant})]
 
     published = Descriptions(store, describe)
@@ -174,7 +168,7 @@ def test_describing_makes_nobody_wait_and_takes_one_thread(store: Store) -> None
     threads = [thread for thread in threading.enumerate() if thread.name == "penstock-publish"]
     assert len(threads) == 1
     may_go.set()
-    threads[0].join(30)
+    threads[0].join(LIMIT)
     assert asked == [f"tenant-{number}" for number in range(25)]
     # The next one begins a new thread.
     published.publish("late")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from penstock.vllm.messages import BlockJob, StepOrders
 from penstock.vllm.settings import Settings
 from penstock.vllm.worker import Services, WorkerFacts, WorkerHalf
 from penstock.vllm.worker.jobs import Jobs
+from tests.waiting import eventually
 
 NAMESPACE = bytes(16)
 
@@ -197,9 +197,6 @@ def test_a_step_of_a_large_gpu_drops_no_store_by_default(tokens: int, tmp_path: 
         engine.name_group(0, NAMESPACE)
         hashes = [i.to_bytes(32, "big") for i in range(blocks)]
         engine.submit_store(1, Blocks([(0, i, name, None) for i, name in enumerate(hashes)]))
-        deadline = time.monotonic() + 20
-        while not any(done.event == Event.RELEASED for done in engine.poll()):
-            assert time.monotonic() < deadline
-            engine.wait(1)
+        eventually(lambda: any(done.event == Event.RELEASED for done in engine.poll()))
         assert engine.stats()["dropped_objects"] == 0
         engine.shutdown(10)

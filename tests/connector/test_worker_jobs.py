@@ -36,6 +36,7 @@ from tests.connector.ranks import (
     job,
 )
 from tests.connector.silent import silent_pool
+from tests.waiting import LIMIT
 
 IN_MEMORY = Settings("memory://?size=64MiB", host_tier=False, host_bytes=1 << 20)
 BLOCK_BYTES = 2 * LAYER_BYTES
@@ -341,7 +342,7 @@ def test_values_are_compressed_where_there_is_a_coder(tmp_path: Path, element: s
         # Signs and mantissas at random, and one exponent.
         memory[0] = memory[0] & 0x83 | 0x3C
     rank.run(stores=[job(1, blocks((5, 0)))])
-    (_, objects, lie) = Store.open(settings.pool).usage(timeout=30)[0]
+    (_, objects, lie) = Store.open(settings.pool).usage(timeout=LIMIT)[0]
     assert objects == 1
     assert (lie < BLOCK_BYTES) == (element is not None)
     assert rank.counts()["stored_bytes"] == BLOCK_BYTES
@@ -356,7 +357,7 @@ def test_a_tenants_blocks_are_in_its_namespace(tmp_path: Path, host_tier: bool) 
     rank = Rank(settings)
     rank.fill(0, 5)
     rank.run(stores=[job(1, blocks((5, 0)), tenant="red")])
-    used = [namespace for namespace, *_ in Store.open(settings.pool).usage(timeout=30)]
+    used = [namespace for namespace, *_ in Store.open(settings.pool).usage(timeout=LIMIT)]
     assert used == [tenant_namespace(NAMESPACES[0], "red")]
     for number, tenant in ((2, "blue"), (3, ""), (4, "red")):
         report = rank.run(loads=[job(number, blocks((5, number)), tenant=tenant)])

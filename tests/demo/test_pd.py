@@ -6,7 +6,6 @@ import io
 import json
 import re
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,6 +24,7 @@ from penstock.demo.pd.report import render
 from penstock.demo.pd.systems import Apart, RoundRobin
 from penstock.demo.processes import ServerFailed
 from penstock.demo.replay import BLOCK_TOKENS
+from tests.clock import Clock
 from tests.pictures import faults
 
 STEADY, SLOW = 0.02, 1.5
@@ -94,12 +94,14 @@ def test_a_server_that_fails_ends_the_round_at_once() -> None:
 class Recorder:
     """Stands where a server does, and notes what it is asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
         self.asked: list[tuple[str, Any]] = []
+        self._clock = clock
 
     def prefill(self, prompt: Sequence[int], params: Mapping[str, Any]) -> dict[str, Any]:
         self.asked.append(("prefill", params["do_remote_decode"]))
-        time.sleep(0.1)
+        assert self._clock is not None
+        self._clock.sleep(0.1)
         return {"promise": len(prompt)}
 
     def complete(
@@ -109,12 +111,15 @@ class Recorder:
         return Answer((1, 2), 0.25, 0.5, 0, len(prompt), (0.25, 0.5))
 
 
-def test_apart_hands_the_promise_on_and_counts_the_whole_time() -> None:
-    engines: list[Any] = [Recorder() for _ in range(4)]
+def test_apart_hands_the_promise_on_and_counts_the_whole_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch, "penstock.demo.pd.systems")
+    engines: list[Any] = [Recorder(clock) for _ in range(4)]
     apart = Apart(engines[:2], engines[2:])
     for number in range(3):
         answer = apart.ask(Prompt(number, (1, 2, 3), 2, 0.0))
-        assert answer.first_token >= 0.35
+        assert answer.first_token == pytest.approx(0.35)
         assert answer.first_token - answer.waited == pytest.approx(0.25)
         assert answer.arrivals == pytest.approx((answer.first_token, answer.first_token + 0.25))
         assert answer.seconds == answer.arrivals[-1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -20,6 +19,7 @@ from penstock.demo.processes import (
     free_port,
     start_pool_server,
 )
+from tests.waiting import LIMIT, eventually
 
 # A parent that starts a child, which starts another; none of them listens to polite requests.
 STUBBORN = """
@@ -45,9 +45,7 @@ def left_in(folder: Path) -> list[str]:
 
 
 def check_until_it_raises(server: Server) -> None:
-    while True:
-        server.check(deadline=60.0)
-        time.sleep(0.02)
+    eventually(lambda: server.check(deadline=LIMIT))
 
 
 @pytest.fixture
@@ -63,8 +61,7 @@ def test_nothing_is_left_of_servers_that_do_not_want_to_end(
     with Interruption() as interruption, Processes(interruption) as processes:
         command = [sys.executable, "-c", STUBBORN, "2", STUBBORN]
         processes.start("stubborn", command, folder / "log")
-        while not all((folder / f"up-{n}").exists() for n in range(3)):
-            time.sleep(0.02)
+        eventually(lambda: all((folder / f"up-{n}").exists() for n in range(3)))
         assert len(left_in(folder)) == 3
     assert left_in(folder) == []
 

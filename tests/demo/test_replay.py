@@ -4,7 +4,6 @@ when."""
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Sequence
 
 import pytest
@@ -22,6 +21,7 @@ from penstock.demo.replay import (
     warm_up,
 )
 from penstock.demo.workload import documents
+from tests.clock import Clock
 
 DOCUMENT = tuple(n % 251 for n in range(20 * BLOCK_TOKENS + 5))
 
@@ -64,16 +64,6 @@ def test_the_last_token_of_a_prompt_is_always_computed() -> None:
     assert seen.situation(block, 0) is Situation.COLD
 
 
-class Clock:
-    """Time that passes only while somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 class Recorder(Engine):
     """Notes what it is sent, and when; no server is there."""
 
@@ -93,8 +83,9 @@ class Recorder(Engine):
 def test_each_prompt_goes_to_both_servers_in_turn_with_a_rest_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock, log = Clock(), list[tuple[str, float, tuple[int, ...]]]()
-    monkeypatch.setattr(time, "sleep", clock.sleep)
+    clock = Clock(monkeypatch, "penstock.demo.replay")
+    log: list[tuple[str, float, tuple[int, ...]]] = []
+    began = clock.now
     nodes = [Recorder(name, clock, log) for name in ("A", "B")]
     comparisons = replay(documents(4), nodes, Recorder("plain", clock, log), lambda: None)
     assert len(comparisons) == 12
@@ -106,13 +97,13 @@ def test_each_prompt_goes_to_both_servers_in_turn_with_a_rest_before(
         own = [pair for pair in pairs if name in (pair[0][0], pair[1][0])]
         assert sum(pair[0][0] == name for pair in own) == len(own) / 2
         assert all("plain" in (pair[0][0], pair[1][0]) for pair in own)
-    moments = [0.0, *(moment for _, moment, _ in log)]
+    moments = [began, *(moment for _, moment, _ in log)]
     pauses = [later - earlier for earlier, later in itertools.pairwise(moments)]
     assert min(pauses) >= REST_SECONDS - 1e-6
 
 
-def test_no_measured_request_is_the_first_of_its_length() -> None:
-    clock, log = Clock(), list[tuple[str, float, tuple[int, ...]]]()
+def test_no_measured_request_is_the_first_of_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, log = Clock(monkeypatch), list[tuple[str, float, tuple[int, ...]]]()
     nodes = [Recorder(name, clock, log) for name in ("A", "B")]
     warm_up(nodes, Recorder("plain", clock, log), 2_000)
     assert {name for name, _, _ in log} == {"A", "B", "plain"}

@@ -26,7 +26,7 @@ from penstock.vllm.counters import (
 )
 from penstock.vllm.stats import PenstockPromMetrics
 from tests.prometheus import ALERTS, DASHBOARD, Prometheus, needed, targets
-from tests.silent import eventually
+from tests.waiting import eventually
 from tests.web import serving
 
 pytestmark = [pytest.mark.long, needed]

@@ -13,6 +13,7 @@ import pytest
 from penstock._native import Store
 from tests.lookup.pretended import BLOCK, Engine, hashes
 from tests.lookup.test_http import TOKEN, Running
+from tests.waiting import LIMIT
 
 FILE = Path(__file__).parents[2] / "deploy/routing/scorer.py"
 
@@ -45,7 +46,7 @@ def test_engines_are_scored_by_their_caches_and_their_pools(
         "without a pool": scorer.Candidate("", cached_tokens=BLOCK),
     }
     with Running(url, token=TOKEN) as running:
-        asking = scorer.PoolScorer(running.said["url"], TOKEN, timeout=5.0, worth=0.5)
+        asking = scorer.PoolScorer(running.said["url"], TOKEN, timeout=LIMIT, worth=0.5)
         scores = asking.scores(request, candidates)
         assert scores == {
             "empty": pytest.approx(0.25),
@@ -53,7 +54,7 @@ def test_engines_are_scored_by_their_caches_and_their_pools(
             "behind its pool": pytest.approx(0.3),
             "without a pool": pytest.approx(0.1),
         }
-        refused = scorer.PoolScorer(running.said["url"], "wrong", timeout=5.0)
+        refused = scorer.PoolScorer(running.said["url"], "wrong", timeout=LIMIT)
         own = {"empty": 0.0, "ahead of its pool": 0.8, "behind its pool": 0.1}
         own["without a pool"] = 0.1
         assert refused.scores(request, candidates) == pytest.approx(own)

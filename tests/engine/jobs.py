@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from penstock._native import Blocks, Completion, Engine, Event
+from tests.waiting import LIMIT
 
 
 def chunk(n: int) -> bytes:
@@ -21,7 +22,7 @@ def finish(engine: Engine, job: int) -> list[Completion]:
     """All of a job's completions, which nothing else has."""
     done: list[Completion] = []
     while not done or done[-1].event == Event.RELEASED:
-        assert engine.wait(30)
+        assert engine.wait(LIMIT)
         done += engine.poll()
     assert all(each.job == job and each.seconds >= 0 for each in done)
     return done

@@ -6,8 +6,8 @@ import base64
 import ctypes.util
 import gc
 import pickle
+import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +29,7 @@ from penstock._native import (
 )
 from penstock.errors import Closed, ConfigError, LayoutError, Unavailable
 from tests.engine.jobs import blocks, chunk, finish
+from tests.waiting import LIMIT, eventually
 
 LAYERS, BLOCKS, HEADS, TOKENS, CONTENT = 3, 8, 2, 16, 32
 SPAN = (0, LAYERS, 0, HEADS)
@@ -111,7 +112,7 @@ def test_what_one_engine_stores_another_loads(store: Store, engine: Engine, kv: 
 
     lookup = Lookup(store)
     lookup.submit(7, NAMESPACE, [chunk(n) for n in (0, 3, 9)], [SPAN], 30)
-    assert lookup.wait(30)
+    assert lookup.wait(LIMIT)
     ((number, answer, seconds),) = lookup.poll()
     assert (number, answer) == (7, [True, True, False])
     assert 0 < seconds < 30
@@ -283,21 +284,23 @@ def test_wrong_arguments_say_what_is_wrong(store: Store, engine: Engine, kv: Kv)
 
 
 def test_waiting_and_ending_release_the_gil(engine: Engine) -> None:
-    ticks = 0
-    stop = threading.Event()
+    go = threading.Event()
 
-    def tick() -> None:
-        nonlocal ticks
-        while not stop.wait(0.001):
-            ticks += 1
+    def end_wait() -> None:
+        go.wait()
+        engine.submit_store(1, blocks((0, 0)))
 
-    thread = threading.Thread(target=tick)
+    thread = threading.Thread(target=end_wait, daemon=True)
     thread.start()
-    assert not engine.wait(0.3)
-    during = ticks
-    stop.set()
+    before = sys.getswitchinterval()
+    # From here on the other thread runs only if this one lets it. Nothing else ends the wait.
+    sys.setswitchinterval(10 * LIMIT)
+    try:
+        go.set()
+        assert engine.wait(LIMIT)
+    finally:
+        sys.setswitchinterval(before)
     thread.join()
-    assert during > 1
 
 
 def test_an_engine_that_is_only_forgotten_leaves_no_thread(store: Store, kv: Kv) -> None:
@@ -312,10 +315,7 @@ def test_an_engine_that_is_only_forgotten_leaves_no_thread(store: Store, kv: Kv)
 
     def until(count: int) -> None:
         # A thread takes its name, and leaves the list, a moment after it begins and ends.
-        end = time.monotonic() + 30
-        while len(native_threads()) != count:
-            assert time.monotonic() < end, native_threads()
-            time.sleep(0.001)
+        eventually(lambda: len(native_threads()) == count, native_threads)
 
     gc.collect()
     until(0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -27,6 +26,7 @@ from penstock._native import (
     slot_stride,
 )
 from tests.engine.jobs import blocks, finish
+from tests.waiting import eventually
 
 torch = pytest.importorskip("torch")
 
@@ -101,10 +101,8 @@ def start(tmp_path: Path, device: Device) -> Iterator[Callable[..., Engine]]:
         engines.append(engine)
         engine.register(cache.descriptor, cuda_device=ORDINAL)
         engine.name_group(0, NAMESPACE)
-        end = time.monotonic() + LIMIT
-        while is_ready and not engine.stats()["pinned_bytes"]:
-            assert time.monotonic() < end, engine.stats()
-            time.sleep(0.01)
+        if is_ready:
+            eventually(lambda: engine.stats()["pinned_bytes"], engine.stats)
         # Modules of strided kernels are loaded at their first use.
         cache.logical[:, 0] = cache.random_block()
         cache.logical[:, 0] = cache.logical[:, 1].clone()
@@ -268,21 +266,23 @@ def test_graphs_are_captured_while_memory_is_pinned_and_blocks_are_stored(
     arena = slots * slot_stride(BLOCK_BYTES)
     engine = start(cache, slots=slots, is_ready=False, keep=False)
     counter = torch.zeros(1 << 20, dtype=torch.int32, device=f"cuda:{ORDINAL}")
-    began, captures, unpinned = time.monotonic(), 0, 0
-    while captures < 20 or (
-        engine.stats()["pinned_bytes"] < arena and time.monotonic() - began < LIMIT
-    ):
+    captures, unpinned = 0, 0
+
+    def all_is_pinned() -> bool:
+        nonlocal captures, unpinned
         unpinned += engine.stats()["pinned_bytes"] < arena
         engine.submit_store(captures, blocks((captures, captures % 60)), after=here(device, engine))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            counter += 1
+            counter.add_(1)
         graph.replay()
         assert finish(engine, captures)[-1].outcomes == [Outcome.STORED]
         captures += 1
+        return captures >= 20 and engine.stats()["pinned_bytes"] >= arena
+
+    eventually(all_is_pinned, engine.stats, pause=0.0)
     torch.cuda.synchronize()
     assert unpinned > 0, "all was pinned before the first capture: take a larger arena"
-    assert engine.stats()["pinned_bytes"] >= arena
     assert counter.min() == counter.max() == captures
 
 

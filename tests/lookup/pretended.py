@@ -13,6 +13,7 @@ from typing import Any
 from penstock._native import Store
 from penstock.pool.namespace import namespace_digest, publish_namespace
 from penstock.vllm.samples import SAMPLE_BLOCKS, SAMPLE_LORA, SAMPLE_SALT
+from tests.waiting import LIMIT
 
 BLOCK = 16
 NONE_HASH = hashlib.sha256(pickle.dumps("seed", protocol=5)).digest()
@@ -98,12 +99,12 @@ class Engine:
         """Stores blocks: all their spans, or these."""
         for chunk in chunks:
             for span in spans:
-                self.store.put(self._key(chunk, span), b"KV", timeout=10.0)
+                self.store.put(self._key(chunk, span), b"KV", timeout=LIMIT)
 
     def evict(self, chunks: Iterable[bytes]) -> None:
         """Removes blocks."""
         keys = [self._key(chunk, span) for chunk in chunks for span in SPANS]
-        self.store.remove(keys, timeout=10.0)
+        self.store.remove(keys, timeout=LIMIT)
 
     def _key(self, chunk: bytes, span: Sequence[int]) -> bytes:
         edges = b"".join(edge.to_bytes(2, "little") for edge in span)

@@ -22,8 +22,8 @@ from penstock.lookup.short import ShortProtocol
 from penstock.lookup.tokenizing import Tokenizers
 from tests.lookup.pretended import Engine
 from tests.lookup.test_http import BODY, PLAIN, WHOLE, Frozen, Running
+from tests.waiting import LIMIT, eventually_async
 
-LIMIT = 60.0
 PATIENCE = Patience(head_seconds=10.0, body_seconds=20.0, idle_seconds=30.0, connections=16)
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 WAITS = PLAIN + b"Expect: 100-continue\r\n\r\n"
@@ -91,7 +91,7 @@ class Place:
         """A client, once the server knows of it."""
         made = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(host, 0))
         name = made[1].get_extra_info("sockname")
-        await until(
+        await eventually_async(
             lambda: any(
                 each.transport.get_extra_info("peername") == name for each in self.connections._open
             )
@@ -101,14 +101,6 @@ class Place:
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
         self.connections.sweep()
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    for _ in range(int(LIMIT / 0.001)):
-        if is_so():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it never was so")
 
 
 def serving(
@@ -143,7 +135,7 @@ def test_who_asks_nothing_is_closed() -> None:
             assert await other.ask(WHOLE) == 200
         place.pass_time(30.1)
         assert await other.is_closed()
-        await until(lambda: len(place.connections) == 0)
+        await eventually_async(lambda: len(place.connections) == 0)
 
     serving(test)
 
@@ -210,7 +202,7 @@ def test_who_waits_for_an_answer_is_never_closed() -> None:
         assert await client.reader.readexactly(len(CONTINUES)) == CONTINUES
         await client.send(BODY)
         place_of = next(iter(place.connections._open))
-        await until(lambda: place_of.deadline is None)
+        await eventually_async(lambda: place_of.deadline is None)
         place.pass_time(1e6)
         frozen[0].gate.set()
         assert await client.status() == 200

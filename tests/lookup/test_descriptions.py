@@ -28,7 +28,7 @@ from penstock.pool.namespace import (
     object_key,
 )
 from tests.lookup.pretended import BLOCK, OPTIONS, Engine, hashes
-from tests.silent import eventually
+from tests.waiting import eventually
 
 PROMPT = list(range(20 * BLOCK + 1))
 

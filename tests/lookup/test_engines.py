@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from penstock.lookup import EngineAddress, OnEngine, Service
 from penstock.lookup.engines import EngineView
 from penstock.lookup.service import Settings
 from tests.lookup.pretended import BLOCK, Engine, hashes
+from tests.waiting import eventually
 
 # vLLM's publisher takes seconds to import.
 pytestmark = pytest.mark.long
@@ -40,9 +40,8 @@ class Publisher:
 
     def say(self, *events: Any) -> None:
         """Publishes a step's events. Returns when they are on their way."""
-        self._publisher.publish(self._events.KVEventBatch(ts=time.time(), events=list(events)))
-        while self._publisher._event_queue.unfinished_tasks:
-            time.sleep(0.001)
+        self._publisher.publish(self._events.KVEventBatch(ts=0.0, events=list(events)))
+        eventually(lambda: not self._publisher._event_queue.unfinished_tasks, pause=0.001)
 
     def stored(self, chunks: list[bytes], *, as_bytes: bool = False, **changes: Any) -> Any:
         values: dict[str, Any] = {
@@ -165,13 +164,19 @@ def hears(service: Service, publisher: Publisher) -> None:
 
 
 def until(service: Service, is_so: Callable[[OnEngine], bool], prompt: Any = None) -> OnEngine:
-    end = time.monotonic() + 60
-    while True:
-        [said] = service.find("llama", prompt or PROMPT).engines
-        if is_so(said):
-            return said
-        assert time.monotonic() < end, said
-        time.sleep(0.02)
+    """What the service says of the only engine, once it is so."""
+
+    def said() -> OnEngine:
+        [one] = service.find("llama", prompt or PROMPT).engines
+        return one
+
+    def so() -> OnEngine | None:
+        found = said()
+        return found if is_so(found) else None
+
+    found = eventually(so, said)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("as_bytes", [False, True])

@@ -32,6 +32,7 @@ from penstock.lookup.service import Settings
 from penstock.lookup.short import _read
 from penstock.lookup.tokenizing import Tokenizers
 from tests.lookup.pretended import BLOCK, Engine, hashes
+from tests.waiting import LIMIT, eventually_async
 
 CALL = "import sys; from penstock.cli import main; sys.exit(main())"
 TOKEN = "open-sesame"
@@ -78,7 +79,7 @@ class Running:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         request = urllib.request.Request(self.said["url"] + path, data, headers)
         try:
-            with urllib.request.urlopen(request, timeout=100, context=context) as answer:
+            with urllib.request.urlopen(request, timeout=LIMIT, context=context) as answer:
                 return answer.status, _content(answer)
         except urllib.error.HTTPError as error:
             return error.code, _content(error)
@@ -86,7 +87,7 @@ class Running:
     def end(self, number: signal.Signals) -> tuple[int, str]:
         """Exit status and standard error."""
         self.process.send_signal(number)
-        _, said = self.process.communicate(timeout=20)
+        _, said = self.process.communicate(timeout=LIMIT)
         return self.process.returncode, said
 
 
@@ -170,7 +171,7 @@ def test_what_is_no_look_up_is_refused(server: Running, body: Any, status: int, 
 )
 def test_a_body_that_is_too_long_is_not_read(server: Running, request_text: str) -> None:
     port = int(server.said["url"].rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=LIMIT) as client:
         head = b"POST /lookup HTTP/1.1\r\nHost: here\r\n"
         with contextlib.suppress(ConnectionError):
             # The server need not take all of it.
@@ -247,7 +248,7 @@ def test_requests_are_answered_however_they_come(
     server: Running, pieces: list[bytes], count: int
 ) -> None:
     port = int(server.said["url"].rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=LIMIT) as connection:
         for status, found in answers(connection, pieces, count):
             assert (status, found["pools"][0]["tokens"]) == (200, 2 * BLOCK)
 
@@ -267,7 +268,7 @@ def test_what_is_not_plain_goes_the_long_way(
     server: Running, request_text: bytes, status: int
 ) -> None:
     port = int(server.said["url"].rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=LIMIT) as connection:
         connection.sendall(request_text)
         assert connection.recv(100).startswith(b"HTTP/1.1 %d " % status)
 
@@ -286,7 +287,7 @@ def test_a_connection_may_be_idle_between_requests(pool: str) -> None:
     """Short answers keep uvicorn's clock: it closes idle connections, and no others."""
     with Running(pool) as running:
         port = int(running.said["url"].rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=LIMIT) as connection:
             answers(connection, [WHOLE], 1)
             # A connection that is idle does not hold up the end.
             assert running.end(signal.SIGTERM) == (0, "")
@@ -414,8 +415,7 @@ def test_no_more_look_ups_at_once_than_allowed() -> None:
 
         async def many() -> list[int]:
             asked = [asyncio.create_task(ask()) for _ in range(5)]
-            while sum(task.done() for task in asked) < 3:
-                await asyncio.sleep(0.01)
+            await eventually_async(lambda: sum(task.done() for task in asked) >= 3)
             frozen.gate.set()
             return sorted(await asyncio.gather(*asked))
 
@@ -430,7 +430,7 @@ def test_a_body_that_does_not_come_is_given_up() -> None:
         sent: list[Any] = []
 
         async def receive() -> Any:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
 
         async def send(message: Any) -> None:
             sent.append(message)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import random
-import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -22,7 +22,9 @@ from penstock.lookup.service import Settings
 from penstock.vllm.adapters import content_digest, variant
 from tests.lookup.pretended import BLOCK, OPTIONS, SPANS, Engine, hashes
 from tests.servers import Server
+from tests.waiting import LIMIT, eventually
 
+FOREVER = 100 * LIMIT
 # What the pool says is forgotten at once.
 FORGETFUL = Settings(believe_found=1e-6, believe_missing=1e-6)
 
@@ -78,17 +80,17 @@ def test_the_longest_prefix_of_whole_blocks(store: Store) -> None:
 
 def test_answers_age(memory: Store, services: list[Service]) -> None:
     engine, asked = Engine(memory), prompt(3)
-    beliefs = [(1000.0, 1000.0), (1000.0, 0.1), (0.3, 1000.0)]
+    beliefs = [(FOREVER, FOREVER), (FOREVER, 0.1), (0.3, FOREVER)]
     made = [Service([memory], Settings(believe_found=f, believe_missing=m)) for f, m in beliefs]
     services += made
-    lasting, missing_ages, _ = made
+    lasting, missing_ages, found_ages = made
     engine.put(hashes(asked)[:1])
     assert [tokens(each, asked) for each in (lasting, missing_ages)] == [BLOCK] * 2
     engine.put(hashes(asked))
-    time.sleep(0.12)
+    eventually(lambda: tokens(missing_ages, asked) == 2 * BLOCK)
     assert [tokens(each, asked) for each in made] == [BLOCK, 2 * BLOCK, 2 * BLOCK]
     engine.evict(hashes(asked))
-    time.sleep(0.32)
+    eventually(lambda: tokens(found_ages, asked) == 0)
     assert [tokens(each, asked) for each in made] == [BLOCK, 2 * BLOCK, 0]
 
 
@@ -213,13 +215,14 @@ def test_an_unknown_model_is_found_once_it_is_described(memory: Store) -> None:
             service.find("llama", [1])
         assert refused.value.is_unknown
         Engine(memory)
-        service._read_at = 0.0
-        end = time.monotonic() + 10
-        while not service.models and time.monotonic() < end:
-            with pytest.raises(Refused):
-                service.find("llama", [1])
-            time.sleep(0.01)
-        assert tokens(service, [1]) == 0
+        service._read_at = -math.inf
+
+        def is_known() -> bool:
+            with contextlib.suppress(Refused):
+                return tokens(service, [1]) == 0
+            return False
+
+        eventually(is_known)
 
 
 def test_two_groups_with_a_window(memory: Store) -> None:
@@ -271,8 +274,7 @@ def test_a_pool_that_fails_says_so(tmp_path: Path) -> None:
         memory = Store.open("memory://?size=16MiB")
         for each in (store, memory):
             Engine(each).put(hashes(asked))
-        settings = Settings(believe_found=1e-6, believe_missing=1e-6, timeout=30.0)
-        with Service([store, memory], settings) as service:
+        with Service([store, memory], replace(FORGETFUL, timeout=LIMIT)) as service:
             assert [pool.tokens for pool in service.find("llama", asked).pools] == [48, 48]
             server.kill()
             failed, sound = service.find("llama", asked).pools
@@ -284,6 +286,17 @@ def test_a_pool_that_fails_says_so(tmp_path: Path) -> None:
         penstock.lookup.open([f"unix://{tmp_path}/valkey.sock"])
 
 
+def test_a_pool_that_does_not_answer_in_time_says_so(valkey_server: Server) -> None:
+    store, asked = Store.open(valkey_server.unix_url), prompt(4)
+    Engine(store).put(hashes(asked))
+    with Service([store], replace(FORGETFUL, timeout=0.3)) as service:
+        valkey_server.freeze()
+        [pool] = service.find("llama", asked).pools
+        assert pool.tokens is None
+        assert pool.error in {"timed_out", "unavailable", "unreachable"}
+        valkey_server.thaw()
+
+
 def test_a_frozen_pool_holds_up_nobody_else(tmp_path: Path) -> None:
     asked = prompt(4)
     with Server("valkey", tmp_path) as server:
@@ -291,28 +304,24 @@ def test_a_frozen_pool_holds_up_nobody_else(tmp_path: Path) -> None:
         Engine(store).put(hashes(asked))
         memory = Store.open("memory://?size=16MiB")
         Engine(memory, "other").put(hashes(asked))
-        settings = Settings(believe_found=1e-6, believe_missing=1e-6, timeout=5.0)
-        with Service([store, memory], settings) as service:
+        with Service([store, memory], replace(FORGETFUL, timeout=FOREVER)) as service:
             assert tokens(service, asked) == 3 * BLOCK
-            assert server.process is not None
-            server.process.send_signal(signal.SIGSTOP)
-            try:
-                pending = [service.begin(Question("llama", asked)) for _ in range(3)]
-                # All three wait, and this thread does not.
-                assert all(not future.done() for one in pending for future in one.waits_for)
-                [other] = service.find("other", asked).pools
-                assert other.tokens == 3 * BLOCK
-                wait([future for one in pending for future in one.waits_for])
-                errors = [one.found().pools[0].error for one in pending]
-                assert set(errors) <= {"timed_out", "unavailable", "unreachable"}
-            finally:
-                server.process.send_signal(signal.SIGCONT)
+            server.freeze()
+            pending = [service.begin(Question("llama", asked)) for _ in range(3)]
+            # All three wait, and this thread does not.
+            assert all(not future.done() for one in pending for future in one.waits_for)
+            [other] = service.find("other", asked).pools
+            assert other.tokens == 3 * BLOCK
+            server.kill()
+            wait([future for one in pending for future in one.waits_for], LIMIT)
+            errors = [one.found().pools[0].error for one in pending]
+            assert set(errors) <= {"unavailable", "unreachable"}
 
 
 def test_threads_agree_while_blocks_come(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     # A busy machine may take longer. Three late answers in a row would count as a failing pool.
-    monkeypatch.setattr(service_module, "_IN_PLACE_SECONDS", 30.0)
-    settings = replace(FORGETFUL, timeout=30.0)
+    monkeypatch.setattr(service_module, "_IN_PLACE_SECONDS", LIMIT)
+    settings = replace(FORGETFUL, timeout=LIMIT)
     engine, asked = Engine(store), prompt(60)
     chunks = hashes(asked)
     with Service([store], settings) as service, ThreadPoolExecutor(8) as threads:

@@ -16,6 +16,7 @@ from penstock.pool.archive import Archive, Exported, export_namespaces, import_a
 from penstock.pool.namespace import DESCRIPTIONS
 from penstock.pool.pace import Pace
 from tests.pool.test_sweep import A, Raw, keys, raw, shm_url, store
+from tests.waiting import LIMIT
 
 __all__ = ["raw", "shm_url", "store"]
 
@@ -26,7 +27,7 @@ def export(store: Store) -> tuple[bytes, Exported]:
     with penstock.Pool(store.unencrypted(), DESCRIPTIONS) as pool:
         used = [one for one in pool.namespaces() if one.digest != DESCRIPTIONS]
     file = io.BytesIO()
-    exported = export_namespaces(store, used, file, timeout=5.0, pace=FAST)
+    exported = export_namespaces(store, used, file, timeout=LIMIT, pace=FAST)
     return file.getvalue(), exported
 
 
@@ -59,23 +60,23 @@ def test_what_goes_out_comes_back(store: Store) -> None:
     ]
     into = memory()
     advanced: list[int] = []
-    imported = import_archive(archive, into, timeout=5.0, pace=FAST, advance=advanced.append)
+    imported = import_archive(archive, into, timeout=LIMIT, pace=FAST, advance=advanced.append)
     assert (imported.values, imported.stored, imported.present) == (17, 17, 0)
     assert sum(advanced) == 17
     there = penstock.Pool(into, pool.namespace)
     assert {key: bytes(there.get(key)) for key in values} == values
     described = {one.digest: one.description for one in there.namespaces()}
     assert described[pool.namespace] == {"model": "m", "block_size": 16}
-    again = import_archive(Archive(io.BytesIO(file)), store, timeout=5.0, pace=FAST)
+    again = import_archive(Archive(io.BytesIO(file)), store, timeout=LIMIT, pace=FAST)
     assert (again.stored, again.present) == (0, 17)
 
 
 def test_a_dry_run_stores_nothing(store: Store) -> None:
     imported = import_archive(
-        Archive(io.BytesIO(ARCHIVE)), store, timeout=5.0, pace=FAST, dry_run=True
+        Archive(io.BytesIO(ARCHIVE)), store, timeout=LIMIT, pace=FAST, dry_run=True
     )
     assert (imported.values, imported.stored) == (8, 8)
-    assert store.usage(timeout=5.0) == []
+    assert store.usage(timeout=LIMIT) == []
 
 
 def test_encrypted_values_stay_encrypted_and_need_their_key_again(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_encrypted_values_stay_encrypted_and_need_their_key_again(tmp_path: Path
         assert (exported.values, exported.unreadable) == (1, unreadable)
         assert b"very secret" not in file
         into = memory()
-        imported = import_archive(Archive(io.BytesIO(file)), into, timeout=5.0, pace=FAST)
+        imported = import_archive(Archive(io.BytesIO(file)), into, timeout=LIMIT, pace=FAST)
         assert imported.stored == 1
         assert penstock.Pool(into, "docs").get("key", default=None) is None
         assert penstock.Pool(into.encrypted(pair), "docs").get("key") == b"very secret" * 100
@@ -96,7 +97,7 @@ def test_encrypted_values_stay_encrypted_and_need_their_key_again(tmp_path: Path
 def test_damaged_values_are_left_out(raw: Raw) -> None:
     pool = penstock.Pool(raw.store, "docs")
     pool.put_many({"a": bytes(100), "b": bytes(100)})
-    (key, _), *_ = raw.store.list(pool.namespace, timeout=5.0)
+    (key, _), *_ = raw.store.list(pool.namespace, timeout=LIMIT)
     raw.damage(key, lambda value: value[:-1] + b"!")
     file, exported = export(raw.store)
     assert (exported.values, exported.damaged) == (1, 1)
@@ -122,10 +123,10 @@ def test_a_damaged_value_with_a_good_digest_is_refused() -> None:
     with penstock.Pool(store, DESCRIPTIONS) as pool:
         used = [one for one in pool.namespaces() if one.digest != DESCRIPTIONS]
     file = io.BytesIO()
-    export_namespaces(Lying(), used, file, timeout=5.0, pace=FAST)  # type: ignore[arg-type]
+    export_namespaces(Lying(), used, file, timeout=LIMIT, pace=FAST)  # type: ignore[arg-type]
     for dry_run in (True, False):
         imported = import_archive(
-            Archive(io.BytesIO(file.getvalue())), lying, timeout=5.0, pace=FAST, dry_run=dry_run
+            Archive(io.BytesIO(file.getvalue())), lying, timeout=LIMIT, pace=FAST, dry_run=dry_run
         )
         assert (imported.values, imported.stored, imported.damaged) == (1, 0, 1)
 
@@ -209,9 +210,9 @@ def test_a_length_that_is_wrong_takes_no_memory() -> None:
 
 def test_the_sound_part_of_a_damaged_archive_is_stored(store: Store) -> None:
     with pytest.raises(ArchiveError, match=r"cut off after 7 values; 7 values before were stored"):
-        import_archive(Archive(io.BytesIO(ARCHIVE[:-60])), store, timeout=5.0, pace=FAST)
+        import_archive(Archive(io.BytesIO(ARCHIVE[:-60])), store, timeout=LIMIT, pace=FAST)
     keys = [key for key, _ in WHOLE]
-    assert store.contains(keys, timeout=5.0) == [True] * 7 + [False]
+    assert store.contains(keys, timeout=LIMIT) == [True] * 7 + [False]
 
 
 def test_a_pool_that_does_not_take_a_value_is_an_error() -> None:
@@ -219,4 +220,4 @@ def test_a_pool_that_does_not_take_a_value_is_an_error() -> None:
     penstock.Pool(store, "docs").put("key", bytes(1 << 20))
     small = Store.open("memory://?size=64KiB")
     with pytest.raises((ArchiveError, Full), match="larger than the store takes"):
-        import_archive(Archive(io.BytesIO(export(store)[0])), small, timeout=5.0, pace=FAST)
+        import_archive(Archive(io.BytesIO(export(store)[0])), small, timeout=LIMIT, pace=FAST)

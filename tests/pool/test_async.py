@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ import pytest
 import penstock
 from penstock import AsyncPool, errors
 from tests.servers import Server
-from tests.silent import LIMIT, freeze, unread
+from tests.silent import freeze, unread
+from tests.waiting import LIMIT, eventually_async
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -25,12 +26,7 @@ def open_pool(server: Server, **options: int) -> AsyncPool:
     return penstock.open_async(server.tcp_url, timeout=LIMIT, connect_timeout=LIMIT, **options)
 
 
-async def eventually(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.sleep(0.01)
-
-
-async def is_pinned(memory: bytearray) -> bool:
+def is_pinned(memory: bytearray) -> bool:
     try:
         memory.append(0)
     except BufferError:
@@ -96,7 +92,7 @@ def test_the_loop_goes_on_while_the_server_is_frozen(redis_server: Server) -> No
             assert all(isinstance(outcome, errors.TimedOut) for outcome in outcomes)
             # A loop that waits with them does not turn before they are over.
             waiting = [asyncio.ensure_future(pool.get("key")) for _ in range(3)]
-            await eventually(lambda: bool(unread(redis_server)))
+            await eventually_async(lambda: bool(unread(redis_server)))
             for _ in range(100):
                 await asyncio.sleep(0)
             assert not any(one.done() for one in waiting)
@@ -113,7 +109,7 @@ def test_so_many_operations_at_once_and_no_more(redis_server: Server) -> None:
             freeze(redis_server)
             waiting = [asyncio.ensure_future(pool.get("key")) for _ in range(12)]
             # All have been called once three of them have sent something.
-            await eventually(lambda: len(unread(redis_server)) >= 3)
+            await eventually_async(lambda: len(unread(redis_server)) >= 3)
             threads = [t for t in threading.enumerate() if t.name.startswith("penstock-pool")]
             assert len(threads) == 3
             redis_server.thaw()
@@ -131,14 +127,13 @@ def test_a_cancelled_get_ends_at_once_and_its_buffer_stays_until_the_end(
             freeze(redis_server)
             into = bytearray(16)
             getting = asyncio.ensure_future(pool.get("key", into=into))
-            await eventually(lambda: bool(unread(redis_server)))
+            await eventually_async(lambda: bool(unread(redis_server)))
             getting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await getting
-            assert await is_pinned(into)
+            assert is_pinned(into)
             redis_server.thaw()
-            while await is_pinned(into):
-                await asyncio.sleep(0.01)
+            await eventually_async(lambda: not is_pinned(into))
             assert await pool.get("key") == b"value"
 
     run(main())
@@ -153,15 +148,15 @@ def test_a_cancelled_operation_in_the_queue_never_runs(redis_server: Server) -> 
             value = bytearray(b"not to be stored")
             second = asyncio.ensure_future(pool.put("other", value))
             # The first one is under way, so the second one waits its turn.
-            await eventually(lambda: bool(unread(redis_server)))
-            assert await is_pinned(value)
+            await eventually_async(lambda: bool(unread(redis_server)))
+            assert is_pinned(value)
             second.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await second
             redis_server.thaw()
             assert await first == b"value"
             assert await pool.contains(["other"]) == [False]
-            assert not await is_pinned(value)
+            assert not is_pinned(value)
 
     run(main())
 

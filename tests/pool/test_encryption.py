@@ -20,6 +20,7 @@ from penstock._native import EncryptionKeys, Store
 from penstock.pool.namespace import object_key
 from tests.pool.test_verification import Tampered, flip
 from tests.servers import Server
+from tests.waiting import LIMIT
 
 HEADER = 128
 VALUE = bytes(range(200)) * 3
@@ -176,7 +177,7 @@ def test_the_native_store_says_why(tampered: Tampered, key_file: KeyFile) -> Non
 
     def reason(store: Store) -> tuple[str, bool]:
         with pytest.raises(errors.Rejected) as caught:
-            store.get(key, bytearray(len(VALUE)), timeout=5)
+            store.get(key, bytearray(len(VALUE)), timeout=LIMIT)
         return caught.value.reason, caught.value.is_foreign
 
     assert reason(store) == ("encrypted", True)
@@ -185,8 +186,8 @@ def test_the_native_store_says_why(tampered: Tampered, key_file: KeyFile) -> Non
     assert reason(store.encrypted(other)) == ("unknown_key", True)
     tampered.write("key", flip(tampered.read("key"), HEADER))
     assert reason(store.encrypted(keys)) == ("authentication", False)
-    store.put(key, VALUE + b"longer", timeout=5)
-    assert store.encrypted(keys).unencrypted().get(key, bytearray(9999), timeout=5) == 606
+    store.put(key, VALUE + b"longer", timeout=LIMIT)
+    assert store.encrypted(keys).unencrypted().get(key, bytearray(9999), timeout=LIMIT) == 606
     assert reason(store.encrypted(keys)) == ("unencrypted", False)
     assert not tampered.exists("key")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +11,8 @@ import pytest
 import penstock
 from penstock import Pool, errors
 from tests.servers import Server
+from tests.silent import freeze, unread
+from tests.waiting import LIMIT, eventually
 
 OPERATIONS: dict[str, Callable[[Pool, float], Any]] = {
     "contains": lambda pool, s: pool.contains(["key"], timeout=s),
@@ -54,7 +55,7 @@ def test_an_absent_server_is_unreachable_until_it_is_back(
 ) -> None:
     redis_server.kill()
     with pytest.raises(errors.Unreachable) as caught:
-        OPERATIONS[operation](pool, 30)
+        OPERATIONS[operation](pool, LIMIT)
     assert isinstance(caught.value, ConnectionError)
     redis_server.start()
     pool.put("key", b"again")
@@ -71,29 +72,20 @@ def test_a_server_may_come_up_later(redis_server: Server) -> None:
 
 
 @pytest.mark.parametrize("operation", ["get into", "put"])
-def test_other_python_threads_go_on_while_one_waits(
-    redis_server: Server, pool: Pool, operation: str
-) -> None:
-    steps = 0
-    stop = threading.Event()
+def test_other_python_threads_go_on_while_one_waits(redis_server: Server, operation: str) -> None:
+    def thaw() -> None:
+        # The other thread has asked by then, and waits.
+        eventually(lambda: bool(unread(redis_server)))
+        redis_server.thaw()
 
-    def count() -> None:
-        nonlocal steps
-        while not stop.is_set():
-            steps += 1
-
-    redis_server.freeze()
-    counting = threading.Thread(target=count)
-    counting.start()
-    try:
-        before = steps
-        with pytest.raises(errors.TimedOut):
-            OPERATIONS[operation](pool, 0.3)
-        # Held for these 300 ms, the GIL would let hardly a step through.
-        assert steps - before > 1000
-    finally:
-        stop.set()
-        counting.join()
+    with penstock.open(redis_server.tcp_url, timeout=LIMIT) as pool:
+        pool.put("key", b"value")
+        freeze(redis_server)
+        thawing = threading.Thread(target=thaw)
+        thawing.start()
+        # Nobody but that thread has it answered.
+        OPERATIONS[operation](pool, LIMIT)
+        thawing.join()
 
 
 def test_a_buffer_stays_in_place_while_an_operation_is_under_way(
@@ -101,15 +93,20 @@ def test_a_buffer_stays_in_place_while_an_operation_is_under_way(
 ) -> None:
     redis_server.freeze()
     into = bytearray(100)
-    waiting = threading.Thread(target=lambda: pool.get("key", into=into, default=None, timeout=60))
+    waiting = threading.Thread(
+        target=lambda: pool.get("key", into=into, default=None, timeout=LIMIT)
+    )
     waiting.start()
-    while True:
+
+    def is_held() -> bool:
+        assert waiting.is_alive()
         try:
             into.append(0)
         except BufferError:
-            break
-        assert waiting.is_alive()
-        time.sleep(0.01)
+            return True
+        return False
+
+    eventually(is_held)
     redis_server.thaw()
     waiting.join()
     assert into.startswith(b"value")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import psutil
 import pytest
 
 import penstock
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.long
 
@@ -28,10 +28,7 @@ def assert_no_more(now: Callable[[], int], before: int) -> None:
     A thread that was waited for may be counted a moment longer, and threads of other tests open and
     close their own connections.
     """
-    end = time.monotonic() + 30
-    while (count := now()) > before:
-        assert time.monotonic() < end, (count, before)
-        time.sleep(0.01)
+    eventually(lambda: now() <= before, lambda: (now(), before))
 
 
 def test_ten_thousand_cycles_leave_nothing_behind(pool_url: str) -> None:

@@ -17,6 +17,7 @@ from penstock.pool.namespace import (
     publish_namespace,
     read_namespace,
 )
+from tests.waiting import LIMIT
 
 
 @pytest.mark.parametrize(
@@ -47,35 +48,35 @@ class TestStore:
     def test_keys_come_back_from_a_listing(self, store: Store) -> None:
         keys = [self.key(bytes([i]) * 32) for i in range(3)]
         assert (
-            store.put_many([(key, b"x" * i) for i, key in enumerate(keys)], timeout=30)
+            store.put_many([(key, b"x" * i) for i, key in enumerate(keys)], timeout=LIMIT)
             == [True] * 3
         )
-        assert sorted(store.list(self.NAMESPACE, timeout=30)) == [
+        assert sorted(store.list(self.NAMESPACE, timeout=LIMIT)) == [
             (key, 64 + i) for i, key in enumerate(keys)
         ]
-        assert store.list(bytes(16), timeout=30) == []
-        assert store.usage(timeout=30) == [(self.NAMESPACE, 3, 3 * 64 + 3)]
+        assert store.list(bytes(16), timeout=LIMIT) == []
+        assert store.usage(timeout=LIMIT) == [(self.NAMESPACE, 3, 3 * 64 + 3)]
         assert store.capabilities()["shared"] is False
 
     @pytest.mark.parametrize("key", [b"", b"x" * 55, b"x" * 57, bytes(56)])
     def test_what_is_no_key(self, store: Store, key: bytes) -> None:
         for operation in (
-            lambda: store.contains([key], timeout=30),
-            lambda: store.get(key, bytearray(1), timeout=30),
-            lambda: store.put(key, b"", timeout=30),
-            lambda: store.put_many([(key, b"")], timeout=30),
-            lambda: store.remove([key], timeout=30),
+            lambda: store.contains([key], timeout=LIMIT),
+            lambda: store.get(key, bytearray(1), timeout=LIMIT),
+            lambda: store.put(key, b"", timeout=LIMIT),
+            lambda: store.put_many([(key, b"")], timeout=LIMIT),
+            lambda: store.remove([key], timeout=LIMIT),
         ):
             with pytest.raises(errors.ConfigError):
                 operation()
 
     def test_a_failure_is_one_values_outcome(self, store: Store) -> None:
         fits, large = self.key(b"a"), self.key(b"b")
-        outcomes = store.put_many([(large, bytes(2 << 20)), (fits, b"1")], timeout=30)
+        outcomes = store.put_many([(large, bytes(2 << 20)), (fits, b"1")], timeout=LIMIT)
         assert isinstance(outcomes[0], errors.PenstockError)
         assert outcomes[1] is True
         found = store.get_many(
-            [(large, bytearray(1)), (fits, bytearray(0)), (fits, bytearray(1))], timeout=30
+            [(large, bytearray(1)), (fits, bytearray(0)), (fits, bytearray(1))], timeout=LIMIT
         )
         assert found[0] is None
         assert isinstance(found[1], errors.TooSmall)
@@ -104,7 +105,7 @@ class TestNamespaces:
     def test_what_is_no_description_is_none_and_is_replaced(self, stored: bytes) -> None:
         store = Store.open("memory://?size=1MiB")
         digest = bytes(range(16))
-        store.put(object_key(DESCRIPTIONS, digest), stored, timeout=30)
+        store.put(object_key(DESCRIPTIONS, digest), stored, timeout=LIMIT)
         assert read_namespace(store, digest) is None
         publish_namespace(store, digest, {"model": "a"})
         assert read_namespace(store, digest) == {"model": "a"}

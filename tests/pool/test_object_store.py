@@ -15,6 +15,7 @@ from penstock.cli import main
 from penstock.demo.processes import free_port
 from penstock.errors import ConfigError, Denied, Unavailable
 from tests.objects import BUCKET, ObjectServer, PolicyServer
+from tests.waiting import LIMIT
 
 KEYS = ("penstock-tests", "hunter2-is-the-secret")
 
@@ -36,10 +37,10 @@ def test_credentials_come_from_the_environment_and_are_not_shown(
     server: ObjectServer, keys: pytest.MonkeyPatch
 ) -> None:
     url = server.url("signed")
-    with penstock.open(url, namespace="a", timeout=30) as pool:
+    with penstock.open(url, namespace="a", timeout=LIMIT) as pool:
         pool.put("key", b"value")
         assert KEYS[1] not in repr(pool) + pool.url
-    with penstock.open(url, namespace="a", timeout=30) as pool:
+    with penstock.open(url, namespace="a", timeout=LIMIT) as pool:
         assert bytes(pool.get("key")) == b"value"
     keys.setenv("AWS_SECRET_ACCESS_KEY", "hunter2-is-wrong")
     with penstock.open(url, namespace="a") as pool, pytest.raises(Denied) as caught:
@@ -55,7 +56,7 @@ def test_commands_look_into_the_pool_and_empty_it(
     server: ObjectServer, keys: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = server.url("commands", "&linger=1ms")
-    with penstock.open(url, namespace="a", timeout=30) as pool:
+    with penstock.open(url, namespace="a", timeout=LIMIT) as pool:
         pool.put_many({str(n): b"x" * 1000 for n in range(50)})
     assert main(["doctor", url, "--json"]) == 0
     told = {each["check"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
@@ -73,7 +74,7 @@ def test_commands_look_into_the_pool_and_empty_it(
     capsys.readouterr()
     assert main(["pool", "purge", url, "--yes", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["removed"] == 51
-    with penstock.open(url, namespace="a", timeout=30) as pool:
+    with penstock.open(url, namespace="a", timeout=LIMIT) as pool:
         assert pool.contains(["1", "49"]) == [False, False]
 
 
@@ -117,7 +118,7 @@ def test_users_are_held_to_their_policies(tmp_path: Path, monkeypatch: pytest.Mo
             key, secret = users[name]
             monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
             monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
-            return penstock.open(server.url("p"), namespace="a", timeout=30)
+            return penstock.open(server.url("p"), namespace="a", timeout=LIMIT)
 
         values = {str(number): bytes([number]) * 100_000 for number in range(60)}
         with pool_of(WRITER) as writer:
@@ -151,7 +152,7 @@ def test_a_fork_is_told_to_open_it_anew() -> None:
     if child == 0:
         try:
             with pytest.raises(Unavailable, match="open it anew"):
-                pool.get("key", timeout=20)
+                pool.get("key", timeout=LIMIT)
             pool.close()
             os._exit(0)
         finally:

@@ -28,7 +28,8 @@ from penstock.errors import (
 )
 from penstock.pool import registered_stores
 from tests.pool.registered import LEAKY, MEETING, bring, bring_troubled
-from tests.silent import LIMIT, eventually, signalled
+from tests.silent import signalled
+from tests.waiting import LIMIT, eventually
 
 VALUE = b"its KV" * 1000
 GRACE = 2.0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,16 +17,15 @@ import pytest
 import penstock
 from penstock.errors import Full, PenstockError
 from tests.mounts import Mount, needs_mounts
+from tests.waiting import LIMIT, eventually
 
 pytestmark = needs_mounts
 
 NAMESPACE = {"test": "shared directory"}
 KEYS = 300
 VALUE_BYTES = 20_000
-SECONDS = 6.0
-"""How long the hosts work at least."""
-LONGEST = 60.0
-"""Within which they have stored and found enough, on a machine that others use too."""
+STEPS = 3_000
+"""What each host does at least."""
 ENOUGH = Counter(right=101, stored=51)
 
 
@@ -38,15 +37,13 @@ def work(url: str, host: int) -> None:
     """Puts and gets at random, and prints what came of it. Each host leaves a third of the keys for
     the other one to put: the faster one cannot put them all."""
     rng, counts = random.Random(host), Counter[str]()
-    with penstock.open(url, namespace=NAMESPACE, timeout=60.0) as pool:
+    with penstock.open(url, namespace=NAMESPACE, timeout=LIMIT) as pool:
         # Until a pool has counted what lies there, it is full.
-        while not stores(pool, b"of host %d" % host):
-            time.sleep(0.1)
+        eventually(lambda: stores(pool, b"of host %d" % host), pause=0.1)
         print("ready", flush=True)
         sys.stdin.readline()
-        begin = time.monotonic()
-        while (seconds := time.monotonic() - begin) < LONGEST:
-            if seconds >= SECONDS and counts >= ENOUGH:
+        for step in itertools.count():
+            if step >= STEPS and counts >= ENOUGH:
                 break
             number = rng.randrange(KEYS)
             key = b"key %d" % number
@@ -80,11 +77,18 @@ def on(host: str | None, call: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
 
 
-def exchange(url: str, put: int | None) -> None:
-    """Gets what another host has put, removes it, and puts another value in its place."""
-    with penstock.open(url, namespace=NAMESPACE) as pool:
-        got = pool.get(b"key", default=b"")
-        print(next((number for number in range(9) if got == value(number)), None))
+def exchange(url: str, expected: int | None, put: int | None) -> None:
+    """Gets what another host has put, removes it, and puts another value in its place.
+
+    A host believes for a moment what it has seen before.
+    """
+    with penstock.open(url, namespace=NAMESPACE, timeout=LIMIT) as pool:
+
+        def found() -> int | None:
+            got = pool.get(b"key", default=b"")
+            return next((number for number in range(9) if got == value(number)), None)
+
+        eventually(lambda: found() == expected, found, pause=0.1)
         pool.remove([b"key"])
         if put is not None:
             pool.put(b"key", value(put))
@@ -126,7 +130,7 @@ def test_two_hosts_share_values_and_damage_none(
         assert each.stdin is not None
         each.stdin.write("go\n")
         each.stdin.flush()
-    counts = [Counter(json.loads(each.communicate(timeout=100)[0])) for each in running]
+    counts = [Counter(json.loads(each.communicate(timeout=4 * LIMIT)[0])) for each in running]
     print(counts)
     for each in counts:
         assert each >= ENOUGH, counts
@@ -140,23 +144,27 @@ def test_two_hosts_share_values_and_damage_none(
     pool = tmp_path / "shared" / "pool"
     assert {path.suffix for path in (pool / "tmp").iterdir()} == {".usage", ".evict"}
     with penstock.open(urls[0], namespace=NAMESPACE) as last:
-        end, number = time.monotonic() + 30, KEYS
-        while bytes_in(pool) > mib << 20:
-            assert time.monotonic() < end, bytes_in(pool)
-            time.sleep(0.5)
-            last.put(b"key %d" % number, value(number))
-            number += 1
+        numbers = itertools.count(KEYS)
+
+        def is_within_its_bound() -> bool:
+            if bytes_in(pool) <= mib << 20:
+                return True
+            number = next(numbers)
+            # It is full, until it has counted what lies there.
+            with suppress(Full):
+                last.put(b"key %d" % number, value(number))
+            return False
+
+        eventually(is_within_its_bound, lambda: bytes_in(pool), pause=0.5)
         assert last.describe()["hosts"] == "several"
 
 
 def test_a_value_that_another_host_replaces(hosts: list[Mount]) -> None:
-    seen = []
-    for number, put in enumerate([1, 2, 3, None, None]):
+    values = [None, 1, 2, 3, None, None]
+    for number, (expected, put) in enumerate(itertools.pairwise(values)):
         host = number % 2
         url = f"file://{hosts[host].path}/pool?size=64MiB"
-        said = on(f"host-{host}", f"exchange({url!r}, {put})").communicate(timeout=60)[0]
-        seen.append(said.strip())
-        # Longer than a host believes what it has seen.
-        time.sleep(1.5)
-    assert seen == ["None", "1", "2", "3", "None"]
+        exchanging = on(f"host-{host}", f"exchange({url!r}, {expected}, {put})")
+        exchanging.communicate(timeout=2 * LIMIT)
+        assert exchanging.returncode == 0
     assert hosts[0].path.stat().st_dev != hosts[1].path.stat().st_dev

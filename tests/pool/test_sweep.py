@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -17,8 +16,10 @@ from penstock.pool import sweep as module
 from penstock.pool.namespace import DESCRIPTIONS, namespace_digest, object_key
 from penstock.pool.pace import Pace
 from penstock.pool.sweep import Finding, Scrubbed, batches, scrub
+from tests.clock import Clock
 from tests.pool.test_verification import DAMAGES
 from tests.servers import Server
+from tests.waiting import LIMIT
 
 NAMESPACE = namespace_digest({"kind": "pool", "name": "docs"})
 VALUE = bytes(range(200)) * 3
@@ -36,12 +37,12 @@ def keys(path: Path, *lines: str) -> EncryptionKeys:
 def fill(store: Store, count: int, nbytes: int = 1000) -> list[bytes]:
     names = [object_key(NAMESPACE, bytes([number] * 32)) for number in range(count)]
     for number, name in enumerate(names):
-        store.put(name, bytes([number]) * nbytes, timeout=5.0)
+        store.put(name, bytes([number]) * nbytes, timeout=LIMIT)
     return names
 
 
 def scrubbed(store: Store, digest: bytes = NAMESPACE, **options: object) -> Scrubbed:
-    return scrub(store, digest, timeout=5.0, pace=Pace(None), **options)  # type: ignore[arg-type]
+    return scrub(store, digest, timeout=LIMIT, pace=Pace(None), **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ class Raw:
         return f"penstock:{key[:16].hex()}:{key[16:48].hex()}:l0-1.h0-1"
 
     def damage(self, key: bytes, how: Callable[[bytes], bytes]) -> None:
-        (value,) = self.store.get_whole([(key, 10_000)], timeout=5.0)
+        (value,) = self.store.get_whole([(key, 10_000)], timeout=LIMIT)
         assert isinstance(value, bytes)
         assert self.server.command("SET", self.name(key), how(value)) == b"+OK\r\n"
 
@@ -91,7 +92,7 @@ def test_sound_values_are_counted_and_stay(store: Store) -> None:
     assert found.found == {Finding.SOUND: 20}
     assert (found.objects, found.nbytes, found.removed) == (20, 20 * 1064, 0)
     assert sum(advanced) == 20
-    assert all(store.contains(names, timeout=5.0))
+    assert all(store.contains(names, timeout=LIMIT))
     assert store.stats()["rejected"] == 0
 
 
@@ -104,7 +105,7 @@ def test_values_of_others_keys_are_unreadable_and_stay(store: Store, tmp_path: P
     theirs = store.encrypted(keys(tmp_path / "theirs", f"b:{B}"))
     names = fill(theirs, 3)
     plain = object_key(NAMESPACE, b"p" * 32)
-    store.put(plain, VALUE, timeout=5.0)
+    store.put(plain, VALUE, timeout=LIMIT)
     for reader, reasons in [
         (ours, {"unknown_key": 3, "unencrypted": 1}),
         (store, {"encrypted": 3}),
@@ -114,7 +115,7 @@ def test_values_of_others_keys_are_unreadable_and_stay(store: Store, tmp_path: P
         assert found.reasons == reasons
         assert found.found[Finding.UNREADABLE] == sum(reasons.values())
         assert found.found[Finding.SOUND] == 4 - sum(reasons.values())
-    assert all(store.contains([*names, plain], timeout=5.0))
+    assert all(store.contains([*names, plain], timeout=LIMIT))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -125,10 +126,10 @@ def test_damage_of_every_kind_is_found_and_removed(raw: Raw, damage: str) -> Non
     is_other_version = found.reasons == {"version": 1}
     assert found.found[Finding.SOUND] == 2
     assert found.left_damaged == (0 if is_other_version else 1)
-    assert raw.store.contains(names, timeout=5.0) == [True, True, True]
+    assert raw.store.contains(names, timeout=LIMIT) == [True, True, True]
     found = scrubbed(raw.store, remove=True)
     assert (found.removed, found.left_damaged) == (0 if is_other_version else 1, 0)
-    assert raw.store.contains(names, timeout=5.0) == [True, is_other_version, True]
+    assert raw.store.contains(names, timeout=LIMIT) == [True, is_other_version, True]
 
 
 def test_an_encrypted_value_that_does_not_authenticate_may_be_a_tenants(
@@ -142,7 +143,7 @@ def test_an_encrypted_value_that_does_not_authenticate_may_be_a_tenants(
     assert found.reasons == {"authentication": 1}
     found = scrubbed(store, remove=True, has_cache_salts=False)
     assert (found.found[Finding.DAMAGED], found.removed) == (1, 1)
-    assert store.contains(names, timeout=5.0) == [False, True]
+    assert store.contains(names, timeout=LIMIT) == [False, True]
 
 
 def test_descriptions_are_read_without_keys(store: Store, tmp_path: Path) -> None:
@@ -180,7 +181,9 @@ def test_what_the_file_system_cannot_read_is_unreadable(tmp_path: Path) -> None:
     file.parent.write_text("")
     listed = [(object_key(NAMESPACE, bytes([number] * 32)), 1064) for number in range(2)]
     looks = [
-        look for some in module.sweep(store, listed, timeout=5.0, pace=Pace(None)) for look in some
+        look
+        for some in module.sweep(store, listed, timeout=LIMIT, pace=Pace(None))
+        for look in some
     ]
     assert sorted(look.finding.value for look in looks) == ["sound", "unreadable"]
     assert {look.reason for look in looks} == {"", "io"}
@@ -188,7 +191,7 @@ def test_what_the_file_system_cannot_read_is_unreadable(tmp_path: Path) -> None:
 
 def test_a_store_that_fails_is_an_error(raw: Raw) -> None:
     fill(raw.store, 2)
-    listed = raw.store.list(NAMESPACE, timeout=5.0)
+    listed = raw.store.list(NAMESPACE, timeout=LIMIT)
     raw.server.kill()
     with pytest.raises(penstock.errors.StoreError):
         list(module.sweep(raw.store, listed, timeout=1.0, pace=Pace(None)))
@@ -202,9 +205,10 @@ def test_batches_are_bounded() -> None:
     assert max(map(len, cut)) == module.AT_ONCE
 
 
-def test_a_pace_is_kept() -> None:
-    begin = time.monotonic()
+def test_a_pace_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, "penstock.pool.pace")
+    begin = clock.now
     pace = Pace(1000)
     for _ in range(4):
         pace.spend(50)
-    assert time.monotonic() - begin >= 0.2
+    assert clock.now - begin == pytest.approx(0.2)

@@ -15,6 +15,7 @@ from penstock import Pool, errors
 from penstock._native import Store
 from penstock.pool.namespace import DIGEST_BYTES, namespace_digest, object_key
 from tests.servers import Server
+from tests.waiting import LIMIT
 
 HEADER = 64
 VALUE = bytes(range(200)) * 3
@@ -151,11 +152,11 @@ def test_the_native_store_says_why_and_removes_it(tampered: Tampered) -> None:
     damaged = flip(tampered.read("key"), HEADER)
     tampered.write("key", damaged)
     with pytest.raises(errors.Rejected) as caught:
-        store.get(key, bytearray(len(VALUE)), timeout=5)
+        store.get(key, bytearray(len(VALUE)), timeout=LIMIT)
     assert caught.value.reason == "payload_checksum"
     assert not tampered.exists("key")
     tampered.write("key", damaged)
-    [outcome] = store.get_many([(key, bytearray(len(VALUE)))], timeout=5)
+    [outcome] = store.get_many([(key, bytearray(len(VALUE)))], timeout=LIMIT)
     assert isinstance(outcome, errors.Rejected)
     assert not tampered.exists("key")
 

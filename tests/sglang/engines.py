@@ -46,7 +46,7 @@ PAGE = 16
 TOKENS = 16 * PAGE
 BUDGET = 1 << 30
 """Of a host pool. Without one, SGLang keeps 10 GiB of the machine free."""
-GENEROUS_LIMITS = {"lookup_timeout": 30.0, "load_timeout": 30.0, "store_timeout": 60.0}
+GENEROUS_LIMITS = {"lookup_timeout": 120.0, "load_timeout": 120.0, "store_timeout": 120.0}
 """So that a busy machine does not turn hits into misses."""
 DEFAULT_LIMITS = {name: Settings.__dataclass_fields__[name].default for name in GENEROUS_LIMITS}
 """Of a backend whose pool does not answer."""

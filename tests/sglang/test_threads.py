@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from sglang.srt.mem_cache.utils import get_storage_hash_str
 
 from tests.servers import Server
 from tests.sglang.engines import LAYOUTS, PAGE, Engine, prompt
+from tests.waiting import eventually
 
 PAGES = 6
 
@@ -101,9 +101,6 @@ def test_threads_survive_a_killed_pool(tmp_path: Path, valkey_server: Server) ->
         assert engine.backend.counters()["failures"] >= 2
         valkey_server.start()
         # For a second after a failure nobody asks it.
-        end = time.monotonic() + 60
-        while not engine.back_up(other, hashes(other), seed=2)[1]:
-            assert time.monotonic() < end
-            time.sleep(0.1)
+        eventually(lambda: engine.back_up(other, hashes(other), seed=2)[1], pause=0.1)
         assert len(engine.prefetch(other)) == PAGES
         assert engine.threads_live()

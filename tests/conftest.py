@@ -13,6 +13,8 @@ from penstock import supervised
 from penstock.supervised import failures
 from tests.servers import Server
 
+pytest_plugins = ["tests.reports"]
+
 # A panic that no test asked for ends its process: of a test, and of what a test starts.
 os.environ.setdefault("PENSTOCK_PANICS", "abort")
 

@@ -1,26 +1,12 @@
-"""Waits of tests whose engine must have brought something into the pool before they go on.
-
-Their limits only keep a test from hanging.
-"""
+"""Waits of tests whose engine must have brought something into the pool before they go on."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 from tests.e2e.conftest import BLOCK
 from tests.e2e.node import Node
-
-LIMIT = 240.0
-
-
-def until(is_so: Callable[[], bool], node: Node) -> None:
-    """Waits until something is so. Asks the engine nothing: it must have work of its own."""
-    end = time.monotonic() + LIMIT
-    while not is_so():
-        assert time.monotonic() < end, node.counters()
-        time.sleep(0.02)
+from tests.waiting import LIMIT, eventually
 
 
 def all_stored(
@@ -38,28 +24,37 @@ def all_stored(
     failed or dropped. Of a window such a block is not stored by chance later, as requests hold
     their last window only. So it is stored again here, with the request that ends behind it.
     """
-    end, seen = time.monotonic() + LIMIT, 0.0
-    while (counts := _counted(node, since))["stored_blocks"] < blocks:
-        assert time.monotonic() < end, counts
+    seen = 0.0
+
+    def are_stored() -> bool:
+        nonlocal seen
+        counts = _counted(node, since)
+        if counts["stored_blocks"] >= blocks:
+            return True
         lost = counts["stores_failed"] + counts["stores_dropped"]
         if lost == seen:
             # An idle engine reports with its next step.
             node.ask([7, 8, 9], max_tokens=2)
-            time.sleep(0.05)
-            continue
+            return False
         seen = lost
         for prompt in prompts:
             for length in range(BLOCK, len(prompt) + 1, BLOCK):
                 node.ask([*prompt[:length], 3], max_tokens=1, **options)
+        return False
+
+    eventually(are_stored, lambda: _counted(node, since), seconds=2 * LIMIT, pause=0.05)
 
 
 def all_tried(node: Node, blocks: int) -> None:
     """Waits until so many blocks were stored, or could not be: host memory has them either way."""
-    end = time.monotonic() + LIMIT
-    while sum((counts := _counted(node)).values()) < blocks:
-        assert time.monotonic() < end, counts
+
+    def are_tried() -> bool:
+        if sum(_counted(node).values()) >= blocks:
+            return True
         node.ask([7, 8, 9], max_tokens=2)
-        time.sleep(0.05)
+        return False
+
+    eventually(are_tried, lambda: _counted(node), seconds=2 * LIMIT, pause=0.05)
 
 
 def _counted(node: Node, since: dict[str, float] | None = None) -> dict[str, float]:

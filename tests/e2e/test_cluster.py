@@ -11,8 +11,8 @@ import pytest
 from tests.cluster import Cluster
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import SHORT_LIMITS, Answer, Node
-from tests.e2e.stored import until
 from tests.e2e.test_pool_faults import BLOCKS, PROMPTS, ask_all, own_hits, wait_for_hits
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -93,4 +93,4 @@ def test_nodes_that_freeze_and_die_cost_no_token(
             assert again.tokens == said
             return again.cached == 4 * BLOCK
 
-        until(is_found, node)
+        eventually(is_found, node.counters)

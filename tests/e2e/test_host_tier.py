@@ -11,10 +11,11 @@ import pytest
 
 from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
 from tests.e2e.node import Node
-from tests.e2e.stored import LIMIT, all_stored, all_tried, until
+from tests.e2e.stored import LIMIT, all_stored, all_tried
 from tests.e2e.test_hybrid import gemma as gemma
 from tests.e2e.test_parallel import TOPOLOGIES
 from tests.servers import Server
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -155,7 +156,7 @@ def test_what_waits_is_prefetched(
         aborted = second.start(tokens(BLOCKS * BLOCK + 7, seed=700), max_tokens=8)
         second.abort(aborted)
         wanted = BLOCKS * len(PROMPTS) * KV_BYTES_PER_BLOCK
-        until(lambda: second.counters().get("prefetched_bytes", 0) >= wanted, second)
+        eventually(lambda: second.counters().get("prefetched_bytes", 0) >= wanted, second.counters)
         assert second.counters().get("loads", 0) == 0
         second.abort(busy)
         answers = [second.answer(number) for number in waiting]

@@ -19,9 +19,9 @@ from tests.e2e.async_on_cpu import ASYNCHRONOUS, RUNS_AHEAD
 from tests.e2e.conftest import tokens
 from tests.e2e.hybrids import HYBRIDS
 from tests.e2e.node import Node
-from tests.e2e.stored import until
 from tests.network import Way
 from tests.servers import Server
+from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.e2e,
@@ -75,7 +75,7 @@ def start_together(node: Node, prompts: Sequence[list[int]], max_tokens: int) ->
         process.suspend()
     try:
         numbers = [node.start(prompt, max_tokens=max_tokens) for prompt in prompts]
-        until(lambda: node.counters()["unfinished_requests"] == len(prompts), node)
+        eventually(lambda: node.counters()["unfinished_requests"] == len(prompts), node.counters)
     finally:
         for process in engine:
             process.resume()

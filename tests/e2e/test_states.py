@@ -14,8 +14,8 @@ import pytest
 from tests.e2e.conftest import tokens
 from tests.e2e.hybrids import HYBRIDS, Hybrid
 from tests.e2e.node import Answer, Node
-from tests.e2e.stored import until
 from tests.servers import Server
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -72,7 +72,11 @@ def test_another_process_goes_on_from_the_state(
     with Server("valkey", tmp_path) as server:
         with start(model, pool=server.unix_url, **hybrid.engine) as first:
             for prompt in prompts:
-                until(lambda prompt=prompt: reach(first, prompt) == within(prompt, block), first)
+                eventually(
+                    lambda prompt=prompt: reach(first, prompt) == within(prompt, block),
+                    first.counters,
+                    pause=0.2,
+                )
         with start(model, pool=server.unix_url, **hybrid.engine) as second:
             for prompt in prompts:
                 expected = within(prompt, block)
@@ -151,7 +155,7 @@ def test_layouts_share(
     expected = own_hit(alone, prompt, 3 * hybrid.block)
     with start(model, pool=pool, settings={"penstock.kv_layout": writer}, **hybrid.engine) as first:
         first.ask(prompt)
-        until(lambda: reach(first, prompt) == 3 * hybrid.block, first)
+        eventually(lambda: reach(first, prompt) == 3 * hybrid.block, first.counters, pause=0.2)
         assert f"KV layout {writer}" in first.log.read_text()
         first.forget()
         assert first.ask(prompt).text == expected.text
@@ -245,7 +249,7 @@ def test_each_tensor_parallel_rank_has_its_part(start: Callable[..., Node], tmp_
     with start(model, pool=pool, **hybrid.engine, **ranks) as first:
         first.ask(prompt)
         own = first.ask(prompt)
-        until(lambda: reach(first, prompt) == 3 * hybrid.block, first)
+        eventually(lambda: reach(first, prompt) == 3 * hybrid.block, first.counters, pause=0.2)
     with start(model, pool=pool, **hybrid.engine, **ranks) as second:
         loaded = second.ask(prompt)
         assert loaded.cached == own.cached == 3 * hybrid.block

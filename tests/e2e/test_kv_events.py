@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,12 @@ from penstock.demo.processes import free_port
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Node
 from tests.e2e.stored import LIMIT
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
+
+SEEDS = itertools.count(10_000)
+"""Of prompts that nobody has asked before."""
 
 
 class Subscriber:
@@ -94,10 +99,13 @@ def publisher(
         kv_events_config=published(endpoint),
     ) as node:
         subscriber = Subscriber(endpoint)
+
+        def is_heard() -> bool:
+            node.ask(tokens(BLOCK + 5, seed=next(SEEDS)), max_tokens=2)
+            return bool(subscriber.others)
+
         # A subscription takes a moment. What is published before is not seen.
-        while not subscriber.others:
-            node.ask(tokens(BLOCK + 5, seed=time.monotonic_ns()), max_tokens=2)
-            time.sleep(0.1)
+        eventually(is_heard, seconds=LIMIT)
         yield node, subscriber, pool
         subscriber.close()
 
@@ -105,11 +113,14 @@ def publisher(
 def wait_for(node: Node, is_so: Callable[[], bool], prompt: list[int]) -> None:
     """Until events have come. An engine publishes with its steps, so this asks a prompt again and
     again. What a busy machine did not store in time is stored with that."""
-    end = time.monotonic() + LIMIT
-    while not is_so():
-        assert time.monotonic() < end
+
+    def has_come() -> bool:
+        if is_so():
+            return True
         node.ask(prompt, max_tokens=2)
-        time.sleep(0.05)
+        return False
+
+    eventually(has_come, node.counters, seconds=LIMIT)
 
 
 def announced(subscriber: Subscriber, prompt: list[int]) -> list[Any]:
@@ -188,6 +199,12 @@ def test_a_subscriber_learns_what_is_in_the_pool_and_what_is_gone(
     assert subscriber.sequence == list(range(subscriber.sequence[0], subscriber.sequence[-1] + 1))
 
 
+def is_heard(node: Node, subscriber: Subscriber, salt: str) -> bool:
+    """Asks a new prompt with a salt; whether the subscriber has heard of one."""
+    node.ask(tokens(BLOCK + 5, seed=next(SEEDS)), max_tokens=2, cache_salt=salt)
+    return any(event.extra_keys[0] for event in subscriber.stored())
+
+
 def test_a_subscriber_learns_no_salt_and_no_token(
     llama: Path, start: Callable[..., Node], tmp_path: Path
 ) -> None:
@@ -198,13 +215,8 @@ def test_a_subscriber_learns_no_salt_and_no_token(
         endpoint = f"tcp://127.0.0.1:{free_port()}"
         with start(llama, pool=pool, kv_events_config=published(endpoint)) as node:
             subscriber = Subscriber(endpoint)
-            end = time.monotonic() + LIMIT
             # A subscription takes a moment. So prompts are asked until one is heard of.
-            while not any(event.extra_keys[0] for event in subscriber.stored()):
-                assert time.monotonic() < end
-                prompt = tokens(BLOCK + 5, seed=time.monotonic_ns())
-                node.ask(prompt, max_tokens=2, cache_salt=salt)
-                time.sleep(0.05)
+            eventually(functools.partial(is_heard, node, subscriber, salt), seconds=LIMIT)
             subscriber.close()
         for event in subscriber.stored():
             assert event.token_ids == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import torch
 from tests.e2e import models
 from tests.e2e.conftest import tokens
 from tests.e2e.node import Node
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -63,17 +63,16 @@ def test_a_loaded_prompt_is_vllms_own_hit(
 
 def stored_in(folder: Path, count: int) -> set[Path]:
     """The blocks in a pool, once there are so many."""
-    end = time.monotonic() + 60
-    while True:
-        found = {
+
+    def found() -> set[Path]:
+        return {
             path
             for path in folder.rglob("*.*")
             if path.parent.name != "tmp" and path.stat().st_size == BLOCK_BYTES + 64
         }
-        if len(found) == count:
-            return found
-        assert time.monotonic() < end, len(found)
-        time.sleep(0.05)
+
+    eventually(lambda: len(found()) == count, lambda: len(found()))
+    return found()
 
 
 def test_after_a_damaged_latent_all_is_recomputed(

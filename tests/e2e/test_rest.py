@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -88,22 +89,23 @@ def test_a_message_wakes_a_process_at_rest(queue: tuple[Any, Any]) -> None:
 
     writer, reader = queue
     compat.rest(True)
-    end = time.monotonic() + LIMIT
 
-    def notify() -> None:
-        # A notice may be lost, as vLLM keeps one at a time; the first ones are, since the writer
-        # does not know the reader yet.
-        assert time.monotonic() < end, "no notice comes"
+    # A notice may be lost, as vLLM keeps one at a time; the first ones are, since the writer does
+    # not know the reader yet.
+    def is_woken() -> bool:
         writer.notify()
-
-    # While it waits.
-    while reader.local_notify_socket not in reader.poller.woken_by:
-        notify()
         reader.record_read()
         reader.wait(timeout_ms=1000)
+        return reader.local_notify_socket in reader.poller.woken_by
+
+    def is_noticed() -> bool:
+        writer.notify()
+        return bool(reader.local_notify_socket.poll(10))
+
+    # While it waits.
+    eventually(is_woken)
     # Before it began to wait, too.
-    while not reader.local_notify_socket.poll(10):
-        notify()
+    eventually(is_noticed)
     reader.record_read()
     reader.wait(timeout_ms=1000)
     assert reader.poller.woken_by == [reader.local_notify_socket]

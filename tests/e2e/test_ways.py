@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from tests.e2e import models
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Node
 from tests.e2e.stored import LIMIT
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -38,13 +38,14 @@ def pooled(
 
 def loaded(node: Node, way: str, prompt: list[int]) -> Any:
     """The answers once blocks of them came from the pool."""
-    end, before = time.monotonic() + LIMIT, node.counters().get("loaded_tokens", 0)
-    while True:
+    before = node.counters().get("loaded_tokens", 0)
+
+    def answers() -> Any:
         node.forget()
-        answers = node.way(way, prompt)
-        if node.counters().get("loaded_tokens", 0) > before:
-            return answers
-        assert time.monotonic() < end, node.counters()
+        found = node.way(way, prompt)
+        return found if node.counters().get("loaded_tokens", 0) > before else None
+
+    return eventually(answers, node.counters, seconds=LIMIT)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -22,6 +22,7 @@ from tests.e2e import patient
 from tests.prometheus import needed as prometheus_needed
 from tests.prometheus import targets
 from tests.terminal import shown_in_terminal
+from tests.waiting import eventually
 from tests.watched import (
     PENSTOCK,
     START_SECONDS,
@@ -100,11 +101,11 @@ def running_in(folder: Path) -> list[str]:
 
 
 def wait_until(condition: Callable[[], bool], demo: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while not condition():
+    def holds() -> bool:
         assert demo.poll() is None, demo.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        return condition()
+
+    eventually(holds, seconds=START_SECONDS)
 
 
 @dataclass(frozen=True)

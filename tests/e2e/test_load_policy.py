@@ -15,6 +15,7 @@ from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
 from tests.e2e.node import Answer, Node
 from tests.network import LIMIT, Way
 from tests.servers import Server
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -86,37 +87,45 @@ def test_a_pool_that_is_too_slow_is_left_alone_until_it_is_not(
             for number in range(3):
                 second.ask(tokens(BLOCKS * BLOCK + 30, seed=900 + number), max_tokens=1)
             hits = itertools.cycle(zip(STORED, expected, strict=True))
-            end = time.monotonic() + LIMIT
 
             def hit() -> Answer:
-                assert time.monotonic() < end, f"{second.counters()}"
                 prompt, answer = next(hits)
                 got = second.ask(prompt, max_tokens=1)
                 assert got.tokens == answer
                 return got
 
+            def is_given_up() -> bool:
+                hit()
+                return settled(second).get("load_failed_blocks", 0) > 0
+
+            def told(last: dict[str, float]) -> dict[str, float] | None:
+                now = settled(second)
+                return now if left_alone(now, last) else None
+
+            def is_loaded() -> bool:
+                second.forget()
+                hit()
+                return from_pool(second.counters()) >= 3 * BLOCKS * KV_BYTES_PER_BLOCK
+
             # Look-ups are answered, and no value ever comes: slower than any computing. A load is
             # tried, and given up long before its time limit.
             way.hold(after=SHORT_REPLIES)
-            while settled(second).get("load_failed_blocks", 0) == 0:
-                hit()
+            eventually(is_given_up, second.counters, seconds=LIMIT)
             way.wait_held()
             # From then on the pool is left alone: nobody waits for it again.
             before = after = settled(second)
             for _ in range(LEFT_ALONE):
-                last, end = after, time.monotonic() + LIMIT
+                last = after
                 assert hit().cached == 0
-                while not left_alone(after := settled(second), last):
-                    assert time.monotonic() < end, after
+                now = eventually(functools.partial(told, last), second.counters, seconds=LIMIT)
+                assert now is not None
+                after = now
                 assert left_alone(after, last) in (1, 2)
             assert after["loads"] == before["loads"]
             assert from_pool(after) == 0
             # Nobody is told that the network is well again: it is found out.
             way.release()
-            end = time.monotonic() + LIMIT
-            while from_pool(second.counters()) < 3 * BLOCKS * KV_BYTES_PER_BLOCK:
-                second.forget()
-                hit()
+            eventually(is_loaded, second.counters, seconds=LIMIT)
             assert second.counters()["probes"] > 0
 
 

@@ -14,6 +14,7 @@ from tests.e2e.stored import all_stored
 from tests.e2e.test_pool_faults import BLOCKS, PROMPTS, ask_all, wait_for_hits
 from tests.network import LIMIT, Way
 from tests.servers import Server
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -62,14 +63,17 @@ def test_every_network_in_one_life(
         # rest is given up and computed.
         before, rounds, loaded, failed = node.counters(), 0, 0.0, 0.0
         way.hold(after=KV_BYTES_PER_BLOCK * 3 // 2)
-        end = time.monotonic() + LIMIT
-        while not (loaded and failed):
-            assert time.monotonic() < end, f"loaded {loaded}, failed {failed}"
+
+        def are_some_of_both() -> bool:
+            nonlocal rounds, loaded, failed
             ask_all(node, expected)
             rounds += 1
             slow = node.counters()
             loaded = slow["loaded_tokens"] - before["loaded_tokens"]
             failed = slow.get("load_failed_blocks", 0) - before.get("load_failed_blocks", 0)
+            return bool(loaded and failed)
+
+        eventually(are_some_of_both, lambda: (loaded, failed), seconds=LIMIT)
         assert loaded + failed * BLOCK <= rounds * BLOCKS * BLOCK * len(PROMPTS)
         way.release()
         wait_for_hits(node, expected)
@@ -90,7 +94,7 @@ def test_every_network_in_one_life(
 
         # After them the pool is left alone: few of many requests try it, each over a connection of
         # its own, as one that did not answer is not used again.
-        opened, began = way.opened, time.monotonic()
+        began, opened = time.monotonic(), way.opened
         for number in range(ASKED):
             node.ask(tokens(BLOCK + 10, seed=5000 + number), max_tokens=1)
         assert way.opened - opened <= most_tries(time.monotonic() - began)
@@ -113,12 +117,13 @@ def test_a_pool_far_away_is_loaded_from(
             all_stored(node, prompts, 2 * len(prompts))
         way.be(delay=0.12)
         with start(llama, pool=pool, settings=defaults) as node:
-            hits, end = 0, time.monotonic() + LIMIT
-            while hits < len(prompts):
-                assert time.monotonic() < end, node.counters()
+
+            def are_hits() -> bool:
                 node.forget()
                 answers = [node.ask(prompt) for prompt in prompts]
                 assert [answer.tokens for answer in answers] == expected
-                hits = sum(answer.cached == 2 * BLOCK for answer in answers)
+                return all(answer.cached == 2 * BLOCK for answer in answers)
+
+            eventually(are_hits, node.counters, seconds=LIMIT)
             assert node.counters()["lookup_limit_raises"] > 0
             assert node.log.read_text().count("so look-ups may take") == 1

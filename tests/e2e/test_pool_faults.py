@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
 from tests.e2e.node import ANSWER_TIMEOUT, SHORT_LIMITS, Answer, Node
 from tests.network import LIMIT, Way
 from tests.servers import Server
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -47,13 +47,11 @@ def ask_all(node: Node, expected: list[Answer]) -> list[Answer]:
 
 def wait_for_hits(node: Node, expected: list[Answer], timeout: float = LIMIT) -> None:
     """Asks until everything comes from the pool again."""
-    end = time.monotonic() + timeout
-    while True:
-        answers = ask_all(node, expected)
-        if all(answer.cached == BLOCKS * BLOCK for answer in answers):
-            return
-        assert time.monotonic() < end, f"no hits again: {node.counters()}"
-        time.sleep(0.2)
+
+    def are_hits() -> bool:
+        return all(answer.cached == BLOCKS * BLOCK for answer in ask_all(node, expected))
+
+    eventually(are_hits, node.counters, seconds=timeout, pause=0.2)
 
 
 def test_every_fault_in_one_life(
@@ -108,11 +106,13 @@ def test_under_way_when_the_pool_freezes(
         wait_for_hits(node, expected)
         before = node.counters().get(counter, 0)
         way.hold(after)
-        end = time.monotonic() + LIMIT
-        # In most cases once. A look-up that is late by itself is followed by no load.
-        while node.counters().get(counter, 0) == before:
-            assert time.monotonic() < end, f"nothing was given up: {node.counters()}"
+
+        def is_given_up() -> bool:
             assert [answer.cached for answer in ask_all(node, expected)] == [0] * len(PROMPTS)
+            return node.counters().get(counter, 0) > before
+
+        # In most cases once. A look-up that is late by itself is followed by no load.
+        eventually(is_given_up, node.counters, seconds=LIMIT)
         way.wait_held()
         way.release()
         wait_for_hits(node, expected)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +23,8 @@ from penstock.demo.engine import Engine
 from penstock.demo.processes import Interruption, Processes, Server, ServerFailed, free_port
 from tests.e2e import models
 from tests.e2e.conftest import BLOCK
+from tests.waiting import LIMIT, eventually
+from tests.watched import START_SECONDS
 
 EXAMPLES = os.environ.get("PENSTOCK_TEST_VLLM_EXAMPLES")
 ROUTER = os.environ.get("PENSTOCK_TEST_VLLM_ROUTER")
@@ -67,7 +68,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
                 *("--pool", f"file://{folder}/pool?size=1GiB", "--role", role),
                 *("--load-policy", "always", "--max-model-len", "4096", "--enforce-eager"),
                 *("--set", "handover_timeout=60"),
-                *("--set", "lookup_timeout=30", "--set", "load_timeout=30"),
+                *("--set", "lookup_timeout=120", "--set", "load_timeout=240"),
             ]
             if role == "producer":
                 command += ["--set", f"bootstrap=127.0.0.1:{ports[2]}"]
@@ -80,8 +81,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
             server = processes.start(role, command, folder / f"{role}.log", environment)
             engines.append(Engine(role, server, port))
         for engine in engines:
-            while not engine.is_ready():
-                time.sleep(0.2)
+            eventually(engine.is_ready, seconds=START_SECONDS)
         yield Pair(engines[0], engines[1], *ports)
 
 
@@ -141,14 +141,15 @@ def tokens_of(port: int, prompt: list[int]) -> tuple[int, list[int]]:
 
 def wait_until_it_serves(server: Server, port: int, prompt: list[int]) -> None:
     """A proxy listens before it can serve; the one for Mooncake answers 503 until then."""
-    while True:
-        server.check(60)
+
+    def serves() -> bool:
+        server.check(LIMIT)
         try:
-            if tokens_of(port, prompt)[0] == 200:
-                return
+            return tokens_of(port, prompt)[0] == 200
         except httpx.TransportError:
-            pass
-        time.sleep(0.2)
+            return False
+
+    eventually(serves, pause=0.2)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ import pytest
 import penstock
 from penstock.demo.processes import free_port
 from tests.e2e import models
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -47,7 +48,7 @@ PROMPT = "The penstock carries water from the reservoir to the turbine. "
 """The page's, which the tokenizer is made for. Any other text would have a token for each byte."""
 
 NOT_RUN = ("pip install .",)
-PATIENCE = "--set lookup_timeout=10 --set load_timeout=20"
+PATIENCE = "--set lookup_timeout=120 --set load_timeout=240"
 """What the servers are told besides."""
 BLOCK = 128
 """Tokens of a block, by the page."""
@@ -140,11 +141,14 @@ class Terminal:
 
     def wait_for(self, said: str) -> None:
         """Waits until the terminal shows the line that the page shows."""
-        deadline = time.monotonic() + START_SECONDS
-        while not pattern(said).search(self.printed):
+
+        def is_said() -> bool:
+            if pattern(said).search(self.printed):
+                return True
             assert self.process.poll() is None, self.printed
-            assert time.monotonic() < deadline, f"{said!r} did not come\n{self.printed}"
-            time.sleep(0.1)
+            return False
+
+        eventually(is_said, lambda: f"{said!r}\n{self.printed}", seconds=START_SECONDS)
 
     def type_interrupt(self) -> None:
         os.write(self._ours, b"\x03")
@@ -165,7 +169,7 @@ class Terminal:
         for process in self.family():
             process.kill()
         self.process.wait()
-        self._reader.join(5)
+        self._reader.join(120)
         os.close(self._ours)
 
 
@@ -245,14 +249,18 @@ class Reader:
     def _wait_for_stores(self, asked: str, blocks: int) -> None:
         """Waits until the pool has the prompt's blocks, and the description of their namespace. An
         idle engine learns with its next request what was stored, so this asks again."""
-        deadline = time.monotonic() + COMMAND_SECONDS
-        while True:
+
+        def objects() -> int:
             with penstock.open(self._environment["PENSTOCK_POOL"]) as pool:
-                found = sum(each.objects for each in pool.namespaces())
-            if found > blocks:
-                return
-            assert time.monotonic() < deadline, f"{found} objects of {blocks} blocks"
+                return sum(each.objects for each in pool.namespaces())
+
+        def are_stored() -> bool:
+            if objects() > blocks:
+                return True
             self._shell(asked)
+            return False
+
+        eventually(are_stored, objects, seconds=COMMAND_SECONDS)
 
     def _end_servers(self) -> None:
         """Types Ctrl-C in each server's terminal. All of its processes end in order.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import SHORT_LIMITS, Answer, Node
 from tests.pool.registered import PATH_VARIABLE, bring_troubled
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -62,13 +62,12 @@ def ask_all(node: Node, expected: list[tuple[Answer, Answer]]) -> list[Answer]:
 
 def wait_for_hits(node: Node, expected: list[tuple[Answer, Answer]]) -> list[Answer]:
     """Asks until everything comes from the pool."""
-    end = time.monotonic() + 120
-    while True:
+
+    def hits() -> list[Answer]:
         answers = ask_all(node, expected)
-        if all(answer.cached == BLOCKS * BLOCK for answer in answers):
-            return answers
-        assert time.monotonic() < end, f"no hits: {node.counters()}"
-        time.sleep(0.2)
+        return answers if all(answer.cached == BLOCKS * BLOCK for answer in answers) else []
+
+    return eventually(hits, node.counters, pause=0.2)
 
 
 def test_the_example_is_a_pool(

@@ -9,7 +9,6 @@ import os
 import random
 import re
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,8 @@ from penstock.demo.engine import Engine
 from penstock.demo.processes import Interruption, Processes, Server, free_port
 from tests.e2e import models
 from tests.e2e.conftest import BLOCK
+from tests.waiting import LIMIT, eventually
+from tests.watched import START_SECONDS
 
 ROUTER = os.environ.get("PENSTOCK_TEST_VLLM_ROUTER")
 STEER = Path(__file__).parents[2] / "deploy/routing/steer.py"
@@ -60,15 +61,18 @@ def penstock(*arguments: str) -> list[str]:
     return [str(Path(sys.executable).with_name("penstock")), *arguments]
 
 
-def listens(server: Server, url: str, seconds: float) -> None:
+def listens(server: Server, url: str) -> None:
     """Until somebody answers there."""
-    while True:
-        server.check(seconds)
+
+    def answers() -> bool:
+        server.check(LIMIT)
         try:
             httpx.get(url, timeout=5, trust_env=False)
-            return
         except httpx.TransportError:
-            time.sleep(0.2)
+            return False
+        return True
+
+    eventually(answers, pause=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -101,15 +105,14 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             where = f"tcp://127.0.0.1:{events},replay=tcp://127.0.0.1:{replay}"
             followed += ["--engine", f"{name}={where}"]
         for engine in engines:
-            while not engine.is_ready():
-                time.sleep(0.2)
+            eventually(engine.is_ready, seconds=START_SECONDS)
         ports = [free_port() for _ in range(4)]
         lookup = processes.start(
             "look-up service",
             penstock("lookup-server", pool, "--port", str(ports[0]), "--refresh", "1", *followed),
             folder / "lookup.log",
         )
-        listens(lookup, f"http://127.0.0.1:{ports[0]}/health", 60)
+        listens(lookup, f"http://127.0.0.1:{ports[0]}/health")
         router = processes.start(
             "vllm-router",
             [
@@ -121,10 +124,13 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             # Nothing of this environment is the router's.
             {"PYTHONPATH": ""},
         )
-        listens(router, f"http://127.0.0.1:{ports[1]}/health", 60)
-        while ask(ports[1], [7] * (BLOCK + 1), "first") != 200:
-            router.check(60)
-            time.sleep(0.2)
+        listens(router, f"http://127.0.0.1:{ports[1]}/health")
+
+        def routes() -> bool:
+            router.check(LIMIT)
+            return ask(ports[1], [7] * (BLOCK + 1), "first") == 200
+
+        eventually(routes, pause=0.2)
         steering = processes.start(
             "steer.py",
             [

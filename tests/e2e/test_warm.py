@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from penstock.demo.model import BEGIN, VOCABULARY, model_folder
 from penstock.demo.processes import Interruption, Processes, free_port
 from penstock.pool import POOL_VARIABLE
 from penstock.programs import cache_folder, installed_program
+from tests.waiting import eventually
+from tests.watched import START_SECONDS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
@@ -50,8 +51,7 @@ def server(folder: Path) -> Iterator[tuple[Engine, int]]:
         }
         process = processes.start("the server", command, folder / "log", environment)
         engine = Engine("the server", process, port)
-        while not engine.is_ready():
-            time.sleep(0.25)
+        eventually(engine.is_ready, seconds=START_SECONDS)
         yield engine, port
 
 

@@ -7,14 +7,47 @@ use std::time::{Duration, Instant};
 
 use penstock_contract::{ErrorKind, GetOutcome, Key, Namespace, PutOutcome, Result, Span, Store};
 
+/// The time that tests wait for what must come. It guards against hanging and says nothing else.
+pub const LONG: Duration = Duration::from_secs(120);
+
 /// A deadline that a working store never reaches.
 pub fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(30)
+    within(LONG)
 }
 
 /// A deadline to be reached.
 pub fn within(time: Duration) -> Instant {
     Instant::now() + time
+}
+
+/// A deadline that is reached already.
+pub fn past() -> Instant {
+    within(Duration::ZERO)
+}
+
+/// Waits until it is so.
+///
+/// # Panics
+/// It is not so for [`LONG`].
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = soon();
+    while !holds() {
+        assert!(Instant::now() < until, "never came true: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Tries what takes some time, with twice as much each time: how much is enough depends on the
+/// machine.
+///
+/// # Panics
+/// [`LONG`] was not enough.
+pub fn given_time(what: &str, mut works: impl FnMut(Duration) -> bool) {
+    let mut time = Duration::from_millis(60);
+    while !works(time) {
+        assert!(time < LONG, "never came true: {what}");
+        time *= 2;
+    }
 }
 
 /// The kind of the error that the result must be.

@@ -80,7 +80,8 @@ mod tests {
 
     use super::*;
 
-    const FAR: Duration = Duration::from_secs(30);
+    /// Whoever waited for that would be ended by the runner.
+    const FAR: Duration = Duration::from_secs(3600);
 
     fn wait_for_nothing(deadline: Instant) {
         let (lock, condvar) = (Mutex::new(()), Condvar::new());
@@ -91,17 +92,16 @@ mod tests {
     #[test]
     fn a_wait_ends_once_the_answer_is_yes_and_so_do_those_after_it() {
         static ASKED: AtomicUsize = AtomicUsize::new(0);
-        let begin = Instant::now();
+        let far = Instant::now() + FAR;
         interruptible(
             || ASKED.fetch_add(1, Ordering::Relaxed) == 2,
             || {
-                wait_for_nothing(begin + FAR);
+                wait_for_nothing(far);
                 assert!(is_interrupted());
-                wait_for_nothing(begin + FAR);
+                wait_for_nothing(far);
             },
         );
         assert_eq!(ASKED.load(Ordering::Relaxed), 3);
-        assert!(begin.elapsed() < FAR / 2);
         // The interruption belonged to that work, and to nothing after it.
         assert!(!is_interrupted());
     }

@@ -262,16 +262,14 @@ pub(super) fn check_record(record: &[u8; RECORD_BYTES]) {
 mod tests {
     use std::path::Path;
 
+    use penstock_store_testing::{past, soon, within};
+
     use super::super::trust::Trust;
     use super::*;
 
     fn usage(folder: &Path) -> Usage {
         let folder = Folder::root(folder, &Trust::default(), false).unwrap();
         Usage::open(&folder, "usage").unwrap()
-    }
-
-    fn soon() -> Instant {
-        Instant::now() + Duration::from_secs(10)
     }
 
     #[test]
@@ -327,17 +325,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (a, b) = (usage(directory.path()), usage(directory.path()));
         let held = a.lock(soon()).unwrap();
-        let late = b
-            .lock(Instant::now() + Duration::from_millis(5))
-            .err()
-            .unwrap();
+        let late = b.lock(within(Duration::from_millis(5))).err().unwrap();
         assert_eq!(late.kind(), ErrorKind::TimedOut);
         // Who is told to stop does not wait for the deadline.
         let late = b.lock_while(soon(), &|| false).err().unwrap();
         assert_eq!(late.kind(), ErrorKind::TimedOut);
         assert_eq!(b.peek(), None, "nothing was counted");
         drop(held);
-        assert!(b.lock(Instant::now()).is_ok());
+        assert!(b.lock(past()).is_ok());
     }
 
     #[test]

@@ -459,9 +459,9 @@ fn again(error: &Error) -> Error {
 #[cfg(test)]
 mod tests {
     use std::io::{IoSlice, IoSliceMut};
-    use std::time::Duration;
 
     use penstock_layout::Span;
+    use penstock_store_testing::soon;
 
     use super::*;
     use crate::MemoryStore;
@@ -585,11 +585,10 @@ mod tests {
             assert_eq!(store.batch_bytes(), best, "{bytes}");
             let span = Span::new(0..1, 0..1).unwrap();
             let key = Key::new(Namespace([1; 16]), b"a block", span).unwrap();
-            let soon = Instant::now() + Duration::from_secs(10);
-            let put = store.put(&key, &[IoSlice::new(b"value")], soon);
+            let put = store.put(&key, &[IoSlice::new(b"value")], soon());
             assert_eq!(put.unwrap(), PutOutcome::Stored);
             let mut room = [0; 5];
-            let got = store.get(&key, &mut [IoSliceMut::new(&mut room)], soon);
+            let got = store.get(&key, &mut [IoSliceMut::new(&mut room)], soon());
             assert_eq!(got.unwrap(), GetOutcome::Hit(5));
             assert_eq!(&room, b"value");
         }

@@ -124,11 +124,9 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
-    use super::*;
+    use penstock_store_testing::{soon, within};
 
-    fn within(time: Duration) -> Instant {
-        Instant::now() + time
-    }
+    use super::*;
 
     #[test]
     fn all_who_wait_have_one_answer() {
@@ -139,7 +137,7 @@ mod tests {
         thread::scope(|scope| {
             let resolve = || {
                 let (asked, answers) = (Arc::clone(&asked), Arc::clone(&answers));
-                resolver.resolve_by("host", 1, within(Duration::from_secs(60)), move |_| {
+                resolver.resolve_by("host", 1, soon(), move |_| {
                     asked.fetch_add(1, Relaxed);
                     Ok(answers.lock().recv().unwrap())
                 })
@@ -175,7 +173,7 @@ mod tests {
         while !resolver.shared.by_name.lock().is_empty() {
             thread::yield_now();
         }
-        let again = resolver.resolve_by("host", 1, within(Duration::from_secs(60)), |_| {
+        let again = resolver.resolve_by("host", 1, soon(), |_| {
             Ok(vec![SocketAddr::from(([127, 0, 0, 1], 1))])
         });
         assert_eq!(again.unwrap().len(), 1);

@@ -4,10 +4,12 @@ mod behaviour;
 mod resp_server;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use behaviour::batches::{fetch, fill};
-use behaviour::{bytes, fresh_namespace, get, get_one, key, kind_of, put, soon, within};
+use behaviour::{
+    bytes, eventually, fresh_namespace, get, get_one, key, kind_of, put, soon, within,
+};
 use penstock_store::{ErrorKind, GetOutcome, OpenOptions, PutOutcome, Store, open};
 use resp_server::{Server, free_port, on_each_server};
 
@@ -64,11 +66,9 @@ fn servers_that_cannot_serve_are_unavailable() {
         let put_one = || put(&*store, &key(namespace, 0), b"x");
         assert_eq!(kind_of(put_one()), ErrorKind::Unavailable, "CLUSTERDOWN");
         cluster.command("CLUSTER ADDSLOTSRANGE 0 16383");
-        let until = soon();
-        while !cluster.text("CLUSTER INFO").contains("cluster_state:ok") {
-            assert!(Instant::now() < until, "the cluster does not form");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        eventually("the cluster forms", || {
+            cluster.text("CLUSTER INFO").contains("cluster_state:ok")
+        });
         assert_eq!(
             put_one().unwrap(),
             PutOutcome::Stored,
@@ -98,14 +98,16 @@ fn a_server_that_is_busy_or_may_not_write_is_unavailable() {
 
         std::thread::scope(|scope| {
             let script = scope.spawn(|| server.command("EVAL \"while true do end\" 0"));
-            let until = soon();
             // Until the script has run for its time nobody is answered at all.
-            let error = loop {
-                match store.contains(&[key(namespace, 0)], within(Duration::from_millis(500))) {
-                    Err(error) if error.kind() == ErrorKind::Unavailable => break error,
-                    _ => assert!(Instant::now() < until, "never busy"),
-                }
-            };
+            let mut error = None;
+            eventually("it is busy", || {
+                let found =
+                    store.contains(&[key(namespace, 0)], within(Duration::from_millis(500)));
+                error = found.err();
+                let kind = error.as_ref().map(|error| error.kind());
+                kind == Some(ErrorKind::Unavailable)
+            });
+            let error = error.unwrap();
             assert!(error.to_string().contains("BUSY"), "{error}");
             assert_eq!(
                 kind_of(put(&*store, &key(namespace, 1), b"x")),
@@ -135,13 +137,12 @@ fn a_server_that_cannot_save_takes_nothing_and_still_gives() {
         let save = || assert!(server.command("BGSAVE").starts_with("+Background"));
 
         save();
-        let until = soon();
-        let error = loop {
-            match put(&*store, &key(namespace, 9), b"x") {
-                Err(error) => break error,
-                Ok(_) => assert!(Instant::now() < until, "never refused"),
-            }
-        };
+        let mut error = None;
+        eventually("a put is refused", || {
+            error = put(&*store, &key(namespace, 9), b"x").err();
+            error.is_some()
+        });
+        let error = error.unwrap();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         assert!(error.kind().is_retryable());
         assert!(error.to_string().contains("MISCONF"), "{error}");
@@ -154,10 +155,9 @@ fn a_server_that_cannot_save_takes_nothing_and_still_gives() {
 
         std::fs::remove_dir(&obstacle).unwrap();
         save();
-        let until = soon();
-        while put(&*store, &key(namespace, 8), b"x").is_err() {
-            assert!(Instant::now() < until, "refused for ever");
-        }
+        eventually("puts are taken again", || {
+            put(&*store, &key(namespace, 8), b"x").is_ok()
+        });
     });
 }
 
@@ -170,24 +170,25 @@ fn a_loading_server_is_unavailable_and_then_serves() {
         let keys = fill(&*store, namespace, 2000, 100);
         assert_eq!(server.command("SAVE"), "+OK");
         server.kill();
-        // Ten milliseconds a key, until that was seen.
+        // A tenth of a second a key, until that was seen.
         let slowly = [
             "--key-load-delay",
-            "10000",
+            "100000",
             "--loading-process-events-interval-bytes",
             "1024",
         ];
         server.restart_with(&slowly);
         let mut loading = 0;
-        let until = soon();
-        while let Err(error) = store.contains(&keys, soon()) {
+        eventually("it has loaded", || {
+            let Err(error) = store.contains(&keys, soon()) else {
+                return true;
+            };
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
             assert!(error.to_string().contains("LOADING"), "{error}");
-            assert!(Instant::now() < until);
             server.command("CONFIG SET key-load-delay 0");
             loading += 1;
-            std::thread::sleep(Duration::from_millis(10));
-        }
+            false
+        });
         assert!(loading > 0, "never seen loading");
         assert!(
             store

@@ -4,9 +4,8 @@ mod behaviour;
 mod resp_server;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use behaviour::{bytes, fresh_namespace, get, key, put, soon};
+use behaviour::{bytes, eventually, fresh_namespace, get, key, put, soon};
 use penstock_store::{ErrorKind, Key, OpenOptions, Store, open};
 use resp_server::{Sentinel, Server, free_port, on_each_server};
 
@@ -19,31 +18,22 @@ fn pair(name: &'static str) -> (Server, Server) {
     let master = Server::start(name);
     let port = master.port().to_string();
     let replica = Server::start_with(name, &["--replicaof", "127.0.0.1", &port]);
-    let until = Instant::now() + Duration::from_secs(30);
-    while !replica
-        .text("INFO replication")
-        .contains("master_link_status:up")
-    {
-        assert!(Instant::now() < until, "the replica does not join");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    eventually("the replica joins", || {
+        let said = replica.text("INFO replication");
+        said.contains("master_link_status:up")
+    });
     (master, replica)
 }
 
 /// Puts until the store takes it; whatever it says before is a failure that is expected.
 fn put_eventually(store: &dyn Store, key: &Key, value: &[u8]) -> Vec<ErrorKind> {
-    let until = Instant::now() + Duration::from_secs(90);
     let mut refusals = Vec::new();
-    loop {
-        match put(store, key, value) {
-            Ok(_) => return refusals,
-            Err(error) => {
-                assert!(Instant::now() < until, "never again: {error}");
-                refusals.push(error.kind());
-                std::thread::sleep(Duration::from_millis(20));
-            }
-        }
-    }
+    eventually("it is put", || {
+        let refusal = put(store, key, value).err();
+        refusals.extend(refusal.as_ref().map(|error| error.kind()));
+        refusal.is_none()
+    });
+    refusals
 }
 
 #[test]
@@ -95,24 +85,22 @@ fn puts_follow_the_master_when_it_is_changed() {
         let store = store(&sentinel.url("main"));
         let namespace = fresh_namespace();
         put_eventually(&*store, &key(namespace, 0), b"before");
-        let until = Instant::now() + Duration::from_secs(90);
         let is_master = || {
             let text = new.try_text("INFO replication");
             text.is_ok_and(|text| text.contains("role:master"))
         };
-        while !is_master() {
+        eventually("the replica is the master", || {
             // Refused before it has heard from the replica that it is fit, and while it is at it;
             // where the replica takes too long, on a loaded machine, it gives up.
-            sentinel.command("SENTINEL FAILOVER main");
-            assert!(Instant::now() < until, "no failover");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+            let _ = sentinel.command("SENTINEL FAILOVER main");
+            is_master()
+        });
         // Until Sentinel has demoted it, the old master takes puts that are then lost: misses.
         let direct = self::store(&new.tcp());
         let value = bytes(1, 1000);
-        let arrived = (1..).find(|&n| {
-            assert!(Instant::now() < until, "puts do not follow");
-            std::thread::sleep(Duration::from_millis(50));
+        let mut n = 0;
+        eventually("puts follow", || {
+            n += 1;
             for kind in put_eventually(&*store, &key(namespace, n), &value) {
                 // No error of the pool's owner: a retry is what helps.
                 assert!(
@@ -122,8 +110,7 @@ fn puts_follow_the_master_when_it_is_changed() {
             }
             get(&*direct, &key(namespace, n)).is_some()
         });
-        let last = key(namespace, arrived.expect("one arrived"));
-        assert!(get(&*direct, &last) == Some(value));
+        assert!(get(&*direct, &key(namespace, n)) == Some(value));
     });
 }
 

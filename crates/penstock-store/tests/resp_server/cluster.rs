@@ -1,6 +1,6 @@
 //! A cluster of real servers on loopback.
 
-use std::time::{Duration, Instant};
+use penstock_store_testing::eventually;
 
 use super::{FREE_PORT, Server};
 
@@ -61,7 +61,7 @@ impl Cluster {
             ));
             assert_eq!(reply, "+OK");
         }
-        cluster.wait_until("all know each other", || {
+        eventually("all know each other", || {
             let known = format!("cluster_known_nodes:{}", primaries + count);
             cluster
                 .servers()
@@ -69,9 +69,9 @@ impl Cluster {
         });
         for (primary, replica) in cluster.primaries.iter().zip(&cluster.replicas) {
             let order = format!("CLUSTER REPLICATE {}", primary.text("CLUSTER MYID"));
-            cluster.wait_until("a replica joins", || replica.command(&order) == "+OK");
+            eventually("a replica joins", || replica.command(&order) == "+OK");
         }
-        cluster.wait_until("it serves", || {
+        eventually("it serves", || {
             cluster.servers().all(|server| {
                 let info = server.text("CLUSTER INFO");
                 // A node may say that all is well before it has heard whose the slots are.
@@ -128,7 +128,7 @@ impl Cluster {
         );
         meanwhile();
         for key in source.texts(&format!("CLUSTER GETKEYSINSLOT {slot} 1000")) {
-            let order = format!("MIGRATE 127.0.0.1 {} {key} 0 30000", target.port());
+            let order = format!("MIGRATE 127.0.0.1 {} {key} 0 120000", target.port());
             let reply = source.command(&order);
             // Somebody may have removed it since.
             assert!(["+OK", "+NOKEY"].contains(&&*reply), "{reply}");
@@ -138,14 +138,6 @@ impl Cluster {
         meanwhile();
         order(source, format!("CLUSTER SETSLOT {slot} NODE {target_id}"));
         meanwhile();
-    }
-
-    fn wait_until(&self, what: &str, condition: impl Fn() -> bool) {
-        let until = Instant::now() + Duration::from_secs(60);
-        while !condition() {
-            assert!(Instant::now() < until, "not in a minute: {what}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
     }
 }
 

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use penstock_store_testing::{eventually, soon};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -108,16 +109,7 @@ impl Server {
         self.arguments
             .extend(arguments.iter().map(ToString::to_string));
         self.spawn();
-        let until = Instant::now() + Duration::from_secs(60);
-        while UnixStream::connect(self.socket()).is_err() {
-            assert!(
-                Instant::now() < until,
-                "{} does not listen: {}",
-                self.name,
-                self.log()
-            );
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        eventually("it listens", || UnixStream::connect(self.socket()).is_ok());
     }
 
     fn spawn(&mut self) {
@@ -138,7 +130,7 @@ impl Server {
     }
 
     fn comes_up(&mut self) -> bool {
-        let until = Instant::now() + Duration::from_secs(60);
+        let until = soon();
         while Instant::now() < until {
             if let Ok(Some(_)) = self.process.as_mut().expect("spawned").try_wait() {
                 return false;
@@ -230,11 +222,7 @@ impl Server {
 
     /// Returns when its replicas, of which it has at least one, have all that it has.
     pub(crate) fn wait_replicated(&self) {
-        let until = Instant::now() + Duration::from_secs(30);
-        while !self.is_replicated() {
-            assert!(Instant::now() < until, "its replicas lag behind");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        eventually("its replicas are in step", || self.is_replicated());
     }
 
     fn is_replicated(&self) -> bool {
@@ -346,6 +334,10 @@ impl Impostor {
         Self { port }
     }
 
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
@@ -384,7 +376,7 @@ impl Sentinel {
                 .stderr(Stdio::null())
                 .spawn()
                 .expect("the server's program runs");
-            let until = Instant::now() + Duration::from_secs(60);
+            let until = soon();
             while Instant::now() < until && matches!(process.try_wait(), Ok(None)) {
                 if TcpStream::connect(("127.0.0.1", port)).is_ok() {
                     return Self {
@@ -424,11 +416,9 @@ impl Sentinel {
 
     /// Returns when it has found a replica, without which it could replace nothing.
     pub(crate) fn knows_replicas(&self, master: &str) {
-        let until = Instant::now() + Duration::from_secs(30);
-        while self.command(&format!("SENTINEL REPLICAS {master}")) != "*1" {
-            assert!(Instant::now() < until, "the sentinel finds no replica");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        eventually("the sentinel finds a replica", || {
+            self.command(&format!("SENTINEL REPLICAS {master}")) == "*1"
+        });
     }
 }
 

@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 
 use behaviour::batches::{fetch, fill};
 use behaviour::slots::{self, Slot};
-use behaviour::{bytes, fresh_namespace, get, get_one, key, kind_of, put, soon, within};
+use behaviour::{
+    bytes, fresh_namespace, get, get_one, given_time, key, kind_of, past, put, soon, within,
+};
 use object_server::{Fault, Proxy, Server, url};
 use penstock_store::sealed::Got;
 use penstock_store::{
-    ErrorKind, GetOutcome, GetRequest, Key, OpenOptions, PutOutcome, SealedStore, Store, open,
+    ErrorKind, GetOutcome, GetRequest, Key, OpenOptions, PutOutcome, Result, SealedStore, Store,
+    open,
 };
-
-/// Much later than any deadline here: what lasts so long hangs.
-const HANGS: Duration = Duration::from_secs(60);
 
 fn store(url: &str) -> Arc<dyn Store> {
     open(url, &OpenOptions::default()).expect("the URL is right")
@@ -56,9 +56,8 @@ fn against_a_real_server() {
         ("packs may go at any time", packs_may_go_at_any_time),
     ];
     for (name, check) in checks {
-        let start = Instant::now();
+        eprintln!("{name}");
         check(&server);
-        eprintln!("{name}: {:?}", start.elapsed());
     }
 }
 
@@ -133,7 +132,8 @@ fn values_go_in_packs(server: &Server) {
 
 fn callers_share_a_pack(server: &Server) {
     let proxy = Proxy::start(server);
-    let url = proxy.url("shared", "&linger=2s");
+    // Eight of the values below are a pack, which waits for no more.
+    let url = proxy.url("shared", "&linger=10s&pack=8000");
     let (store, namespace) = (store(&url), fresh_namespace());
     let all = Barrier::new(8);
     std::thread::scope(|scope| {
@@ -147,16 +147,16 @@ fn callers_share_a_pack(server: &Server) {
     });
     assert_eq!(requests(&proxy), (1, 0, 0));
     // Nobody says that a value is stored before its pack has landed.
+    let quick = self::store(&proxy.url("shared", "&linger=1ms"));
     proxy.set(Fault::Hang);
-    let late = store.put(
-        &key(namespace, 9),
-        &[IoSlice::new(b"x")],
-        within(Duration::from_secs(3)),
-    );
-    assert_eq!(kind_of(late), ErrorKind::TimedOut);
-    // Its request is one that hangs.
-    behaviour::sealed::eventually("its pack was sent", || requests(&proxy).0 > 0);
+    given_time("its pack is sent", |time| {
+        let late = quick.put(&key(namespace, 9), &[IoSlice::new(b"x")], within(time));
+        assert_eq!(kind_of(late), ErrorKind::TimedOut);
+        // That request is one that hangs.
+        requests(&proxy).0 > 0
+    });
     proxy.set(Fault::None);
+    assert_eq!(get(&*quick, &key(namespace, 9)), None);
     assert_eq!(get(&*store, &key(namespace, 9)), None);
     assert_eq!(get(&*store, &key(namespace, 5)).unwrap(), bytes(5, 1000));
 }
@@ -173,26 +173,24 @@ fn long_values_go_in_parts(server: &Server) {
 
 fn what_others_put_is_found_in_time(server: &Server) {
     let proxy = Proxy::start(server);
-    let open = || store(&proxy.url("fresh", "&linger=1ms&fresh=2s"));
-    let (writer, reader, namespace) = (open(), open(), fresh_namespace());
+    let open = |fresh: &str| store(&proxy.url("fresh", &format!("&linger=1ms&fresh={fresh}")));
+    let (writer, reader, namespace) = (open("2s"), open("2s"), fresh_namespace());
     let key = key(namespace, 0);
     let there = || reader.contains(&[key], soon()).unwrap()[0];
     assert!(!there());
     put(&*writer, &key, b"value").unwrap();
     requests(&proxy);
-    behaviour::sealed::eventually("it is found", there);
+    behaviour::eventually("it is found", there);
     assert_eq!(requests(&proxy).2, 1, "all look-ups took one listing");
     // Who asks for what is not there does not list each time.
-    let start = Instant::now();
+    let reader = open("3600s");
     for _ in 0..20 {
         let absent = behaviour::key(namespace, 500);
         assert_eq!(reader.contains(&[absent], soon()).unwrap(), [false]);
     }
-    let most = 2 + start.elapsed().as_secs() as usize / 2;
-    assert!(requests(&proxy).2 <= most, "at most {most} listings");
+    assert_eq!(requests(&proxy).2, 1);
     // Everybody who asks at one time shares a listing.
-    std::thread::sleep(Duration::from_secs(2));
-    let (all, start) = (Barrier::new(8), Instant::now());
+    let (reader, all) = (open("3600s"), Barrier::new(8));
     std::thread::scope(|scope| {
         for n in 1..9 {
             let (reader, all) = (&reader, &all);
@@ -204,8 +202,7 @@ fn what_others_put_is_found_in_time(server: &Server) {
             });
         }
     });
-    let most = 1 + start.elapsed().as_secs() as usize / 2;
-    assert!((1..=most).contains(&requests(&proxy).2));
+    assert_eq!(requests(&proxy).2, 1);
 }
 
 fn removals_reach_everybody(server: &Server) {
@@ -305,23 +302,23 @@ fn throttling_is_waited_out(server: &Server) {
     // For ever: the deadline ends it, and the requests become rare.
     proxy.set(Fault::Refused(usize::MAX, 503, "SlowDown"));
     proxy.seen();
-    let start = Instant::now();
-    let late = store.put(
-        &key(namespace, 1),
-        &[IoSlice::new(b"x")],
-        within(Duration::from_secs(3)),
-    );
-    let (kind, took) = (kind_of(late), start.elapsed());
-    assert!(
-        matches!(kind, ErrorKind::TimedOut | ErrorKind::Unavailable),
-        "{kind:?}"
-    );
-    assert!(took < HANGS, "{took:?}");
-    let puts = requests(&proxy).0;
-    // The first pause is 100 ms, and the others are longer.
-    let most = 1 + took.as_millis() as usize / 100;
-    assert!((2..=most).contains(&puts), "{puts} requests in {took:?}");
-    assert_eq!(store.stats().errors, errors + 1);
+    let mut tries = 0;
+    given_time("it is tried again", |time| {
+        tries += 1;
+        let start = past();
+        let late = store.put(&key(namespace, 1), &[IoSlice::new(b"x")], within(time));
+        let (kind, took) = (kind_of(late), start.elapsed());
+        assert!(
+            matches!(kind, ErrorKind::TimedOut | ErrorKind::Unavailable),
+            "{kind:?}"
+        );
+        let puts = requests(&proxy).0;
+        // The first pause is 100 ms, and the others are longer.
+        let most = 1 + took.as_millis() as usize / 100;
+        assert!(puts <= most, "{puts} requests in {took:?}");
+        puts > 1
+    });
+    assert_eq!(store.stats().errors, errors + tries);
 }
 
 fn nothing_hangs(server: &Server) {
@@ -339,7 +336,6 @@ fn nothing_hangs(server: &Server) {
         ),
     ] {
         proxy.set(fault.clone());
-        let start = Instant::now();
         let deadline = || within(Duration::from_millis(300));
         let mut failed = vec![
             kind_of(store.contains(&[key(namespace, 9)], deadline())),
@@ -357,17 +353,14 @@ fn nothing_hangs(server: &Server) {
             failed.iter().all(|kind| kinds.contains(kind)),
             "{fault:?}: {failed:?}"
         );
-        assert!(start.elapsed() < HANGS, "{:?}", start.elapsed());
     }
     // A server that is not there.
     let nowhere = self::store(&url(1, "bucket", "x", ""));
-    let start = Instant::now();
     let kind = kind_of(nowhere.contains(&keys, within(Duration::from_millis(500))));
     assert!(
         matches!(kind, ErrorKind::Unreachable | ErrorKind::TimedOut),
         "{kind:?}"
     );
-    assert!(start.elapsed() < HANGS);
     // Afterwards all is well.
     proxy.set(Fault::None);
     assert_eq!(
@@ -379,6 +372,13 @@ fn nothing_hangs(server: &Server) {
     }
 }
 
+/// What came, if it came in time. Nothing else may be wrong with it.
+fn in_time<T>(result: Result<T>) -> Option<T> {
+    result
+        .inspect_err(|error| assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}"))
+        .ok()
+}
+
 fn listings_that_fail_hide_nothing(server: &Server) {
     let proxy = Proxy::start(server);
     let store = store(&proxy.url("unlisted", "&linger=1ms&fresh=0ms"));
@@ -387,25 +387,28 @@ fn listings_that_fail_hide_nothing(server: &Server) {
     let unknown = key(namespace, 99);
     assert_eq!(store.contains(&[unknown], soon()).unwrap(), [false]);
     keys.push(unknown);
-    for (fault, kinds) in [
-        (Fault::Hang, &[ErrorKind::TimedOut][..]),
+    for (fault, kind) in [
+        (Fault::Hang, ErrorKind::TimedOut),
         (
             Fault::Refused(usize::MAX, 403, "AccessDenied"),
-            &[ErrorKind::Denied][..],
+            ErrorKind::Denied,
         ),
     ] {
         proxy.set(Fault::Only("list-type", Box::new(fault)));
-        let deadline = || within(Duration::from_secs(3));
-        let there = store.contains(&keys, deadline()).unwrap();
-        assert_eq!(there, [true, true, true, true, true, false]);
-        let mut got = fetch(&*store, &keys, 1000, deadline());
-        let of_unknown = kind_of(got.pop().unwrap());
-        assert!(kinds.contains(&of_unknown), "{of_unknown:?}");
-        for outcome in got {
-            assert_eq!(outcome.unwrap(), GetOutcome::Hit(1000));
-        }
-        let alone = kind_of(store.contains(&[unknown], deadline()));
-        assert!(kinds.contains(&alone), "{alone:?}");
+        given_time("what is known is found", |time| {
+            let there = in_time(store.contains(&keys, within(time)));
+            let mut got = fetch(&*store, &keys, 1000, within(time));
+            let of_unknown = got.pop().unwrap().map(drop);
+            let alone = store.contains(&[unknown], within(time)).map(drop);
+            let told = [of_unknown, alone].map(kind_of);
+            let got: Vec<_> = got.into_iter().filter_map(in_time).collect();
+            let expected = [true, true, true, true, true, false];
+            assert!(there.as_ref().is_none_or(|there| *there == expected));
+            assert!(got.iter().all(|outcome| *outcome == GetOutcome::Hit(1000)));
+            let kinds = [kind, ErrorKind::TimedOut];
+            assert!(told.iter().all(|kind| kinds.contains(kind)), "{told:?}");
+            there.is_some() && got.len() == 5 && told == [kind; 2]
+        });
     }
     proxy.set(Fault::None);
     assert_eq!(store.contains(&[unknown], soon()).unwrap(), [false]);
@@ -452,20 +455,25 @@ fn damage_is_never_loaded(server: &Server) {
     let whole = fetch_sealed(&sealed(&writer), object, payload.len(), soon());
     assert!(matches!(whole, Got::Payload(_)), "{whole:?}");
     proxy.set(Fault::Cut(0));
-    let late = within(Duration::from_secs(1));
+    let late = within(Duration::from_millis(300));
     let cut = fetch_sealed(&sealed(&writer), object, payload.len(), late);
     assert!(matches!(cut, Got::Failed(_)), "{cut:?}");
     // A pack with a changed byte in its head is not used, and counted. Too short an answer fails.
     for fault in [Fault::Flipped(40), Fault::Cut(30)] {
         proxy.set(fault.clone());
-        let reader = store(&url);
-        let there = reader.contains(&[object], within(Duration::from_secs(3)));
-        proxy.set(Fault::None);
         if let Fault::Flipped(_) = fault {
-            assert_eq!(there.unwrap(), [false]);
+            let reader = store(&url);
+            assert_eq!(reader.contains(&[object], soon()).unwrap(), [false]);
+            proxy.set(Fault::None);
             assert_eq!(damaged(&*reader), "1");
         } else {
-            assert_eq!(kind_of(there), ErrorKind::Unreachable);
+            given_time("it is tried for long enough", |time| {
+                let kind = kind_of(store(&url).contains(&[object], within(time)));
+                let kinds = [ErrorKind::TimedOut, ErrorKind::Unreachable];
+                assert!(kinds.contains(&kind), "{kind:?}");
+                kind == ErrorKind::Unreachable
+            });
+            proxy.set(Fault::None);
         }
     }
     slots::assert_payload(&sealed(&store(&url)), object, &payload);

@@ -7,16 +7,15 @@ use std::io::{BufRead, BufReader, IoSliceMut, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use behaviour::{fresh_namespace, key};
+use behaviour::{fresh_namespace, key, soon, within};
 use penstock_store::{ErrorKind, OpenOptions, Store, open};
 use proptest::prelude::*;
 
 /// More than what sockets hold on both sides, beside what is read.
 const IN_SOCKETS: u64 = 64 << 20;
 /// Much later than anything here takes.
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// What a server does with one request: its first line is given.
 type Answer = Arc<dyn Fn(&str, &mut Wire) + Send + Sync>;
@@ -130,15 +129,9 @@ fn serve(stream: TcpStream, written: Arc<AtomicU64>, answer: &Answer) {
     }
 }
 
-fn deadline() -> Instant {
-    Instant::now() + LIMIT
-}
-
 fn asked(store: &dyn Store) -> Result<Vec<bool>, ErrorKind> {
     let keys = [key(fresh_namespace(), 0)];
-    store
-        .contains(&keys, deadline())
-        .map_err(|error| error.kind())
+    store.contains(&keys, soon()).map_err(|error| error.kind())
 }
 
 fn page(contents: &str, token: Option<&str>) -> String {
@@ -174,7 +167,7 @@ fn of_an_errors_text_without_end_the_beginning_is_read() {
         });
         let store = impostor.store();
         let keys = [key(fresh_namespace(), 0)];
-        let error = store.contains(&keys, deadline()).unwrap_err();
+        let error = store.contains(&keys, soon()).unwrap_err();
         assert_eq!(error.kind(), kind);
         assert!(error.to_string().contains("Refused"), "{error}");
         assert!(error.to_string().len() < 1000);
@@ -189,12 +182,12 @@ fn pages_without_end_do_not_outlast_the_callers_time() {
     });
     let store = impostor.store();
     let keys = [key(fresh_namespace(), 0)];
-    let soon = Instant::now() + Duration::from_millis(200);
-    let error = store.contains(&keys, soon).unwrap_err();
+    let late = within(Duration::from_millis(200));
+    let error = store.contains(&keys, late).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     // And all the namespaces that there are.
-    let soon = Instant::now() + Duration::from_millis(200);
-    let error = store.list(None, &mut |_| (), soon).unwrap_err();
+    let late = within(Duration::from_millis(200));
+    let error = store.list(None, &mut |_| (), late).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
 }
 
@@ -302,7 +295,7 @@ fn a_get_finds_nothing_and_touches_nothing_but_its_slices() {
     let outcome = store.get(
         &key(fresh_namespace(), 0),
         &mut [IoSliceMut::new(slice)],
-        deadline(),
+        soon(),
     );
     assert_eq!(outcome.ok(), Some(penstock_store::GetOutcome::Miss));
     assert!(before.iter().chain(after.iter()).all(|&byte| byte == 7));
@@ -326,8 +319,8 @@ proptest! {
             wire.is_over = true;
         });
         let keys = [key(fresh_namespace(), 0)];
-        let soon = Instant::now() + Duration::from_secs(1);
-        if let Ok(found) = impostor.store().contains(&keys, soon) {
+        let late = within(Duration::from_secs(1));
+        if let Ok(found) = impostor.store().contains(&keys, late) {
             prop_assert_eq!(found, vec![false]);
         }
     }

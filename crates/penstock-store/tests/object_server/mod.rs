@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use penstock_store_testing::{LONG, soon};
 use tempfile::TempDir;
 
 /// The bucket that every server has.
@@ -85,7 +86,7 @@ impl Server {
             process: process.expect("the server's program runs"),
             directory,
         };
-        let until = Instant::now() + Duration::from_secs(60);
+        let until = soon();
         // Its first object takes it some seconds.
         for path in [BUCKET.to_owned(), format!("{BUCKET}/first")] {
             while server.put(&path) != Some(200) {
@@ -107,9 +108,7 @@ impl Server {
             body.len()
         );
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
-        stream
-            .set_read_timeout(Some(Duration::from_secs(20)))
-            .ok()?;
+        stream.set_read_timeout(Some(LONG)).ok()?;
         stream.write_all(request.as_bytes()).ok()?;
         let mut status = String::new();
         BufReader::new(stream).read_line(&mut status).ok()?;

@@ -8,13 +8,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use behaviour::directory::{charged, open, path_of, used_bytes};
 use behaviour::sealed::{
-    Process, SHARED, assert_whole, eventually, listed, put_sealed, put_sealed_by, whole_values,
+    Process, SHARED, assert_whole, listed, put_sealed, put_sealed_by, whole_values,
 };
-use behaviour::{key, prompt, soon};
+use behaviour::{eventually, key, prompt, soon, within};
 use penstock_store::{ErrorKind, FileStore, Hosts, Key, PutOutcome, Store, Trust};
 use rustix::process::Signal;
 
@@ -170,7 +170,6 @@ fn processes_share_one_bound_and_see_only_whole_values() {
     let mut processes: Vec<Process> = (0..3)
         .map(|_| start("put and get under pressure", root.path()))
         .collect();
-    let mut most = 0;
     while processes.iter_mut().any(Process::is_running) {
         // Stopped wherever they are: a sum taken while they run is no instant's.
         processes.iter_mut().for_each(Process::stop);
@@ -191,14 +190,11 @@ fn processes_share_one_bound_and_see_only_whole_values() {
         processes
             .iter_mut()
             .for_each(|process| process.signal(Signal::CONT));
-        most = most.max(bytes);
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(processes.into_iter().all(Process::succeeds));
-    assert!(
-        most > CAPACITY / 2,
-        "there was pressure: at most {most} bytes"
-    );
+    let most = bytes_on_disk(root.path());
+    assert!(most > CAPACITY / 2, "there was pressure: {most} bytes");
     let store = open(root.path(), CAPACITY);
     eventually("the count is exact", || {
         used_bytes(&*store) == charged(&*store)
@@ -209,16 +205,28 @@ fn processes_share_one_bound_and_see_only_whole_values() {
 #[test]
 fn a_killed_process_leaves_no_partial_value_and_no_lost_room() {
     let root = tempfile::tempdir().unwrap();
-    let mut left_something = false;
+    let temporaries = || fs::read_dir(root.path().join("tmp")).unwrap().count();
     for round in 0..12 {
         let mut process = start("put without end", root.path());
         let known = listed_files(root.path()).len();
         eventually("the process puts", || {
             listed_files(root.path()).len() != known
         });
-        std::thread::sleep(Duration::from_micros(700 * round));
+        if round % 2 == 0 {
+            // In the middle of a value: besides that there is the process's own registration.
+            eventually("it writes a value", || {
+                process.stop();
+                let is_writing = temporaries() > 1;
+                if !is_writing {
+                    process.signal(Signal::CONT);
+                }
+                is_writing
+            });
+        } else {
+            // Wherever it is.
+            std::thread::sleep(Duration::from_micros(700 * round));
+        }
         process.kill();
-        left_something |= fs::read_dir(root.path().join("tmp")).unwrap().count() > 0;
         assert!(bytes_on_disk(root.path()) <= CAPACITY);
         let store = open(root.path(), CAPACITY);
         assert!(whole_values(&*store) > 0);
@@ -226,13 +234,8 @@ fn a_killed_process_leaves_no_partial_value_and_no_lost_room() {
             used_bytes(&*store) == charged(&*store)
         });
         // This handle's own registration is all there is.
-        let temporaries = || fs::read_dir(root.path().join("tmp")).unwrap().count();
         eventually("left-overs are gone", || temporaries() == 1);
     }
-    assert!(
-        left_something,
-        "no round was killed with anything left to clean up"
-    );
 }
 
 #[test]
@@ -243,18 +246,13 @@ fn a_stopped_process_holds_nobody_up() {
     eventually("the process puts", || !listed_files(root.path()).is_empty());
     for n in 0..30 {
         process.stop();
-        let start = Instant::now();
-        if let Err(error) = put_sealed_by(&*store, n, 100_000, start + Duration::from_millis(50)) {
+        let soon = within(Duration::from_millis(50));
+        if let Err(error) = put_sealed_by(&*store, n, 100_000, soon) {
             assert!(
                 matches!(error.kind(), ErrorKind::Full | ErrorKind::TimedOut),
                 "{error}"
             );
         }
-        assert!(
-            start.elapsed() < Duration::from_secs(10),
-            "held up for {:?}",
-            start.elapsed()
-        );
         // Reading asks nobody.
         for object in listed(&*store) {
             assert_whole(&*store, &object.key);

@@ -5,13 +5,13 @@ mod behaviour;
 use std::fs::{self, File};
 use std::io::IoSliceMut;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use behaviour::directory::{charged, open, path_of, used_bytes};
 use behaviour::sealed::{
-    Process, SHARED, assert_whole, eventually, listed, put_sealed, put_sealed_by, whole_values,
+    Process, SHARED, assert_whole, listed, put_sealed, put_sealed_by, whole_values,
 };
-use behaviour::{get, key, soon};
+use behaviour::{eventually, get, key, past, soon, within};
 use penstock_store::{ErrorKind, FileStore, GetOutcome, OpenOptions, PutOutcome, Store, Trust};
 
 const CAPACITY: u64 = 8 << 20;
@@ -157,9 +157,9 @@ fn a_lock_that_a_process_keeps_holds_up_neither_open_nor_put_nor_close() {
     assert!(is_held(), "open did not wait for it");
     assert_eq!(used_bytes(&*store), used, "what is known is said");
     assert!(assert_whole(&*store, &key(SHARED, 0)));
-    let error = put_sealed_by(&*store, 1, 1000, Instant::now() + Duration::from_millis(20));
+    let error = put_sealed_by(&*store, 1, 1000, within(Duration::from_millis(20)));
     assert_eq!(error.unwrap_err().kind(), ErrorKind::TimedOut);
-    let error = store.remove(&[key(SHARED, 0)], Instant::now());
+    let error = store.remove(&[key(SHARED, 0)], past());
     assert_eq!(error.unwrap_err().kind(), ErrorKind::TimedOut);
     drop(store);
     assert!(is_held(), "close did not wait for it");

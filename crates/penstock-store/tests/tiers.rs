@@ -3,9 +3,8 @@
 mod behaviour;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use behaviour::{bytes, fresh_namespace, get, key, put, soon};
+use behaviour::{bytes, eventually, fresh_namespace, get, key, put, soon};
 use penstock_store::layers::Tiered;
 use penstock_store::{
     ErrorKind, GetOutcome, Key, MemoryStore, OpenOptions, PutOutcome, Store, open,
@@ -33,11 +32,7 @@ fn has(store: &dyn Store, key: &Key) -> bool {
 }
 
 fn wait_for(store: &dyn Store, key: &Key) {
-    let until = Instant::now() + Duration::from_secs(10);
-    while !has(store, key) {
-        assert!(Instant::now() < until, "it was not promoted");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    eventually("it is promoted", || has(store, key));
 }
 
 #[test]

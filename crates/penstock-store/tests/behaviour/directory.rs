@@ -2,17 +2,16 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use penstock_store::{FileStore, Store, Trust};
 
 use super::sealed::{SHARED, listed};
-use super::{key, soon};
+use super::{LONG, key, soon};
 
 /// A store that finds room also on a machine that stands still for seconds.
 pub fn open(root: &Path, capacity: u64) -> Arc<dyn Store> {
     let store = FileStore::open(root, Some(capacity), None, &Trust::default()).unwrap();
-    Arc::new(store.with_room_wait(Duration::from_secs(30)))
+    Arc::new(store.with_room_wait(LONG))
 }
 
 pub fn used_bytes(store: &dyn Store) -> u64 {

@@ -4,13 +4,13 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::IoSlice;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use penstock_store::value::{self, Checksum, HEADER_BYTES};
 use penstock_store::{Key, Listed, Namespace, PutOutcome, Result, Store};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{bytes, get, key, soon};
+use super::{bytes, eventually, get, key, soon};
 
 /// The namespace of what several processes put.
 pub const SHARED: Namespace = Namespace([0x5a; 16]);
@@ -128,13 +128,5 @@ impl Process {
             let threads = fs::read_dir(format!("/proc/{}/task", self.0.id()));
             threads.into_iter().flatten().flatten().all(stands)
         });
-    }
-}
-
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let until = soon();
-    while !holds() {
-        assert!(Instant::now() < until, "never came true: {what}");
-        std::thread::sleep(Duration::from_millis(1));
     }
 }

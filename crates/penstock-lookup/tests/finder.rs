@@ -3,22 +3,19 @@
 use std::collections::BTreeSet;
 use std::io::IoSlice;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use penstock_catalogue::{Group, Groups, Reads};
 use penstock_layout::Span;
 use penstock_lookup::{Algorithm, Belief, Extra, Finder, Hasher, Part, Prefix, Variant};
 use penstock_store::{ErrorKind, Key, Namespace, OpenOptions, PutRequest, Store, open};
+use penstock_store_testing::{LONG, eventually, soon};
 use proptest::prelude::*;
 
 const BLOCK: usize = 4;
 
 fn store() -> Arc<dyn Store> {
     open("memory://?size=64MiB", &OpenOptions::default()).unwrap()
-}
-
-fn deadline() -> Instant {
-    Instant::now() + Duration::from_secs(10)
 }
 
 fn prefix(tokens: usize) -> Prefix {
@@ -54,15 +51,15 @@ fn put(store: &dyn Store, part: &Part, chunk: [u8; 32], spans: usize) {
             span,
         };
         let mut batch = [PutRequest::new(key, &value)];
-        store.put_many(&mut batch, deadline());
+        store.put_many(&mut batch, soon());
         batch[0].outcome.take().unwrap().unwrap();
     }
 }
 
 fn lasting() -> Belief {
     Belief {
-        there: Duration::from_secs(1000),
-        missing: Duration::from_secs(1000),
+        there: 60 * LONG,
+        missing: 60 * LONG,
     }
 }
 
@@ -93,12 +90,12 @@ proptest! {
         }
         for belief in [lasting(), forgetful()] {
             let finder = Finder::new(Arc::clone(&store), 1000, belief);
-            let found = finder.find(&variant, &prefix, 0, deadline()).unwrap();
+            let found = finder.find(&variant, &prefix, 0, soon()).unwrap();
             prop_assert_eq!(found, (expected * BLOCK) as u64);
             if belief == lasting() {
                 prop_assert_eq!(finder.known(&variant, &prefix, 0), Some(found));
                 let asked = finder.asked();
-                prop_assert_eq!(finder.find(&variant, &prefix, 0, deadline()).unwrap(), found);
+                prop_assert_eq!(finder.find(&variant, &prefix, 0, soon()).unwrap(), found);
                 prop_assert_eq!(finder.asked(), asked);
             } else if tokens > BLOCK {
                 prop_assert_eq!(finder.known(&variant, &prefix, 0), None);
@@ -112,7 +109,7 @@ fn a_pool_without_the_prompt_is_asked_for_little() {
     let finder = Finder::new(store(), 100_000, lasting());
     assert_eq!(
         finder
-            .find(&uniform(1), &prefix(100_000), 0, deadline())
+            .find(&uniform(1), &prefix(100_000), 0, soon())
             .unwrap(),
         0
     );
@@ -130,14 +127,15 @@ fn what_was_missing_is_asked_for_again_in_time() {
     let [finder, slow] =
         [belief, lasting()].map(|belief| Finder::new(Arc::clone(&store), 1000, belief));
     for finder in [&finder, &slow] {
-        assert_eq!(finder.find(&variant, &prefix, 0, deadline()).unwrap(), 0);
+        assert_eq!(finder.find(&variant, &prefix, 0, soon()).unwrap(), 0);
     }
     put(&*store, &part(1, 1), prefix.hashes[0], 1);
-    std::thread::sleep(Duration::from_millis(60));
+    eventually("it is no longer believed", || {
+        finder.known(&variant, &prefix, 0).is_none()
+    });
     assert_eq!(slow.known(&variant, &prefix, 0), Some(0));
-    assert_eq!(finder.known(&variant, &prefix, 0), None);
     assert_eq!(
-        finder.find(&variant, &prefix, 0, deadline()).unwrap(),
+        finder.find(&variant, &prefix, 0, soon()).unwrap(),
         BLOCK as u64
     );
 }
@@ -159,7 +157,7 @@ fn a_window_needs_the_last_blocks_only() {
         put(&*store, &part(1, 1), chunk, 1);
     }
     let finder = Finder::new(Arc::clone(&store), 1000, forgetful());
-    let found = || finder.find(&variant, &prefix, 0, deadline()).unwrap();
+    let found = || finder.find(&variant, &prefix, 0, soon()).unwrap();
     assert_eq!(found(), 0);
     // A block of two hashes is named by the second.
     put(&*store, &part(2, 1), prefix.hashes[7], 1);
@@ -177,7 +175,7 @@ fn a_pool_that_fails_is_an_error_at_once() {
     let variant = Variant::new(groups, vec![part(1, 1), part(2, 1), part(3, 1)]).unwrap();
     let store = open("unix:///nowhere/absent.sock", &OpenOptions::default()).unwrap();
     let finder = Finder::new(store, 1000, forgetful());
-    let failure = finder.find(&variant, &prefix(100 * BLOCK), 0, deadline());
+    let failure = finder.find(&variant, &prefix(100 * BLOCK), 0, soon());
     assert_eq!(failure.unwrap_err().kind(), ErrorKind::Unreachable);
 }
 
@@ -193,7 +191,7 @@ fn threads_agree() {
         for _ in 0..8 {
             scope.spawn(|| {
                 for _ in 0..50 {
-                    let found = finder.find(&variant, &prefix, 0, deadline()).unwrap();
+                    let found = finder.find(&variant, &prefix, 0, soon()).unwrap();
                     assert_eq!(found, 150 * BLOCK as u64);
                 }
             });

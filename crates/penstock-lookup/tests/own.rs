@@ -1,7 +1,6 @@
 //! What an engine finds in its own cache, and what a pool adds.
 
 use std::io::IoSlice;
-use std::time::{Duration, Instant};
 
 use penstock_catalogue::{Group, Groups, Reads};
 use penstock_layout::Span;
@@ -9,6 +8,7 @@ use penstock_lookup::{
     Algorithm, Belief, Extra, Finder, Hasher, OwnCache, Part, Prefix, Variant, told,
 };
 use penstock_store::{Key, Namespace, OpenOptions, PutRequest, open};
+use penstock_store_testing::{LONG, soon};
 use proptest::prelude::*;
 
 const BLOCK: u64 = 4;
@@ -76,15 +76,11 @@ proptest! {
             store.put_many(&mut [PutRequest::new(key, &value)], soon());
         }
         let whole = (own..limit).take_while(|block| in_pool.contains(block)).count() + own;
-        let belief = Belief { there: Duration::from_secs(9), missing: Duration::from_secs(9) };
+        let belief = Belief { there: LONG, missing: LONG };
         let finder = Finder::new(store, 1000, belief);
         let found = finder.find(&variant, &prefix, own as u64 * BLOCK, soon()).unwrap();
         prop_assert_eq!(found, whole as u64 * BLOCK);
     }
-}
-
-fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(10)
 }
 
 #[test]

@@ -3,7 +3,7 @@
 mod support;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use penstock_engine::{Fence, KvGroup, Outcome};
 use penstock_layout::{KvLayout, Span};
@@ -263,7 +263,7 @@ fn a_deadline_ends_a_job_while_the_store_still_holds_it_up() {
     let engine = engine(&store, config(4), &kv);
     let before = kv.all();
     store.hold_gets(true);
-    let deadline = Instant::now() + Duration::from_millis(50);
+    let deadline = within(Duration::from_millis(50));
     engine
         .submit_load(
             1,
@@ -274,7 +274,7 @@ fn a_deadline_ends_a_job_while_the_store_still_holds_it_up() {
         )
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::TimedOut; 4]);
-    assert!(Instant::now() >= deadline);
+    assert!(past() >= deadline);
     store.hold_gets(false);
     eventually("slots return", || engine.stats().slots_in_use == 0);
     assert!(kv.all() == before);
@@ -286,7 +286,7 @@ fn a_deadline_that_is_past_loads_nothing() {
     let (store, kv) = (stocked(0..1), Kv::new(KvLayout::LBHNC));
     let engine = engine(&store, config(2), &kv);
     engine
-        .submit_load(1, vec![block_of(0, 0)], Instant::now(), false, Fence::NONE)
+        .submit_load(1, vec![block_of(0, 0)], past(), false, Fence::NONE)
         .unwrap();
     assert_eq!(outcomes(&engine, 1), [Outcome::TimedOut]);
 }
@@ -302,7 +302,7 @@ fn a_job_that_waits_behind_a_stuck_one_still_ends_by_its_deadline() {
         .submit_load(1, vec![block_of(0, 0)], soon(), true, Fence::NONE)
         .unwrap();
     store.until(|call| matches!(call, Call::Get(_)));
-    let deadline = Instant::now() + Duration::from_millis(30);
+    let deadline = within(Duration::from_millis(30));
     engine
         .submit_load(2, vec![block_of(1, 1)], deadline, true, Fence::NONE)
         .unwrap();

@@ -3,7 +3,7 @@
 mod support;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use penstock_engine::{Answer, EngineError, Lookup, LookupConfig};
 use penstock_layout::Span;
@@ -109,46 +109,27 @@ fn a_deadline_is_kept_and_does_not_cost_those_with_more_time() {
     store.plant(&key(1), b"x");
     let lookup = lookup(&store, one_thread());
     store.hold_contains(true);
-    let start = Instant::now();
-    lookup
-        .submit(
-            0,
-            NAMESPACE,
-            chunks(&[1]),
-            &[share()],
-            Duration::from_secs(6),
-        )
-        .unwrap();
+    let submit = |id, numbers: &[u64], timeout| {
+        lookup
+            .submit(id, NAMESPACE, chunks(numbers), &[share()], timeout)
+            .unwrap();
+    };
+    submit(0, &[1], LONG);
     store.until(|call| *call == Call::Contains(1));
-    lookup
-        .submit(
-            1,
-            NAMESPACE,
-            chunks(&[1]),
-            &[share()],
-            Duration::from_millis(20),
-        )
-        .unwrap();
-    lookup
-        .submit(
-            2,
-            NAMESPACE,
-            chunks(&[1, 9]),
-            &[share()],
-            Duration::from_millis(6500),
-        )
-        .unwrap();
-    lookup
-        .submit(3, NAMESPACE, chunks(&[1, 8, 1]), &[share()], LONG)
-        .unwrap();
+    let begin = past();
+    submit(1, &[1], Duration::from_millis(20));
     assert!(lookup.wait(LONG));
     let answers = lookup.poll();
-    let waited = start.elapsed();
-    assert!(answers[0].2 >= Duration::from_millis(20) && answers[0].2 <= waited);
+    assert!(answers[0].2 >= Duration::from_millis(20) && answers[0].2 <= begin.elapsed());
     assert_eq!(untimed(answers), [(1, Err(ErrorKind::TimedOut))]);
+    submit(2, &[1, 9], LONG / 2);
+    submit(3, &[1, 8, 1], LONG);
+    store.time_is_over();
     assert_eq!(answer(&lookup, 0), Err(ErrorKind::TimedOut));
+    // 2 and 3 go together under the deadline of 2; 3 goes again.
+    store.until(|call| *call == Call::Contains(5));
+    store.time_is_over();
     assert_eq!(answer(&lookup, 2), Err(ErrorKind::TimedOut));
-    // 2 and 3 went together under the deadline of 2; 3 goes again.
     store.until(|call| *call == Call::Contains(3));
     store.hold_contains(false);
     assert_eq!(answer(&lookup, 3), Ok(vec![true, false, true]));
@@ -247,15 +228,15 @@ fn shutting_down_answers_what_is_open() {
     let store = Probe::new();
     let lookup = lookup(&store, one_thread());
     store.hold_contains(true);
-    let timeout = Duration::from_secs(6);
     lookup
-        .submit(0, NAMESPACE, chunks(&[1]), &[share()], timeout)
+        .submit(0, NAMESPACE, chunks(&[1]), &[share()], LONG)
         .unwrap();
     store.until(|call| matches!(call, Call::Contains(_)));
     lookup
-        .submit(1, NAMESPACE, chunks(&[1]), &[share()], timeout)
+        .submit(1, NAMESPACE, chunks(&[1]), &[share()], LONG)
         .unwrap();
     assert!(!lookup.shutdown(Duration::ZERO));
+    store.time_is_over();
     assert!(lookup.shutdown(LONG));
     for id in [0, 1] {
         assert_eq!(lookup.take(id), Some(Err(ErrorKind::Unavailable)));

@@ -4,7 +4,7 @@
 mod support;
 
 use std::collections::{HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use penstock_engine::{Chunk, Event, Fence, HostChange, Outcome, Outcomes};
 use penstock_layout::KvLayout;
@@ -53,6 +53,9 @@ enum Step {
     HoldPuts(bool),
     Poll,
     Drain,
+    /// The store does its work again, and all that was asked for ends. So what is loaded next may
+    /// well be there.
+    Land,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -77,6 +80,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<bool>().prop_map(Step::HoldPuts),
         6 => Just(Step::Poll),
         1 => Just(Step::Drain),
+        1 => Just(Step::Land),
     ]
 }
 
@@ -212,7 +216,27 @@ impl Oracle {
     }
 }
 
-fn run(layout: KvLayout, keep: bool, steps: &[Step]) -> [u64; 3] {
+/// Lets the store do its work, and waits until every job is over.
+fn land(store: &Probe, engine: &Rig, kv: &Kv, oracle: &mut Oracle) {
+    store.fail(None);
+    store.hold_gets(false);
+    store.hold_puts(false);
+    end_all(engine, kv, oracle);
+}
+
+/// Waits until every job is over, whatever the store does.
+fn end_all(engine: &Rig, kv: &Kv, oracle: &mut Oracle) {
+    let mut seen = Vec::new();
+    eventually("every job is over", || {
+        engine.poll(&mut seen);
+        for completion in seen.drain(..) {
+            oracle.settle(kv, completion.job, &completion.event);
+        }
+        oracle.pending.is_empty()
+    });
+}
+
+fn run(layout: KvLayout, keep: bool, steps: &[Step]) {
     let (store, kv) = (Probe::new(), Kv::new(layout));
     let mut config = config(5);
     config.keep = keep;
@@ -290,7 +314,7 @@ fn run(layout: KvLayout, keep: bool, steps: &[Step]) -> [u64; 3] {
                     .collect();
                 drop(targets);
                 let objects = from.iter().map(|&(n, b)| block_of(n, b)).collect();
-                let deadline = Instant::now() + Duration::from_millis(*deadline_ms);
+                let deadline = within(Duration::from_millis(*deadline_ms));
                 oracle.next_job += 1;
                 engine
                     .submit_load(oracle.next_job, objects, deadline, *prefix, Fence::NONE)
@@ -306,7 +330,7 @@ fn run(layout: KvLayout, keep: bool, steps: &[Step]) -> [u64; 3] {
             Step::Prefetch { picks, deadline_ms } => {
                 let submitted = oracle.next_content;
                 let objects: Vec<_> = picks.iter().map(|n| block_of(n % submitted, 0)).collect();
-                let deadline = Instant::now() + Duration::from_millis(*deadline_ms);
+                let deadline = within(Duration::from_millis(*deadline_ms));
                 oracle.next_job += 1;
                 let pending = Pending::Prefetch {
                     objects: objects.len(),
@@ -365,21 +389,45 @@ fn run(layout: KvLayout, keep: bool, steps: &[Step]) -> [u64; 3] {
             Step::Drain => {
                 engine.drain(Duration::from_millis(1));
             }
+            Step::Land => land(&store, &engine, &kv, &mut oracle),
         }
     }
-    let end = soon();
-    while !oracle.pending.is_empty() {
-        assert!(
-            Instant::now() < end,
-            "jobs without an end: {:?}",
-            oracle.pending
-        );
-        engine.wait(Duration::from_millis(100));
-        engine.poll(&mut seen);
-        for completion in seen.drain(..) {
-            oracle.settle(&kv, completion.job, &completion.event);
-        }
-    }
+    end_all(&engine, &kv, &mut oracle);
+    // Whatever happened before, what is stored now can be loaded.
+    let mut content = 0;
+    eventually("a block is stored", || {
+        content = oracle.next_content;
+        kv.fill(0, content);
+        oracle.holds.insert(0, content);
+        oracle.next_content += 1;
+        oracle.next_job += 1;
+        let job = Pending::Store {
+            blocks: vec![0],
+            released: false,
+        };
+        oracle.pending.insert(oracle.next_job, job);
+        let before = oracle.stored;
+        engine
+            .submit_store(oracle.next_job, vec![block_of(content, 0)], Fence::NONE)
+            .unwrap();
+        land(&store, &engine, &kv, &mut oracle);
+        oracle.stored > before
+    });
+    eventually("it is loaded", || {
+        oracle.next_job += 1;
+        let job = Pending::Load {
+            from: vec![(content, BLOCKS - 1)],
+            prefix: true,
+        };
+        oracle.pending.insert(oracle.next_job, job);
+        let before = oracle.loaded + oracle.kept;
+        let objects = vec![block_of(content, BLOCKS - 1)];
+        engine
+            .submit_load(oracle.next_job, objects, soon(), true, Fence::NONE)
+            .unwrap();
+        land(&store, &engine, &kv, &mut oracle);
+        oracle.loaded + oracle.kept > before
+    });
     // A lane may still hold a value of a job that was given up.
     eventually("what is kept is counted", || {
         follow() == engine.stats().slots_kept
@@ -398,39 +446,22 @@ fn run(layout: KvLayout, keep: bool, steps: &[Step]) -> [u64; 3] {
     ];
     assert_eq!(counted, [oracle.loaded, oracle.kept, oracle.stored]);
     assert!(keep || oracle.kept == 0);
-    counted
 }
 
-#[test]
-fn memory_holds_what_the_outcomes_say() {
-    let totals = std::cell::Cell::new([0; 3]);
-    let layouts = proptest::sample::select(KvLayout::ALL.to_vec());
-    // How many loads find something depends on how fast stores land: a busy machine needs more runs.
-    for _ in 0..10 {
-        let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
-            cases: 96,
-            failure_persistence: None,
-            max_shrink_iters: 200,
-            ..ProptestConfig::default()
-        });
-        runner
-            .run(
-                &(
-                    layouts.clone(),
-                    any::<bool>(),
-                    prop::collection::vec(step(), 1..150),
-                ),
-                |(layout, keep, steps)| {
-                    let counted = run(layout, keep, &steps);
-                    let sums = totals.get();
-                    totals.set(std::array::from_fn(|i| sums[i] + counted[i]));
-                    Ok(())
-                },
-            )
-            .unwrap();
-        if totals.get().iter().all(|&n| n > 100) {
-            return;
-        }
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 192,
+        failure_persistence: None,
+        max_shrink_iters: 200,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn memory_holds_what_the_outcomes_say(
+        layout in prop::sample::select(KvLayout::ALL.to_vec()),
+        keep in any::<bool>(),
+        steps in prop::collection::vec(step(), 1..150),
+    ) {
+        run(layout, keep, &steps);
     }
-    panic!("the steps prove nothing: {:?}", totals.get());
 }

@@ -256,9 +256,10 @@ fn engines_that_want_the_same_fetch_it_once() {
         rig.submit_load(2, numbered(), soon(), false, Fence::NONE)
             .unwrap();
     }
-    // By now each of them looks for its first blocks.
     probe.until(|call| matches!(call, Call::Get(_)));
-    std::thread::sleep(Duration::from_millis(50));
+    eventually("each of them looks for its first blocks", || {
+        rigs.iter().all(|rig| rig.stats().slots_in_use > 0)
+    });
     probe.hold_gets(false);
     let mut loaded = 0;
     for (rig, target) in rigs.iter().zip(&targets) {

@@ -258,10 +258,10 @@ fn the_queues_hold_several_steps_of_the_owners_however_large() {
 }
 
 #[test]
-fn a_failing_store_costs_its_jobs_and_then_nothing_until_it_is_tried_again() {
+fn a_failing_store_costs_its_jobs_and_then_nothing_for_a_while() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     let mut config = config(4);
-    config.store_backoff = Duration::from_secs(6);
+    config.store_backoff = 60 * LONG;
     let engine = engine(&store, config, &kv);
     store.fail(Some(ErrorKind::Unreachable));
     engine
@@ -277,7 +277,22 @@ fn a_failing_store_costs_its_jobs_and_then_nothing_until_it_is_tried_again() {
         .unwrap();
     assert_eq!(outcomes(&engine, 2), [Outcome::Dropped]);
     assert_eq!(store.calls().len(), 1);
+}
 
+#[test]
+fn a_store_that_failed_is_tried_again() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    let mut config = config(4);
+    config.store_backoff = Duration::from_millis(20);
+    let engine = engine(&store, config, &kv);
+    store.fail(Some(ErrorKind::Unreachable));
+    engine
+        .submit_store(1, vec![block_of(1, 1)], Fence::NONE)
+        .unwrap();
+    assert_eq!(
+        outcomes(&engine, 1),
+        [Outcome::Failed(ErrorKind::Unreachable)]
+    );
     store.fail(None);
     let mut job = 3;
     eventually("stores are tried again", || {
@@ -402,7 +417,6 @@ fn draining_against_a_stuck_store_gives_up_in_time() {
     let mut config = config(8);
     config.batch = 1;
     config.put_lanes = 1;
-    config.put_timeout = Duration::from_secs(6);
     let engine = engine(&store, config, &kv);
     store.hold_puts(true);
     engine
@@ -411,6 +425,7 @@ fn draining_against_a_stuck_store_gives_up_in_time() {
     released(&engine, 1);
     store.until(|call| matches!(call, Call::Put(_)));
     assert!(!engine.drain(Duration::from_millis(50)));
+    store.time_is_over();
     assert_eq!(
         outcomes(&engine, 1),
         [

@@ -1,6 +1,6 @@
 //! What the engine's tests share: KV memory with a naive oracle, and a store that can be slowed,
 //! stopped, broken and watched.
-#![allow(dead_code, unsafe_code, unreachable_pub)]
+#![allow(dead_code, unsafe_code, unreachable_pub, unused_imports)]
 
 pub mod segment;
 
@@ -19,6 +19,7 @@ use penstock_store::{
     BatchBytes, Capabilities, Error, ErrorKind, GetRequest, Key, Listed, MemoryStore, Namespace,
     PutRequest, Result, Store, StoreStats, Tenancy, Tenant,
 };
+pub use penstock_store_testing::{LONG, eventually, given_time, past, soon, within};
 
 pub const LAYERS: u16 = 3;
 pub const HEADS: u16 = 2;
@@ -27,7 +28,6 @@ pub const CONTENT: u64 = 48;
 pub const BLOCKS: u64 = 24;
 /// Bytes of one block of all layers and heads.
 pub const BLOCK_BYTES: usize = (LAYERS as u64 * HEADS as u64 * TOKENS * CONTENT) as usize;
-pub const LONG: Duration = Duration::from_secs(30);
 
 pub fn share() -> Span {
     Span::new(0..LAYERS, 0..HEADS).unwrap()
@@ -108,10 +108,6 @@ pub fn config(slots: usize) -> EngineConfig {
     config.put_timeout = LONG;
     config.get_timeout = LONG;
     config
-}
-
-pub fn soon() -> Instant {
-    Instant::now() + LONG
 }
 
 /// KV memory of one rank, in some layout. Touched through raw pointers only, as the engine does.
@@ -401,14 +397,6 @@ pub fn released(rig: &Rig, job: u64) {
     take(rig, job, |event| *event == Event::Released);
 }
 
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = soon();
-    while !holds() {
-        assert!(Instant::now() < end, "never came true: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 /// Names of this process's threads that begin with `prefix`.
 pub fn threads(prefix: &str) -> Vec<String> {
     std::fs::read_dir("/proc/self/task")
@@ -447,6 +435,10 @@ struct Control {
     panic_on: HashSet<Key>,
     deaf: bool,
     best: BatchBytes,
+    /// How often what was held up ran out of time.
+    late: u64,
+    /// The last call's.
+    deadline: Option<Instant>,
 }
 
 impl Probe {
@@ -473,6 +465,16 @@ impl Probe {
 
     pub fn hold_contains(&self, hold: bool) {
         self.set(|control| control.hold_contains = hold);
+    }
+
+    /// What is held up fails as if its deadline had come. What comes next is held up again.
+    pub fn time_is_over(&self) {
+        self.set(|control| control.late += 1);
+    }
+
+    /// The deadline of the last call.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.control.lock().deadline
     }
 
     pub fn fail(&self, kind: Option<ErrorKind>) {
@@ -515,9 +517,12 @@ impl Probe {
         let mut control = self.control.lock();
         let is_put = matches!(call, Call::Put(_));
         control.calls.push(call);
+        control.deadline = Some(deadline);
         self.changed.notify_all();
+        let late = control.late;
         while held(&control) {
-            if self.changed.wait_until(&mut control, deadline).timed_out() {
+            let wait = self.changed.wait_until(&mut control, deadline);
+            if wait.timed_out() || control.late > late {
                 return Err(ErrorKind::TimedOut);
             }
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use penstock_store_lmdb::LmdbStore;
 use penstock_store_plugin::Open;
 use penstock_store_plugin::contract::{ErrorKind, PutOutcome, Result, Store};
-use penstock_store_testing::{fresh_namespace, key, put, run_all, soon, within};
+use penstock_store_testing::{LONG, fresh_namespace, key, put, run_all, soon, within};
 
 #[test]
 fn behaves() {
@@ -139,7 +139,7 @@ impl Drop for Writer {
 fn in_time<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || sender.send(work()));
-    let waited = receiver.recv_timeout(Duration::from_secs(30));
+    let waited = receiver.recv_timeout(LONG);
     waited.expect("it still waits, long after its deadline")
 }
 

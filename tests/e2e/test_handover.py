@@ -21,7 +21,7 @@ from tests.e2e.node import ANSWER_TIMEOUT, Answer, Node
 from tests.e2e.stored import all_stored
 from tests.e2e.test_parallel import TOPOLOGIES
 from tests.network import LIMIT
-from tests.silent import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import ANSWER_TIMEOUT, Node
-from tests.silent import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import SHORT_LIMITS, Answer, Node
 from tests.mounts import Mount, needs_mounts
-from tests.silent import eventually
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.e2e, needs_mounts]
 

@@ -16,7 +16,7 @@ from typing import Any
 from tests.e2e.forks import Fork
 from tests.e2e.node import Node
 
-IDLE = 4
+IDLE = 3
 """So many engines wait for a next test at most. Each takes some hundred megabytes."""
 
 

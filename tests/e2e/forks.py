@@ -32,7 +32,11 @@ ENVIRONMENT = {
 MILLISECONDS = 5
 """So long a process asks its queue over and over, and at most so long it then waits until it asks
 again."""
+IDLE = 20
+"""Times that longer it waits in the end, if nothing comes."""
 
+
+NEVER = float("-inf")
 
 EXCHANGES = "0.32."
 """The versions of vLLM whose engines can go on with another connector: see `tests.e2e.exchange`."""
@@ -154,13 +158,16 @@ def _wait_without_spinning() -> None:
     wait = SpinCondition.wait
 
     def waits(self: Any, timeout_ms: int | None = None) -> None:
+        asked = self.asked + 1 if self.last_read == NEVER else 0
         if self.last_read + MILLISECONDS / 1000 < time.monotonic():
             # It is taken for idle, and waits for its socket. Who writes first may have done so
             # before the reader listened.
-            self.last_read = float("-inf")
-        timeout_ms = MILLISECONDS if timeout_ms is None else min(MILLISECONDS, timeout_ms)
-        wait(self, timeout_ms)
+            self.last_read = NEVER
+        self.asked = asked
+        most = MILLISECONDS * min(1 + asked // IDLE, IDLE)
+        wait(self, most if timeout_ms is None else min(most, timeout_ms))
 
+    SpinCondition.asked = 0
     SpinCondition.wait = waits  # type: ignore[method-assign]
 
 

@@ -2,7 +2,7 @@
 //! device fails.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use penstock_layout::KvLayout;
 use penstock_store::{ErrorKind, MemoryStore, Namespace, Store};
@@ -14,8 +14,7 @@ use crate::{
     Outcome, Owner, slot_stride,
 };
 use penstock_cuda_standin::Machine;
-
-pub(super) const LONG: Duration = Duration::from_secs(60);
+use penstock_store_testing::{LONG, eventually, soon};
 
 /// Pieces of 512 bytes, or of 128 KiB.
 pub(super) fn cache(machine: &Arc<Machine>, content: u64) -> Cache {
@@ -69,33 +68,23 @@ pub(super) fn numbered(blocks: &[u64]) -> Vec<Block> {
 
 /// The last completion of each job. Completions of other jobs that come meanwhile are lost.
 pub(super) fn completions<const N: usize>(engine: &Engine, jobs: [u64; N]) -> [Completion; N] {
-    let end = Instant::now() + LONG;
     let mut polled: Vec<Completion> = Vec::new();
-    loop {
-        assert!(Instant::now() < end, "{jobs:?} never ended: {polled:?}");
+    let mut last = [const { None }; N];
+    eventually("all these jobs are over", || {
         engine.wait(Duration::from_secs(1));
         engine.poll(&mut polled);
-        let last = jobs.map(|job| {
+        last = jobs.map(|job| {
             let is_last = |c: &&Completion| c.job == job && c.event.is_last();
             polled.iter().find(is_last).cloned()
         });
-        if last.iter().all(Option::is_some) {
-            return last.map(Option::unwrap);
-        }
-    }
+        last.iter().all(Option::is_some)
+    });
+    last.map(Option::unwrap)
 }
 
 pub(super) fn outcomes(engine: &Engine, job: u64) -> Vec<Outcome> {
     let [last] = completions(engine, [job]);
     last.event.blocks().to_vec()
-}
-
-pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + LONG;
-    while !holds() {
-        assert!(Instant::now() < end, "never came true: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 #[test]
@@ -126,7 +115,7 @@ fn what_was_stored_is_loaded_while_the_arena_is_pinned_and_after() {
             );
             let noise = pattern(cache.memory.len(), 77);
             cache.memory.write(0, &noise);
-            let deadline = Instant::now() + LONG;
+            let deadline = soon();
             engine
                 .submit_load(
                     job + 1,
@@ -184,7 +173,7 @@ fn several_small_blocks_are_one_copy_and_large_ones_are_not() {
         let after_store = copies();
         assert_eq!(after_store - before, if together { 1 } else { 3 });
 
-        let deadline = Instant::now() + LONG;
+        let deadline = soon();
         engine
             .submit_load(2, &blocks, &owner, deadline, true, Fence::NONE)
             .unwrap();
@@ -349,7 +338,7 @@ fn a_copy_that_fails_fails_its_object() {
                     outcomes(&engine, job);
                     job += 1;
                     machine.fail(call, 0);
-                    let deadline = Instant::now() + LONG;
+                    let deadline = soon();
                     engine
                         .submit_load(job, &wanted, &Owner::default(), deadline, true, Fence::NONE)
                         .unwrap();
@@ -367,7 +356,7 @@ fn a_copy_that_fails_fails_its_object() {
         // The blocks still hold what they held: the same key has the same bytes.
         assert!(cache.memory.read() == before);
         job += 1;
-        let deadline = Instant::now() + LONG;
+        let deadline = soon();
         engine
             .submit_load(
                 job,
@@ -398,23 +387,15 @@ fn blocks_are_released_only_when_they_have_been_read() {
         .submit_store(1, &numbered(&blocks), &Owner::default(), Fence::NONE)
         .unwrap();
     let mut polled = Vec::new();
-    let end = Instant::now() + LONG;
-    while !polled
-        .iter()
-        .any(|c: &Completion| c.event == Event::Released)
-    {
-        assert!(Instant::now() < end);
+    let mut came = |is_it: fn(&Event) -> bool| {
         engine.wait(Duration::from_secs(1));
         engine.poll(&mut polled);
-    }
+        polled.iter().any(|c: &Completion| is_it(&c.event))
+    };
+    eventually("it is released", || came(|event| *event == Event::Released));
     cache.memory.fill(9);
-    let stored = |c: &Completion| c.event.is_last();
-    while !polled.iter().any(stored) {
-        assert!(Instant::now() < end);
-        engine.wait(Duration::from_secs(1));
-        engine.poll(&mut polled);
-    }
-    let deadline = Instant::now() + LONG;
+    eventually("it is over", || came(Event::is_last));
+    let deadline = soon();
     engine
         .submit_load(
             2,

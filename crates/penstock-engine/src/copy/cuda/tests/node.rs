@@ -2,15 +2,15 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
 
 use penstock_store::{MemoryStore, SealedStore, ShmStore, Store};
 
-use super::jobs::{LONG, cache, eventually, numbered, outcomes, register};
+use super::jobs::{cache, numbered, outcomes, register};
 use super::{Cache, pattern};
 use crate::arena::slot_stride;
 use crate::{Block, Engine, EngineConfig, Fence, Outcome, Owner};
 use penstock_cuda_standin::{Kind, Machine, Range};
+use penstock_store_testing::{LONG, eventually, soon};
 
 /// More than a piece that is pinned at a time.
 const SIZE: u64 = 5 << 20;
@@ -72,7 +72,7 @@ fn store(engine: &Engine, job: u64, blocks: &[Block]) -> Vec<Outcome> {
 }
 
 fn load(engine: &Engine, job: u64, blocks: &[Block]) -> Vec<Outcome> {
-    let (owner, deadline) = (Owner::default(), Instant::now() + LONG);
+    let (owner, deadline) = (Owner::default(), soon());
     engine
         .submit_load(job, blocks, &owner, deadline, true, Fence::NONE)
         .unwrap();
@@ -153,7 +153,7 @@ fn a_value_that_is_given_up_while_a_device_copies_it_comes_from_the_pool() {
         assert!(store(&engine, 1, &blocks)[0].is_success());
         cache.memory.write(0, &pattern(before.len(), 77));
         let mut keys = Vec::new();
-        let soon = Instant::now() + LONG;
+        let soon = soon();
         node.store
             .list(None, &mut |object| keys.push(object.key), soon)
             .unwrap();

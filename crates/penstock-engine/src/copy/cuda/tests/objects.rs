@@ -6,10 +6,11 @@ use penstock_cuda_standin::Machine;
 use penstock_layout::{KvLayout, Segment, Span};
 use penstock_store::copies::Run;
 use penstock_store::value::Checksum;
+use penstock_store_testing::{LONG, eventually, soon};
 use proptest::prelude::*;
 
 use super::super::CudaExecutor;
-use super::jobs::{LONG, completions, engine, eventually, is_ready, numbered, outcomes, register};
+use super::jobs::{completions, engine, is_ready, numbered, outcomes, register};
 use super::{Cache, Payload, Sizes, pattern};
 use crate::copy::{Executor, HostExecutor, Way};
 use crate::registration::{Object, Registration};
@@ -251,7 +252,7 @@ fn jobs_of_neighbouring_blocks_are_stored_and_loaded() {
             );
             let mut after = pattern(before.len(), 77);
             cache.memory.write(0, &after);
-            let deadline = std::time::Instant::now() + LONG;
+            let deadline = soon();
             let submitted = engine.submit_load(2, &blocks, &owner, deadline, true, Fence::NONE);
             submitted.unwrap();
             let loaded = outcomes(&engine, 2);

@@ -2,17 +2,18 @@
 //! clocks run meanwhile.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use penstock_layout::KvLayout;
 use penstock_store::{ErrorKind, MemoryStore, Store};
 
 use super::super::CudaExecutor;
-use super::jobs::{LONG, completions, eventually, is_ready, numbered, outcomes, register};
+use super::jobs::{completions, is_ready, numbered, outcomes, register};
 use super::{Cache, Sizes, pattern};
 use crate::{Device, Engine, EngineConfig, Event, Fence, Outcome, Owner};
 use penstock_cuda_standin::{Machine, Stream, Thing, handle_of};
+use penstock_store_testing::{LONG, eventually, given_time, past, within};
 
 /// Small pieces, for the kernel, and large ones.
 const CONTENTS: [u64; 2] = [256, 65_536];
@@ -127,8 +128,8 @@ impl Rig {
         submitted.unwrap();
     }
 
-    fn load(&self, job: u64, blocks: &[u64], within: Duration, after: Fence) {
-        let (blocks, deadline) = (numbered(blocks), Instant::now() + within);
+    fn load(&self, job: u64, blocks: &[u64], time: Duration, after: Fence) {
+        let (blocks, deadline) = (numbered(blocks), within(time));
         let submitted =
             self.engine
                 .submit_load(job, &blocks, &Owner::default(), deadline, true, after);
@@ -145,11 +146,13 @@ fn a_store_reads_what_the_model_wrote_before_the_fence() {
     for content in CONTENTS {
         let rig = Rig::new(content, |_| ());
         let writes = Arc::clone(&rig.cache);
-        rig.model.stream.push(move |_| {
-            std::thread::sleep(Duration::from_millis(30));
-            writes.memory.fill(2);
-        });
+        rig.model.compute();
+        rig.model.stream.push(move |_| writes.memory.fill(2));
         rig.store(1, &[1], rig.fence());
+        // By then the first would have been read too, if it did not wait.
+        rig.store(3, &[3], Fence::NONE);
+        assert_eq!(outcomes(&rig.engine, 3), [Outcome::Stored(rig.bytes())]);
+        rig.model.end();
         assert_eq!(outcomes(&rig.engine, 1), [Outcome::Stored(rig.bytes())]);
         rig.cache.memory.fill(3);
         rig.load(2, &[1], LONG, Fence::NONE);
@@ -164,62 +167,72 @@ fn a_store_reads_what_the_model_wrote_before_the_fence() {
 fn a_load_writes_after_what_the_model_read_before_the_fence() {
     for content in CONTENTS {
         let rig = Rig::new(content, |_| ());
-        rig.store(1, &[1], Fence::NONE);
+        rig.store(1, &[1, 3], Fence::NONE);
         outcomes(&rig.engine, 1);
         rig.cache.memory.fill(3);
         let before = rig.cache.memory.read();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let (reads, into) = (Arc::clone(&rig.cache), Arc::clone(&seen));
-        rig.model.stream.push(move |_| {
-            std::thread::sleep(Duration::from_millis(30));
-            *into.lock() = reads.memory.read();
-        });
+        rig.model.compute();
+        rig.model
+            .stream
+            .push(move |_| *into.lock() = reads.memory.read());
         rig.load(2, &[1], LONG, rig.fence());
+        // By then the other would have been written too, if it did not wait.
+        rig.load(3, &[3], LONG, Fence::NONE);
+        assert_eq!(outcomes(&rig.engine, 3), [Outcome::Loaded(rig.bytes())]);
+        rig.model.end();
         assert_eq!(outcomes(&rig.engine, 2), [Outcome::Loaded(rig.bytes())]);
-        assert!(*seen.lock() == before, "written while the model read");
-        let (stored, now) = (pattern(before.len(), 1), rig.cache.memory.read());
         let places = rig.cache.places(&[1], &rig.cache.whole());
+        let seen = seen.lock();
+        assert!(
+            places.iter().all(|&at| seen[at] == before[at]),
+            "written while the model read"
+        );
+        let (stored, now) = (pattern(before.len(), 1), rig.cache.memory.read());
         assert!(places.iter().all(|&at| now[at] == stored[at]));
     }
 }
 
 #[test]
 fn the_time_of_a_load_begins_when_its_fence_is_passed() {
-    let rig = Rig::new(64, |_| ());
-    rig.store(1, &[1, 2], Fence::NONE);
-    outcomes(&rig.engine, 1);
-    rig.model.compute();
-    let (since, within) = (Instant::now(), Duration::from_secs(5));
-    rig.load(2, &[1, 2], within, rig.fence());
-    while since.elapsed() < within + Duration::from_millis(250) {
-        // Polling finds that a load is late.
-        assert!(!rig.engine.wait(Duration::from_millis(20)));
-        rig.engine.poll(&mut Vec::new());
-    }
-    assert_eq!(rig.engine.stats().get_calls, 0);
-    let waited = since.elapsed();
-    rig.model.end();
-    let [done] = completions(&rig.engine, [2]);
-    assert_eq!(
-        done.event.blocks(),
-        [Outcome::Loaded(rig.bytes()); 2],
-        "later than its deadline"
-    );
-    assert!(done.took < waited, "{:?} of {waited:?}", done.took);
+    given_time("what begins after its deadline is loaded", |time| {
+        let rig = Rig::new(64, |_| ());
+        rig.store(1, &[1, 2], Fence::NONE);
+        outcomes(&rig.engine, 1);
+        rig.model.compute();
+        rig.load(2, &[1, 2], time, rig.fence());
+        let late = within(time);
+        while past() < late {
+            // Polling finds that a load is late.
+            assert!(!rig.engine.wait(Duration::from_millis(20)));
+            rig.engine.poll(&mut Vec::new());
+        }
+        assert!(!rig.engine.wait(Duration::ZERO));
+        assert_eq!(rig.engine.stats().get_calls, 0);
+        let passed = past();
+        rig.model.end();
+        let [done] = completions(&rig.engine, [2]);
+        assert!(done.took <= passed.elapsed(), "{:?}", done.took);
+        done.event.blocks() == [Outcome::Loaded(rig.bytes()); 2]
+    });
 }
 
 #[test]
 fn the_time_that_a_store_may_wait_for_a_slot_begins_when_its_fence_is_passed() {
-    let rig = Rig::new(64, |config| {
-        (config.slots, config.store_slots, config.prefetch_slots) = (2, 1, 0);
-        config.store_wait = Duration::from_secs(5);
+    given_time("what begins after its time is stored", |time| {
+        let rig = Rig::new(64, |config| {
+            (config.slots, config.store_slots, config.prefetch_slots) = (2, 1, 0);
+            config.store_wait = time;
+        });
+        rig.model.compute();
+        rig.store(1, &[0, 1, 2, 3, 4, 5], rig.fence());
+        // Nothing comes of it before the fence is passed.
+        assert!(!rig.engine.wait(time));
+        rig.model.end();
+        // One slot for all of them: five wait for it.
+        outcomes(&rig.engine, 1) == [Outcome::Stored(rig.bytes()); 6]
     });
-    rig.model.compute();
-    rig.store(1, &[0, 1, 2, 3, 4, 5], rig.fence());
-    std::thread::sleep(Duration::from_millis(5200));
-    rig.model.end();
-    // One slot for all of them: five wait for it.
-    assert_eq!(outcomes(&rig.engine, 1), [Outcome::Stored(rig.bytes()); 6]);
 }
 
 /// No lane waits for the device, and no stream of ours does.

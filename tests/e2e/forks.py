@@ -32,8 +32,8 @@ ENVIRONMENT = {
 MILLISECONDS = 5
 """So long a process asks its queue over and over, and at most so long it then waits until it asks
 again."""
-IDLE = 20
-"""Times that longer it waits in the end, if nothing comes."""
+DOUBLED = 8
+"""So often it asks until it waits twice as long, and so often that is doubled."""
 
 
 NEVER = float("-inf")
@@ -164,7 +164,7 @@ def _wait_without_spinning() -> None:
             # before the reader listened.
             self.last_read = NEVER
         self.asked = asked
-        most = MILLISECONDS * min(1 + asked // IDLE, IDLE)
+        most = MILLISECONDS << min(asked // DOUBLED, DOUBLED)
         wait(self, most if timeout_ms is None else min(most, timeout_ms))
 
     SpinCondition.asked = 0

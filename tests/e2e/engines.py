@@ -16,8 +16,9 @@ from typing import Any
 from tests.e2e.forks import Fork
 from tests.e2e.node import Node
 
-IDLE = 3
-"""So many engines wait for a next test at most. Each takes some hundred megabytes."""
+IDLE = 2
+"""So many engines wait for a next test at most. Each takes some hundred megabytes, and two or three
+hundredths of a core for threads of PyTorch that look for messages."""
 
 
 class Engines:

@@ -15,7 +15,6 @@ use proptest::prelude::*;
 
 /// More than what sockets hold on both sides, beside what is read.
 const IN_SOCKETS: u64 = 64 << 20;
-/// Much later than anything here takes.
 
 /// What a server does with one request: its first line is given.
 type Answer = Arc<dyn Fn(&str, &mut Wire) + Send + Sync>;

@@ -192,7 +192,7 @@ def test_the_flag_needs_a_total(look: Callable[..., Seen]) -> None:
             "6,2",
             additional_config=PROPORTIONAL,
             kv_cache_memory_bytes=None,
-            gpu_memory_utilization=0.2,
+            gpu_memory_utilization=0.05,
         )
 
 

@@ -123,9 +123,10 @@ _CRATES = ("crates", "Cargo.toml", "Cargo.lock", ".cargo", "rust-toolchain.toml"
 
 # What end-to-end tests are made of.
 _ENGINES = (
-    *("tests/e2e/conftest.py", "tests/e2e/forks.py", "tests/e2e/hybrids.py", "tests/e2e/models.py"),
-    *("tests/e2e/node.py", "tests/e2e/preloaded.py", "tests/e2e/stored.py", "tests/network.py"),
-    *("tests/servers.py", "requirements"),
+    *("tests/e2e/conftest.py", "tests/e2e/engines.py", "tests/e2e/forks.py"),
+    *("tests/e2e/hybrids.py", "tests/e2e/models.py", "tests/e2e/node.py"),
+    *("tests/e2e/preloaded.py", "tests/e2e/stored.py"),
+    *("tests/network.py", "tests/servers.py", "tests/waiting.py", "requirements"),
 )
 
 

@@ -10,6 +10,7 @@ A test in which another *process* must go on, and not only another engine, asks 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,9 @@ class Engines:
         return True
 
 
+VARIABLE = "PENSTOCK_TEST_ENGINES"
+"""With `fresh` in it, every test has an engine of its own: to tell what a failure comes from."""
+
 OF_ITS_OWN = {"prepare", "worker_extension_cls", "kv_events_config", "data_parallel_size"}
 """Options of engines that nobody else gets: each is about its processes, or numbers what it says
 from its start on."""
@@ -80,6 +84,8 @@ from its start on."""
 def _key(model: Path, options: dict[str, Any]) -> str | None:
     """What an engine has to be asked for by to get one that somebody else had. None if it is of no
     use to others: those without a connector have none to exchange."""
+    if os.environ.get(VARIABLE) == "fresh":
+        return None
     if options.get("pool") is None or OF_ITS_OWN & options.keys():
         return None
     fixed = {key: value for key, value in options.items() if key not in ("pool", "settings")}

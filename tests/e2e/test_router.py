@@ -140,7 +140,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             ],
             folder / "steer.log",
         )
-        listens(steering, f"http://127.0.0.1:{ports[3]}/health", 120)
+        listens(steering, f"http://127.0.0.1:{ports[3]}/health")
         yield Fleet(served, ports[1], ports[3])
 
 

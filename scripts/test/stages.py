@@ -333,21 +333,7 @@ STAGES = (
     Stage(
         "end-to-end tests with other stores, models and topologies",
         _end_to_end("full and not soak"),
-        inputs=(
-            *(
-                "tests/e2e",
-                "tests/network.py",
-                "tests/servers.py",
-                "tests/cluster.py",
-                "benches/exact",
-            ),
-            *("python/penstock/vllm", "python/penstock/layout", "python/penstock/lookup"),
-            *(
-                f"crates/penstock-{crate}/src"
-                for crate in ("catalogue", "engine", "layout", "store")
-            ),
-            "requirements",
-        ),
+        kinds=("full",),
         both_lanes=True,
     ),
     Stage(

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import main
 from penstock.errors import ConfigError
 from penstock.vllm.families import FAMILIES, TRIED, family_of
 from penstock.vllm.models import describe
@@ -197,7 +196,8 @@ def doctor(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_says_it(tmp_path: Path) -> None:
-    done = doctor("--model", model(tmp_path, "llama"), "--json")
+    served, refused = (model(tmp_path / name, name) for name in ("llama", "llama4"))
+    done = doctor("--model", served, "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["can_serve"] is True
@@ -205,18 +205,14 @@ def test_the_command_says_it(tmp_path: Path) -> None:
     assert said["layout"] == "BLHNC"
     assert said["on_gpu"] == "not confirmed"
     assert list(said["tried"]) == list(TRIED)
-
-
-def test_the_command_says_what_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    refused = model(tmp_path, "llama4")
-    assert main(["doctor", "--model", refused, "--json"]) == 1
-    said = json.loads(capsys.readouterr().out)
+    done = doctor("--model", refused, "--json")
+    assert done.returncode == 1, done.stderr
+    said = json.loads(done.stdout)
     assert (said["can_serve"], said["layout"]) == (False, None)
     assert "ChunkedLocalAttentionSpec" in said["refusal"]
-    assert main(["doctor", "--model", refused]) == 1
-    assert "chunks, as Llama 4" in capsys.readouterr().out
+    done = doctor("--model", refused)
+    assert done.returncode == 1
+    assert "chunks, as Llama 4" in done.stdout
 
 
 def test_every_row_is_found_by_its_kinds_and_names_tests_that_exist() -> None:

@@ -257,20 +257,25 @@ fn the_queues_hold_several_steps_of_the_owners_however_large() {
     assert!(pieces.max_outstanding_objects >= pieces.max_pending_objects);
 }
 
+/// Job 1, of a store that cannot be reached from now on.
+fn store_in_vain(engine: &Rig, store: &Probe) {
+    store.fail(Some(ErrorKind::Unreachable));
+    engine
+        .submit_store(1, vec![block_of(1, 1)], Fence::NONE)
+        .unwrap();
+    assert_eq!(
+        outcomes(engine, 1),
+        [Outcome::Failed(ErrorKind::Unreachable)]
+    );
+}
+
 #[test]
 fn a_failing_store_costs_its_jobs_and_then_nothing_for_a_while() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     let mut config = config(4);
     config.store_backoff = 60 * LONG;
     let engine = engine(&store, config, &kv);
-    store.fail(Some(ErrorKind::Unreachable));
-    engine
-        .submit_store(1, vec![block_of(1, 1)], Fence::NONE)
-        .unwrap();
-    assert_eq!(
-        outcomes(&engine, 1),
-        [Outcome::Failed(ErrorKind::Unreachable)]
-    );
+    store_in_vain(&engine, &store);
     assert_eq!(engine.stats().failed["unreachable"], 1);
     engine
         .submit_store(2, vec![block_of(2, 2)], Fence::NONE)
@@ -285,14 +290,7 @@ fn a_store_that_failed_is_tried_again() {
     let mut config = config(4);
     config.store_backoff = Duration::from_millis(20);
     let engine = engine(&store, config, &kv);
-    store.fail(Some(ErrorKind::Unreachable));
-    engine
-        .submit_store(1, vec![block_of(1, 1)], Fence::NONE)
-        .unwrap();
-    assert_eq!(
-        outcomes(&engine, 1),
-        [Outcome::Failed(ErrorKind::Unreachable)]
-    );
+    store_in_vain(&engine, &store);
     store.fail(None);
     let mut job = 3;
     eventually("stores are tried again", || {

@@ -44,9 +44,9 @@ OTHERS_OPTIONS |= {"--decode", "--kv-connector", "--prefill"}
 OTHERS_OPTIONS |= {"--enable-hierarchical-cache", "--enable-metrics", "--lora-paths"}
 OTHERS_OPTIONS |= {"--hicache-mem-layout", "--model-path", "--page-size"}
 OTHERS_OPTIONS |= {"--hicache-storage-backend", "--hicache-storage-backend-extra-config"}
-OTHERS_OPTIONS |= {"--speculative-draft-kv-cache-dtype"}
+OTHERS_OPTIONS |= {"--speculative-draft-kv-cache-dtype", "--collect-only"}
 """Of cargo, rustc, mypy and git; of containers; of kubectl; of routers and what steers them; of
-SGLang."""
+SGLang; of pytest."""
 
 OTHERS_FILES = {"ask.py", "config.json", "plots.svg"}
 """The quick start's, which readers write; a model's; and one that a command would write."""

@@ -13,7 +13,10 @@ from penstock import supervised
 from penstock.supervised import failures
 from tests.servers import Server
 
-pytest_plugins = ["tests.reports"]
+pytest_plugins = ["tests.order", "tests.reports"]
+
+# A plug-in of vLLM, for one stage only. Pytest would put its folder on the path of imports.
+collect_ignore = ["standin"]
 
 # A panic that no test asked for ends its process: of a test, and of what a test starts.
 os.environ.setdefault("PENSTOCK_PANICS", "abort")

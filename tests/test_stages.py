@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from scripts.test import passed
 from scripts.test.lanes import Lanes, Outcome
 from scripts.test.stages import STAGES, Stage
+
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,6 +24,10 @@ def python(name: str, program: str, **options: object) -> Stage:
 
 def run(folder: Path, *stages: Stage, whole: float = 600.0) -> dict[str, Outcome]:
     return {outcome.stage.name: outcome for outcome in Lanes(folder, whole).run(stages)}
+
+
+def runs(command: str) -> bool:
+    return subprocess.run(["pgrep", "-f", f"^{command}$"], capture_output=True).returncode == 0
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -119,8 +126,36 @@ def test_what_hangs_is_ended_and_what_is_left_has_little_time(tmp_path: Path) ->
     stage = Stage("hangs", ("sh", "-c", "sleep 98765 & sleep 98765"))
     found = run(tmp_path, stage, python("other", hangs), whole=0.0)
     assert found["hangs"].failure == "no time was left"
-    running = subprocess.run(["pgrep", "-f", "^sleep 98765$"], capture_output=True, text=True)
-    assert running.stdout == ""
+    eventually(lambda: not runs("sleep 98765"))
+
+
+def test_what_a_stage_and_its_children_computed_is_told(tmp_path: Path) -> None:
+    computes = """
+import subprocess, sys, time
+while time.process_time() < 0.2: pass
+if len(sys.argv) == 1: subprocess.run([sys.executable, __file__, "child"], check=True)
+"""
+    (tmp_path / "computes.py").write_text(computes)
+    found = run(tmp_path, Stage("computes", (sys.executable, "computes.py")))
+    assert found["computes"].cpu >= 0.4
+
+
+def test_a_run_that_is_ended_ends_its_stages(tmp_path: Path) -> None:
+    """SIGTERM is what a time limit sends."""
+    program = """
+import pathlib, sys
+from scripts.test import __main__ as main
+from scripts.test.stages import Stage
+hangs = Stage("hangs", ("sh", "-c", "touch begun; sleep 98766 & sleep 98766"))
+main.STAGES, main.ROOT = (hangs,), pathlib.Path(sys.argv[1])
+sys.argv[1:] = ["all"]
+sys.exit(main.main())
+"""
+    run = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT)
+    eventually((tmp_path / "begun").exists)
+    run.terminate()
+    assert run.wait() == 128 + signal.SIGTERM
+    eventually(lambda: not runs("sleep 98766"))
 
 
 def test_what_tests_said_of_being_skipped_is_told(tmp_path: Path) -> None:

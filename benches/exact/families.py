@@ -104,11 +104,11 @@ FAMILIES: dict[str, Family] = {
     "lfm2": _hybrid("lfm2", 1100 << 10, few_blocks=15),
     "qwen3_next": _hybrid("qwen3_next", 1350 << 10),
     "granite_hybrid": _hybrid("granite_hybrid", 2700 << 10, few_blocks=24),
-    "ngram": Family(models.llama, 128, 4 << 20, {"speculative_config": _NGRAM}, repeats=True),
+    "ngram": Family(models.llama, 128, 1 << 20, {"speculative_config": _NGRAM}, repeats=True),
     **{method: _drafted(method) for method in ("draft_model", "eagle", "eagle3", "mtp")},
     "falcon_h1": _hybrid("falcon_h1", 3200 << 10),
     "nemotron_h": _hybrid("nemotron_h", 2100 << 10),
-    "llama": Family(models.llama, 128, 4 << 20),
+    "llama": Family(models.llama, 128, 1 << 20),
     "gemma2": Family(models.gemma2, 128, 2 << 20),
     "deepseek_v2": Family(models.deepseek_v2, _LATENT_BLOCK, 290 << 10, _LATENT),
 }

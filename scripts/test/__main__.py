@@ -7,6 +7,7 @@ over. A stage that failed stops no other; the end says what became of all.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def main() -> int:
     parser.add_argument("kind", choices=KINDS, help=kinds)
     parser.add_argument("words", nargs="*", help="only stages whose names have one of these")
     args = parser.parse_args()
+    # As Ctrl-C does: stages that run are ended, too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     kind = args.kind
     wanted = {"all", "full"} if kind == "full" else {kind}
     stages = [stage for stage in STAGES if wanted & set(stage.kinds)]
@@ -47,7 +50,7 @@ def main() -> int:
     ]
     summary, failures = run([stage for stage in stages if stage not in unchanged], digests)
     for stage in unchanged:
-        summary.append(f"{stage.name:<56}   unchanged since it passed: left out (`make full`)")
+        summary.append(f"{stage.name:<56}  unchanged since it passed: left out (`make full`)")
     print("\n" + "\n".join(summary + failures))
     return 1 if failures else 0
 
@@ -59,7 +62,7 @@ def run(stages: list[Stage], digests: dict[str, str]) -> tuple[list[str], list[s
     failures: list[str] = []
     for outcome in Lanes(ROOT).run(stages):
         stage = outcome.stage
-        line = f"{stage.name:<56} {outcome.seconds:5.0f} s"
+        line = f"{stage.name:<56} {outcome.seconds:5.0f} s {outcome.cpu:5.0f} CPU s"
         if outcome.failure is not None:
             line += f"  FAILED: {outcome.failure}"
             failures += ["", f"== {stage.name}: {outcome.failure}", *outcome.faults]

@@ -36,6 +36,8 @@ class Outcome:
     seconds: float
     failure: str | None
     """Why it failed, if it did."""
+    cpu: float = 0.0
+    """CPU seconds of its command and of all children that were waited for."""
     skipped: tuple[str, ...] = ()
     """What its tests said of being skipped, and of passing nevertheless."""
     faults: tuple[str, ...] = ()
@@ -111,7 +113,7 @@ class Lanes:
         # Of a stage beside which nothing else writes, all is seen as it comes.
         self._print(f"\n== {stage.name}\n" if stage.both_lanes else f"-- {stage.name}: begins\n")
         with tempfile.TemporaryFile() as file:
-            failure = self._process(stage, file)
+            failure, cpu = self._process(stage, file)
             file.seek(0)
             text = file.read().decode(errors="replace")
         if failure is None and stage.runs_some and not re.search(r"^running [1-9]", text, re.M):
@@ -122,16 +124,17 @@ class Lanes:
             stage,
             time.monotonic() - began,
             failure,
+            cpu,
             tuple(self._skipped(stage)),
             tuple(_faults(text)) if failure is not None else (),
         )
 
-    def _process(self, stage: Stage, output: IO[bytes]) -> str | None:
-        """Runs the stage's command, and says why it failed, if it did. Writes what it says to
-        `output`, and shows it too if nothing runs beside it."""
+    def _process(self, stage: Stage, output: IO[bytes]) -> tuple[str | None, float]:
+        """Runs the stage's command, and says why it failed, if it did, and its CPU seconds. Writes
+        what it says to `output`, and shows it too if nothing runs beside it."""
         with self._taking:
             if self._stopped:
-                return "not begun"
+                return "not begun", 0.0
             try:
                 process = subprocess.Popen(
                     stage.command,
@@ -144,23 +147,28 @@ class Lanes:
                     start_new_session=True,
                 )
             except OSError as error:
-                return str(error)
+                return str(error), 0.0
             self._running.add(process)
         showing = None
         if process.stdout is not None:
             showing = threading.Thread(target=self._show, args=(process.stdout, output))
             showing.start()
+        left = max(1.0, self._end - time.monotonic())
+        hangs = threading.Timer(left, _end, (process,))
+        hangs.start()
         try:
-            status = process.wait(max(1.0, self._end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            _end(process)
-            return "no time was left"
+            cpu = _cpu(process)
+            status = process.wait()
         finally:
-            if showing is not None:
-                showing.join()
+            hangs.cancel()
+            hangs.join()
             with self._taking:
                 self._running.discard(process)
-        return f"status {status}" if status else None
+            if showing is not None:
+                showing.join()
+        if time.monotonic() >= self._end:
+            return "no time was left", cpu
+        return f"status {status}" if status else None, cpu
 
     def _show(self, source: IO[bytes], output: IO[bytes]) -> None:
         with source:
@@ -200,6 +208,17 @@ _SHOWN = 40
 def _faults(text: str) -> list[str]:
     found = (line.rstrip()[:300] for line in text.splitlines() if _FAULT.match(line))
     return list(dict.fromkeys(found))[-_SHOWN:]
+
+
+def _cpu(process: subprocess.Popen[bytes]) -> float:
+    """Waits until a command is over, and returns its CPU seconds. Nothing if another thread has
+    ended it. From proc(5), `stat`: utime, stime, and those of children that were waited for."""
+    try:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        numbers = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    except (ChildProcessError, FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return sum(map(int, numbers[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

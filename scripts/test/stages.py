@@ -118,9 +118,6 @@ _ON_A_DEVICE = (
     "tests/gpu",
 )
 
-# All that Rust is built from. Models (loom) build each crate once more, with what it depends on.
-_CRATES = ("crates", "Cargo.toml", "Cargo.lock", ".cargo", "rust-toolchain.toml")
-
 # What end-to-end tests are made of.
 _ENGINES = (
     *("tests/e2e/conftest.py", "tests/e2e/engines.py", "tests/e2e/forks.py"),
@@ -206,20 +203,6 @@ STAGES = (
         "fuzzing",
         ("cargo", "test", "--quiet", "--workspace", "--locked", "--lib", "fuzz::"),
         env={"BOLERO_RANDOM_ITERATIONS": "20000"},
-        runs_some=True,
-    ),
-    Stage(
-        "models (loom): shared memory",
-        _words("cargo test --quiet -p penstock-store --locked --test shm_loom"),
-        env={"RUSTFLAGS": "--cfg loom", "CARGO_TARGET_DIR": "target/loom"},
-        inputs=_CRATES,
-        runs_some=True,
-    ),
-    Stage(
-        "models (loom): signals, completions, slots",
-        _words("cargo test --quiet -p penstock-engine --locked --lib loom_models"),
-        env={"RUSTFLAGS": "--cfg loom", "CARGO_TARGET_DIR": "target/loom"},
-        inputs=_CRATES,
         runs_some=True,
     ),
     Stage(

@@ -47,7 +47,7 @@ def test_what_crates_depend_on_lies_beneath_them() -> None:
         assert known <= set(crates[number + 1 :]), name
 
 
-@pytest.mark.parametrize("crate", sorted(path.name for path in (ROOT / "crates").iterdir()))
+@pytest.mark.parametrize("crate", sorted(path.parent.name for path in ROOT.glob("crates/*/src")))
 def test_modules_of_a_crate_know_each_other_in_one_direction(crate: str) -> None:
     arrows = module_arrows(ROOT / "crates" / crate / "src")
     assert any(arrows.values())

@@ -11,7 +11,9 @@ import functools
 import sys
 from typing import Any
 
-ASYNCHRONOUS: dict[str, Any] = {"prepare": "tests.e2e.async_on_cpu:keep_asynchronous_scheduling"}
+from tests.e2e.forks import AHEAD
+
+ASYNCHRONOUS: dict[str, Any] = {"prepare": AHEAD}
 """Options of a node with asynchronous scheduling."""
 RUNS_AHEAD = "steps are scheduled ahead"
 """What its log says then, before it serves."""

@@ -23,7 +23,7 @@ BLOCK = 128
 """vLLM's default block size on CPU."""
 
 
-KV_BYTES_PER_BLOCK = 8 * 2 * 2 * 64 * 4 * BLOCK
+KV_BYTES_PER_BLOCK = 4 * 2 * 2 * 32 * 4 * BLOCK
 """Of the test model: layers, K and V, KV heads, head size, bytes of float32, tokens."""
 
 

@@ -38,21 +38,44 @@ DOUBLED = 8
 
 NEVER = float("-inf")
 
+AHEAD = "tests.e2e.async_on_cpu:keep_asynchronous_scheduling"
+"""What makes an engine schedule steps ahead."""
+
 EXCHANGES = "0.32."
 """The versions of vLLM whose engines can go on with another connector: see `tests.e2e.exchange`."""
+
+
+RANKS = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
+IN_THE_CORE = {"distributed_executor_backend": "uni"}
+"""Where a single rank runs on a GPU: in the process of the engine core. On a CPU vLLM gives it a
+process of its own, only to set its OpenMP threads, which are set here already. Then each step takes
+half as long again."""
+LEFT_IN_THE_CORE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""With this, vLLM's CPU platform leaves it there. An asynchronous engine has processes anyway."""
+
+
+def _placed(args: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """An engine's options, and what its environment needs besides. Several ranks run beside each
+    other, and so do steps that are scheduled ahead."""
+    beside = any(args.get(ranks, 1) > 1 for ranks in RANKS) or args.get("prepare") == AHEAD
+    if beside or "distributed_executor_backend" in args:
+        return args, {}
+    return args | IN_THE_CORE, LEFT_IN_THE_CORE
 
 
 class Fork:
     """An engine's process, with what a node uses of :class:`subprocess.Popen`."""
 
     def __init__(self, args: dict[str, Any], log: Path, environment: dict[str, str]) -> None:
+        args, placed = _placed(args)
+        environment = environment | ENVIRONMENT | placed
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tests.e2e.preloaded"])
         to_read, to_ask = context.Pipe(duplex=False)
         to_hear, to_answer = context.Pipe(duplex=False)
         with to_read, to_ask, to_hear, to_answer:
             self._process = context.Process(
-                target=_run, args=(args, log, environment | ENVIRONMENT, to_read, to_answer)
+                target=_run, args=(args, log, environment, to_read, to_answer)
             )
             # The first start is that of the process that imports.
             with _environment(ENVIRONMENT):

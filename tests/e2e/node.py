@@ -159,8 +159,12 @@ class Node:
 
     def leave(self) -> None:
         """Ends the process, if nobody goes on with it."""
-        if self.keep is None or not self.keep(self):
-            self.kill()
+        kept = False
+        try:
+            kept = self.keep is not None and self.keep(self)
+        finally:
+            if not kept:
+                self.kill()
 
     def wait_ready(self, timeout: float = START_TIMEOUT) -> None:
         """Returns when the engine serves.

@@ -29,13 +29,13 @@ KEEP, LET_GO, PREFETCH = "penstock.keep", "penstock.let_go", "penstock.prefetch"
 
 @pytest.fixture(params=["file", pytest.param("shm", marks=pytest.mark.full)])
 def small_pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    size = (ROOM + 2) * KV_BYTES_PER_BLOCK >> 20
+    size = (ROOM + 2) * KV_BYTES_PER_BLOCK
     if request.param == "file":
-        yield f"file://{tmp_path}/pool?size={size}MiB"
+        yield f"file://{tmp_path}/pool?size={size}"
         return
     name = f"test-{uuid.uuid4().hex}"
     try:
-        yield f"shm://{name}?size={size}MiB"
+        yield f"shm://{name}?size={size}"
     finally:
         Path(f"/dev/shm/penstock-{name}").unlink(missing_ok=True)
 

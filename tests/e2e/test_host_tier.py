@@ -80,7 +80,7 @@ def test_when_room_is_short_beginnings_of_prompts_stay(
     with start(
         llama,
         pool=f"file://{tmp_path}/pool?size=1GiB",
-        settings=HOST_TIER | {"penstock.host_bytes": "8MiB"},
+        settings=HOST_TIER | {"penstock.host_bytes": 8 * KV_BYTES_PER_BLOCK},
     ) as node:
         node.ask(first)
         all_tried(node, 4)
@@ -115,7 +115,7 @@ def test_in_a_directory_the_end_of_a_prompt_counts_as_used_before_its_beginning(
         assert all(age > 0.9 * n * BLOCK * 0.0004 for n, age in enumerate(earlier) if n > 0)
 
 
-@pytest.mark.parametrize("topology", ["tp2", pytest.param("pp6-2", marks=pytest.mark.full)])
+@pytest.mark.parametrize("topology", ["tp2", pytest.param("pp3-1", marks=pytest.mark.full)])
 def test_every_rank_holds_its_part(
     topology: str, llama: Path, start: Callable[..., Node], tmp_path: Path
 ) -> None:

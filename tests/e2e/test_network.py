@@ -52,9 +52,9 @@ def test_every_network_in_one_life(
             way.be(**far)
             wait_for_hits(node, expected)
 
-        # The 16 MiB of a prompt take longer than a load may, 10 Mbit/s a connection. However much
+        # The blocks of a prompt take longer than a load may, 2 Mbit/s a connection. However much
         # comes in time, the answers are right.
-        way.be(delay=0.005, mbit=10)
+        way.be(delay=0.005, mbit=2)
         ask_all(node, expected)
         way.be()
         wait_for_hits(node, expected)

@@ -87,7 +87,7 @@ def test_what_comes_from_the_pool_is_there_for_the_others(
             assert [name for name, count in bytes_of.items() if count] == [tier], bytes_of
 
 
-@pytest.mark.parametrize("topology", ["tp2", pytest.param("pp6-2", marks=pytest.mark.full)])
+@pytest.mark.parametrize("topology", ["tp2", pytest.param("pp3-1", marks=pytest.mark.full)])
 def test_every_rank_takes_its_part_from_there(
     topology: str,
     llama: Path,

@@ -21,8 +21,8 @@ _PIPELINE = {"pipeline_parallel_size": 2, **QUICKLY_COMPILED}
 TOPOLOGIES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "tp2": ({"tensor_parallel_size": 2}, {}),
     # As vLLM compiles by default.
-    "pp4-4": (_PIPELINE | {"compilation_config": {}}, {}),
-    "pp6-2": (_PIPELINE, {"VLLM_PP_LAYER_PARTITION": "6,2"}),
+    "pp2-2": (_PIPELINE | {"compilation_config": {}}, {}),
+    "pp3-1": (_PIPELINE, {"VLLM_PP_LAYER_PARTITION": "3,1"}),
     "tp2-pp2": (
         _PIPELINE | {"tensor_parallel_size": 2},
         {"VLLM_CPU_OMP_THREADS_BIND": "0|1|0|1"},
@@ -32,10 +32,10 @@ TOPOLOGIES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 
 # Four ranks take minutes on two cores.
 FOUR_RANKS = pytest.param("tp2-pp2", marks=pytest.mark.soak)
-SLOWLY_COMPILED = pytest.param("pp4-4", marks=pytest.mark.full)
+SLOWLY_COMPILED = pytest.param("pp2-2", marks=pytest.mark.full)
 
 
-@pytest.mark.parametrize("topology", ["tp2", "pp6-2", SLOWLY_COMPILED, FOUR_RANKS])
+@pytest.mark.parametrize("topology", ["tp2", "pp3-1", SLOWLY_COMPILED, FOUR_RANKS])
 def test_ranks_find_their_parts(
     topology: str, llama: Path, start: Callable[..., Node], tmp_path: Path
 ) -> None:

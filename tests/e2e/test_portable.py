@@ -15,11 +15,11 @@ from tests.e2e.test_parallel import TOPOLOGIES
 pytestmark = pytest.mark.e2e
 
 CHAIN: list[tuple[str, str]] = [
-    ("pp6-2", "BLHNC"),
+    ("pp3-1", "BLHNC"),
     ("single", "LBHNC"),
     ("tp2", "BLHNC"),
-    ("pp4-4", "BLHNC"),
-    ("pp6-2", "LBHNC"),
+    ("pp2-2", "BLHNC"),
+    ("pp3-1", "LBHNC"),
 ]
 """Topology and layout of each engine; each writes a prompt of its own for those after it."""
 

@@ -135,7 +135,7 @@ def test_a_tenant_stays_within_its_quota_and_others_lose_nothing(
     name = f"test-{uuid.uuid4().hex}"
     base = f"file://{tmp_path}/pool" if kind == "file" else f"shm://{name}"
     quota = 6 * KV_BYTES_PER_BLOCK
-    pool = f"{base}?size=256MiB&quota=tenant/red:{quota >> 20}MiB"
+    pool = f"{base}?size=256MiB&quota=tenant/red:{quota}"
     prompts = [tokens(LENGTH, seed=16_20 + number) for number in range(5)]
     cold = [plain.ask(prompt).tokens for prompt in prompts]
     try:

@@ -1,18 +1,16 @@
 //! Jobs of an engine that compresses values: what lies in the store, what is loaded, what stays.
 
-mod support;
-
 use std::io::IoSlice;
 use std::sync::Arc;
 
+use crate::support::segment::Pool;
+use crate::support::*;
 use penstock_engine::{Block, Engine, EngineConfig, Fence, KvGroup, Outcome};
 use penstock_layout::KvLayout;
 use penstock_store::compress::Element;
 use penstock_store::layers::Tiered;
 use penstock_store::value::{ENCRYPTED_HEADER_BYTES, HEADER_BYTES, Rejection};
 use penstock_store::{Keyring, MemoryStore, SealedStore, Store};
-use support::segment::Pool;
-use support::*;
 
 const LOADED: Outcome = Outcome::Loaded(BLOCK_BYTES as u64);
 const KEPT: Outcome = Outcome::Kept(BLOCK_BYTES as u64);

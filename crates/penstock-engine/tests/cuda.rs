@@ -1,11 +1,9 @@
 //! CUDA on whatever machine this runs. What needs a device is skipped without one, and says so.
 
-mod support;
-
 use penstock_engine::{CudaError, Device, DirectCopy, EngineError, KvGroup};
 use penstock_layout::KvLayout;
 
-use support::{Kv, Probe, config, unregistered};
+use crate::support::{Kv, Probe, config, unregistered};
 
 /// More than a machine has.
 const ABSENT: i32 = 1000;

@@ -1,14 +1,12 @@
 //! Jobs of an engine with encryption keys: what lies in the store, what is loaded, what stays.
 
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::*;
 use penstock_engine::{Block, Engine, EngineConfig, Fence, Outcome};
 use penstock_layout::KvLayout;
 use penstock_store::Keyring;
 use penstock_store::value::{Checksum, ENCRYPTED_HEADER_BYTES, Rejection, seal};
-use support::*;
 
 const LOADED: Outcome = Outcome::Loaded(BLOCK_BYTES as u64);
 const STORED: Outcome = Outcome::Stored(BLOCK_BYTES as u64);

@@ -1,14 +1,12 @@
 //! The engine over the store that needs no server: what one engine stores, another process's
 //! engine would find, and damage on disk is found out.
 
-mod support;
-
 use std::path::{Path, PathBuf};
 
+use crate::support::*;
 use penstock_engine::{Block, Engine, Fence, Outcome, Parent};
 use penstock_layout::KvLayout;
 use penstock_store::OpenOptions;
-use support::*;
 
 fn engine_on<'kv>(directory: &Path, kv: &'kv Kv) -> Rig<'kv> {
     let url = format!("file://{}?size=256MiB", directory.display());

@@ -1,17 +1,15 @@
 //! The host tier: what stays in slots, for whom, and until when.
 
-mod support;
-
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::*;
 use penstock_engine::{Block, Chunk, Deadline, EngineConfig, Fence, HostChange, Outcome, Owner};
 use penstock_evict::{Chooser, Lru, Policy};
 use penstock_layout::KvLayout;
 use penstock_store::{ErrorKind, Namespace};
-use support::*;
 
 const BYTES: u64 = BLOCK_BYTES as u64;
 

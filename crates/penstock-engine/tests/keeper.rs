@@ -1,15 +1,13 @@
 //! The keeper: touches go on until their time is over, within bounds, and never for what was let
 //! go.
 
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::*;
 use penstock_engine::{Keeper, KeeperConfig, KeptGroup};
 use penstock_layout::Span;
 use penstock_store::{ErrorKind, Key, MemoryStore, Namespace, Store, Tenant};
-use support::*;
 
 const NAMESPACE: Namespace = Namespace([3; 16]);
 const BLOCK_BYTES: u64 = 1000;

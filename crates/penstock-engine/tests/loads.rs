@@ -1,16 +1,14 @@
 //! Load jobs: what is written, what never is, and when a job is over.
 
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::*;
 use penstock_engine::{Fence, KvGroup, Outcome};
 use penstock_layout::{KvLayout, Span};
 use penstock_store::layers::Tiered;
 use penstock_store::value::{Checksum, Rejection, seal};
 use penstock_store::{ErrorKind, Key, Store};
-use support::*;
 
 const LOADED: Outcome = Outcome::Loaded(BLOCK_BYTES as u64);
 
@@ -150,7 +148,7 @@ fn what_does_not_verify_is_rejected_removed_and_written_nowhere() {
         ("truncated", vec![]),
         ("length", [good.as_slice(), &[0]].concat()),
         ("length", value(&key, &pattern(1)[1..])),
-        ("key", value(&support::key(2), &pattern(1))),
+        ("key", value(&crate::support::key(2), &pattern(1))),
         ("namespace", foreign),
     ];
     for (reason, bad) in cases {

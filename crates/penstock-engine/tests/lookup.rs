@@ -1,14 +1,12 @@
 //! Look-ups: answers, deadlines, bounds, and that those who wait go together.
 
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::*;
 use penstock_engine::{Answer, EngineError, Lookup, LookupConfig};
 use penstock_layout::Span;
 use penstock_store::{ErrorKind, Namespace, Store};
-use support::*;
 
 const NAMESPACE: Namespace = Namespace([3; 16]);
 

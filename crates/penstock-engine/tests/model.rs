@@ -1,16 +1,14 @@
 //! Random jobs against an oracle: whatever is asked in whatever order, over a store that forgets,
 //! damages and refuses, memory holds exactly what the outcomes say.
 
-mod support;
-
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use crate::support::*;
 use penstock_engine::{Chunk, Event, Fence, HostChange, Outcome, Outcomes};
 use penstock_layout::KvLayout;
 use penstock_store::ErrorKind;
 use proptest::prelude::*;
-use support::*;
 
 #[derive(Clone, Debug)]
 enum Step {

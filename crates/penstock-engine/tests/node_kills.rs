@@ -3,8 +3,6 @@
 //!
 //! `PENSTOCK_TEST_KILLS` says how many are killed.
 
-mod support;
-
 use std::fs::{self, OpenOptions};
 use std::io::{IoSlice, Write};
 use std::path::Path;
@@ -12,11 +10,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::segment::Pool;
+use crate::support::*;
 use penstock_engine::{Engine, Fence, Outcome};
 use penstock_layout::KvLayout;
 use penstock_store::{FileStore, PutOutcome, ShmStore, Store, Trust};
-use support::segment::Pool;
-use support::*;
 
 const NODE: &str = "PENSTOCK_TEST_NODE";
 const FOLDER: &str = "PENSTOCK_TEST_FOLDER";
@@ -105,7 +103,12 @@ fn an_engine() {
 
 fn start(node: &Pool, folder: &Path, seed: u64) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["an_engine", "--exact", "--ignored", "--nocapture"])
+        .args([
+            "node_kills::an_engine",
+            "--exact",
+            "--ignored",
+            "--nocapture",
+        ])
         .env(NODE, node.name())
         .env(FOLDER, folder)
         .env(SEED, seed.to_string())

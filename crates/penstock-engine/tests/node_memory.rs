@@ -1,15 +1,13 @@
 //! Engines that share their host tier.
 
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::segment::Pool;
+use crate::support::*;
 use penstock_engine::{Block, Engine, EngineConfig, EngineError, Fence, Outcome, Owner};
 use penstock_layout::KvLayout;
 use penstock_store::{ErrorKind, Keyring, MemoryStore, OpenOptions, SealedStore, Store};
-use support::segment::Pool;
-use support::*;
 
 const LOADED: Outcome = Outcome::Loaded(BLOCK_BYTES as u64);
 const KEPT: Outcome = Outcome::Kept(BLOCK_BYTES as u64);

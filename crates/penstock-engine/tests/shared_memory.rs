@@ -1,15 +1,13 @@
 //! The engine over a pool in shared memory: blocks come from there in place.
 
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::segment::Pool;
+use crate::support::*;
 use penstock_engine::{Fence, Outcome};
 use penstock_layout::KvLayout;
 use penstock_store::layers::{Breaker, BreakerSettings, Tiered};
 use penstock_store::{MemoryStore, Store};
-use support::segment::Pool;
-use support::*;
 
 const LOADED: Outcome = Outcome::Loaded(BLOCK_BYTES as u64);
 

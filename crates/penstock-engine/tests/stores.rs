@@ -1,9 +1,8 @@
 //! Store jobs: what reaches the store, what is dropped, and when blocks are released.
 
-mod support;
-
 use std::time::Duration;
 
+use crate::support::*;
 use penstock_engine::{
     Block, EngineConfig, EngineError, Event, Fence, KvGroup, Outcome, Outcomes, Owner, Replica,
     Tally,
@@ -11,7 +10,6 @@ use penstock_engine::{
 use penstock_layout::{KvLayout, Span};
 use penstock_store::value::verify_value;
 use penstock_store::{BatchBytes, ErrorKind, Namespace};
-use support::*;
 
 #[test]
 fn a_stored_value_is_the_blocks_in_order_behind_a_header() {

@@ -13,7 +13,6 @@ pub mod interrupt;
 mod keyring;
 pub mod layers;
 mod memory;
-#[cfg(not(loom))]
 mod object;
 mod open;
 mod options;

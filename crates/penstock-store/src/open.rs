@@ -7,7 +7,6 @@ use url::Url;
 use crate::file::{FileStore, Hosts, Trust};
 use crate::layers::{Breaker, BreakerSettings, Quota, Quotas, Tiered};
 use crate::memory::MemoryStore;
-#[cfg(not(loom))]
 use crate::object;
 use crate::shm::ShmStore;
 use crate::{
@@ -90,13 +89,11 @@ fn open_one(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
              a server of its own, each with its maxmemory, or use a file:// or shm:// pool",
         )),
         _ if is_server(scheme) => resp::open(url, options),
-        #[cfg(not(loom))]
         _ if object::SCHEMES.contains(&scheme) && has_quota(url) => Err(Error::new(
             ErrorKind::Config,
             "an object store's pool takes no quotas, because rules of the bucket expire what is in \
              it: give each tenant a prefix or a bucket of its own",
         )),
-        #[cfg(not(loom))]
         _ if object::SCHEMES.contains(&scheme) => object::open(url, options),
         _ => registered::open(scheme, url, options)
             .unwrap_or_else(|| Err(unknown(scheme, &options.registered))),

@@ -1,11 +1,9 @@
 //! Coded values in the layer for sealed values: they come back bit for bit, or not at all.
 
-mod behaviour;
-
 use std::sync::Arc;
 
-use behaviour::slots::*;
-use behaviour::{bytes, fresh_namespace, key, soon};
+use crate::behaviour::slots::*;
+use crate::behaviour::{bytes, fresh_namespace, key, soon};
 use penstock_store::compress::{CHUNK_ELEMENTS, Element};
 use penstock_store::layers::{Faults, Faulty, Tiered};
 use penstock_store::sealed::{Carried, Finding, Got, SealedStore};

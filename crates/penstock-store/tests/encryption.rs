@@ -1,7 +1,5 @@
 //! Encrypted values: what opens, and that nothing else does.
 
-mod behaviour;
-
 use penstock_layout::Span;
 use penstock_store::value::{
     self, Checksum, ENCRYPTED_HEADER_BYTES, HEADER_BYTES, Rejection, verify_value,
@@ -18,7 +16,7 @@ fn ring(lines: &[&str]) -> Keyring {
 }
 
 fn key() -> Key {
-    behaviour::key(Namespace([7; 16]), 3)
+    crate::behaviour::key(Namespace([7; 16]), 3)
 }
 
 fn sealed(keys: &Keyring, context: &[u8], payload: &[u8]) -> Vec<u8> {
@@ -62,7 +60,7 @@ fn each_value_has_a_key_of_its_own_and_shows_nothing() {
 #[test]
 fn wrong_keys_wrong_places_and_wrong_tenants_are_rejected() {
     let keys = ring(&[OLD]);
-    let payload = behaviour::bytes(1, 1000);
+    let payload = crate::behaviour::bytes(1, 1000);
     let value = sealed(&keys, b"tenant", &payload);
     assert_eq!(
         opened(&keys, &key(), b"tenant", &value),
@@ -84,12 +82,12 @@ fn wrong_keys_wrong_places_and_wrong_tenants_are_rejected() {
             Err(Rejection::Authentication)
         );
     }
-    let elsewhere = behaviour::key(Namespace([8; 16]), 3);
+    let elsewhere = crate::behaviour::key(Namespace([8; 16]), 3);
     assert_eq!(
         opened(&keys, &elsewhere, b"tenant", &value),
         Err(Rejection::Namespace)
     );
-    let neighbour = behaviour::key(Namespace([7; 16]), 4);
+    let neighbour = crate::behaviour::key(Namespace([7; 16]), 4);
     let other_span = Key {
         span: Span::new(0..4, 0..1).unwrap(),
         ..key()
@@ -114,7 +112,7 @@ fn wrong_keys_wrong_places_and_wrong_tenants_are_rejected() {
 #[test]
 fn other_lengths_are_rejected() {
     let keys = ring(&[OLD]);
-    let value = sealed(&keys, b"", &behaviour::bytes(1, 1000));
+    let value = sealed(&keys, b"", &crate::behaviour::bytes(1, 1000));
     let open =
         |bytes: &[u8], payload: u64| keys.open_value(&mut bytes.to_vec(), &key(), b"", payload);
     assert_eq!(open(&value, 1000), Ok(()));
@@ -138,7 +136,7 @@ fn other_lengths_are_rejected() {
 #[test]
 fn readers_with_and_without_keys_leave_each_other_alone() {
     let keys = ring(&[OLD]);
-    let payload = behaviour::bytes(2, 500);
+    let payload = crate::behaviour::bytes(2, 500);
     let encrypted = sealed(&keys, b"", &payload);
     assert_eq!(
         verify_value(&encrypted, &key(), 500),
@@ -168,7 +166,7 @@ fn readers_with_and_without_keys_leave_each_other_alone() {
 
 #[test]
 fn keys_are_rotated() {
-    let payload = behaviour::bytes(3, 100);
+    let payload = crate::behaviour::bytes(3, 100);
     let before = sealed(&ring(&[OLD]), b"", &payload);
     let prepared = ring(&[OLD, NEW]);
     let rotated = ring(&[NEW, OLD]);
@@ -233,7 +231,7 @@ proptest! {
     #[test]
     fn halves_of_two_values_are_rejected(cut in 1usize..1000) {
         let keys = ring(&[OLD]);
-        let (a, b) = (behaviour::bytes(4, 1000), behaviour::bytes(5, 1000));
+        let (a, b) = (crate::behaviour::bytes(4, 1000), crate::behaviour::bytes(5, 1000));
         let (a, b) = (sealed(&keys, b"", &a), sealed(&keys, b"", &b));
         let cut = cut + ENCRYPTED_HEADER_BYTES - 1;
         let spliced = [&a[..cut], &b[cut..]].concat();

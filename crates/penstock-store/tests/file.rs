@@ -1,7 +1,5 @@
 //! The file store: what every store does, and what only a shared directory has to.
 
-mod behaviour;
-
 use std::fs::{self, FileTimes};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -10,11 +8,11 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use behaviour::directory::{charged, open, path_of, used_bytes};
-use behaviour::sealed::{
+use crate::behaviour::directory::{charged, open, path_of, used_bytes};
+use crate::behaviour::sealed::{
     Process, SHARED, assert_whole, listed, put_sealed, put_sealed_by, whole_values,
 };
-use behaviour::{eventually, key, prompt, soon, within};
+use crate::behaviour::{eventually, key, prompt, soon, within};
 use penstock_store::{ErrorKind, FileStore, Hosts, Key, PutOutcome, Store, Trust};
 use rustix::process::Signal;
 
@@ -26,7 +24,7 @@ const CAPACITY: u64 = 8 << 20;
 #[test]
 fn behaves() {
     let root = tempfile::tempdir().unwrap();
-    behaviour::run_all(|| open(root.path(), 32 << 20));
+    crate::behaviour::run_all(|| open(root.path(), 32 << 20));
 }
 
 #[test]
@@ -41,7 +39,7 @@ fn behaves_as_one_of_several_hosts() {
         );
         Arc::new(store.unwrap())
     };
-    behaviour::run_all(open);
+    crate::behaviour::run_all(open);
     // No file lies where one machine's own would.
     assert!(!root.path().join("usage").exists());
     assert!(open().url().ends_with("&hosts=several"));
@@ -50,7 +48,7 @@ fn behaves_as_one_of_several_hosts() {
 #[test]
 fn stays_within_its_bound() {
     let root = tempfile::tempdir().unwrap();
-    behaviour::stays_within_its_bound(|| open(root.path(), 4 << 20), 4 << 20);
+    crate::behaviour::stays_within_its_bound(|| open(root.path(), 4 << 20), 4 << 20);
 }
 
 /// The processes that the tests start; does nothing in a run of the tests themselves.
@@ -123,7 +121,12 @@ fn start(role: &str, root: &Path) -> Process {
 }
 
 fn start_under(starter: &[&str], role: &str, root: &Path) -> Process {
-    Process::start_under(starter, &[(ROLE, role.as_ref()), (ROOT, root.as_ref())])
+    let test = "file::in_a_process_of_its_own";
+    Process::start_under(
+        starter,
+        test,
+        &[(ROLE, role.as_ref()), (ROOT, root.as_ref())],
+    )
 }
 
 /// All files that hold values or will, each as long as it is now.
@@ -336,7 +339,7 @@ fn of_a_prompt_the_end_goes_first_as_its_blocks_are_put() {
 #[test]
 fn what_is_touched_stays() {
     let root = tempfile::tempdir().unwrap();
-    behaviour::touched_outlives_untouched(|| open(root.path(), 4 << 20), 4 << 20);
+    crate::behaviour::touched_outlives_untouched(|| open(root.path(), 4 << 20), 4 << 20);
     let root = tempfile::tempdir().unwrap();
     let store = open(root.path(), CAPACITY);
     prompt::put(&*store, false);

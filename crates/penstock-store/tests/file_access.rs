@@ -1,7 +1,5 @@
 //! The file store on a machine with other users: what they made, or may change, is not believed.
 
-mod behaviour;
-
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
@@ -9,9 +7,9 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use behaviour::directory::{open, path_of};
-use behaviour::sealed::{SHARED, assert_whole, listed, put_sealed};
-use behaviour::{get, key, soon};
+use crate::behaviour::directory::{open, path_of};
+use crate::behaviour::sealed::{SHARED, assert_whole, listed, put_sealed};
+use crate::behaviour::{get, key, soon};
 use penstock_store::{Error, ErrorKind, FileStore, OpenOptions, PutOutcome, Store, Trust};
 
 const CAPACITY: u64 = 8 << 20;

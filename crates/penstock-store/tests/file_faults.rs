@@ -1,17 +1,15 @@
 //! The file store where others remove, hold or damage what it needs.
 
-mod behaviour;
-
 use std::fs::{self, File};
 use std::io::IoSliceMut;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use behaviour::directory::{charged, open, path_of, used_bytes};
-use behaviour::sealed::{
+use crate::behaviour::directory::{charged, open, path_of, used_bytes};
+use crate::behaviour::sealed::{
     Process, SHARED, assert_whole, listed, put_sealed, put_sealed_by, whole_values,
 };
-use behaviour::{eventually, get, key, past, soon, within};
+use crate::behaviour::{eventually, get, key, past, soon, within};
 use penstock_store::{ErrorKind, FileStore, GetOutcome, OpenOptions, PutOutcome, Store, Trust};
 
 const CAPACITY: u64 = 8 << 20;
@@ -146,7 +144,10 @@ fn a_lock_that_a_process_keeps_holds_up_neither_open_nor_put_nor_close() {
         stores(&*store, 0);
         used_bytes(&*store)
     };
-    let mut holder = Process::start(&[(HELD, root.path().as_ref())]);
+    let mut holder = Process::start(
+        "file_faults::in_a_process_of_its_own",
+        &[(HELD, root.path().as_ref())],
+    );
     eventually("it is held", || root.path().join("held").exists());
     let usage = File::options().write(true).open(root.path().join("usage"));
     let usage = usage.unwrap();

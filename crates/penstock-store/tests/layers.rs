@@ -1,12 +1,10 @@
 //! Layers over stores.
 
-mod behaviour;
-
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use behaviour::{bytes, eventually, fresh_namespace, key, past, soon, within};
+use crate::behaviour::{bytes, eventually, fresh_namespace, key, past, soon, within};
 use penstock_store::layers::{Breaker, BreakerCounters, BreakerSettings, Faults, Faulty};
 use penstock_store::{ErrorKind, GetOutcome, Key, MemoryStore, PutRequest, Store};
 
@@ -47,7 +45,7 @@ fn ask(store: &dyn Store) -> Option<ErrorKind> {
 
 #[test]
 fn layers_without_faults_behave() {
-    behaviour::run_all(|| {
+    crate::behaviour::run_all(|| {
         let faulty: Arc<dyn Store> = faulty(Faults::default());
         Arc::new(Breaker::new(faulty, BreakerSettings::default()))
     });
@@ -201,7 +199,7 @@ fn a_breaker_probes_after_its_pause_and_closes_on_success() {
 
 /// Gets a thousand values through faults and tells what came of each.
 fn outcomes(faults: Faults) -> (Arc<Faulty>, Vec<String>) {
-    let (store, namespace) = (faulty(faults), behaviour::fresh_namespace());
+    let (store, namespace) = (faulty(faults), crate::behaviour::fresh_namespace());
     let outcomes = (0..1000).map(|n| {
         let (key, value) = (key(namespace, n), bytes(n, 100));
         let put = store.put(&key, &[IoSlice::new(&value)], soon());

@@ -1,41 +1,39 @@
 //! The memory store.
 
-mod behaviour;
-
 use std::sync::Arc;
 
 use penstock_store::{MemoryStore, Store};
 
 #[test]
 fn behaves() {
-    behaviour::run_all(|| Arc::new(MemoryStore::new(32 << 20)) as Arc<dyn Store>);
+    crate::behaviour::run_all(|| Arc::new(MemoryStore::new(32 << 20)) as Arc<dyn Store>);
 }
 
 #[test]
 fn stays_within_its_bound() {
-    behaviour::stays_within_its_bound(|| Arc::new(MemoryStore::new(1 << 20)), 1 << 20);
+    crate::behaviour::stays_within_its_bound(|| Arc::new(MemoryStore::new(1 << 20)), 1 << 20);
 }
 
 #[test]
 fn what_is_touched_stays() {
-    behaviour::touched_outlives_untouched(|| Arc::new(MemoryStore::new(1 << 20)), 1 << 20);
+    crate::behaviour::touched_outlives_untouched(|| Arc::new(MemoryStore::new(1 << 20)), 1 << 20);
     let store = MemoryStore::new(80 * 101_000);
-    behaviour::prompt::put(&store, false);
-    behaviour::prompt::touch(&store);
-    behaviour::prompt::assert_the_beginning_stays(&store, 0);
+    crate::behaviour::prompt::put(&store, false);
+    crate::behaviour::prompt::touch(&store);
+    crate::behaviour::prompt::assert_the_beginning_stays(&store, 0);
 }
 
 #[test]
 fn use_keeps_a_value_from_eviction() {
-    let namespace = behaviour::fresh_namespace();
-    let key = |n| behaviour::key(namespace, n);
+    let namespace = crate::behaviour::fresh_namespace();
+    let key = |n| crate::behaviour::key(namespace, n);
     let store = MemoryStore::new(10_000);
     for n in 0..100 {
-        behaviour::put(&store, &key(n), &[0; 1000]).unwrap();
+        crate::behaviour::put(&store, &key(n), &[0; 1000]).unwrap();
         assert!(
-            behaviour::get(&store, &key(0)).is_some(),
+            crate::behaviour::get(&store, &key(0)).is_some(),
             "used every round, {n}"
         );
     }
-    assert!(behaviour::get(&store, &key(1)).is_none());
+    assert!(crate::behaviour::get(&store, &key(1)).is_none());
 }

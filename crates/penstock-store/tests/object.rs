@@ -1,18 +1,15 @@
 //! Object stores against a real S3 server. It takes some seconds to start, so one test has all.
 
-mod behaviour;
-mod object_server;
-
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use behaviour::batches::{fetch, fill};
-use behaviour::slots::{self, Slot};
-use behaviour::{
+use crate::behaviour::batches::{fetch, fill};
+use crate::behaviour::slots::{self, Slot};
+use crate::behaviour::{
     bytes, fresh_namespace, get, get_one, given_time, key, kind_of, past, put, soon, within,
 };
-use object_server::{Fault, Proxy, Server, url};
+use crate::object_server::{Fault, Proxy, Server, url};
 use penstock_store::sealed::Got;
 use penstock_store::{
     ErrorKind, GetOutcome, GetRequest, Key, OpenOptions, PutOutcome, Result, SealedStore, Store,
@@ -63,7 +60,7 @@ fn against_a_real_server() {
 
 fn behaves(server: &Server) {
     let url = server.url("suite/of/all", "&linger=1ms");
-    behaviour::run_all(|| store(&url));
+    crate::behaviour::run_all(|| store(&url));
     assert_eq!(store(&url).url(), store(&store(&url).url()).url());
     let facts = store(&url).describe(soon()).unwrap();
     let never = ("expire_days".to_owned(), "never".to_owned());
@@ -180,12 +177,12 @@ fn what_others_put_is_found_in_time(server: &Server) {
     assert!(!there());
     put(&*writer, &key, b"value").unwrap();
     requests(&proxy);
-    behaviour::eventually("it is found", there);
+    crate::behaviour::eventually("it is found", there);
     assert_eq!(requests(&proxy).2, 1, "all look-ups took one listing");
     // Who asks for what is not there does not list each time.
     let reader = open("3600s");
     for _ in 0..20 {
-        let absent = behaviour::key(namespace, 500);
+        let absent = crate::behaviour::key(namespace, 500);
         assert_eq!(reader.contains(&[absent], soon()).unwrap(), [false]);
     }
     assert_eq!(requests(&proxy).2, 1);
@@ -197,7 +194,7 @@ fn what_others_put_is_found_in_time(server: &Server) {
             scope.spawn(move || {
                 all.wait();
                 reader
-                    .contains(&[behaviour::key(namespace, n)], soon())
+                    .contains(&[crate::behaviour::key(namespace, n)], soon())
                     .unwrap()
             });
         }
@@ -279,7 +276,7 @@ fn refusals_are_kinds_of_errors(server: &Server) {
     let gone = self::store(
         &proxy
             .url("x", "")
-            .replace(object_server::BUCKET, "no-such-bucket"),
+            .replace(crate::object_server::BUCKET, "no-such-bucket"),
     );
     let error = gone.contains(&[key(namespace, 0)], soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");

@@ -1,15 +1,13 @@
 //! The object store against servers that answer what no server answers: memory stays bounded, calls
 //! end, and errors are those of every store.
 
-mod behaviour;
-
 use std::io::{BufRead, BufReader, IoSliceMut, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use behaviour::{fresh_namespace, key, soon, within};
+use crate::behaviour::{fresh_namespace, key, soon, within};
 use penstock_store::{ErrorKind, OpenOptions, Store, open};
 use proptest::prelude::*;
 

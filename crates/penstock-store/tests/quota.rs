@@ -1,14 +1,12 @@
 //! Quotas of tenants and namespaces, over each store that is bounded.
 
-mod behaviour;
-
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use behaviour::sealed::listed;
-use behaviour::{LONG, bytes, eventually, get, given_time, key, kind_of, past, put, soon};
+use crate::behaviour::sealed::listed;
+use crate::behaviour::{LONG, bytes, eventually, get, given_time, key, kind_of, past, put, soon};
 use penstock_store::layers::{Faults, Faulty, Quota, Quotas};
 use penstock_store::{
     Capabilities, ErrorKind, GetRequest, Key, Keyring, Listed, MemoryStore, Namespace, OpenOptions,
@@ -140,11 +138,12 @@ fn fact(store: &dyn Store, name: &str) -> Option<String> {
 #[test]
 fn stores_with_quotas_behave_as_stores() {
     // In this process, no other test asks for a fresh namespace.
-    behaviour::ADAPT.get_or_init(|| |shared| shared.of_tenant(Tenant::named("red").unwrap()));
-    assert!(behaviour::fresh_namespace().tenant().is_some());
+    crate::behaviour::ADAPT
+        .get_or_init(|| |shared| shared.of_tenant(Tenant::named("red").unwrap()));
+    assert!(crate::behaviour::fresh_namespace().tenant().is_some());
     for pool in Pool::each() {
         let url = format!("{}&quota=tenant/red:64GiB", pool.url);
-        behaviour::run_all(|| open(&url, &OpenOptions::default()).unwrap());
+        crate::behaviour::run_all(|| open(&url, &OpenOptions::default()).unwrap());
     }
 }
 

@@ -1,12 +1,10 @@
 //! Stores from libraries: the behaviour of stores, and what happens to those that misbehave.
 
-mod behaviour;
-
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use behaviour::{fresh_namespace, get_one, key, kind_of, past, put, soon};
+use crate::behaviour::{fresh_namespace, get_one, key, kind_of, past, put, soon};
 use penstock_store::layers::{Breaker, BreakerSettings, Tiered};
 use penstock_store::{
     BatchBytes, ErrorKind, GetOutcome, MemoryStore, OpenOptions, Place, Registered, Store, open,
@@ -45,7 +43,7 @@ fn opened(url: &str) -> Arc<dyn Store> {
 
 #[test]
 fn a_store_of_a_library_behaves() {
-    behaviour::run_all(|| opened("troubled://sound"));
+    crate::behaviour::run_all(|| opened("troubled://sound"));
 }
 
 #[test]
@@ -74,7 +72,7 @@ fn trouble_becomes_an_error_of_each_request() {
         assert_eq!(kind_of(found), kind, "{trouble}");
         // Whatever it does, the tier behind it has the value.
         let memory = Arc::new(MemoryStore::new(1 << 20));
-        behaviour::put(&*memory, &key(namespace, 0), b"value").unwrap();
+        crate::behaviour::put(&*memory, &key(namespace, 0), b"value").unwrap();
         let tiers = Tiered::new(vec![store, memory]);
         let got = get_one(&tiers, namespace).unwrap();
         assert_eq!(got, GetOutcome::Hit(5), "{trouble}");
@@ -104,7 +102,7 @@ fn a_slow_store_is_waited_for_and_the_breaker_is_not_fooled() {
     };
     let breaker = Breaker::new(store, settings);
     let within = |time| {
-        let found = breaker.contains(&[key(fresh_namespace(), 0)], behaviour::within(time));
+        let found = breaker.contains(&[key(fresh_namespace(), 0)], crate::behaviour::within(time));
         kind_of(found)
     };
     // A call that had no time says nothing about the store.

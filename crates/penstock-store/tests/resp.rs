@@ -1,17 +1,14 @@
 //! The RESP store against real servers: what it does while all is well.
 
-mod behaviour;
-mod resp_server;
-
 use std::io::IoSliceMut;
 use std::sync::Arc;
 
-use behaviour::batches::{fetch, fill};
-use behaviour::{bytes, eventually, fresh_namespace, get, key, put, soon};
+use crate::behaviour::batches::{fetch, fill};
+use crate::behaviour::{bytes, eventually, fresh_namespace, get, key, put, soon};
+use crate::resp_server::{Server, on_each_server};
 use penstock_store::layers::{Faults, Faulty, Tiered};
 use penstock_store::value::{Checksum, HEADER_BYTES};
 use penstock_store::{ErrorKind, GetOutcome, GetRequest, MemoryStore, OpenOptions, Store, open};
-use resp_server::{Server, on_each_server};
 
 fn store(url: &str) -> Arc<dyn Store> {
     open(url, &OpenOptions::default()).expect("the URL is right")
@@ -21,7 +18,7 @@ fn store(url: &str) -> Arc<dyn Store> {
 fn behaves_as_a_store_over_tcp() {
     on_each_server(|name| {
         let server = Server::start(name);
-        behaviour::run_all(|| store(&server.tcp()));
+        crate::behaviour::run_all(|| store(&server.tcp()));
     });
 }
 
@@ -29,7 +26,7 @@ fn behaves_as_a_store_over_tcp() {
 fn behaves_as_a_store_over_a_unix_socket() {
     on_each_server(|name| {
         let server = Server::start(name);
-        behaviour::run_all(|| store(&server.unix()));
+        crate::behaviour::run_all(|| store(&server.unix()));
     });
 }
 
@@ -38,7 +35,7 @@ fn behaves_as_a_store_in_version_3_of_the_protocol() {
     on_each_server(|name| {
         let server = Server::start_with(name, &["--requirepass", "secret"]);
         let url = |user: &str| format!("{}?protocol=3", server.tcp().replace("//", user));
-        behaviour::run_all(|| store(&url("//:secret@")));
+        crate::behaviour::run_all(|| store(&url("//:secret@")));
         let key = key(fresh_namespace(), 0);
         assert!(put(&*store(&url("//default:secret@")), &key, b"value").is_ok());
         for wrong in ["//", "//:wrong@", "//nobody:secret@"] {

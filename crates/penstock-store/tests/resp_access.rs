@@ -1,14 +1,11 @@
 //! The RESP store and who may use a server: users, passwords.
 
-mod behaviour;
-mod resp_server;
-
 use std::sync::Arc;
 
-use behaviour::batches::fill;
-use behaviour::{fresh_namespace, get, key, kind_of, put, soon};
+use crate::behaviour::batches::fill;
+use crate::behaviour::{fresh_namespace, get, key, kind_of, put, soon};
+use crate::resp_server::{Server, on_each_server};
 use penstock_store::{ErrorKind, OpenOptions, Store, open};
-use resp_server::{Server, on_each_server};
 
 fn store(url: &str) -> Arc<dyn Store> {
     open(url, &OpenOptions::default()).expect("the URL is right")
@@ -135,7 +132,8 @@ fn the_password_may_come_from_the_environment() {
         let server = Server::start_with(name, &["--requirepass", "from outside"]);
         let again = |url: String, password: Option<&str>| {
             let mut run = std::process::Command::new(std::env::current_exe().unwrap());
-            run.args(["--exact", "the_password_may_come_from_the_environment"]);
+            let test = "resp_access::the_password_may_come_from_the_environment";
+            run.args(["--exact", test]);
             run.env(INSIDE, url).env_remove("PENSTOCK_POOL_PASSWORD");
             run.envs(password.map(|password| ("PENSTOCK_POOL_PASSWORD", password)));
             run.output().unwrap().status.success()

@@ -1,19 +1,16 @@
 //! Clusters of real servers.
 
-mod behaviour;
-mod resp_server;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use behaviour::batches::{fetch, fill};
-use behaviour::{
+use crate::behaviour::batches::{fetch, fill};
+use crate::behaviour::{
     LONG, bytes, eventually, fresh_namespace, get, given_time, key, past, put, soon, within,
 };
+use crate::resp_server::cluster::Cluster;
+use crate::resp_server::{Server, free_port, on_each_server};
 use penstock_store::{ErrorKind, GetOutcome, Key, OpenOptions, Store, open};
-use resp_server::cluster::Cluster;
-use resp_server::{Server, free_port, on_each_server};
 
 fn store(url: &str) -> Arc<dyn Store> {
     open(url, &OpenOptions::default()).expect("the URL is right")
@@ -45,7 +42,7 @@ fn wait_for_hits(store: &dyn Store, keys: &[Key]) {
 fn behaves_as_a_store() {
     on_each_server(|name| {
         let cluster = Cluster::start(name, 3, false);
-        behaviour::run_all(|| store(&cluster.url()));
+        crate::behaviour::run_all(|| store(&cluster.url()));
     });
 }
 

@@ -1,16 +1,13 @@
 //! The RESP store's connections: absent, dead and frozen servers, deadlines, bounds.
 
-mod behaviour;
-mod resp_server;
-
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use behaviour::batches::{fetch, fill};
-use behaviour::{bytes, fresh_namespace, get_one, key, kind_of, past, put, soon, within};
+use crate::behaviour::batches::{fetch, fill};
+use crate::behaviour::{bytes, fresh_namespace, get_one, key, kind_of, past, put, soon, within};
+use crate::resp_server::{Server, on_each_server};
 use penstock_store::{ErrorKind, GetOutcome, OpenOptions, Store, open};
-use resp_server::{Server, on_each_server};
 
 fn store(url: &str) -> Arc<dyn Store> {
     open(url, &OpenOptions::default()).expect("the URL is right")

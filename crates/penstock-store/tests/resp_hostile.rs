@@ -1,19 +1,16 @@
 //! The RESP store against peers that say what no server says.
 
-mod behaviour;
-mod resp_server;
-
 use std::io::{IoSliceMut, Read, Write};
 use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::Duration;
 
-use behaviour::{bytes, eventually, fresh_namespace, key, put, soon, within};
+use crate::behaviour::{bytes, eventually, fresh_namespace, key, put, soon, within};
+use crate::resp_server::{Impostor, Script};
 use penstock_store::{
     ErrorKind, GetOutcome, GetRequest, Key, OpenOptions, PutOutcome, Result, Store, open,
 };
 use proptest::prelude::*;
-use resp_server::{Impostor, Script};
 
 /// Reads a first piece of what comes, then says these bytes and nothing more.
 fn says(reply: &[u8]) -> Script {

@@ -1,17 +1,14 @@
 //! The RESP store and servers that answer, but do not serve.
 
-mod behaviour;
-mod resp_server;
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use behaviour::batches::{fetch, fill};
-use behaviour::{
+use crate::behaviour::batches::{fetch, fill};
+use crate::behaviour::{
     bytes, eventually, fresh_namespace, get, get_one, key, kind_of, put, soon, within,
 };
+use crate::resp_server::{Server, free_port, on_each_server};
 use penstock_store::{ErrorKind, GetOutcome, OpenOptions, PutOutcome, Store, open};
-use resp_server::{Server, free_port, on_each_server};
 
 fn store(url: &str) -> Arc<dyn Store> {
     open(url, &OpenOptions::default()).expect("the URL is right")

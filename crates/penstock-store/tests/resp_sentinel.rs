@@ -1,13 +1,10 @@
 //! Sentinel, with real servers and a real sentinel.
 
-mod behaviour;
-mod resp_server;
-
 use std::sync::Arc;
 
-use behaviour::{bytes, eventually, fresh_namespace, get, key, put, soon};
+use crate::behaviour::{bytes, eventually, fresh_namespace, get, key, put, soon};
+use crate::resp_server::{Sentinel, Server, free_port, on_each_server};
 use penstock_store::{ErrorKind, Key, OpenOptions, Store, open};
-use resp_server::{Sentinel, Server, free_port, on_each_server};
 
 fn store(url: &str) -> Arc<dyn Store> {
     open(url, &OpenOptions::default()).expect("the URL is right")
@@ -41,7 +38,7 @@ fn behaves_as_a_store_behind_a_sentinel() {
     on_each_server(|name| {
         let master = Server::start(name);
         let sentinel = Sentinel::start(name, "main", master.port());
-        behaviour::run_all(|| store(&sentinel.url("main")));
+        crate::behaviour::run_all(|| store(&sentinel.url("main")));
     });
 }
 

@@ -1,19 +1,16 @@
 //! TLS against real servers that ask for it.
 
-mod behaviour;
-mod resp_server;
-
 use std::io::{IoSliceMut, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use behaviour::batches::{fetch, fill};
-use behaviour::{bytes, fresh_namespace, get, key, put, soon, within};
+use crate::behaviour::batches::{fetch, fill};
+use crate::behaviour::{bytes, fresh_namespace, get, key, put, soon, within};
+use crate::resp_server::{FREE_PORT, Server, on_each_server};
 use penstock_store::{ErrorKind, GetOutcome, OpenOptions, Store, open};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
-use resp_server::{FREE_PORT, Server, on_each_server};
 use tempfile::TempDir;
 
 /// Certificates of one authority, in files.
@@ -110,7 +107,7 @@ fn behaves_as_a_store_over_tls() {
     let papers = Papers::new();
     on_each_server(|name| {
         let (_server, port) = papers.server(name, false);
-        behaviour::run_all(|| store(&papers.url(port)));
+        crate::behaviour::run_all(|| store(&papers.url(port)));
     });
 }
 

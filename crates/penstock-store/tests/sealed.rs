@@ -1,12 +1,10 @@
 //! The layer for sealed values: what it accepts, what it removes, and where it looks for a whole copy.
 
-mod behaviour;
-
 use std::sync::Arc;
 use std::time::Instant;
 
-use behaviour::slots::*;
-use behaviour::{bytes, fresh_namespace, key, soon};
+use crate::behaviour::slots::*;
+use crate::behaviour::{bytes, fresh_namespace, key, soon};
 use penstock_store::layers::{Breaker, BreakerSettings, Faults, Faulty, Tiered};
 use penstock_store::sealed::{Carried, Finding, Got, SealedStore};
 use penstock_store::value::{Checksum, Rejection};

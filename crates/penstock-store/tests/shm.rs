@@ -1,7 +1,5 @@
 //! The shared-memory store: what every store does, and what only memory shared by processes has to.
 
-mod behaviour;
-
 use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::PathBuf;
@@ -9,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use behaviour::sealed::{
+use crate::behaviour::sealed::{
     Process, SHARED, assert_whole, listed, put_sealed, put_sealed_by, whole_values,
 };
-use behaviour::{eventually, key, prompt, soon, within};
+use crate::behaviour::{eventually, key, prompt, soon, within};
 use penstock_evict::{Clock, Policy};
 use penstock_store::value::HEADER_BYTES;
 use penstock_store::{ErrorKind, Key, OpenOptions, PutOutcome, ShmStore, Store};
@@ -57,19 +55,19 @@ impl Drop for Pool {
 #[test]
 fn behaves() {
     let pool = Pool::new();
-    behaviour::run_all(|| pool.open(32 << 20));
+    crate::behaviour::run_all(|| pool.open(32 << 20));
 }
 
 #[test]
 fn stays_within_its_bound() {
     let pool = Pool::new();
-    behaviour::stays_within_its_bound(|| pool.open(4 << 20), 4 << 20);
+    crate::behaviour::stays_within_its_bound(|| pool.open(4 << 20), 4 << 20);
 }
 
 #[test]
 fn what_is_touched_stays() {
     let pool = Pool::new();
-    behaviour::touched_outlives_untouched(|| pool.open(4 << 20), 4 << 20);
+    crate::behaviour::touched_outlives_untouched(|| pool.open(4 << 20), 4 << 20);
     let pool = Pool::new();
     let store = pool.open(SIZE);
     prompt::put(&*store, false);
@@ -331,11 +329,15 @@ fn a_length_that_no_value_has_is_a_miss_and_harms_no_other_value() {
 }
 
 fn start(role: &str, pool: &Pool, seed: u64) -> Process {
-    Process::start(&[
-        (ROLE, role.as_ref()),
-        (POOL, pool.0.as_ref()),
-        (SEED, seed.to_string().as_ref()),
-    ])
+    let seed = seed.to_string();
+    Process::start(
+        "shm::in_a_process_of_its_own",
+        &[
+            (ROLE, role.as_ref()),
+            (POOL, pool.0.as_ref()),
+            (SEED, seed.as_ref()),
+        ],
+    )
 }
 
 #[test]

@@ -1,7 +1,5 @@
 //! Values of a shared-memory pool that go straight to where they are used.
 
-mod behaviour;
-
 use std::fs;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::unix::fs::FileExt;
@@ -9,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use behaviour::{bytes, eventually, key, soon};
+use crate::behaviour::{bytes, eventually, key, soon};
 use penstock_store::compress::Element;
 use penstock_store::layers::{Breaker, BreakerSettings, Tiered};
 use penstock_store::sealed::{Finding, Got, HeaderRoom, LARGEST_HEADER_BYTES, Wanted};

@@ -1,10 +1,8 @@
 //! Several stores as one.
 
-mod behaviour;
-
 use std::sync::Arc;
 
-use behaviour::{bytes, eventually, fresh_namespace, get, key, put, soon};
+use crate::behaviour::{bytes, eventually, fresh_namespace, get, key, put, soon};
 use penstock_store::layers::Tiered;
 use penstock_store::{
     ErrorKind, GetOutcome, Key, MemoryStore, OpenOptions, PutOutcome, Store, open,
@@ -37,7 +35,7 @@ fn wait_for(store: &dyn Store, key: &Key) {
 
 #[test]
 fn tiers_behave_as_a_store() {
-    behaviour::run_all(|| Arc::new(pair().0));
+    crate::behaviour::run_all(|| Arc::new(pair().0));
 }
 
 #[test]
@@ -47,7 +45,7 @@ fn urls_with_spaces_between_are_tiers() {
         " memory://?size=64MiB  file://{}?size=1GiB ",
         folder.path().display()
     );
-    behaviour::run_all(|| open(&url, &OpenOptions::default()).unwrap());
+    crate::behaviour::run_all(|| open(&url, &OpenOptions::default()).unwrap());
     let store = open(&url, &OpenOptions::default()).unwrap();
     assert!(
         store.url().starts_with("memory://?size=67108864 file:///"),

@@ -1,7 +1,5 @@
 //! Sealing and verifying values.
 
-mod behaviour;
-
 use penstock_layout::Span;
 use penstock_store::value::{Checksum, HEADER_BYTES, Rejection, seal, verify, verify_value};
 use penstock_store::{Key, Namespace};
@@ -9,7 +7,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 fn key() -> Key {
-    behaviour::key(Namespace([7; 16]), 3)
+    crate::behaviour::key(Namespace([7; 16]), 3)
 }
 
 fn sealed(key: &Key, payload: &[u8]) -> Vec<u8> {
@@ -40,7 +38,7 @@ fn the_format_is_what_it_was() {
 
 #[test]
 fn every_kind_of_rejection() {
-    let payload = behaviour::bytes(1, 1000);
+    let payload = crate::behaviour::bytes(1, 1000);
     let value = sealed(&key(), &payload);
     let header: [u8; HEADER_BYTES] = value[..HEADER_BYTES].try_into().unwrap();
     assert_eq!(verify_value(&value, &key(), 1000), Ok(()));
@@ -86,7 +84,7 @@ fn every_kind_of_rejection() {
         Err(Rejection::HeaderChecksum)
     );
 
-    let other = behaviour::key(Namespace([8; 16]), 3);
+    let other = crate::behaviour::key(Namespace([8; 16]), 3);
     assert_eq!(
         verify_value(&value, &other, 1000),
         Err(Rejection::Namespace)
@@ -95,7 +93,7 @@ fn every_kind_of_rejection() {
         span: Span::new(0..4, 0..1).unwrap(),
         ..key()
     };
-    for other in [behaviour::key(Namespace([7; 16]), 4), other_spans] {
+    for other in [crate::behaviour::key(Namespace([7; 16]), 4), other_spans] {
         assert_eq!(verify_value(&value, &other, 1000), Err(Rejection::Key));
     }
 

@@ -4,7 +4,7 @@
     dead_code,
     unreachable_pub,
     unused_imports,
-    reason = "shared by test binaries, of which none uses all"
+    reason = "shared by test binaries, of which not all use all"
 )]
 
 pub mod batches;

@@ -74,18 +74,18 @@ impl Drop for Process {
 }
 
 impl Process {
-    /// Runs the test binary again, with nothing but its test `in_a_process_of_its_own`.
-    pub fn start(environment: &[(&str, &OsStr)]) -> Self {
-        Self::start_under(&[], environment)
+    /// Runs the test binary again, with nothing but one of the tests that are ignored.
+    pub fn start(test: &str, environment: &[(&str, &OsStr)]) -> Self {
+        Self::start_under(&[], test, environment)
     }
 
     /// The same, started by another program, which is given the command behind its own words.
-    pub fn start_under(starter: &[&str], environment: &[(&str, &OsStr)]) -> Self {
+    pub fn start_under(starter: &[&str], test: &str, environment: &[(&str, &OsStr)]) -> Self {
         let binary = std::env::current_exe().unwrap();
         let mut words = starter.iter().map(OsStr::new).chain([binary.as_os_str()]);
         let process = Command::new(words.next().expect("the binary at least"))
             .args(words)
-            .args(["--exact", "in_a_process_of_its_own", "--ignored"])
+            .args(["--exact", test, "--ignored"])
             .envs(environment.iter().copied())
             .stdout(Stdio::null())
             .spawn()

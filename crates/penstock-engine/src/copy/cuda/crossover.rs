@@ -59,7 +59,7 @@ pub(super) fn copy_engine_from(timings: &[Timing]) -> Option<usize> {
     Some(turn.max(below + 1))
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use proptest::prelude::*;
 

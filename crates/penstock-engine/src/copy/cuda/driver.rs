@@ -5,11 +5,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-#[cfg(not(test))]
+#[cfg(any(loom, not(test)))]
 use super::symbols::installed;
 use super::symbols::{CudaError, DevicePtr, Handle, Symbols};
 // Unit tests bring a stand-in for the driver, whether there is a real one or not.
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 use super::tests::installed;
 
 const CAPTURE_MODE_RELAXED: c_int = 2;

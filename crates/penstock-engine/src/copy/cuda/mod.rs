@@ -15,7 +15,7 @@ mod pins;
 mod point;
 mod resources;
 mod symbols;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 use std::collections::BTreeMap;

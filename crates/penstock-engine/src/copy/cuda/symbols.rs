@@ -144,7 +144,7 @@ symbols! {
 }
 
 /// Looks names up in `libcuda.so.1`, which is never unloaded.
-#[cfg(not(test))]
+#[cfg(any(loom, not(test)))]
 #[allow(unsafe_code)]
 pub(super) fn installed() -> Result<Symbols, CudaError> {
     let missing = |error: libloading::Error| error.to_string();

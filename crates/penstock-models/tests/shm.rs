@@ -1,8 +1,7 @@
 //! The shared-memory pool's protocol under a model checker, in every order that the memory model
-//! allows: `RUSTFLAGS="--cfg loom" cargo test -p penstock-store --test shm_loom --release`.
-#![cfg(loom)]
+//! allows.
 
-#[path = "../src/shm/state.rs"]
+#[path = "../../penstock-store/src/shm/state.rs"]
 #[allow(dead_code, reason = "the models need not all of it")]
 mod state;
 

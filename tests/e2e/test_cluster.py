@@ -42,7 +42,7 @@ def test_while_slots_move_nothing_is_even_a_miss(
         # Slots move, with blocks in them, while blocks are loaded.
         failed = node.counters().get("load_failed_blocks", 0)
         with ThreadPoolExecutor(1) as mover:
-            moved = mover.submit(cluster.move_slots, 1500)
+            moved = mover.submit(cluster.move_slots, 400)
             rounds = 0
             while not moved.done() or rounds == 0:
                 answers = ask_all(node, expected)

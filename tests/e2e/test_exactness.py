@@ -26,7 +26,7 @@ def test_no_hit_differs(family: str, tmp_path: Path) -> None:
         families=[family],
         pools=["file"],
         faults=list(FAULTS),
-        hits=8,
+        hits=5,
         seconds=120.0,
         device="cpu",
         engine=list(ASYNCHRONOUS.items()) if runs_ahead else [],

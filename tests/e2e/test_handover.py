@@ -89,7 +89,13 @@ def pair(start: Callable[..., Node], model: Path, pool: str, **options: Any) -> 
 
 
 @pytest.mark.parametrize(
-    "any_pool", ["file", pytest.param("shm", marks=pytest.mark.soak), "valkey-unix"], indirect=True
+    "any_pool",
+    [
+        pytest.param("file", marks=pytest.mark.full),
+        pytest.param("shm", marks=pytest.mark.soak),
+        "valkey-unix",
+    ],
+    indirect=True,
 )
 def test_all_families_of_proxies(
     any_pool: str, llama: Path, plain: Node, start: Callable[..., Node]

@@ -19,6 +19,9 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.e2e
 
 
+AT_ONCE = (1 << 20) // KV_BYTES_PER_BLOCK
+"""Values that an engine asks for at once, at most: a MiB of them."""
+
 ASKED = 80
 """Requests to a pool that does not answer."""
 
@@ -59,10 +62,10 @@ def test_every_network_in_one_life(
         way.be()
         wait_for_hits(node, expected)
 
-        # Each connection brings one value and half of the next: what comes in time is used, the
-        # rest is given up and computed.
+        # Each connection brings the values that are asked for at once, and half of the next: what
+        # comes in time is used, the rest is given up and computed.
         before, rounds, loaded, failed = node.counters(), 0, 0.0, 0.0
-        way.hold(after=KV_BYTES_PER_BLOCK * 3 // 2)
+        way.hold(after=AT_ONCE * KV_BYTES_PER_BLOCK + KV_BYTES_PER_BLOCK // 2)
 
         def are_some_of_both() -> bool:
             nonlocal rounds, loaded, failed

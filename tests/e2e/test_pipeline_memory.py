@@ -22,8 +22,8 @@ pytestmark = pytest.mark.e2e
 
 BLOCK = 64
 GIB = 1 << 30
-PAGE = 64 << 10
-"""A layer's part of a block: 64 tokens, 4 heads of 64, key and value, 16 bit."""
+PAGE = 128 << 10
+"""A layer's part of a block: 64 tokens, 4 heads of 128, key and value, 16 bit."""
 MERGED = 32 << 20
 """How much more than the KV cache its mapping may hold: the kernel merges neighbours."""
 PROPORTIONAL = {"penstock.enable_pp_prop_kv_cache": True}
@@ -47,9 +47,9 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """8 layers of 1 KiB a token each."""
+    """4 layers of 2 KiB a token each."""
     folder = tmp_path_factory.mktemp("model") / "llama"
-    return models.llama(folder, hidden=512, layers=8, heads=8, kv_heads=4, dtype="bfloat16")
+    return models.llama(folder, hidden=512, layers=4, heads=4, kv_heads=4, dtype="bfloat16")
 
 
 PROMPT = tokens(3 * BLOCK + 5, seed=1)
@@ -107,23 +107,23 @@ def _largest_anonymous(process: psutil.Process) -> int:
 
 @pytest.fixture(scope="module")
 def uniform(look: Callable[..., Seen]) -> Seen:
-    return look("6,2")
+    return look("3,1")
 
 
 def test_vllm_alone_holds_what_its_first_rank_holds(uniform: Seen) -> None:
     """Nothing is changed without the flag, and the plan's uniform split says the same."""
     assert uniform.tokens == 174_720
     assert "KV memory by pipeline rank" not in uniform.log
-    assert uniform.memory == pytest.approx((2730 * 6 * PAGE, 2730 * 2 * PAGE), abs=MERGED)
+    assert uniform.memory == pytest.approx((2730 * 3 * PAGE, 2730 * PAGE), abs=MERGED)
 
 
 def test_a_proportional_split_holds_the_sum(
     uniform: Seen, look: Callable[..., Seen], tmp_path: Path
 ) -> None:
-    """6/2: 262,144 tokens in the same two GiB; then as much as 131,072 tokens need, in a new
+    """3/1: 262,144 tokens in the same two GiB; then as much as 131,072 tokens need, in a new
     process that loads what the first has stored."""
     pool = tmp_path / "pool"
-    found = look("6,2", **proportional(2 * GIB), pool=pool, stored=3)
+    found = look("3,1", **proportional(2 * GIB), pool=pool, stored=3)
     assert found.tokens == 262_144
     assert found.memory == pytest.approx((3 * GIB // 2, GIB // 2), abs=MERGED)
     assert found.answer.tokens == uniform.answer.tokens
@@ -136,9 +136,9 @@ def test_a_proportional_split_holds_the_sum(
         assert f"{requests:.2f}x" in table
 
     asked = {"penstock.kv_cache_tokens": 131_072}
-    exact = look("6,2", additional_config=asked, pool=pool)
+    exact = look("3,1", additional_config=asked, pool=pool)
     assert exact.tokens == 131_072
-    assert exact.memory == pytest.approx((2048 * 6 * PAGE, 2048 * 2 * PAGE), abs=MERGED)
+    assert exact.memory == pytest.approx((2048 * 3 * PAGE, 2048 * PAGE), abs=MERGED)
     assert exact.answer.cached == 3 * BLOCK
     assert exact.answer.tokens == uniform.answer.tokens
 
@@ -146,18 +146,24 @@ def test_a_proportional_split_holds_the_sum(
 def test_the_same_tokens_take_two_thirds_of_the_memory(
     uniform: Seen, look: Callable[..., Seen]
 ) -> None:
-    """6/2: what vLLM holds with a GiB set aside on each rank, in 4/3 GiB over both."""
-    found = look("6,2", **proportional(4 * GIB // 3))
+    """3/1: what vLLM holds with a GiB set aside on each rank, in 4/3 GiB over both."""
+    found = look("3,1", **proportional(4 * GIB // 3))
     assert found.tokens == uniform.tokens == 174_720
-    assert found.memory == pytest.approx((2730 * 6 * PAGE, 2730 * 2 * PAGE), abs=MERGED)
+    assert found.memory == pytest.approx((2730 * 3 * PAGE, 2730 * PAGE), abs=MERGED)
     assert found.answer.tokens == uniform.answer.tokens
 
 
-def test_seven_layers_and_one(look: Callable[..., Seen], model: Path) -> None:
+@pytest.mark.full
+def test_seven_layers_and_one(
+    look: Callable[..., Seen], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("model") / "deep"
+    deep = models.llama(folder, hidden=512, layers=8, heads=8, kv_heads=4, dtype="bfloat16")
     sizes = KvSizes(
-        config.estimate(config.load(model)[0]), Serving(block_size=BLOCK, max_length=4096)
+        config.estimate(config.load(deep)[0]), Serving(block_size=BLOCK, max_length=4096)
     )
-    before, after = look("7,1"), look("7,1", **proportional(2 * GIB))
+    before = look("7,1", served=deep)
+    after = look("7,1", served=deep, **proportional(2 * GIB))
     assert before.tokens == sizes.tokens(GIB // sizes.block_bytes(0, 7)) == 149_760
     assert after.tokens == sizes.tokens(2 * GIB // sizes.block_bytes(0, 8)) == 262_144
     assert after.memory == pytest.approx((7 * GIB // 4, GIB // 4), abs=MERGED)
@@ -167,13 +173,13 @@ def test_seven_layers_and_one(look: Callable[..., Seen], model: Path) -> None:
 def test_a_stage_without_attention_layers(
     uniform: Seen, look: Callable[..., Seen], tmp_path: Path
 ) -> None:
-    """8/0: vLLM alone divides by the second stage's bytes a block, which are none."""
+    """4/0: vLLM alone divides by the second stage's bytes a block, which are none."""
     pool = tmp_path / "pool"
-    first = look("8,0", **proportional(2 * GIB), pool=pool, stored=3)
+    first = look("4,0", **proportional(2 * GIB), pool=pool, stored=3)
     assert first.tokens == 262_144
     assert first.memory[0] == pytest.approx(2 * GIB, abs=MERGED)
     assert first.answer.tokens == uniform.answer.tokens
-    second = look("8,0", **proportional(2 * GIB), pool=pool)
+    second = look("4,0", **proportional(2 * GIB), pool=pool)
     assert second.answer.cached == 3 * BLOCK
     assert second.answer.tokens == uniform.answer.tokens
 
@@ -181,7 +187,7 @@ def test_a_stage_without_attention_layers(
 def test_more_than_there_is_does_not_start(look: Callable[..., Seen]) -> None:
     asked = {"penstock.kv_cache_tokens": 1 << 18}
     with pytest.raises(StartError, match=r"need 2,147,483,648 bytes .* allows 1,073,741,824"):
-        look("6,2", additional_config=asked)
+        look("3,1", additional_config=asked)
 
 
 def test_the_flag_needs_a_total(look: Callable[..., Seen]) -> None:
@@ -189,7 +195,7 @@ def test_the_flag_needs_a_total(look: Callable[..., Seen]) -> None:
     says = "--enable-pp-prop-kv-cache requires --kv-cache-memory-bytes"
     with pytest.raises(StartError, match=says):
         look(
-            "6,2",
+            "3,1",
             additional_config=PROPORTIONAL,
             kv_cache_memory_bytes=None,
             gpu_memory_utilization=0.05,

@@ -43,7 +43,7 @@ def agreement(llama: Path) -> Agreement:
 
 
 def test_uneven_stages_agree(agreement: Agreement) -> None:
-    agreement.accept({(0, 0): _share(0, 6), (1, 0): _share(6, 8, slots=17)})
+    agreement.accept({(0, 0): _share(0, 3), (1, 0): _share(3, 4, slots=17)})
     assert agreement.ranks == 2
 
 
@@ -59,9 +59,9 @@ def test_a_mismatch_names_both_sides(
     agreement: Agreement, changes: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):
-        agreement.accept({(0, 0): _share(0, 6), (1, 0): _share(6, 8, **changes)})
+        agreement.accept({(0, 0): _share(0, 3), (1, 0): _share(3, 4, **changes)})
 
 
 def test_a_rank_that_is_silent_is_missed(agreement: Agreement) -> None:
     with pytest.raises(ConfigError, match="expected one worker for each"):
-        agreement.accept({(0, 0): _share(0, 8)})
+        agreement.accept({(0, 0): _share(0, 4)})

@@ -29,7 +29,7 @@ def node(llama: Path, folder: Path, start: Callable[..., Node]) -> Iterator[Node
 
 def objects(folder: Path) -> list[Path]:
     """The files of KV blocks (they are the largest), in a fixed order."""
-    return sorted(p for p in folder.rglob("*") if p.is_file() and p.stat().st_size > 100_000)
+    return sorted(p for p in folder.rglob("*") if p.is_file() and p.stat().st_size > 50_000)
 
 
 def flip(path: Path, offset: int) -> None:

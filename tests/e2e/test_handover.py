@@ -128,7 +128,7 @@ def test_all_families_of_proxies(
         assert prefill.counters().get("loads", 0) == 0
 
 
-@pytest.mark.parametrize("topology", ["tp2", pytest.param("pp3-1", marks=pytest.mark.full)])
+@pytest.mark.parametrize("topology", ["tp2", pytest.param("pp2-2", marks=pytest.mark.full)])
 def test_a_prefill_engine_of_another_topology(
     topology: str, llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
 ) -> None:

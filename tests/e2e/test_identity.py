@@ -39,7 +39,7 @@ def test_the_same_engine_hits(filled_pool: str, llama: Path, start: Callable[...
     ("model_options", "engine_args"),
     [
         pytest.param({"seed": 1}, {}, id="weights"),
-        pytest.param({"heads": 8}, {}, id="model"),
+        pytest.param({"heads": 2}, {}, id="model"),
         pytest.param({}, {"dtype": "bfloat16"}, id="dtype"),
         pytest.param({}, {"block_size": 64}, id="block-size"),
     ],

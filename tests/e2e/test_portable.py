@@ -8,29 +8,38 @@ from typing import Any
 
 import pytest
 
+from tests.e2e import models
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Node
 from tests.e2e.test_parallel import TOPOLOGIES
 
 pytestmark = pytest.mark.e2e
 
+# An object has two layers: so stages are of whole objects.
+STAGES = {
+    "pp6-2": (TOPOLOGIES["pp3-1"][0], {"VLLM_PP_LAYER_PARTITION": "6,2"}),
+    "pp4-4": TOPOLOGIES["pp2-2"],
+    "tp2": TOPOLOGIES["tp2"],
+    "single": ({}, {}),
+}
+
 CHAIN: list[tuple[str, str]] = [
-    ("pp3-1", "BLHNC"),
+    ("pp6-2", "BLHNC"),
     ("single", "LBHNC"),
     ("tp2", "BLHNC"),
-    ("pp2-2", "BLHNC"),
-    ("pp3-1", "LBHNC"),
+    ("pp4-4", "BLHNC"),
+    ("pp6-2", "LBHNC"),
 ]
 """Topology and layout of each engine; each writes a prompt of its own for those after it."""
 
 
-def test_every_topology_reads_every_other(
-    llama: Path, plain: Node, start: Callable[..., Node], tmp_path: Path
-) -> None:
+def test_every_topology_reads_every_other(start: Callable[..., Node], tmp_path: Path) -> None:
+    deep = models.llama(tmp_path / "deep", layers=8)
     prompts = [tokens(3 * BLOCK + 9 * i, seed=70 + i) for i in range(1, 1 + len(CHAIN))]
-    expected = [plain.ask(prompt).tokens for prompt in prompts]
+    with start(deep) as plain:
+        expected = [plain.ask(prompt).tokens for prompt in prompts]
     for number, (topology, layout) in enumerate(CHAIN):
-        engine_args, env = TOPOLOGIES.get(topology, ({}, {}))
+        engine_args, env = STAGES[topology]
         binding = "0" if topology == "single" else "0|1"
         options: dict[str, Any] = {
             "pool": f"file://{tmp_path}/pool?size=1GiB",
@@ -38,7 +47,7 @@ def test_every_topology_reads_every_other(
             "env": env | {"VLLM_CPU_OMP_THREADS_BIND": binding},
             "distributed_executor_backend": "mp",
         } | engine_args
-        with start(llama, **options) as node:
+        with start(deep, **options) as node:
             for known in range(number):
                 answer = node.ask(prompts[known])
                 assert answer.cached == 3 * BLOCK, f"{topology} does not find prompt {known}"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Repeats tests, each time in a new process and in another order, beside busy loops. A test that fails
+# Repeats tests, each time in a new process and another order, beside busy loops. A test that fails
 # once in twenty times is a defect like any other. Names each test and how often it failed, or was
 # skipped; keeps what such runs wrote in target/flaky, with the order at the top.
 #
@@ -14,22 +14,21 @@ cd "$(dirname "$0")/.."
 export VIRTUAL_ENV=${VIRTUAL_ENV:-$PWD/.venv} PATH=$PWD/.venv/bin:$PATH
 times=${TIMES:-20} busy=${LOOPS:-2}
 
-# Writes what repeats the tests in a file that has changed.
+# Writes what repeats the tests in a file that has changed. Nothing if it has none.
 test_of() {
-    local crate name
+    local crate=${1#crates/} name
+    crate=${crate%%/*} name=$(basename "$1" .rs)
     case $1 in
-        tests/sglang/* | tests/gpu/* | tests/pool/test_mooncake.py | \
-            tests/e2e/test_{model_runner_v2,proxies,rolling_upgrade,router}.py)
+        tests/sglang/* | tests/gpu/* | tests/pool/test_mooncake.py | tests/e2e/test_proxies.py | \
+            tests/e2e/test_model_runner_v2.py | tests/e2e/test_rolling_upgrade.py | \
+            tests/e2e/test_router.py)
             echo "left out: $1" >&2 ;;
-        tests/*/test_*.py | tests/test_*.py) echo "$1" ;;
-        crates/*/tests/*.rs)
-            crate=${1#crates/} name=$(basename "$1" .rs)
-            crate=${crate%%/*}
-            # A file is a program, or a module of the program of all.
-            echo "package($crate) and (binary(=$name) or test(/^$name::/))" ;;
+        tests/test_*.py | tests/*/test_*.py) echo "$1" ;;
         crates/*/src/*tests*.rs | crates/*/src/loom_models.rs | crates/*/src/*fuzz*.rs)
-            crate=${1#crates/}
-            echo "package(${crate%%/*}) and kind(lib)" ;;
+            echo "package($crate) and kind(lib)" ;;
+        crates/*/src/* | crates/*/tests/*/* | crates/*/tests/main.rs) ;;
+        # A file is a program, or a module of the program of all.
+        crates/*/tests/*.rs) echo "package($crate) and (binary(=$name) or test(/^$name::/))" ;;
     esac
 }
 

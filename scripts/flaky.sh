@@ -32,7 +32,7 @@ test_of() {
     esac
 }
 
-if [[ ${1-} == --since && $# == 2 ]]; then
+if [[ ${1-} == "--since" && $# == 2 ]]; then
     git rev-parse --quiet --verify "$2^{commit}" >/dev/null || { echo "no commit: $2" >&2; exit 2; }
     mapfile -t changed < <(git diff --name-only --diff-filter=d "$2" -- tests crates)
     mapfile -t tests < <(for file in "${changed[@]}"; do test_of "$file"; done | sort -u)

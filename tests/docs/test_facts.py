@@ -174,7 +174,8 @@ def options() -> set[str]:
 
     take(make_parser())
     programs = (
-        r"(benches|crates|tests/soak|tests/cli/golden|python/penstock/cli/serve)\b.*\.(py|rs)"
+        r"(benches|crates|scripts/flaky|tests/soak|tests/cli/golden|python/penstock/cli/serve)\b"
+        r".*\.(py|rs|sh)"
     )
     for program in files():
         if re.match(programs, program):

@@ -51,10 +51,13 @@ def test_they_are_valid(tmp_path: Path) -> None:
 def test_what_they_run_is_there() -> None:
     targets = set(re.findall(r"^([a-z0-9]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     made = {line.partition(" ")[2] for line in commands() if line.startswith("make ")}
-    assert made == {"docs", "wheels"}
+    assert made == {"docs", "venv", "wheels"}
     assert made <= targets
     assert (ROOT / ".ci/run").exists()
     assert ".ci/run" in commands()
+    programs = {word for line in commands() for word in re.findall(r"\bscripts/\S+", line)}
+    assert programs >= {"scripts/flaky.sh", "scripts/install-servers.sh"}
+    assert all((ROOT / program).exists() for program in programs)
     for line in commands():
         for option in re.findall(r"penstock\"? (--[\w-]+)", line):
             assert option in options()

@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 BLOCK = 32
-PAGE = 2 * 2 * 64 * 4 * BLOCK
+PAGE = 2 * 2 * 32 * 4 * BLOCK
 """A layer's part of a block: K and V, KV heads, head size, bytes of float32, tokens."""
 PROMPT = tokens(4 * BLOCK + 5, seed=61)
 

@@ -37,7 +37,8 @@ class Outcome:
     failure: str | None
     """Why it failed, if it did."""
     cpu: float = 0.0
-    """CPU seconds of its command and of all children that were waited for."""
+    """CPU seconds of its command and of all children that were waited for. Engines of end-to-end
+    tests are not: they are killed."""
     skipped: tuple[str, ...] = ()
     """What its tests said of being skipped, and of passing nevertheless."""
     faults: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ over. A stage that failed stops no other; the end says what became of all.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -60,16 +61,17 @@ def run(stages: list[Stage], digests: dict[str, str]) -> tuple[list[str], list[s
     that failed said of it."""
     summary: list[str] = []
     failures: list[str] = []
-    for outcome in Lanes(ROOT).run(stages):
-        stage = outcome.stage
-        line = f"{stage.name:<56} {outcome.seconds:5.0f} s {outcome.cpu:5.0f} CPU s"
-        if outcome.failure is not None:
-            line += f"  FAILED: {outcome.failure}"
-            failures += ["", f"== {stage.name}: {outcome.failure}", *outcome.faults]
-        if stage.inputs:
-            passed.record(stage, digests[stage.name] if outcome.failure is None else None)
-        print(line, flush=True)
-        summary += [line, *(f"    {said}" for said in outcome.skipped)]
+    with contextlib.closing(Lanes(ROOT).run(stages)) as outcomes:
+        for outcome in outcomes:
+            stage = outcome.stage
+            line = f"{stage.name:<56} {outcome.seconds:5.0f} s {outcome.cpu:5.0f} CPU s"
+            if outcome.failure is not None:
+                line += f"  FAILED: {outcome.failure}"
+                failures += ["", f"== {stage.name}: {outcome.failure}", *outcome.faults]
+            if stage.inputs:
+                passed.record(stage, digests[stage.name] if outcome.failure is None else None)
+            print(line, flush=True)
+            summary += [line, *(f"    {said}" for said in outcome.skipped)]
     return summary, failures
 
 

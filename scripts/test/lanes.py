@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -58,7 +58,7 @@ class Lanes:
         self._running: set[subprocess.Popen[bytes]] = set()
         self._stopped = False
 
-    def run(self, stages: Sequence[Stage]) -> Iterator[Outcome]:
+    def run(self, stages: Sequence[Stage]) -> Generator[Outcome, None, None]:
         """Runs the stages in this order, `LANES` at a time, and yields each as it is over."""
         left = list(stages)
         over: list[Outcome] = []
@@ -73,9 +73,10 @@ class Lanes:
                     is_over.notify()
 
         threads = [threading.Thread(target=work, daemon=True) for _ in range(LANES)]
-        for thread in threads:
-            thread.start()
         try:
+            # A signal may end this run while they begin.
+            for thread in threads:
+                thread.start()
             for _ in stages:
                 with is_over:
                     is_over.wait_for(lambda: over)
@@ -84,7 +85,8 @@ class Lanes:
         finally:
             self._stop()
             for thread in threads:
-                thread.join()
+                if thread.ident is not None:
+                    thread.join()
 
     def _take(self, left: list[Stage]) -> Stage | None:
         """The next stage, once there is room for it. The order is kept: nothing overtakes a stage

@@ -157,7 +157,13 @@ class Lanes:
             showing = threading.Thread(target=self._show, args=(process.stdout, output))
             showing.start()
         left = max(1.0, self._end - time.monotonic())
-        hangs = threading.Timer(left, _end, (process,))
+        is_late = threading.Event()
+
+        def give_up() -> None:
+            is_late.set()
+            _end(process)
+
+        hangs = threading.Timer(left, give_up)
         hangs.start()
         try:
             cpu = _cpu(process)
@@ -169,7 +175,7 @@ class Lanes:
                 self._running.discard(process)
             if showing is not None:
                 showing.join()
-        if time.monotonic() >= self._end:
+        if is_late.is_set():
             return "no time was left", cpu
         return f"status {status}" if status else None, cpu
 

@@ -27,7 +27,7 @@ from penstock.vllm.settings import Settings
 ROOT = Path(__file__).parents[2]
 
 OTHERS_OPTIONS = {"--cfg", "--example", "--ipc", "--lib", "--release", "--shm-size", "--strict"}
-OTHERS_OPTIONS |= {"--test", "--workspace", "--sign"}
+OTHERS_OPTIONS |= {"--test", "--workspace", "--sign", "--no-run", "--timings"}
 OTHERS_OPTIONS |= {
     "--build-arg",
     "--device",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.reports import again
+from tests.reports import LINES, again
 
 ROOT = Path(__file__).parents[1]
 TESTS = """
@@ -21,7 +21,9 @@ def broken():
     raise ValueError
 
 @pytest.mark.parametrize("word", ["it's here", "fine"])
-def test_some(word):
+def test_some(word, tmp_path):
+    lines = [f"{word} {n}" for n in range(100)]
+    (tmp_path / "node.log").write_text("\\n".join(lines))
     assert word == "fine"
 
 def test_whose_fixture_fails(broken):
@@ -56,6 +58,10 @@ def test_the_summary_begins_with_the_commands(tmp_path: Path, options: tuple[str
     assert sorted(lines) == sorted(map(again, failed)), done.stdout
     first = done.stdout.index("again: ")
     assert first < done.stdout.index("short test summary info")
+    # Of the test that failed, the end of its log.
+    shown = [line for line in done.stdout.splitlines() if line.startswith(("it's here ", "fine "))]
+    assert shown == [f"it's here {n}" for n in range(100 - LINES, 100)]
+    assert "node.log" in done.stdout
 
 
 def test_the_command_is_one_for_a_shell() -> None:

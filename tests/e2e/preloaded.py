@@ -17,7 +17,7 @@ import vllm.v1.core.sched.async_scheduler
 import vllm.v1.engine.async_llm
 import vllm.v1.engine.core
 import vllm.v1.executor.multiproc_executor
-import vllm.v1.worker.cpu_worker  # noqa: F401
+import vllm.v1.worker.cpu_worker
 from vllm.platforms import current_platform
 from vllm.v1.sample.sampler import Sampler
 
@@ -57,6 +57,8 @@ with contextlib.suppress(ImportError):
 
     os.environ["VLLM_LOGGING_COLOR"] = "0"
     configure_logging_if_needed(LoggingConfig())
+    for module in (vllm.v1.engine.core, vllm.v1.executor.multiproc_executor):
+        module.configure_logging = configure_logging_if_needed  # type: ignore[attr-defined]
 
 # vLLM collects garbage five times in an engine's life. What was imported here is none: each process
 # would look at all of it each time, and copy its pages. That took half of a start.

@@ -435,29 +435,67 @@ impl Bus {
             .iter()
             .position(|range| range.contains(range.device(), address, bytes as u64))
             .ok_or(ILLEGAL_ADDRESS)?;
-        // The next access is most likely there too.
-        self.ranges.swap(0, found.min(1));
-        let range = self.ranges[if found > 1 { found } else { 0 }];
+        let range = self.ranges[found];
+        // Kernels go to and fro between few ranges.
+        self.ranges.swap(found, found / 2);
         let host = range.host + (address - range.device());
         Ok(std::ptr::with_exposed_provenance_mut(host as usize))
     }
 }
 
+/// Reads so many bytes. A copy of a known length is one instruction, not a call.
+///
+/// # Safety
+/// They can be read.
+#[allow(unsafe_code)]
+unsafe fn read<const BYTES: usize>(at: *const u8) -> u128 {
+    let mut value = [0; 16];
+    // SAFETY: the caller says so, and BYTES is 16 at most.
+    unsafe { std::ptr::copy_nonoverlapping(at, value.as_mut_ptr(), BYTES) };
+    u128::from_le_bytes(value)
+}
+
+/// Writes so many bytes.
+///
+/// # Safety
+/// They can be written.
+#[allow(unsafe_code)]
+unsafe fn write<const BYTES: usize>(at: *mut u8, value: u128) {
+    // SAFETY: the caller says so, and BYTES is 16 at most.
+    unsafe { std::ptr::copy_nonoverlapping(value.to_le_bytes().as_ptr(), at, BYTES) };
+}
+
 #[allow(unsafe_code)]
 impl Memory for Bus {
-    fn load(&mut self, address: u64, bytes: usize) -> Result<u64, i32> {
+    fn load(&mut self, address: u64, bytes: usize) -> Result<u128, i32> {
         let at = self.at(address, bytes)?;
-        let mut value = [0; 8];
         // SAFETY: the bytes lie in a range that the machine's tests keep alive.
-        unsafe { std::ptr::copy_nonoverlapping(at, value.as_mut_ptr(), bytes) };
-        Ok(u64::from_le_bytes(value))
+        Ok(unsafe {
+            match bytes {
+                1 => read::<1>(at),
+                2 => read::<2>(at),
+                4 => read::<4>(at),
+                8 => read::<8>(at),
+                16 => read::<16>(at),
+                _ => unreachable!("no access of a kernel has {bytes} bytes"),
+            }
+        })
     }
 
-    fn store(&mut self, address: u64, bytes: usize, value: u64) -> Result<(), i32> {
+    fn store(&mut self, address: u64, bytes: usize, value: u128) -> Result<(), i32> {
         let at = self.at(address, bytes)?;
         self.stored += bytes as u64;
         // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(value.to_le_bytes().as_ptr(), at, bytes) };
+        unsafe {
+            match bytes {
+                1 => write::<1>(at, value),
+                2 => write::<2>(at, value),
+                4 => write::<4>(at, value),
+                8 => write::<8>(at, value),
+                16 => write::<16>(at, value),
+                _ => unreachable!("no access of a kernel has {bytes} bytes"),
+            }
+        }
         Ok(())
     }
 }

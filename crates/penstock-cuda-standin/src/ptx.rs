@@ -8,10 +8,10 @@ use std::collections::HashMap;
 
 /// Memory as kernels see it. An error is CUDA's number of it.
 pub trait Memory {
-    /// Reads up to eight bytes, the lowest first.
-    fn load(&mut self, address: u64, bytes: usize) -> Result<u64, i32>;
-    /// Writes up to eight bytes, the lowest first.
-    fn store(&mut self, address: u64, bytes: usize, value: u64) -> Result<(), i32>;
+    /// Reads 1, 2, 4, 8 or 16 bytes, the lowest first.
+    fn load(&mut self, address: u64, bytes: usize) -> Result<u128, i32>;
+    /// Writes 1, 2, 4, 8 or 16 bytes, the lowest first.
+    fn store(&mut self, address: u64, bytes: usize, value: u128) -> Result<(), i32>;
 }
 
 const MISALIGNED_ADDRESS: i32 = 716;
@@ -156,16 +156,21 @@ impl Program {
                     registers[*to] = compute(*function, sources, *bits);
                 }
                 Action::Load(to, address, offset, bytes) => {
-                    let address = aligned(value(address) + offset, to.len() * bytes)?;
-                    for (i, &register) in to.iter().enumerate() {
-                        registers[register] = memory.load(address + (i * bytes) as u64, *bytes)?;
+                    let all = to.len() * bytes;
+                    let mut read = memory.load(aligned(value(address) + offset, all)?, all)?;
+                    for &register in to {
+                        registers[register] = low(read, *bytes);
+                        read = read.unbounded_shr(8 * *bytes as u32);
                     }
                 }
                 Action::Store(from, address, offset, bytes) => {
-                    let address = aligned(value(address) + offset, from.len() * bytes)?;
-                    for (i, &register) in from.iter().enumerate() {
-                        memory.store(address + (i * bytes) as u64, *bytes, registers[register])?;
+                    let all = from.len() * bytes;
+                    let mut written = 0;
+                    for &register in from.iter().rev() {
+                        let value = low(registers[register].into(), *bytes);
+                        written = written << (8 * bytes) | u128::from(value);
                     }
+                    memory.store(aligned(value(address) + offset, all)?, all, written)?;
                 }
             }
         }
@@ -179,6 +184,11 @@ fn aligned(address: u64, bytes: usize) -> Result<u64, i32> {
     } else {
         Err(MISALIGNED_ADDRESS)
     }
+}
+
+/// The lowest bytes, eight at most.
+fn low(value: u128, bytes: usize) -> u64 {
+    value as u64 & (u64::MAX >> (64 - 8 * bytes))
 }
 
 fn compute(function: Function, [a, b, c]: [u64; 3], bits: u32) -> u64 {
@@ -366,14 +376,14 @@ impl Reader {
                 let (bytes, bits) = width(kind)?;
                 let (base, offset) = self.address(rest)?;
                 let to = self.vector(first, bits)?;
-                counted(name, &to)?;
+                counted(name, &to, bytes)?;
                 Ok(Action::Load(to, base, offset, bytes))
             }
             ["st", "global", kind] | ["st", "global", "v4", kind] => {
                 let (bytes, bits) = width(kind)?;
                 let (base, offset) = self.address(first)?;
                 let from = self.vector(rest, bits)?;
-                counted(name, &from)?;
+                counted(name, &from, bytes)?;
                 Ok(Action::Store(from, base, offset, bytes))
             }
             _ => self.arithmetic(name, first, rest),
@@ -452,11 +462,12 @@ impl Reader {
     }
 }
 
-fn counted(name: &str, registers: &[usize]) -> Result<(), String> {
+/// An access has 16 bytes at most.
+fn counted(name: &str, registers: &[usize], bytes: usize) -> Result<(), String> {
     let wanted = if name.contains(".v4.") { 4 } else { 1 };
-    if registers.len() == wanted {
+    if registers.len() == wanted && wanted * bytes <= 16 {
         Ok(())
     } else {
-        Err(format!("{} registers", registers.len()))
+        Err(format!("{} registers of {bytes} bytes", registers.len()))
     }
 }

@@ -10,7 +10,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use penstock_store_testing::{LONG, soon};
+use penstock_store_testing::{LONG, eventually, soon};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use tempfile::TempDir;
 
 /// The bucket that every server has.
@@ -185,7 +187,27 @@ struct Shared {
     server: u16,
     fault: Mutex<Fault>,
     seen: Mutex<Vec<String>>,
+    connections: Mutex<Vec<Arc<Connection>>>,
     is_closed: AtomicBool,
+}
+
+struct Connection {
+    client: TcpStream,
+    is_served: AtomicBool,
+}
+
+impl Connection {
+    /// Whether nothing comes of what was sent so far: it has had its answer, never has one, or was
+    /// no request.
+    fn is_quiet(&self) -> bool {
+        let sent = recv(
+            &self.client,
+            &mut [0; 1],
+            RecvFlags::PEEK | RecvFlags::DONTWAIT,
+        );
+        // What is read is served before: there is no moment when it is neither.
+        matches!(sent, Ok((_, 0)) | Err(Errno::AGAIN)) && !self.is_served.load(Ordering::SeqCst)
+    }
 }
 
 impl Proxy {
@@ -196,6 +218,7 @@ impl Proxy {
             server: server.port,
             fault: Mutex::new(Fault::None),
             seen: Mutex::default(),
+            connections: Mutex::default(),
             is_closed: AtomicBool::new(false),
         });
         let thread = std::thread::spawn({
@@ -205,9 +228,19 @@ impl Proxy {
                     if shared.is_closed.load(Ordering::Relaxed) {
                         return;
                     }
+                    let Ok(client) = stream else { continue };
+                    let connection = Arc::new(Connection {
+                        client,
+                        is_served: AtomicBool::new(false),
+                    });
+                    shared.connections.lock().push(Arc::clone(&connection));
                     let shared = Arc::clone(&shared);
-                    // A client that goes away ends its connection.
-                    std::thread::spawn(move || stream.and_then(|stream| shared.serve(stream)).ok());
+                    std::thread::spawn(move || {
+                        // A client that goes away ends its connection.
+                        let _ = shared.serve(&connection);
+                        let is_another = |one: &Arc<_>| !Arc::ptr_eq(one, &connection);
+                        shared.connections.lock().retain(is_another);
+                    });
                 }
             }
         });
@@ -222,13 +255,35 @@ impl Proxy {
         url(self.port, BUCKET, prefix, more)
     }
 
+    /// What becomes of requests from now on. Those from before are none of them, also if a client
+    /// gave them up.
     pub(crate) fn set(&self, fault: Fault) {
+        self.settle();
         *self.shared.fault.lock() = fault;
     }
 
-    /// The requests since the last call, each with its method, path and range.
+    /// The requests since the last call, each with its method, path and range; also those that a
+    /// client gave up.
     pub(crate) fn seen(&self) -> Vec<String> {
+        self.settle();
         std::mem::take(&mut self.shared.seen.lock())
+    }
+}
+
+impl Proxy {
+    /// Waits until nothing comes of any request that was sent before.
+    fn settle(&self) {
+        // Connections are taken in turn.
+        let last = TcpStream::connect(("127.0.0.1", self.port)).expect("a connection");
+        let ours = last.local_addr().expect("an address");
+        let is_last = |one: &Arc<Connection>| one.client.peer_addr().is_ok_and(|peer| peer == ours);
+        eventually("it has taken all connections", || {
+            self.shared.connections.lock().iter().any(is_last)
+        });
+        eventually("nothing is under way", || {
+            let connections = self.shared.connections.lock();
+            connections.iter().all(|one| one.is_quiet())
+        });
     }
 }
 
@@ -244,9 +299,11 @@ impl Drop for Proxy {
 }
 
 impl Shared {
-    fn serve(&self, client: TcpStream) -> std::io::Result<()> {
-        let mut reader = BufReader::new(client.try_clone()?);
-        let mut client = client;
+    fn serve(&self, connection: &Connection) -> std::io::Result<()> {
+        let mut client = &connection.client;
+        client.peek(&mut [0])?;
+        connection.is_served.store(true, Ordering::SeqCst);
+        let mut reader = BufReader::new(client);
         let (first, head, length) = read_head(&mut reader)?;
         let mut body = vec![0; length];
         reader.read_exact(&mut body)?;
@@ -268,6 +325,7 @@ impl Shared {
                     .write_all(format!("{head}Connection: close\r\n\r\n{body}").as_bytes());
             }
             Fault::Hang => {
+                connection.is_served.store(false, Ordering::SeqCst);
                 // Until the client gives up.
                 let _ = client.read(&mut [0]);
                 return Ok(());

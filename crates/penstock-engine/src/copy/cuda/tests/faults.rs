@@ -89,8 +89,8 @@ fn whatever_fails_nothing_is_done_that_is_not() {
         for nth in 0..4 {
             for (content, pinned, batches) in [
                 (16, true, true),
-                (65_536, true, true),
-                (65_536, true, false),
+                (32 << 10, true, true),
+                (32 << 10, true, false),
                 (16, false, true),
             ] {
                 let machine = Machine::new();

@@ -126,12 +126,29 @@ _ENGINES = (
     *("tests/network.py", "tests/servers.py", "tests/waiting.py", "requirements"),
 )
 
+# What stands between an engine and a pool.
+_CONNECTOR = (
+    *(f"python/penstock/{room}" for room in ("vllm", "layout", "plan", "pool", "lookup")),
+    *("python/penstock/identity.py", "python/penstock/safetensors.py"),
+    *("crates/*/src/*", "Cargo.lock"),
+)
 
-def _end_to_end(kind: str) -> tuple[str, ...]:
-    """All end-to-end tests of a kind. Engines wait for each other: two processes leave the cores
+# Kinds of models, and pipelines that are split unevenly. Other tests show most of what these do with
+# a Llama.
+_OF_EACH_KIND = tuple(
+    f"tests/e2e/test_{name}.py"
+    for name in (
+        *("images", "mla", "pipeline_memory", "portable", "shared_layers", "speculation"),
+        "states",
+    )
+)
+
+
+def _end_to_end(tests: tuple[str, ...], kind: str) -> tuple[str, ...]:
+    """The end-to-end tests of a kind. Engines wait for each other: two processes leave the cores
     idle for a third of the time."""
     return _pytest(
-        *("tests/e2e", "-m", kind, "--timeout", "900", "--numprocesses", "3", "--dist", "loadfile")
+        *(*tests, "-m", kind, "--timeout", "900", "--numprocesses", "3", "--dist", "loadfile")
     )
 
 
@@ -199,6 +216,7 @@ STAGES = (
             # The engine's own once more.
             *("--exclude", "penstock-models"),
         ),
+        inputs=("crates", "Cargo.toml", "Cargo.lock"),
         runs_some=True,
     ),
     # So many inputs for each; what they found so far is in the tests above. With the features of
@@ -207,6 +225,16 @@ STAGES = (
         "fuzzing",
         ("cargo", "test", "--quiet", "--workspace", "--locked", "--lib", "fuzz::"),
         env={"BOLERO_RANDOM_ITERATIONS": "20000"},
+        inputs=("crates/*/src/*", "Cargo.toml", "Cargo.lock"),
+        runs_some=True,
+    ),
+    # CHESS found that nearly all faults of threads show with two switches that nobody asked for
+    # (Musuvathi and Qadeer, 2007).
+    Stage(
+        "models of threads, with a third switch",
+        ("cargo", "test", "--quiet", "--workspace", "--locked", "--lib", "loom_models"),
+        env={"LOOM_MAX_PREEMPTIONS": "3"},
+        kinds=("full",),
         runs_some=True,
     ),
     Stage(
@@ -214,6 +242,10 @@ STAGES = (
         _pytest(
             *("tests/e2e", "-m", "alone and not soak", "--timeout", "900"),
             *(f"--deselect={test}" for test in _OTHER_DEMOS),
+        ),
+        inputs=(
+            *("tests/e2e", "tests/*.py", "requirements", "python/penstock", "crates/*/src/*"),
+            *("Cargo.lock", "deploy"),
         ),
     ),
     Stage(
@@ -242,6 +274,10 @@ STAGES = (
         (
             "scripts/cuda-standin.sh",
             *_pytest(*_ON_A_DEVICE, "-m", "not soak and not full", "--timeout", "900"),
+        ),
+        inputs=(
+            *(*_ENGINES, *_files(_ON_A_DEVICE), *_CONNECTOR),
+            *("tests/standin", "tests/engine", "scripts/cuda-standin.sh", "benches/gpu_copy.py"),
         ),
     ),
     Stage(
@@ -319,13 +355,25 @@ STAGES = (
     # What other tests show too, with another store, model or topology: see CONTRIBUTING.md.
     Stage(
         "end-to-end tests with other stores, models and topologies",
-        _end_to_end("full and not soak"),
+        _end_to_end(("tests/e2e",), "full and not soak"),
         kinds=("full",),
         both_lanes=True,
     ),
     Stage(
+        "end-to-end tests of each kind of model, and of uneven pipelines",
+        _end_to_end(_OF_EACH_KIND, "not soak and not alone and not full"),
+        inputs=(
+            *(*_ENGINES, *_OF_EACH_KIND, *_CONNECTOR),
+            *("tests/e2e/drafts.py", "tests/e2e/images.py", "tests/e2e/test_parallel.py"),
+        ),
+        both_lanes=True,
+    ),
+    Stage(
         "end-to-end tests on the real vLLM",
-        _end_to_end("not soak and not alone and not full"),
+        _end_to_end(
+            ("tests/e2e", *(f"--ignore={file}" for file in _OF_EACH_KIND)),
+            "not soak and not alone and not full",
+        ),
         both_lanes=True,
     ),
 )

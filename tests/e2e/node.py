@@ -113,7 +113,7 @@ class Node:
             "skip_tokenizer_init": True,
             "enforce_eager": True,
             "max_model_len": 4096,
-            "kv_cache_memory_bytes": 256 << 20,
+            "kv_cache_memory_bytes": 128 << 20,
             "dtype": "float32",
             "disable_log_stats": False,
         } | engine_args

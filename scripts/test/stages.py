@@ -133,8 +133,8 @@ _CONNECTOR = (
     *("crates/*/src/*", "Cargo.lock"),
 )
 
-# Kinds of models, and pipelines that are split unevenly. Other tests show most of what these do with
-# a Llama.
+# Kinds of models, and pipelines that are split unevenly. Most of what these show, other tests show
+# with a Llama.
 _OF_EACH_KIND = tuple(
     f"tests/e2e/test_{name}.py"
     for name in (

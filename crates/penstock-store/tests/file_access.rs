@@ -11,6 +11,7 @@ use crate::behaviour::directory::{open, path_of};
 use crate::behaviour::sealed::{SHARED, assert_whole, listed, put_sealed};
 use crate::behaviour::{get, key, soon};
 use penstock_store::{Error, ErrorKind, FileStore, OpenOptions, PutOutcome, Store, Trust};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 const CAPACITY: u64 = 8 << 20;
 /// A user whom nobody trusts, and a group.
@@ -28,6 +29,11 @@ fn is_root(what: &str) -> bool {
 
 fn give(path: &Path) {
     chown(path, Some(OTHER), Some(OTHER)).unwrap();
+}
+
+/// Puts two directories in each other's place at once: a handle that looks meanwhile finds one of them.
+fn exchange(one: &Path, other: &Path) {
+    renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE).unwrap();
 }
 
 fn allow(path: &Path, mode: u32) {
@@ -263,18 +269,18 @@ fn a_directory_that_another_user_swaps_gets_nothing() {
     let (pool, aside) = (root.path().join("pool"), root.path().join("aside"));
     let store = open(&pool, CAPACITY);
     stores(&*store, 0);
-    fs::rename(&pool, &aside).unwrap();
-    made(&pool);
-    give(&pool);
+    made(&aside);
+    give(&aside);
+    exchange(&pool, &aside);
     misses(&*store, 1);
     assert!(assert_whole(&*store, &key(SHARED, 0)), "it keeps its own");
     stores(&*store, 1);
     assert_eq!(fs::read_dir(&pool).unwrap().count(), 0);
     // A directory of a trusted user is followed.
-    drop(open(&root.path().join("new"), CAPACITY));
-    stores(&*open(&root.path().join("new"), CAPACITY), 2);
-    fs::remove_dir(&pool).unwrap();
-    fs::rename(root.path().join("new"), &pool).unwrap();
+    let new = root.path().join("new");
+    drop(open(&new, CAPACITY));
+    stores(&*open(&new, CAPACITY), 2);
+    exchange(&pool, &new);
     assert_eq!(store.contains(&[key(SHARED, 2)], soon()).unwrap(), [true]);
 }
 

@@ -28,7 +28,11 @@ fn against_a_real_server() {
     let Some(server) = Server::start() else {
         return;
     };
-    let checks: [Check; 13] = [
+    let checks: [Check; 14] = [
+        (
+            "requests that were given up are known",
+            requests_that_were_given_up_are_known,
+        ),
         ("behaves", behaves),
         ("values go in packs", values_go_in_packs),
         ("callers share a pack", callers_share_a_pack),
@@ -55,6 +59,17 @@ fn against_a_real_server() {
     for (name, check) in checks {
         eprintln!("{name}");
         check(&server);
+    }
+}
+
+/// What the other checks count does not depend on when a request comes that nobody waits for.
+fn requests_that_were_given_up_are_known(server: &Server) {
+    let proxy = Proxy::start(server);
+    proxy.set(Fault::Closed);
+    for n in 0..200 {
+        let path = format!("/{n}");
+        proxy.send_and_go(&path);
+        assert_eq!(proxy.seen(), [format!("GET {path} ")]);
     }
 }
 

@@ -268,9 +268,14 @@ impl Proxy {
         self.settle();
         std::mem::take(&mut self.shared.seen.lock())
     }
-}
 
-impl Proxy {
+    /// Sends a request as a client does that goes away at once.
+    pub(crate) fn send_and_go(&self, path: &str) {
+        let mut client = TcpStream::connect(("127.0.0.1", self.port)).expect("a connection");
+        let request = format!("GET {path} HTTP/1.1\r\n\r\n");
+        client.write_all(request.as_bytes()).expect("it is sent");
+    }
+
     /// Waits until nothing comes of any request that was sent before.
     fn settle(&self) {
         // Connections are taken in turn.

@@ -228,8 +228,8 @@ STAGES = (
         inputs=("crates/*/src/*", "Cargo.toml", "Cargo.lock"),
         runs_some=True,
     ),
-    # The faults that Musuvathi and Qadeer found in real programs ("Iterative context bounding", 2007)
-    # needed two switches at most.
+    # The faults that Musuvathi and Qadeer found in real programs needed two switches at most
+    # ("Iterative context bounding", 2007).
     Stage(
         "models of threads, with a third switch",
         ("cargo", "test", "--quiet", "--workspace", "--locked", "--lib", "loom_models"),

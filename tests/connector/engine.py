@@ -45,6 +45,10 @@ class Asked:
     tables: list[list[int]] = field(default_factory=list)
     """By group, the engine's blocks."""
 
+    def __post_init__(self) -> None:
+        # Answers are added to it, not to what a test asks with.
+        self.tokens = list(self.tokens)
+
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)
@@ -180,7 +184,7 @@ class PlainEngine:
         self, tokens: Sequence[int], groups: Sequence[int] = (0,), tenant: str = ""
     ) -> None:
         """Puts all blocks of a prompt, in some groups."""
-        prompt = Asked("", list(tokens), len(tokens))
+        prompt = Asked("", tokens, len(tokens))
         prompt.hash_blocks()
         for group in groups:
             for block_hash in self.names(prompt, group):
@@ -204,7 +208,7 @@ class PlainEngine:
         has_images: bool = False,
     ) -> Asked:
         """A request comes. Its block hashes do not hold the salt."""
-        request = Asked(request_id, list(tokens), len(tokens))
+        request = Asked(request_id, tokens, len(tokens))
         request.hash_blocks()
         self.requests[request_id] = request
         self.half.on_new_request(Arrival(request, params, salt, trace_headers, hints, has_images))

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use crate::behaviour::batches::{fetch, fill};
 use crate::behaviour::{bytes, eventually, fresh_namespace, get, key, put, soon};
-use crate::resp_server::{Server, on_each_server};
+use crate::resp_server::{Server, on_each_server, patient};
 use penstock_store::layers::{Faults, Faulty, Tiered};
 use penstock_store::value::{Checksum, HEADER_BYTES};
-use penstock_store::{ErrorKind, GetOutcome, GetRequest, MemoryStore, OpenOptions, Store, open};
+use penstock_store::{ErrorKind, GetOutcome, GetRequest, MemoryStore, Store, open};
 
 fn store(url: &str) -> Arc<dyn Store> {
-    open(url, &OpenOptions::default()).expect("the URL is right")
+    open(url, &patient()).expect("the URL is right")
 }
 
 #[test]

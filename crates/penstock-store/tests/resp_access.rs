@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use crate::behaviour::batches::fill;
 use crate::behaviour::{fresh_namespace, get, key, kind_of, put, soon};
-use crate::resp_server::{Server, on_each_server};
-use penstock_store::{ErrorKind, OpenOptions, Store, open};
+use crate::resp_server::{Server, on_each_server, patient};
+use penstock_store::{ErrorKind, Store, open};
 
 fn store(url: &str) -> Arc<dyn Store> {
-    open(url, &OpenOptions::default()).expect("the URL is right")
+    open(url, &patient()).expect("the URL is right")
 }
 
 #[test]

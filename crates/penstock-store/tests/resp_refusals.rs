@@ -7,11 +7,11 @@ use crate::behaviour::batches::{fetch, fill};
 use crate::behaviour::{
     bytes, eventually, fresh_namespace, get, get_one, key, kind_of, put, soon, within,
 };
-use crate::resp_server::{Server, free_port, on_each_server};
-use penstock_store::{ErrorKind, GetOutcome, OpenOptions, PutOutcome, Store, open};
+use crate::resp_server::{Server, free_port, on_each_server, patient};
+use penstock_store::{ErrorKind, GetOutcome, PutOutcome, Store, open};
 
 fn store(url: &str) -> Arc<dyn Store> {
-    open(url, &OpenOptions::default()).expect("the URL is right")
+    open(url, &patient()).expect("the URL is right")
 }
 
 #[test]

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use crate::behaviour::{bytes, eventually, fresh_namespace, get, key, put, soon};
-use crate::resp_server::{Sentinel, Server, free_port, on_each_server};
-use penstock_store::{ErrorKind, Key, OpenOptions, Store, open};
+use crate::resp_server::{Sentinel, Server, free_port, on_each_server, patient};
+use penstock_store::{ErrorKind, Key, Store, open};
 
 fn store(url: &str) -> Arc<dyn Store> {
-    open(url, &OpenOptions::default()).expect("the URL is right")
+    open(url, &patient()).expect("the URL is right")
 }
 
 /// A master with a replica that is in step with it.

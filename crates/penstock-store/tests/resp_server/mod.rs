@@ -14,7 +14,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use penstock_store_testing::{eventually, soon};
+use penstock_store::OpenOptions;
+use penstock_store_testing::{LONG, eventually, soon};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -26,6 +27,14 @@ pub(crate) const FREE_PORT: &str = "a free port";
 /// Below those that Linux gives to connections (`ip_local_port_range`, from 32768 on): nobody
 /// takes one of these in passing.
 const PORTS: std::ops::Range<u64> = 12_000..30_000;
+
+/// For a server that is there: a connection is made, however long it takes.
+pub(crate) fn patient() -> OpenOptions {
+    OpenOptions {
+        connect_timeout: LONG,
+        ..OpenOptions::default()
+    }
+}
 
 /// Runs a check on each of the servers that are installed, which one has to be; says so of the
 /// other.

@@ -6,8 +6,8 @@ mod resp_server;
 use std::time::Duration;
 
 use behaviour::{bytes, fresh_namespace, key, put, soon, within};
-use penstock_store::{GetOutcome, OpenOptions, open};
-use resp_server::{Server, on_each_server};
+use penstock_store::{GetOutcome, open};
+use resp_server::{Server, on_each_server, patient};
 
 fn open_files() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("Linux").count()
@@ -23,7 +23,7 @@ fn reconnecting_leaks_neither_files_nor_threads() {
         let mut server = Server::start(name);
         let before = (open_files(), threads());
         for url in [server.unix(), server.tcp()] {
-            let store = open(&url, &OpenOptions::default()).unwrap();
+            let store = open(&url, &patient()).unwrap();
             let key = key(fresh_namespace(), 0);
             let value = bytes(0, 1000);
             let mut into = vec![0; 1000];

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::behaviour::batches::{fetch, fill};
 use crate::behaviour::{bytes, fresh_namespace, get, key, put, soon, within};
-use crate::resp_server::{FREE_PORT, Server, on_each_server};
+use crate::resp_server::{FREE_PORT, Server, on_each_server, patient};
 use penstock_store::{ErrorKind, GetOutcome, OpenOptions, Store, open};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tempfile::TempDir;
@@ -93,11 +93,15 @@ fn shown(path: &Path) -> String {
 }
 
 fn store(url: &str) -> Arc<dyn Store> {
-    open(url, &OpenOptions::default()).expect("the URL is right")
+    open(url, &patient()).expect("the URL is right")
 }
 
 fn refused(url: &str) -> penstock_store::Error {
-    store(url)
+    refused_by(&*store(url))
+}
+
+fn refused_by(store: &dyn Store) -> penstock_store::Error {
+    store
         .contains(&[key(fresh_namespace(), 0)], soon())
         .expect_err("must be refused")
 }
@@ -193,8 +197,10 @@ fn a_server_without_tls_is_told_apart() {
     let papers = Papers::new();
     on_each_server(|name| {
         let server = Server::start(name);
-        let error = refused(&papers.url(server.port()));
-        // Our greeting is noise to it: it waits for more, or complains, as the noise falls.
+        // Our greeting is noise to it: it waits for more, or complains, as the noise falls. While it
+        // waits, only the time for a connection ends it.
+        let url = papers.url(server.port());
+        let error = refused_by(&*open(&url, &OpenOptions::default()).unwrap());
         assert!(
             matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Protocol),
             "{error}"

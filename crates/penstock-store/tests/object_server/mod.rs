@@ -205,7 +205,7 @@ impl Connection {
             &mut [0; 1],
             RecvFlags::PEEK | RecvFlags::DONTWAIT,
         );
-        // What is read is served before: there is no moment when it is neither.
+        // Before a request is read, it is marked as served. So one of the two shows it at any time.
         matches!(sent, Ok((_, 0)) | Err(Errno::AGAIN)) && !self.is_served.load(Ordering::SeqCst)
     }
 }

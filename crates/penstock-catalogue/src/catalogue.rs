@@ -2,8 +2,7 @@
 
 use std::collections::HashMap;
 
-use penstock_engine::{Chunk, HostChange};
-use penstock_store::Tenant;
+use penstock_contract::{Chunk, HostChange, Tenant};
 
 use crate::CatalogueError;
 use crate::error::Result;

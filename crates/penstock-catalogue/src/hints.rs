@@ -1,6 +1,6 @@
 //! What a client tells of its next requests: which blocks will be asked for, and which will not.
 
-use penstock_engine::Chunk;
+use penstock_contract::Chunk;
 
 use crate::catalogue::{Catalogue, found_mut};
 use crate::error::Result;

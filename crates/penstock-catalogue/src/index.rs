@@ -12,8 +12,7 @@
 //! - blocks that jobs name, because reports about them give nothing but the hash.
 
 use hashbrown::HashTable;
-use penstock_engine::Chunk;
-use penstock_store::Tenant;
+use penstock_contract::{Chunk, Tenant};
 
 use crate::free::Free;
 use crate::remembered::Remembered;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use penstock_advisor::Reach;
-use penstock_engine::{Block, Parent};
+use penstock_contract::{Block, Parent};
 
 use crate::CatalogueError;
 use crate::catalogue::Catalogue;

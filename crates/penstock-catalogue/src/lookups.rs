@@ -1,6 +1,6 @@
 //! Look-ups: which questions go to the pool, and what its answers tell.
 
-use penstock_engine::Chunk;
+use penstock_contract::Chunk;
 
 use crate::catalogue::{Asked, Catalogue, found_mut};
 use crate::error::Result;

@@ -1,6 +1,6 @@
 //! What is known of one request.
 
-use penstock_store::Tenant;
+use penstock_contract::Tenant;
 
 use crate::groups::Groups;
 use crate::index::Number;

@@ -1,6 +1,6 @@
 //! Stores: which of the blocks that a step fills are new.
 
-use penstock_engine::Block;
+use penstock_contract::Block;
 
 use crate::catalogue::{Catalogue, found_mut};
 use crate::error::Result;

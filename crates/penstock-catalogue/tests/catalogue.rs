@@ -4,8 +4,7 @@ use penstock_advisor::Reach;
 use penstock_catalogue::{
     Catalogue, CatalogueError, Group, Groups, Holding, LookupState, Place, Reads, Scheduled,
 };
-use penstock_engine::{Chunk, HostChange, Parent};
-use penstock_store::Tenant;
+use penstock_contract::{Chunk, HostChange, Parent, Tenant};
 
 const TOKENS: u64 = 16;
 const BYTES: u64 = 1000;

@@ -1,9 +1,10 @@
 //! The contract that every store fulfils.
 
-use std::any::Any;
 use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
 use std::time::Instant;
 
+use crate::memory::SharedMemory;
 use crate::{Error, Key, Namespace, Result};
 
 /// What a store can do. The behaviour suite reads this to know what to expect.
@@ -176,7 +177,7 @@ pub struct BatchBytes {
 /// Then the store may keep the old one and return [`PutOutcome::AlreadyPresent`], because keys name
 /// content. So whoever finds a value damaged removes it before putting it anew. A value larger than
 /// [`Capabilities::max_value_bytes`] fails with [`crate::ErrorKind::Config`].
-pub trait Store: Any + Send + Sync {
+pub trait Store: Send + Sync {
     /// What this store can do.
     fn capabilities(&self) -> Capabilities;
 
@@ -219,19 +220,31 @@ pub trait Store: Any + Send + Sync {
 
     /// What a value of this length takes up of the store's bound, in bytes, if the store has one.
     fn charge(&self, value_bytes: u64) -> u64 {
-        value_bytes
+        self.inner()
+            .map_or(value_bytes, |inner| inner.charge(value_bytes))
     }
 
     /// How large a batch should be, if calls with little in them are slow or cost much.
     fn batch_bytes(&self) -> BatchBytes {
-        BatchBytes::default()
+        self.inner()
+            .map_or_else(BatchBytes::default, |inner| inner.batch_bytes())
     }
 
-    /// For Penstock's own stores: more than the contract, for those who know the type of what is
-    /// returned. Nobody outside of Penstock knows it, so others can neither use this nor fake it.
-    #[doc(hidden)]
-    fn inside(&self) -> &'static dyn Any {
-        &()
+    /// For a layer: the store beneath. It answers what the layer itself leaves to the contract, so
+    /// that no layer loses an ability by saying nothing of it.
+    fn inner(&self) -> Option<&dyn Store> {
+        None
+    }
+
+    /// The stores that this one is made of, the nearest first. Empty if it is not made of several.
+    /// If a value does not verify, the reader looks at each of them.
+    fn tiers(&self) -> &[Arc<dyn Store>] {
+        self.inner().map_or(&[], |inner| inner.tiers())
+    }
+
+    /// The memory of this machine that values lie in. None if they lie elsewhere.
+    fn memory(&self) -> Option<&dyn SharedMemory> {
+        self.inner()?.memory()
     }
 
     /// Puts one value.

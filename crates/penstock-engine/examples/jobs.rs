@@ -13,12 +13,14 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use penstock_contract::{Block, Key, Namespace};
 use penstock_engine::{
-    Block, Device, Engine, EngineConfig, Event, Fence, KvGroup, Outcome, Owner, Region,
+    Device, Engine, EngineConfig, Event, Fence, KvGroup, Outcome, Owner, Region,
 };
 use penstock_layout::{Descriptor, KvLayout, Span};
-use penstock_store::compress::Element;
-use penstock_store::{Key, Keyring, Namespace, OpenOptions, open};
+use penstock_store::{OpenOptions, open};
+use penstock_value::Keyring;
+use penstock_value::compress::Element;
 
 const LAYERS: u16 = 16;
 const TOKENS: u64 = 128;

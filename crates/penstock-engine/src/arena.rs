@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use memmap2::{MmapMut, MmapRaw};
-use penstock_store::ErrorKind;
-use penstock_store::sealed::{
+use penstock_contract::ErrorKind;
+use penstock_value::header::Checksum;
+use penstock_value::sealed::{
     self, LARGEST_HEADER_BYTES, SealedBeside, SealedInPlace, SealedStore, SealedValue,
 };
-use penstock_store::value::Checksum;
 
 use crate::config::EngineConfig;
 use crate::copy::cuda::{CudaError, Pins};

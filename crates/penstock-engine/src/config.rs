@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_store::{BatchBytes, Keyring, MAX_ENCRYPTED_PAYLOAD};
+use penstock_contract::BatchBytes;
+use penstock_value::{Keyring, MAX_ENCRYPTED_PAYLOAD};
 
 use crate::EngineError;
 

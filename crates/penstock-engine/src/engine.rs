@@ -9,9 +9,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
-use penstock_store::copies::Run;
-use penstock_store::{Namespace, SealedStore, Store, Tenancy, interrupt};
+use penstock_contract::memory::Run;
+use penstock_contract::{HostChange, Namespace, Store, Tenancy};
 use penstock_threads::contain;
+use penstock_value::{SealedStore, interrupt};
 
 use crate::arena::{Arena, PIN_BYTES};
 use crate::completion::Completions;
@@ -28,7 +29,7 @@ use crate::signal::Signals;
 use crate::table::{Job, Table};
 use crate::{
     Completion, Counters, CudaError, Device, Direction, EngineConfig, EngineError, EngineStats,
-    Fault, Fence, HostChange, KvGroup, Outcome,
+    Fault, Fence, KvGroup, Outcome,
 };
 
 /// Name of the thread that waits for fences.

@@ -4,9 +4,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use penstock_contract::{Block, Chunk, Key, Namespace, Parent};
 use penstock_layout::{Descriptor, Span};
-use penstock_store::compress::Element;
-use penstock_store::{Key, Namespace};
+use penstock_value::compress::Element;
 
 use crate::config::EngineConfig;
 use crate::copy::Device;
@@ -14,7 +14,7 @@ use crate::job::{Plan, Transfer};
 use crate::outcome::Part;
 use crate::region::Region;
 use crate::registration::Registration;
-use crate::{Block, Chunk, EngineError, Owner, Parent};
+use crate::{EngineError, Owner};
 
 /// Which part of a group of layers lies in this engine's memory, and where.
 #[derive(Clone, Debug)]

@@ -12,8 +12,8 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry::{Occupied, Vacant};
 
+use penstock_contract::{Key, Namespace, Tenancy};
 use penstock_evict::{Chooser, Policy};
-use penstock_store::{Key, Namespace, Tenancy};
 
 use crate::arena::{Slot, Verified};
 use crate::job::Transfer;

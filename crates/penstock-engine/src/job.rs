@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_store::Key;
-use penstock_store::compress::Element;
+use penstock_contract::Key;
+use penstock_value::compress::Element;
 
 use crate::config::LONGEST;
 use crate::outcome::Part;

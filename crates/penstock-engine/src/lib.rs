@@ -7,7 +7,6 @@
 //! [`Keeper`] touches blocks that will be asked for again.
 
 mod arena;
-mod block;
 mod completion;
 mod config;
 mod copy;
@@ -38,7 +37,6 @@ mod sync;
 mod table;
 
 pub use arena::slot_stride;
-pub use block::{Block, Chunk, NotBlocks, Parent};
 pub use completion::{Completion, Event};
 pub use config::EngineConfig;
 pub use copy::Device;
@@ -48,7 +46,6 @@ pub use engine::Engine;
 pub use error::{EngineError, Fault};
 pub use fence::Fence;
 pub use group::{KvGroup, Replica};
-pub use held::{HostChange, NotHostChanges};
 pub use job::Deadline;
 pub use keeper::{Keeper, KeeperConfig, KeeperStats, KeptGroup};
 pub use lookup::{Answer, Lookup, LookupConfig, look_up_now};

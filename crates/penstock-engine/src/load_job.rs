@@ -13,7 +13,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_store::{ErrorKind, Key};
+use penstock_contract::{ErrorKind, Key};
 
 use crate::completion::{Completions, Event};
 use crate::fence::{Fence, Passage};

@@ -6,13 +6,14 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use penstock_contract::{Chunk, ErrorKind, Key, Namespace, Store};
 use penstock_layout::Span;
-use penstock_store::{ErrorKind, Key, Namespace, Store, interrupt};
 use penstock_threads::contain;
+use penstock_value::interrupt;
 
+use crate::EngineError;
 use crate::config::end_of;
 use crate::gauge::Gauge;
-use crate::{Chunk, EngineError};
 
 /// Where panics of these threads are counted.
 const PLACE: &str = "penstock-look";

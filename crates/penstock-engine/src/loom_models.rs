@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use loom::cell::UnsafeCell;
 use loom::thread;
+use penstock_contract::{Key, Namespace};
 use penstock_layout::{Descriptor, KvLayout, Span};
-use penstock_store::value::Checksum;
-use penstock_store::{Key, Namespace};
+use penstock_value::header::Checksum;
 
 use crate::arena::{Arena, Empty, Purpose, Slot, Verified};
 use crate::completion::Completions;
@@ -119,7 +119,7 @@ impl House {
         config.store_wait = Duration::from_secs(3600);
         let signals = Arc::new(Signals::default());
         let arena = Arc::new(Arena::new(&config, Arc::clone(&signals), Arc::default()).unwrap());
-        let batches = config.batches(penstock_store::BatchBytes::default());
+        let batches = config.batches(penstock_contract::BatchBytes::default());
         let queues = Queues::new(config, batches, false, arena, Arc::clone(&signals));
         let mut all: Vec<_> = (0..slots)
             .map(|_| queues.lease(Purpose::Load).unwrap())

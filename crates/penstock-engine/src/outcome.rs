@@ -1,7 +1,7 @@
 //! What became of objects, of the blocks that they make up, and of all blocks of a job together.
 
-use penstock_store::ErrorKind;
-use penstock_store::value::Rejection;
+use penstock_contract::ErrorKind;
+use penstock_value::header::Rejection;
 
 /// What became of one object, or of one block. A block's outcome is that of its worst object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use penstock_store::{Namespace, Tenancy, Tenant};
+use penstock_contract::{Namespace, Tenancy, Tenant};
 
 /// Whose blocks a job moves. By default, they are for everybody who computes the same.
 #[derive(Clone, Default, PartialEq, Eq)]

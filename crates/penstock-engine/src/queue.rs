@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use penstock_store::ErrorKind;
+use penstock_contract::ErrorKind;
 
 use crate::Outcome;
 use crate::arena::{Arena, Empty, Gathered, Lent, Purpose, Slot};

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
+use penstock_contract::memory::Run;
 use penstock_layout::{Descriptor, Segment, SegmentError, Span};
-use penstock_store::copies::Run;
-use penstock_store::value::Checksum;
+use penstock_value::header::Checksum;
 
 use crate::EngineError;
 use crate::copy::cuda::CudaError;

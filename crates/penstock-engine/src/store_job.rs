@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use penstock_store::{ErrorKind, Key};
+use penstock_contract::{ErrorKind, Key};
 
 use crate::Counters;
 use crate::completion::{Completions, Event};

@@ -4,7 +4,7 @@
 pub(crate) use parking_lot::{Condvar, Mutex};
 /// For waits of the engine's callers. The engine's own threads are not interrupted.
 #[cfg(not(loom))]
-pub(crate) use penstock_store::interrupt::wait_until;
+pub(crate) use penstock_value::interrupt::wait_until;
 /// An `Arc` whose last drop has an effect that other threads see.
 #[cfg(not(loom))]
 pub(crate) use std::sync::Arc as Shared;

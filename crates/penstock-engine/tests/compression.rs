@@ -3,14 +3,16 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 
+use penstock_contract::{Block, Store};
+use penstock_engine::{Engine, EngineConfig, Fence, KvGroup, Outcome};
+use penstock_layout::KvLayout;
+use penstock_store::layers::Tiered;
+use penstock_value::compress::Element;
+use penstock_value::header::{ENCRYPTED_HEADER_BYTES, HEADER_BYTES, Rejection};
+use penstock_value::{Keyring, MemoryStore, SealedStore};
+
 use crate::support::segment::Pool;
 use crate::support::*;
-use penstock_engine::{Block, Engine, EngineConfig, Fence, KvGroup, Outcome};
-use penstock_layout::KvLayout;
-use penstock_store::compress::Element;
-use penstock_store::layers::Tiered;
-use penstock_store::value::{ENCRYPTED_HEADER_BYTES, HEADER_BYTES, Rejection};
-use penstock_store::{Keyring, MemoryStore, SealedStore, Store};
 
 const LOADED: Outcome = Outcome::Loaded(BLOCK_BYTES as u64);
 const KEPT: Outcome = Outcome::Kept(BLOCK_BYTES as u64);

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::support::*;
-use penstock_engine::{Block, Engine, EngineConfig, Fence, Outcome};
+use penstock_contract::Block;
+use penstock_engine::{Engine, EngineConfig, Fence, Outcome};
 use penstock_layout::KvLayout;
-use penstock_store::Keyring;
-use penstock_store::value::{Checksum, ENCRYPTED_HEADER_BYTES, Rejection, seal};
+use penstock_value::Keyring;
+use penstock_value::header::{Checksum, ENCRYPTED_HEADER_BYTES, Rejection, seal};
+
+use crate::support::*;
 
 const LOADED: Outcome = Outcome::Loaded(BLOCK_BYTES as u64);
 const STORED: Outcome = Outcome::Stored(BLOCK_BYTES as u64);

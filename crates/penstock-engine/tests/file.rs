@@ -3,10 +3,12 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::support::*;
-use penstock_engine::{Block, Engine, Fence, Outcome, Parent};
+use penstock_contract::{Block, Parent};
+use penstock_engine::{Engine, Fence, Outcome};
 use penstock_layout::KvLayout;
 use penstock_store::OpenOptions;
+
+use crate::support::*;
 
 fn engine_on<'kv>(directory: &Path, kv: &'kv Kv) -> Rig<'kv> {
     let url = format!("file://{}?size=256MiB", directory.display());

@@ -5,11 +5,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::*;
-use penstock_engine::{Block, Chunk, Deadline, EngineConfig, Fence, HostChange, Outcome, Owner};
+use penstock_contract::{Block, Chunk, ErrorKind, HostChange, Namespace};
+use penstock_engine::{Deadline, EngineConfig, Fence, Outcome, Owner};
 use penstock_evict::{Chooser, Lru, Policy};
 use penstock_layout::KvLayout;
-use penstock_store::{ErrorKind, Namespace};
+
+use crate::support::*;
 
 const BYTES: u64 = BLOCK_BYTES as u64;
 

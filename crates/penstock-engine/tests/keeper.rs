@@ -4,10 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::*;
+use penstock_contract::{ErrorKind, Key, Namespace, Store, Tenant};
 use penstock_engine::{Keeper, KeeperConfig, KeptGroup};
 use penstock_layout::Span;
-use penstock_store::{ErrorKind, Key, MemoryStore, Namespace, Store, Tenant};
+use penstock_value::MemoryStore;
+
+use crate::support::*;
 
 const NAMESPACE: Namespace = Namespace([3; 16]);
 const BLOCK_BYTES: u64 = 1000;

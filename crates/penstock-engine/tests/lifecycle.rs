@@ -5,9 +5,9 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
+use penstock_contract::{ErrorKind, Store};
 use penstock_engine::{Engine, EngineConfig, EngineError, Fence, Lookup, LookupConfig, Outcome};
 use penstock_layout::KvLayout;
-use penstock_store::{ErrorKind, Store};
 use support::*;
 
 // The one test here that counts this process's threads runs them all, one after the other.

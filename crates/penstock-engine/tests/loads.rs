@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::*;
+use penstock_contract::{ErrorKind, Key, Store};
 use penstock_engine::{Fence, KvGroup, Outcome};
 use penstock_layout::{KvLayout, Span};
 use penstock_store::layers::Tiered;
-use penstock_store::value::{Checksum, Rejection, seal};
-use penstock_store::{ErrorKind, Key, Store};
+use penstock_value::header::{Checksum, Rejection, seal};
+
+use crate::support::*;
 
 const LOADED: Outcome = Outcome::Loaded(BLOCK_BYTES as u64);
 

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::*;
+use penstock_contract::{ErrorKind, Namespace, Store};
 use penstock_engine::{Answer, EngineError, Lookup, LookupConfig};
 use penstock_layout::Span;
-use penstock_store::{ErrorKind, Namespace, Store};
+
+use crate::support::*;
 
 const NAMESPACE: Namespace = Namespace([3; 16]);
 

@@ -4,11 +4,12 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use crate::support::*;
-use penstock_engine::{Chunk, Event, Fence, HostChange, Outcome, Outcomes};
+use penstock_contract::{Chunk, ErrorKind, HostChange};
+use penstock_engine::{Event, Fence, Outcome, Outcomes};
 use penstock_layout::KvLayout;
-use penstock_store::ErrorKind;
 use proptest::prelude::*;
+
+use crate::support::*;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -372,7 +373,7 @@ fn run(layout: KvLayout, keep: bool, steps: &[Step]) {
                 }
             }
             Step::Remove { pick } => {
-                penstock_store::Store::remove(&store.inner, &[key(*pick)], soon()).unwrap();
+                penstock_contract::Store::remove(&store.inner, &[key(*pick)], soon()).unwrap();
             }
             Step::Fail { kind } => store.fail(*kind),
             Step::HoldGets(hold) => store.hold_gets(*hold),

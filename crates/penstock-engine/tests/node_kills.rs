@@ -10,11 +10,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::segment::Pool;
-use crate::support::*;
+use penstock_contract::{PutOutcome, Store};
 use penstock_engine::{Engine, Fence, Outcome};
 use penstock_layout::KvLayout;
-use penstock_store::{FileStore, PutOutcome, ShmStore, Store, Trust};
+use penstock_store::{FileStore, ShmStore, Trust};
+
+use crate::support::segment::Pool;
+use crate::support::*;
 
 const NODE: &str = "PENSTOCK_TEST_NODE";
 const FOLDER: &str = "PENSTOCK_TEST_FOLDER";

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use penstock_contract::{Block, ErrorKind, Store};
+use penstock_engine::{Engine, EngineConfig, EngineError, Fence, Outcome, Owner};
+use penstock_layout::KvLayout;
+use penstock_store::OpenOptions;
+use penstock_value::{Keyring, MemoryStore, SealedStore};
+
 use crate::support::segment::Pool;
 use crate::support::*;
-use penstock_engine::{Block, Engine, EngineConfig, EngineError, Fence, Outcome, Owner};
-use penstock_layout::KvLayout;
-use penstock_store::{ErrorKind, Keyring, MemoryStore, OpenOptions, SealedStore, Store};
 
 const LOADED: Outcome = Outcome::Loaded(BLOCK_BYTES as u64);
 const KEPT: Outcome = Outcome::Kept(BLOCK_BYTES as u64);

@@ -2,16 +2,18 @@
 
 use std::sync::Arc;
 
-use crate::support::segment::Pool;
-use crate::support::*;
+use penstock_contract::Store;
 use penstock_engine::{Fence, Outcome};
 use penstock_layout::KvLayout;
 use penstock_store::layers::{Breaker, BreakerSettings, Tiered};
-use penstock_store::{MemoryStore, Store};
+use penstock_value::MemoryStore;
+
+use crate::support::segment::Pool;
+use crate::support::*;
 
 const LOADED: Outcome = Outcome::Loaded(BLOCK_BYTES as u64);
 
-fn numbered(first: u64) -> Vec<penstock_engine::Block> {
+fn numbered(first: u64) -> Vec<penstock_contract::Block> {
     (0..BLOCKS).map(|n| block_of(first + n, n)).collect()
 }
 

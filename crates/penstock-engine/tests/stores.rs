@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use crate::support::*;
+use penstock_contract::{BatchBytes, Block, ErrorKind, Namespace};
 use penstock_engine::{
-    Block, EngineConfig, EngineError, Event, Fence, KvGroup, Outcome, Outcomes, Owner, Replica,
-    Tally,
+    EngineConfig, EngineError, Event, Fence, KvGroup, Outcome, Outcomes, Owner, Replica, Tally,
 };
 use penstock_layout::{KvLayout, Span};
-use penstock_store::value::verify_value;
-use penstock_store::{BatchBytes, ErrorKind, Namespace};
+use penstock_value::header::verify_value;
+
+use crate::support::*;
 
 #[test]
 fn a_stored_value_is_the_blocks_in_order_behind_a_header() {

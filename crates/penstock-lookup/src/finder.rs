@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use penstock_catalogue::Groups;
-use penstock_layout::Span;
-use penstock_store::{
+use penstock_contract::{
     CHUNK_BYTES, Error, ErrorKind, Key, Namespace, Result, Store, Tenancy, Tenant,
 };
+use penstock_layout::Span;
 
 use crate::hashing::Prefix;
 use crate::index::{Belief, Index};

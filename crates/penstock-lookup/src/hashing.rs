@@ -1,6 +1,6 @@
 //! vLLM's block hashes: each holds the tokens of its block and the hash of the block before.
 
-use penstock_store::CHUNK_BYTES;
+use penstock_contract::CHUNK_BYTES;
 use ring::digest::{SHA256, digest};
 use twox_hash::XxHash3_128;
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use penstock_store::{CHUNK_BYTES, NAMESPACE_BYTES, Namespace};
+use penstock_contract::{CHUNK_BYTES, NAMESPACE_BYTES, Namespace};
 
 /// Entries that one place has. A block may lie in one place only.
 const WAYS: usize = 8;

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_catalogue::{Group, Groups, Reads};
+use penstock_contract::testing::{LONG, eventually, soon};
+use penstock_contract::{ErrorKind, Key, Namespace, PutRequest, Store};
 use penstock_layout::Span;
 use penstock_lookup::{Algorithm, Belief, Extra, Finder, Hasher, Part, Prefix, Variant};
-use penstock_store::{ErrorKind, Key, Namespace, OpenOptions, PutRequest, Store, open};
-use penstock_store_testing::{LONG, eventually, soon};
+use penstock_store::{OpenOptions, open};
 use proptest::prelude::*;
 
 const BLOCK: usize = 4;

@@ -3,12 +3,13 @@
 use std::io::IoSlice;
 
 use penstock_catalogue::{Group, Groups, Reads};
+use penstock_contract::testing::{LONG, soon};
+use penstock_contract::{Key, Namespace, PutRequest};
 use penstock_layout::Span;
 use penstock_lookup::{
     Algorithm, Belief, Extra, Finder, Hasher, OwnCache, Part, Prefix, Variant, told,
 };
-use penstock_store::{Key, Namespace, OpenOptions, PutRequest, open};
-use penstock_store_testing::{LONG, soon};
+use penstock_store::{OpenOptions, open};
 use proptest::prelude::*;
 
 const BLOCK: u64 = 4;

@@ -1,7 +1,6 @@
 //! Blocks for Python: as jobs carry them, and as bytes between processes.
 
-use penstock_engine::{Block, Chunk, HostChange, Parent};
-use penstock_store::CHUNK_BYTES;
+use penstock_contract::{Block, CHUNK_BYTES, Chunk, HostChange, Parent};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyType};
 

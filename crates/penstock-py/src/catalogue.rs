@@ -4,8 +4,8 @@ use penstock_catalogue::{
     Catalogue as Native, CatalogueError, Group, Groups, Holding, LookupState, Moved, Reads,
     Scheduled,
 };
-use penstock_engine::{Chunk, EngineError, HostChange, look_up_now};
-use penstock_store::Tenancy;
+use penstock_contract::{Chunk, HostChange, Tenancy};
+use penstock_engine::{EngineError, look_up_now};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;

@@ -1,6 +1,6 @@
 //! Lossless compression for Python: buffers in, buffers out, without the GIL.
 
-use penstock_store::compress::{self, Element, Speed};
+use penstock_value::compress::{self, Element, Speed};
 use pyo3::prelude::*;
 
 use crate::buffer::{Part, Pinned, check_apart};

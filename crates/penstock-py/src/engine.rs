@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use penstock_contract::HostChange;
 use penstock_engine::{
     Deadline, Device, Engine as Native, EngineConfig, EngineStats, Fault, Fence as NativeFence,
-    HostChange, KvGroup, Lookup as NativeLookup, LookupConfig, Owner, Replica,
+    KvGroup, Lookup as NativeLookup, LookupConfig, Owner, Replica,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;

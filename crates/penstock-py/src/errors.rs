@@ -4,9 +4,9 @@
 use std::cell::RefCell;
 use std::fmt::Display;
 
+use penstock_contract::ErrorKind;
 use penstock_engine::EngineError;
-
-use penstock_store::{ErrorKind, interrupt};
+use penstock_value::interrupt;
 use pyo3::prelude::*;
 
 /// The exceptions of `penstock.errors`.
@@ -66,14 +66,14 @@ fn has_raised() -> bool {
 /// Runs a store's blocking work as [`interruptibly`] does, and maps its error.
 pub(crate) fn without_gil<T, F>(py: Python<'_>, work: F) -> PyResult<T>
 where
-    F: FnOnce() -> penstock_store::Result<T> + Send,
+    F: FnOnce() -> penstock_contract::Result<T> + Send,
     T: Send,
 {
     interruptibly(py, work)?.map_err(|error| store_error(py, &error))
 }
 
 /// The exception for a store's error.
-pub(crate) fn store_error(_: Python<'_>, error: &penstock_store::Error) -> PyErr {
+pub(crate) fn store_error(_: Python<'_>, error: &penstock_contract::Error) -> PyErr {
     let message = (error.to_string(),);
     match error.kind() {
         ErrorKind::Config => raised::ConfigError::new_err(message),

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use penstock_catalogue::Place;
-use penstock_engine::{Chunk, Keeper as Native, KeeperConfig, KeptGroup};
+use penstock_contract::Chunk;
+use penstock_engine::{Keeper as Native, KeeperConfig, KeptGroup};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 

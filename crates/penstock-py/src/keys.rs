@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use penstock_store::Keyring;
+use penstock_value::Keyring;
 use pyo3::prelude::*;
 
 use crate::errors::without_gil;

@@ -4,11 +4,11 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use penstock_catalogue::{Group, Groups};
+use penstock_contract::Tenant;
 use penstock_lookup::{
     Adapter, Algorithm, Belief, Body, Extra, Finder, HashError, Hasher, OwnCache, Part, Prefix,
     Prompt, Variant, told,
 };
-use penstock_store::Tenant;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList, PyTuple};
 

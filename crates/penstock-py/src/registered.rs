@@ -2,14 +2,14 @@
 
 use std::sync::{Arc, OnceLock};
 
+use penstock_contract::testing::{CHECKS, Outcome, try_check};
 use penstock_store::{OpenOptions, Place, Registered, open};
-use penstock_store_testing::{CHECKS, Outcome, try_check};
 use pyo3::prelude::*;
 
 use crate::errors::{config_error, without_gil};
 
-/// A store as Python says it: scheme, origin, kind and place.
-type Found = (String, String, String, Vec<String>);
+/// A store as Python says it: scheme, origin, the command of its program, and why there is none.
+type Found = (String, String, Vec<String>, String);
 
 static FINDER: OnceLock<Py<PyAny>> = OnceLock::new();
 
@@ -20,32 +20,24 @@ pub(crate) fn find_stores_with(finder: Py<PyAny>) {
     let _ = FINDER.set(finder);
 }
 
-/// The registered stores, if the URL has a scheme that is not built in. Only those of its schemes
-/// have a place.
+/// The registered stores, if the URL has a scheme that is not built in.
 pub(crate) fn stores_for(py: Python<'_>, url: &str) -> PyResult<Vec<Registered>> {
     let Some(finder) = FINDER.get() else {
         return Ok(Vec::new());
     };
-    let schemes = penstock_store::unknown_schemes(url);
-    if schemes.is_empty() {
+    if penstock_store::unknown_schemes(url).is_empty() {
         return Ok(Vec::new());
     }
-    let found: Vec<Found> = finder.call1(py, (schemes,))?.extract(py)?;
-    found
-        .into_iter()
-        .map(|(scheme, origin, kind, place)| {
-            let place = match kind.as_str() {
-                "library" => Place::Library(place.concat().into()),
-                "program" => Place::Program(place.into_iter().map(Into::into).collect()),
-                _ => Place::Nowhere(place.concat()),
-            };
-            Ok(Registered {
-                scheme,
-                origin,
-                place,
-            })
-        })
-        .collect()
+    let found: Vec<Found> = finder.call0(py)?.extract(py)?;
+    let registered = |(scheme, origin, command, problem): Found| Registered {
+        scheme,
+        origin,
+        place: match command.as_slice() {
+            [] => Place::Nowhere(problem),
+            _ => Place::Program(command.into_iter().map(Into::into).collect()),
+        },
+    };
+    Ok(found.into_iter().map(registered).collect())
 }
 
 /// The names of the checks that every store passes.
@@ -68,7 +60,7 @@ pub(crate) fn check_store(py: Python<'_>, url: &str, check: &str) -> PyResult<Op
         ..OpenOptions::default()
     };
     let outcome = without_gil(py, || {
-        let open = || -> Arc<dyn penstock_store::Store> {
+        let open = || -> Arc<dyn penstock_contract::Store> {
             open(url, &options).unwrap_or_else(|error| panic!("{error}"))
         };
         Ok(try_check(*check, &open))

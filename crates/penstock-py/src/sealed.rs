@@ -1,12 +1,12 @@
 //! Values in Python's buffers, put and got through the layer for sealed values.
 
 use std::io::IoSliceMut;
-use std::iter;
-use std::slice;
 use std::time::Instant;
+use std::{iter, slice};
 
-use penstock_store::sealed::{Destination, Got, HeaderRoom, Wanted};
-use penstock_store::{Key, PutOutcome, Result, SealedStore};
+use penstock_contract::{Key, PutOutcome, Result};
+use penstock_value::SealedStore;
+use penstock_value::sealed::{Destination, Got, HeaderRoom, Wanted};
 
 use crate::buffer::Part;
 

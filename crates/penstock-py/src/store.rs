@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use penstock_contract::{KEY_BYTES, Key, Namespace, PutOutcome, Tenancy, Tenant};
+use penstock_store::OpenOptions;
 use penstock_store::layers::{Breaker, BreakerSettings};
-use penstock_store::sealed::{Carried, Finding, Got};
-use penstock_store::value::Rejection;
-use penstock_store::{
-    KEY_BYTES, Key, Keyring, Namespace, OpenOptions, PutOutcome, SealedStore, Tenancy, Tenant,
-};
+use penstock_value::header::Rejection;
+use penstock_value::sealed::{Carried, Finding, Got};
+use penstock_value::{Keyring, SealedStore};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -32,7 +32,7 @@ pub(crate) struct Store {
 
 impl Store {
     /// The store itself, to share with native threads.
-    pub(crate) fn shared(&self) -> Arc<dyn penstock_store::Store> {
+    pub(crate) fn shared(&self) -> Arc<dyn penstock_contract::Store> {
         Arc::clone(self.inner.store())
     }
 
@@ -41,7 +41,7 @@ impl Store {
         self.inner.keys().cloned()
     }
 
-    fn with(inner: Arc<dyn penstock_store::Store>, keys: Option<Arc<Keyring>>) -> Self {
+    fn with(inner: Arc<dyn penstock_contract::Store>, keys: Option<Arc<Keyring>>) -> Self {
         Self {
             inner: SealedStore::new(inner, keys),
         }
@@ -419,7 +419,7 @@ impl Store {
         let deadline = deadline(py, timeout)?;
         let usage = without_gil(py, || {
             let mut usage = BTreeMap::<Namespace, (u64, u64)>::new();
-            let mut count = |object: penstock_store::Listed| {
+            let mut count = |object: penstock_contract::Listed| {
                 let (objects, bytes) = usage.entry(object.key.namespace).or_default();
                 *objects += 1;
                 *bytes += object.bytes;
@@ -471,5 +471,5 @@ impl Store {
 /// The number of bytes that a text such as "64KiB", "1.5 GB" or "4096" stands for.
 #[pyfunction]
 pub(crate) fn parse_size(py: Python<'_>, text: &str) -> PyResult<u64> {
-    penstock_store::parse_size(text).map_err(|error| store_error(py, &error))
+    penstock_value::parse_size(text).map_err(|error| store_error(py, &error))
 }

@@ -8,9 +8,10 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use penstock_contract::{Key, Namespace};
 use penstock_layout::Span;
-use penstock_store::value::{Checksum, ENCRYPTED_HEADER_BYTES};
-use penstock_store::{Key, Keyring, Namespace};
+use penstock_value::Keyring;
+use penstock_value::header::{Checksum, ENCRYPTED_HEADER_BYTES};
 
 /// Bytes that each pass works through.
 const PASS_BYTES: usize = 128 << 20;

@@ -12,8 +12,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use penstock_contract::{Key, Namespace, Store, Tenancy, Tenant};
 use penstock_layout::Span;
-use penstock_store::{Key, Namespace, OpenOptions, Store, Tenancy, Tenant, open};
+use penstock_store::{OpenOptions, open};
 
 /// What is put in a pass, and what a pool without a quota has room for, or the quota of the others.
 const PASS_BYTES: usize = 64 << 20;

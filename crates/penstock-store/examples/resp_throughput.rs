@@ -9,10 +9,9 @@ use std::process::ExitCode;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
+use penstock_contract::{GetOutcome, GetRequest, Key, Namespace, PutRequest, Store};
 use penstock_layout::Span;
-use penstock_store::{
-    GetOutcome, GetRequest, Key, Namespace, OpenOptions, PutRequest, Store, open,
-};
+use penstock_store::{OpenOptions, open};
 
 struct Plan {
     urls: Vec<String>,

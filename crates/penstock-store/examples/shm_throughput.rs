@@ -10,8 +10,9 @@ use std::io::{IoSlice, IoSliceMut};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use penstock_contract::{GetOutcome, Key, Namespace, PutOutcome, Store};
 use penstock_layout::Span;
-use penstock_store::{GetOutcome, Key, Namespace, OpenOptions, PutOutcome, Store, open};
+use penstock_store::{OpenOptions, open};
 
 const LOOKED_UP: usize = 1000;
 

@@ -2,16 +2,14 @@
 
 use std::sync::Arc;
 
+use penstock_contract::{Error, ErrorKind, Result, Store};
+use penstock_value::{MemoryStore, parse_size};
 use url::Url;
 
 use crate::file::{FileStore, Hosts, Trust};
 use crate::layers::{Breaker, BreakerSettings, Quota, Quotas, Tiered};
-use crate::memory::MemoryStore;
-use crate::object;
 use crate::shm::ShmStore;
-use crate::{
-    Error, ErrorKind, OpenOptions, Registered, Result, Store, parse_size, registered, resp,
-};
+use crate::{OpenOptions, Registered, object, registered, resp};
 
 const ACCEPTED: &str = "memory://?size=1GiB, shm://NAME?size=1GiB, file:///absolute/path?size=10GiB[&hosts=several][&trust=UID,group], \
      valkey://[user[:password]@]host[:port][/db] (or redis://; valkeys:// and rediss:// with TLS; \

@@ -1,7 +1,6 @@
 //! Options for opening a store, besides its URL.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// How to open a store, besides what its URL says.
@@ -42,8 +41,6 @@ pub struct Registered {
 /// Where a registered store is.
 #[derive(Clone, Debug)]
 pub enum Place {
-    /// In a library that `penstock-store-plugin` made. It runs in this process.
-    Library(PathBuf),
     /// In a program, which runs beside this process: the program and its arguments.
     Program(Vec<OsString>),
     /// Nowhere, for this reason.

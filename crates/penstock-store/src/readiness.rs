@@ -2,10 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use penstock_value::interrupt;
 use rustix::event::{PollFd, Timespec, poll};
 use rustix::io::Errno;
-
-use crate::interrupt;
 
 /// Waits until one of the descriptors is ready. False if the deadline has passed, or the wait was
 /// interrupted.

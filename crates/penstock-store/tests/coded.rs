@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
+use penstock_contract::testing::{Faults, Faulty};
+use penstock_contract::{Key, PutOutcome, Store};
+use penstock_store::layers::Tiered;
+use penstock_value::compress::{CHUNK_ELEMENTS, Element};
+use penstock_value::header::{Checksum, HEADER_BYTES, Rejection};
+use penstock_value::sealed::{Carried, Finding, Got, SealedStore};
+use proptest::prelude::*;
+
 use crate::behaviour::slots::*;
 use crate::behaviour::{bytes, fresh_namespace, key, soon};
-use penstock_store::compress::{CHUNK_ELEMENTS, Element};
-use penstock_store::layers::{Faults, Faulty, Tiered};
-use penstock_store::sealed::{Carried, Finding, Got, SealedStore};
-use penstock_store::value::{Checksum, HEADER_BYTES, Rejection};
-use penstock_store::{Key, PutOutcome, Store};
-use proptest::prelude::*;
 
 /// A store that takes coded values.
 fn coding(store: &Arc<dyn Store>, keys: Option<&str>) -> SealedStore {

@@ -8,13 +8,15 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use penstock_contract::{ErrorKind, Key, PutOutcome, Store};
+use penstock_store::{FileStore, Hosts, Trust};
+use rustix::process::Signal;
+
 use crate::behaviour::directory::{charged, open, path_of, used_bytes};
 use crate::behaviour::sealed::{
     Process, SHARED, assert_whole, listed, put_sealed, put_sealed_by, whole_values,
 };
 use crate::behaviour::{eventually, key, prompt, soon, within};
-use penstock_store::{ErrorKind, FileStore, Hosts, Key, PutOutcome, Store, Trust};
-use rustix::process::Signal;
 
 /// Names the role of a process that a test starts, and the pool it works on.
 const ROLE: &str = "PENSTOCK_TEST_ROLE";

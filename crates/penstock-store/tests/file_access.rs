@@ -7,11 +7,13 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use penstock_contract::{Error, ErrorKind, PutOutcome, Store};
+use penstock_store::{FileStore, OpenOptions, Trust};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+
 use crate::behaviour::directory::{open, path_of};
 use crate::behaviour::sealed::{SHARED, assert_whole, listed, put_sealed};
 use crate::behaviour::{get, key, soon};
-use penstock_store::{Error, ErrorKind, FileStore, OpenOptions, PutOutcome, Store, Trust};
-use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 const CAPACITY: u64 = 8 << 20;
 /// A user whom nobody trusts, and a group.

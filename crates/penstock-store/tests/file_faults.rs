@@ -5,12 +5,14 @@ use std::io::IoSliceMut;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use penstock_contract::{ErrorKind, GetOutcome, PutOutcome, Store};
+use penstock_store::{FileStore, OpenOptions, Trust};
+
 use crate::behaviour::directory::{charged, open, path_of, used_bytes};
 use crate::behaviour::sealed::{
     Process, SHARED, assert_whole, listed, put_sealed, put_sealed_by, whole_values,
 };
 use crate::behaviour::{eventually, get, key, past, soon, within};
-use penstock_store::{ErrorKind, FileStore, GetOutcome, OpenOptions, PutOutcome, Store, Trust};
 
 const CAPACITY: u64 = 8 << 20;
 /// Names the pool whose lock another process holds.

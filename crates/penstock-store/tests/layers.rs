@@ -4,9 +4,12 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use penstock_contract::testing::{Faults, Faulty};
+use penstock_contract::{ErrorKind, GetOutcome, Key, PutRequest, Store};
+use penstock_store::layers::{Breaker, BreakerCounters, BreakerSettings};
+use penstock_value::MemoryStore;
+
 use crate::behaviour::{bytes, eventually, fresh_namespace, key, past, soon, within};
-use penstock_store::layers::{Breaker, BreakerCounters, BreakerSettings, Faults, Faulty};
-use penstock_store::{ErrorKind, GetOutcome, Key, MemoryStore, PutRequest, Store};
 
 fn memory() -> Arc<dyn Store> {
     Arc::new(MemoryStore::new(32 << 20))
@@ -110,51 +113,58 @@ fn a_breaker_probes_after_its_pause_and_closes_on_success() {
     /// A store that is away until it is told to be back.
     struct Mending(std::sync::atomic::AtomicBool, Arc<dyn Store>);
     impl Mending {
-        fn inner(&self) -> penstock_store::Result<&dyn Store> {
+        fn inner(&self) -> penstock_contract::Result<&dyn Store> {
             match self.0.load(std::sync::atomic::Ordering::SeqCst) {
                 true => Ok(&*self.1),
-                false => Err(penstock_store::Error::new(ErrorKind::Unreachable, "away")),
+                false => Err(penstock_contract::Error::new(
+                    ErrorKind::Unreachable,
+                    "away",
+                )),
             }
         }
     }
     impl Store for Mending {
-        fn capabilities(&self) -> penstock_store::Capabilities {
+        fn capabilities(&self) -> penstock_contract::Capabilities {
             self.1.capabilities()
         }
         fn url(&self) -> String {
             self.1.url()
         }
-        fn contains(&self, keys: &[Key], deadline: Instant) -> penstock_store::Result<Vec<bool>> {
+        fn contains(
+            &self,
+            keys: &[Key],
+            deadline: Instant,
+        ) -> penstock_contract::Result<Vec<bool>> {
             self.inner()?.contains(keys, deadline)
         }
         fn put_many(&self, batch: &mut [PutRequest<'_>], deadline: Instant) {
             self.1.put_many(batch, deadline);
         }
-        fn get_many(&self, batch: &mut [penstock_store::GetRequest<'_, '_>], deadline: Instant) {
+        fn get_many(&self, batch: &mut [penstock_contract::GetRequest<'_, '_>], deadline: Instant) {
             self.1.get_many(batch, deadline);
         }
         fn touch(
             &self,
             values: &[(Key, u64)],
             deadline: Instant,
-        ) -> penstock_store::Result<Vec<bool>> {
+        ) -> penstock_contract::Result<Vec<bool>> {
             self.1.touch(values, deadline)
         }
-        fn remove(&self, keys: &[Key], deadline: Instant) -> penstock_store::Result<u64> {
+        fn remove(&self, keys: &[Key], deadline: Instant) -> penstock_contract::Result<u64> {
             self.1.remove(keys, deadline)
         }
         fn list(
             &self,
-            namespace: Option<penstock_store::Namespace>,
-            visit: &mut dyn FnMut(penstock_store::Listed),
+            namespace: Option<penstock_contract::Namespace>,
+            visit: &mut dyn FnMut(penstock_contract::Listed),
             deadline: Instant,
-        ) -> penstock_store::Result<()> {
+        ) -> penstock_contract::Result<()> {
             self.1.list(namespace, visit, deadline)
         }
-        fn describe(&self, deadline: Instant) -> penstock_store::Result<Vec<(String, String)>> {
+        fn describe(&self, deadline: Instant) -> penstock_contract::Result<Vec<(String, String)>> {
             self.1.describe(deadline)
         }
-        fn stats(&self) -> penstock_store::StoreStats {
+        fn stats(&self) -> penstock_contract::StoreStats {
             self.1.stats()
         }
     }

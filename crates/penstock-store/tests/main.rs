@@ -2,12 +2,9 @@
 
 mod behaviour;
 mod coded;
-mod compress;
-mod encryption;
 mod file;
 mod file_access;
 mod file_faults;
-mod keyring;
 mod layers;
 mod memory;
 mod object;
@@ -29,4 +26,3 @@ mod sealed;
 mod shm;
 mod shm_in_place;
 mod tiers;
-mod value;

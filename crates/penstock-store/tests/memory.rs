@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use penstock_store::{MemoryStore, Store};
+use penstock_contract::Store;
+use penstock_value::MemoryStore;
 
 #[test]
 fn behaves() {

@@ -4,17 +4,17 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
+use penstock_contract::{ErrorKind, GetOutcome, GetRequest, Key, PutOutcome, Result, Store};
+use penstock_store::{OpenOptions, open};
+use penstock_value::SealedStore;
+use penstock_value::sealed::Got;
+
 use crate::behaviour::batches::{fetch, fill};
 use crate::behaviour::slots::{self, Slot};
 use crate::behaviour::{
     bytes, fresh_namespace, get, get_one, given_time, key, kind_of, past, put, soon, within,
 };
 use crate::object_server::{Fault, Proxy, Server, url};
-use penstock_store::sealed::Got;
-use penstock_store::{
-    ErrorKind, GetOutcome, GetRequest, Key, OpenOptions, PutOutcome, Result, SealedStore, Store,
-    open,
-};
 
 fn store(url: &str) -> Arc<dyn Store> {
     open(url, &OpenOptions::default()).expect("the URL is right")

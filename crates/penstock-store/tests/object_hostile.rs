@@ -7,9 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::behaviour::{fresh_namespace, key, soon, within};
-use penstock_store::{ErrorKind, OpenOptions, Store, open};
+use penstock_contract::{ErrorKind, Store};
+use penstock_store::{OpenOptions, open};
 use proptest::prelude::*;
+
+use crate::behaviour::{fresh_namespace, key, soon, within};
 
 /// More than what sockets hold on both sides, beside what is read.
 const IN_SOCKETS: u64 = 64 << 20;
@@ -294,7 +296,7 @@ fn a_get_finds_nothing_and_touches_nothing_but_its_slices() {
         &mut [IoSliceMut::new(slice)],
         soon(),
     );
-    assert_eq!(outcome.ok(), Some(penstock_store::GetOutcome::Miss));
+    assert_eq!(outcome.ok(), Some(penstock_contract::GetOutcome::Miss));
     assert!(before.iter().chain(after.iter()).all(|&byte| byte == 7));
 }
 

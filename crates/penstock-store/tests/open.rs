@@ -1,6 +1,7 @@
 //! Opening by URL.
 
-use penstock_store::{ErrorKind, OpenOptions, open};
+use penstock_contract::ErrorKind;
+use penstock_store::{OpenOptions, open};
 
 fn fails(url: &str) -> String {
     match open(url, &OpenOptions::default()) {

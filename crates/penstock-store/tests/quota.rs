@@ -5,14 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use penstock_contract::testing::{Faults, Faulty};
+use penstock_contract::{
+    Capabilities, ErrorKind, GetRequest, Key, Listed, Namespace, PutOutcome, PutRequest, Result,
+    Store, StoreStats, Tenancy, Tenant,
+};
+use penstock_store::layers::{Quota, Quotas};
+use penstock_store::{OpenOptions, open};
+use penstock_value::{Keyring, MemoryStore, SealedStore};
+use proptest::prelude::*;
+
 use crate::behaviour::sealed::listed;
 use crate::behaviour::{LONG, bytes, eventually, get, given_time, key, kind_of, past, put, soon};
-use penstock_store::layers::{Faults, Faulty, Quota, Quotas};
-use penstock_store::{
-    Capabilities, ErrorKind, GetRequest, Key, Keyring, Listed, MemoryStore, Namespace, OpenOptions,
-    PutOutcome, PutRequest, Result, SealedStore, Store, StoreStats, Tenancy, Tenant, open,
-};
-use proptest::prelude::*;
 
 const POOL_BYTES: u64 = 64 << 20;
 const QUOTA: u64 = 1 << 20;
@@ -107,7 +111,7 @@ fn put_at_in_time(store: &dyn Store, key: Key, value: &[u8], position: u64) -> P
     let mut outcome = None;
     eventually("there is room", || {
         let answer = put_at(store, key, value, position);
-        let has_failed = answer.as_ref().err().map(penstock_store::Error::kind);
+        let has_failed = answer.as_ref().err().map(penstock_contract::Error::kind);
         assert_ne!(has_failed, Some(ErrorKind::Config));
         outcome = answer.ok();
         outcome.is_some()

@@ -3,12 +3,16 @@
 use std::io::IoSliceMut;
 use std::sync::Arc;
 
+use penstock_contract::testing::{Faults, Faulty};
+use penstock_contract::{ErrorKind, GetOutcome, GetRequest, Store};
+use penstock_store::layers::Tiered;
+use penstock_store::open;
+use penstock_value::MemoryStore;
+use penstock_value::header::{Checksum, HEADER_BYTES};
+
 use crate::behaviour::batches::{fetch, fill};
 use crate::behaviour::{bytes, eventually, fresh_namespace, get, key, put, soon};
 use crate::resp_server::{Server, on_each_server, patient};
-use penstock_store::layers::{Faults, Faulty, Tiered};
-use penstock_store::value::{Checksum, HEADER_BYTES};
-use penstock_store::{ErrorKind, GetOutcome, GetRequest, MemoryStore, Store, open};
 
 fn store(url: &str) -> Arc<dyn Store> {
     open(url, &patient()).expect("the URL is right")
@@ -59,7 +63,7 @@ fn a_touch_is_a_use_to_the_server() {
         for key in [&touched, &left] {
             put(&*store, key, b"value").unwrap();
         }
-        let idle = |key: &penstock_store::Key| {
+        let idle = |key: &penstock_contract::Key| {
             let reply = &server.commands(&[&format!("OBJECT IDLETIME {key}")])[0];
             reply.trim_start_matches(':').parse::<u64>().unwrap()
         };

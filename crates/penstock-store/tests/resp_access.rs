@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use penstock_contract::{ErrorKind, Store};
+use penstock_store::open;
+
 use crate::behaviour::batches::fill;
 use crate::behaviour::{fresh_namespace, get, key, kind_of, put, soon};
 use crate::resp_server::{Server, on_each_server, patient};
-use penstock_store::{ErrorKind, Store, open};
 
 fn store(url: &str) -> Arc<dyn Store> {
     open(url, &patient()).expect("the URL is right")

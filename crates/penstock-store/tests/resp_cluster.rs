@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use penstock_contract::{ErrorKind, GetOutcome, Key, Store};
+use penstock_store::{OpenOptions, open};
+
 use crate::behaviour::batches::{fetch, fill};
 use crate::behaviour::{
     LONG, bytes, eventually, fresh_namespace, get, given_time, key, past, put, soon, within,
 };
 use crate::resp_server::cluster::Cluster;
 use crate::resp_server::{Server, free_port, on_each_server};
-use penstock_store::{ErrorKind, GetOutcome, Key, OpenOptions, Store, open};
 
 fn store(url: &str) -> Arc<dyn Store> {
     open(url, &OpenOptions::default()).expect("the URL is right")

@@ -4,10 +4,12 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Duration;
 
+use penstock_contract::{ErrorKind, GetOutcome, Store};
+use penstock_store::{OpenOptions, open};
+
 use crate::behaviour::batches::{fetch, fill};
 use crate::behaviour::{bytes, fresh_namespace, get_one, key, kind_of, past, put, soon, within};
 use crate::resp_server::{Server, on_each_server};
-use penstock_store::{ErrorKind, GetOutcome, OpenOptions, Store, open};
 
 fn store(url: &str) -> Arc<dyn Store> {
     open(url, &OpenOptions::default()).expect("the URL is right")
@@ -80,7 +82,7 @@ fn a_server_killed_in_the_middle_of_a_get_never_makes_a_hit() {
             let (outcomes, rest) = std::thread::scope(|scope| {
                 let getting = scope.spawn(|| {
                     let mut outcomes = Vec::new();
-                    while outcomes.iter().all(penstock_store::Result::is_ok) {
+                    while outcomes.iter().all(penstock_contract::Result::is_ok) {
                         outcomes.extend(fetch(&*store, &keys, SIZE, soon()));
                     }
                     outcomes

@@ -5,12 +5,12 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::Duration;
 
+use penstock_contract::{ErrorKind, GetOutcome, GetRequest, Key, PutOutcome, Result, Store};
+use penstock_store::{OpenOptions, open};
+use proptest::prelude::*;
+
 use crate::behaviour::{bytes, eventually, fresh_namespace, key, put, soon, within};
 use crate::resp_server::{Impostor, Script};
-use penstock_store::{
-    ErrorKind, GetOutcome, GetRequest, Key, OpenOptions, PutOutcome, Result, Store, open,
-};
-use proptest::prelude::*;
 
 /// Reads a first piece of what comes, then says these bytes and nothing more.
 fn says(reply: &[u8]) -> Script {

@@ -6,7 +6,8 @@ mod resp_server;
 use std::time::Duration;
 
 use behaviour::{bytes, fresh_namespace, key, put, soon, within};
-use penstock_store::{GetOutcome, open};
+use penstock_contract::GetOutcome;
+use penstock_store::open;
 use resp_server::{Server, on_each_server, patient};
 
 fn open_files() -> usize {
@@ -27,7 +28,7 @@ fn reconnecting_leaks_neither_files_nor_threads() {
             let key = key(fresh_namespace(), 0);
             let value = bytes(0, 1000);
             let mut into = vec![0; 1000];
-            let with_one = |store: &dyn penstock_store::Store| {
+            let with_one = |store: &dyn penstock_contract::Store| {
                 put(store, &key, &value).unwrap();
                 open_files()
             };

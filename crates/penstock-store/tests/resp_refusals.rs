@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use penstock_contract::{ErrorKind, GetOutcome, PutOutcome, Store};
+use penstock_store::open;
+
 use crate::behaviour::batches::{fetch, fill};
 use crate::behaviour::{
     bytes, eventually, fresh_namespace, get, get_one, key, kind_of, put, soon, within,
 };
 use crate::resp_server::{Server, free_port, on_each_server, patient};
-use penstock_store::{ErrorKind, GetOutcome, PutOutcome, Store, open};
 
 fn store(url: &str) -> Arc<dyn Store> {
     open(url, &patient()).expect("the URL is right")

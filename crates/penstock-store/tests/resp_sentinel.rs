@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use penstock_contract::{ErrorKind, Key, Store};
+use penstock_store::open;
+
 use crate::behaviour::{bytes, eventually, fresh_namespace, get, key, put, soon};
 use crate::resp_server::{Sentinel, Server, free_port, on_each_server, patient};
-use penstock_store::{ErrorKind, Key, Store, open};
 
 fn store(url: &str) -> Arc<dyn Store> {
     open(url, &patient()).expect("the URL is right")

@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use penstock_contract::{ErrorKind, GetOutcome, Store};
+use penstock_store::{OpenOptions, open};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use tempfile::TempDir;
+
 use crate::behaviour::batches::{fetch, fill};
 use crate::behaviour::{bytes, fresh_namespace, get, key, put, soon, within};
 use crate::resp_server::{FREE_PORT, Server, on_each_server, patient};
-use penstock_store::{ErrorKind, GetOutcome, OpenOptions, Store, open};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
-use tempfile::TempDir;
 
 /// Certificates of one authority, in files.
 struct Papers {
@@ -96,11 +98,11 @@ fn store(url: &str) -> Arc<dyn Store> {
     open(url, &patient()).expect("the URL is right")
 }
 
-fn refused(url: &str) -> penstock_store::Error {
+fn refused(url: &str) -> penstock_contract::Error {
     refused_by(&*store(url))
 }
 
-fn refused_by(store: &dyn Store) -> penstock_store::Error {
+fn refused_by(store: &dyn Store) -> penstock_contract::Error {
     store
         .contains(&[key(fresh_namespace(), 0)], soon())
         .expect_err("must be refused")

@@ -3,16 +3,19 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use penstock_contract::testing::{Faults, Faulty};
+use penstock_contract::{
+    Capabilities, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
+    PutRequest, Result, Store, StoreStats,
+};
+use penstock_store::layers::{Breaker, BreakerSettings, Tiered};
+use penstock_store::{OpenOptions, open};
+use penstock_value::header::{Checksum, Rejection};
+use penstock_value::sealed::{Carried, Finding, Got, SealedStore};
+use proptest::prelude::*;
+
 use crate::behaviour::slots::*;
 use crate::behaviour::{bytes, fresh_namespace, key, soon};
-use penstock_store::layers::{Breaker, BreakerSettings, Faults, Faulty, Tiered};
-use penstock_store::sealed::{Carried, Finding, Got, SealedStore};
-use penstock_store::value::{Checksum, Rejection};
-use penstock_store::{
-    Capabilities, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, OpenOptions,
-    PutOutcome, PutRequest, Result, Store, StoreStats, open,
-};
-use proptest::prelude::*;
 
 #[test]
 fn however_it_was_sealed_it_arrives_in_a_slot_and_in_buffers() {

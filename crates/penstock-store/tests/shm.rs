@@ -7,14 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use penstock_contract::{ErrorKind, Key, PutOutcome, Store};
+use penstock_evict::{Clock, Policy};
+use penstock_store::{OpenOptions, ShmStore};
+use penstock_value::header::HEADER_BYTES;
+use rustix::process::Signal;
+
 use crate::behaviour::sealed::{
     Process, SHARED, assert_whole, listed, put_sealed, put_sealed_by, whole_values,
 };
 use crate::behaviour::{eventually, key, prompt, soon, within};
-use penstock_evict::{Clock, Policy};
-use penstock_store::value::HEADER_BYTES;
-use penstock_store::{ErrorKind, Key, OpenOptions, PutOutcome, ShmStore, Store};
-use rustix::process::Signal;
 
 /// Names the role of a process that a test starts, the pool it works on, and its seed.
 const ROLE: &str = "PENSTOCK_TEST_ROLE";

@@ -7,15 +7,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::behaviour::{bytes, eventually, key, soon};
-use penstock_store::compress::Element;
+use penstock_contract::{ErrorKind, Key, Namespace, PutOutcome, Store};
+use penstock_store::ShmStore;
 use penstock_store::layers::{Breaker, BreakerSettings, Tiered};
-use penstock_store::sealed::{Finding, Got, HeaderRoom, LARGEST_HEADER_BYTES, Wanted};
-use penstock_store::value::{self, Checksum, HEADER_BYTES};
-use penstock_store::{
-    ErrorKind, Key, Keyring, MemoryStore, Namespace, PutOutcome, SealedStore, ShmStore, Store,
-};
+use penstock_value::compress::Element;
+use penstock_value::header::{self, Checksum, HEADER_BYTES};
+use penstock_value::sealed::{Finding, Got, HeaderRoom, LARGEST_HEADER_BYTES, Wanted};
+use penstock_value::{Keyring, MemoryStore, SealedStore};
 use proptest::prelude::*;
+
+use crate::behaviour::{bytes, eventually, key, soon};
 
 const SIZE: u64 = 8 << 20;
 const NAMESPACE: Namespace = Namespace([9; 16]);
@@ -49,8 +50,8 @@ impl Drop for Pool {
     }
 }
 
-fn put(store: &SealedStore, key: &Key, payload: &[u8]) -> penstock_store::Result<PutOutcome> {
-    let header = value::seal(key, payload.len() as u64, Checksum::of(payload));
+fn put(store: &SealedStore, key: &Key, payload: &[u8]) -> penstock_contract::Result<PutOutcome> {
+    let header = header::seal(key, payload.len() as u64, Checksum::of(payload));
     let slices = [&header[..], payload].map(IoSlice::new);
     store.store().put(key, &slices, soon())
 }
@@ -247,7 +248,7 @@ fn what_is_overwritten_meanwhile_does_not_verify() {
                                 })
                             }),
                     };
-                    let full = |e: &penstock_store::Error| e.kind() == ErrorKind::Full;
+                    let full = |e: &penstock_contract::Error| e.kind() == ErrorKind::Full;
                     assert!(put.as_ref().err().is_none_or(full));
                 }
             });

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::behaviour::{bytes, eventually, fresh_namespace, get, key, put, soon};
+use penstock_contract::{ErrorKind, GetOutcome, Key, PutOutcome, Store};
 use penstock_store::layers::Tiered;
-use penstock_store::{
-    ErrorKind, GetOutcome, Key, MemoryStore, OpenOptions, PutOutcome, Store, open,
-};
+use penstock_store::{OpenOptions, open};
+use penstock_value::MemoryStore;
+
+use crate::behaviour::{bytes, eventually, fresh_namespace, get, key, put, soon};
 
 fn memory() -> Arc<dyn Store> {
     Arc::new(MemoryStore::new(256 << 20))

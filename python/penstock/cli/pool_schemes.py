@@ -53,11 +53,10 @@ def _run(args: argparse.Namespace) -> int:
 
 def _table(stores: list[RegisteredStore]) -> Table:
     table = Table(box=None, header_style="bold")
-    for heading in ("scheme", "brought by", "runs in", "entry point"):
+    for heading in ("scheme", "brought by", "entry point"):
         table.add_column(heading)
-    where = {"library": "this process", "program": "a program beside it"}
     for store in stores:
-        table.add_row(f"{store.scheme}://", store.distribution, where[store.kind], store.value)
+        table.add_row(f"{store.scheme}://", store.distribution, store.value)
         if store.problem:
             table.add_row("", words.text(f"✗ {store.problem}", style="bold red"))
     return table

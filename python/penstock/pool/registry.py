@@ -1,18 +1,14 @@
 """Stores that other distributions bring, by entry points of the group ``penstock.stores``.
 
-An entry point's name is the scheme of the store's URLs. Its value names either a class like
-:class:`penstock.pool.PythonStore` (``module:Class``), or a module that is a library made by
-``penstock-store-plugin`` (``package.module``, without a colon).
+An entry point's name is the scheme of the store's URLs. Its value names a class like
+:class:`penstock.pool.PythonStore`, as ``module:Class``.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Literal
 
 __all__ = ["GROUP", "RegisteredStore", "registered_stores"]
 
@@ -30,9 +26,6 @@ _BUILT_IN = {"memory", "file", "shm", "s3", "gs", "az", "unix", "redis+unix", "v
 }
 
 
-_UNWANTED: tuple[str, list[str]] = ("nowhere", ["it was not looked for"])
-
-
 @dataclass(frozen=True)
 class RegisteredStore:
     """A store that a distribution brings."""
@@ -42,8 +35,6 @@ class RegisteredStore:
     """Name and version of the distribution that brings it; of several, if they conflict."""
     value: str
     """What its entry point says."""
-    kind: Literal["library", "program"]
-    """Whether it runs in the process that uses it, or in a program beside it."""
     problem: str = ""
     """Why it cannot be used; empty if it can."""
 
@@ -77,40 +68,22 @@ def _one(scheme: str, brought: list[tuple[str, str]]) -> RegisteredStore:
         problem = (
             f"several distributions bring {scheme}:// ({distributions}): uninstall all but one"
         )
-    return RegisteredStore(
-        scheme, distributions, value, "program" if ":" in value else "library", problem
-    )
+    elif ":" not in value:
+        problem = f"the entry point of {scheme}:// names no class, as module:Class: {value!r}"
+    return RegisteredStore(scheme, distributions, value, problem)
 
 
-def places(wanted: Collection[str]) -> list[tuple[str, str, str, list[str]]]:
-    """For the native module: scheme, origin, kind and place of each registered store. A place is a
-    library's path, a program with its arguments, or (kind ``nowhere``) the reason why there is
-    none. Only stores of the `wanted` schemes are looked for: to look for a library runs code of the
-    package that it is in."""
+def programs() -> list[tuple[str, str, list[str], str]]:
+    """For the native module: each registered store's scheme, origin, the command of its program,
+    and why there is no command, if there is none."""
     return [
-        (one.scheme, one.distribution, *(_place(one) if one.scheme in wanted else _UNWANTED))
+        (one.scheme, one.distribution, [] if one.problem else _command(one.value), one.problem)
         for one in registered_stores()
     ]
 
 
-def _place(store: RegisteredStore) -> tuple[str, list[str]]:
-    if store.problem:
-        return "nowhere", [store.problem]
-    if store.kind == "program":
-        return "program", [sys.executable, "-c", _HOST, store.value, *_search_path()]
-    try:
-        found = importlib.util.find_spec(store.value)
-    except ImportError as error:
-        return "nowhere", [f"the library {store.value} is not there: {error}"]
-    except Exception as error:
-        # The package that it is in was imported, and is not ours.
-        reason = f"{type(error).__name__}: {error}"
-        return "nowhere", [f"the package of the library {store.value} fails on import: {reason}"]
-    if found is None or not found.has_location or not found.origin:
-        return "nowhere", [f"the library {store.value} is not there"]
-    return "library", [found.origin]
-
-
-def _search_path() -> Iterable[str]:
-    # An empty entry is the folder that this process is in, which the program starts in too.
-    return (entry or "." for entry in sys.path)
+def _command(value: str) -> list[str]:
+    # An empty entry of the path is the folder that this process is in, which the program starts in
+    # too.
+    path = (entry or "." for entry in sys.path)
+    return [sys.executable, "-c", _HOST, value, *path]

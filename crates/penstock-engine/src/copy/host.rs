@@ -4,7 +4,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::ptr;
 
 use penstock_layout::Segment;
-use penstock_store::copies::{SummedCopy, past_caches};
+use penstock_value::copies::{SummedCopy, past_caches};
 
 use super::cuda::CudaError;
 use super::{Executor, Gathering, Scattering};

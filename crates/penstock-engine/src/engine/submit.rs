@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use penstock_contract::Block;
+
 use super::Engine;
 use crate::group::Work;
 use crate::host_tier::Value;
@@ -11,7 +13,7 @@ use crate::job::Plan;
 use crate::load_job::{Aim, LoadJob, LoadSpec};
 use crate::store_job::StoreJob;
 use crate::table::Job;
-use crate::{Block, Deadline, EngineError, Fence, Outcome, Owner};
+use crate::{Deadline, EngineError, Fence, Outcome, Owner};
 
 impl Engine {
     /// Stores blocks. Before `after` is passed, they may change. Once it is passed, they are read,

@@ -4,10 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use penstock_contract::{Chunk, Key, Namespace};
 use penstock_layout::Span;
-use penstock_store::{Key, Namespace};
-
-use crate::Chunk;
 
 /// So many touches in a row may fail to find a block before it is given up. A block that was just
 /// computed is still on its way.

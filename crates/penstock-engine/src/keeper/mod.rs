@@ -11,20 +11,21 @@ mod book;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use book::{Book, Bounds, Candidate, Name};
 use parking_lot::{Condvar, Mutex};
+use penstock_contract::{Chunk, ErrorKind, Key, Namespace, Store, Tenancy, Tenant};
 use penstock_layout::Span;
-use penstock_store::value::HEADER_BYTES;
-use penstock_store::{ErrorKind, Key, Namespace, Store, Tenancy, Tenant};
 use penstock_threads::contain;
+use penstock_value::header::HEADER_BYTES;
 
+use crate::EngineError;
 use crate::config::end_of;
 use crate::gauge::Gauge;
-use crate::{Chunk, EngineError};
-use book::{Book, Bounds, Candidate, Name};
 
 /// Where panics of this thread are counted.
 const PLACE: &str = "penstock-keep";
@@ -471,7 +472,7 @@ impl Inner {
     }
 
     /// Calls the store. `None` if that failed, which is counted.
-    fn guarded<T>(&self, call: impl FnOnce(Instant) -> penstock_store::Result<T>) -> Option<T> {
+    fn guarded<T>(&self, call: impl FnOnce(Instant) -> penstock_contract::Result<T>) -> Option<T> {
         let deadline = Instant::now() + CALL_TIMEOUT;
         let outcome = contain(PLACE, || call(deadline)).and_then(Result::ok);
         self.failed.fetch_add(u64::from(outcome.is_none()), Relaxed);

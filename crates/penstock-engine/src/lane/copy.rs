@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use penstock_contract::{ErrorKind, PutOutcome};
 use penstock_layout::Segment;
-use penstock_store::{ErrorKind, PutOutcome};
 
 use super::Inner;
 use super::node::cut;
@@ -127,7 +127,7 @@ fn place(inner: &Inner, batch: Vec<StoreTicket>, segments: &mut Vec<Segment>) {
 fn show(
     inner: &Inner,
     ticket: StoreTicket,
-    copied: Result<penstock_store::Result<PutOutcome>, NotCopied>,
+    copied: Result<penstock_contract::Result<PutOutcome>, NotCopied>,
 ) {
     match copied {
         Ok(Ok(_)) => pass_on(inner, ticket),

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use penstock_contract::ErrorKind;
 use penstock_layout::Segment;
-use penstock_store::ErrorKind;
-use penstock_store::sealed::Got;
+use penstock_value::sealed::Got;
 
 use super::get::Fetching;
 use super::{Inner, node};

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use penstock_layout::Segment;
-use penstock_store::sealed::{Destination, Wanted};
+use penstock_value::sealed::{Destination, Wanted};
 
 use super::delivery::Deliveries;
 use super::{Inner, in_place, node};

@@ -7,9 +7,10 @@
 
 use std::time::Instant;
 
+use penstock_contract::ErrorKind;
 use penstock_layout::Segment;
-use penstock_store::sealed::{Got, HeaderRoom, Wanted};
-use penstock_store::{ErrorKind, SealedStore};
+use penstock_value::SealedStore;
+use penstock_value::sealed::{Got, HeaderRoom, Wanted};
 
 use super::Inner;
 use crate::Outcome;

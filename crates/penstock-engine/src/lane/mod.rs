@@ -13,8 +13,8 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use penstock_store::SealedStore;
 use penstock_threads::Ran;
+use penstock_value::SealedStore;
 
 use crate::config::EngineConfig;
 use crate::copy::cuda::Pins;

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use penstock_contract::ErrorKind;
+use penstock_contract::memory::{Claim, Run};
 use penstock_layout::{Segment, Span};
-use penstock_store::copies::Run;
-use penstock_store::sealed::{Got, Lent};
-use penstock_store::{Claim, ErrorKind, SealedStore};
+use penstock_value::SealedStore;
+use penstock_value::sealed::{Got, Lent};
 
 use super::delivery::Deliveries;
 use super::get::{Fetching, REMOVE_TIMEOUT};

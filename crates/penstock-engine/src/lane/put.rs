@@ -6,8 +6,9 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use penstock_store::sealed::{LARGEST_HEADER_BYTES, SealedBeside, SealedValue};
-use penstock_store::{ErrorKind, Key, PutOutcome, SealedStore};
+use penstock_contract::{ErrorKind, Key, PutOutcome};
+use penstock_value::SealedStore;
+use penstock_value::sealed::{LARGEST_HEADER_BYTES, SealedBeside, SealedValue};
 
 use super::Inner;
 use crate::Outcome;

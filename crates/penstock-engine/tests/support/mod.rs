@@ -10,16 +10,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use penstock_engine::{
-    Block, Completion, Deadline, Device, Engine, EngineConfig, EngineError, Event, Fence, KvGroup,
-    Outcome, Owner, Parent, Region,
-};
-use penstock_layout::{Axis, Descriptor, Interior, KvLayout, Span};
-use penstock_store::{
-    BatchBytes, Capabilities, Error, ErrorKind, GetRequest, Key, Listed, MemoryStore, Namespace,
+pub use penstock_contract::testing::{LONG, eventually, given_time, past, soon, within};
+use penstock_contract::{
+    BatchBytes, Block, Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, Parent,
     PutRequest, Result, Store, StoreStats, Tenancy, Tenant,
 };
-pub use penstock_store_testing::{LONG, eventually, given_time, past, soon, within};
+use penstock_engine::{
+    Completion, Deadline, Device, Engine, EngineConfig, EngineError, Event, Fence, KvGroup,
+    Outcome, Owner, Region,
+};
+use penstock_layout::{Axis, Descriptor, Interior, KvLayout, Span};
+use penstock_value::MemoryStore;
 
 pub const LAYERS: u16 = 3;
 pub const HEADS: u16 = 2;
@@ -557,7 +558,7 @@ impl Probe {
         let mut value = vec![0; 1 << 16];
         let slices = &mut [std::io::IoSliceMut::new(&mut value)];
         match self.inner.get(key, slices, soon()).unwrap() {
-            penstock_store::GetOutcome::Hit(bytes) => value.truncate(bytes as usize),
+            penstock_contract::GetOutcome::Hit(bytes) => value.truncate(bytes as usize),
             other => panic!("{other:?}"),
         }
         value

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::{Mutex, RwLock};
+use penstock_contract::{Counters, Result};
 
 use super::failure;
 use super::folder::Folder;
@@ -12,7 +13,6 @@ use super::place::Place;
 use super::reach::Hosts;
 use super::trust::Trust;
 use super::usage::Usage;
-use crate::{Counters, Result};
 
 const DEFAULT_CAPACITY: u64 = 10 << 30;
 

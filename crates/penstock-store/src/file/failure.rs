@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::io;
 use std::path::Path;
 
-use crate::{Error, ErrorKind};
+use penstock_contract::{Error, ErrorKind};
 
 /// The error for a failed attempt to do something with a path.
 pub(super) fn of(error: io::Error, attempt: &str, path: &Path) -> Error {

@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use penstock_contract::{Error, ErrorKind, Result};
+use penstock_value::header::{self, HEADER_BYTES};
 use rustix::fs::{
     AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT,
 };
@@ -21,8 +23,6 @@ use rustix::io::Errno;
 use super::failure::{self, if_there};
 use super::seen::Seen;
 use super::trust::{Beliefs, Doubt, Trust, rights_for};
-use crate::value::{self, HEADER_BYTES};
-use crate::{Error, ErrorKind, Result};
 
 const FOLDER: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
@@ -388,7 +388,7 @@ fn as_of(used_at: SystemTime) -> Timestamps {
 pub(super) fn is_too_long(file: &File, seen: &Seen) -> io::Result<bool> {
     let mut header = [0; HEADER_BYTES];
     let longest = match file.read_exact_at(&mut header, 0) {
-        Ok(()) => value::longest(&header),
+        Ok(()) => header::longest(&header),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => None,
         Err(error) => return Err(error),
     };

@@ -40,15 +40,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::{
-    Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
-    PutRequest, Result, Store, StoreStats, deadline, recency, slices,
-};
 use directory::{Directory, free_bytes};
 use failure::if_there;
 use folder::{Folder, Judged, is_too_long, note_use};
 use names::ValuePath;
+use penstock_contract::{
+    Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
+    PutRequest, Result, Store, StoreStats, deadline, slices,
+};
 use place::Place;
+
+use crate::recency;
 pub use reach::Hosts;
 use seen::{Seen, charge};
 pub use trust::Trust;

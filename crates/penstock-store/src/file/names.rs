@@ -4,7 +4,7 @@
 //! hexadecimal. Beside the namespaces lie `usage`, `evict.lock` and `tmp/`. Anything else in the
 //! directory is neither read nor touched.
 
-use crate::{KEY_PREFIX, Key, NAMESPACE_BYTES, Namespace};
+use penstock_contract::{KEY_PREFIX, Key, NAMESPACE_BYTES, Namespace};
 
 /// The folder of the values in the making.
 pub(super) const TEMPORARIES: &str = "tmp";

@@ -4,6 +4,8 @@ use std::fs::File;
 use std::path::Path;
 use std::time::{Instant, SystemTime};
 
+use penstock_contract::Result;
+
 use super::failure;
 use super::folder::{Folder, Judged};
 use super::names::{TEMPORARIES, ValuePath};
@@ -12,7 +14,6 @@ use super::seen::charge;
 use super::temp::Writer;
 use super::trust::Trust;
 use super::usage::Usage;
-use crate::Result;
 
 /// The pool's directory, and this handle's place in it. If the directory is removed, a new place is
 /// opened in a new one.

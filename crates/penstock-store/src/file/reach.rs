@@ -8,10 +8,11 @@
 
 use std::fs;
 
+use penstock_contract::{Error, ErrorKind, Result};
+use penstock_value::header::Checksum;
+
 use super::folder::Folder;
 use super::names::TEMPORARIES;
-use crate::value::Checksum;
-use crate::{Error, ErrorKind, Result};
 
 /// The file systems that may be mounted by several hosts: the numbers that `statfs` gives for AFS,
 /// BeeGFS, Ceph, CIFS and SMB (three numbers), FUSE (virtiofs and GlusterFS, too), GFS2, GPFS, Lustre,

@@ -15,10 +15,11 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
+use penstock_contract::{Error, ErrorKind, Result};
+
 use super::failure;
 use super::folder::{Folder, MOST_TRIES};
 use super::reach::{Hosts, Reach};
-use crate::{Error, ErrorKind, Result};
 
 const WRITER: &str = "writer";
 /// After this time without a write, what another host was writing is left over. Clocks of hosts may

@@ -13,16 +13,16 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use penstock_contract::{Error, ErrorKind, Key, Namespace, Result};
 use penstock_evict::{Lru, Policy};
 
 use super::directory::{Directory, free_bytes};
+use super::failure;
 use super::folder::{Folder, Judged};
-use super::names::ValuePath;
+use super::names::{self, ValuePath};
 use super::place::Place;
 use super::reach::Hosts;
 use super::seen::charge;
-use super::{failure, names};
-use crate::{Error, ErrorKind, Key, Namespace, Result};
 
 /// Values removed in one hold of the count's lock. Others wait for the lock meanwhile.
 const REMOVED_AT_ONCE: usize = 8;
@@ -480,7 +480,7 @@ fn believed(folder: &Folder, name: &str) -> Result<Option<Folder>> {
 
 #[cfg(test)]
 mod tests {
-    use penstock_store_testing::{LONG, eventually, soon, within};
+    use penstock_contract::testing::{LONG, eventually, soon, within};
 
     use super::super::trust::Trust;
     use super::*;

@@ -12,11 +12,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
+use penstock_contract::{Error, ErrorKind, Result};
+use penstock_value::header::Checksum;
 
 use super::failure;
 use super::folder::Folder;
-use crate::value::Checksum;
-use crate::{Error, ErrorKind, Result};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PNSKUSE1");
 const RECORD_BYTES: usize = 40;
@@ -262,7 +262,7 @@ pub(super) fn check_record(record: &[u8; RECORD_BYTES]) {
 mod tests {
     use std::path::Path;
 
-    use penstock_store_testing::{past, soon, within};
+    use penstock_contract::testing::{past, soon, within};
 
     use super::super::trust::Trust;
     use super::*;

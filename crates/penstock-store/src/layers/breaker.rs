@@ -1,16 +1,14 @@
 //! A circuit breaker: a store that does not answer is left alone for a while.
 
-use std::any::Any;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::circuit::{BreakerCounters, BreakerSettings, Circuit, Pass, Verdict};
-use crate::copies::Run;
-use crate::inside::{Claim, Inside, Lent, Reserved, Way, inside};
-use crate::{
-    BatchBytes, Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, PutRequest,
-    Result, Store, StoreStats,
+use penstock_contract::{
+    Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, PutRequest, Result, Store,
+    StoreStats,
 };
+
+use super::circuit::{BreakerCounters, BreakerSettings, Circuit, Pass, Verdict};
 
 /// A store behind a circuit breaker.
 ///
@@ -131,55 +129,11 @@ impl Store for Breaker {
         self.call(deadline, || self.inner.describe(deadline))
     }
 
-    fn batch_bytes(&self) -> BatchBytes {
-        self.inner.batch_bytes()
-    }
-
-    fn inside(&self) -> &'static dyn Any {
-        const { &Way::into::<Self>() }
-    }
-
     fn stats(&self) -> StoreStats {
         self.inner.stats()
     }
 
-    fn charge(&self, value_bytes: u64) -> u64 {
-        self.inner.charge(value_bytes)
-    }
-}
-
-impl Inside for Breaker {
-    fn tiers(&self) -> &[Arc<dyn Store>] {
-        inside(&*self.inner).tiers()
-    }
-
-    fn is_in_memory(&self) -> bool {
-        inside(&*self.inner).is_in_memory()
-    }
-
-    fn warm_up(&self, stop: &dyn Fn() -> bool) {
-        inside(&*self.inner).warm_up(stop);
-    }
-
-    fn claim(&self, key: &Key) -> Option<Claim<'_>> {
-        inside(&*self.inner).claim(key)
-    }
-
-    fn memory(&self) -> Option<Run> {
-        inside(&*self.inner).memory()
-    }
-
-    fn lend(&self, key: &Key, position: u64, deadline: Instant) -> Option<Box<dyn Lent + '_>> {
-        inside(&*self.inner).lend(key, position, deadline)
-    }
-
-    fn reserve(
-        &self,
-        key: &Key,
-        payload_bytes: u64,
-        position: u64,
-        deadline: Instant,
-    ) -> Result<Option<Box<dyn Reserved + '_>>> {
-        inside(&*self.inner).reserve(key, payload_bytes, position, deadline)
+    fn inner(&self) -> Option<&dyn Store> {
+        Some(&*self.inner)
     }
 }

@@ -3,8 +3,7 @@
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-
-use crate::{ErrorKind, Result};
+use penstock_contract::{ErrorKind, Result};
 
 /// When a [`Breaker`](super::Breaker) opens and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,13 +2,11 @@
 
 mod breaker;
 pub(crate) mod circuit;
-mod faulty;
 mod promoter;
 mod quota;
 mod tiered;
 
 pub use breaker::Breaker;
 pub use circuit::{BreakerCounters, BreakerSettings};
-pub use faulty::{FaultCounters, Faults, Faulty};
 pub use quota::{Account, Quota, Quotas};
 pub use tiered::Tiered;

@@ -8,8 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-
-use crate::{Key, Store};
+use penstock_contract::{Key, Store};
 
 /// Most bytes that wait. A value that does not fit is left out: the far tier still has it.
 const MOST_BYTES: usize = 128 << 20;
@@ -74,7 +73,7 @@ impl Promoter {
             waiting.bytes += bytes;
         }
         // Copy without the lock: the bytes are counted already.
-        let value = crate::slices::gather(value);
+        let value = penstock_contract::slices::gather(value);
         self.shared
             .waiting
             .lock()

@@ -1,25 +1,23 @@
 //! Tiers: several stores as one, the nearest first.
 
-use std::any::Any;
 use std::collections::{BTreeMap, HashSet};
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::promoter::Promoter;
-use crate::Counters;
-use crate::inside::{Inside, Way, inside};
-use crate::{
-    BatchBytes, Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace,
-    PutOutcome, PutRequest, Result, Store, StoreStats,
+use penstock_contract::{
+    BatchBytes, Capabilities, Counters, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed,
+    Namespace, PutOutcome, PutRequest, Result, Store, StoreStats,
 };
+
+use super::promoter::Promoter;
 
 /// Several stores, in the order in which they are asked. A put goes to all of them. A get returns
 /// the value of the first store that has it; a thread then puts this value into the stores before
 /// that one.
 ///
 /// The reader finds out which copy of a value is damaged, and removes it, tier by tier
-/// ([`crate::SealedStore::mend`]).
+/// ([`penstock_value::SealedStore::mend`]).
 ///
 /// A tier that fails is passed over: an operation fails only if it fails in every tier. Each tier
 /// should be behind a [`super::Breaker`] of its own, so that a tier that is gone costs nothing.
@@ -302,7 +300,7 @@ impl Store for Tiered {
         };
         BatchBytes {
             put: best(|batch| batch.put),
-            get: if inside(&*self.tiers[0]).is_in_memory() {
+            get: if self.tiers[0].memory().is_some() {
                 best(|batch| batch.get)
             } else {
                 self.tiers[0].batch_bytes().get
@@ -310,8 +308,8 @@ impl Store for Tiered {
         }
     }
 
-    fn inside(&self) -> &'static dyn Any {
-        const { &Way::into::<Self>() }
+    fn tiers(&self) -> &[Arc<dyn Store>] {
+        &self.tiers
     }
 
     fn stats(&self) -> StoreStats {
@@ -323,18 +321,6 @@ impl Store for Tiered {
             connects,
             evictions,
             ..self.counters.snapshot()
-        }
-    }
-}
-
-impl Inside for Tiered {
-    fn tiers(&self) -> &[Arc<dyn Store>] {
-        &self.tiers
-    }
-
-    fn warm_up(&self, stop: &dyn Fn() -> bool) {
-        for tier in &self.tiers {
-            inside(&**tier).warm_up(stop);
         }
     }
 }

@@ -8,12 +8,14 @@ use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::path::Path;
 use object_store::{BackoffConfig, ClientOptions, RetryConfig};
+use penstock_contract::{Error, ErrorKind, Result};
+use penstock_value::parse_size;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use url::Url;
 
 use super::rules::{Rules, region_of};
 use super::transport::Connector;
-use crate::{Error, ErrorKind, OpenOptions, Result, parse_size};
+use crate::OpenOptions;
 
 pub(super) type Client = Arc<dyn object_store::ObjectStore>;
 

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt};
@@ -11,12 +12,12 @@ use object_store::{
     GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload,
     WriteMultipart,
 };
+use penstock_contract::{ErrorKind, Namespace};
 use tokio::sync::Semaphore;
 
 use super::failure::Failure;
 use super::pack::{Id, Name};
 use super::transport::bounded_listing;
-use crate::{ErrorKind, Namespace};
 
 /// Objects longer than this are sent in parts, several at once.
 const ONE_PUT: usize = 32 << 20;

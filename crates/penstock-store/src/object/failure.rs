@@ -4,9 +4,9 @@ use std::error::Error as _;
 use std::fmt;
 
 use object_store::client::{HttpError, HttpErrorKind};
+use penstock_contract::{Error, ErrorKind};
 
 use super::transport::TOO_LONG;
-use crate::{Error, ErrorKind};
 
 /// Parts of the URLs at which the client asks for credentials: those of machines, of tasks, and of
 /// web identities.

@@ -1,10 +1,11 @@
 //! The parts of the object store that read foreign bytes, for [`crate::fuzz`].
 
+use penstock_contract::Namespace;
+
 use super::address::Address;
 use super::failure::Failure;
 use super::index::Index;
 use super::pack::{Id, Kind, Name, parse_note, parse_pack};
-use crate::Namespace;
 
 /// Reads what may be a pack's head and what may be a note, and learns from them what it can.
 pub(crate) fn object(name: &str, bytes: &[u8], object_bytes: u64) {
@@ -39,7 +40,7 @@ pub(crate) fn objects() -> Vec<(String, Vec<u8>, u64)> {
     use super::pack::{Local, note, pack_head};
     let namespace = Namespace(*b"0123456789abcdef");
     let span = penstock_layout::Span::new(0..4, 0..2).expect("a span");
-    let key = crate::Key::new(namespace, b"chunk", span).expect("a key");
+    let key = penstock_contract::Key::new(namespace, b"chunk", span).expect("a key");
     let (head, entries) = pack_head(namespace, &[(Local::of(&key), 100), (Local::of(&key), 7)]);
     let size = entries[1].offset + u64::from(entries[1].bytes);
     let id = Id::fresh();

@@ -274,11 +274,11 @@ impl Index {
 
 #[cfg(test)]
 mod tests {
+    use penstock_contract::{Key, Namespace};
     use penstock_layout::Span;
 
     use super::super::pack::{Kind, pack_head};
     use super::*;
-    use crate::{Key, Namespace};
 
     const NAMESPACE: Namespace = Namespace(*b"0123456789abcdef");
 

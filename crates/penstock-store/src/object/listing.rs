@@ -9,6 +9,7 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
+use penstock_contract::{ErrorKind, Key, Namespace};
 use tokio::select;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -18,7 +19,6 @@ use super::failure::Failure;
 use super::index::{Index, Listings};
 use super::pack::{Id, Kind, Name, now_millis, parse_note, parse_pack};
 use super::transport::bounded_listing;
-use crate::{ErrorKind, Key, Namespace};
 
 /// Objects of a namespace that one listing may have. Their names are kept while it goes on.
 const MOST_OBJECTS: usize = 1 << 20;

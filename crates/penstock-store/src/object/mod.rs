@@ -44,14 +44,15 @@ use bucket::{Bucket, Outcome};
 use failure::Failure;
 use listing::{Catalogue, Known, OLDEST};
 use pack::{Id, Kind, Local, MOST_VALUES, Name, Place, note};
+use penstock_contract::{
+    BatchBytes, Capabilities, Counters, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed,
+    Namespace, PutRequest, Result, Store, StoreStats,
+};
+use penstock_value::interrupt;
 use rules::{Lifetimes, Rules};
 use writing::{MOST_VALUE_BYTES, Writer};
 
-use crate::Counters;
-use crate::{
-    BatchBytes, Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace,
-    OpenOptions, PutRequest, Result, Store, StoreStats, interrupt,
-};
+use crate::OpenOptions;
 
 /// How often a get whose pack is gone looks for its value elsewhere.
 const ROUNDS: usize = 3;

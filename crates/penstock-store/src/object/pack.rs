@@ -8,10 +8,9 @@
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use penstock_contract::{KEY_BYTES, Key, NAMESPACE_BYTES, Namespace};
 use ring::rand::{SecureRandom, SystemRandom};
 use twox_hash::XxHash3_64;
-
-use crate::{KEY_BYTES, Key, NAMESPACE_BYTES, Namespace};
 
 const PACK_MAGIC: &[u8; 8] = b"PNSTKPK1";
 const NOTE_MAGIC: &[u8; 8] = b"PNSTKNT1";

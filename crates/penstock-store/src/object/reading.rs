@@ -6,13 +6,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use futures_util::stream::{self, StreamExt};
+use penstock_contract::{Error, GetOutcome, GetRequest, Namespace, slices};
 
 use super::bucket::Bucket;
 use super::failure::Failure;
 use super::index::Found;
 use super::listing::Known;
 use super::pack::{Local, Name};
-use crate::{Error, GetOutcome, GetRequest, Namespace, slices};
 
 /// Bytes between two values that one request reads for nothing rather than making two requests. In
 /// the time of a round trip, several times as many arrive.

@@ -2,11 +2,14 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
+use penstock_contract::{ErrorKind, Namespace, PutOutcome, PutRequest, slices};
+use penstock_value::interrupt;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
@@ -14,7 +17,6 @@ use super::address::Settings;
 use super::failure::Failure;
 use super::listing::Catalogue;
 use super::pack::{Id, Kind, Local, MOST_VALUES, Name, pack_head};
-use crate::{ErrorKind, Namespace, PutOutcome, PutRequest, interrupt, slices};
 
 /// The longest value.
 pub(super) const MOST_VALUE_BYTES: u64 = 1 << 30;
@@ -73,7 +75,7 @@ impl Writer {
         runtime: &Handle,
         batch: &mut [PutRequest<'_>],
         deadline: Instant,
-        describe: impl Fn(&Failure, &PutRequest<'_>) -> crate::Error,
+        describe: impl Fn(&Failure, &PutRequest<'_>) -> penstock_contract::Error,
     ) {
         let mut waiting = Vec::with_capacity(batch.len());
         for request in &mut *batch {

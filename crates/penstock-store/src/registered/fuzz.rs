@@ -3,12 +3,12 @@
 use std::io::IoSliceMut;
 use std::time::Instant;
 
+use penstock_contract::{GetOutcome, GetRequest, Key};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 
 use super::link::{Failure, Link};
 use super::protocol::Greeting;
 use super::{Secrets, replies};
-use crate::{GetOutcome, GetRequest, Key};
 
 /// Hides the password of a URL in a text that repeats it, each of its characters spelled in one of
 /// several ways.
@@ -44,7 +44,7 @@ pub(crate) fn repeated_password(password: &str, ways: &[u8], before: &str, after
 pub(crate) fn replies(said: &[u8], key: Key, lengths: [usize; 2]) {
     let _ = Greeting::parse(said);
     let secrets = Secrets::of("x://me:secret@host");
-    let deadline = penstock_store_testing::soon();
+    let deadline = penstock_contract::testing::soon();
     for which in 0..5 {
         let mut link = link(said);
         let _ = (|| -> Result<(), Failure> {

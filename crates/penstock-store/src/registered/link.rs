@@ -8,12 +8,14 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use penstock_contract::{Error, ErrorKind, slices};
+use penstock_value::interrupt;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
 use super::protocol::{REPLY_BYTES, Reply};
-use crate::{Error, ErrorKind, interrupt, readiness, slices};
+use crate::readiness;
 
 /// Most slices in one system call.
 const SLICES_AT_ONCE: usize = 64;

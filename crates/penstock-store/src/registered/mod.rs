@@ -1,9 +1,8 @@
-//! Stores that others bring: from a library in this process, or from a program beside it.
+//! Stores that others bring, each in a program beside this process.
 
 #[cfg(test)]
 pub(crate) mod fuzz;
 mod link;
-mod native;
 mod process;
 mod program;
 mod protocol;
@@ -12,11 +11,11 @@ mod secrets;
 
 use std::sync::Arc;
 
-use self::native::NativeStore;
+use penstock_contract::{Error, ErrorKind, Result, Store};
+
 use self::program::ProgramStore;
 use self::secrets::Secrets;
 use crate::options::{OpenOptions, Place};
-use crate::{Error, ErrorKind, Result, Store};
 
 /// Opens the registered store of a URL's scheme. None if there is none.
 pub(crate) fn open(
@@ -32,9 +31,6 @@ pub(crate) fn open(
         Secrets::check(url)?;
         let secrets = Secrets::of(url);
         match &registered.place {
-            Place::Library(path) => {
-                NativeStore::open(path, url, secrets).map(|store| Arc::new(store) as _)
-            }
             Place::Program(command) => {
                 ProgramStore::open(command, url, secrets).map(|store| Arc::new(store) as _)
             }

@@ -16,7 +16,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use penstock_contract::{Capabilities, Error, ErrorKind, Result};
 use penstock_threads::contain;
+use penstock_value::interrupt;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags,
@@ -27,7 +29,7 @@ use rustix::process::{self, Pid, Signal, WaitId, WaitIdOptions};
 use super::Secrets;
 use super::link::{Failure, GRACE, Link};
 use super::protocol::{Greeting, LONGEST_TEXT};
-use crate::{Capabilities, Error, ErrorKind, Result, interrupt, readiness};
+use crate::readiness;
 
 /// How long a program may take from its start to its greeting.
 const START: Duration = Duration::from_secs(30);

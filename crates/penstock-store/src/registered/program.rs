@@ -6,14 +6,15 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Instant;
 
+use penstock_contract::{
+    Capabilities, Counters, Error, ErrorKind, GetRequest, KEY_BYTES, Key, Listed, Namespace,
+    PutRequest, Result, Store, StoreStats, deadline, slices,
+};
+
 use super::link::{Failure, Link};
 use super::process::{Program, Running};
 use super::protocol::{self, Operation, Reply};
 use super::{Secrets, replies};
-use crate::{
-    Capabilities, Counters, Error, ErrorKind, GetRequest, KEY_BYTES, Key, Listed, Namespace,
-    PutRequest, Result, Store, StoreStats, deadline, slices,
-};
 
 /// A store in a program.
 pub(super) struct ProgramStore {

@@ -20,7 +20,7 @@
 //! | 4..8 | number of items |
 //! | 8..16 | bytes that follow |
 
-use crate::{Capabilities, KEY_BYTES, Key, Listed};
+use penstock_contract::{Capabilities, KEY_BYTES, Key, Listed};
 
 /// The version of all this. A program of another version is not used.
 const VERSION: u32 = 1;

@@ -2,12 +2,13 @@
 
 use std::time::Instant;
 
+use penstock_contract::{Error, GetOutcome, GetRequest, Listed, PutOutcome, Result};
+
 use super::Secrets;
 use super::link::{Failure, Link};
 use super::protocol::{
     self, GOT_BYTES, LISTED_BYTES, LONGEST_TEXT, NO, PUT_BYTES, Reply, TOO_LARGE, WENT_WRONG, YES,
 };
-use crate::{Error, GetOutcome, GetRequest, Listed, PutOutcome, Result};
 
 /// What reading a reply comes to.
 type Done<T> = std::result::Result<T, Failure>;

@@ -1,9 +1,8 @@
 //! What a foreign store must not repeat of its URL: in errors, in facts, and in the URL that it
 //! shows.
 
+use penstock_contract::{Error, ErrorKind, Result};
 use percent_encoding::percent_decode;
-
-use crate::{Error, ErrorKind, Result};
 
 /// Most of a foreign message that is passed on, in bytes.
 const MESSAGE_LIMIT: usize = 500;

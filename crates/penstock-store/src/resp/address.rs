@@ -5,10 +5,9 @@ use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
+use penstock_contract::{Error, ErrorKind, Result};
 use percent_encoding::percent_decode_str;
 use url::{Host, Url};
-
-use crate::{Error, ErrorKind, Result};
 
 const DEFAULT_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;

@@ -1,6 +1,6 @@
 //! Commands as the server reads them: arrays of strings.
 
-use crate::Key;
+use penstock_contract::Key;
 
 /// A pipeline of whole commands.
 #[derive(Debug, Default)]

@@ -5,6 +5,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::ops::ControlFlow;
 use std::time::Instant;
 
+use penstock_contract::ErrorKind;
 use rustix::event::{PollFd, PollFlags};
 
 use super::address::{Address, PASSWORD_VARIABLE};
@@ -15,7 +16,6 @@ use super::readiness::wait;
 use super::resolver::Resolver;
 use super::socket::Socket;
 use super::tls::Tls;
-use crate::ErrorKind;
 
 /// Bytes of a connection's receive buffer. Replies' heads and small replies go through it.
 const BUFFER_BYTES: usize = 16 << 10;

@@ -2,9 +2,8 @@
 
 use std::io;
 
+use penstock_contract::{Error, ErrorKind};
 use rustix::io::Errno;
-
-use crate::{Error, ErrorKind};
 
 /// Longest part of a server's message that is passed on, in bytes.
 const MESSAGE_LIMIT: usize = 200;

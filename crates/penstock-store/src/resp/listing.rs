@@ -2,13 +2,14 @@
 
 use std::time::Instant;
 
+use penstock_contract::{KEY_PREFIX, Key, Listed, Namespace};
+
 use super::command::Commands;
 use super::connection::Connection;
 use super::failure::Failure;
 use super::parser::Reply;
 use super::pool::ConnectionPool;
 use super::{ask_each, count, refuse, unexpected};
-use crate::{KEY_PREFIX, Key, Listed, Namespace};
 
 /// Keys that the server looks at in one step of a listing.
 const SCAN_COUNT: &str = "1000";

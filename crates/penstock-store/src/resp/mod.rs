@@ -43,15 +43,15 @@ use command::Commands;
 use connection::Connection;
 use failure::Failure;
 use parser::{MAX_STRING, Reply};
+use penstock_contract::{
+    Capabilities, Counters, Error, ErrorKind, GetRequest, Key, Listed, Namespace, PutRequest,
+    Result, Store, StoreStats,
+};
 use pool::ConnectionPool;
 use tls::Tls;
 use transfer::{Gets, Puts, Share};
 
-use crate::Counters;
-use crate::{
-    Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, OpenOptions, PutRequest,
-    Result, Store, StoreStats,
-};
+use crate::OpenOptions;
 
 /// Keys in one command.
 const KEYS_PER_COMMAND: usize = 1024;

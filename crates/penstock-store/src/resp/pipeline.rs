@@ -6,13 +6,13 @@
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 
+use penstock_contract::{ErrorKind, slices};
 use rustix::event::{PollFd, PollFlags};
 
 use super::connection::{Came, Connection, Received, receive};
 use super::failure::Failure;
 use super::parser::{Head, MAX_STRING, Violation, head};
 use super::pool::Lent;
-use crate::{ErrorKind, slices};
 
 /// Most slices in one system call.
 const MOST_SLICES: usize = 64;

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
+use penstock_contract::ErrorKind;
+use penstock_value::interrupt;
 
 use super::address::Address;
 use super::connection::Connection;
@@ -11,7 +13,7 @@ use super::failure::Failure;
 use super::resolver::Resolver;
 use super::sentinel::Way;
 use super::tls::Tls;
-use crate::{ErrorKind, OpenOptions, interrupt};
+use crate::OpenOptions;
 
 #[derive(Debug)]
 pub(super) struct ConnectionPool {

@@ -7,10 +7,11 @@ use std::thread;
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
+use penstock_contract::ErrorKind;
 use penstock_threads::contain;
+use penstock_value::interrupt;
 
 use super::failure::Failure;
-use crate::{ErrorKind, interrupt};
 
 /// Looks up host names without making the caller wait beyond its deadline.
 ///
@@ -120,11 +121,12 @@ fn look_up(name: &Name) -> Answer {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::Ordering::Relaxed;
     use std::sync::mpsc;
     use std::time::Duration;
 
-    use penstock_store_testing::{soon, within};
+    use penstock_contract::testing::{soon, within};
 
     use super::*;
 

@@ -8,6 +8,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use penstock_contract::ErrorKind;
+
 use super::address::{Address, Endpoint};
 use super::command::Commands;
 use super::connection::Connection;
@@ -15,7 +17,6 @@ use super::failure::Failure;
 use super::parser::Reply;
 use super::resolver::Resolver;
 use super::tls::Tls;
-use crate::ErrorKind;
 
 /// Where connections go, how, and by when.
 pub(super) struct Way<'w> {

@@ -8,6 +8,8 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use penstock_contract::ErrorKind;
+use penstock_value::interrupt;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{
@@ -20,7 +22,6 @@ use super::failure::Failure;
 use super::readiness::wait;
 use super::resolver::Resolver;
 use super::tls::{Tls, TlsStream};
-use crate::{ErrorKind, interrupt};
 
 /// How long to wait before trying again to enter a unix socket's full backlog.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(2);

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use penstock_contract::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
@@ -19,7 +20,6 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use super::address::TlsFiles;
 use super::failure::Failure;
 use super::readiness::wait;
-use crate::{Error, ErrorKind, Result};
 
 /// Bytes taken from the caller before they are on the wire: a few records.
 const UNSENT_BYTES: usize = 128 << 10;

@@ -3,6 +3,8 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Instant;
 
+use penstock_contract::{GetOutcome, GetRequest, Key, PutOutcome, PutRequest, slices};
+use penstock_value::header::payload_checksum;
 use rustix::event::PollFlags;
 
 use super::command;
@@ -10,8 +12,6 @@ use super::failure::Failure;
 use super::pipeline::{Answer, Batch, Pipeline, Queue, Window};
 use super::pool::ConnectionPool;
 use super::readiness::wait;
-use crate::value::payload_checksum;
-use crate::{GetOutcome, GetRequest, Key, PutOutcome, PutRequest, slices};
 
 /// Most pipelines to one server. While the server's thread waits for room in one connection, it can
 /// serve another.
@@ -28,7 +28,7 @@ const LEAST_IN_FLIGHT: usize = 2;
 const MOST_IN_FLIGHT: usize = 64;
 
 /// Makes the caller's error of a failure and the key that it happened to.
-pub(super) type Describe<'d> = &'d dyn Fn(&Failure, &Key) -> crate::Error;
+pub(super) type Describe<'d> = &'d dyn Fn(&Failure, &Key) -> penstock_contract::Error;
 
 /// Values to put.
 pub(super) struct Puts<'t, 'v> {

@@ -6,7 +6,7 @@
 //!
 //! All but the pages is made of words of 8 bytes, which are only ever accessed atomically.
 
-use crate::{Error, ErrorKind, Result};
+use penstock_contract::{Error, ErrorKind, Result};
 
 /// Bytes in front of everything. The header's words lie here. Words that change have cache lines of
 /// their own.
@@ -32,7 +32,7 @@ const SMALLEST_PAGE: u64 = 4 << 10;
 const LARGEST_PAGE: u64 = 16 << 10;
 /// What a page has room for beyond a power of two. Most values are a power of two plus their
 /// header, and the header would otherwise cost a page of its own.
-const PAGE_EXTRA: u64 = crate::value::HEADER_BYTES as u64;
+const PAGE_EXTRA: u64 = penstock_value::header::HEADER_BYTES as u64;
 /// The pages begin at a page of the machine, and the segment ends at one.
 const ALIGNMENT: u64 = 4096;
 

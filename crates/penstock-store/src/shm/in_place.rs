@@ -8,12 +8,13 @@
 use std::io::IoSlice;
 use std::time::Instant;
 
+use penstock_contract::memory::{Lent, Reserved, Run};
+use penstock_contract::{Error, ErrorKind, GetOutcome, Key, PutOutcome, Result};
+use penstock_value::copies::SummedCopy;
+use penstock_value::header::HEADER_BYTES;
+
 use super::ShmStore;
 use super::index::{Claim, Found, Name};
-use crate::copies::{Run, SummedCopy};
-use crate::inside::{Lent, Reserved};
-use crate::value::HEADER_BYTES;
-use crate::{Error, ErrorKind, GetOutcome, Key, PutOutcome, Result};
 
 /// Places of a value's payload: where runs of it begin in the segment, and their bytes.
 type Places = Vec<(u64, usize)>;

@@ -9,14 +9,14 @@
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::time::{Duration, Instant};
 
+use penstock_contract::{Error, ErrorKind, KEY_BYTES, Key, Result, deadline};
 use rustix::time::{ClockId, clock_gettime};
 use twox_hash::XxHash3_64;
 
 use super::geometry::{STAMP_WORD, USED_WORD, WAYS};
 use super::segment::Segment;
 use super::state::{Kind, State, TAG_BITS};
-use crate::KEY_BYTES;
-use crate::{Error, ErrorKind, Key, Result, deadline, recency};
+use crate::recency;
 
 const KEY_WORDS: usize = KEY_BYTES / 8;
 /// Words of an entry's body, after the key's.

@@ -12,10 +12,11 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
+use penstock_contract::memory::Run;
+use penstock_value::copies::{SummedCopy, racing};
 
 use super::geometry::Geometry;
 use super::state::Word;
-use crate::copies::{Run, SummedCopy, racing};
 
 /// Bytes mapped at a time. A process that touched the memory page by page would pay a fault for
 /// each 4 KiB, which takes several times as long as copying them.

@@ -25,19 +25,16 @@ mod pages;
 mod segment;
 mod state;
 
-use std::any::Any;
 use std::time::Instant;
 
-use crate::Counters;
-use crate::copies::Run;
-use crate::copies::SummedCopy;
-use crate::inside::{Claim, Inside, Lent, Reserved, Way};
-use crate::value::HEADER_BYTES;
-use crate::{
-    Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
-    PutRequest, Result, Store, StoreStats, deadline, slices,
-};
 use index::Name;
+use penstock_contract::memory::{Claim, Lent, Reserved, Run, SharedMemory};
+use penstock_contract::{
+    Capabilities, Counters, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace,
+    PutOutcome, PutRequest, Result, Store, StoreStats, deadline, slices,
+};
+use penstock_value::copies::SummedCopy;
+use penstock_value::header::HEADER_BYTES;
 use segment::Segment;
 
 /// Entries visited between two looks at the clock.
@@ -296,8 +293,8 @@ impl Store for ShmStore {
         Ok(facts.map(|(name, fact)| (name.into(), fact)).into())
     }
 
-    fn inside(&self) -> &'static dyn Any {
-        const { &Way::into::<Self>() }
+    fn memory(&self) -> Option<&dyn SharedMemory> {
+        Some(self)
     }
 
     fn stats(&self) -> StoreStats {
@@ -310,11 +307,7 @@ impl Store for ShmStore {
     }
 }
 
-impl Inside for ShmStore {
-    fn is_in_memory(&self) -> bool {
-        true
-    }
-
+impl SharedMemory for ShmStore {
     fn warm_up(&self, stop: &dyn Fn() -> bool) {
         self.segment.mapping().warm_up(stop);
     }
@@ -324,8 +317,8 @@ impl Inside for ShmStore {
         Some(Box::new(claim))
     }
 
-    fn memory(&self) -> Option<Run> {
-        Some(self.segment.mapping().all())
+    fn region(&self) -> Run {
+        self.segment.mapping().all()
     }
 
     fn lend(&self, key: &Key, position: u64, deadline: Instant) -> Option<Box<dyn Lent + '_>> {

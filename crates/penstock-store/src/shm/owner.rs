@@ -16,9 +16,9 @@ use std::io;
 use std::os::fd::AsRawFd;
 
 use parking_lot::Mutex;
+use penstock_contract::{Error, ErrorKind, Result};
 
 use super::state::OWNERS;
-use crate::{Error, ErrorKind, Result};
 
 /// The byte whose lock means that the segment is being set up.
 pub(super) const SETUP: u16 = 0;

@@ -9,15 +9,15 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Instant;
 
+use penstock_contract::{Error, ErrorKind, Result, deadline};
 use penstock_evict::{Progress, Round, Sweep, horizon};
+use penstock_value::copies::SummedCopy;
+use penstock_value::header::HEADER_BYTES;
 
 use super::geometry::{DRAWN_WORD, HAND_WORD, HORIZON_WORD, USED_WORD};
 use super::index::{Claim, Found};
 use super::segment::Segment;
 use super::state::{Belonging, Kind, State};
-use crate::copies::SummedCopy;
-use crate::value::HEADER_BYTES;
-use crate::{Error, ErrorKind, Result, deadline};
 
 /// Bytes copied between two looks at the clock.
 const PIECE_BYTES: u64 = 4 << 20;
@@ -230,7 +230,7 @@ impl Segment {
 
     /// Fills a claim's pages.
     pub(super) fn write(&self, first: u64, value: &[IoSlice<'_>], deadline: Instant) -> Result<()> {
-        let bytes = crate::slices::len_of(value);
+        let bytes = penstock_contract::slices::len_of(value);
         let mut slices = value.iter().map(|slice| &**slice);
         let mut slice: &[u8] = &[];
         self.each_run(first, bytes, deadline, |mut at, run| {

@@ -11,14 +11,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
+use penstock_contract::{Error, ErrorKind, Result};
 use rustix::fs::{FallocateFlags, OFlags};
 
 use super::geometry::{BODY_WORDS, Geometry};
 use super::mapping::Mapping;
 use super::nodes;
 use super::owner::{ByteLock, Owner, SETUP};
-
-use crate::{Error, ErrorKind, Result};
 
 const DIRECTORY: &str = "/dev/shm";
 const PREFIX: &str = "penstock-";

@@ -3,8 +3,8 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Instant;
 
-use penstock_store::value::payload_checksum;
-use penstock_store::{GetOutcome, GetRequest, Key, Namespace, PutOutcome, PutRequest, Store};
+use penstock_contract::{GetOutcome, GetRequest, Key, Namespace, PutOutcome, PutRequest, Store};
+use penstock_value::header::payload_checksum;
 
 use super::{bytes, key, soon};
 
@@ -31,7 +31,7 @@ pub fn fetch(
     keys: &[Key],
     size: usize,
     deadline: Instant,
-) -> Vec<penstock_store::Result<GetOutcome>> {
+) -> Vec<penstock_contract::Result<GetOutcome>> {
     let mut buffers = vec![vec![0; size]; keys.len()];
     let mut slices: Vec<_> = buffers.iter_mut().map(|b| [IoSliceMut::new(b)]).collect();
     let mut batch: Vec<_> = keys

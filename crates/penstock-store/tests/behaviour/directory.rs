@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use penstock_store::{FileStore, Store, Trust};
+use penstock_contract::Store;
+use penstock_store::{FileStore, Trust};
 
 use super::sealed::{SHARED, listed};
 use super::{LONG, key, soon};

@@ -13,4 +13,4 @@ pub mod prompt;
 pub mod sealed;
 pub mod slots;
 
-pub use penstock_store_testing::*;
+pub use penstock_contract::testing::*;

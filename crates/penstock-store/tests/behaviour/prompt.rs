@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 
-use penstock_store::{GetOutcome, GetRequest, Key, PutRequest, Store};
+use penstock_contract::{GetOutcome, GetRequest, Key, PutRequest, Store};
 
 use super::sealed::{SHARED, put_sealed};
 use super::{key, soon};

@@ -6,8 +6,8 @@ use std::io::IoSlice;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use penstock_store::value::{self, Checksum, HEADER_BYTES};
-use penstock_store::{Key, Listed, Namespace, PutOutcome, Result, Store};
+use penstock_contract::{Key, Listed, Namespace, PutOutcome, Result, Store};
+use penstock_value::header::{self, Checksum, HEADER_BYTES};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{bytes, eventually, get, key, soon};
@@ -27,7 +27,7 @@ pub fn put_sealed_by(
     deadline: Instant,
 ) -> Result<PutOutcome> {
     let (key, payload) = (key(SHARED, n), bytes(n, len));
-    let header = value::seal(&key, len as u64, Checksum::of(&payload));
+    let header = header::seal(&key, len as u64, Checksum::of(&payload));
     store.put(
         &key,
         &[IoSlice::new(&header), IoSlice::new(&payload)],
@@ -41,7 +41,7 @@ pub fn assert_whole(store: &dyn Store, key: &Key) -> bool {
         return false;
     };
     let payload = value.len().checked_sub(HEADER_BYTES).expect("a header");
-    value::verify_value(&value, key, payload as u64).expect("a whole value");
+    header::verify_value(&value, key, payload as u64).expect("a whole value");
     let mut n = [0; 8];
     n.copy_from_slice(&key.chunk[8..16]);
     assert!(value[HEADER_BYTES..] == bytes(u64::from_be_bytes(n), payload));

@@ -3,11 +3,12 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 
-use penstock_store::sealed::{
+use penstock_contract::{Key, PutOutcome, Result, Store};
+use penstock_value::header::Rejection;
+use penstock_value::sealed::{
     Destination, Got, HeaderRoom, LARGEST_HEADER_BYTES, SealedStore, Wanted,
 };
-use penstock_store::value::Rejection;
-use penstock_store::{Key, Keyring, MemoryStore, PutOutcome, Result, Store};
+use penstock_value::{Keyring, MemoryStore};
 
 use super::soon;
 

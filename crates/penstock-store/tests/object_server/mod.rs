@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use penstock_store_testing::{LONG, eventually, soon};
+use penstock_contract::testing::{LONG, eventually, soon};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use tempfile::TempDir;

@@ -1,6 +1,6 @@
 //! A cluster of real servers on loopback.
 
-use penstock_store_testing::eventually;
+use penstock_contract::testing::eventually;
 
 use super::{FREE_PORT, Server};
 

@@ -14,8 +14,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use penstock_contract::testing::{LONG, eventually, soon};
 use penstock_store::OpenOptions;
-use penstock_store_testing::{LONG, eventually, soon};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 

@@ -24,7 +24,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 use penstock_layout::Segment;
-use penstock_store::value::Checksum;
+use penstock_value::header::Checksum;
 
 pub use calibration::{Calibration, Direction};
 pub use crossover::Timing;

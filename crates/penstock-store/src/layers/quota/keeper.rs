@@ -2,15 +2,16 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use penstock_contract::{Error, ErrorKind, Key, Result, Store};
 
 use super::ledger::Ledger;
 use super::rules::Quotas;
-use crate::{Error, ErrorKind, Key, Result, Store};
 
 /// How much the thread gives way to others that want the processor.
 const NICE: i32 = 10;
@@ -141,7 +142,7 @@ impl Shared {
     /// Every value of an account.
     fn census(&self, deadline: Instant) -> Result<Vec<Value>> {
         let mut values = Vec::new();
-        let mut visit = |listed: crate::Listed| {
+        let mut visit = |listed: penstock_contract::Listed| {
             if self.quotas.concern(listed.key.namespace) {
                 values.push(Value {
                     key: listed.key,

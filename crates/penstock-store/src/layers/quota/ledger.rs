@@ -217,10 +217,10 @@ impl Ledger {
 mod tests {
     use std::collections::BTreeMap;
 
+    use penstock_contract::{Namespace, Tenancy, Tenant};
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Namespace, Tenancy, Tenant};
 
     const QUOTA: u64 = 1000;
 

@@ -6,19 +6,17 @@ mod rules;
 
 pub use rules::{Account, Quotas};
 
-use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use crate::copies::Run;
-use crate::inside::{Claim, Inside, Lent, Reserved, Way, inside};
-use crate::{
-    BatchBytes, Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, PutRequest,
-    Result, Store, StoreStats, deadline, slices,
-};
 use keeper::Keeper;
 use ledger::Refusal;
+use penstock_contract::memory::{Claim, Lent, Reserved, Run, SharedMemory};
+use penstock_contract::{
+    Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, PutRequest, Result, Store,
+    StoreStats, deadline, slices,
+};
 
 /// Longest time that a put waits for a census or an eviction, unless whoever opens the store says
 /// another.
@@ -75,8 +73,14 @@ impl Quota {
         Self { patience, ..self }
     }
 
-    fn inner(&self) -> &dyn Store {
+    fn store(&self) -> &dyn Store {
         &*self.keeper.shared.inner
+    }
+
+    /// The memory of the store, for whoever has this one's.
+    fn beneath(&self) -> &dyn SharedMemory {
+        let memory = self.store().memory();
+        memory.expect("a quota's memory is that of its store")
     }
 
     /// Takes room for requests from the batch's first on, until there is one that has to wait.
@@ -89,7 +93,7 @@ impl Quota {
             let mut taken = 0;
             let refusal = batch.iter().find_map(|request| {
                 let accounts = shared.quotas.accounts_of(request.key.namespace);
-                let charge = self.inner().charge(slices::len_of(request.value));
+                let charge = self.store().charge(slices::len_of(request.value));
                 let refusal = books.ledger.take(accounts, charge).err();
                 taken += usize::from(refusal.is_none());
                 refusal.map(|refusal| (refusal, charge))
@@ -112,7 +116,7 @@ impl Quota {
     fn end_put(&self, request: &PutRequest<'_>, books: &mut keeper::Books) {
         // A put that failed may have stored its value, unless the store refused it.
         let may_be_there = match &request.outcome {
-            Some(Ok(outcome)) => *outcome == crate::PutOutcome::Stored,
+            Some(Ok(outcome)) => *outcome == penstock_contract::PutOutcome::Stored,
             Some(Err(error)) => !matches!(
                 error.kind(),
                 ErrorKind::Full | ErrorKind::OverQuota | ErrorKind::Config
@@ -120,7 +124,7 @@ impl Quota {
             None => true,
         };
         let accounts = self.keeper.shared.quotas.accounts_of(request.key.namespace);
-        let charge = self.inner().charge(slices::len_of(request.value));
+        let charge = self.store().charge(slices::len_of(request.value));
         books.ledger.end_put(accounts, charge, may_be_there);
     }
 
@@ -178,24 +182,24 @@ fn refused(name: &str, quota: u64, charge: u64, refusal: Refusal) -> Error {
 
 impl Store for Quota {
     fn capabilities(&self) -> Capabilities {
-        self.inner().capabilities()
+        self.store().capabilities()
     }
 
     /// The store's, with the quotas as parameters behind its own.
     fn url(&self) -> String {
         // The URL of a bounded store has its size as its first parameter.
-        format!("{}&{}", self.inner().url(), self.keeper.shared.quotas)
+        format!("{}&{}", self.store().url(), self.keeper.shared.quotas)
     }
 
     fn contains(&self, keys: &[Key], deadline: Instant) -> Result<Vec<bool>> {
-        self.inner().contains(keys, deadline)
+        self.store().contains(keys, deadline)
     }
 
     fn put_many(&self, batch: &mut [PutRequest<'_>], deadline: Instant) {
         let shared = &self.keeper.shared;
         let is_bounded = |request: &PutRequest<'_>| shared.quotas.concern(request.key.namespace);
         if !batch.iter().any(is_bounded) {
-            return self.inner().put_many(batch, deadline);
+            return self.store().put_many(batch, deadline);
         }
         let give_up = deadline.min(Instant::now() + self.patience);
         let mut rest = batch;
@@ -203,7 +207,7 @@ impl Store for Quota {
             let taken = deadline::check(deadline).and_then(|()| self.take(rest, give_up));
             let done = match taken {
                 Ok(taken) => {
-                    self.inner().put_many(&mut rest[..taken], deadline);
+                    self.store().put_many(&mut rest[..taken], deadline);
                     let mut books = shared.books();
                     for request in &rest[..taken] {
                         self.end_put(request, &mut books);
@@ -213,7 +217,7 @@ impl Store for Quota {
                 Err(error) => {
                     shared.errors.fetch_add(1, Relaxed);
                     rest[0].outcome = Some(Err(error
-                        .with("store", self.inner().url())
+                        .with("store", self.store().url())
                         .with("key", rest[0].key)));
                     1
                 }
@@ -223,15 +227,15 @@ impl Store for Quota {
     }
 
     fn get_many(&self, batch: &mut [GetRequest<'_, '_>], deadline: Instant) {
-        self.inner().get_many(batch, deadline);
+        self.store().get_many(batch, deadline);
     }
 
     fn touch(&self, values: &[(Key, u64)], deadline: Instant) -> Result<Vec<bool>> {
-        self.inner().touch(values, deadline)
+        self.store().touch(values, deadline)
     }
 
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
-        self.inner().remove(keys, deadline)
+        self.store().remove(keys, deadline)
     }
 
     fn list(
@@ -240,26 +244,18 @@ impl Store for Quota {
         visit: &mut dyn FnMut(Listed),
         deadline: Instant,
     ) -> Result<()> {
-        self.inner().list(namespace, visit, deadline)
+        self.store().list(namespace, visit, deadline)
     }
 
     /// The store's facts, and for each account its quota and what it has of it.
     fn describe(&self, deadline: Instant) -> Result<Vec<(String, String)>> {
-        let mut facts = self.inner().describe(deadline)?;
+        let mut facts = self.store().describe(deadline)?;
         facts.extend(self.facts(deadline));
         Ok(facts)
     }
 
-    fn batch_bytes(&self) -> BatchBytes {
-        self.inner().batch_bytes()
-    }
-
-    fn inside(&self) -> &'static dyn Any {
-        const { &Way::into::<Self>() }
-    }
-
     fn stats(&self) -> StoreStats {
-        let inner = self.inner().stats();
+        let inner = self.store().stats();
         let shared = &self.keeper.shared;
         StoreStats {
             evictions: inner.evictions + shared.evictions.load(Relaxed),
@@ -268,34 +264,27 @@ impl Store for Quota {
         }
     }
 
-    fn charge(&self, value_bytes: u64) -> u64 {
-        self.inner().charge(value_bytes)
+    fn inner(&self) -> Option<&dyn Store> {
+        Some(self.store())
+    }
+
+    fn memory(&self) -> Option<&dyn SharedMemory> {
+        self.store().memory().map(|_| self as _)
     }
 }
 
-impl Inside for Quota {
-    fn tiers(&self) -> &[Arc<dyn Store>] {
-        inside(self.inner()).tiers()
-    }
-
-    fn is_in_memory(&self) -> bool {
-        inside(self.inner()).is_in_memory()
+/// The memory of the store beneath. Values of accounts with a quota are put the usual way.
+impl SharedMemory for Quota {
+    fn region(&self) -> Run {
+        self.beneath().region()
     }
 
     fn warm_up(&self, stop: &dyn Fn() -> bool) {
-        inside(self.inner()).warm_up(stop);
-    }
-
-    fn claim(&self, key: &Key) -> Option<Claim<'_>> {
-        inside(self.inner()).claim(key)
-    }
-
-    fn memory(&self) -> Option<Run> {
-        inside(self.inner()).memory()
+        self.beneath().warm_up(stop);
     }
 
     fn lend(&self, key: &Key, position: u64, deadline: Instant) -> Option<Box<dyn Lent + '_>> {
-        inside(self.inner()).lend(key, position, deadline)
+        self.beneath().lend(key, position, deadline)
     }
 
     fn reserve(
@@ -309,6 +298,11 @@ impl Inside for Quota {
             let problem = "values of tenants with quotas cannot be put in place";
             return Err(Error::new(ErrorKind::Unsupported, problem));
         }
-        inside(self.inner()).reserve(key, payload_bytes, position, deadline)
+        self.beneath()
+            .reserve(key, payload_bytes, position, deadline)
+    }
+
+    fn claim(&self, key: &Key) -> Option<Claim<'_>> {
+        self.beneath().claim(key)
     }
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt;
 
-use crate::{Error, ErrorKind, Namespace, Result, Tenancy, Tenant, parse_size};
+use penstock_contract::{Error, ErrorKind, Namespace, Result, Tenancy, Tenant};
+use penstock_value::parse_size;
 
 /// Whose objects a quota bounds together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -37,7 +38,7 @@ impl Quotas {
     /// quotas.add("tenant/*:64MiB")?;
     /// assert!(quotas.add("tenant/red:2GiB").is_err());
     /// assert_eq!(quotas.to_string(), "quota=tenant/red:1073741824&quota=tenant/*:67108864");
-    /// # Ok::<(), penstock_store::Error>(())
+    /// # Ok::<(), penstock_contract::Error>(())
     /// ```
     pub fn add(&mut self, text: &str) -> Result<()> {
         let parts = text

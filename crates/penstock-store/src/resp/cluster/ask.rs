@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use penstock_contract::Key;
+
 use super::super::command::Commands;
 use super::super::connection::{Exchange, Progress};
 use super::super::failure::Failure;
@@ -10,7 +12,6 @@ use super::super::parser::Reply;
 use super::super::pool::Lent;
 use super::super::readiness::wait;
 use super::topology::Node;
-use crate::Key;
 use crate::layers::circuit::{Pass, Verdict};
 
 /// What one node is asked.

@@ -15,6 +15,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ask::Part;
+use penstock_contract::{
+    Capabilities, Counters, Error, ErrorKind, GetRequest, Key, Listed, Namespace, PutRequest,
+    Result, Store, StoreStats,
+};
 use routed::Routed;
 use slots::slot_of;
 use topology::{Map, Node, Topology};
@@ -25,11 +29,7 @@ use super::pipeline::Batch;
 use super::tls::Tls;
 use super::transfer::{self, Gets, Puts, Share};
 use super::{CAPABILITIES, facts, listing};
-use crate::Counters;
-use crate::{
-    Capabilities, Error, ErrorKind, GetRequest, Key, Listed, Namespace, OpenOptions, PutRequest,
-    Result, Store, StoreStats,
-};
+use crate::OpenOptions;
 
 /// How often a request is sent on to another node.
 const MOST_REDIRECTS: usize = 4;

@@ -2,11 +2,11 @@
 //! about them.
 
 use crc::{CRC_16_XMODEM, Crc};
+use penstock_contract::{ErrorKind, Key};
 
 use super::super::address::Place;
 use super::super::failure::Failure;
 use super::super::parser::Reply;
-use crate::{ErrorKind, Key};
 
 /// Slots in every cluster.
 pub(super) const SLOTS: usize = 16384;

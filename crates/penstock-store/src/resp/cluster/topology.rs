@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
+use penstock_contract::ErrorKind;
 
 use super::super::address::{Address, Place};
 use super::super::command::Commands;
@@ -13,9 +14,9 @@ use super::super::failure::Failure;
 use super::super::pool::ConnectionPool;
 use super::super::tls::Tls;
 use super::slots::{SLOTS, Shard, parse};
+use crate::OpenOptions;
 use crate::layers::BreakerSettings;
 use crate::layers::circuit::Circuit;
-use crate::{ErrorKind, OpenOptions};
 
 /// Shortest time between two questions for the map.
 const REFRESH_PAUSE: Duration = Duration::from_millis(200);

@@ -2,15 +2,15 @@
 
 use std::ffi::CStr;
 
+use penstock_cuda_standin::{Machine, Program};
 use penstock_layout::{KvLayout, Span};
-use penstock_store::value::Checksum;
+use penstock_value::header::Checksum;
 use proptest::prelude::*;
 
 use super::super::{
     COPY_ENGINE_FROM, CudaExecutor, KERNEL_BLOCKS, PIECES_NAME, PIECES_PTX, TABLE_PIECES,
 };
 use super::{Cache, Payload, Sizes, pattern};
-use penstock_cuda_standin::{Machine, Program};
 
 /// How a copy is asked for.
 #[derive(Clone, Debug)]

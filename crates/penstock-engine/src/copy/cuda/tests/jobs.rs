@@ -4,17 +4,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use penstock_contract::testing::{LONG, eventually, soon};
+use penstock_contract::{Block, ErrorKind, Namespace, Store};
+use penstock_cuda_standin::Machine;
 use penstock_layout::KvLayout;
-use penstock_store::{ErrorKind, MemoryStore, Namespace, Store};
+use penstock_value::MemoryStore;
 
 use super::super::CudaExecutor;
 use super::{Cache, Sizes, pattern};
 use crate::{
-    Block, Completion, CudaError, Device, Engine, EngineConfig, EngineError, Event, Fence, KvGroup,
+    Completion, CudaError, Device, Engine, EngineConfig, EngineError, Event, Fence, KvGroup,
     Outcome, Owner, slot_stride,
 };
-use penstock_cuda_standin::Machine;
-use penstock_store_testing::{LONG, eventually, soon};
 
 /// Pieces of 512 bytes, or of 128 KiB.
 pub(super) fn cache(machine: &Arc<Machine>, content: u64) -> Cache {

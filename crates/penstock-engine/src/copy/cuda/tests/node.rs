@@ -3,14 +3,16 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use penstock_store::{MemoryStore, SealedStore, ShmStore, Store};
+use penstock_contract::testing::{LONG, eventually, soon};
+use penstock_contract::{Block, Store};
+use penstock_cuda_standin::{Kind, Machine, Range};
+use penstock_store::ShmStore;
+use penstock_value::{MemoryStore, SealedStore};
 
 use super::jobs::{cache, numbered, outcomes, register};
 use super::{Cache, pattern};
 use crate::arena::slot_stride;
-use crate::{Block, Engine, EngineConfig, Fence, Outcome, Owner};
-use penstock_cuda_standin::{Kind, Machine, Range};
-use penstock_store_testing::{LONG, eventually, soon};
+use crate::{Engine, EngineConfig, Fence, Outcome, Owner};
 
 /// More than a piece that is pinned at a time.
 const SIZE: u64 = 5 << 20;

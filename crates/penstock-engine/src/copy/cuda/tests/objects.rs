@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use penstock_contract::memory::Run;
+use penstock_contract::testing::{LONG, eventually, soon};
 use penstock_cuda_standin::Machine;
 use penstock_layout::{KvLayout, Segment, Span};
-use penstock_store::copies::Run;
-use penstock_store::value::Checksum;
-use penstock_store_testing::{LONG, eventually, soon};
+use penstock_value::header::Checksum;
 use proptest::prelude::*;
 
 use super::super::CudaExecutor;

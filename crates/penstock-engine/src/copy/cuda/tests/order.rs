@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
+use penstock_contract::testing::{LONG, eventually, given_time, past, within};
+use penstock_contract::{ErrorKind, Store};
+use penstock_cuda_standin::{Machine, Stream, Thing, handle_of};
 use penstock_layout::KvLayout;
-use penstock_store::{ErrorKind, MemoryStore, Store};
+use penstock_value::MemoryStore;
 
 use super::super::CudaExecutor;
 use super::jobs::{completions, is_ready, numbered, outcomes, register};
 use super::{Cache, Sizes, pattern};
 use crate::{Device, Engine, EngineConfig, Event, Fence, Outcome, Owner};
-use penstock_cuda_standin::{Machine, Stream, Thing, handle_of};
-use penstock_store_testing::{LONG, eventually, given_time, past, within};
 
 /// Small pieces, for the kernel, and large ones.
 const CONTENTS: [u64; 2] = [256, 65_536];

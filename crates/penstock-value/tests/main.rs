@@ -1,0 +1,6 @@
+//! Values: their header, encryption, codes and keys.
+
+mod compress;
+mod encryption;
+mod header;
+mod keyring;

@@ -1,1 +1,0 @@
-"""The store is in the library beside this file."""

@@ -37,6 +37,7 @@ __all__ = [
     "Trace",
     "__version__",
     "attended",
+    "built_in_schemes",
     "check_ranks",
     "check_store",
     "cuda_calibration",
@@ -221,8 +222,9 @@ class Store:
     def stats(self) -> dict[str, int]: ...
 
 def find_stores_with(
-    finder: Callable[[list[str]], Sequence[tuple[str, str, str, Sequence[str]]]],
+    finder: Callable[[], Sequence[tuple[str, str, Sequence[str], str]]],
 ) -> None: ...
+def built_in_schemes() -> list[str]: ...
 def store_checks() -> list[str]: ...
 def check_store(url: str, check: str) -> str | None: ...
 

@@ -59,7 +59,7 @@ mod _native {
     #[pymodule_export]
     use crate::panics::panics;
     #[pymodule_export]
-    use crate::registered::{check_store, find_stores_with, store_checks};
+    use crate::registered::{built_in_schemes, check_store, find_stores_with, store_checks};
     #[pymodule_export]
     use crate::sim::Trace;
     #[pymodule_export]

@@ -40,6 +40,12 @@ pub(crate) fn stores_for(py: Python<'_>, url: &str) -> PyResult<Vec<Registered>>
     Ok(found.into_iter().map(registered).collect())
 }
 
+/// The schemes of the stores that are built in.
+#[pyfunction]
+pub(crate) fn built_in_schemes() -> Vec<&'static str> {
+    penstock_store::schemes().collect()
+}
+
 /// The names of the checks that every store passes.
 #[pyfunction]
 pub(crate) fn store_checks() -> Vec<&'static str> {

@@ -4,9 +4,11 @@ mod file;
 #[cfg(test)]
 mod fuzz;
 pub mod layers;
+mod memory;
 mod object;
 mod open;
 mod options;
+mod parameters;
 mod readiness;
 mod recency;
 mod registered;
@@ -14,6 +16,6 @@ mod resp;
 mod shm;
 
 pub use file::{FileStore, Hosts, Trust};
-pub use open::{open, unknown_schemes};
+pub use open::{open, schemes, unknown_schemes};
 pub use options::{OpenOptions, Place, Registered};
 pub use shm::ShmStore;

@@ -1,21 +1,64 @@
-//! Opens the store that a URL names.
+//! Opens the store that a URL names: the table of the stores that are built in.
 
 use std::sync::Arc;
 
 use penstock_contract::{Error, ErrorKind, Result, Store};
-use penstock_value::{MemoryStore, parse_size};
-use url::Url;
+use url::form_urlencoded;
 
-use crate::file::{FileStore, Hosts, Trust};
 use crate::layers::{Breaker, BreakerSettings, Quota, Quotas, Tiered};
-use crate::shm::ShmStore;
-use crate::{OpenOptions, Registered, object, registered, resp};
+use crate::{OpenOptions, Registered, file, memory, object, registered, resp, shm};
 
-const ACCEPTED: &str = "memory://?size=1GiB, shm://NAME?size=1GiB, file:///absolute/path?size=10GiB[&hosts=several][&trust=UID,group], \
-     valkey://[user[:password]@]host[:port][/db] (or redis://; valkeys:// and rediss:// with TLS; \
-     valkey+sentinel://host[,host]/master, valkey+cluster://host[,host]), unix:///path.sock[?db=N], \
-     s3://bucket[/prefix] (or gs://, az://); \
-     or several of them, the nearest first, with spaces between";
+/// A kind of store that is built in.
+struct BuiltIn {
+    /// The schemes of its URLs.
+    schemes: &'static [&'static str],
+    /// Its URLs, for people.
+    usage: &'static str,
+    /// Opens the store of a URL, from which quotas were taken out.
+    open: fn(&str, &OpenOptions) -> Result<Arc<dyn Store>>,
+    /// Nothing if it can keep quotas, or why it does not.
+    quotas: std::result::Result<(), &'static str>,
+}
+
+/// All of them. A further one is a folder of this crate and a row here.
+const BUILT_IN: [BuiltIn; 5] = [
+    BuiltIn {
+        schemes: &["memory"],
+        usage: memory::USAGE,
+        open: memory::open,
+        quotas: Ok(()),
+    },
+    BuiltIn {
+        schemes: &["shm"],
+        usage: shm::USAGE,
+        open: shm::open,
+        quotas: Ok(()),
+    },
+    BuiltIn {
+        schemes: &["file"],
+        usage: file::USAGE,
+        open: file::open,
+        quotas: Ok(()),
+    },
+    BuiltIn {
+        schemes: &resp::SCHEMES,
+        usage: resp::USAGE,
+        open: resp::open,
+        quotas: Err(
+            "a server's pool takes no quotas, because the server itself evicts: give each tenant \
+             a server of its own, each with its maxmemory, or use a file:// or shm:// pool",
+        ),
+    },
+    BuiltIn {
+        schemes: &object::SCHEMES,
+        usage: object::USAGE,
+        open: object::open,
+        quotas: Err(
+            "an object store's pool takes no quotas, because rules of the bucket expire what is \
+             in it: give each tenant a prefix or a bucket of its own",
+        ),
+    },
+];
 
 /// Opens the store that a URL names. Several URLs with white space between them, the nearest first,
 /// open as one store ([`Tiered`]).
@@ -61,40 +104,59 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     Ok(Arc::new(Tiered::new(tiers)))
 }
 
-/// The schemes in a URL, or in several with white space between them, that are none of this crate's.
+/// The schemes of all stores that are built in.
+pub fn schemes() -> impl Iterator<Item = &'static str> {
+    BUILT_IN.iter().flat_map(|kind| kind.schemes).copied()
+}
+
+/// The schemes of a URL, or of several with white space between them, that no built-in store has.
 /// They are for [`OpenOptions::registered`].
 pub fn unknown_schemes(url: &str) -> Vec<&str> {
     url.split_ascii_whitespace()
         .filter_map(|url| url.split_once("://"))
         .map(|(scheme, _)| scheme)
-        .filter(|scheme| !is_built_in(scheme))
+        .filter(|scheme| built_in(scheme).is_none())
         .collect()
 }
 
-fn is_built_in(scheme: &str) -> bool {
-    matches!(scheme, "memory" | "file" | "shm" | "s3" | "gs" | "az") || is_server(scheme)
+fn built_in(scheme: &str) -> Option<&'static BuiltIn> {
+    BUILT_IN.iter().find(|kind| kind.schemes.contains(&scheme))
 }
 
 fn open_one(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     let (scheme, _) = url.split_once(':').unwrap_or_default();
-    match scheme {
-        "memory" => open_memory(&parse(url)?),
-        "file" => open_file(url),
-        "shm" => open_shm(&parse(url)?),
-        _ if is_server(scheme) && has_quota(url) => Err(Error::new(
-            ErrorKind::Config,
-            "a server's pool takes no quotas, because the server itself evicts: give each tenant \
-             a server of its own, each with its maxmemory, or use a file:// or shm:// pool",
-        )),
-        _ if is_server(scheme) => resp::open(url, options),
-        _ if object::SCHEMES.contains(&scheme) && has_quota(url) => Err(Error::new(
-            ErrorKind::Config,
-            "an object store's pool takes no quotas, because rules of the bucket expire what is in \
-             it: give each tenant a prefix or a bucket of its own",
-        )),
-        _ if object::SCHEMES.contains(&scheme) => object::open(url, options),
-        _ => registered::open(scheme, url, options)
-            .unwrap_or_else(|| Err(unknown(scheme, &options.registered))),
+    let Some(kind) = built_in(scheme) else {
+        return registered::open(scheme, url, options)
+            .unwrap_or_else(|| Err(unknown(scheme, &options.registered)));
+    };
+    let (url, quotas) = without_quotas(url);
+    if quotas.is_empty() {
+        return (kind.open)(&url, options);
+    }
+    kind.quotas
+        .map_err(|why| Error::new(ErrorKind::Config, why))?;
+    let mut kept = Quotas::default();
+    quotas.iter().try_for_each(|quota| kept.add(quota))?;
+    let store = (kind.open)(&url, options)?;
+    Ok(Arc::new(Quota::new(store, kept)?))
+}
+
+/// A URL without its parameters `quota`, and their values. Not every server's URL is one for
+/// [`url::Url`].
+fn without_quotas(url: &str) -> (String, Vec<String>) {
+    let Some((front, query)) = url.split_once('?') else {
+        return (url.to_owned(), Vec::new());
+    };
+    let (mut rest, mut quotas) = (Vec::new(), Vec::new());
+    for part in query.split('&') {
+        match form_urlencoded::parse(part.as_bytes()).next() {
+            Some((name, value)) if name == "quota" => quotas.push(value.into_owned()),
+            _ => rest.push(part),
+        }
+    }
+    match rest.as_slice() {
+        [] => (front.to_owned(), quotas),
+        rest => (format!("{front}?{}", rest.join("&")), quotas),
     }
 }
 
@@ -102,7 +164,7 @@ fn open_one(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
 fn unknown(scheme: &str, registered: &[Registered]) -> Error {
     let is_scheme = |c: u8| c.is_ascii_alphanumeric() || b"+-.".contains(&c);
     if scheme.is_empty() || !scheme.bytes().all(is_scheme) {
-        return config("not a pool URL");
+        return refused("not a pool URL");
     }
     let known: Vec<String> = registered
         .iter()
@@ -112,120 +174,16 @@ fn unknown(scheme: &str, registered: &[Registered]) -> Error {
         [] => "none is registered".to_owned(),
         known => format!("registered are {}", known.join(", ")),
     };
-    config(&format!("no store has the scheme {scheme}:// ({known})"))
+    refused(&format!("no store has the scheme {scheme}:// ({known})"))
 }
 
-fn is_server(scheme: &str) -> bool {
-    let topology_aside = scheme
-        .trim_end_matches("+sentinel")
-        .trim_end_matches("+cluster");
-    matches!(scheme, "unix" | "redis+unix" | "valkey+unix")
-        || matches!(topology_aside, "redis" | "valkey" | "rediss" | "valkeys")
-}
-
-fn open_memory(url: &Url) -> Result<Arc<dyn Store>> {
-    if url.has_host() || !matches!(url.path(), "" | "/") {
-        return Err(config("a memory pool has neither host nor path"));
-    }
-    let Bounds { size, quotas } = bounds_of(url)?;
-    let size = size.ok_or_else(|| config("a memory pool needs a size"))?;
-    with_quotas(Arc::new(MemoryStore::new(size)), quotas)
-}
-
-fn open_file(text: &str) -> Result<Arc<dyn Store>> {
-    let url = parse(text)?;
-    // A parsed URL is always absolute: `file:pool` would become `/pool`.
-    let path = (text.starts_with("file://") && !url.has_host() && url.path().len() > 1)
-        .then(|| url.to_file_path().ok())
-        .flatten()
-        .ok_or_else(|| config("a file pool's URL has three slashes and an absolute path"))?;
-    let (mut hosts, mut trust) = (None, None);
-    let Bounds { size, quotas } = bounds_with(&url, &mut |name, value| match name {
-        "hosts" if hosts.is_none() => {
-            hosts = Hosts::parse(value);
-            hosts.is_some()
-        }
-        "trust" if trust.is_none() => {
-            trust = Trust::parse(value);
-            trust.is_some()
-        }
-        _ => false,
-    })?;
-    let store = FileStore::open(&path, size, hosts, &trust.unwrap_or_default())?;
-    with_quotas(Arc::new(store), quotas)
-}
-
-fn open_shm(url: &Url) -> Result<Arc<dyn Store>> {
-    let is_name = url.username().is_empty() && url.password().is_none() && url.port().is_none();
-    let name = url
-        .host_str()
-        .filter(|_| is_name && matches!(url.path(), "" | "/"))
-        .ok_or_else(|| config("a shared-memory pool's URL has a name and no path"))?;
-    let Bounds { size, quotas } = bounds_of(url)?;
-    with_quotas(Arc::new(ShmStore::open(name, size)?), quotas)
-}
-
-fn parse(url: &str) -> Result<Url> {
-    let url = Url::parse(url).map_err(|error| config(&format!("not a pool URL: {error}")))?;
-    if url.fragment().is_some() {
-        return Err(config(
-            "a pool URL has no fragment: write '#' in a path as %23",
-        ));
-    }
-    Ok(url)
-}
-
-fn with_quotas(store: Arc<dyn Store>, quotas: Quotas) -> Result<Arc<dyn Store>> {
-    if quotas.is_empty() {
-        return Ok(store);
-    }
-    Ok(Arc::new(Quota::new(store, quotas)?))
-}
-
-/// What a URL of a store that this crate bounds says about its bounds.
-#[derive(Default)]
-struct Bounds {
-    size: Option<u64>,
-    quotas: Quotas,
-}
-
-/// The parameters `size` and `quota`, the only ones there are.
-fn bounds_of(url: &Url) -> Result<Bounds> {
-    bounds_with(url, &mut |_, _| false)
-}
-
-/// The same, beside parameters of other names that `takes` takes.
-fn bounds_with(url: &Url, takes: &mut dyn FnMut(&str, &str) -> bool) -> Result<Bounds> {
-    let mut bounds = Bounds::default();
-    for (name, value) in url.query_pairs() {
-        match &*name {
-            "size" if bounds.size.is_none() => {
-                bounds.size = Some(parse_size(&value)?).filter(|&size| size > 0);
-                if bounds.size.is_none() {
-                    return Err(config("a pool of no bytes holds nothing"));
-                }
-            }
-            "quota" => bounds.quotas.add(&value)?,
-            _ if takes(&name, &value) => {}
-            _ => {
-                return Err(config(&format!(
-                    "parameter {name:?} is unknown, given twice, or has a value that it cannot have"
-                )));
-            }
-        }
-    }
-    Ok(bounds)
-}
-
-/// Whether a URL has a quota among its parameters. Not every server's URL is one for [`Url`].
-fn has_quota(url: &str) -> bool {
-    let query = url.split_once('?').map_or("", |(_, query)| query);
-    query.split('&').any(|part| part.starts_with("quota="))
-}
-
-fn config(problem: &str) -> Error {
+fn refused(problem: &str) -> Error {
+    let usages = BUILT_IN.map(|kind| kind.usage).join(", ");
     Error::new(
         ErrorKind::Config,
-        format!("{problem}; accepted: {ACCEPTED}"),
+        format!(
+            "{problem}; accepted: {usages}; or several of them, the nearest first, with spaces \
+             between"
+        ),
     )
 }

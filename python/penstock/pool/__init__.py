@@ -17,7 +17,7 @@ from penstock.pool.pool import (
 from penstock.pool.registry import (
     RegisteredStore,
     is_registered,
-    places,
+    programs,
     registered_stores,
 )
 from penstock.pool.store import Get, Listed, Put, PythonStore
@@ -44,4 +44,4 @@ __all__ = [
     "registered_stores",
 ]
 
-find_stores_with(places)
+find_stores_with(programs)

@@ -10,6 +10,8 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 
+from penstock._native import built_in_schemes
+
 __all__ = ["GROUP", "RegisteredStore", "registered_stores"]
 
 GROUP = "penstock.stores"
@@ -19,11 +21,7 @@ _HOST = (
 )
 """Run with the class and with this process's path: the program finds what this process finds."""
 
-_BUILT_IN = {"memory", "file", "shm", "s3", "gs", "az", "unix", "redis+unix", "valkey+unix"} | {
-    server + topology
-    for server in ("redis", "rediss", "valkey", "valkeys")
-    for topology in ("", "+sentinel", "+cluster")
-}
+_BUILT_IN = frozenset(built_in_schemes())
 
 
 @dataclass(frozen=True)

@@ -49,13 +49,17 @@ use penstock_contract::{
     PutRequest, Result, Store, StoreStats, deadline, slices,
 };
 use place::Place;
-
-use crate::recency;
 pub use reach::Hosts;
 use seen::{Seen, charge};
 pub use trust::Trust;
 use upkeep::{Upkeep, each_value};
 use usage::Room;
+
+use crate::parameters::{self, refused};
+use crate::{OpenOptions, recency};
+
+/// How its URL looks.
+pub(crate) const USAGE: &str = "file:///absolute/path?size=10GiB[&hosts=several][&trust=UID,group]";
 
 /// A value's time of last use is not kept finer than this, which saves a system call on most hits.
 const RECENCY_GRAIN: Duration = Duration::from_secs(60);
@@ -68,6 +72,31 @@ const COUNT_WAIT: Duration = Duration::from_millis(500);
 /// How often a put makes room on a full disk. If somebody else takes that room each time, more values
 /// would go in vain.
 const DISK_ROUNDS: usize = 3;
+
+/// Opens the directory of a URL.
+pub(crate) fn open(text: &str, _options: &OpenOptions) -> Result<Arc<dyn Store>> {
+    let url = parameters::parse(text, USAGE)?;
+    // A parsed URL is always absolute: `file:pool` would become `/pool`.
+    let path = (text.starts_with("file://") && !url.has_host() && url.path().len() > 1)
+        .then(|| url.to_file_path().ok())
+        .flatten();
+    let problem = "a file pool's URL has three slashes and an absolute path";
+    let path = path.ok_or_else(|| refused(problem, USAGE))?;
+    let (mut hosts, mut trust) = (None, None);
+    let size = parameters::size_beside(&url, USAGE, &mut |name, value| match name {
+        "hosts" if hosts.is_none() => {
+            hosts = Hosts::parse(value);
+            hosts.is_some()
+        }
+        "trust" if trust.is_none() => {
+            trust = Trust::parse(value);
+            trust.is_some()
+        }
+        _ => false,
+    })?;
+    let store = FileStore::open(&path, size, hosts, &trust.unwrap_or_default())?;
+    Ok(Arc::new(store))
+}
 
 /// Objects in a directory, bounded in bytes. All processes that open the directory share them. The
 /// least recently used objects go first.

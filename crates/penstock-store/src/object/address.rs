@@ -30,6 +30,9 @@ const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
 /// The schemes that this store opens.
 pub(crate) const SCHEMES: [&str; 3] = ["s3", "gs", "az"];
 
+/// How its URLs look.
+pub(crate) const USAGE: &str = "s3://bucket[/prefix] (or gs://, az://)";
+
 /// Sizes and times of one store. Each is a parameter of the URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Settings {

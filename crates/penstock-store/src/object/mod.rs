@@ -38,8 +38,8 @@ use futures_util::future::join_all;
 use tokio::runtime::Runtime;
 use tokio::time::timeout_at;
 
-pub(crate) use address::SCHEMES;
 use address::{Address, Settings};
+pub(crate) use address::{SCHEMES, USAGE};
 use bucket::{Bucket, Outcome};
 use failure::Failure;
 use listing::{Catalogue, Known, OLDEST};

@@ -9,6 +9,8 @@ use penstock_contract::{Error, ErrorKind, Result};
 use percent_encoding::percent_decode_str;
 use url::{Host, Url};
 
+use super::schemes::{SCHEMES, base};
+
 const DEFAULT_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
@@ -109,25 +111,19 @@ impl Address {
                 "a pool URL has no fragment: write '#' in a password as %23",
             ));
         }
-        let mut address = match url.scheme() {
-            "redis" => Self::parse_tcp("redis", &url)?,
-            "valkey" => Self::parse_tcp("valkey", &url)?,
-            "redis+sentinel" => Self::parse_sentinel("redis+sentinel", &url, others)?,
-            "valkey+sentinel" => Self::parse_sentinel("valkey+sentinel", &url, others)?,
-            "rediss+sentinel" => Self::parse_sentinel("rediss+sentinel", &url, others)?,
-            "valkeys+sentinel" => Self::parse_sentinel("valkeys+sentinel", &url, others)?,
-            "unix" | "redis+unix" | "valkey+unix" => Self::parse_unix(&url)?,
-            "redis+cluster" => Self::parse_cluster("redis+cluster", &url, others)?,
-            "valkey+cluster" => Self::parse_cluster("valkey+cluster", &url, others)?,
-            "rediss+cluster" => Self::parse_cluster("rediss+cluster", &url, others)?,
-            "valkeys+cluster" => Self::parse_cluster("valkeys+cluster", &url, others)?,
-            "rediss" => Self::parse_tcp("rediss", &url)?,
-            "valkeys" => Self::parse_tcp("valkeys", &url)?,
-            other => {
-                return Err(config(format!(
-                    "not a Valkey or Redis URL: scheme {other:?}"
-                )));
-            }
+        let known = SCHEMES.into_iter().find(|known| *known == url.scheme());
+        let scheme = known.ok_or_else(|| {
+            config(format!(
+                "not a Valkey or Redis URL: scheme {:?}",
+                url.scheme()
+            ))
+        })?;
+        let mut address = match scheme.split_once('+') {
+            Some((_, "sentinel")) => Self::parse_sentinel(scheme, &url, others)?,
+            Some((_, "cluster")) => Self::parse_cluster(scheme, &url, others)?,
+            Some((_, "unix")) => Self::parse_unix(&url)?,
+            _ if scheme == "unix" => Self::parse_unix(&url)?,
+            _ => Self::parse_tcp(scheme, &url)?,
         };
         if address.password.is_none() {
             address.password = spare_password.filter(|p| !p.is_empty()).map(Secret);
@@ -316,11 +312,6 @@ fn place(host: &str, port: u16) -> String {
     } else {
         format!("{host}:{port}")
     }
-}
-
-/// A scheme without what it says of the topology.
-fn base(scheme: &str) -> &str {
-    scheme.split('+').next().unwrap_or(scheme)
 }
 
 /// What the query of a URL over TCP says.

@@ -28,6 +28,7 @@ mod pipeline;
 mod pool;
 mod readiness;
 mod resolver;
+mod schemes;
 mod sentinel;
 mod socket;
 mod tls;
@@ -48,6 +49,7 @@ use penstock_contract::{
     Result, Store, StoreStats,
 };
 use pool::ConnectionPool;
+pub(crate) use schemes::{SCHEMES, USAGE};
 use tls::Tls;
 use transfer::{Gets, Puts, Share};
 

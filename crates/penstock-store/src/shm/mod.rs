@@ -25,6 +25,7 @@ mod pages;
 mod segment;
 mod state;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use index::Name;
@@ -37,8 +38,26 @@ use penstock_value::copies::SummedCopy;
 use penstock_value::header::HEADER_BYTES;
 use segment::Segment;
 
+use crate::OpenOptions;
+use crate::parameters::{self, refused};
+
+/// How its URL looks.
+pub(crate) const USAGE: &str = "shm://NAME?size=1GiB";
+
 /// Entries visited between two looks at the clock.
 const ENTRIES_A_LOOK: usize = 4096;
+
+/// Opens the shared memory of a URL.
+pub(crate) fn open(url: &str, _options: &OpenOptions) -> Result<Arc<dyn Store>> {
+    let url = parameters::parse(url, USAGE)?;
+    let is_name = url.username().is_empty() && url.password().is_none() && url.port().is_none();
+    let name = url
+        .host_str()
+        .filter(|_| is_name && matches!(url.path(), "" | "/"))
+        .ok_or_else(|| refused("a shared-memory pool's URL has a name and no path", USAGE))?;
+    let size = parameters::size(&url, USAGE)?;
+    Ok(Arc::new(ShmStore::open(name, size)?))
+}
 
 /// Objects in shared memory, bounded in bytes. The least recently used objects go first.
 pub struct ShmStore {

@@ -63,8 +63,8 @@ pub fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Store>> {
     Ok(Arc::new(Tiered::new(tiers)))
 }
 
-/// The schemes in a URL, or in several with white space between them, that are none of this crate's.
-/// They are for [`OpenOptions::registered`].
+/// Schemes in a URL that are not this crate's, for [`OpenOptions::registered`]. Several URLs may be
+/// given, with white space between them.
 pub fn unknown_schemes(url: &str) -> Vec<&str> {
     url.split_ascii_whitespace()
         .filter_map(|url| url.split_once("://"))
@@ -196,7 +196,7 @@ fn bounds_of(url: &Url) -> Result<Bounds> {
     bounds_with(url, &mut |_, _| false)
 }
 
-/// The same, beside parameters of other names that `takes` takes.
+/// The parameters `size` and `quota`, beside parameters of other names that `takes` takes.
 fn bounds_with(url: &Url, takes: &mut dyn FnMut(&str, &str) -> bool) -> Result<Bounds> {
     let mut bounds = Bounds::default();
     for (name, value) in url.query_pairs() {

@@ -310,7 +310,7 @@ unsafe fn take_stripes<const TO: u8>(
     }
 }
 
-/// As [`Accumulators::scramble`].
+/// Scrambles the sums as [`Accumulators::scramble`] does.
 #[target_feature(enable = "avx2")]
 fn scrambled(sum: [__m256i; 2]) -> [__m256i; 2] {
     let prime = _mm256_set1_epi64x(PRIME32[0] as i64);

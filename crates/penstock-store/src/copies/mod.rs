@@ -21,8 +21,7 @@ impl Run {
         Self { start, len }
     }
 
-    /// The same bytes in pieces that do not cross any place so many bytes, or a multiple of them,
-    /// behind the address `begin`, which is not behind this.
+    /// Cuts these bytes at every address `begin + k * every`. `begin` must not be behind them.
     pub fn cut(self, begin: usize, every: usize) -> impl Iterator<Item = Self> {
         let mut done = 0;
         std::iter::from_fn(move || {

@@ -96,7 +96,8 @@ impl Usage {
         self.lock_while(deadline, &|| true)
     }
 
-    /// The same, as long as `go_on` says so.
+    /// Waits for the lock until the deadline, as long as `go_on` says so; tries once even if it
+    /// does not, or the deadline has passed.
     pub(super) fn lock_while(
         &self,
         deadline: Instant,

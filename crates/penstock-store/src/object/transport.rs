@@ -28,7 +28,7 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 const PAGE_BYTES: u64 = 16 << 20;
 /// Other answers are short texts. The longest says what became of 1,000 objects to delete.
 const TEXT_BYTES: u64 = 4 << 20;
-/// So much is read of an error's text; it begins with what matters.
+/// The most bytes that are read of an error's text; it begins with what matters.
 const ERROR_BYTES: u64 = 64 << 10;
 /// Pages and bytes of one listing.
 const LISTING_PAGES: u64 = 1 << 16;

@@ -9,9 +9,9 @@ use crate::{Error, ErrorKind, Namespace, Result, Tenancy, Tenant, parse_size};
 /// Whose objects a quota bounds together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Account {
-    /// Those of one namespace.
+    /// Objects of one namespace.
     Namespace(Namespace),
-    /// Those of one tenant, in all its namespaces.
+    /// Objects of one tenant, in all its namespaces.
     Tenant(Tenant),
 }
 
@@ -153,7 +153,7 @@ impl Quotas {
 }
 
 impl fmt::Display for Quotas {
-    /// As parameters of a URL: `quota=ACCOUNT:BYTES`, with `&` between.
+    /// Writes the quotas as parameters of a URL: `quota=ACCOUNT:BYTES`, with `&` between.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let own = self
             .own()

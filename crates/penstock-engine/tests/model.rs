@@ -22,7 +22,7 @@ enum Step {
         prefix: bool,
         deadline_ms: u64,
     },
-    /// As a load without targets.
+    /// Prefetch keys: a load without targets.
     Prefetch {
         picks: Vec<u64>,
         deadline_ms: u64,

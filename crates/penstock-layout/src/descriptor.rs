@@ -11,7 +11,7 @@ pub struct Segment {
     pub region: u32,
     /// First byte, counted from the start of the region.
     pub offset: u64,
-    /// Bytes.
+    /// Bytes of the segment.
     pub len: u64,
 }
 
@@ -133,9 +133,9 @@ pub enum DescriptorError {
     OutOfRegion {
         /// Index of the layer in the model.
         layer: u16,
-        /// Its region.
+        /// The layer's region.
         region: u32,
-        /// Its base.
+        /// The layer's base.
         offset: u64,
         /// Bytes from the base to the end of its last element.
         extent: u64,
@@ -162,7 +162,7 @@ pub enum DescriptorError {
         first: u16,
         /// Index of the other.
         second: u16,
-        /// Their region.
+        /// The region of both layers.
         region: u32,
         /// Base of the first.
         first_offset: u64,
@@ -324,7 +324,7 @@ impl Descriptor {
         })
     }
 
-    /// The same bytes, with segments given in another order of heads and tokens.
+    /// Gives the segments in another order of heads and tokens. The bytes stay the same.
     ///
     /// For a share of one head, or blocks of one token, the order makes no difference.
     #[must_use]

@@ -38,7 +38,7 @@ pub struct Fleet {
 /// Sums over requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sums {
-    /// Requests.
+    /// Number of requests.
     pub requests: u64,
     /// Tokens of prompts.
     pub input_tokens: u64,

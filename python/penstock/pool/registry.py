@@ -45,7 +45,7 @@ class RegisteredStore:
     kind: Literal["library", "program"]
     """Whether it runs in the process that uses it, or in a program beside it."""
     problem: str = ""
-    """Why it cannot be used; empty if it can."""
+    """Why the store cannot be used; empty if it can."""
 
 
 def registered_stores() -> list[RegisteredStore]:

@@ -157,9 +157,9 @@ pub struct StoreStats {
 /// How many bytes of values one call takes best. 0 stands for as many as the caller likes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchBytes {
-    /// In one call to [`Store::put_many`].
+    /// Bytes in one call to [`Store::put_many`].
     pub put: u64,
-    /// In one call to [`Store::get_many`].
+    /// Bytes in one call to [`Store::get_many`].
     pub get: u64,
 }
 

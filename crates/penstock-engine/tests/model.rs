@@ -27,7 +27,7 @@ enum Step {
         picks: Vec<u64>,
         deadline_ms: u64,
     },
-    /// Of any job, prefetch or not, over or not.
+    /// Release any job, prefetch or not, over or not.
     Release {
         pick: usize,
     },

@@ -114,15 +114,15 @@ pub enum DescriptorError {
     Overflow {
         /// Number of blocks.
         blocks: u64,
-        /// From a block to the next.
+        /// Bytes from a block to the next.
         block_stride: u64,
         /// Number of heads.
         heads: u64,
-        /// From a head to the next.
+        /// Bytes from a head to the next.
         head_stride: u64,
         /// Tokens in a block.
         tokens: u64,
-        /// From a token to the next.
+        /// Bytes from a token to the next.
         token_stride: u64,
     },
     /// A layer reaches past the end of its region.
@@ -147,7 +147,7 @@ pub enum DescriptorError {
     AxisOverlap {
         /// The axis.
         axis: Axis,
-        /// From an element to the next.
+        /// Stride of the axis, in bytes.
         stride: u64,
         /// Bytes that one element spans, gaps included.
         inner: u64,

@@ -15,7 +15,7 @@ pub struct TensorView {
     pub address: u64,
     /// Elements along blocks, heads, tokens and content.
     pub shape: [u64; 4],
-    /// From an element to the next along each axis, in elements.
+    /// Stride of each axis, in elements.
     pub strides: [i64; 4],
     /// Bytes of an element.
     pub itemsize: u64,
@@ -136,9 +136,9 @@ pub enum DetectionError {
     BadStride {
         /// The axis.
         axis: Axis,
-        /// Elements along it.
+        /// Elements along the axis.
         count: u64,
-        /// From an element to the next, in elements.
+        /// Stride of the axis, in elements.
         stride: i64,
     },
     /// Key and value of a token and head do not lie side by side.
@@ -146,7 +146,7 @@ pub enum DetectionError {
     ContentNotContiguous {
         /// Elements along it.
         count: u64,
-        /// From an element to the next, in elements.
+        /// Stride of the content axis, in elements.
         stride: i64,
     },
     /// Sizes in bytes do not fit 64 bits.

@@ -16,7 +16,7 @@ from penstock.errors import ConfigError
 from penstock.exposition import totals
 
 _MOST_BYTES = 64 << 20
-"""Of one answer: more is no page of metrics."""
+"""The most bytes of one answer: more is no page of metrics."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Account:
     """The tenant's name, as far as it is known."""
     quota_bytes: int
     used_bytes: int | None
-    """None if it is not counted yet, and for ``tenant/*``."""
+    """Bytes that the account has; None if they are not counted yet, and for ``tenant/*``."""
     tier: int | None
     """The tier's number, the nearest is 1; None in a pool without tiers."""
 

@@ -205,6 +205,6 @@ class RankShare:
     """This rank's slots, for its part of these blocks."""
     layers_per_object: int | None = None
     model: ModelShare | None = None
-    """None if the rank has not told yet."""
+    """What the rank's model is; None if the rank has not told yet."""
     draft: ModelShare | None = None
     """What the rank's drafter is; None if there is none."""

@@ -62,7 +62,8 @@ pub(super) struct Usage {
 pub(super) struct Locked<'a> {
     usage: &'a Usage,
     _threads: parking_lot::MutexGuard<'a, ()>,
-    /// `None` if no scan has established it: the directory is new, or the record is damaged.
+    /// What the processes have counted; `None` if no scan has established it: the directory is new,
+    /// or the record is damaged.
     pub(super) count: Option<Count>,
 }
 

@@ -165,7 +165,7 @@ struct BoundedBody {
     /// Behind a lock only so that it can be shared; nobody else has it.
     inner: Mutex<BoxStream<'static, Result<Bytes, HttpError>>>,
     left: u64,
-    /// Of an error's text, the beginning will do.
+    /// Whether the answer is an error. The beginning of its text will do.
     is_error: bool,
     is_page: bool,
 }

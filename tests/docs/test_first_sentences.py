@@ -16,9 +16,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 POINTS = re.compile(
-    r"(?:And|As|Its?|So|That|Their|Them|These|They|Those|The (?:same|others|other(?! \w))"
+    r"(?:And|As|Its?|Of|So|That|Their|Them|These|They|Those|The (?:same|others|other(?! \w))"
     r"|All of (?:it|them)|(?:How \w+|What|When|Where|Which|Whom?|Whose|Why) (?:it|they)"
     r"|This (?:is|many|one))\b|(?:Bytes|Requests|Seconds|Steps|This|Tokens|Why)\."
+    r"|`?None`? "
 )
 """What a sentence begins with that does not name its object. "This store's ..." does."""
 

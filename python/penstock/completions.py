@@ -49,7 +49,7 @@ class Answer:
     """Seconds of these times that passed before the server got the request."""
 
     def later(self, seconds: float) -> Answer:
-        """The same answer, as seen by somebody who has waited for `seconds` before."""
+        """This answer, as seen by somebody who has waited for `seconds` before."""
         return replace(
             self,
             waited=self.waited + seconds,

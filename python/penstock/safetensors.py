@@ -29,7 +29,8 @@ class Tensor:
     shape: tuple[int, ...]
     begin: int
     end: int
-    """Its bytes are from `begin` to `end`, counted from the start of the file's data."""
+    """End of the tensor's bytes, which lie from `begin` on. Both count from the start of the file's
+    data."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ const RIDGE: f64 = 1e-9;
 /// ones.
 const SINGULAR: f64 = 1e-12;
 
-/// Seconds. A time that is longer, or negative, was not measured.
+/// The longest time in seconds that can have been measured. A time that is longer, or negative, was
+/// not measured.
 const LONGEST: f64 = 1e9;
 
 /// Whether a step or a load can have taken so many seconds.

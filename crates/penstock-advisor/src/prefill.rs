@@ -5,11 +5,11 @@ use crate::fit::{Fit, is_measured};
 /// Weight of a step's time, relative to the step after it: about the last ten steps decide.
 const STEP_DECAY: f64 = 0.9;
 
-/// Tokens. For a shorter step, the error of the time counts as it is; for a longer step, the error
-/// per token.
+/// Tokens of a short step. For a shorter step, the error of the time counts as it is; for a longer
+/// step, the error per token.
 const SHORT_STEP: f64 = 64.0;
 
-/// Tokens. The time of a shorter step depends on much else.
+/// The least tokens of a long step. The time of a shorter step depends on much else.
 const LONG_STEP: u64 = 256;
 
 /// A long step that is so many times faster than expected shows that what was known no longer
@@ -17,7 +17,7 @@ const LONG_STEP: u64 = 256;
 /// step shows it too.
 const WARMED_UP: f64 = 2.0;
 
-/// Steps. Fewer steps than this do not yet outweigh one that set something up.
+/// Steps that are still few. Fewer steps than this do not yet outweigh one that set something up.
 const FEW_STEPS: u32 = 4;
 
 /// How long the engine takes to compute tokens of prompts, under its current load.

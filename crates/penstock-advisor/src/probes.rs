@@ -8,7 +8,7 @@ const PAUSE: f64 = 5.0;
 /// alone for longer than [`LONGEST_PAUSE`].
 const SHARE: f64 = 0.1;
 
-/// Seconds.
+/// The longest time in seconds for which a pool is left alone.
 const LONGEST_PAUSE: f64 = 30.0;
 
 /// Bytes of every other measurement. The measurements between them fetch only as much as keeps all

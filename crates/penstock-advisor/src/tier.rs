@@ -5,8 +5,8 @@ use crate::fit::{Fit, is_measured};
 /// Weight of a load's time, relative to the load after it: a network changes faster than a model.
 const LOAD_DECAY: f64 = 0.5;
 
-/// Bytes. For a smaller load, the error of the time counts as it is; for a larger load, the error
-/// per byte.
+/// Bytes of a small load. For a smaller load, the error of the time counts as it is; for a larger
+/// load, the error per byte.
 const SMALL_LOAD: f64 = (1 << 20) as f64;
 
 /// Weight of the newest load's error in the average error.

@@ -14,7 +14,7 @@ fn near(found: Option<f64>, expected: f64, share: f64) {
     );
 }
 
-/// Of an engine that has computed some prompts of one step.
+/// What is known of an engine that has computed some prompts of one step.
 fn prefill(per_token: f64, per_pair: f64) -> Prefill {
     let mut made = Prefill::new(2048);
     for tokens in [100, 500, 1000, 1500, 2000] {

@@ -14,11 +14,11 @@ use crate::request::Request;
 /// What the ranks hold of a group's block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holding {
-    /// Ranks that hold a part of it.
+    /// Ranks that hold a part of the block.
     pub ranks: u32,
-    /// Its bytes, on all ranks together.
+    /// Bytes of the block, on all ranks together.
     pub bytes: u64,
-    /// Its objects on one rank.
+    /// Objects of the block on one rank.
     pub objects: u64,
 }
 

@@ -104,9 +104,9 @@ impl Groups {
         })
     }
 
-    /// The same groups in an engine that, if `drops`, loads one unit less than it finds. vLLM does so
-    /// with EAGLE and MTP (`use_eagle_block_drop`): what their layers keep of a block's last token depends on
-    /// the token after it, which the block's hash does not cover.
+    /// Makes these the groups of an engine that, if `drops`, loads one unit less than it finds.
+    /// vLLM does so with EAGLE and MTP (`use_eagle_block_drop`): what their layers keep of a
+    /// block's last token depends on the token after it, which the block's hash does not cover.
     pub fn dropping_last(mut self, drops: bool) -> Self {
         self.dropped = if drops { self.alignment } else { 0 };
         self

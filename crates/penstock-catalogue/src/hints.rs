@@ -8,11 +8,11 @@ use crate::error::Result;
 /// A block of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The position of its group.
+    /// The position of the block's group.
     pub group: usize,
-    /// Its hash.
+    /// The block's hash.
     pub chunk: Chunk,
-    /// Tokens before it.
+    /// Tokens before the block.
     pub position: u64,
 }
 

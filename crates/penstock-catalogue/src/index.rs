@@ -58,7 +58,7 @@ pub(crate) struct State {
     /// Number of stores that take it.
     pub(crate) storing: u16,
     flags: u8,
-    /// When it became known whether the pool has the block, see [`Index::answer`].
+    /// The question since which it is known whether the pool has the block, see [`Index::answer`].
     known_since: u64,
 }
 

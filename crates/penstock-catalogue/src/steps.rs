@@ -7,7 +7,7 @@ use crate::request::Lookup;
 /// A request in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scheduled<'a> {
-    /// Its name.
+    /// The request's name.
     pub id: &'a str,
     /// Tokens computed before the step.
     pub computed: u64,

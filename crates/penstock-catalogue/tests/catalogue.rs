@@ -603,8 +603,8 @@ fn an_answer_from_before_the_pool_was_forgotten_has_nothing_loaded() {
     assert_eq!(begun(&mut catalogue, "a", 1, 4), [0, 1, 2, 3]);
 }
 
-/// As `beginning_forgotten`, but what is under way brings the later blocks to the engine: the first
-/// was in its own cache.
+/// A prompt's first block was in the engine's own cache, and the later ones are on their way to the
+/// engine. Nothing but the job knows them: its request is gone, and the pool was forgotten.
 fn later_blocks_under_way(catalogue: &mut Catalogue, is_prefetch: bool) {
     looked_up(catalogue, "a", &[false, true, true, false]);
     let (first, end) = (TOKENS, 3 * TOKENS);

@@ -78,7 +78,8 @@ pub struct GetRequest<'a, 'b> {
     pub key: Key,
     /// Where the value's bytes go, in order.
     pub into: &'a mut [IoSliceMut<'b>],
-    /// As [`PutRequest::position`]; or [`GetRequest::NO_USE`].
+    /// Tokens before the value in its prompt, as in [`PutRequest::position`]; or
+    /// [`GetRequest::NO_USE`].
     pub position: u64,
     /// Whether [`Self::checksum`] is wanted.
     pub wants_checksum: bool,
@@ -121,9 +122,9 @@ pub struct Listed {
     pub key: Key,
     /// Bytes of its value, header included.
     pub bytes: u64,
-    /// When it was used last, in a unit of the store's own: of two objects in one listing, the one
-    /// with the smaller number was used earlier. 0 from stores on servers, which do not say. To be
-    /// listed is no use.
+    /// When the object was used last, in a unit of the store's own: of two objects in one listing,
+    /// the one with the smaller number was used earlier. 0 from stores on servers, which do not
+    /// say. To be listed is no use.
     pub last_use: u64,
 }
 
@@ -157,9 +158,9 @@ pub struct StoreStats {
 /// How many bytes of values one call takes best. 0 stands for as many as the caller likes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchBytes {
-    /// In one call to [`Store::put_many`].
+    /// Bytes in one call to [`Store::put_many`].
     pub put: u64,
-    /// In one call to [`Store::get_many`].
+    /// Bytes in one call to [`Store::get_many`].
     pub get: u64,
 }
 

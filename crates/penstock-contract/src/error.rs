@@ -84,9 +84,9 @@ impl ErrorKind {
 
 /// A failed operation: what happened, to what, and what was being done.
 ///
-/// A missing key is not an error, nor is a value that fails verification: both are
-/// outcomes (see [`crate::GetOutcome`]; what does not verify is for `SealedStore` to reject). Messages never
-/// hold credentials.
+/// A missing key is not an error, nor is a value that fails verification: both are outcomes (see
+/// [`crate::GetOutcome`]; what does not verify is for `SealedStore` to reject). Messages never hold
+/// credentials.
 #[derive(Debug, thiserror::Error)]
 pub struct Error {
     kind: ErrorKind,

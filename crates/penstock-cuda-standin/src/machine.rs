@@ -72,9 +72,9 @@ impl Costs {
 pub struct Range {
     /// Address on the host, where the bytes really are.
     pub host: u64,
-    /// Bytes.
+    /// Bytes of the range.
     pub len: u64,
-    /// Whose it is.
+    /// Whose memory the range is.
     pub kind: Kind,
 }
 
@@ -151,9 +151,9 @@ pub struct State {
 
 /// One device.
 pub struct Machine {
-    /// Its number.
+    /// The device's number.
     pub ordinal: i32,
-    /// What it keeps.
+    /// What the device keeps.
     pub state: Mutex<State>,
     /// Streams, events, modules that have not been destroyed.
     pub alive: AtomicUsize,

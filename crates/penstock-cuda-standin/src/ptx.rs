@@ -23,7 +23,7 @@ const LONGEST: usize = 50_000_000;
 enum Operand {
     Register(usize),
     Value(u64),
-    /// Of `tid.x`, `ntid.x`, `ctaid.x`, `nctaid.x`.
+    /// Special registers: `tid.x`, `ntid.x`, `ctaid.x`, `nctaid.x`.
     Special(usize),
 }
 

@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 #[derive(Default)]
 pub struct Event {
     pub(crate) timed: bool,
-    /// How often it was recorded, how often it happened, and when, by the machine's clock.
+    /// How often the event was recorded, how often it happened, and when, by the machine's clock.
     pub(crate) state: Mutex<(u64, u64, f64)>,
     pub(crate) changed: Condvar,
 }

@@ -79,7 +79,7 @@ impl FileDigests {
         Self::start_on(machine, paths, threads, cache)
     }
 
-    /// The same on another machine.
+    /// Begins to digest files as [`start`](Self::start) does, on a machine of the caller's choice.
     fn start_on(
         machine: Machine,
         paths: Vec<PathBuf>,
@@ -141,7 +141,7 @@ impl FileDigests {
         Some(digests.collect::<Result<_>>().map_err(Arc::new))
     }
 
-    /// How far they have come.
+    /// How far the digests have come.
     pub fn progress(&self) -> Progress {
         // Relaxed: for people to see.
         Progress {

@@ -68,7 +68,7 @@ pub struct EngineConfig {
     /// The most objects that wait to be gathered. Further objects are dropped. As many may wait in node
     /// memory for the store; further ones stay there alone.
     pub max_pending_objects: usize,
-    /// As `max_pending_objects`, in payload bytes.
+    /// The most payload bytes that wait to be gathered; see `max_pending_objects`.
     pub max_pending_bytes: usize,
     /// How long an object may wait for a slot before it is dropped. The time counts from when its
     /// blocks could be read, which is when its fence was passed. The engine cannot reuse the blocks
@@ -145,8 +145,9 @@ impl EngineConfig {
         self
     }
 
-    /// How much a lane takes for one call to a store that takes batches of this size best: never
-    /// less than the settings say, and for more never above half of the slots that there are for it.
+    /// The batches in which lanes call a store that takes batches of size `best` best. They are
+    /// never smaller than the settings say. If they are larger, their bytes fit into half of the
+    /// slots that there are for them.
     pub(crate) fn batches(&self, best: BatchBytes) -> Batches {
         let batch = |best: u64, slots: usize| {
             let room = (slots / 2).saturating_mul(self.slot_bytes);

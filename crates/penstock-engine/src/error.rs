@@ -122,7 +122,7 @@ pub enum Fault {
         ordinal: i32,
         /// The bytes that are not pinned.
         bytes: u64,
-        /// Why.
+        /// Why the bytes are not pinned.
         error: CudaError,
     },
     /// The driver did not take copies in batches.
@@ -131,7 +131,7 @@ pub enum Fault {
          of its own, which is slower. A newer driver may take them"
     )]
     Unbatched {
-        /// Its answer.
+        /// The driver's answer.
         error: CudaError,
     },
     /// A device's copies could not be measured.
@@ -142,7 +142,7 @@ pub enum Fault {
     Unmeasured {
         /// The device's ordinal.
         ordinal: i32,
-        /// Why.
+        /// Why the copies could not be measured.
         error: CudaError,
     },
 }

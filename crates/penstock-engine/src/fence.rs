@@ -40,7 +40,7 @@ pub(crate) enum Passage {
     Ahead,
     /// A job that waits for it may go on since then, and its clocks run.
     Passed(Instant),
-    /// Its device failed: nobody knows what was computed.
+    /// The fence's device failed: nobody knows what was computed.
     Lost,
 }
 

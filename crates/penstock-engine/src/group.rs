@@ -86,7 +86,7 @@ pub(crate) enum Work {
 /// A group as registered.
 pub(crate) struct Group {
     number: u16,
-    /// None if this engine holds nothing of the group.
+    /// What this engine holds of the group; None if it holds nothing.
     held: Option<Held>,
     namespace: Option<Namespace>,
 }

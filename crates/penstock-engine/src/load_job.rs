@@ -407,7 +407,8 @@ impl LoadTicket {
         self.settle(outcome);
     }
 
-    /// As [`resolve`](Self::resolve), while the object's description is still needed.
+    /// Sets the outcome as [`resolve`](Self::resolve) does, while the object's description is still
+    /// needed.
     pub(crate) fn settle(&self, outcome: Outcome) {
         let job = &self.job;
         let mut state = job.state.lock();

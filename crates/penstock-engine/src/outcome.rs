@@ -190,7 +190,8 @@ impl Outcomes {
         self.places(|outcome| !outcome.is_success())
     }
 
-    /// The same, without blocks that nobody misses any more.
+    /// Positions of the blocks that [`failed`](Self::failed) gives, without those that nobody
+    /// misses any more.
     pub(crate) fn missed(&self) -> Vec<usize> {
         self.places(Outcome::is_missed)
     }

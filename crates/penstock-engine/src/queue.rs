@@ -49,7 +49,8 @@ struct State {
     placed_bytes: usize,
     /// Jobs with queued objects, oldest first.
     loads: VecDeque<Arc<LoadJob>>,
-    /// As `loads`, for prefetches. They are taken only while `loads` has no work for a lane.
+    /// Prefetch jobs with queued objects, oldest first. They are taken only while `loads` has no
+    /// work for a lane.
     prefetches: VecDeque<Arc<LoadJob>>,
     /// Calls to drain under way.
     draining: usize,

@@ -113,7 +113,8 @@ counters! {
     /// Mean bytes of a piece from which on the copy engines of a CUDA device copy from the device,
     /// as measured on it. Zero while this has not been measured, or could not be.
     gather_copy_engine_from,
-    /// As `gather_copy_engine_from`, for copies to the device.
+    /// Mean bytes of a piece from which on the copy engines of a CUDA device copy to the device, as
+    /// measured on it. Zero while this has not been measured, or could not be.
     scatter_copy_engine_from,
     /// Objects loaded from the host tier.
     kept_objects,

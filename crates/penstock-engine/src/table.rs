@@ -36,7 +36,7 @@ pub(crate) struct Table {
 
 struct Listed {
     job: Job,
-    /// Its place in `Jobs::deadlines`, if it has one.
+    /// The job's place in `Jobs::deadlines`, if it has one.
     deadline: Option<Instant>,
 }
 

@@ -23,12 +23,12 @@ enum Step {
         prefix: bool,
         deadline_ms: u64,
     },
-    /// As a load without targets.
+    /// Prefetch keys: a load without targets.
     Prefetch {
         picks: Vec<u64>,
         deadline_ms: u64,
     },
-    /// Of any job, prefetch or not, over or not.
+    /// Release any job, prefetch or not, over or not.
     Release {
         pick: usize,
     },

@@ -17,7 +17,7 @@ const KEPT: Outcome = Outcome::Kept(BLOCK_BYTES as u64);
 const SIZE: u64 = 8 << 20;
 const ALL: usize = BLOCKS as usize;
 
-/// As users set it up: host memory of an engine's own would keep values.
+/// An engine's settings as users have them: host memory of an engine's own would keep values.
 fn settings(slots: usize) -> EngineConfig {
     EngineConfig {
         keep: true,

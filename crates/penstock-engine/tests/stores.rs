@@ -461,7 +461,7 @@ fn a_store_that_breaks_its_contract_fails_its_objects_only() {
     }
 }
 
-/// It rests like a tripped breaker, and so costs no more than what it is given.
+/// The lane rests like a tripped breaker, and so costs no more than what it is given.
 #[test]
 fn a_lane_that_panics_again_and_again_fails_its_objects_and_the_engine_serves_on() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));

@@ -16,7 +16,7 @@ const WAYS: usize = 3;
 struct Resident<K> {
     key: K,
     weight: u64,
-    /// Its place among the strays, if it is one.
+    /// The block's place among the strays, if it is one.
     stray: Option<u32>,
 }
 

@@ -5,7 +5,7 @@ const NIL: u32 = u32::MAX;
 struct Node<T> {
     prev: u32,
     next: u32,
-    /// None while the node is on the free list.
+    /// What the node holds; None while it is on the free list.
     item: Option<T>,
 }
 

@@ -7,7 +7,7 @@ use crate::{Geometry, GeometryError, Span};
 /// Whose turn it is to write, among the ranks that hold the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Turn {
-    /// This rank's place among them, from 0.
+    /// This rank's place among the ranks that hold the same bytes, from 0.
     pub replica: u32,
     /// How many ranks hold this share.
     pub replicas: u32,
@@ -36,7 +36,7 @@ pub enum CoverageError {
     OutsideModel {
         /// Index of the rank among those given.
         rank: usize,
-        /// Its share.
+        /// The rank's share.
         share: Span,
         /// Layers in the model.
         layers: u16,
@@ -50,11 +50,11 @@ pub enum CoverageError {
     PartialOverlap {
         /// Index of a rank among those given.
         first: usize,
-        /// Its share.
+        /// The first rank's share.
         first_share: Span,
-        /// Index of the other.
+        /// Index of the other rank.
         second: usize,
-        /// The other's share.
+        /// The other rank's share.
         second_share: Span,
     },
     /// No rank holds these.
@@ -77,7 +77,7 @@ pub enum CoverageError {
     Geometry {
         /// Index of the rank among those given.
         rank: usize,
-        /// Why.
+        /// Why the share cannot be cut.
         source: GeometryError,
     },
 }

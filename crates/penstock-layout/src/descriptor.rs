@@ -11,7 +11,7 @@ pub struct Segment {
     pub region: u32,
     /// First byte, counted from the start of the region.
     pub offset: u64,
-    /// Bytes.
+    /// Bytes of the segment.
     pub len: u64,
 }
 
@@ -114,15 +114,15 @@ pub enum DescriptorError {
     Overflow {
         /// Number of blocks.
         blocks: u64,
-        /// From a block to the next.
+        /// Bytes from a block to the next.
         block_stride: u64,
         /// Number of heads.
         heads: u64,
-        /// From a head to the next.
+        /// Bytes from a head to the next.
         head_stride: u64,
         /// Tokens in a block.
         tokens: u64,
-        /// From a token to the next.
+        /// Bytes from a token to the next.
         token_stride: u64,
     },
     /// A layer reaches past the end of its region.
@@ -133,9 +133,9 @@ pub enum DescriptorError {
     OutOfRegion {
         /// Index of the layer in the model.
         layer: u16,
-        /// Its region.
+        /// The layer's region.
         region: u32,
-        /// Its base.
+        /// The layer's base.
         offset: u64,
         /// Bytes from the base to the end of its last element.
         extent: u64,
@@ -147,7 +147,7 @@ pub enum DescriptorError {
     AxisOverlap {
         /// The axis.
         axis: Axis,
-        /// From an element to the next.
+        /// Stride of the axis, in bytes.
         stride: u64,
         /// Bytes that one element spans, gaps included.
         inner: u64,
@@ -162,7 +162,7 @@ pub enum DescriptorError {
         first: u16,
         /// Index of the other.
         second: u16,
-        /// Their region.
+        /// The region of both layers.
         region: u32,
         /// Base of the first.
         first_offset: u64,
@@ -324,7 +324,7 @@ impl Descriptor {
         })
     }
 
-    /// The same bytes, with segments given in another order of heads and tokens.
+    /// Gives the segments in another order of heads and tokens. The bytes stay the same.
     ///
     /// For a share of one head, or blocks of one token, the order makes no difference.
     #[must_use]

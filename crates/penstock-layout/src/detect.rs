@@ -15,7 +15,7 @@ pub struct TensorView {
     pub address: u64,
     /// Elements along blocks, heads, tokens and content.
     pub shape: [u64; 4],
-    /// From an element to the next along each axis, in elements.
+    /// Stride of each axis, in elements.
     pub strides: [i64; 4],
     /// Bytes of an element.
     pub itemsize: u64,
@@ -30,7 +30,7 @@ pub struct TensorView {
 pub struct RegionAddr {
     /// First byte.
     pub address: u64,
-    /// Bytes.
+    /// Bytes of the memory.
     pub len: u64,
 }
 
@@ -98,15 +98,15 @@ pub enum DetectionError {
     ShapesDiffer {
         /// Index of the layer in the model.
         layer: u16,
-        /// Its shape.
+        /// The layer's shape.
         shape: [u64; 4],
-        /// Its element size in bytes.
+        /// The layer's element size in bytes.
         itemsize: u64,
         /// Index of the lowest layer.
         first: u16,
-        /// That layer's shape.
+        /// The lowest layer's shape.
         first_shape: [u64; 4],
-        /// That layer's element size in bytes.
+        /// The lowest layer's element size in bytes.
         first_itemsize: u64,
     },
     /// A layer's tensor has other strides than the first one's.
@@ -116,19 +116,19 @@ pub enum DetectionError {
     StridesDiffer {
         /// Index of the layer in the model.
         layer: u16,
-        /// Its strides.
+        /// The layer's strides.
         strides: [i64; 4],
         /// Index of the lowest layer.
         first: u16,
-        /// That layer's strides.
+        /// The lowest layer's strides.
         first_strides: [i64; 4],
     },
     /// A tensor has no elements.
     #[error("the tensors are empty: shape {shape:?} of {itemsize}-byte elements")]
     Empty {
-        /// Their shape.
+        /// The tensors' shape.
         shape: [u64; 4],
-        /// Their element size in bytes.
+        /// The tensors' element size in bytes.
         itemsize: u64,
     },
     /// An axis runs backwards or stands still.
@@ -136,9 +136,9 @@ pub enum DetectionError {
     BadStride {
         /// The axis.
         axis: Axis,
-        /// Elements along it.
+        /// Elements along the axis.
         count: u64,
-        /// From an element to the next, in elements.
+        /// Stride of the axis, in elements.
         stride: i64,
     },
     /// Key and value of a token and head do not lie side by side.
@@ -146,7 +146,7 @@ pub enum DetectionError {
     ContentNotContiguous {
         /// Elements along it.
         count: u64,
-        /// From an element to the next, in elements.
+        /// Stride of the content axis, in elements.
         stride: i64,
     },
     /// Sizes in bytes do not fit 64 bits.
@@ -156,9 +156,9 @@ pub enum DetectionError {
     Overflow {
         /// The tensors' shape.
         shape: [u64; 4],
-        /// Their strides.
+        /// The tensors' strides.
         strides: [i64; 4],
-        /// Their element size in bytes.
+        /// The tensors' element size in bytes.
         itemsize: u64,
     },
     /// An element's address is no multiple of its size.
@@ -190,7 +190,7 @@ pub enum DetectionError {
         layer: u16,
         /// Address of the storage.
         address: u64,
-        /// Its bytes.
+        /// Bytes of the storage.
         len: u64,
     },
     /// Two storages have bytes in common.
@@ -199,13 +199,13 @@ pub enum DetectionError {
          {second:#x}"
     )]
     StoragesOverlap {
-        /// Address of one.
+        /// Address of one storage.
         first: u64,
-        /// Its bytes.
+        /// Bytes of the first storage.
         first_len: u64,
-        /// Address of the other.
+        /// Address of the other storage.
         second: u64,
-        /// Its bytes.
+        /// Bytes of the other storage.
         second_len: u64,
     },
     /// The views leave their storage or share bytes.

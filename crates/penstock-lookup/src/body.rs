@@ -19,7 +19,7 @@ pub enum Prompt {
 pub enum Adapter {
     /// One that the service knows by name.
     Named(String),
-    /// Its name, its path, and the digest of its content.
+    /// The adapter's name, its path, and the digest of its content.
     Given([String; 3]),
 }
 
@@ -41,19 +41,19 @@ pub struct Body {
 /// Why a body is no question.
 #[derive(Debug, thiserror::Error)]
 pub enum BodyError {
-    /// It is no JSON.
+    /// The body is no JSON.
     #[error("the body is no JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// It is JSON, but no object.
+    /// The body is JSON, but no object.
     #[error("the body is a JSON object")]
     Kind,
-    /// It has fields that are not known.
+    /// The body has fields that are not known.
     #[error("a look-up has no {0}")]
     Unknown(String),
-    /// There is no model's name.
+    /// The body has no model's name.
     #[error("a look-up needs \"model\": the model's name")]
     Model,
-    /// There is no prompt.
+    /// The body has no prompt.
     #[error("a look-up needs \"prompt\": a list of token ids, or text")]
     Prompt,
     /// The prompt is too long.

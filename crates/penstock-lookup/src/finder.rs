@@ -50,7 +50,7 @@ impl Variant {
         &self.groups
     }
 
-    /// The same for the objects of one tenant alone.
+    /// This variant, for the objects of one tenant alone.
     #[must_use]
     pub fn of_tenant(&self, tenant: Tenant) -> Self {
         let mut own = self.clone();

@@ -30,17 +30,17 @@ pub(crate) enum Event {
 )]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Outcome {
-    /// The store took it.
+    /// The store took the object.
     Stored,
-    /// The store had it already, or another engine that holds the same stores it.
+    /// The store had the object already, or another engine that holds the same stores it.
     AlreadyPresent,
-    /// It came from the store.
+    /// The object came from the store.
     Loaded,
-    /// It came from host memory.
+    /// The object came from host memory.
     Kept,
     /// Nothing was done, since there was no room, or no store that answers.
     Dropped,
-    /// The store does not have it.
+    /// The store does not have the object.
     Miss,
     /// The store's value did not verify.
     Rejected,

@@ -10,8 +10,9 @@ pub(crate) fn device(cuda_device: Option<i32>) -> Device {
     cuda_device.map_or(Device::Host, Device::Cuda)
 }
 
-/// The bytes of a piece from which on the copy engines are used. For each size of a piece, the
-/// seconds of both ways.
+/// How copies in one direction are made: bytes of a piece from which on the copy engines are used,
+/// then a tuple for each size of a piece that was timed. Such a tuple has the bytes of a piece, the
+/// seconds of a copy by the copy engines, and the seconds by the kernel.
 type DirectionTuple = (usize, Vec<(usize, f64, f64)>);
 
 fn direction(found: &Direction) -> DirectionTuple {
@@ -22,9 +23,9 @@ fn direction(found: &Direction) -> DirectionTuple {
 
 /// Measures a CUDA device's copies, unless the device is in use and its times are known. Returns
 /// the bytes of each copy that was timed, then two directions: from the device, and to the device.
-/// Each direction is the mean bytes of a piece from which on its copy engines are used, and for
-/// each size of a piece its bytes, the seconds of a copy by the copy engines, and the seconds by
-/// the kernel.
+/// A direction is a tuple of two. The first is the mean bytes of a piece from which on the copy
+/// engines are used. The second is a list with a tuple for each size of a piece: its bytes, the
+/// seconds of a copy by the copy engines, and the seconds by the kernel.
 #[pyfunction]
 pub(crate) fn cuda_calibration(
     py: Python<'_>,

@@ -74,7 +74,7 @@ impl Keeper {
             .map_err(|error| engine_error(py, &error))
     }
 
-    /// What it did since it was made: `touched`, `refused` and `removed` blocks, calls that
+    /// What the keeper did since it was made: `touched`, `refused` and `removed` blocks, calls that
     /// `failed`, and the blocks that are `kept` now.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.native.stats();

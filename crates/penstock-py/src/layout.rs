@@ -154,7 +154,8 @@ impl Descriptor {
         })
     }
 
-    /// The same bytes, with segments in another order of heads and tokens: "HNC" or "NHC".
+    /// Gives the segments in another order of heads and tokens: "HNC" or "NHC". The bytes stay the
+    /// same.
     fn with_interior(&self, py: Python<'_>, interior: &str) -> PyResult<Self> {
         let interior = match interior {
             "HNC" => Interior::Hnc,

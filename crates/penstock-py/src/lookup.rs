@@ -194,7 +194,7 @@ impl ModelVariant {
         Ok(Self { inner })
     }
 
-    /// The same for the objects of the tenant of this name alone.
+    /// This variant, for the objects of the tenant of this name alone.
     fn of_tenant(&self, py: Python<'_>, name: &str) -> PyResult<Self> {
         let tenant = Tenant::named(name).map_err(|error| store_error(py, &error))?;
         Ok(Self {

@@ -28,7 +28,7 @@ pub enum PolicyKind {
 }
 
 impl PolicyKind {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Self; 6] = [
         Self::Lru,
         Self::LruByBlock,
@@ -38,7 +38,7 @@ impl PolicyKind {
         Self::Chooser,
     ];
 
-    /// What it is called.
+    /// The policy's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Lru => "lru",

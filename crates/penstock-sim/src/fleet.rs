@@ -38,7 +38,7 @@ pub struct Fleet {
 /// Sums over requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sums {
-    /// Requests.
+    /// Number of requests.
     pub requests: u64,
     /// Tokens of prompts.
     pub input_tokens: u64,
@@ -78,9 +78,9 @@ impl Sums {
 /// What a replay found.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Over the whole trace.
+    /// Sums over the whole trace.
     pub total: Sums,
-    /// Over parts of its duration, all of the same length.
+    /// Sums over parts of the trace's duration, all of the same length.
     pub windows: Vec<Sums>,
     /// Seconds to the first token of each request, sorted. They include the look-up if it is waited
     /// for, what is loaded or waited for in vain, and what is computed. They do not include any

@@ -38,7 +38,7 @@ pub(crate) struct Machine {
     pub(crate) block_tokens: u64,
     pub(crate) prefill_speed: f64,
     pub(crate) host: Speed,
-    /// `None` if there is no pool.
+    /// The pool's speed; `None` if there is no pool.
     pub(crate) pool: Option<Speed>,
 }
 

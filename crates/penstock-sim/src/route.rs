@@ -20,10 +20,10 @@ pub enum Routing {
 }
 
 impl Routing {
-    /// All of them.
+    /// All ways to route requests.
     pub const ALL: [Self; 3] = [Self::Random, Self::Sticky, Self::PrefixAware];
 
-    /// What it is called.
+    /// The name of this way to route.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Random => "random",

@@ -109,7 +109,7 @@ impl Trace {
         sessions.into_iter().map(|count| count >= least).collect()
     }
 
-    /// The same trace, with other numbers for runs and blocks: the common ones first.
+    /// Gives the trace's runs and blocks other numbers: the common ones first.
     fn with_common_first(&self, is_common: &[bool]) -> Self {
         let mut trace = self.clone();
         let mut numbers = vec![0; self.spans.len()];
@@ -156,7 +156,8 @@ pub(crate) struct Arrivals<'a> {
     trace: &'a Trace,
     /// The next request of each population.
     next: Vec<u32>,
-    /// When it comes, the earliest on top.
+    /// The time of each population's next request, with the population's number; the earliest on
+    /// top.
     queue: BinaryHeap<Reverse<(u64, u32)>>,
 }
 

@@ -15,7 +15,7 @@ pub struct Request {
     pub input_tokens: u32,
     /// Tokens of the answer.
     pub output_tokens: u32,
-    /// Its runs: where they begin among those of all requests, and how many they are.
+    /// Where the request's runs begin among those of all requests; `count` says how many they are.
     first: usize,
     count: u32,
 }

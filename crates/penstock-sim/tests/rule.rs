@@ -13,7 +13,7 @@ const TOKENS: u64 = 1536;
 /// Seconds to compute one.
 const RECOMPUTE: f64 = 1.536;
 
-/// The same prompt, asked so many times, five seconds apart.
+/// A trace of one prompt, asked so many times, five seconds apart.
 fn again(count: u64) -> Trace {
     let lines = (0..count).map(|number| {
         let at = number * 5000;

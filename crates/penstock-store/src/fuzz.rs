@@ -41,7 +41,8 @@ fn replies() {
     });
 }
 
-/// As [`replies`], for what real servers said with some bytes changed.
+/// Whatever bytes of real servers' replies are changed, nothing panics, and the pieces make no
+/// difference.
 #[test]
 fn replies_that_are_nearly_right() {
     let seeds = corpus("replies");
@@ -83,7 +84,8 @@ fn programs() {
     check!().for_each(|bytes: &[u8]| registered::replies(bytes, key, [0, 64]));
 }
 
-/// As [`programs`], for replies that are nearly right.
+/// Whatever is wrong with replies that are nearly right, nothing panics, and nothing is written but
+/// where it may be.
 #[test]
 fn programs_that_are_nearly_right() {
     let key = Key::new(Namespace([7; 16]), &[9; 32], Span::new(0..4, 0..2).unwrap()).unwrap();

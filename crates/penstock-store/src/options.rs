@@ -32,9 +32,9 @@ impl Default for OpenOptions {
 pub struct Registered {
     /// The scheme of its URLs.
     pub scheme: String,
-    /// Where it comes from, for people.
+    /// Where the store comes from, for people.
     pub origin: String,
-    /// Where it is.
+    /// Where the store is.
     pub place: Place,
 }
 

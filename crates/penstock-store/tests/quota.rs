@@ -74,7 +74,7 @@ fn with(inner: &Arc<dyn Store>, given: &[&str]) -> Arc<Quota> {
     Arc::new(quota(inner, given))
 }
 
-/// As [`with`]; its puts wait also on a machine that stands still for seconds.
+/// A store with quotas whose puts wait also on a machine that stands still for seconds.
 fn patient(inner: &Arc<dyn Store>, given: &[&str]) -> Quota {
     quota(inner, given).with_patience(LONG)
 }

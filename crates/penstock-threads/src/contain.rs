@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(runs, 1);
     }
 
-    /// It runs itself in a process with the variable.
+    /// The test runs itself in a process with the variable.
     #[test]
     fn a_panic_that_nobody_asked_for_ends_a_strict_process() {
         const NAME: &str = "contain::tests::a_panic_that_nobody_asked_for_ends_a_strict_process";

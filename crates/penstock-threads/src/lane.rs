@@ -29,11 +29,11 @@ struct State {
 /// What became of a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ran {
-    /// It was done.
+    /// The work was done.
     Done,
-    /// It panicked.
+    /// The work panicked.
     Panicked,
-    /// It was dropped: the lane rests.
+    /// The work was dropped: the lane rests.
     Rested,
 }
 

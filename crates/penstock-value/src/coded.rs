@@ -50,7 +50,7 @@ pub(crate) struct Coded {
     header_bytes: usize,
     coded_bytes: usize,
     payload_bytes: usize,
-    /// None if the code has been authenticated.
+    /// The payload's checksum; None if the code has been authenticated.
     checksum: Option<ExpectedChecksum>,
 }
 

@@ -50,8 +50,9 @@ impl Keyring {
         self.seal_form(key, context, payload, payload.len() as u64, None)
     }
 
-    /// As [`seal`](Self::seal), for what a value holds in place of its payload: the payload itself,
-    /// or a code of it for elements of this type. The payload has `payload_len` bytes.
+    /// Encrypts in place what a value holds for its payload: the payload itself, or a code of it
+    /// for elements of this type. The payload has `payload_len` bytes. Returns and fails as
+    /// [`seal`](Self::seal) does.
     pub(crate) fn seal_form(
         &self,
         key: &Key,
@@ -153,9 +154,10 @@ impl Keyring {
         }
     }
 
-    /// As [`open_value`](Self::open_value), for a value of `value_bytes` bytes that lies in the
-    /// slices from their start, with its header in the first slice. A payload in several slices is
-    /// decrypted in a copy. Of a coded value, the code is decrypted.
+    /// Checks a whole value of `value_bytes` bytes, coded or not, and decrypts what follows its
+    /// header. The value lies in the slices from their start, with its header in the first slice. A
+    /// payload in several slices is decrypted in a copy. Of a coded value, the code is decrypted.
+    /// See [`open_value`](Self::open_value).
     pub(crate) fn open_slices(
         &self,
         slices: &mut [IoSliceMut<'_>],

@@ -250,8 +250,8 @@ pub fn seal(key: &Key, payload_len: u64, checksum: u64) -> [u8; HEADER_BYTES] {
     seal_form(Form::default(), key, payload_len, checksum)
 }
 
-/// As [`seal`], for a value of any form: of an encrypted one the part of the header that others have
-/// too. Then the checksum is that of the other part.
+/// The header for a value of any form, stored under this key. Of an encrypted value, the part of
+/// the header that others have too; then the checksum is that of the other part. See [`seal`].
 pub(crate) fn seal_form(
     form: Form,
     key: &Key,
@@ -288,8 +288,8 @@ pub fn verify(
     }
 }
 
-/// As [`verify`], for values that may be coded. Then the type of the payload's elements is returned
-/// too.
+/// Checks a header, also of a value that may be coded, against what the reader asked for. Returns
+/// what [`verify`] returns, and the type of the payload's elements if it is coded.
 pub(crate) fn verify_form(
     header: &[u8; HEADER_BYTES],
     key: &Key,

@@ -16,7 +16,7 @@ from penstock.errors import ConfigError
 from penstock.exposition import totals
 
 _MOST_BYTES = 64 << 20
-"""Of one answer: more is no page of metrics."""
+"""The most bytes of one answer: more is no page of metrics."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Sample:
     """An engine's metrics at one time, summed over their labels; histograms as sum and count."""
 
     seconds: float
-    """When they were read, of the monotonic clock."""
+    """When the metrics were read, of the monotonic clock."""
     values: Mapping[str, float]
 
 
@@ -41,21 +41,21 @@ class Activity:
     hit_share: float | None
     """Tokens that came from the pool or from host memory, to those that vLLM's own cache lacked."""
     lookups: float | None
-    """A second."""
+    """Look-ups, a second."""
     lookup_seconds: float | None
-    """Of one, on average."""
+    """Seconds of a look-up, on average."""
     load_seconds: float | None
-    """Of one, on average."""
+    """Seconds of a load, on average."""
     pool_bytes: float | None
-    """Loaded or fetched ahead from the pool, a second."""
+    """Bytes loaded or fetched ahead from the pool, a second."""
     host_bytes: float | None
-    """Loaded from host memory, a second."""
+    """Bytes loaded from host memory, a second."""
     stored_bytes: float | None
-    """Stored, a second."""
+    """Bytes stored, a second."""
     saved_seconds: float
-    """Of prefill, less those waited, since the engine started."""
+    """Seconds of prefill that loads saved, less those waited, since the engine started."""
     saved_rate: float | None
-    """The same, a second."""
+    """Seconds of prefill that loads saved, less those waited, a second."""
     failures: float
     """Look-ups, loaded blocks and stored objects that failed or were dropped, and values that were
     not whole, since the engine started."""

@@ -316,7 +316,7 @@ class Mount(NamedTuple):
     """A file system as it is mounted here."""
 
     kind: str
-    """Its type; empty if it is not known."""
+    """The file system's type; empty if it is not known."""
     options: frozenset[str]
 
 

@@ -182,11 +182,11 @@ class OtherProcess:
         self._process.join()
 
     def go(self) -> None:
-        """As :meth:`Mover.go`."""
+        """Starts moving blocks, see :meth:`Mover.go`."""
         self._ask("go")
 
     def rest(self) -> float:
-        """As :meth:`Mover.rest`."""
+        """Stops, and returns what :meth:`Mover.rest` returns."""
         return self._ask("rest")
 
     def _ask(self, order: str) -> float:

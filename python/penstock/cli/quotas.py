@@ -20,13 +20,13 @@ class Account:
     """What one account may have and has, in bytes as the store charges them."""
 
     account: str
-    """As pool URLs name it: ``tenant/NAME`` or ``namespace/HEX``. ``tenant/*`` is the quota of each
-    tenant without one of its own; ``tenant/*/DIGEST`` is such a tenant."""
+    """The account as pool URLs name it: ``tenant/NAME`` or ``namespace/HEX``. ``tenant/*`` is the
+    quota of each tenant without one of its own; ``tenant/*/DIGEST`` is such a tenant."""
     tenant: str | None
     """The tenant's name, as far as it is known."""
     quota_bytes: int
     used_bytes: int | None
-    """None if it is not counted yet, and for ``tenant/*``."""
+    """Bytes that the account has; None if they are not counted yet, and for ``tenant/*``."""
     tier: int | None
     """The tier's number, the nearest is 1; None in a pool without tiers."""
 

@@ -14,7 +14,7 @@ from penstock.sim.sizes import tried_sizes
 
 _NODES_TRIED = (1, 2, 4, 8, 16, 32)
 _PARTS_OF_A_LARGE_FLEET = (16, 4, 1)
-"""Of a scaled trace, fleets of these parts of the nodes are tried."""
+"""Divisors of a scaled trace's nodes: fleets of the quotients are tried."""
 _TTFT_SHARES = (0.5, 0.9, 0.99)
 
 _Points = dict[str, list[tuple[float, float]]]

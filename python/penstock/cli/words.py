@@ -26,7 +26,7 @@ _PAGE_WIDTH = 160
 _MOST_DIGITS = 20
 """Digits of a number that a server says: up to 2^64."""
 _DESCRIPTION_CHARACTERS = 300
-"""So much is shown of a description."""
+"""The most characters that are shown of a description."""
 
 MOST_COUNTED = (1 << 31) - 1
 """The largest whole number on the command line."""

@@ -53,7 +53,7 @@ class Engine:
 
     @property
     def url(self) -> str:
-        """Where it answers, without a path."""
+        """URL where the server answers, without a path."""
         return f"http://127.0.0.1:{self._port}"
 
     def is_ready(self) -> bool:

@@ -47,7 +47,7 @@ class Connection:
         self.since = 0.0
         """When the client was last seen to do its part."""
         self.deadline: float | None = None
-        """When it must have done the next; None while it waits for this server."""
+        """When the client must have done its next part; None while it waits for this server."""
 
 
 class Connections:

@@ -74,7 +74,7 @@ class Application:
         # Digests are of one length, so that the time of a comparison tells nothing.
         self._token = None if token is None else _digest(token.encode())
         self.connections = Connections(Patience()) if connections is None else connections
-        """Those of the server that it runs in."""
+        """Connections of the server that the application runs in."""
         self._measured = Measured(service)
         self._running = 0
 

@@ -60,7 +60,7 @@ class Measured:
         self._failures.labels(pool, kind).inc()
 
     def text(self) -> bytes:
-        """All of it, in Prometheus' text format."""
+        """All metrics, in Prometheus' text format."""
         from prometheus_client import generate_latest
 
         return bytes(generate_latest(self._registry))

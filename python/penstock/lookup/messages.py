@@ -8,7 +8,7 @@ import msgspec
 
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _Hash = Annotated[int, msgspec.Meta(ge=0)] | bytes
-"""As a number, it has 64 bits: MessagePack knows no larger ones."""
+"""A block's hash. A number has 64 bits: MessagePack knows no larger ones."""
 
 
 class _Event(msgspec.Struct, tag=True):

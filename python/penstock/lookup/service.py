@@ -27,7 +27,7 @@ _IN_PLACE_SECONDS = 0.02
 _NEAR_SECONDS = 0.005
 """A pool that takes longer is asked by other threads for a while."""
 _FAR_SECONDS = 1.0
-"""So long."""
+"""Seconds for which a pool that took longer than `_NEAR_SECONDS` is asked by other threads."""
 
 REFRESHER = "penstock-lookup-models"
 """The thread that reads the pools' models."""
@@ -328,7 +328,8 @@ engine describes its model when it stores its first block
         return pending
 
     def _begin(self, question: Question, *, may_wait: bool) -> Pending | None:
-        """As :meth:`begin`; None if a pool would have to be waited for and that may not be."""
+        """Begins to answer, see :meth:`begin`. None if a pool would have to be waited for and that
+        may not be."""
         if self._closed.is_set():
             raise Closed("the look-up service is closed")
         hashed: dict[object, PromptPrefix] = {}

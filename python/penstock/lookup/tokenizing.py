@@ -30,9 +30,9 @@ _ADVICE = (
 MOST_LOADED = 8
 """Tokenizers in memory. The one that was used longest ago makes room."""
 MOST_BYTES = 256 << 20
-"""Of one tokenizer's files. The largest in use have some tens of MiB."""
+"""The most bytes of one tokenizer's files. The largest in use have some tens of MiB."""
 _AGAIN_SECONDS = 60.0
-"""After so long, one that could not be loaded is tried again."""
+"""Seconds after which a tokenizer that could not be loaded is tried again."""
 _MOST_REFUSED = 64
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5", ".msgpack", ".onnx")
 
@@ -49,7 +49,7 @@ class Tokenizers:
         self._sources = dict(sources)
         self._clock = clock
         self._loaded: OrderedDict[str, Tokenize] = OrderedDict()
-        """The one used last at the end."""
+        """Source → tokenizer, the one that was used last at the end."""
         self._refused: OrderedDict[str, tuple[float, str]] = OrderedDict()
         """Source → until when it is not tried again, and why."""
         self._loading = threading.Lock()

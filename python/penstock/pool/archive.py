@@ -50,7 +50,7 @@ class Exported:
 
     values: int = 0
     nbytes: int = 0
-    """Of the values, headers included."""
+    """Bytes of the values, headers included."""
     unreadable: int = 0
     """Values among them that could not be verified in whole: see :attr:`Finding.UNREADABLE`."""
     damaged: int = 0
@@ -65,7 +65,7 @@ class Imported:
 
     values: int = 0
     nbytes: int = 0
-    """Of the values, headers included."""
+    """Bytes of the values, headers included."""
     stored: int = 0
     """Values that were stored; in a dry run, that would be."""
     present: int = 0

@@ -78,11 +78,11 @@ class AsyncPool:
     async def contains(
         self, keys: Iterable[Key], *, timeout: float | None = None
     ) -> builtins.list[bool]:
-        """As :meth:`Pool.contains`."""
+        """For each key, whether the store has a value, see :meth:`Pool.contains`."""
         return await self._submit(self._pool.contains, keys, timeout=timeout)
 
     async def put(self, key: Key, value: Any, *, timeout: float | None = None) -> bool:
-        """As :meth:`Pool.put`."""
+        """Stores a value, see :meth:`Pool.put`."""
         return await self._submit(self._pool.put, key, pin(value, writable=False), timeout=timeout)
 
     async def put_many(
@@ -91,7 +91,7 @@ class AsyncPool:
         *,
         timeout: float | None = None,
     ) -> builtins.list[bool]:
-        """As :meth:`Pool.put_many`."""
+        """Stores several values, see :meth:`Pool.put_many`."""
         pairs = items.items() if isinstance(items, Mapping) else items
         return await self._submit(
             self._pool.put_many,
@@ -111,7 +111,7 @@ class AsyncPool:
     ) -> int | T: ...
 
     async def get(self, key: Key, *, into: Any = None, **options: Any) -> Any:
-        """As :meth:`Pool.get`."""
+        """Fetches a value, see :meth:`Pool.get`."""
         return await self._submit(
             self._pool.get,
             key,
@@ -135,7 +135,7 @@ class AsyncPool:
         into: Sequence[Any] | None = None,
         timeout: float | None = None,
     ) -> builtins.list[Any]:
-        """As :meth:`Pool.get_many`."""
+        """Fetches several values, see :meth:`Pool.get_many`."""
         return await self._submit(
             self._pool.get_many,
             keys,
@@ -144,23 +144,24 @@ class AsyncPool:
         )
 
     async def remove(self, keys: Iterable[Key], *, timeout: float | None = None) -> int:
-        """As :meth:`Pool.remove`."""
+        """Removes the keys that exist, see :meth:`Pool.remove`."""
         return await self._submit(self._pool.remove, keys, timeout=timeout)
 
     async def list(self, *, timeout: float | None = None) -> builtins.list[Entry]:
-        """As :meth:`Pool.list`."""
+        """Every object of this namespace, see :meth:`Pool.list`."""
         return await self._submit(self._pool.list, timeout=timeout)
 
     async def namespaces(self, *, timeout: float | None = None) -> builtins.list[NamespaceUsage]:
-        """As :meth:`Pool.namespaces`."""
+        """The room that each namespace takes up, see :meth:`Pool.namespaces`."""
         return await self._submit(self._pool.namespaces, timeout=timeout)
 
     async def describe(self, *, timeout: float | None = None) -> dict[str, str]:
-        """As :meth:`Pool.describe`."""
+        """The store's own report of its settings and state, see :meth:`Pool.describe`."""
         return await self._submit(self._pool.describe, timeout=timeout)
 
     def stats(self) -> dict[str, int]:
-        """As :meth:`Pool.stats`. Not awaited, because it does not talk to the store."""
+        """Counters of this pool, see :meth:`Pool.stats`. Not awaited, because it does not talk to
+        the store."""
         return self._pool.stats()
 
     def _submit(self, operation: Callable[..., T], *args: Any, **options: Any) -> asyncio.Future[T]:

@@ -463,7 +463,7 @@ def _or_raise(outcome: T | PenstockError) -> T:
 
 
 def pin(buffers: Any, *, writable: bool) -> Any:
-    """The same buffers, now checked and kept in place.
+    """Checks buffers, and returns them kept in place.
 
     Raises:
         ConfigError: one of them cannot be used.

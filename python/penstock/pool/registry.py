@@ -34,7 +34,7 @@ class RegisteredStore:
     value: str
     """What its entry point says."""
     problem: str = ""
-    """Why it cannot be used; empty if it can."""
+    """Why the store cannot be used; empty if it can."""
 
 
 def registered_stores() -> list[RegisteredStore]:

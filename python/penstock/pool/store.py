@@ -31,7 +31,8 @@ class Get(NamedTuple):
     room: int
     """Bytes that the value's destination has. A longer value is of no use to the caller."""
     position: int
-    """As in :class:`Put`. 2**64 - 1 for a get that is no use of the value."""
+    """Tokens before the value in its prompt, as in :class:`Put`. 2**64 - 1 for a get that is no use
+    of the value."""
 
 
 class Listed(NamedTuple):
@@ -41,7 +42,7 @@ class Listed(NamedTuple):
     nbytes: int
     """Bytes of its value."""
     last_use: int = 0
-    """When it was used last, in a unit of the store's own; 0 if the store does not know."""
+    """When the object was used last, in a unit of the store's own; 0 if the store does not know."""
 
 
 class PythonStore(abc.ABC):

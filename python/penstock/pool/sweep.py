@@ -38,7 +38,7 @@ class Finding(Enum):
     """What a look at an object shows."""
 
     SOUND = "sound"
-    """It is what was stored under its key."""
+    """The value is what was stored under its key."""
     UNREADABLE = "unreadable"
     """Others may be able to use it. It is encrypted with a key or a cache salt that is not known
     here; or it is not encrypted, and there are keys; or another version of Penstock wrote it. Or
@@ -46,7 +46,7 @@ class Finding(Enum):
     DAMAGED = "damaged"
     """No reader can use it."""
     GONE = "gone"
-    """It was evicted or removed after it was listed."""
+    """The object was evicted or removed after it was listed."""
 
 
 class Look(NamedTuple):
@@ -55,7 +55,7 @@ class Look(NamedTuple):
     key: bytes
     finding: Finding
     reason: str
-    """Why it is not sound, as a stable lower-case name. Else empty."""
+    """Why the object is not sound, as a stable lower-case name. Else empty."""
     value: bytes
     """The value as it lies in the store, header in front. Empty if it could not be read."""
 

@@ -33,7 +33,7 @@ class PenstockStorage(HiCacheStorage):  # type: ignore[misc]
     """
 
     def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
-        """As SGLang's factory calls it, with its `HiCacheStorageConfig`.
+        """Opens the pool as SGLang's `HiCacheStorageConfig` says, which its factory gives.
 
         Raises:
             ConfigError: SGLang lacks something, a setting is wrong, or the weights cannot be told
@@ -94,11 +94,12 @@ class PenstockStorage(HiCacheStorage):  # type: ignore[misc]
         return self._guarded("a store", lambda: self._save(KV, keys, host_indices), _none_of(keys))
 
     def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[str, Any]:
-        """As :meth:`batch_get_v1`, for each side pool."""
+        """Loads pages of each side pool into host memory, as :meth:`batch_get_v1` does for the
+        KV."""
         return {each.name: self._move("a load", self._load, each) for each in transfers}
 
     def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[str, Any]:
-        """As :meth:`batch_set_v1`, for each side pool."""
+        """Stores pages of each side pool, as :meth:`batch_set_v1` does for the KV."""
         return {each.name: self._move("a store", self._save, each) for each in transfers}
 
     def _move(self, what: str, move: Callable[..., list[bool]], transfer: Any) -> list[bool]:
@@ -243,7 +244,7 @@ class PenstockStorage(HiCacheStorage):  # type: ignore[misc]
     def batch_get(
         self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
     ) -> list[Any]:
-        """As :meth:`get`, for each page."""
+        """Loads several pages. Each is what :meth:`get` returns."""
         return self._guarded(
             "a load", lambda: self._get_copies(keys, target_locations), [None] * len(keys)
         )
@@ -273,7 +274,7 @@ class PenstockStorage(HiCacheStorage):  # type: ignore[misc]
         target_locations: Any = None,
         target_sizes: Any = None,
     ) -> bool:
-        """As :meth:`set`, for each page. Whether the pool has all of them now."""
+        """Stores several pages, as :meth:`set` does one. Whether the pool has all of them now."""
         return self._guarded("a store", lambda: self._set_copies(keys, values), False)
 
     def _set_copies(self, keys: Sequence[str], values: Any) -> bool:

@@ -108,11 +108,11 @@ class PiecePages:
 
     @property
     def description(self) -> dict[str, Any]:
-        """As :class:`Pages`."""
+        """How the bytes of an object are made up: pieces of these sizes. Plain JSON."""
         return {"form": PIECES, "sizes": self._sizes[: self._pieces]}
 
     def sources(self, indices: Any) -> list[Loan]:
-        """As :class:`Pages`.
+        """The objects to read or to write to, page after page, in place.
 
         Raises:
             ValueError: SGLang tells pieces of other sizes, or outside the pool's memory.
@@ -131,7 +131,7 @@ class PiecePages:
     targets = sources
 
     def arrived(self, indices: Any, page: int, loans: Sequence[Loan]) -> None:
-        """As :class:`Pages`: the bytes are in place."""
+        """Does nothing: the bytes are in place."""
 
 
 class FlatPages:
@@ -144,21 +144,22 @@ class FlatPages:
 
     @property
     def description(self) -> dict[str, Any]:
-        """As :class:`Pages`."""
+        """How the bytes of an object are made up: a flat page of this size. Plain JSON."""
         return {"form": FLAT, "sizes": [self._nbytes]}
 
     def sources(self, indices: Any) -> list[Loan]:
-        """As :class:`Pages`: copies."""
+        """The objects to read, page after page: copies."""
         pages = (self._pool.get_data_page(start, flat=True) for start in self._starts(indices))
         return [self._loan(page.contiguous()) for page in pages]
 
     def targets(self, indices: Any) -> list[Loan]:
-        """As :class:`Pages`: new memory, which :meth:`arrived` copies into the pool."""
+        """The objects to write to, page after page: new memory, which :meth:`arrived` copies into
+        the pool."""
         starts = self._starts(indices)
         return [self._loan(self._pool.get_dummy_flat_data_page()) for _ in starts]
 
     def arrived(self, indices: Any, page: int, loans: Sequence[Loan]) -> None:
-        """As :class:`Pages`: copies the page into the pool."""
+        """Copies a page that has arrived into the pool."""
         [start] = self._starts(indices[page * self.page_tokens : (page + 1) * self.page_tokens])
         [loan] = loans
         [part] = loan.parts
@@ -207,7 +208,7 @@ class _Memory:
         return place
 
     def view(self, address: int, nbytes: int) -> memoryview:
-        """These bytes.
+        """Bytes of the tensors, from this address on.
 
         Raises:
             ValueError: they lie in no tensor.

@@ -54,7 +54,7 @@ class Settings:
     load_timeout: _Seconds = 0.5
     """Seconds that a piece of a load (64 MiB) may take; `transfer_floor` adds to it by size."""
     store_timeout: _Seconds = 5.0
-    """As `load_timeout`, for stores: no request waits for them."""
+    """Seconds that a piece of a store may take, see `load_timeout`: no request waits for stores."""
     transfer_floor: _Count = 64 << 20
     """Bytes per second below which a load or a store is given up."""
     model_path: str = ""

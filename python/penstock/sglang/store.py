@@ -103,7 +103,7 @@ class PageStore:
         return done, stored
 
     def _present(self, names: Sequence[bytes]) -> list[bool]:
-        """As :meth:`contains`, of the leading names that the pool answers for. Each piece has the
+        """Whether the pool has each of the leading names that it answers for. Each piece has the
         time of a look-up: no request waits for a store."""
         known: list[bool] = []
         while len(known) < len(names):

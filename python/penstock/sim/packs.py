@@ -34,7 +34,7 @@ class Requests:
     most: int
 
     def per_million(self, tokens: int) -> tuple[float, float]:
-        """The same for a million prompt tokens.
+        """Requests for a million prompt tokens, if these are for `tokens`.
 
         >>> Requests(3, 10).per_million(2_000_000)
         (1.5, 5.0)

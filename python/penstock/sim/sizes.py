@@ -22,7 +22,7 @@ class Size:
     computed_tokens: int
     """Prompt tokens that all nodes compute."""
     ttft: Mapping[float, float]
-    """As `Outcome.ttft`."""
+    """Share of requests → seconds to the first token, see `Outcome.ttft`."""
     servers: int
     read_bytes: int
     written_bytes: int

@@ -258,7 +258,8 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """The same. vLLM asks this way if the hybrid memory allocator is on."""
+        """Answers what :meth:`request_finished` answers. vLLM asks this way if the hybrid memory
+        allocator is on."""
         # Asked first: a request without stores is forgotten at its end.
         promise = self.scheduler.promise(request.request_id)
         return self.scheduler.on_finished(request.request_id, block_ids), promise

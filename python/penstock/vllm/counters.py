@@ -52,13 +52,14 @@ TENANT_COUNTERS = {
     "load_wait_seconds": "Seconds that requests waited for look-ups and loads before they were "
     "computed.",
 }
-"""As :data:`COUNTERS`, with a label ``tenant``: the request's ``penstock.tenant``."""
+"""Counter → documentation, see :data:`COUNTERS`. Each has a label ``tenant``: the request's
+``penstock.tenant``."""
 
 PLACE_COUNTERS = {
     "panics": "Faults of Penstock that a thread contained. Each cost what the thread was doing. "
     "The log has one line for each kind.",
 }
-"""As :data:`COUNTERS`, with a label ``place``: the thread."""
+"""Counter → documentation, see :data:`COUNTERS`. Each has a label ``place``: the thread."""
 
 COUNTER_LABELS = dict.fromkeys(TENANT_COUNTERS, "tenant") | dict.fromkeys(PLACE_COUNTERS, "place")
 """Counter → its own label."""

@@ -17,7 +17,7 @@ both, data-parallel ranks."""
 
 NOT_TRIED = "not tried"
 ON_GPU = "not confirmed"
-"""Of every family."""
+"""What is said of every family on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Family:
     in_each_layer: bool = False
     """Whether every layer both attends and keeps a state."""
     tried: Mapping[str, str] = field(default_factory=dict)
-    """Of :data:`TRIED`, the test or measurement that shows it."""
+    """Item of :data:`TRIED` → the test or measurement that shows it."""
 
     @property
     def keeps_state(self) -> bool:

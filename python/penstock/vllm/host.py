@@ -21,7 +21,7 @@ LEAST_BYTES = 1 << 30
 """The least host memory by default, however little a step stores."""
 
 LEAST_ON_THE_WAY = 128 << 20
-"""The same, where blocks stay in node memory."""
+"""The least host memory by default, where blocks stay in node memory."""
 
 _DESCRIBE_SECONDS = 10.0
 

@@ -19,8 +19,8 @@ Otherwise vLLM asks the workers every millisecond, which takes processor time th
 request that arrives meanwhile, or whose own load ends first, waits this long at most."""
 
 IDLE_TO_END_SECONDS = 0.020
-"""The same if a load is expected to end within this time: then workers are not asked once more
-shortly before it does."""
+"""Seconds that workers are left alone if a load is expected to end within this time. They are then
+not asked once more shortly before it does."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +205,6 @@ class RankShare:
     """This rank's slots, for its part of these blocks."""
     layers_per_object: int | None = None
     model: ModelShare | None = None
-    """None if the rank has not told yet."""
+    """What the rank's model is; None if the rank has not told yet."""
     draft: ModelShare | None = None
-    """The same of the drafter; None if there is none."""
+    """What the rank's drafter is; None if there is none."""

@@ -41,7 +41,8 @@ class ModelFacts:
     """Everything in the configuration that must agree before two engines share objects, whatever
     their ranks. Plain JSON."""
     draft: Mapping[str, Any] | None = None
-    """The same for the drafter, if it has layers of its own."""
+    """Everything in the drafter's configuration that must agree, see `identity`; None if the
+    drafter has no layers of its own."""
     lookup: Callable[[], Mapping[str, Any]] = dict
     """Tells, once the engine is up, what routers need to find its blocks, beside the identity.
     Plain JSON."""

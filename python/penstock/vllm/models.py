@@ -18,11 +18,11 @@ class Prospect:
     kinds: tuple[str, ...]
     """The kinds of its layers, by vLLM's names."""
     family: Family | None
-    """Its row in the guide; None if nobody has tried such a model."""
+    """The model's row in the guide; None if nobody has tried such a model."""
     refusal: str | None
     """Why an engine with Penstock does not start with it, and what to do; None if it does."""
     layout: Decision | None
-    """Its KV layout; None if it is refused."""
+    """The model's KV layout; None if it is refused."""
     dtypes: tuple[str, ...]
     """The types of its KV, and of its states."""
     takes_images: bool

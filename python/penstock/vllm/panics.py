@@ -12,7 +12,7 @@ from penstock.supervised import failures
 logger = logging.getLogger("vllm.penstock")
 
 _MOST_LOGGED = 100
-"""So many different panics of a process are logged."""
+"""The most different panics of a process that are logged."""
 
 _lock = threading.Lock()
 _taken: dict[str, int] = {}

@@ -61,7 +61,7 @@ pub fn run_all(open: impl Fn() -> Arc<dyn Store>) {
 pub enum Outcome {
     /// The store is as it must be.
     Passed,
-    /// It is not: what was found, and where in the suite.
+    /// The store is not as it must be: what was found, and where in the suite.
     Failed(String),
 }
 

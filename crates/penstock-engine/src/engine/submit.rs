@@ -32,8 +32,8 @@ impl Engine {
         self.begin_store(job, self.store_job(job, blocks, owner, false, after)?)
     }
 
-    /// As [`submit_store`](Self::submit_store), for blocks that another engine waits for. They are
-    /// put before all others that wait.
+    /// Stores blocks that another engine waits for. They are put before all others that wait. See
+    /// [`submit_store`](Self::submit_store) for the rest.
     pub fn submit_awaited_store(
         &self,
         job: u64,

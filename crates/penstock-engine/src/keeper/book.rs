@@ -7,8 +7,8 @@ use std::time::Instant;
 use penstock_contract::{Chunk, Key, Namespace};
 use penstock_layout::Span;
 
-/// So many touches in a row may fail to find a block before it is given up. A block that was just
-/// computed is still on its way.
+/// Touches in a row that may fail to find a block before the block is given up. A block that was
+/// just computed is still on its way.
 const MOST_MISSES: u8 = 5;
 
 /// Positions are divided by this for touches. A kept prompt is wanted as a whole: its end counts as
@@ -28,7 +28,7 @@ pub(super) struct Candidate {
     pub(super) spans: Arc<[Span]>,
     /// Tokens before it in its prompt.
     pub(super) position: u64,
-    /// What it takes up of the store's bound, in bytes.
+    /// What the block takes up of the store's bound, in bytes.
     pub(super) charge: u64,
 }
 

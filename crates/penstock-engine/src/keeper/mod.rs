@@ -225,7 +225,7 @@ impl Keeper {
         })
     }
 
-    /// What it did.
+    /// What the keeper did since it was made.
     pub fn stats(&self) -> KeeperStats {
         let inner = &self.inner;
         KeeperStats {

@@ -54,7 +54,7 @@ pub(super) struct Deliveries<'a> {
 }
 
 impl<'a> Deliveries<'a> {
-    /// None yet. `loaded` makes the outcome of a value's payload bytes.
+    /// Deliveries without a value yet. `loaded` makes the outcome of a value's payload bytes.
     pub(super) fn new(inner: &'a Inner, loaded: fn(u64) -> Outcome) -> Self {
         Self {
             inner,

@@ -157,8 +157,8 @@ pub(super) fn cut<P>(
     })
 }
 
-/// The same for objects that cannot be read in place: encrypted ones, those of devices that do not
-/// reach node memory, and those that only have to be here.
+/// Loads objects that cannot be read in place: encrypted ones, those of devices that do not reach
+/// node memory, and those that only have to be here. Returns those that it did not load.
 fn through_slots(
     inner: &Inner,
     node: &SealedStore,

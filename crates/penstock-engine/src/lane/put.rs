@@ -146,7 +146,7 @@ enum State {
     Gathered(Slot<Gathered>),
     Sealed(Slot<Sealed>),
     InNode,
-    /// It was in node memory, and no longer is.
+    /// The object was in node memory, and no longer is.
     Gone,
     Failed(ErrorKind),
 }

@@ -154,7 +154,7 @@ impl Kv {
         unsafe { Region::new(self.memory.expose_provenance(), self.len as u64) }
     }
 
-    /// All of it, a block in one object.
+    /// The group of all of this memory, a block in one object.
     pub fn group(&self) -> KvGroup {
         KvGroup::new(Device::Host, self.descriptor.clone(), vec![self.region()])
     }
@@ -246,7 +246,7 @@ impl std::ops::Deref for Rig<'_> {
     }
 }
 
-/// As the engine's own, for everybody.
+/// Calls of the engine, with blocks that are for everybody.
 impl<'kv> Rig<'kv> {
     pub fn submit_store(
         &self,

@@ -7,7 +7,7 @@ use crate::queue::{Queue, Slab};
 struct Candidate {
     node: u32,
     class: usize,
-    /// Its place among the candidates of its chain.
+    /// The candidate's place among the candidates of its chain.
     mate: u32,
 }
 

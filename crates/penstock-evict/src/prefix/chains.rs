@@ -14,7 +14,7 @@ pub(super) struct Chain {
     pub(super) bucket: usize,
     /// How much each of its blocks counts.
     pub(super) share: f32,
-    /// Its blocks that no later chain has used: how many of each class.
+    /// Blocks of the chain that no later chain has used: how many of each class.
     pub(super) members: [u32; CLASSES],
     /// The candidates among them.
     pub(super) candidates: Queue,

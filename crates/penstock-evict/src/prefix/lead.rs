@@ -79,11 +79,11 @@ impl Lead {
 /// How many blocks of a prompt are in each cache, in a row from its start.
 #[derive(Default)]
 pub(super) struct Found {
-    /// In the cache.
+    /// Blocks in the cache.
     pub(super) held: u32,
-    /// In a cache that always goes by worth.
+    /// Blocks in a cache that always goes by worth.
     pub(super) by_worth: u32,
-    /// In a cache that is always least recently used.
+    /// Blocks in a cache that is always least recently used.
     pub(super) by_age: u32,
 }
 

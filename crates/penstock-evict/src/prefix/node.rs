@@ -23,20 +23,20 @@ pub(super) struct Node<K> {
     pub(super) worthy_children: u32,
     /// Uses of this block, and of the conversation that it continued.
     pub(super) uses: u32,
-    /// Its age bucket when it was used last. A new block that continues a conversation takes over
-    /// the value of the block before it.
+    /// The block's age bucket when it was used last. A new block that continues a conversation
+    /// takes over the value of the block before it.
     pub(super) wait: Option<u8>,
-    /// The chain that used it last.
+    /// The chain that used the block last.
     pub(super) chain: u64,
-    /// Whether it is in the cache; in one that always goes by worth; in one that is always least
-    /// recently used.
+    /// Whether the block is in the cache; in one that always goes by worth; in one that is always
+    /// least recently used.
     pub(super) held: bool,
     pub(super) worthy: bool,
     pub(super) recent: bool,
-    /// It was to be forgotten, but is still held by a cache.
+    /// The block was to be forgotten, but is still held by a cache.
     pub(super) overdue: bool,
-    /// Its place among the candidates, if it is worthy and no block after it is worthy.
+    /// The block's place among the candidates, if it is worthy and no block after it is worthy.
     pub(super) candidate: Option<u32>,
-    /// Its place among the strays, if it is one.
+    /// The block's place among the strays, if it is one.
     pub(super) stray: Option<u32>,
 }

@@ -12,7 +12,7 @@ pub(crate) enum Call {
     Evict,
 }
 
-/// Of forty keys; entries weigh as given.
+/// Calls with forty keys; entries weigh as given.
 pub(crate) fn call(weights: Range<u64>) -> impl Strategy<Value = Call> {
     prop_oneof![
         4 => (0u8..40, weights).prop_map(|(key, weight)| Call::Insert(key, weight)),

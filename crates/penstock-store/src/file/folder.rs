@@ -108,17 +108,17 @@ impl Folder {
         })
     }
 
-    /// Where it was when it was opened, for people.
+    /// Where the folder was when it was opened, for people.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Which folder it is, whatever its name is by now.
+    /// Which folder this is, whatever its name is by now.
     pub(super) fn identity(&self) -> (u64, u64) {
         self.seen.identity
     }
 
-    /// The folder of this name in it. `None` if it is not there.
+    /// The folder of this name in this one. `None` if it is not there.
     ///
     /// Fails with [`ErrorKind::Denied`] if it is not believed.
     pub(super) fn open(&self, name: &str) -> Result<Option<Self>> {
@@ -150,7 +150,7 @@ impl Folder {
         }))
     }
 
-    /// The same, made if it is not there.
+    /// The folder of this name in this one, made if it is not there.
     pub(super) fn make(&self, name: &str) -> Result<Self> {
         if let Some(folder) = self.open(name)? {
             return Ok(folder);

@@ -197,7 +197,7 @@ impl FileStore {
         }
     }
 
-    /// As [`put_one`](Self::put_one), but only in this place, and only if the disk has room.
+    /// Puts a value, but only in this place, and only if the disk has room.
     fn try_put(
         &self,
         place: &Arc<Place>,
@@ -287,7 +287,8 @@ impl FileStore {
         }
     }
 
-    /// As [`begin`](Self::begin), but only if there is room now.
+    /// A new temporary file, with room taken for a value of `bytes` bytes. `None` if there is no
+    /// room now.
     fn try_begin(
         &self,
         place: &Arc<Place>,

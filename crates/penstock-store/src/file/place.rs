@@ -67,7 +67,7 @@ impl Place {
         }
     }
 
-    /// The same, made if there is none.
+    /// The folder in which a value lies, made if there is none.
     pub(super) fn make_shard(&self, path: &ValuePath) -> Result<Folder> {
         self.root.make(path.namespace())?.make(path.shard())
     }

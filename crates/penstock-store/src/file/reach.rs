@@ -38,7 +38,7 @@ const NETWORK: [u32; 13] = [
 pub enum Hosts {
     /// This machine alone.
     One,
-    /// This one and others.
+    /// This machine and others.
     Several,
 }
 
@@ -63,14 +63,15 @@ impl Hosts {
 /// Which processes share the directory's locks and counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reach {
-    /// All that use it.
+    /// All processes that use the directory.
     Machine,
-    /// Those of this host, which has this name among the hosts.
+    /// Processes of this host, which has this name among the hosts.
     Host(String),
 }
 
 impl Reach {
-    /// As the file system suggests, unless the pool's URL says it.
+    /// Which processes share locks and counts, as the file system suggests unless the pool's URL
+    /// says it.
     pub(super) fn of(root: &Folder, hosts: Option<Hosts>) -> Result<Self> {
         let is_shared = match hosts {
             Some(hosts) => hosts == Hosts::Several,

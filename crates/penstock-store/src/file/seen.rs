@@ -56,12 +56,12 @@ impl Seen {
         }
     }
 
-    /// When it was last written, or used if it is a value.
+    /// When the file was last written, or used if it is a value.
     pub(super) fn modified(&self) -> SystemTime {
         SystemTime::UNIX_EPOCH + self.modified
     }
 
-    /// The same, as nanoseconds since 1970.
+    /// When the file was last written or used, as nanoseconds since 1970.
     pub(super) fn modified_nanos(&self) -> u64 {
         self.modified.as_nanos().try_into().unwrap_or(u64::MAX)
     }

@@ -60,11 +60,11 @@ pub(super) struct Beliefs {
 /// Why something is not believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Doubt {
-    /// It belongs to this user.
+    /// The file or folder belongs to this user.
     Owner(u32),
-    /// Every user may write to it.
+    /// Every user may write to the file or folder.
     Everybody,
-    /// This group may write to it.
+    /// This group may write to the file or folder.
     Group(u32),
 }
 

@@ -247,7 +247,8 @@ impl Shared {
         passed
     }
 
-    /// As [`pass`](Self::pass), unless there is room, and it is known well enough what others put.
+    /// Makes a [`pass`](Self::pass), unless there is room, and it is known well enough what others
+    /// put.
     fn pass_if_of_use(
         &self,
         place: &Place,
@@ -296,9 +297,10 @@ struct Found {
 /// What a pass makes room for.
 #[derive(Clone, Copy)]
 enum Aim {
-    /// So many bytes within the pool's bound, or as many as should always be free if that is more.
+    /// Room for so many bytes within the pool's bound, or as many as should always be free if that
+    /// is more.
     Bound(u64),
-    /// So many bytes on the disk, which is full.
+    /// Room for so many bytes on the disk, which is full.
     Disk(u64),
 }
 

@@ -62,7 +62,8 @@ pub(super) struct Usage {
 pub(super) struct Locked<'a> {
     usage: &'a Usage,
     _threads: parking_lot::MutexGuard<'a, ()>,
-    /// `None` if no scan has established it: the directory is new, or the record is damaged.
+    /// What the processes have counted; `None` if no scan has established it: the directory is new,
+    /// or the record is damaged.
     pub(super) count: Option<Count>,
 }
 
@@ -96,7 +97,8 @@ impl Usage {
         self.lock_while(deadline, &|| true)
     }
 
-    /// The same, as long as `go_on` says so.
+    /// Waits for the lock until the deadline, as long as `go_on` says so; tries once even if it
+    /// does not, or the deadline has passed.
     pub(super) fn lock_while(
         &self,
         deadline: Instant,

@@ -30,7 +30,7 @@ impl Breaker {
         }
     }
 
-    /// What it did since it was made.
+    /// What the breaker did since it was made.
     pub fn counters(&self) -> BreakerCounters {
         self.circuit.counters()
     }

@@ -364,7 +364,7 @@ mod tests {
     #[derive(Debug)]
     struct Held {
         store: InMemory,
-        /// So many names may still come.
+        /// Permits, one for each name that may still come.
         names: Arc<Semaphore>,
     }
 

@@ -93,7 +93,7 @@ struct ObjectPool {
     rules: Option<Rules>,
     catalogue: Arc<Catalogue>,
     writer: Arc<Writer>,
-    /// There until the store is dropped.
+    /// The threads for requests, there until the store is dropped.
     runtime: Option<Runtime>,
     /// The process that opened it. Another one, after a fork, has no threads for it.
     owner: u32,

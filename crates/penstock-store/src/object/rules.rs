@@ -26,7 +26,7 @@ pub(super) struct Lifetimes {
 }
 
 impl Rules {
-    /// None if the client cannot be made.
+    /// Makes a client that asks for the bucket's rules. None if that cannot be made.
     pub(super) fn of(
         client: &AmazonS3,
         region: Option<String>,

@@ -28,7 +28,7 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 const PAGE_BYTES: u64 = 16 << 20;
 /// Other answers are short texts. The longest says what became of 1,000 objects to delete.
 const TEXT_BYTES: u64 = 4 << 20;
-/// So much is read of an error's text; it begins with what matters.
+/// The most bytes that are read of an error's text; it begins with what matters.
 const ERROR_BYTES: u64 = 64 << 10;
 /// Pages and bytes of one listing.
 const LISTING_PAGES: u64 = 1 << 16;
@@ -165,7 +165,7 @@ struct BoundedBody {
     /// Behind a lock only so that it can be shared; nobody else has it.
     inner: Mutex<BoxStream<'static, Result<Bytes, HttpError>>>,
     left: u64,
-    /// Of an error's text, the beginning will do.
+    /// Whether the answer is an error. The beginning of its text will do.
     is_error: bool,
     is_page: bool,
 }

@@ -36,9 +36,9 @@ pub(super) struct Writer {
 
 /// What became of a value that is to be put.
 enum Added {
-    /// It is in a pack, which has not landed yet.
+    /// The value is in a pack, which has not landed yet.
     ToPack(Arc<Gathering>),
-    /// The bucket has it.
+    /// The bucket has the value.
     Present,
 }
 

@@ -72,7 +72,7 @@ pub(super) struct Link {
 
 #[derive(Clone, Copy)]
 struct Owed {
-    /// When it should have come, or when the last of it came, if that is later.
+    /// When the reply should have come, or when the last of it came, if that is later.
     since: Instant,
     left: Left,
 }
@@ -80,9 +80,9 @@ struct Owed {
 /// What is still to come of a reply.
 #[derive(Clone, Copy)]
 enum Left {
-    /// All of it; of its head, so many bytes have come, which are in the array.
+    /// The whole reply; of its head, so many bytes have come, which are in the array.
     Head(usize, [u8; REPLY_BYTES]),
-    /// So many bytes after the head.
+    /// The rest of the reply, so many bytes after the head.
     Body(u64),
 }
 

@@ -276,7 +276,7 @@ impl Program {
         &self.shared.secrets
     }
 
-    /// How often it was started.
+    /// How often the program was started.
     pub(super) fn starts(&self) -> u64 {
         self.shared.state.lock().starts
     }

@@ -88,7 +88,7 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    /// None if the program says something that is no reply.
+    /// Reads the head of a reply. None if the program says something that is no reply.
     pub(super) fn parse(head: &[u8; REPLY_BYTES]) -> Option<Self> {
         let has_failed = match number(&head[..4]) {
             0 => false,

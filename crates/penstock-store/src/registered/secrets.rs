@@ -171,9 +171,9 @@ fn meanings(secret: &str) -> Vec<Vec<u8>> {
     meanings
 }
 
-/// How many bytes a secret takes at the beginning of a text, if it is there: with any of its
-/// characters as they are, percent-encoded, or behind a backslash, and any space for its spaces and
-/// line breaks.
+/// How many bytes a secret takes at the beginning of a text, if it is there. Each of its characters
+/// may stand there as it is, percent-encoded, or behind a backslash. For its spaces and line
+/// breaks, there may be any space.
 fn spelled(secret: &[u8], text: &[u8]) -> Option<usize> {
     let mut rest = secret;
     // Where the secret may have been spelled up to `rest`: what is an escape to one is text to

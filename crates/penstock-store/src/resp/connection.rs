@@ -34,7 +34,7 @@ pub(super) struct Connection {
     pub(super) heard: bool,
     /// The server has turned out to be a replica: another server may be the master now.
     pub(super) demoted: bool,
-    /// It has lain idle since its last use, so the server may have closed it meanwhile.
+    /// The connection has lain idle since its last use, so the server may have closed it meanwhile.
     reused: bool,
 }
 

@@ -28,7 +28,7 @@ pub(super) struct Failure {
 /// A node of a cluster says that another one serves a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Redirect {
-    /// The other node's host, or `None` if it is that of the node that was asked.
+    /// Host of the other node, or `None` if it is that of the node that was asked.
     pub(super) host: Option<String>,
     pub(super) port: u16,
     /// The redirect is for this request only, and ASKING has to precede the request: the key's slot

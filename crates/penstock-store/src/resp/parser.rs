@@ -45,9 +45,10 @@ pub(super) enum Head<'a> {
     Integer(i64),
     /// A string of this many bytes follows, then CR LF.
     String(u64),
-    /// As [`Self::String`], of which the first [`VERBATIM_PREFIX`] bytes say what it is.
+    /// A verbatim string of this many bytes follows, then CR LF. The string's first
+    /// [`VERBATIM_PREFIX`] bytes say what it is.
     Verbatim(u64),
-    /// This many elements follow.
+    /// An array of this many elements follows.
     Array(u64),
     Nil,
 }
@@ -136,7 +137,7 @@ pub(super) struct ReplyReader {
     /// A string that is not complete: its bytes so far, and how many bytes of it and of the CR LF
     /// after it are missing.
     string: Option<(Vec<u8>, u64)>,
-    /// That string is a verbatim one.
+    /// The string that is not complete is a verbatim one.
     is_verbatim: bool,
     /// Bytes of the reply so far.
     taken: u64,

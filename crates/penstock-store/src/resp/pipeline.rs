@@ -366,9 +366,9 @@ impl<'p> Pipeline<'p> {
 enum Next {
     /// More bytes must come first.
     TooFew,
-    /// Its reply goes on.
+    /// The request's reply goes on.
     Goes(Incoming),
-    /// Its reply has been read whole.
+    /// The request's reply has been read whole.
     Answered(Result<Answer, Failure>),
 }
 

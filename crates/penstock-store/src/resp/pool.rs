@@ -198,7 +198,7 @@ impl ConnectionPool {
 #[derive(Debug)]
 pub(super) struct Lent<'p> {
     pool: &'p ConnectionPool,
-    /// `None` only while it is being opened.
+    /// The connection; `None` only while it is being opened.
     connection: Option<Connection>,
 }
 

@@ -70,7 +70,7 @@ pub(super) struct Found {
     pub(super) state: State,
     /// Bytes of the value.
     pub(super) bytes: u64,
-    /// Its first page.
+    /// The value's first page.
     pub(super) first: u64,
     stamp: u64,
 }
@@ -158,7 +158,7 @@ impl Segment {
             .filter_map(|(entry, state)| self.read(entry, state))
     }
 
-    /// As [`each`](Self::each), but only the entries' numbers and states.
+    /// Numbers and states of all live entries, as they are when the iterator comes by.
     pub(super) fn each_live(&self) -> impl Iterator<Item = (u64, State)> {
         (0..self.geometry.entries()).filter_map(|entry| {
             let state = State::of(self.state(entry));

@@ -97,7 +97,7 @@ impl Mapping {
         }
     }
 
-    /// The same, as the next bytes of a payload that is summed.
+    /// Copies bytes into pages, from `at` on, as the next bytes of a payload that is summed.
     pub(super) fn copy_in_summed(&self, at: u64, from: &[u8], copy: &mut SummedCopy) {
         self.check(at, from.len());
         self.warm(at, from.len() as u64);
@@ -117,7 +117,7 @@ impl Mapping {
         }
     }
 
-    /// The same, as the next bytes of a payload that is summed.
+    /// Copies bytes out of pages, from `at` on, as the next bytes of a payload that is summed.
     pub(super) fn copy_out_summed(&self, at: u64, into: &mut [u8], copy: &mut SummedCopy) {
         self.check(at, into.len());
         self.warm(at, into.len() as u64);

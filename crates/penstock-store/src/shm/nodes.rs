@@ -77,7 +77,7 @@ mod tests {
         assert!(listed("all").is_empty());
     }
 
-    /// As far as a machine with one node can tell.
+    /// Pages come from the nodes in turn, as far as a machine with one node can tell.
     #[test]
     fn pages_come_from_the_nodes_in_turn() {
         let maps = "/proc/self/numa_maps";

@@ -37,7 +37,7 @@ struct Chain {
 /// What becomes of a page that the hand meets.
 enum Met {
     Taken,
-    /// It belongs to a value that stays and begins with page `first`.
+    /// The page belongs to a value that stays and begins with page `first`.
     Staying {
         first: u64,
     },

@@ -12,7 +12,7 @@ const BYTES: usize = 100_000;
 /// Tokens of a block, so many that it counts as used a second before the one in front of it.
 const TOKENS: u64 = 2_500;
 
-/// Its blocks' keys, in order.
+/// The keys of the prompt's blocks, in order.
 fn keys() -> Vec<Key> {
     (0..BLOCKS).map(|n| key(SHARED, n)).collect()
 }

@@ -79,7 +79,8 @@ impl Process {
         Self::start_under(&[], test, environment)
     }
 
-    /// The same, started by another program, which is given the command behind its own words.
+    /// Runs the test binary again under another program, which is given the command behind its own
+    /// words.
     pub fn start_under(starter: &[&str], test: &str, environment: &[(&str, &OsStr)]) -> Self {
         let binary = std::env::current_exe().unwrap();
         let mut words = starter.iter().map(OsStr::new).chain([binary.as_os_str()]);

@@ -144,11 +144,11 @@ impl Drop for Server {
 /// What becomes of requests.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
-    /// They are answered.
+    /// Requests are answered.
     None,
-    /// So many are refused with this status and code, and the others answered.
+    /// Requests are refused, so many, with this status and code, and the others answered.
     Refused(usize, u16, &'static str),
-    /// They are never answered.
+    /// Requests are never answered.
     Hang,
     /// The answer ends after so many bytes of its body.
     Cut(usize),

@@ -113,7 +113,7 @@ impl Server {
         );
     }
 
-    /// As [`Self::restart`], but returns when the server answers at all.
+    /// Starts again with further arguments, and returns when the server answers at all.
     pub(crate) fn restart_with(&mut self, arguments: &[&str]) {
         self.arguments
             .extend(arguments.iter().map(ToString::to_string));
@@ -210,8 +210,8 @@ impl Server {
         self.try_text(line).expect("the server answers")
     }
 
-    /// As [`Self::text`]; fails if the server closes the connection meanwhile, as it does with all
-    /// when a sentinel gives it another role.
+    /// Sends one line; returns the string that the server replies. Fails if the server closes the
+    /// connection meanwhile, as it does with all when a sentinel gives it another role.
     pub(crate) fn try_text(&self, line: &str) -> std::io::Result<String> {
         let mut stream = UnixStream::connect(self.socket())?;
         stream.write_all(format!("{line}\r\n").as_bytes())?;

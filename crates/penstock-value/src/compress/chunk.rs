@@ -156,7 +156,8 @@ pub(super) fn decode<'c, F: Form>(
     Ok(coded)
 }
 
-/// As [`decode`], one chunk after the other, each in memory that fits a core's own cache.
+/// Decodes all chunks one after the other, each in memory that fits a core's own cache, and visits
+/// them. Returns the bytes that follow them.
 #[inline(always)]
 pub(super) fn decode_each<'c, F: Form>(
     mut coded: &'c [u8],

@@ -4,11 +4,11 @@
 pub(super) trait Word: Copy {
     /// Whole elements, and the bytes behind them.
     fn cut(bytes: &[u8]) -> (&[Self], &[u8]);
-    /// As [`cut`](Self::cut), to be written to.
+    /// Whole elements, and the bytes behind them, to be written to.
     fn cut_mut(bytes: &mut [u8]) -> (&mut [Self], &mut [u8]);
     /// The bytes of elements.
     fn bytes(words: &[Self]) -> &[u8];
-    /// As [`bytes`](Self::bytes), to be written to.
+    /// The bytes of elements, to be written to.
     fn bytes_mut(words: &mut [Self]) -> &mut [u8];
 }
 

@@ -93,7 +93,8 @@ pub fn encode(element: Element, payload: &[u8], out: &mut [u8]) -> Option<usize>
     encode_at(Speed::best(), element, payload, out)
 }
 
-/// As [`encode`], with instructions of the caller's choice. The code is the same with all of them.
+/// Encodes a payload with instructions of the caller's choice, see [`encode`]. The code is the same
+/// with all of them.
 pub fn encode_at(speed: Speed, element: Element, payload: &[u8], out: &mut [u8]) -> Option<usize> {
     let room = out.len().min(payload.len().checked_sub(1)?);
     let mut out = Room::new(&mut out[..room]);
@@ -110,7 +111,8 @@ pub fn decode(element: Element, coded: &[u8], out: &mut [u8]) -> Result<(), Dama
     decode_at(Speed::best(), element, coded, out)
 }
 
-/// As [`decode`], with instructions of the caller's choice. The result is the same with all of them.
+/// Decodes a payload with instructions of the caller's choice, see [`decode`]. The result is the
+/// same with all of them.
 pub fn decode_at(
     speed: Speed,
     element: Element,

@@ -67,7 +67,7 @@ impl Speed {
         }
     }
 
-    /// As [`super::encode`].
+    /// Encodes a payload with these instructions, see [`super::encode`].
     pub(super) fn encode(self, element: Element, payload: &[u8], out: &mut Room<'_>) -> Option<()> {
         match element {
             Element::Bf16 => self.encode_as::<Bf16>(payload, out),
@@ -77,7 +77,8 @@ impl Speed {
         }
     }
 
-    /// As [`super::decode`]. Returns the bytes that follow the code.
+    /// Decodes a payload with these instructions, see [`super::decode`]. Returns the bytes that
+    /// follow the code.
     pub(super) fn decode<'c>(
         self,
         element: Element,
@@ -92,7 +93,8 @@ impl Speed {
         }
     }
 
-    /// As [`super::decode_each`]. Returns the bytes that follow the code.
+    /// Decodes a payload piece by piece with these instructions, see [`super::decode_each`].
+    /// Returns the bytes that follow the code.
     pub(super) fn decode_each<'c>(
         self,
         element: Element,
@@ -156,7 +158,7 @@ impl Speed {
     }
 }
 
-/// The same functions, compiled for a set of instructions.
+/// Compiles the functions of [`chunk`] for a set of instructions.
 macro_rules! compile_for {
     ($features:literal, $encode:ident, $decode:ident, $decode_each:ident) => {
         #[cfg(target_arch = "x86_64")]

@@ -72,7 +72,8 @@ pub(super) struct Fused {
 }
 
 impl Fused {
-    /// None if this processor cannot do it, or if the payload is too short.
+    /// Begins the copy of a payload. None if this processor cannot do it, or if the payload is too
+    /// short.
     pub(super) fn new(payload_bytes: u64, past_caches: bool) -> Option<Self> {
         let can = std::arch::is_x86_feature_detected!("avx2") && payload_bytes >= LEAST_BYTES;
         can.then(|| Self {
@@ -310,7 +311,7 @@ unsafe fn take_stripes<const TO: u8>(
     }
 }
 
-/// As [`Accumulators::scramble`].
+/// Scrambles the sums as [`Accumulators::scramble`] does.
 #[target_feature(enable = "avx2")]
 fn scrambled(sum: [__m256i; 2]) -> [__m256i; 2] {
     let prime = _mm256_set1_epi64x(PRIME32[0] as i64);

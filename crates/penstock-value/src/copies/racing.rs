@@ -137,8 +137,8 @@ unsafe fn lines_past_caches(from: *const u8, to: *mut u8, count: usize) {
     unsafe { copy_lines!(from, to, count, "movntdq", "sfence") }
 }
 
-/// The same on other processors, with volatile accesses. The compiler neither merges nor repeats
-/// them, and assumes nothing about their bytes.
+/// Copies bytes on other processors than x86-64, with volatile accesses. The compiler neither
+/// merges nor repeats them, and assumes nothing about their bytes.
 ///
 /// # Safety
 ///

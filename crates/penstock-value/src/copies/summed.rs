@@ -48,7 +48,7 @@ impl SummedCopy {
         }
     }
 
-    /// The same, out of shared memory.
+    /// Copies the payload's next bytes out of shared memory.
     ///
     /// # Safety
     ///
@@ -71,7 +71,7 @@ impl SummedCopy {
         }
     }
 
-    /// The same, into shared memory.
+    /// Copies the payload's next bytes into shared memory.
     ///
     /// # Safety
     ///

@@ -16,7 +16,7 @@ pub struct Wanted<'a> {
     pub key: &'a Key,
     /// What went into the value's encryption besides the keys; empty for nothing.
     pub context: &'a [u8],
-    /// As [`GetRequest::position`].
+    /// Tokens before the value in its prompt, as in [`GetRequest::position`].
     pub position: u64,
     /// Bytes that the payload must have. `None` accepts any number for which there is room.
     pub payload_bytes: Option<u64>,
@@ -55,12 +55,12 @@ pub struct Rejected<D> {
 }
 
 impl<D> Rejected<D> {
-    /// Where it arrived.
+    /// Where the value arrived.
     pub fn destination(&self) -> &D {
         &self.destination
     }
 
-    /// Why it was not accepted.
+    /// Why the value was not accepted.
     pub fn rejection(&self) -> Rejection {
         self.rejection
     }
@@ -224,7 +224,7 @@ impl SealedStore {
         self.judge_wanted(destination.wanted(self.header_bytes()), outcome, checksum)
     }
 
-    /// The same, where the destination is gone.
+    /// What a store's answer amounts to, where the destination is gone.
     pub(super) fn judge_wanted(
         &self,
         wanted: Wanted<'_>,
@@ -237,7 +237,7 @@ impl SealedStore {
         })
     }
 
-    /// The same, if `check` judges a value that has arrived.
+    /// What a store's answer amounts to, if `check` judges a value that has arrived.
     pub(super) fn judge_by(
         &self,
         outcome: Result<GetOutcome>,

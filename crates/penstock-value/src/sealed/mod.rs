@@ -85,7 +85,7 @@ impl SealedStore {
         }
     }
 
-    /// The same store, for values that may be coded. Without this, coded values are not accepted.
+    /// Has this store take values that may be coded. Without this, coded values are not accepted.
     #[must_use]
     pub fn taking_coded(mut self) -> Self {
         self.takes_coded = true;
@@ -118,33 +118,34 @@ impl SealedStore {
         self.mended.load(Ordering::Relaxed)
     }
 
-    /// As [`Store::capabilities`].
+    /// What the store can do, see [`Store::capabilities`].
     pub fn capabilities(&self) -> Capabilities {
         self.store.capabilities()
     }
 
-    /// As [`Store::url`].
+    /// The URL that opens the store, without credentials, see [`Store::url`].
     pub fn url(&self) -> String {
         self.store.url()
     }
 
-    /// As [`Store::contains`]. Ask before you put large values: another process may have put the
-    /// same ones meanwhile. Asking costs a round trip; sending a value again costs the whole value.
+    /// For each key, in order, whether the store has it, see [`Store::contains`]. Ask before you
+    /// put large values: another process may have put the same ones meanwhile. Asking costs a round
+    /// trip; sending a value again costs the whole value.
     pub fn contains(&self, keys: &[Key], deadline: Instant) -> Result<Vec<bool>> {
         self.store.contains(keys, deadline)
     }
 
-    /// As [`Store::touch`].
+    /// Counts values as used now, see [`Store::touch`].
     pub fn touch(&self, values: &[(Key, u64)], deadline: Instant) -> Result<Vec<bool>> {
         self.store.touch(values, deadline)
     }
 
-    /// As [`Store::remove`].
+    /// Removes the keys that exist; returns how many did. See [`Store::remove`].
     pub fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
         self.store.remove(keys, deadline)
     }
 
-    /// As [`Store::list`]: bytes are those of values, header included.
+    /// Visits every object, see [`Store::list`]. Bytes are those of values, header included.
     pub fn list(
         &self,
         namespace: Option<Namespace>,
@@ -154,12 +155,12 @@ impl SealedStore {
         self.store.list(namespace, visit, deadline)
     }
 
-    /// As [`Store::describe`].
+    /// Facts about the store's own settings and state, see [`Store::describe`].
     pub fn describe(&self, deadline: Instant) -> Result<Vec<(String, String)>> {
         self.store.describe(deadline)
     }
 
-    /// As [`Store::stats`].
+    /// Counters of the store since it was opened, see [`Store::stats`].
     pub fn stats(&self) -> StoreStats {
         self.store.stats()
     }

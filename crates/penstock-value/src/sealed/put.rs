@@ -185,8 +185,8 @@ impl SealedStore {
         Ok(Some(SealedBeside { key: *key, value }))
     }
 
-    /// As [`seal_coded`](Self::seal_coded), of a value that was
-    /// [copied along](Self::copy_along).
+    /// Makes a coded value of one that was [copied along](Self::copy_along), see
+    /// [`seal_coded`](Self::seal_coded).
     pub fn code_beside<'r>(
         &self,
         whole: &SealedBeside<'_>,

@@ -18,24 +18,24 @@ use crate::header::{self, ENCRYPTED_HEADER_BYTES, HEADER_BYTES, Rejection};
 /// What can be said of a whole value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// It is what was sealed under its key, and this store's readers accept it.
+    /// The value is what was sealed under its key, and this store's readers accept it.
     Sound,
     /// This store's readers do not accept it, but others may: it is encrypted with a key or a
     /// context (a tenant's cache salt) that is not known here, it is of another format version, or
     /// it is whole but not encrypted and this store has keys. What can be checked of it was.
     Unreadable(Rejection),
-    /// It is not what was sealed under its key. No reader can use it.
+    /// The value is not what was sealed under its key. No reader can use it.
     Damaged(Rejection),
 }
 
 /// What became of a whole value that was to be put.
 #[derive(Debug)]
 pub enum Carried {
-    /// As [`PutOutcome::Stored`].
+    /// The store took the value, see [`PutOutcome::Stored`].
     Stored,
-    /// As [`PutOutcome::AlreadyPresent`].
+    /// The store had the value already, see [`PutOutcome::AlreadyPresent`].
     AlreadyPresent,
-    /// It is damaged, so it was not put.
+    /// The value is damaged, so it was not put.
     Refused(Rejection),
     /// The store failed.
     Failed(Error),
@@ -195,7 +195,7 @@ fn look_plain(key: &Key, value: &[u8]) -> std::result::Result<(), Rejection> {
     }
 }
 
-/// As [`look_plain`], for an encrypted value, which is decrypted in a copy.
+/// Checks a whole value that is encrypted. It is decrypted in a copy.
 fn look_encrypted(keys: &Keyring, key: &Key, value: &[u8]) -> std::result::Result<(), Rejection> {
     let value_bytes = value.len() as u64;
     let payload_len = header::payload_len(value, value_bytes, ENCRYPTED_HEADER_BYTES);
@@ -211,6 +211,6 @@ fn look_encrypted(keys: &Keyring, key: &Key, value: &[u8]) -> std::result::Resul
 enum Arrived {
     /// The whole value; `None` if it is not there.
     Whole(Option<Vec<u8>>),
-    /// It has more bytes than were expected.
+    /// The value has more bytes than were expected.
     Larger(u64),
 }

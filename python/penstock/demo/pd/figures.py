@@ -59,8 +59,8 @@ class Row:
 
     @property
     def gaps(self) -> list[tuple[float, float]]:
-        """Of each token but an answer's first: when it came in its round, in seconds, and how long
-        after the token before, in milliseconds."""
+        """When each token but an answer's first came in its round, in seconds, and how long after
+        the token before, in milliseconds."""
         return [(at, gap * 1e3) for timed in self.answers for at, gap in timed.gaps]
 
     @property

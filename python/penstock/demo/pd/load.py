@@ -39,7 +39,7 @@ class Timed:
 
     prompt: Prompt
     sent: float
-    """When it was sent, in seconds from the round's beginning."""
+    """When the prompt was sent, in seconds from the round's beginning."""
     answer: Answer
 
     @property

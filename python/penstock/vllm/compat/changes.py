@@ -147,8 +147,8 @@ def _told(worker: Any) -> dict[str, int]:
 
 
 def _sums_or_none(worker: Any) -> list[tuple[Any, ...]] | None:
-    """None if they cannot be made, as of weights that some kernel keeps in a form of its own. Then
-    they are taken for changed."""
+    """Sums of the weights, see :func:`_sums`. None if they cannot be made, as of weights that some
+    kernel keeps in a form of its own. Then the weights are taken for changed."""
     try:
         return _sums(worker)
     except (RuntimeError, TypeError, ValueError) as error:

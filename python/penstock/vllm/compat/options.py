@@ -199,7 +199,8 @@ def options(vllm_config: Any) -> dict[str, Any]:
 
 
 def draft_options(vllm_config: Any) -> dict[str, Any]:
-    """The same for a drafter: the options of speculative decoding and of its model."""
+    """Options for a drafter, see :func:`options`: those of speculative decoding and of its
+    model."""
     return dict(_set(vllm_config.speculative_config, _DRAFT))
 
 

@@ -11,7 +11,7 @@ class Use:
 
     module: str
     name: str
-    """Its name in the module; a method as ``Class.method``."""
+    """The name in the module; a method as ``Class.method``."""
     parameters: tuple[str, ...] | None = None
     """The parameters that Penstock gives it, in order and without ``self``; None if Penstock does
     not call it."""

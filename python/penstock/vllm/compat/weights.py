@@ -21,7 +21,7 @@ class Loading:
     """How a model got its weights."""
 
     loaders: set[tuple[type, str]] = field(default_factory=set)
-    """Their classes, each with the format of weights that it was told."""
+    """Classes of the loaders, each with the format of weights that it was told."""
     files: list[str] = field(default_factory=list)
     """The files that vLLM's default loader read, all of them, more than once if it read them so."""
 

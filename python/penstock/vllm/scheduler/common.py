@@ -39,7 +39,7 @@ class Common:
     node: Store | None = None
     """Node memory; None if the engine has a host tier of its own."""
     spans: Spans | None = None
-    """None if spans are off."""
+    """Spans of requests; None if spans are off."""
     role: Role = ROLES["kv_both"]
     orders: Orders = field(default_factory=Orders)
     weights: Weights = field(default_factory=Weights)

@@ -39,7 +39,7 @@ class Stored:
     parent: bytes | None
     """The hash of the block before them; None if they begin the prompt."""
     first: int
-    """Their first token."""
+    """Number of the blocks' first token in the prompt."""
     salt: str | None = None
     """What stands for the request's cache salt, see :func:`shown_salt`; None without one."""
 

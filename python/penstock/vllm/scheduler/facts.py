@@ -29,9 +29,9 @@ class EngineFacts:
     engine_id: str = ""
     """vLLM's name for the engine."""
     tensor_parallel: int = 1
-    """Its ranks that share a layer."""
+    """Ranks of the engine that share a layer."""
     ranks: int = 1
-    """Its ranks, of all pipeline stages."""
+    """Ranks of the engine, of all pipeline stages."""
     speculates: bool = False
     """Whether a step may compute tokens that are rejected."""
     drops_last_block: bool = False

@@ -103,7 +103,8 @@ class Lookups:
         return self.is_asked(tracked.id)
 
     def is_asked(self, name: str) -> bool:
-        """The same for what the catalogue knows by the name of a request."""
+        """Whether a look-up under this request's name is not answered yet, as far as the catalogue
+        knows."""
         return bool(self._common.catalogue.is_asked(name))
 
     def drop(self, tracked: Tracked) -> None:

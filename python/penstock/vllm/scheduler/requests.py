@@ -15,11 +15,11 @@ class Phase(Enum):
     """The state of a request."""
 
     WAITING = auto()
-    """It waits for its turn: it has just come, was preempted, or its load is over."""
+    """The request waits for its turn: it has just come, was preempted, or its load is over."""
     LOADING = auto()
-    """It has blocks, into which its load is written."""
+    """The request has blocks, into which its load is written."""
     RUNNING = auto()
-    """It is being computed."""
+    """The request is being computed."""
     ENDED = auto()
     """The engine is done with it, but a load or stores of its blocks are still under way."""
 
@@ -152,7 +152,7 @@ class Tracked:
     waits_since: float | None = None
     """Since when it has been waiting for its look-up or its load, though it could be computed."""
     span: LoadSpan | None = None
-    """Its span, while it may still load; None if spans are off."""
+    """The request's span, while it may still load; None if spans are off."""
     stores: set[int] = field(default_factory=set)
     """Store jobs whose source blocks some rank has not read yet."""
 

@@ -32,7 +32,7 @@ def is_local(pool: str) -> bool:
 
 
 def split(tokens: int, host_bytes: int, pool_bytes: int, pool: str) -> dict[str, int]:
-    """So many tokens of a load, by the tiers that have them: in proportion to the bytes.
+    """Tokens of a load by the tiers that have them: in proportion to the bytes.
 
     >>> split(100, 3, 1, DISK)
     {'host': 75, 'disk': 25}

@@ -32,7 +32,7 @@ class _Store:
     size: int
     """The number of its blocks."""
     blocks: Blocks | None
-    """Its blocks, if they will be announced."""
+    """Blocks of the store, if they will be announced."""
     held: list[int] = field(default_factory=list)
     """The engine's blocks that are held for it."""
     began: float = field(default_factory=time.monotonic)

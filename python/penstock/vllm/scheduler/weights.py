@@ -15,7 +15,7 @@ class Weights:
     """
 
     count: int = 0
-    """How often they have changed."""
+    """How often the weights have changed."""
     changes: dict[str, int] = field(default_factory=dict)
     """Worker → how many changes it has told of."""
     last_old_job: int = 0

@@ -139,7 +139,7 @@ class Jobs:
             self._engine.decline_store(job.job, job.blocks)
 
     def finish(self, requests: Iterable[str]) -> None:
-        """These requests are over. Their blocks may be freed once no store reads them."""
+        """Notes that requests are over. Their blocks may be freed once no store reads them."""
         self._finished.update(requests)
 
     def _is_agreed(self, job: BlockJob) -> bool:

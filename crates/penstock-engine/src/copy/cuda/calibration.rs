@@ -41,9 +41,9 @@ pub struct Direction {
 pub struct Calibration {
     /// Bytes of each copy that was timed.
     pub copy_bytes: usize,
-    /// From the device.
+    /// Copies from the device.
     pub gather: Direction,
-    /// To the device.
+    /// Copies to the device.
     pub scatter: Direction,
 }
 

@@ -38,7 +38,7 @@ pub(super) struct Standing {
 /// Why a value is not let in now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// It alone is more than the quota.
+    /// The value alone is more than the quota.
     TooLarge,
     /// There is no room before something is evicted.
     NoRoom,

@@ -10,9 +10,9 @@ use penstock_value::parse_size;
 /// Whose objects a quota bounds together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Account {
-    /// Those of one namespace.
+    /// Objects of one namespace.
     Namespace(Namespace),
-    /// Those of one tenant, in all its namespaces.
+    /// Objects of one tenant, in all its namespaces.
     Tenant(Tenant),
 }
 
@@ -154,7 +154,7 @@ impl Quotas {
 }
 
 impl fmt::Display for Quotas {
-    /// As parameters of a URL: `quota=ACCOUNT:BYTES`, with `&` between.
+    /// Writes the quotas as parameters of a URL: `quota=ACCOUNT:BYTES`, with `&` between.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let own = self
             .own()

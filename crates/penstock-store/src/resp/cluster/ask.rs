@@ -65,7 +65,7 @@ struct Talk<'p> {
     part: usize,
     connection: Lent<'p>,
     exchange: Exchange<'p>,
-    /// It may begin anew on a fresh connection.
+    /// The part may begin anew on a fresh connection.
     may_retry: bool,
 }
 

@@ -191,7 +191,7 @@ fn a_driver_that_has_no_batches_is_asked_once() {
     assert_eq!(machine.calls("cuMemcpyDtoHAsync"), 6);
 }
 
-/// It runs itself in a process with the variable.
+/// The test runs itself in a process with the variable.
 #[test]
 fn an_operator_can_do_without_batches() {
     if std::env::var_os("PENSTOCK_CUDA_BATCHES").is_none() {

@@ -1,11 +1,10 @@
-"""Registered stores as pools, beside their own clients: Mooncake's, and the two examples'.
+"""Registered stores as pools, beside their own clients: Mooncake's, and the example's.
 
 In each pass both put, get and remove the same values, in turn. Penstock's values are sealed and
-verified. Those of the stores in Python go through the store's program, too. Those of Mooncake's
-client go from and to memory that is registered with it; those of the examples' own clients stay in
-this process. Nothing is verified there. Run it as ``scripts/mooncake.sh .venv 0.3.13.post1 python
--m benches.registered_stores``, or as ``python -m benches.registered_stores --store sqlite`` or
-``lmdb``. The last needs ``pip install lmdb ./examples/store-rust``.
+verified, and go through the store's program. Those of Mooncake's client go from and to memory that
+is registered with it; those of the example's own client stay in this process. Nothing is verified
+there. Run it as ``scripts/mooncake.sh .venv 0.3.13.post1 python -m benches.registered_stores``, or as
+``python -m benches.registered_stores --store sqlite``.
 """
 
 from __future__ import annotations
@@ -100,39 +99,6 @@ class SqlitesOwn:
         self._store.remove(self._keys, 30.0)
 
 
-class LmdbsOwn:
-    """LMDB's own module, with the settings of the example."""
-
-    name = "its own client"
-
-    def __init__(self, path: str, values: list[bytearray]) -> None:
-        import lmdb
-
-        self._data = lmdb.open(path, subdir=False, map_size=1 << 30, sync=False, readahead=False)
-        self._values = values
-        self._into = [bytearray(len(value)) for value in values]
-        self._keys = [b"own-%d" % n for n in range(BATCH)]
-
-    def put(self) -> None:
-        with self._data.begin(write=True) as transaction:
-            for key, value in zip(self._keys, self._values, strict=True):
-                transaction.put(key, value)
-
-    def get(self) -> None:
-        with self._data.begin(buffers=True) as transaction:
-            for key, into in zip(self._keys, self._into, strict=True):
-                into[:] = transaction.get(key)
-
-    def check(self) -> None:
-        """What came is what was put."""
-        assert self._into == self._values
-
-    def remove(self) -> None:
-        with self._data.begin(write=True) as transaction:
-            for key in self._keys:
-                transaction.delete(key)
-
-
 class Pool:
     """Penstock's pool over the same store."""
 
@@ -192,15 +158,7 @@ def sqlite() -> Iterator[tuple[str, Own]]:
         yield f"sqlite://{folder}/pool.db", lambda values: SqlitesOwn(own, values)
 
 
-@contextlib.contextmanager
-def lmdb() -> Iterator[tuple[str, Own]]:
-    """A data base of its own for each: the pool's URL, and LMDB's own module."""
-    with tempfile.TemporaryDirectory() as folder:
-        own = f"{folder}/own.db"
-        yield f"lmdb://{folder}/pool?size=1GiB", lambda values: LmdbsOwn(own, values)
-
-
-STORES = {"mooncake": mooncake, "sqlite": sqlite, "lmdb": lmdb}
+STORES = {"mooncake": mooncake, "sqlite": sqlite}
 
 
 def measure(url: str, own: Own, size: int, passes: int) -> dict[str, Any]:

@@ -344,7 +344,7 @@ STAGES = (
         inputs=(
             *("tests/sglang", "scripts/sglang.sh", "requirements"),
             *("python/penstock/sglang", "python/penstock/pool", "crates/penstock-py/src"),
-            "crates/penstock-store/src/sealed",
+            "crates/penstock-value/src/sealed",
         ),
     ),
     Stage(

@@ -123,7 +123,7 @@ def rust_files() -> Iterator[tuple[str, list[int]]]:
             continue
         is_test = (
             path in whole
-            or crate == "penstock-store-testing"
+            or (crate == "penstock-contract" and "testing" in path.parts)
             or "tests" in path.relative_to(ROOT).parts
             or path.stem in ("tests", "fuzz")
         )

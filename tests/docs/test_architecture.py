@@ -49,28 +49,44 @@ def test_what_crates_depend_on_lies_beneath_them() -> None:
         assert known <= set(crates[number + 1 :]), name
 
 
-@pytest.mark.parametrize("crate", sorted(path.parent.name for path in ROOT.glob("crates/*/src")))
-def test_modules_of_a_crate_know_each_other_in_one_direction(crate: str) -> None:
-    arrows = module_arrows(ROOT / "crates" / crate / "src")
-    assert any(arrows.values())
+def folders() -> list[Path]:
+    """The folders of modules in all crates, but for those of tests."""
+    inside = {path.parent for path in ROOT.glob("crates/*/src/**/*.rs")}
+    return sorted(path for path in inside if not {"tests", "bin"} & set(path.parts))
+
+
+@pytest.mark.parametrize("folder", folders(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_modules_of_a_folder_know_each_other_in_one_direction(folder: Path) -> None:
+    arrows = module_arrows(folder)
     in_circles = sorted(name for name in arrows if name in reached(name, arrows))
     assert in_circles == []
 
 
-def module_arrows(source: Path) -> dict[str, set[str]]:
-    """Which modules each module of a crate, with its submodules, names outside its tests."""
-    face = (source / "lib.rs").read_text()
+def test_arrows_between_modules_are_seen() -> None:
+    lane = module_arrows(ROOT / "crates/penstock-engine/src/lane")
+    assert {"delivery", "fetching", "in_place"} <= lane["node"]
+    assert "arena" in module_arrows(ROOT / "crates/penstock-engine/src")["lane"]
+
+
+def module_arrows(folder: Path) -> dict[str, set[str]]:
+    """Which modules each module of a folder, with its submodules, names outside its tests."""
+    source = next(path for path in (folder, *folder.parents) if path.name == "src")
+    own = "::".join(("crate", *folder.relative_to(source).parts))
+    faces = (folder / "lib.rs", folder / "mod.rs", folder.with_suffix(".rs"))
+    face = next(path for path in faces if path.exists()).read_text()
     exported = re.findall(r"use (?:crate::)?(\w+)::(?:\w+::)*(\w+|\{[^}]*\});", face)
     home = {name: module for module, names in exported for name in re.findall(r"\w+", names)}
     arrows: dict[str, set[str]] = {}
-    for path in source.rglob("*.rs"):
-        inside = path.relative_to(source).with_suffix("").parts
-        if inside == ("lib",) or "tests" in inside or "loom_models" in inside or "fuzz" in inside:
+    for path in folder.rglob("*.rs"):
+        inside = path.relative_to(folder).with_suffix("").parts
+        if inside in (("lib",), ("mod",)) or {"tests", "loom_models", "fuzz"} & set(inside):
             continue
-        own = re.split(r"^#\[cfg\((?:all\()?test", path.read_text(), flags=re.M)[0]
-        code = re.sub(r"^\s*//.*", "", own, flags=re.M)
-        listed = [n for names in re.findall(r"use crate::\{([^;]*)\};", code) for n in heads(names)]
-        names = {*listed, *re.findall(r"crate::(\w+)", code)}
+        text = re.split(r"^#\[cfg\((?:all\()?test", path.read_text(), flags=re.M)[0]
+        code = re.sub(r"^\s*//.*", "", text, flags=re.M)
+        up = "super::" * (len(inside) - (inside[-1] == "mod"))
+        here = rf"(?<!\w)(?:{own}::|(?<!super::){up})"
+        listed = [n for names in re.findall(here + r"\{([^;]*)\};", code) for n in heads(names)]
+        names = {*listed, *re.findall(here + r"(\w+)", code)}
         arrows.setdefault(inside[0], set()).update(home.get(name, name) for name in names)
     return {module: (named & arrows.keys()) - {module} for module, named in arrows.items()}
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::memory::SharedMemory;
-use crate::{Error, Key, Namespace, Result};
+use crate::{Error, GetOutcome, GetRequest, Key, Namespace, PutOutcome, PutRequest, Result};
 
 /// What a store can do. The behaviour suite reads this to know what to expect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,98 +21,6 @@ pub struct Capabilities {
     pub pipelined: bool,
     /// Largest value accepted, header included, in bytes.
     pub max_value_bytes: u64,
-}
-
-/// What became of a put that did not fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PutOutcome {
-    /// The value is in the store.
-    Stored,
-    /// The store already had a value of this length under the key and kept it.
-    AlreadyPresent,
-}
-
-/// What became of a get that did not fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GetOutcome {
-    /// The whole value, of this many bytes, now fills the destination from its start. It may
-    /// be shorter than the destination.
-    Hit(u64),
-    /// No such key.
-    Miss,
-    /// The value, of this many bytes, does not fit the destination, whose content is now
-    /// unspecified.
-    TooLarge(u64),
-}
-
-/// One value to put: its bytes are the slices' concatenation.
-pub struct PutRequest<'a> {
-    /// The object's name.
-    pub key: Key,
-    /// The value's bytes, in order.
-    pub value: &'a [IoSlice<'a>],
-    /// Tokens before this value in its prompt, as far as is known, else 0. A prefix is only useful
-    /// from its beginning, but plain LRU evicts the beginning first. So a store that evicts the
-    /// least recently used value may count values further on in a prompt as used earlier: then it
-    /// evicts the end before the beginning.
-    pub position: u64,
-    /// Filled in by the store.
-    pub outcome: Option<Result<PutOutcome>>,
-}
-
-impl<'a> PutRequest<'a> {
-    /// A request that no store has seen, for a value whose place in a prompt is not known.
-    pub fn new(key: Key, value: &'a [IoSlice<'a>]) -> Self {
-        Self {
-            key,
-            value,
-            position: 0,
-            outcome: None,
-        }
-    }
-}
-
-/// One value to get into the caller's memory.
-pub struct GetRequest<'a, 'b> {
-    /// The object's name.
-    pub key: Key,
-    /// Where the value's bytes go, in order.
-    pub into: &'a mut [IoSliceMut<'b>],
-    /// Tokens before the value in its prompt, as in [`PutRequest::position`]; or
-    /// [`GetRequest::NO_USE`].
-    pub position: u64,
-    /// Whether [`Self::checksum`] is wanted.
-    pub wants_checksum: bool,
-    /// Whether the bytes are used where they arrive. Otherwise they are copied on at once, so they
-    /// are worth room in the processor's caches.
-    pub is_in_place: bool,
-    /// The checksum that `penstock-store` computes of what the destination holds now, if this is a
-    /// hit and the store had time to compute it. A store has time while other values are on their
-    /// way and this one is still in the processor's caches. Whoever changes the destination
-    /// afterwards resets this to `None`. A store that leaves it `None` is right too.
-    pub checksum: Option<u64>,
-    /// Filled in by the store.
-    pub outcome: Option<Result<GetOutcome>>,
-}
-
-impl<'a, 'b> GetRequest<'a, 'b> {
-    /// The position of a get that is no use of its value. Stores that note positions then keep the
-    /// time of use that they have noted.
-    pub const NO_USE: u64 = u64::MAX;
-
-    /// A request that no store has seen. Its value's checksum is not wanted, its place in a prompt
-    /// is not known, and it is not used where it arrives.
-    pub fn new(key: Key, into: &'a mut [IoSliceMut<'b>]) -> Self {
-        Self {
-            key,
-            into,
-            position: 0,
-            wants_checksum: false,
-            is_in_place: false,
-            checksum: None,
-            outcome: None,
-        }
-    }
 }
 
 /// An object as a listing reports it.
@@ -271,4 +179,92 @@ pub fn unanswered() -> Error {
         crate::ErrorKind::Protocol,
         "the store left a request without an outcome",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BEST: BatchBytes = BatchBytes {
+        put: 3 << 20,
+        get: 1 << 20,
+    };
+
+    /// What every store has to write. None of it is called here.
+    macro_rules! required {
+        () => {
+            fn capabilities(&self) -> Capabilities {
+                unimplemented!()
+            }
+            fn url(&self) -> String {
+                unimplemented!()
+            }
+            fn contains(&self, _: &[Key], _: Instant) -> Result<Vec<bool>> {
+                unimplemented!()
+            }
+            fn put_many(&self, _: &mut [PutRequest<'_>], _: Instant) {
+                unimplemented!()
+            }
+            fn get_many(&self, _: &mut [GetRequest<'_, '_>], _: Instant) {
+                unimplemented!()
+            }
+            fn touch(&self, _: &[(Key, u64)], _: Instant) -> Result<Vec<bool>> {
+                unimplemented!()
+            }
+            fn remove(&self, _: &[Key], _: Instant) -> Result<u64> {
+                unimplemented!()
+            }
+            fn list(
+                &self,
+                _: Option<Namespace>,
+                _: &mut dyn FnMut(Listed),
+                _: Instant,
+            ) -> Result<()> {
+                unimplemented!()
+            }
+            fn describe(&self, _: Instant) -> Result<Vec<(String, String)>> {
+                unimplemented!()
+            }
+            fn stats(&self) -> StoreStats {
+                unimplemented!()
+            }
+        };
+    }
+
+    /// A store that says something besides.
+    struct Able(Vec<Arc<dyn Store>>);
+
+    impl Store for Able {
+        required!();
+        fn charge(&self, value_bytes: u64) -> u64 {
+            value_bytes + 1
+        }
+        fn batch_bytes(&self) -> BatchBytes {
+            BEST
+        }
+        fn tiers(&self) -> &[Arc<dyn Store>] {
+            &self.0
+        }
+    }
+
+    /// A layer that says nothing.
+    struct Layer(Arc<dyn Store>);
+
+    impl Store for Layer {
+        required!();
+        fn inner(&self) -> Option<&dyn Store> {
+            Some(&*self.0)
+        }
+    }
+
+    #[test]
+    fn what_a_layer_says_nothing_of_its_store_answers() {
+        let plain: Arc<dyn Store> = Arc::new(Layer(Arc::new(Able(Vec::new()))));
+        let tiers = vec![Arc::clone(&plain), plain];
+        let layer = Layer(Arc::new(Layer(Arc::new(Able(tiers)))));
+        assert_eq!(layer.charge(7), 8);
+        assert_eq!(layer.batch_bytes(), BEST);
+        assert_eq!(layer.tiers().len(), 2);
+        assert!(layer.memory().is_none());
+    }
 }

@@ -1,5 +1,6 @@
-//! What the author of a store needs: the contract that every store fulfils, keys, errors, and the
-//! small things that every store does in the same way (deadlines, counters, values in slices).
+//! What all that stores and loads blocks agrees on: the contract that every store fulfils, keys,
+//! blocks, errors, and the small things that every store does in the same way (deadlines, counters,
+//! values in slices).
 //!
 //! With the feature `testing`, `testing` proves that a store fulfils the contract.
 
@@ -11,19 +12,18 @@ mod error;
 mod host_change;
 mod key;
 pub mod memory;
+mod requests;
 pub mod slices;
 mod tenant;
 #[cfg(feature = "testing")]
 pub mod testing;
 
 pub use block::{Block, Chunk, NotBlocks, Parent};
-pub use contract::{
-    BatchBytes, Capabilities, GetOutcome, GetRequest, Listed, PutOutcome, PutRequest, Store,
-    StoreStats, unanswered,
-};
+pub use contract::{BatchBytes, Capabilities, Listed, Store, StoreStats, unanswered};
 pub use counters::Counters;
 pub use error::{Error, ErrorKind, Result};
 pub use host_change::{HostChange, NotHostChanges};
 pub use key::{CHUNK_BYTES, KEY_BYTES, KEY_PREFIX, Key, NAMESPACE_BYTES, Namespace, NotAKey};
 pub use penstock_layout::Span;
+pub use requests::{GetOutcome, GetRequest, PutOutcome, PutRequest};
 pub use tenant::{TENANT_BYTES, Tenancy, Tenant};

@@ -50,9 +50,7 @@ impl DirectCopy {
             span: &span,
             payload: &mut payload[..bytes],
         };
-        self.registration
-            .gather([object], sum, &mut Vec::new())
-            .map_err(refused)?;
+        self.registration.gather([object], sum).map_err(refused)?;
         Ok(bytes)
     }
 
@@ -70,9 +68,7 @@ impl DirectCopy {
             span: &span,
             payload: &payload[..bytes],
         };
-        self.registration
-            .scatter([object], &mut Vec::new())
-            .map_err(refused)?;
+        self.registration.scatter([object]).map_err(refused)?;
         Ok(bytes)
     }
 

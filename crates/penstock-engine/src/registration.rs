@@ -1,7 +1,9 @@
 //! Registrations: layouts laid over regions, and the copies to and from them.
 
+use std::cell::Cell;
 use std::io::{IoSlice, IoSliceMut};
-use std::ops::Range;
+use std::mem;
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -138,15 +140,15 @@ impl Registration {
     }
 
     /// Copies the pages of objects into their payloads, in one copy. Returns each payload's checksum,
-    /// or that of nothing without `sum`. `segments` is scratch space.
+    /// or that of nothing without `sum`.
     #[allow(unsafe_code)]
     pub(crate) fn gather<'a, P: IntoIterator<Item = u64>>(
         &self,
         objects: impl IntoIterator<Item = Object<'a, P, &'a mut [u8]>>,
         sum: bool,
-        segments: &mut Vec<Segment>,
     ) -> Result<Vec<u64>, NotCopied> {
-        let payloads = self.segments_of(objects, segments);
+        let mut segments = Scratch::take();
+        let payloads = self.segments_of(objects, &mut segments);
         let mut checksums = vec![Checksum::of(&[]); payloads.len()];
         let mut gatherings: Vec<Gathering<'_>> = (payloads.into_iter().zip(&mut checksums))
             .map(|((range, payload), checksum)| Gathering {
@@ -164,15 +166,14 @@ impl Registration {
         Ok(checksums)
     }
 
-    /// Copies the verified payloads of objects into their pages, in one copy. `segments` is scratch
-    /// space.
+    /// Copies the verified payloads of objects into their pages, in one copy.
     #[allow(unsafe_code)]
     pub(crate) fn scatter<'a, P: IntoIterator<Item = u64>>(
         &self,
         objects: impl IntoIterator<Item = Object<'a, P, &'a [u8]>>,
-        segments: &mut Vec<Segment>,
     ) -> Result<(), NotCopied> {
-        let payloads = self.segments_of(objects, segments);
+        let mut segments = Scratch::take();
+        let payloads = self.segments_of(objects, &mut segments);
         let scatterings: Vec<Scattering<'_>> = (payloads.into_iter())
             .map(|(range, payload)| Scattering {
                 segments: &segments[range],
@@ -233,36 +234,34 @@ impl Registration {
         pages: impl IntoIterator<Item = u64>,
         span: &Span,
         bytes: usize,
-        segments: &mut Vec<Segment>,
         read: impl FnOnce(&mut dyn Iterator<Item = IoSlice<'_>>) -> T,
     ) -> Result<T, NotCopied> {
         assert!(self.is_host(), "pages of a device are not lent");
-        segments.clear();
-        self.segments(pages, span, bytes, segments);
+        let mut segments = Scratch::take();
+        self.segments(pages, span, bytes, &mut segments);
         let _open = self.held_open()?;
         // SAFETY: as in `gather`.
-        let mut slices = unsafe { host::slices(&self.regions, segments) };
+        let mut slices = unsafe { host::slices(&self.regions, &segments) };
         Ok(read(&mut slices))
     }
 
     /// Lends the memory of a span of pages, in order, to whoever fills it. The pages have been
-    /// checked, and have `bytes` in all. `segments` is scratch space.
+    /// checked, and have `bytes` in all.
     #[allow(unsafe_code)]
     pub(crate) fn fill<T>(
         &self,
         pages: impl IntoIterator<Item = u64>,
         span: &Span,
         bytes: usize,
-        segments: &mut Vec<Segment>,
         fill: impl FnOnce(Vec<IoSliceMut<'_>>) -> T,
     ) -> Result<T, NotCopied> {
         assert!(self.is_host(), "pages of a device are not lent");
-        segments.clear();
-        self.segments(pages, span, bytes, segments);
+        let mut segments = Scratch::take();
+        self.segments(pages, span, bytes, &mut segments);
         let _open = self.held_open()?;
         // SAFETY: as in `scatter`. A descriptor's segments do not overlap: its coverage has been
         // checked.
-        let slices = unsafe { host::slices_mut(&self.regions, segments) };
+        let slices = unsafe { host::slices_mut(&self.regions, &segments) };
         Ok(fill(slices.collect()))
     }
 
@@ -273,7 +272,6 @@ impl Registration {
         objects: impl IntoIterator<Item = Object<'a, P, B>>,
         out: &mut Vec<Segment>,
     ) -> Vec<(Range<usize>, B)> {
-        out.clear();
         let ranges = objects.into_iter().map(|object| {
             let bytes = object.payload.as_ref().len();
             let own = self.segments(object.pages, object.span, bytes, out);
@@ -308,6 +306,40 @@ impl Registration {
         }
         assert_eq!(sum, bytes as u64, "segments as long as the payload");
         own
+    }
+}
+
+/// A vector without segments. Its memory is that of the thread's last copy, and goes on to the next.
+struct Scratch(Vec<Segment>);
+
+thread_local! {
+    static SCRATCH: Cell<Vec<Segment>> = const { Cell::new(Vec::new()) };
+}
+
+impl Scratch {
+    fn take() -> Self {
+        Self(SCRATCH.take())
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        self.0.clear();
+        SCRATCH.set(mem::take(&mut self.0));
+    }
+}
+
+impl Deref for Scratch {
+    type Target = Vec<Segment>;
+
+    fn deref(&self) -> &Vec<Segment> {
+        &self.0
+    }
+}
+
+impl DerefMut for Scratch {
+    fn deref_mut(&mut self) -> &mut Vec<Segment> {
+        &mut self.0
     }
 }
 

@@ -1,7 +1,7 @@
 //! Opening by URL.
 
 use penstock_contract::ErrorKind;
-use penstock_store::{OpenOptions, open};
+use penstock_store::{OpenOptions, open, schemes, unknown_schemes};
 
 fn fails(url: &str) -> String {
     match open(url, &OpenOptions::default()) {
@@ -164,4 +164,20 @@ fn servers_take_no_quotas() {
         }
     }
     assert!(!fails("http://h?quota=tenant/*:1GiB").contains("server's pool"));
+}
+
+#[test]
+fn every_scheme_is_known_and_quotas_are_kept_or_refused() {
+    let all: Vec<&str> = schemes().collect();
+    assert!(all.len() > 15 && all.contains(&"unix") && all.contains(&"rediss+cluster"));
+    for scheme in all {
+        // Nothing of it is right but the scheme.
+        let url = format!("{scheme}://?{scheme}=x");
+        assert_eq!(unknown_schemes(&url), [""; 0]);
+        assert!(!fails(&url).contains("no store has the scheme"), "{url}");
+        let message = fails(&format!("{url}&quota=tenant/red:lots"));
+        let is_bounded = ["memory", "file", "shm"].contains(&scheme);
+        assert_eq!(message.contains("not a size"), is_bounded, "{message}");
+        assert_eq!(message.contains("no quotas"), !is_bounded, "{message}");
+    }
 }

@@ -7,9 +7,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use penstock_contract::testing::{Faults, Faulty};
 use penstock_contract::{ErrorKind, Key, Namespace, PutOutcome, Store};
 use penstock_store::ShmStore;
-use penstock_store::layers::{Breaker, BreakerSettings, Tiered};
+use penstock_store::layers::{Breaker, BreakerSettings, Quota, Quotas, Tiered};
 use penstock_value::compress::Element;
 use penstock_value::header::{self, Checksum, HEADER_BYTES};
 use penstock_value::sealed::{Finding, Got, HeaderRoom, LARGEST_HEADER_BYTES, Wanted};
@@ -268,4 +269,31 @@ fn what_is_overwritten_meanwhile_does_not_verify() {
         });
         over.store(true, Ordering::Relaxed);
     });
+}
+
+#[test]
+fn layers_pass_on_what_their_store_can() {
+    let pool = Pool::new();
+    let mut quotas = Quotas::default();
+    quotas.add("tenant/red:1MiB").unwrap();
+    let layers: [fn(Arc<dyn Store>, Quotas) -> Arc<dyn Store>; 2] = [
+        |inner, _| Arc::new(Breaker::new(inner, BreakerSettings::default())),
+        |inner, quotas| Arc::new(Quota::new(inner, quotas).unwrap()),
+    ];
+    for layer in layers {
+        let over = |inner| layer(inner, quotas.clone());
+        let (bare, layered) = (pool.shm(), over(pool.shm()));
+        let (own, below) = (layered.memory().unwrap(), bare.memory().unwrap());
+        assert_eq!(own.region().len(), below.region().len());
+        assert_eq!(layered.charge(5000), bare.charge(5000));
+        assert_ne!(layered.charge(5000), 5000, "it is the store's");
+        let tiers: Arc<dyn Store> = Arc::new(Tiered::new(vec![pool.shm(), pool.shm()]));
+        assert_eq!(over(tiers).tiers().len(), 2);
+    }
+    // What is used where it lies would come without faults.
+    assert!(
+        Faulty::new(pool.shm(), Faults::default())
+            .memory()
+            .is_none()
+    );
 }

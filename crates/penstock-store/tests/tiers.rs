@@ -1,7 +1,9 @@
 //! Several stores as one.
 
+use std::io::IoSliceMut;
 use std::sync::Arc;
 
+use penstock_contract::testing::{Faults, Faulty};
 use penstock_contract::{ErrorKind, GetOutcome, Key, PutOutcome, Store};
 use penstock_store::layers::Tiered;
 use penstock_store::{OpenOptions, open};
@@ -164,4 +166,37 @@ fn gets_are_large_behind_this_machines_memory_alone() {
     assert_eq!((behind_memory.get, behind_memory.put), (far.get, far.put));
     let alone = opened(&near).batch_bytes();
     assert_eq!((behind_files.get, behind_files.put), (alone.get, far.put));
+}
+
+#[test]
+fn a_tier_that_breaks_the_contract_is_passed_over() {
+    let namespace = fresh_namespace();
+    for (fault, kind) in [
+        (
+            Faults {
+                silences: 1.0,
+                ..Faults::default()
+            },
+            ErrorKind::Protocol,
+        ),
+        (
+            Faults {
+                errors: vec![(ErrorKind::Io, 1.0)],
+                ..Faults::default()
+            },
+            ErrorKind::Io,
+        ),
+    ] {
+        let faulty: Arc<dyn Store> = Arc::new(Faulty::new(memory(), fault));
+        let lone = Tiered::new(vec![Arc::clone(&faulty)]);
+        let key = key(namespace, 0);
+        assert_eq!(put(&lone, &key, b"value").unwrap_err().kind(), kind);
+        let mut room = [0; 5];
+        let got = lone.get(&key, &mut [IoSliceMut::new(&mut room)], soon());
+        assert_eq!(got.unwrap_err().kind(), kind);
+
+        let tiers = Tiered::new(vec![faulty, memory()]);
+        assert_eq!(put(&tiers, &key, b"value").unwrap(), PutOutcome::Stored);
+        assert_eq!(get(&tiers, &key), Some(b"value".to_vec()), "{kind:?}");
+    }
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use penstock_contract::{ErrorKind, PutOutcome};
-use penstock_layout::Segment;
 
 use super::Inner;
 use super::node::cut;
@@ -18,22 +17,21 @@ use crate::stats::add_time;
 use crate::store_job::StoreTicket;
 
 pub(super) fn run(inner: &Inner) {
-    let mut segments = Vec::new();
     let lane = &inner.lanes.copy;
     loop {
         let seen = inner.signals.copy.generation();
         match inner.queues.next_copy() {
             CopyWork::Gather(batch) => {
-                inner.run(lane, || gather(inner, batch, &mut segments));
+                inner.run(lane, || gather(inner, batch));
             }
-            CopyWork::Place(batch) => inner.run(lane, || place(inner, batch, &mut segments)),
+            CopyWork::Place(batch) => inner.run(lane, || place(inner, batch)),
             CopyWork::Wait(until) => inner.signals.copy.wait(seen, until),
             CopyWork::Close => return,
         }
     }
 }
 
-fn gather(inner: &Inner, mut batch: Vec<(StoreTicket, Slot<Empty>)>, segments: &mut Vec<Segment>) {
+fn gather(inner: &Inner, mut batch: Vec<(StoreTicket, Slot<Empty>)>) {
     let Some((first, _)) = batch.first() else {
         return;
     };
@@ -50,7 +48,7 @@ fn gather(inner: &Inner, mut batch: Vec<(StoreTicket, Slot<Empty>)>, segments: &
             payload: slot.payload_mut(transfer.bytes),
         }
     });
-    let checksums = registration.gather(objects, sum, segments);
+    let checksums = registration.gather(objects, sum);
     add_time(&inner.counters.gather_nanos, start);
     let outcome = match checksums {
         Ok(checksums) => {
@@ -71,7 +69,7 @@ fn gather(inner: &Inner, mut batch: Vec<(StoreTicket, Slot<Empty>)>, segments: &
 
 /// Copies objects' blocks straight into node memory. An object for which it has no room goes on in a
 /// slot.
-fn place(inner: &Inner, batch: Vec<StoreTicket>, segments: &mut Vec<Segment>) {
+fn place(inner: &Inner, batch: Vec<StoreTicket>) {
     let node = inner.node.as_ref().expect("objects are placed there");
     let start = Instant::now();
     // The blocks are held meanwhile, as if they waited for a slot.
@@ -101,7 +99,6 @@ fn place(inner: &Inner, batch: Vec<StoreTicket>, segments: &mut Vec<Segment>) {
                 transfer.pages.clone(),
                 &transfer.key.span,
                 transfer.bytes,
-                segments,
                 |blocks| room.fill(blocks),
             );
             show(inner, ticket, copied);

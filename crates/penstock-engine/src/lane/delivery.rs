@@ -7,11 +7,11 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use penstock_contract::ErrorKind;
-use penstock_layout::Segment;
+use penstock_value::SealedStore;
 use penstock_value::sealed::Got;
 
-use super::get::Fetching;
-use super::{Inner, node};
+use super::Inner;
+use super::fetching::Fetching;
 use crate::Outcome;
 use crate::arena::{Slot, Verified};
 use crate::host_tier::Value;
@@ -21,8 +21,11 @@ use crate::stats::add_time;
 
 /// Where a value comes from.
 enum Source {
-    /// A store. With it, whether a damaged value was there before.
-    Store(Slot<Verified>, bool),
+    Store {
+        slot: Slot<Verified>,
+        /// Whether a damaged value was there before.
+        replaces_damaged: bool,
+    },
     HostTier(Value),
 }
 
@@ -35,7 +38,7 @@ struct Delivery {
 impl Delivery {
     fn payload(&self) -> &[u8] {
         match &self.from {
-            Source::Store(slot, _) => slot.payload(),
+            Source::Store { slot, .. } => slot.payload(),
             Source::HostTier(value) => value.payload(),
         }
     }
@@ -66,7 +69,7 @@ impl<'a> Deliveries<'a> {
 
     /// Settles an object by what its get brought. A payload is delivered at once, or with the next
     /// ones.
-    pub(super) fn settle(&mut self, object: Fetching, got: Got, segments: &mut Vec<Segment>) {
+    pub(super) fn settle(&mut self, object: Fetching, got: Got) {
         let Fetching {
             ticket,
             slot,
@@ -75,8 +78,11 @@ impl<'a> Deliveries<'a> {
         let outcome = match got {
             Got::Payload(verified) => {
                 let slot = slot.verified(ticket.transfer(), verified);
-                let from = Source::Store(slot, verified.is_mended() || was_damaged);
-                return self.add(Delivery { ticket, from }, segments);
+                let from = Source::Store {
+                    slot,
+                    replaces_damaged: verified.is_mended() || was_damaged,
+                };
+                return self.add(Delivery { ticket, from });
             }
             Got::Miss => Outcome::Miss,
             Got::Rejected(rejection) => Outcome::Rejected(rejection),
@@ -88,41 +94,44 @@ impl<'a> Deliveries<'a> {
     }
 
     /// Delivers a value of the host tier.
-    pub(super) fn held(&mut self, ticket: LoadTicket, value: Value, segments: &mut Vec<Segment>) {
+    pub(super) fn held(&mut self, ticket: LoadTicket, value: Value) {
         let from = Source::HostTier(value);
-        self.add(Delivery { ticket, from }, segments);
+        self.add(Delivery { ticket, from });
     }
 
-    fn add(&mut self, delivery: Delivery, segments: &mut Vec<Segment>) {
+    fn add(&mut self, delivery: Delivery) {
         let registration = delivery.ticket.registration();
         let copy_bytes = registration.copy_bytes();
         if let Some(first) = self.waiting.first()
             && !Arc::ptr_eq(first.ticket.registration(), registration)
         {
-            self.flush(segments);
+            self.flush();
         }
         self.bytes += delivery.payload().len();
         self.waiting.push(delivery);
         if self.bytes >= copy_bytes {
-            self.flush(segments);
+            self.flush();
         }
     }
 
     /// Writes all that wait into their blocks, but for those that nobody wants any more and those
     /// that are for a prefetch. Keeps what came from a store.
-    pub(super) fn flush(&mut self, segments: &mut Vec<Segment>) {
+    pub(super) fn flush(&mut self) {
         self.bytes = 0;
         let mut wanted = mem::take(&mut self.waiting);
         wanted.retain(|delivery| delivery.ticket.begin_scatter());
-        let scattered = self.scatter(&wanted, segments);
+        let scattered = self.scatter(&wanted);
         for Delivery { ticket, from } in wanted {
             let outcome = match scattered {
                 Err(outcome) if ticket.prefetch().is_none() => Err(outcome),
                 _ => Ok(()),
             };
             match from {
-                Source::Store(slot, is_mended) => match outcome {
-                    Ok(()) => self.keep(&ticket, slot, is_mended),
+                Source::Store {
+                    slot,
+                    replaces_damaged,
+                } => match outcome {
+                    Ok(()) => self.keep(&ticket, slot, replaces_damaged),
                     Err(outcome) => ticket.resolve(outcome),
                 },
                 Source::HostTier(value) => {
@@ -138,7 +147,7 @@ impl<'a> Deliveries<'a> {
     }
 
     /// Writes values into their blocks, in one copy.
-    fn scatter(&self, wanted: &[Delivery], segments: &mut Vec<Segment>) -> Result<(), Outcome> {
+    fn scatter(&self, wanted: &[Delivery]) -> Result<(), Outcome> {
         let for_blocks = || (wanted.iter()).filter(|delivery| delivery.ticket.prefetch().is_none());
         let Some(first) = for_blocks().next() else {
             return Ok(());
@@ -152,7 +161,7 @@ impl<'a> Deliveries<'a> {
                 payload: delivery.payload(),
             }
         });
-        let scattered = first.ticket.registration().scatter(objects, segments);
+        let scattered = first.ticket.registration().scatter(objects);
         add_time(&self.inner.counters.scatter_nanos, start);
         scattered.map_err(|why| match why {
             NotCopied::Closed => Outcome::Cancelled,
@@ -161,11 +170,11 @@ impl<'a> Deliveries<'a> {
     }
 
     /// Keeps a value that is in its blocks, or that is for a prefetch, and settles its object.
-    fn keep(&self, ticket: &LoadTicket, slot: Slot<Verified>, is_mended: bool) {
+    fn keep(&self, ticket: &LoadTicket, slot: Slot<Verified>, replaces_damaged: bool) {
         let inner = self.inner;
         let outcome = (self.loaded)(ticket.transfer().bytes as u64);
         let is_from_store = matches!(outcome, Outcome::Loaded(_));
-        if is_mended && is_from_store {
+        if replaces_damaged && is_from_store {
             let mended = &inner.counters.mended_objects;
             mended.fetch_add(1, Ordering::Relaxed);
         }
@@ -178,14 +187,24 @@ impl<'a> Deliveries<'a> {
             }
             // A prefetch is over once the value is there. A load does not wait for that.
             Some(node) if is_from_store && prefetch.is_some() => {
-                node::keep(inner, node, ticket, slot);
+                put_into(node, inner, ticket, slot);
                 ticket.settle(outcome);
             }
             Some(node) if is_from_store => {
                 ticket.settle(outcome);
-                node::keep(inner, node, ticket, slot);
+                put_into(node, inner, ticket, slot);
             }
             Some(_) => ticket.settle(outcome),
         }
+    }
+}
+
+/// Puts what came from the store into node memory. If it has no room, it just has one value less.
+fn put_into(node: &SealedStore, inner: &Inner, ticket: &LoadTicket, slot: Slot<Verified>) {
+    let transfer = ticket.transfer();
+    let deadline = Instant::now() + inner.config.put_timeout;
+    let sum = node.keys().is_none();
+    if let Ok(value) = slot.into_gathered(sum).seal(node, transfer) {
+        node.put_many(&[value.value(transfer.position)], deadline);
     }
 }

@@ -8,7 +8,6 @@
 use std::time::Instant;
 
 use penstock_contract::ErrorKind;
-use penstock_layout::Segment;
 use penstock_value::SealedStore;
 use penstock_value::sealed::{Got, HeaderRoom, Wanted};
 
@@ -34,7 +33,6 @@ pub(super) fn load(
     inner: &Inner,
     store: &SealedStore,
     ticket: &LoadTicket,
-    segments: &mut Vec<Segment>,
     loaded: fn(u64) -> Outcome,
 ) -> Read {
     let can = inner.config.in_place
@@ -48,7 +46,7 @@ pub(super) fn load(
         return Read::Over;
     }
     let start = Instant::now();
-    let got = read(inner, store, ticket, segments);
+    let got = read(inner, store, ticket);
     add_time(&inner.counters.scatter_nanos, start);
     let outcome = match got {
         Ok(Got::Payload(verified)) => loaded(verified.bytes()),
@@ -66,12 +64,7 @@ pub(super) fn load(
     Read::Over
 }
 
-fn read(
-    inner: &Inner,
-    store: &SealedStore,
-    ticket: &LoadTicket,
-    segments: &mut Vec<Segment>,
-) -> Result<Got, NotCopied> {
+fn read(inner: &Inner, store: &SealedStore, ticket: &LoadTicket) -> Result<Got, NotCopied> {
     let transfer = ticket.transfer();
     let limit = ticket
         .limit()
@@ -80,7 +73,6 @@ fn read(
         transfer.pages.clone(),
         &transfer.key.span,
         transfer.bytes,
-        segments,
         |blocks| {
             let mut header = HeaderRoom::new();
             let wanted = Wanted {

@@ -2,6 +2,7 @@
 
 mod copy;
 mod delivery;
+mod fetching;
 mod get;
 mod in_place;
 mod node;

@@ -9,17 +9,16 @@ use std::time::{Duration, Instant};
 
 use penstock_contract::ErrorKind;
 use penstock_contract::memory::{Claim, Run};
-use penstock_layout::{Segment, Span};
+use penstock_layout::Span;
 use penstock_value::SealedStore;
 use penstock_value::sealed::{Got, Lent};
 
 use super::delivery::Deliveries;
-use super::get::{Fetching, REMOVE_TIMEOUT};
+use super::fetching::{Fetching, REMOVE_TIMEOUT};
 use super::{Inner, in_place};
 use crate::Outcome;
-use crate::arena::{PIN_BYTES, Slot, Verified};
+use crate::arena::PIN_BYTES;
 use crate::copy::Way;
-use crate::load_job::LoadTicket;
 use crate::registration::NotCopied;
 use crate::stats::add_time;
 
@@ -29,15 +28,10 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_micros(200);
 
 /// Loads what node memory has. Returns the other objects.
-pub(super) fn load(
-    inner: &Inner,
-    node: &SealedStore,
-    batch: Vec<Fetching>,
-    segments: &mut Vec<Segment>,
-) -> Vec<Fetching> {
+pub(super) fn load(inner: &Inner, node: &SealedStore, batch: Vec<Fetching>) -> Vec<Fetching> {
     let mut others = Vec::new();
     for object in batch {
-        match in_place::load(inner, node, &object.ticket, segments, Outcome::Kept) {
+        match in_place::load(inner, node, &object.ticket, Outcome::Kept) {
             in_place::Read::Over => {}
             in_place::Read::Absent => others.push(object),
             in_place::Read::Damaged => {
@@ -50,7 +44,7 @@ pub(super) fn load(
         }
     }
     let others = by_device(inner, node, others);
-    through_slots(inner, node, others, segments)
+    through_slots(inner, node, others)
 }
 
 /// Has a device copy what node memory has into its blocks, from where it lies. Returns the other
@@ -159,12 +153,7 @@ pub(super) fn cut<P>(
 
 /// Loads objects that cannot be read in place: encrypted ones, those of devices that do not reach
 /// node memory, and those that only have to be here. Returns those that it did not load.
-fn through_slots(
-    inner: &Inner,
-    node: &SealedStore,
-    batch: Vec<Fetching>,
-    segments: &mut Vec<Segment>,
-) -> Vec<Fetching> {
+fn through_slots(inner: &Inner, node: &SealedStore, batch: Vec<Fetching>) -> Vec<Fetching> {
     let is_here = |object: &Fetching| {
         let key = object.ticket.transfer().key;
         let soon = Instant::now() + LOOK_TIMEOUT;
@@ -188,7 +177,7 @@ fn through_slots(
     let mut deliveries = Deliveries::new(inner, Outcome::Kept);
     for arrival in node.fetch(fetched, get_by) {
         match node.verify(arrival) {
-            Ok((object, got @ Got::Payload(_))) => deliveries.settle(object, got, segments),
+            Ok((object, got @ Got::Payload(_))) => deliveries.settle(object, got),
             Ok((object, _)) => absent.push(object),
             Err(rejected) => {
                 // Node memory has one copy, so this removes it, and gets nothing.
@@ -198,7 +187,7 @@ fn through_slots(
             }
         }
     }
-    deliveries.flush(segments);
+    deliveries.flush();
     absent
 }
 
@@ -208,17 +197,16 @@ pub(super) fn fetch_once(
     inner: &Inner,
     node: &SealedStore,
     batch: Vec<Fetching>,
-    segments: &mut Vec<Segment>,
-    fetch: impl Fn(Vec<Fetching>, &mut Vec<Segment>),
+    fetch: impl Fn(Vec<Fetching>),
 ) {
     let give_up = Instant::now() + inner.config.claim_wait;
     let mut waiting = batch;
     while !waiting.is_empty() {
         let (claims, own, others) = claim(node, waiting, Instant::now() >= give_up);
         // Between the last look and the claim, another engine may have brought it.
-        let own = load(inner, node, own, segments);
+        let own = load(inner, node, own);
         if !own.is_empty() {
-            fetch(own, segments);
+            fetch(own);
         }
         drop(claims);
         waiting = others
@@ -227,7 +215,7 @@ pub(super) fn fetch_once(
             .collect();
         if !waiting.is_empty() {
             thread::sleep(LOOK);
-            waiting = load(inner, node, waiting, segments);
+            waiting = load(inner, node, waiting);
         }
     }
 }
@@ -251,14 +239,4 @@ fn claim(
         }
     }
     (claims, own, others)
-}
-
-/// Puts what came from the store into node memory. If it has no room, it just has one value less.
-pub(super) fn keep(inner: &Inner, node: &SealedStore, ticket: &LoadTicket, slot: Slot<Verified>) {
-    let transfer = ticket.transfer();
-    let deadline = Instant::now() + inner.config.put_timeout;
-    let sum = node.keys().is_none();
-    if let Ok(value) = slot.into_gathered(sum).seal(node, transfer) {
-        node.put_many(&[value.value(transfer.position)], deadline);
-    }
 }

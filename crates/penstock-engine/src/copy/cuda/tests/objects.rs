@@ -5,7 +5,7 @@ use std::sync::Arc;
 use penstock_contract::memory::Run;
 use penstock_contract::testing::{LONG, eventually, soon};
 use penstock_cuda_standin::Machine;
-use penstock_layout::{KvLayout, Segment, Span};
+use penstock_layout::{KvLayout, Span};
 use penstock_value::header::Checksum;
 use proptest::prelude::*;
 
@@ -104,12 +104,6 @@ fn check(batch: &Batch, on_host: bool) {
         .collect();
     let lens: Vec<usize> = places.iter().map(Vec::len).collect();
     let mut payloads = Payload::new(&machine, lens.iter().sum(), 0, batch.pinned && !on_host);
-    // Whatever the last copy has left there changes nothing.
-    let mut segments = vec![Segment {
-        region: 0,
-        offset: 0,
-        len: 1,
-    }];
 
     let before = cache.memory.read();
     let objects = (batch.objects.iter()).zip(cut(payloads.bytes(), &lens));
@@ -118,7 +112,7 @@ fn check(batch: &Batch, on_host: bool) {
         span,
         payload,
     });
-    let sums = registered.gather(objects, true, &mut segments).unwrap();
+    let sums = registered.gather(objects, true).unwrap();
     let seen = |places: &[usize]| places.iter().map(|&at| before[at]).collect::<Vec<u8>>();
     for ((payload, places), sum) in cut(payloads.bytes(), &lens).iter().zip(&places).zip(sums) {
         assert!(**payload == *seen(places), "gathered");
@@ -140,7 +134,7 @@ fn check(batch: &Batch, on_host: bool) {
         span,
         payload: &*payload,
     });
-    registered.scatter(objects, &mut segments).unwrap();
+    registered.scatter(objects).unwrap();
     assert!(cache.memory.read() == after, "scattered, and nothing else");
 
     if !on_host && batch.pinned {

@@ -3,8 +3,8 @@
 In each pass both put, get and remove the same values, in turn. Penstock's values are sealed and
 verified, and go through the store's program. Those of Mooncake's client go from and to memory that
 is registered with it; those of the example's own client stay in this process. Nothing is verified
-there. Run it as ``scripts/mooncake.sh .venv 0.3.13.post1 python -m benches.registered_stores``, or as
-``python -m benches.registered_stores --store sqlite``.
+there. Run it as ``scripts/mooncake.sh .venv 0.3.13.post1 python -m benches.registered_stores``, or
+as ``python -m benches.registered_stores --store sqlite``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The versions of vLLM that Penstock works with, and the differences between them.
 
-A version that differs has its own file in this package. That file also lists the names that
-Penstock uses in this version.
+A version that differs has a class in a file of its own in this package, which inherits from the
+class of the version before. The class also lists the names that Penstock uses in this version.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import functools
 import logging
 import sys
 from pathlib import Path
-from typing import Any, Protocol, cast
 
 from packaging.version import InvalidVersion, Version
 
 from penstock.errors import ConfigError
-from penstock.vllm.compat import contract, vllm_0_29, vllm_0_30, vllm_0_32, vllm_0_33
-from penstock.vllm.compat.planning import Planning
-from penstock.vllm.compat.uses import Use
+from penstock.vllm.compat import contract
+from penstock.vllm.compat.vllm_0_29 import Vllm029
+from penstock.vllm.compat.vllm_0_30 import Vllm030
+from penstock.vllm.compat.vllm_0_32 import Vllm032
+from penstock.vllm.compat.vllm_0_33 import Vllm033
 
 logger = logging.getLogger("vllm.penstock")
 
@@ -25,55 +26,30 @@ SUPPORTED = ("0.29", "0.30", "0.31", "0.32")
 """Minor versions of vLLM that the end-to-end tests run against."""
 
 
-class Differences(Protocol):
-    """The functions and values in a version's file."""
-
-    USES: tuple[Use, ...]
-    UNASKED: tuple[str, ...]
-    """Methods of the connector that this version does not call."""
-    PLANNING: Planning
-    CARRIES_DRAFTS: bool
-    """Whether the layers of drafters were tried with this version."""
-
-    def hash_block_size(self, vllm_config: Any, kv_cache_config: Any) -> int | None:
-        """Tokens of the blocks that hashes are computed over; None for the only group's block
-        size."""
-
-    def prefix_cacheable_groups(self, kv_cache_config: Any) -> tuple[int, ...]:
-        """Numbers of the KV-cache groups that vLLM finds by prefix."""
-
-    def has_layer_views(self, spec: Any) -> bool:
-        """Whether vLLM makes a view of the KV cache for each layer of this kind."""
-
-    def adapt_scheduler(self) -> None:
-        """Makes vLLM's scheduler in this process do what other versions do by themselves."""
-
-
-_FILES: dict[str, Differences] = {
-    "0.29": cast("Differences", vllm_0_29),
-    "0.30": cast("Differences", vllm_0_30),
-    "0.32": cast("Differences", vllm_0_32),
-    "0.33": cast("Differences", vllm_0_33),
+_CLASSES: dict[str, type[Vllm029]] = {
+    "0.29": Vllm029,
+    "0.30": Vllm030,
+    "0.32": Vllm032,
+    "0.33": Vllm033,
 }
-"""First minor version that a file is for → the file, oldest first."""
+"""First minor version that a class is for → the class, oldest first."""
 
 
-def differences(version: str) -> Differences:
-    """The file for a version of vLLM: the newest file that is not for a later version."""
-    first, *_ = _FILES.values()
+def differences(version: str) -> Vllm029:
+    """What differs in a version of vLLM: of the newest class that is not for a later version."""
+    first, *_ = _CLASSES.values()
     try:
         asked = Version(version)
     except InvalidVersion:
         # A checkout that was not built has no version. Take it as the newest one.
         asked = Version(str(sys.maxsize))
-    return next(
-        (file for since, file in reversed(_FILES.items()) if asked >= Version(since)), first
-    )
+    newest_first = reversed(_CLASSES.items())
+    return next((known for since, known in newest_first if asked >= Version(since)), first)()
 
 
 @functools.cache
-def installed() -> Differences:
-    """The file for the vLLM of this environment."""
+def installed() -> Vllm029:
+    """What differs in the vLLM of this environment."""
     import vllm
 
     return differences(vllm.__version__)
@@ -112,8 +88,8 @@ def check_version() -> None:
 def violations(package: Path, version: str) -> list[str]:
     """All points in which the vLLM in this package folder, of this version, is not as Penstock
     needs it."""
-    file = differences(version)
-    return contract.violations(package, file.USES, file.UNASKED)
+    found = differences(version)
+    return contract.violations(package, found.USES, found.UNASKED)
 
 
 @functools.cache

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.vllm.compat.planning import Planning
 from penstock.vllm.compat.uses import Use
-
-_MODULE = "vllm.v1.core.kv_cache_utils"
-
-PLANNING = Planning(
-    _MODULE,
-    pool_bytes_takes=("kv_cache_groups",),
-    configs_take=("vllm_config", "kv_cache_specs", "available_memory"),
-)
-
-BLOCK_SIZES = Use(_MODULE, "resolve_kv_cache_block_sizes", ("kv_cache_config", "vllm_config"))
+from penstock.vllm.compat.vllm_0_29 import BLOCK_SIZES, Vllm029
 
 SINCE = (
     *(
@@ -30,31 +20,23 @@ SINCE = (
     Use("vllm.v1.kv_cache_interface", "KVCacheConfig.prefix_cacheable_group_ids"),
     Use("vllm.v1.kv_cache_interface", "KVCacheSpec.has_layer_views"),
 )
-"""Uses of this version and of all later ones."""
-
-USES = (*PLANNING.uses, *SINCE, BLOCK_SIZES)
-
-UNASKED: tuple[str, ...] = ()
-
-CARRIES_DRAFTS = False
+"""What Penstock uses of vLLM since this version."""
 
 
-def hash_block_size(vllm_config: Any, kv_cache_config: Any) -> int | None:
-    """Tokens of the blocks that hashes are computed over; None for the only group's block size."""
-    from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+class Vllm030(Vllm029):
+    """What differs in 0.30 and 0.31: the scheduler does by itself what 0.29's was made to do."""
 
-    return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])
+    USES = (*Vllm029.PLANNING.uses, *SINCE, BLOCK_SIZES)
 
+    UNASKED = ()
 
-def prefix_cacheable_groups(kv_cache_config: Any) -> tuple[int, ...]:
-    """Numbers of the KV-cache groups that vLLM finds by prefix."""
-    return tuple(kv_cache_config.prefix_cacheable_group_ids)
+    def prefix_cacheable_groups(self, kv_cache_config: Any) -> tuple[int, ...]:
+        """Numbers of the KV-cache groups that vLLM finds by prefix."""
+        return tuple(kv_cache_config.prefix_cacheable_group_ids)
 
+    def has_layer_views(self, spec: Any) -> bool:
+        """Whether vLLM makes a view of the KV cache for each layer of this kind."""
+        return bool(spec.has_layer_views)
 
-def has_layer_views(spec: Any) -> bool:
-    """Whether vLLM makes a view of the KV cache for each layer of this kind."""
-    return bool(spec.has_layer_views)
-
-
-def adapt_scheduler() -> None:
-    """Does nothing: this version's scheduler does all that is needed."""
+    def adapt_scheduler(self) -> None:
+        """Does nothing: this version's scheduler does all that is needed."""

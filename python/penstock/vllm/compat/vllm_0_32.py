@@ -8,12 +8,6 @@ from penstock.vllm.compat import vllm_0_30
 from penstock.vllm.compat.planning import Planning
 from penstock.vllm.compat.uses import Use
 
-PLANNING = Planning(
-    "vllm.v1.core.kv_cache_utils",
-    pool_bytes_takes=("vllm_config", "kv_cache_groups"),
-    configs_take=("vllm_config", "kv_cache_specs", "available_memory"),
-)
-
 HASH_BLOCK_SIZE = Use("vllm.v1.kv_cache_interface", "KVCacheConfig.hash_block_size")
 
 SINCE = (
@@ -37,18 +31,22 @@ SINCE = (
 )
 """What Penstock uses of vLLM since this version."""
 
-USES = (*PLANNING.uses, *vllm_0_30.SINCE, *SINCE)
 
-UNASKED = vllm_0_30.UNASKED
+class Vllm032(vllm_0_30.Vllm030):
+    """What differs in 0.32: hashes have a block size of their own, and drafters were tried."""
 
-CARRIES_DRAFTS = True
+    PLANNING = Planning(
+        "vllm.v1.core.kv_cache_utils",
+        pool_bytes_takes=("vllm_config", "kv_cache_groups"),
+        configs_take=("vllm_config", "kv_cache_specs", "available_memory"),
+    )
 
-prefix_cacheable_groups = vllm_0_30.prefix_cacheable_groups
-has_layer_views = vllm_0_30.has_layer_views
-adapt_scheduler = vllm_0_30.adapt_scheduler
+    USES = (*PLANNING.uses, *vllm_0_30.SINCE, *SINCE)
 
+    CARRIES_DRAFTS = True
 
-def hash_block_size(vllm_config: Any, kv_cache_config: Any) -> int | None:
-    """Tokens of the blocks that hashes are computed over; None for the only group's block size."""
-    found: int | None = kv_cache_config.hash_block_size
-    return found
+    def hash_block_size(self, vllm_config: Any, kv_cache_config: Any) -> int | None:
+        """Tokens of the blocks that hashes are computed over; None for the only group's block
+        size."""
+        found: int | None = kv_cache_config.hash_block_size
+        return found

@@ -247,13 +247,13 @@ impl Catalogue {
         Ok(Some((blocks, moved)))
     }
 
-    pub(crate) fn block(&self, request: &Request, group: usize, index: usize, block: u64) -> Block {
+    pub(crate) fn block(&self, request: &Request, group: usize, index: usize, id: u64) -> Block {
         let numbers = &request.blocks[group];
         let chunk = |index: usize| self.index.name(numbers[index]).chunk;
         let tokens = index as u64 * self.groups.at(group).block_tokens;
         Block {
             group: group as u16,
-            block,
+            id,
             chunk: chunk(index),
             parent: index.checked_sub(1).map(|before| Parent {
                 chunk: chunk(before),

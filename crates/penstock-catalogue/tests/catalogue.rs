@@ -96,7 +96,7 @@ fn what_a_job_did_not_find_is_not_there_and_what_cannot_be_decrypted_is_not_load
     assert_eq!(catalogue.lose(1, &[0]), Ok(()));
     // Foreign blocks need not be stored as long as they are there; lost ones do.
     let stored = catalogue.begin_store("a", 2, 4 * TOKENS, 0, |_, i| Some(i as u64 + 1));
-    let stored: Vec<u64> = stored.unwrap().unwrap().iter().map(|b| b.block).collect();
+    let stored: Vec<u64> = stored.unwrap().unwrap().iter().map(|b| b.id).collect();
     assert_eq!(stored, [4]);
     // It went, and came back under another key.
     looked_up(&mut catalogue, "b", &[true, false, true, true]);
@@ -231,10 +231,7 @@ fn blocks_that_left_a_window_are_not_stored_and_those_that_may_leave_have_reader
         .begin_store("a", 7, 64, null, table)
         .unwrap()
         .unwrap();
-    let own: Vec<(u16, u64)> = blocks
-        .iter()
-        .map(|block| (block.group, block.block))
-        .collect();
+    let own: Vec<(u16, u64)> = blocks.iter().map(|block| (block.group, block.id)).collect();
     assert_eq!(own, [(0, 1), (0, 2), (0, 3), (0, 4), (1, 13), (1, 14)]);
     assert_eq!(catalogue.readers([2, 13, 14].into_iter()), [7]);
     catalogue.on_read(7);
@@ -417,7 +414,7 @@ fn a_state_is_loaded_from_where_it_ends() {
     assert_eq!(ends(&catalogue, "r"), [(2, 0, 3 * BYTES)]);
     let table = |group: usize, index: usize| Some((10 * group + index + 1) as u64);
     let (blocks, _) = catalogue.begin_load("r", 1, 0, 2 * TOKENS, table).unwrap();
-    let places: Vec<_> = blocks.iter().map(|b| (b.group, b.block, b.chunk)).collect();
+    let places: Vec<_> = blocks.iter().map(|b| (b.group, b.id, b.chunk)).collect();
     assert_eq!(
         places,
         [(0, 1, chunk(1)), (0, 2, chunk(2)), (1, 12, chunk(2))]
@@ -439,7 +436,7 @@ fn only_states_that_a_step_or_the_engine_left_are_stored() {
         blocks
             .unwrap_or_default()
             .iter()
-            .map(|block| (block.group, block.block))
+            .map(|block| (block.group, block.id))
             .collect()
     };
     // The first block's state was passed over by a step that ends after the second.
@@ -477,7 +474,7 @@ fn a_state_waits_for_the_look_up_and_goes_with_a_preemption() {
     // The engine has given up the first block's state, and keeps the second's for now.
     let table = |_: usize, index: usize| [0, 7, 8].get(index).copied();
     let blocks = catalogue.begin_store("r", 1, 2 * TOKENS + 1, 0, table);
-    let blocks: Vec<u64> = blocks.unwrap().unwrap().iter().map(|b| b.block).collect();
+    let blocks: Vec<u64> = blocks.unwrap().unwrap().iter().map(|b| b.id).collect();
     assert_eq!(blocks, [7]);
     assert_eq!(catalogue.readers([7].into_iter()), [1]);
     catalogue.end_store(1, &[0]).unwrap();
@@ -492,7 +489,7 @@ fn a_state_waits_for_the_look_up_and_goes_with_a_preemption() {
 fn begun(catalogue: &mut Catalogue, id: &str, job: u64, blocks: u64) -> Vec<u64> {
     let stored = catalogue.begin_store(id, job, blocks * TOKENS, u64::MAX, |_, i| Some(i as u64));
     let stored = stored.unwrap().unwrap_or_default();
-    stored.iter().map(|block| block.block).collect()
+    stored.iter().map(|block| block.id).collect()
 }
 
 fn came(catalogue: &mut Catalogue, id: &str) {

@@ -1,11 +1,7 @@
 //! Blocks: what jobs carry about each block, and its encoding in bytes, which goes from process to
 //! process.
 
-use crate::CHUNK_BYTES;
-
-/// The content of a block and of all blocks before it in its prompt: the serving engine's chained
-/// block hash, zero-padded.
-pub type Chunk = [u8; CHUNK_BYTES];
+use crate::key::{CHUNK_BYTES, Chunk};
 
 /// A block of a prompt, and where the serving engine has it or wants it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +9,7 @@ pub struct Block {
     /// The group of layers, as registered.
     pub group: u16,
     /// The serving engine's block id. It means nothing for a prefetch.
-    pub block: u64,
+    pub id: u64,
     /// The content of the block.
     pub chunk: Chunk,
     /// What comes before the block in its prompt. None for the first block of a prompt, or if that
@@ -71,7 +67,7 @@ impl Block {
             if is_other {
                 bytes.extend_from_slice(&block.group.to_le_bytes());
             }
-            write_step(&mut bytes, before.block, block.block);
+            write_step(&mut bytes, before.id, block.id);
             bytes.extend_from_slice(&block.chunk);
             if parent == OWN_PARENT {
                 bytes.extend(block.parent.iter().flat_map(|parent| parent.chunk));
@@ -98,7 +94,7 @@ impl Block {
                 0 => before.group,
                 _ => u16::from_le_bytes(reader.take()?),
             };
-            let block = reader.step(before.block)?;
+            let id = reader.step(before.id)?;
             let chunk = reader.take()?;
             let parent = match first & PARENT {
                 NO_PARENT => None,
@@ -118,7 +114,7 @@ impl Block {
             };
             let block = Self {
                 group,
-                block,
+                id,
                 chunk,
                 parent,
             };
@@ -133,7 +129,7 @@ impl Block {
 #[derive(Default)]
 struct Before {
     group: u16,
-    block: u64,
+    id: u64,
     chunk: Option<Chunk>,
     tokens: u64,
 }
@@ -142,7 +138,7 @@ impl From<&Block> for Before {
     fn from(block: &Block) -> Self {
         Self {
             group: block.group,
-            block: block.block,
+            id: block.id,
             chunk: Some(block.chunk),
             tokens: block.parent.map_or(0, |parent| parent.tokens),
         }
@@ -216,14 +212,14 @@ mod tests {
     fn block() -> impl Strategy<Value = Block> {
         let ids = prop_oneof![0..100_u64, any::<u64>()];
         let group = prop_oneof![0..2_u16, any::<u16>()];
-        (group, ids, chunk(), prop::option::of(parent())).prop_map(
-            |(group, block, chunk, parent)| Block {
+        (group, ids, chunk(), prop::option::of(parent())).prop_map(|(group, id, chunk, parent)| {
+            Block {
                 group,
-                block,
+                id,
                 chunk,
                 parent,
-            },
-        )
+            }
+        })
     }
 
     proptest! {
@@ -273,7 +269,7 @@ mod tests {
         let blocks: Vec<Block> = (0..8192)
             .map(|n| Block {
                 group: 3,
-                block: 40_000 + n,
+                id: 40_000 + n,
                 chunk: chunk(n),
                 parent: n.checked_sub(1).map(|before| Parent {
                     chunk: chunk(before),

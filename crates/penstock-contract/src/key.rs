@@ -6,8 +6,25 @@ use penstock_layout::Span;
 
 /// Bytes of a namespace digest.
 pub const NAMESPACE_BYTES: usize = 16;
-/// Bytes of a chunk's identity (a SHA-256 block hash fills it).
+/// Bytes of a block hash, zero-padded (SHA-256 fills them).
 pub const CHUNK_BYTES: usize = 32;
+
+/// The content of a block and of all blocks before it in its prompt: the serving engine's chained
+/// block hash, zero-padded. (All hashes in a namespace are of one kind, so they have one length.)
+pub type Chunk = [u8; CHUNK_BYTES];
+
+/// A block hash has more than [`CHUNK_BYTES`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a block hash has {CHUNK_BYTES} bytes at most, not {0}")]
+pub struct HashTooLong(pub usize);
+
+/// Pads a block hash with zeros.
+pub fn padded(hash: &[u8]) -> Result<Chunk, HashTooLong> {
+    let mut chunk = [0; CHUNK_BYTES];
+    let start = chunk.get_mut(..hash.len());
+    start.ok_or(HashTooLong(hash.len()))?.copy_from_slice(hash);
+    Ok(chunk)
+}
 
 /// The fingerprint of everything that must agree before two engines share objects.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -21,8 +38,8 @@ pub struct Namespace(pub [u8; NAMESPACE_BYTES]);
 pub struct Key {
     /// Which engines may share the object.
     pub namespace: Namespace,
-    /// Identity of the chunk: the chained hash of its last block, zero-padded.
-    pub chunk: [u8; CHUNK_BYTES],
+    /// The chained hash of the block, zero-padded.
+    pub chunk: Chunk,
     /// The layers and heads the object holds.
     pub span: Span,
 }
@@ -102,17 +119,11 @@ impl Namespace {
 }
 
 impl Key {
-    /// A key for a chunk whose identity is at most [`CHUNK_BYTES`] long. Shorter identities are
-    /// zero-padded. (All identities in a namespace come from one hash, so they have one length.)
-    pub fn new(namespace: Namespace, chunk: &[u8], span: Span) -> Result<Self, NotAKey> {
-        let mut padded = [0; CHUNK_BYTES];
-        padded
-            .get_mut(..chunk.len())
-            .ok_or_else(|| NotAKey(format!("chunk identity of {} bytes", chunk.len())))?
-            .copy_from_slice(chunk);
+    /// A key for the block of this hash, which is [padded](padded).
+    pub fn new(namespace: Namespace, hash: &[u8], span: Span) -> Result<Self, HashTooLong> {
         Ok(Self {
             namespace,
-            chunk: padded,
+            chunk: padded(hash)?,
             span,
         })
     }

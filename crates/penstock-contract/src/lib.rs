@@ -18,12 +18,15 @@ mod tenant;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use block::{Block, Chunk, NotBlocks, Parent};
+pub use block::{Block, NotBlocks, Parent};
 pub use contract::{BatchBytes, Capabilities, Listed, Store, StoreStats, unanswered};
 pub use counters::Counters;
 pub use error::{Error, ErrorKind, Result};
 pub use host_change::{HostChange, NotHostChanges};
-pub use key::{CHUNK_BYTES, KEY_BYTES, KEY_PREFIX, Key, NAMESPACE_BYTES, Namespace, NotAKey};
+pub use key::{
+    CHUNK_BYTES, Chunk, HashTooLong, KEY_BYTES, KEY_PREFIX, Key, NAMESPACE_BYTES, Namespace,
+    NotAKey, padded,
+};
 pub use penstock_layout::Span;
 pub use requests::{GetOutcome, GetRequest, PutOutcome, PutRequest};
 pub use tenant::{TENANT_BYTES, Tenancy, Tenant};

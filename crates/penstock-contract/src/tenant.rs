@@ -30,7 +30,7 @@ impl Tenant {
     /// fail with [`ErrorKind::Config`].
     ///
     /// ```
-    /// use penstock_store::{Namespace, Tenancy, Tenant};
+    /// use penstock_contract::{Namespace, Tenancy, Tenant};
     ///
     /// let red = Tenant::named("red")?;
     /// let shared = Namespace(*b"who may share it");

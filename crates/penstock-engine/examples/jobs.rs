@@ -69,7 +69,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     chunk[8..16].copy_from_slice(&round.to_le_bytes());
                     Block {
                         group: 0,
-                        block,
+                        id: block,
                         chunk,
                         parent: None,
                     }

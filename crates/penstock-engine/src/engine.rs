@@ -51,11 +51,12 @@ const WATCH: &str = "penstock-fence";
 /// use std::sync::Arc;
 /// use std::time::{Duration, Instant};
 ///
+/// use penstock_contract::{Block, Namespace};
 /// use penstock_engine::{
-///     Block, Completion, Device, Engine, EngineConfig, Event, Fence, KvGroup, Outcome, Owner, Region,
+///     Completion, Device, Engine, EngineConfig, Event, Fence, KvGroup, Outcome, Owner, Region,
 /// };
 /// use penstock_layout::{Descriptor, KvLayout, Span};
-/// use penstock_store::{MemoryStore, Namespace};
+/// use penstock_value::MemoryStore;
 ///
 /// const BYTES: usize = 2 * 16 * 256;
 /// let mut memory = vec![0_u8; 2 * BYTES];
@@ -76,7 +77,7 @@ const WATCH: &str = "penstock-fence";
 ///     }
 ///     completions.pop().unwrap().event
 /// };
-/// let block = |block| Block { group: 0, block, chunk: [5; 32], parent: None };
+/// let block = |id| Block { group: 0, id, chunk: [5; 32], parent: None };
 /// engine.submit_store(1, &[block(0)], &Owner::default(), Fence::NONE)?;
 /// assert_eq!(last_event().blocks(), [Outcome::Stored(BYTES as u64)]);
 ///

@@ -194,7 +194,7 @@ impl Group {
         let mut bytes = 0;
         if let Some(held) = &self.held {
             bytes = held.objects.iter().map(|(_, bytes)| *bytes as u64).sum();
-            let pages = held.pages(block.block, work)?;
+            let pages = held.pages(block.id, work)?;
             if work != Work::Store || held.replica.stores(&block.chunk) {
                 plan.objects
                     .extend(held.objects.iter().map(|&(span, bytes)| {

@@ -171,7 +171,7 @@ fn what_waits_in_node_memory_for_the_store_is_bounded() {
         probe.hold_contains(true);
         let writer = sharing(&probe, &node, bounded, &source);
         for block in numbered() {
-            let job = block.block + 1;
+            let job = block.id + 1;
             writer.submit_store(job, vec![block], Fence::NONE).unwrap();
             released(&writer, job);
         }

@@ -1,6 +1,6 @@
 //! Blocks for Python: as jobs carry them, and as bytes between processes.
 
-use penstock_contract::{Block, CHUNK_BYTES, Chunk, HostChange, Parent};
+use penstock_contract::{Block, Chunk, HostChange, Parent};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyType};
 
@@ -29,14 +29,14 @@ impl Blocks {
     /// most.
     #[new]
     fn new(py: Python<'_>, blocks: Vec<BlockTuple<'_>>) -> PyResult<Self> {
-        let block = |(group, block, hash, parent): BlockTuple<'_>| {
+        let block = |(group, id, hash, parent): BlockTuple<'_>| {
             let parent = parent.map(|(hash, tokens)| {
                 let chunk = padded(py, hash.as_bytes())?;
                 Ok::<_, PyErr>(Parent { chunk, tokens })
             });
             Ok(Block {
                 group,
-                block,
+                id,
                 chunk: padded(py, hash.as_bytes())?,
                 parent: parent.transpose()?,
             })
@@ -68,7 +68,7 @@ impl Blocks {
     /// Each block's id in the serving engine.
     #[getter]
     fn block_ids(&self) -> Vec<u64> {
-        self.blocks.iter().map(|block| block.block).collect()
+        self.blocks.iter().map(|block| block.id).collect()
     }
 
     /// Each block's group, and the tokens before it in its prompt.
@@ -109,16 +109,5 @@ pub(crate) fn host_changes(
 
 /// A block's hash, zero-padded.
 pub(crate) fn padded(py: Python<'_>, hash: &[u8]) -> PyResult<Chunk> {
-    let mut padded = [0; CHUNK_BYTES];
-    match padded.get_mut(..hash.len()) {
-        Some(start) => start.copy_from_slice(hash),
-        None => {
-            let message = format!(
-                "a chunk has {CHUNK_BYTES} bytes at most, not {}",
-                hash.len()
-            );
-            return Err(config_error(py, message));
-        }
-    }
-    Ok(padded)
+    penstock_contract::padded(hash).map_err(|error| config_error(py, error.to_string()))
 }

@@ -74,8 +74,8 @@ const BUILT_IN: [BuiltIn; 5] = [
 /// use std::io::{IoSlice, IoSliceMut};
 /// use std::time::{Duration, Instant};
 ///
-/// use penstock_layout::Span;
-/// use penstock_store::{GetOutcome, Key, Namespace, OpenOptions, PutOutcome, open};
+/// use penstock_contract::{GetOutcome, Key, Namespace, PutOutcome, Span};
+/// use penstock_store::{OpenOptions, open};
 ///
 /// let store = open("memory://?size=64MiB", &OpenOptions::default())?;
 /// let key = Key::new(Namespace(*b"who may share it"), b"which tokens", Span::new(0..32, 0..8)?)?;

@@ -75,10 +75,10 @@ pub fn key_for(owner: &Owner, n: u64) -> Key {
 }
 
 /// A block that holds what the key of this number names.
-pub fn block_of(n: u64, block: u64) -> Block {
+pub fn block_of(n: u64, id: u64) -> Block {
     Block {
         group: 0,
-        block,
+        id,
         chunk: key(n).chunk,
         parent: None,
     }

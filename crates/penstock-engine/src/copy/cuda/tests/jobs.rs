@@ -59,7 +59,7 @@ pub(super) fn numbered(blocks: &[u64]) -> Vec<Block> {
         chunk[0] = block as u8;
         Block {
             group: 0,
-            block,
+            id: block,
             chunk,
             parent: None,
         }

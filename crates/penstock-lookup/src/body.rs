@@ -2,8 +2,11 @@
 
 use std::fmt;
 
-use serde::de::{self, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde_json::{Map, Value};
+use serde::Deserialize;
+use serde::de::{Deserializer, SeqAccess, Visitor};
+
+/// The most characters that an error has of a body: what is wrong with it may be all of it.
+const MOST_SAID: usize = 200;
 
 /// The prompt of a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,16 +18,33 @@ pub enum Prompt {
 }
 
 /// The adapter of a question.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "an adapter's name, or an object of name, path, digest"
+)]
 pub enum Adapter {
-    /// One that the service knows by name.
+    /// An adapter that the service knows by this name.
     Named(String),
-    /// The adapter's name, its path, and the digest of its content.
-    Given([String; 3]),
+    /// An adapter that the question describes.
+    Given(AdapterContent),
+}
+
+/// What names an adapter in block hashes.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdapterContent {
+    /// The adapter's name in the engine.
+    pub name: String,
+    /// The path that the engine was given.
+    pub path: String,
+    /// The digest of the adapter's content.
+    pub digest: String,
 }
 
 /// A question, as it came.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Body {
     /// The model's name.
     pub model: String,
@@ -43,31 +63,21 @@ pub struct Body {
 pub enum BodyError {
     /// The body is no JSON.
     #[error("the body is no JSON: {0}")]
-    Json(#[from] serde_json::Error),
-    /// The body is JSON, but no object.
-    #[error("the body is a JSON object")]
+    Json(serde_json::Error),
+    /// The body is something else than an object.
+    #[error("the body is no JSON object")]
     Kind,
-    /// The body has fields that are not known.
-    #[error("a look-up has no {0}")]
-    Unknown(String),
-    /// The body has no model's name.
-    #[error("a look-up needs \"model\": the model's name")]
-    Model,
-    /// The body has no prompt.
-    #[error("a look-up needs \"prompt\": a list of token ids, or text")]
-    Prompt,
+    /// A field of the object is wrong, missing or not known.
+    #[error("{field}: {problem}")]
+    Field {
+        /// The field's path; `.` if it is missing or not known.
+        field: String,
+        /// The problem with the field.
+        problem: String,
+    },
     /// The prompt is too long.
     #[error("a prompt may have {0} tokens here")]
     Length(usize),
-    /// A list with something else than token ids.
-    #[error("a prompt is a list of token ids: whole numbers from 0 on")]
-    Token,
-    /// A field that is not text.
-    #[error("\"{0}\" is text")]
-    Text(&'static str),
-    /// An adapter of another form.
-    #[error("\"lora\" is an adapter's name, or an object of name, path, digest")]
-    Adapter,
     /// An adapter without a name, a path or a digest.
     #[error("\"lora\" has an empty part: it needs name, path, digest")]
     EmptyAdapter,
@@ -77,256 +87,83 @@ impl Body {
     /// Reads a question whose prompt has at most so many tokens.
     ///
     /// # Errors
-    /// It is no question, and why.
+    /// The body is no question, and why.
     pub fn read(bytes: &[u8], most_tokens: usize) -> Result<Self, BodyError> {
-        let mut reader = serde_json::Deserializer::from_slice(bytes);
-        let found = reader.deserialize_any(Whole { most_tokens })?;
-        reader.end()?;
-        let Fields {
-            prompt,
-            unknown,
-            mut others,
-        } = found.ok_or(BodyError::Kind)?;
-        if !unknown.is_empty() {
-            return Err(BodyError::Unknown(unknown.join(", ")));
+        // A list would be read as an object's values, in order.
+        if bytes.trim_ascii_start().first().is_some_and(|&c| c != b'{') {
+            return Err(BodyError::Kind);
         }
-        let Some(Value::String(model)) = others.remove("model") else {
-            return Err(BodyError::Model);
-        };
-        let prompt = match prompt.ok_or(BodyError::Prompt)? {
-            Given::Text(text) => Prompt::Text(text),
-            Given::Other => return Err(BodyError::Prompt),
-            Given::List(list) if list.length > most_tokens => {
+        let body: Self =
+            serde_json::from_slice(bytes).map_err(|error| BodyError::of(bytes, error))?;
+        match &body.prompt {
+            Prompt::Tokens(tokens) if tokens.len() > most_tokens => {
                 return Err(BodyError::Length(most_tokens));
             }
-            Given::List(list) if !list.is_whole => return Err(BodyError::Token),
-            Given::List(list) => Prompt::Tokens(list.tokens),
-        };
-        Ok(Self {
-            model,
-            prompt,
-            cache_salt: text(&mut others, "cache_salt")?,
-            lora: adapter(others.remove("lora"))?,
-            tenant: text(&mut others, "tenant")?,
-        })
-    }
-}
-
-fn text(fields: &mut Map<String, Value>, name: &'static str) -> Result<Option<String>, BodyError> {
-    match fields.remove(name) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text)),
-        Some(_) => Err(BodyError::Text(name)),
-    }
-}
-
-fn adapter(asked: Option<Value>) -> Result<Option<Adapter>, BodyError> {
-    let mut fields = match asked {
-        None | Some(Value::Null) => return Ok(None),
-        Some(Value::String(name)) => return Ok(Some(Adapter::Named(name))),
-        Some(Value::Object(fields)) if fields.len() == 3 => fields,
-        Some(_) => return Err(BodyError::Adapter),
-    };
-    let names = ["name", "path", "digest"];
-    if !names.iter().all(|&name| fields.contains_key(name)) {
-        return Err(BodyError::Adapter);
-    }
-    let mut parts = [const { String::new() }; 3];
-    for (part, name) in parts.iter_mut().zip(names) {
-        *part = text(&mut fields, name)?.unwrap_or_default();
-    }
-    if parts.iter().any(String::is_empty) {
-        return Err(BodyError::EmptyAdapter);
-    }
-    Ok(Some(Adapter::Given(parts)))
-}
-
-#[derive(Default)]
-struct Fields {
-    prompt: Option<Given>,
-    unknown: Vec<String>,
-    others: Map<String, Value>,
-}
-
-enum Given {
-    Text(String),
-    List(List),
-    Other,
-}
-
-/// A list of what should be token ids. All of it is read, as it may be no JSON; no more of it is
-/// kept than a prompt may have.
-struct List {
-    tokens: Vec<u32>,
-    length: usize,
-    is_whole: bool,
-}
-
-/// Reads any JSON: the fields of an object, and None for something else.
-struct Whole {
-    most_tokens: usize,
-}
-
-/// What is not wanted is read all the same: whether it is JSON comes first.
-macro_rules! scalars {
-    ($with:expr) => {
-        fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
-            Ok($with)
+            _ => {}
         }
-        fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
-            Ok($with)
+        match &body.lora {
+            Some(Adapter::Given(AdapterContent { name, path, digest }))
+                if [name, path, digest].iter().any(|part| part.is_empty()) =>
+            {
+                Err(BodyError::EmptyAdapter)
+            }
+            _ => Ok(body),
         }
-        fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
-            Ok($with)
-        }
-        fn visit_unit<E>(self) -> Result<Self::Value, E> {
-            Ok($with)
-        }
-    };
+    }
 }
 
-impl<'de> Visitor<'de> for Whole {
-    type Value = Option<Fields>;
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("JSON")
+impl BodyError {
+    /// The error of bytes that were read with this one. They are read again to find the field.
+    fn of(bytes: &[u8], error: serde_json::Error) -> Self {
+        if !error.is_data() {
+            return Self::Json(error);
+        }
+        let mut reader = serde_json::Deserializer::from_slice(bytes);
+        let read: Result<Body, _> = serde_path_to_error::deserialize(&mut reader);
+        let field = read
+            .err()
+            .map_or_else(String::new, |error| error.path().to_string());
+        let mut problem = error.to_string();
+        if let Some((end, _)) = problem.char_indices().nth(MOST_SAID) {
+            problem.truncate(end);
+            problem.push('…');
+        }
+        Self::Field { field, problem }
     }
+}
 
-    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Self::Value, A::Error> {
-        let mut fields = Fields::default();
-        while let Some(name) = object.next_key::<String>()? {
-            match name.as_str() {
-                "prompt" => {
-                    fields.prompt = Some(object.next_value_seed(PromptSeed {
-                        most: self.most_tokens,
-                    })?);
+impl<'de> Deserialize<'de> for Prompt {
+    fn deserialize<D: Deserializer<'de>>(reader: D) -> Result<Self, D::Error> {
+        struct AsPrompt;
+
+        impl<'de> Visitor<'de> for AsPrompt {
+            type Value = Prompt;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of token ids, or text")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Prompt, E> {
+                Ok(Prompt::Text(text.to_owned()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Prompt, A::Error> {
+                let mut tokens = Vec::new();
+                while let Some(token) = list.next_element()? {
+                    tokens.push(token);
                 }
-                "model" | "cache_salt" | "lora" | "tenant" => {
-                    fields.others.insert(name, object.next_value()?);
-                }
-                _ => {
-                    object.next_value::<IgnoredAny>()?;
-                    fields.unknown.push(name);
-                }
+                Ok(Prompt::Tokens(tokens))
             }
         }
-        fields.unknown.sort();
-        fields.unknown.dedup();
-        Ok(Some(fields))
+
+        reader.deserialize_any(AsPrompt)
     }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-        while list.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(None)
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    scalars!(None);
-}
-
-#[derive(Clone, Copy)]
-struct PromptSeed {
-    most: usize,
-}
-
-impl<'de> de::DeserializeSeed<'de> for PromptSeed {
-    type Value = Given;
-
-    fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<Given, D::Error> {
-        reader.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for PromptSeed {
-    type Value = Given;
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a prompt")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Given, A::Error> {
-        let mut found = List {
-            tokens: Vec::new(),
-            length: 0,
-            is_whole: true,
-        };
-        while let Some(token) = list.next_element_seed(TokenSeed)? {
-            found.length += 1;
-            match token {
-                None => found.is_whole = false,
-                Some(token) if found.length <= self.most => found.tokens.push(token),
-                Some(_) => {}
-            }
-        }
-        Ok(Given::List(found))
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Given, E> {
-        Ok(Given::Text(text.to_owned()))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Given, A::Error> {
-        while object.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Given::Other)
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<Given, E> {
-        Ok(Given::Other)
-    }
-
-    scalars!(Given::Other);
-}
-
-/// A token id; None for something else.
-struct TokenSeed;
-
-impl<'de> de::DeserializeSeed<'de> for TokenSeed {
-    type Value = Option<u32>;
-
-    fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<Option<u32>, D::Error> {
-        reader.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for TokenSeed {
-    type Value = Option<u32>;
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a token id")
-    }
-
-    fn visit_u64<E>(self, number: u64) -> Result<Option<u32>, E> {
-        Ok(u32::try_from(number).ok())
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<Option<u32>, E> {
-        Ok(None)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Option<u32>, A::Error> {
-        while list.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(None)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Option<u32>, A::Error> {
-        while object.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(None)
-    }
-
-    scalars!(None);
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -344,7 +181,11 @@ mod tests {
             model: "llama".to_owned(),
             prompt: Prompt::Tokens(vec![1, 2, u32::MAX]),
             cache_salt: Some("s".to_owned()),
-            lora: Some(Adapter::Given(["a", "b", "c"].map(str::to_owned))),
+            lora: Some(Adapter::Given(AdapterContent {
+                name: "a".to_owned(),
+                path: "b".to_owned(),
+                digest: "c".to_owned(),
+            })),
             tenant: None,
         };
         assert_eq!(body.unwrap(), expected);
@@ -368,27 +209,61 @@ mod tests {
         ] {
             let body = format!("{{\"model\":\"m\",\"prompt\":[1,{wrong},2]}}");
             let error = Body::read(body.as_bytes(), 8).unwrap_err().to_string();
-            assert!(error.contains("token ids"), "{wrong}: {error}");
+            assert!(error.starts_with("prompt[1]: "), "{wrong}: {error}");
         }
         let long = read(&json!({"model": "m", "prompt": [1, 2, 3, 4, 5, 6, 7, 8, 9]}));
         assert_eq!(long.unwrap_err(), "a prompt may have 8 tokens here");
     }
 
+    #[test]
+    fn what_is_wrong_is_said_by_its_field() {
+        for (wrong, said) in [
+            (json!([["m", [1]]]), "no JSON object"),
+            (json!(["m", [1]]), "no JSON object"),
+            (json!({}), ".: missing field `model`"),
+            (json!({"model": "m"}), ".: missing field `prompt`"),
+            (json!({"model": 7, "prompt": []}), "model: invalid type"),
+            (
+                json!({"model": "m", "prompt": {}}),
+                "a list of token ids, or text",
+            ),
+            (
+                json!({"model": "m", "prompt": [], "n": 1}),
+                "unknown field `n`",
+            ),
+            (
+                json!({"model": "m", "prompt": [], "lora": {"name": "a"}}),
+                "lora: an adapter's name",
+            ),
+            (
+                json!({"model": "m", "prompt": [], "lora": {"name": "a", "path": "", "digest": "d"}}),
+                "empty part",
+            ),
+            (
+                json!({"model": "m", "prompt": [], "tenant": ["x"]}),
+                "tenant: invalid type",
+            ),
+        ] {
+            let error = read(&wrong).unwrap_err();
+            assert!(error.contains(said), "{wrong}: {error}");
+        }
+        let long = read(&json!({"model": "m", "prompt": [1, "x".repeat(1 << 20)]})).unwrap_err();
+        assert!(long.len() < 500, "{long}");
+    }
+
     proptest! {
-        /// Whatever comes, it is read as JSON would be, or refused.
+        /// Whatever comes is refused, or it is JSON.
         #[test]
         fn foreign_bytes_are_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let is_json = serde_json::from_slice::<Value>(&bytes).is_ok();
-            let read = Body::read(&bytes, 8);
-            prop_assert_eq!(matches!(read, Err(BodyError::Json(_))), !is_json);
+            prop_assert!(is_json || Body::read(&bytes, 8).is_err());
         }
 
         #[test]
         fn json_of_any_shape_is_no_harm(text in "[\\[\\]{}:,0-9a-z\"\\\\.\\- ]{0,60}") {
             let body = format!("{{\"model\":\"m\",\"prompt\":[1,{text}]}}");
             let is_json = serde_json::from_slice::<Value>(body.as_bytes()).is_ok();
-            let read = Body::read(body.as_bytes(), 8);
-            prop_assert_eq!(matches!(read, Err(BodyError::Json(_))), !is_json);
+            prop_assert!(is_json || Body::read(body.as_bytes(), 8).is_err());
         }
     }
 }

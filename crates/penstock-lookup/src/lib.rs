@@ -8,7 +8,7 @@ mod index;
 mod own;
 mod serial;
 
-pub use body::{Adapter, Body, BodyError, Prompt};
+pub use body::{Adapter, AdapterContent, Body, BodyError, Prompt};
 pub use finder::{Finder, Part, Variant};
 pub use hashing::{Algorithm, Extra, HashError, Hasher, Prefix, told};
 pub use index::{Belief, Index};

@@ -76,7 +76,9 @@ pub(crate) fn read_question<'py>(
     let lora = match read.lora {
         None => py.None().into_bound(py),
         Some(Adapter::Named(name)) => name.into_pyobject(py)?.into_any(),
-        Some(Adapter::Given(parts)) => PyTuple::new(py, parts)?.into_any(),
+        Some(Adapter::Given(content)) => {
+            PyTuple::new(py, [content.name, content.path, content.digest])?.into_any()
+        }
     };
     (read.model, prompt, read.cache_salt, lora, read.tenant).into_pyobject(py)
 }

@@ -12,7 +12,7 @@ use crate::{OpenOptions, Registered, file, memory, object, registered, resp, shm
 struct BuiltIn {
     /// The schemes of its URLs.
     schemes: &'static [&'static str],
-    /// Its URLs, for people.
+    /// How its URLs look, for people.
     usage: &'static str,
     /// Opens the store of a URL, from which quotas were taken out.
     open: fn(&str, &OpenOptions) -> Result<Arc<dyn Store>>,
@@ -20,7 +20,7 @@ struct BuiltIn {
     quotas: std::result::Result<(), &'static str>,
 }
 
-/// All of them. A further one is a folder of this crate and a row here.
+/// The built-in stores. A further one is a folder of this crate and a row here.
 const BUILT_IN: [BuiltIn; 5] = [
     BuiltIn {
         schemes: &["memory"],

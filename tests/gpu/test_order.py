@@ -287,7 +287,7 @@ def test_graphs_are_captured_while_memory_is_pinned_and_blocks_are_stored(
 
 
 def test_no_stream_has_a_lower_priority_than_the_models(device: Device) -> None:
-    """So copies cannot yield to it by priority: see docs/design/gpu-copies.md."""
+    """So copies cannot yield to it by priority: see decision 7."""
     if not isinstance(device, Cuda):
         pytest.skip("no CUDA device here, and the stand-in's priorities are its own")
     lowest, _highest = torch.cuda.Stream.priority_range()

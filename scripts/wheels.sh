@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes what is published: a source distribution, and a wheel for each architecture, which runs on
-# Python 3.10 and newer. Then checks all of them. Zig links for an old glibc and for foreign
+# Python 3.11 and newer. Then checks all of them. Zig links for an old glibc and for foreign
 # architectures, so that any Linux machine makes the same wheels.
 #
 # Usage: scripts/wheels.sh VENV FOLDER [ARCHITECTURE...]

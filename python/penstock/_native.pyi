@@ -3,9 +3,9 @@
 from builtins import list as _list
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
-from typing import Any, ClassVar, TypeAlias, TypedDict, final
+from typing import Any, ClassVar, Self, TypeAlias, TypedDict, final
 
-from typing_extensions import Self, disjoint_base
+from typing_extensions import disjoint_base
 
 from penstock.errors import PenstockError
 

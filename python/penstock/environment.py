@@ -43,7 +43,7 @@ _PASSWORDS = re.compile(r"(?<=://)([^/?#@\s]*:)\S*(?=@)|([?&][a-z_]*password=)[^
 def describe() -> dict[str, Any]:
     """The date, the command, the machine and the versions, as plain JSON."""
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": command(sys.orig_argv),
         "machine": {
             "gpus": gpus(),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
-import tomllib
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python/penstock"

@@ -42,11 +42,11 @@ def metadata(wheel: Path) -> email.message.Message:
 
 
 def test_it_is_for_every_python_from_3_10_on(wheel: Path) -> None:
-    name = rf"penstock-{re.escape(penstock.__version__)}-cp310-abi3-manylinux_2_\d+_\w+\.whl"
+    name = rf"penstock-{re.escape(penstock.__version__)}-cp311-abi3-manylinux_2_\d+_\w+\.whl"
     assert re.fullmatch(name, wheel.name)
     said = metadata(wheel)
     assert said["Version"] == penstock.__version__
-    assert said["Requires-Python"] == ">=3.10"
+    assert said["Requires-Python"] == ">=3.11"
     assert said["License-Expression"] == "Apache-2.0"
 
 

@@ -1,7 +1,6 @@
 //! Memory that Python lends: the bytes of an object, which stay where they are while in use.
 
-use std::ffi::{c_char, c_int, c_void};
-
+use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -10,96 +9,24 @@ use pyo3::types::{PyList, PyTuple};
 use crate::dlpack::Exported;
 use crate::errors::config_error;
 
-/// `Py_buffer`, which the limited API names only from Python 3.11 on. Its fields have not changed
-/// since Python 3.3, and they are part of the stable ABI since 3.11.
-#[repr(C)]
-struct RawView {
-    buf: *mut c_void,
-    obj: *mut ffi::PyObject,
-    len: ffi::Py_ssize_t,
-    itemsize: ffi::Py_ssize_t,
-    readonly: c_int,
-    ndim: c_int,
-    format: *mut c_char,
-    shape: *mut ffi::Py_ssize_t,
-    strides: *mut ffi::Py_ssize_t,
-    suboffsets: *mut ffi::Py_ssize_t,
-    internal: *mut c_void,
-}
-
-const PYBUF_WRITABLE: c_int = 0x01;
-const PYBUF_FORMAT: c_int = 0x04;
-const PYBUF_C_CONTIGUOUS: c_int = 0x38;
-
-#[allow(unsafe_code)]
-// SAFETY: the signatures are those of CPython's `pybuffer.h`, for the struct above.
-unsafe extern "C" {
-    fn PyObject_CheckBuffer(object: *mut ffi::PyObject) -> c_int;
-    fn PyObject_GetBuffer(object: *mut ffi::PyObject, view: *mut RawView, flags: c_int) -> c_int;
-    fn PyBuffer_Release(view: *mut RawView);
-}
-
-/// An export of the buffer protocol. While it exists, the exporter neither frees nor resizes its
-/// memory.
-struct View(Box<RawView>);
-
-#[allow(unsafe_code)]
-impl View {
-    fn of(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Self> {
-        let mut raw = Box::new(RawView {
-            buf: std::ptr::null_mut(),
-            obj: std::ptr::null_mut(),
-            len: 0,
-            itemsize: 0,
-            readonly: 0,
-            ndim: 0,
-            format: std::ptr::null_mut(),
-            shape: std::ptr::null_mut(),
-            strides: std::ptr::null_mut(),
-            suboffsets: std::ptr::null_mut(),
-            internal: std::ptr::null_mut(),
-        });
-        let access = if writable { PYBUF_WRITABLE } else { 0 };
-        let flags = PYBUF_C_CONTIGUOUS | PYBUF_FORMAT | access;
-        // SAFETY: the GIL is held (`object` proves it) and `raw` is a writable Py_buffer that
-        // stays at its address until it is released.
-        let status = unsafe { PyObject_GetBuffer(object.as_ptr(), &raw mut *raw, flags) };
-        if status != 0 {
-            return Err(PyErr::fetch(object.py()));
-        }
-        let view = Self(raw);
-        if view.format().contains(&b'O') {
-            return Err(PyBufferError::new_err(
-                "its elements are Python objects, not bytes",
-            ));
-        }
-        Ok(view)
-    }
-
-    /// Codes of the types of the elements, as in the `struct` module; `O` stands for references.
-    fn format(&self) -> &[u8] {
-        if self.0.format.is_null() {
-            return b"B";
-        }
-        // SAFETY: the exporter gave a string that lives as long as the export.
-        unsafe { std::ffi::CStr::from_ptr(self.0.format) }.to_bytes()
-    }
-}
-
-#[allow(unsafe_code)]
-impl Drop for View {
-    fn drop(&mut self) {
-        // Without an interpreter there is no exporter either: at exit, the export is left as it is.
-        let _ = Python::try_attach(|_| {
-            // SAFETY: the view was filled by PyObject_GetBuffer, is released once, and the
-            // thread is attached.
-            unsafe { PyBuffer_Release(&raw mut *self.0) };
-        });
-    }
+/// Exports the bytes of an object that has the buffer protocol. While the export exists, the exporter
+/// neither frees nor resizes its memory.
+fn export(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<PyUntypedBuffer> {
+    let export = PyUntypedBuffer::get(object)?;
+    let wrong = if export.format().to_bytes().contains(&b'O') {
+        "its elements are Python objects, not bytes"
+    } else if !export.is_c_contiguous() {
+        "its bytes are not contiguous"
+    } else if writable && export.readonly() {
+        "it is read-only"
+    } else {
+        return Ok(export);
+    };
+    Err(PyBufferError::new_err(wrong))
 }
 
 enum Owner {
-    View(#[expect(dead_code, reason = "held for its drop")] View),
+    View(#[expect(dead_code, reason = "held for its drop")] PyUntypedBuffer),
     Exported(#[expect(dead_code, reason = "held for its drop")] Exported),
 }
 
@@ -142,12 +69,12 @@ impl Pinned {
             refusal
         };
         if has_buffer_protocol(object) {
-            let view = View::of(object, writable).map_err(refused)?;
+            let export = export(object, writable).map_err(refused)?;
             return Ok(Self {
-                address: view.0.buf.cast(),
-                len: usize::try_from(view.0.len)?,
-                readonly: view.0.readonly != 0,
-                _owner: Owner::View(view),
+                address: export.buf_ptr().cast(),
+                len: export.len_bytes(),
+                readonly: export.readonly(),
+                _owner: Owner::View(export),
             });
         }
         if object.hasattr("__dlpack__")? {
@@ -201,7 +128,7 @@ impl Pinned {
 #[allow(unsafe_code)]
 fn has_buffer_protocol(object: &Bound<'_, PyAny>) -> bool {
     // SAFETY: the GIL is held and the object is alive.
-    unsafe { PyObject_CheckBuffer(object.as_ptr()) == 1 }
+    unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) == 1 }
 }
 
 /// Contiguous memory of a Python object, kept in place as long as this object lives.

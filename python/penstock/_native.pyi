@@ -11,6 +11,7 @@ from penstock.errors import PenstockError
 
 __all__ = [
     "Advisor",
+    "Answers",
     "Blocks",
     "Buffer",
     "Catalogue",
@@ -27,11 +28,13 @@ __all__ = [
     "Keeper",
     "Lookup",
     "ModelVariant",
+    "Moved",
     "Outcome",
     "PoolFinder",
     "PrefixHasher",
     "PromptPrefix",
     "Reach",
+    "Step",
     "Store",
     "TokenIds",
     "Trace",
@@ -493,6 +496,48 @@ class Engine:
 class Fence: ...
 
 @final
+class Answers:
+    """What the answers of look-ups say that have come."""
+
+    @property
+    def found(self) -> int:
+        """Blocks that the pool has."""
+    @property
+    def failed(self) -> int:
+        """Look-ups that failed."""
+    @property
+    def seconds(self) -> list[float]:
+        """Seconds that each look-up took, infinite if it failed; the last one at the end."""
+
+@final
+class Moved:
+    """What a load or a prefetch moves, over all ranks."""
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that host memory has."""
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes that come from the pool."""
+    @property
+    def objects(self) -> int:
+        """Objects on one rank."""
+
+@final
+class Step:
+    """What a step does. Requests are named by their positions in the step."""
+
+    @property
+    def started(self) -> list[int]:
+        """Requests that begin."""
+    @property
+    def filled(self) -> list[tuple[int, int]]:
+        """Requests that fill a block, each with its computed tokens after the step."""
+    @property
+    def prompts(self) -> list[tuple[int, int]]:
+        """Ranges of tokens of prompts that are computed."""
+
+@final
 class Catalogue:
     """The scheduler half's knowledge of blocks: which are in the pool, which are in host memory,
     and which are under way. Requests go by the engine's ids, groups by their positions."""
@@ -528,7 +573,7 @@ class Catalogue:
         namespaces: Sequence[bytes],
         spans: Sequence[Sequence[tuple[int, int, int, int]]],
     ) -> None: ...
-    def take_answers(self, lookup: Lookup) -> tuple[int, int, list[float]]: ...
+    def take_answers(self, lookup: Lookup) -> Answers: ...
     def do_without(self, request: str) -> None: ...
     def drop_lookup(self, request: str, lookup: Lookup) -> None: ...
     def is_asked(self, request: str) -> bool | None: ...
@@ -538,7 +583,7 @@ class Catalogue:
     def lacking(self, request: str, first: int, end: int) -> int | None: ...
     def begin_load(
         self, request: str, job: int, first: int, end: int, tables: Sequence[Sequence[int]]
-    ) -> tuple[Blocks, tuple[int, int, int]]: ...
+    ) -> tuple[Blocks, Moved]: ...
     def begin_prefetch(
         self,
         request: str,
@@ -548,7 +593,7 @@ class Catalogue:
         most: int,
         *,
         lacking: bool = False,
-    ) -> tuple[Blocks, tuple[int, int, int]] | None: ...
+    ) -> tuple[Blocks, Moved] | None: ...
     def end(self, job: int) -> None: ...
     def release(self, job: int) -> None: ...
     def lose(self, job: int, positions: Sequence[int]) -> None: ...
@@ -583,7 +628,7 @@ class Catalogue:
         tokens: dict[str, int],
         *,
         are_final: bool = True,
-    ) -> tuple[list[int], list[tuple[int, int]], list[tuple[int, int]]]: ...
+    ) -> Step: ...
     def note_state(self, request: str, group: int, tokens: int) -> None: ...
     def pause(self, request: str, lookup: Lookup) -> None: ...
     def change_host(self, changes: bytes) -> None: ...

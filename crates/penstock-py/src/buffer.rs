@@ -1,6 +1,5 @@
 //! Memory that Python lends: the bytes of an object, which stay where they are while in use.
 
-use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -9,24 +8,55 @@ use pyo3::types::{PyList, PyTuple};
 use crate::dlpack::Exported;
 use crate::errors::config_error;
 
-/// Exports the bytes of an object that has the buffer protocol. While the export exists, the exporter
-/// neither frees nor resizes its memory.
-fn export(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<PyUntypedBuffer> {
-    let export = PyUntypedBuffer::get(object)?;
-    let wrong = if export.format().to_bytes().contains(&b'O') {
-        "its elements are Python objects, not bytes"
-    } else if !export.is_c_contiguous() {
-        "its bytes are not contiguous"
-    } else if writable && export.readonly() {
-        "it is read-only"
-    } else {
-        return Ok(export);
-    };
-    Err(PyBufferError::new_err(wrong))
+/// An export of the buffer protocol. While it exists, the exporter neither frees nor resizes its
+/// memory. (PyO3's own asks exporters for strides, which `ctypes` does not give.)
+struct View(Box<ffi::Py_buffer>);
+
+#[allow(unsafe_code)]
+impl View {
+    fn of(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Self> {
+        let mut raw = Box::new(ffi::Py_buffer::new());
+        let access = if writable { ffi::PyBUF_WRITABLE } else { 0 };
+        let flags = ffi::PyBUF_C_CONTIGUOUS | ffi::PyBUF_FORMAT | access;
+        // SAFETY: the GIL is held (`object` proves it) and `raw` is a writable Py_buffer that
+        // stays at its address until it is released.
+        let status = unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *raw, flags) };
+        if status != 0 {
+            return Err(PyErr::fetch(object.py()));
+        }
+        let view = Self(raw);
+        if view.format().contains(&b'O') {
+            return Err(PyBufferError::new_err(
+                "its elements are Python objects, not bytes",
+            ));
+        }
+        Ok(view)
+    }
+
+    /// Codes of the types of the elements, as in the `struct` module; `O` stands for references.
+    fn format(&self) -> &[u8] {
+        if self.0.format.is_null() {
+            return b"B";
+        }
+        // SAFETY: the exporter gave a string that lives as long as the export.
+        unsafe { std::ffi::CStr::from_ptr(self.0.format) }.to_bytes()
+    }
+}
+
+#[allow(unsafe_code)]
+impl Drop for View {
+    fn drop(&mut self) {
+        // Without an interpreter there is no exporter either: at exit, the export is left as it is.
+        let _ = Python::try_attach(|_| {
+            // SAFETY: the view was filled by PyObject_GetBuffer, is released once, and the
+            // thread is attached.
+            unsafe { ffi::PyBuffer_Release(&raw mut *self.0) };
+        });
+    }
 }
 
 enum Owner {
-    View(#[expect(dead_code, reason = "held for its drop")] PyUntypedBuffer),
+    View(#[expect(dead_code, reason = "held for its drop")] View),
     Exported(#[expect(dead_code, reason = "held for its drop")] Exported),
 }
 
@@ -69,12 +99,12 @@ impl Pinned {
             refusal
         };
         if has_buffer_protocol(object) {
-            let export = export(object, writable).map_err(refused)?;
+            let view = View::of(object, writable).map_err(refused)?;
             return Ok(Self {
-                address: export.buf_ptr().cast(),
-                len: export.len_bytes(),
-                readonly: export.readonly(),
-                _owner: Owner::View(export),
+                address: view.0.buf.cast(),
+                len: usize::try_from(view.0.len)?,
+                readonly: view.0.readonly != 0,
+                _owner: Owner::View(view),
             });
         }
         if object.hasattr("__dlpack__")? {

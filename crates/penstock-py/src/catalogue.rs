@@ -28,11 +28,36 @@ fn raising<T>(result: Result<T, CatalogueError>) -> PyResult<T> {
     })
 }
 
-/// Bytes from host memory, bytes from the pool, objects on one rank.
-type MovedTuple = (u64, u64, u64);
+/// What a load or a prefetch moves, over all ranks.
+#[pyclass(frozen, get_all, name = "Moved", module = "penstock._native")]
+pub(crate) struct MovedByJob {
+    /// Bytes that host memory has.
+    host_bytes: u64,
+    /// Bytes that come from the pool.
+    pool_bytes: u64,
+    /// Objects on one rank.
+    objects: u64,
+}
 
-fn moved_tuple(moved: &Moved) -> MovedTuple {
-    (moved.host_bytes, moved.pool_bytes, moved.objects)
+impl From<Moved> for MovedByJob {
+    fn from(moved: Moved) -> Self {
+        Self {
+            host_bytes: moved.host_bytes,
+            pool_bytes: moved.pool_bytes,
+            objects: moved.objects,
+        }
+    }
+}
+
+/// What the answers of look-ups say that have come.
+#[pyclass(frozen, get_all, module = "penstock._native")]
+pub(crate) struct Answers {
+    /// Blocks that the pool has.
+    found: usize,
+    /// Look-ups that failed.
+    failed: usize,
+    /// Seconds that each look-up took, infinite if it failed; the last one at the end.
+    seconds: Vec<f64>,
 }
 
 /// Reads the hashes of a list, starting at index `known`.
@@ -68,9 +93,16 @@ fn reader<'a, 'py>(
     move |group, index| tables.get(group)?.get_item(index).ok()?.extract().ok()
 }
 
-/// The result of a step: which requests began, which filled a block, and from where to where
-/// prompts are computed.
-type StepTuple = (Vec<usize>, Vec<(usize, u64)>, Vec<(u64, u64)>);
+/// What a step does. Requests are named by their positions in the step.
+#[pyclass(frozen, get_all, module = "penstock._native")]
+pub(crate) struct Step {
+    /// Requests that begin.
+    started: Vec<usize>,
+    /// Requests that fill a block, each with its computed tokens after the step.
+    filled: Vec<(usize, u64)>,
+    /// Ranges of tokens of prompts that are computed: first token, and the token behind the last.
+    prompts: Vec<(u64, u64)>,
+}
 
 /// A group as (tokens of a block, tokens of the window, whether layers keep a state).
 type GroupTuple = (u64, Option<u64>, bool);
@@ -240,10 +272,8 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Takes in the answers that have come. Returns the number of blocks that were found, the
-    /// number of look-ups that failed, and the seconds that each look-up took, infinite if it
-    /// failed, the last one at the end.
-    fn take_answers(&mut self, lookup: &Lookup) -> (usize, usize, Vec<f64>) {
+    /// Takes in the answers that have come.
+    fn take_answers(&mut self, lookup: &Lookup) -> Answers {
         let (mut found, mut failed, mut seconds) = (0, 0, Vec::new());
         let mut answers = lookup.native().poll();
         answers.sort_unstable_by_key(|&(number, ..)| number);
@@ -252,7 +282,11 @@ impl Catalogue {
             failed += usize::from(answer.is_err());
             seconds.push(answer.map_or(f64::INFINITY, |_| took.as_secs_f64()));
         }
-        (found, failed, seconds)
+        Answers {
+            found,
+            failed,
+            seconds,
+        }
     }
 
     /// Lets the request go on as if the pool had nothing of it.
@@ -309,12 +343,12 @@ impl Catalogue {
         first: u64,
         end: u64,
         tables: Vec<Bound<'_, PySequence>>,
-    ) -> PyResult<(Blocks, MovedTuple)> {
+    ) -> PyResult<(Blocks, MovedByJob)> {
         raising(
             self.native
                 .begin_load(request, job, first, end, reader(&tables)),
         )
-        .map(|(blocks, moved)| (Blocks { blocks }, moved_tuple(&moved)))
+        .map(|(blocks, moved)| (Blocks { blocks }, moved.into()))
     }
 
     /// Begins a prefetch of the first `most` blocks of such a load; with `lacking`, of the first
@@ -329,12 +363,12 @@ impl Catalogue {
         end: u64,
         most: usize,
         lacking: bool,
-    ) -> PyResult<Option<(Blocks, MovedTuple)>> {
+    ) -> PyResult<Option<(Blocks, MovedByJob)>> {
         let begun = raising(
             self.native
                 .begin_prefetch(request, job, first, end, most, lacking),
         )?;
-        Ok(begun.map(|(blocks, moved)| (Blocks { blocks }, moved_tuple(&moved))))
+        Ok(begun.map(|(blocks, moved)| (Blocks { blocks }, moved.into())))
     }
 
     /// Ends a load or a prefetch.
@@ -457,10 +491,8 @@ impl Catalogue {
     // --- steps ----------------------------------------------------------------------------
 
     /// Notes that a step computes these requests. `computed` has the tokens of each that were
-    /// computed before; `tokens` says how many the step computes of each. Returns the positions of
-    /// the requests that begin; the positions of those that fill a block, with their computed
-    /// tokens after the step; and from where to where prompts are computed. Unless `are_final`, the
-    /// step may compute tokens that are rejected.
+    /// computed before; `tokens` says how many the step computes of each. Unless `are_final`, the step
+    /// may compute tokens that are rejected.
     #[pyo3(signature = (requests, computed, tokens, *, are_final = true))]
     fn step(
         &mut self,
@@ -468,7 +500,7 @@ impl Catalogue {
         computed: Vec<u64>,
         tokens: &Bound<'_, PyDict>,
         are_final: bool,
-    ) -> PyResult<StepTuple> {
+    ) -> PyResult<Step> {
         let mut scheduled = Vec::with_capacity(requests.len());
         for (request, &computed) in requests.iter().zip(&computed) {
             let count = tokens.get_item(request)?;
@@ -479,7 +511,11 @@ impl Catalogue {
             });
         }
         let step = self.native.step(scheduled.into_iter(), are_final);
-        Ok((step.started, step.filled, step.prompts))
+        Ok(Step {
+            started: step.started,
+            filled: step.filled,
+            prompts: step.prompts,
+        })
     }
 
     /// Notes that a block of the request's table holds the state after its first `tokens` tokens, or

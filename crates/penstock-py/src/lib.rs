@@ -35,7 +35,7 @@ mod _native {
     #[pymodule_export]
     use crate::buffer::Buffer;
     #[pymodule_export]
-    use crate::catalogue::Catalogue;
+    use crate::catalogue::{Answers, Catalogue, MovedByJob, Step};
     #[pymodule_export]
     use crate::completion::{Completion, Event, Outcome};
     #[pymodule_export]

@@ -236,13 +236,13 @@ class SchedulerHalf:
         for request_id, index, tokens in step.states():
             if (position := self._positions.get(index)) is not None:
                 self._catalogue.note_state(request_id, position, tokens)
-        started, filled, prompts = self._catalogue.step(
+        done = self._catalogue.step(
             step.requests,
             step.computed,
             step.tokens,
             are_final=not self._common.facts.speculates,
         )
-        for place in started:
+        for place in done.started:
             tracked = self._requests[step.requests[place]]
             tracked.phase = Phase.RUNNING
             if self._common.spans is not None:
@@ -250,14 +250,14 @@ class SchedulerHalf:
             self._prefetching.forget(tracked)
         self._probing.decline_unawaited()
         # An engine that does not store need not look up tables of blocks in each step.
-        for place, computed in filled if self._common.role.stores else ():
+        for place, computed in done.filled if self._common.role.stores else ():
             request_id = step.requests[place]
             self._storing.store_filled(
                 self._requests[request_id], step.tables(request_id), computed
             )
         orders = self._orders.take()
         orders.computes = not step.is_empty
-        if prompts:
+        if prompts := done.prompts:
             orders.step = self._orders.number()
             tokens = sum(end - first for first, end in prompts)
             pairs = sum(starmap(attended, prompts))

@@ -210,10 +210,10 @@ class Loading:
         job = self._transfers.begin(number, tracked, blocks, moved, offer.choice)
         self._prefetching.release(tracked)
         tracked.load, tracked.phase = job, Phase.LOADING
-        tracked.load_bytes = moved[:2]
+        tracked.load_bytes = (moved.host_bytes, moved.pool_bytes)
         self._savings.begin_wait(tracked)
         if self._common.spans is not None:
-            self._common.spans.begin_load(tracked, number, tokens, blocks, *moved[:2])
+            self._common.spans.begin_load(tracked, number, tokens, blocks, *tracked.load_bytes)
         if self._catalogue.is_reading:
             self._common.orders.next.flush.extend(self._catalogue.readers(blocks.block_ids))
         self._common.orders.next.loads.append(job)

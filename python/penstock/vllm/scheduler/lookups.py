@@ -68,9 +68,10 @@ class Lookups:
 
     def take_answers(self) -> None:
         """Takes in the answers that have come."""
-        found, failed, seconds = self._common.catalogue.take_answers(self._lookup)
-        self._common.counters.count("lookup_hit_blocks", found)
-        self._common.counters.count("lookup_failures", failed)
+        answers = self._common.catalogue.take_answers(self._lookup)
+        self._common.counters.count("lookup_hit_blocks", answers.found)
+        self._common.counters.count("lookup_failures", answers.failed)
+        seconds = answers.seconds
         for took in filter(math.isfinite, seconds):
             self._common.counters.observe("lookup_seconds", took)
             if self._common.limit.note(took):

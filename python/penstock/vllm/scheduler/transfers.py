@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 
-from penstock._native import Blocks, Choice, Reach
+from penstock._native import Blocks, Choice, Moved, Reach
 from penstock.vllm.messages import BlockJob, WorkerReport
 from penstock.vllm.scheduler.common import Common
 from penstock.vllm.scheduler.requests import Tracked
-
-Moved = tuple[int, int, int]
-"""Bytes from host memory and bytes from the pool, over all ranks; objects on one rank."""
 
 
 class Transfers:
@@ -37,7 +34,7 @@ class Transfers:
         is_probe: bool = False,
     ) -> BlockJob:
         """The job of a load or prefetch that begins now. `choice` is the advice for a load."""
-        host_bytes, pool_bytes, objects = moved
+        host_bytes, pool_bytes = moved.host_bytes, moved.pool_bytes
         timeout, pace, patience = (
             self._common.settings.load_deadline(host_bytes + pool_bytes) + self._common.limit.extra,
             0.0,
@@ -48,7 +45,7 @@ class Transfers:
             expected = self._common.advisor.load_seconds(Reach(0, host_bytes, pool_bytes))
             if expected is not None:
                 self._ends[number] = time.monotonic() + expected
-            patience = self._common.advisor.patience(choice, host_bytes, pool_bytes, objects)
+            patience = self._common.advisor.patience(choice, host_bytes, pool_bytes, moved.objects)
         if choice is not None and patience is not None:
             timeout, pace = min(timeout, patience), choice.recompute or 0.0
         self._common.advisor.on_begin(

@@ -182,6 +182,7 @@ STAGES = (
     SERVERS,
     Stage("ruff check", ("ruff", "check", "."), kinds=_LINT),
     Stage("ruff format", ("ruff", "format", "--check", "."), kinds=_LINT),
+    Stage("spelling", ("typos",), kinds=_LINT),
     Stage("cargo fmt", ("cargo", "fmt", "--all", "--check"), kinds=_LINT),
     Stage(
         "cargo clippy",

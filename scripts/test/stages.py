@@ -90,8 +90,9 @@ _OF_THE_OLDEST = (
     "tests/e2e/test_lookup_engines.py",
 )
 
-# Demos besides that of `make demo`, and the quick start. Their servers import vLLM anew.
+# Demos besides that of `make demo`, the quick start and an example. Their engines import vLLM anew.
 _OTHER_DEMOS = (
+    "tests/e2e/test_examples.py",
     "tests/e2e/test_quickstart.py::test_the_page_is_as_it_happens",
     "tests/e2e/test_quickstart.py::test_a_wrong_page_fails",
     "tests/e2e/test_warm.py",
@@ -181,6 +182,7 @@ STAGES = (
     SERVERS,
     Stage("ruff check", ("ruff", "check", "."), kinds=_LINT),
     Stage("ruff format", ("ruff", "format", "--check", "."), kinds=_LINT),
+    Stage("spelling", ("typos",), kinds=_LINT),
     Stage("cargo fmt", ("cargo", "fmt", "--all", "--check"), kinds=_LINT),
     Stage(
         "cargo clippy",
@@ -256,7 +258,10 @@ STAGES = (
             *_files(_OTHER_DEMOS),
             *(
                 "docs/quickstart.md",
+                "examples/README.md",
+                "examples/two_engines.py",
                 "tests/e2e/patient.py",
+                "tests/examples/said.py",
                 "tests/watched.py",
                 "tests/prometheus.py",
                 "requirements",

@@ -60,6 +60,7 @@ FOLDERS = (
     "crates",
     "deploy",
     "docs",
+    "examples",
     "python",
     "requirements",
     "scripts",

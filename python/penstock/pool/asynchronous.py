@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from penstock.errors import Closed, ConfigError
-from penstock.pool.pool import Entry, Key, NamespaceUsage, Pool, open, pin
+from penstock.pool.pool import Entry, Items, Key, NamespaceUsage, Pool, open, pin
 
 __all__ = ["AsyncPool", "open_async"]
 
@@ -87,7 +87,7 @@ class AsyncPool:
 
     async def put_many(
         self,
-        items: Mapping[Key, Any] | Iterable[tuple[Key, Any]],
+        items: Items,
         *,
         timeout: float | None = None,
     ) -> builtins.list[bool]:

@@ -42,6 +42,11 @@ CONNECT_TIMEOUT = 1.0
 Key: TypeAlias = str | bytes
 """A key of any length; text stands for its UTF-8 bytes."""
 
+Items: TypeAlias = (
+    Mapping[str, Any] | Mapping[bytes, Any] | Mapping[Key, Any] | Iterable[tuple[Key, Any]]
+)
+"""Keys with their values. A mapping's type is invariant in its keys, so each kind is named."""
+
 Namespace: TypeAlias = str | bytes | Mapping[str, Any]
 
 T = TypeVar("T")
@@ -201,7 +206,7 @@ class Pool:
 
     def put_many(
         self,
-        items: Mapping[Key, Any] | Iterable[tuple[Key, Any]],
+        items: Items,
         *,
         timeout: float | None = None,
     ) -> builtins.list[bool]:

@@ -41,7 +41,7 @@ def metadata(wheel: Path) -> email.message.Message:
     return email.message_from_bytes(text)
 
 
-def test_it_is_for_every_python_from_3_10_on(wheel: Path) -> None:
+def test_it_is_for_every_python_from_3_11_on(wheel: Path) -> None:
     name = rf"penstock-{re.escape(penstock.__version__)}-cp311-abi3-manylinux_2_\d+_\w+\.whl"
     assert re.fullmatch(name, wheel.name)
     said = metadata(wheel)

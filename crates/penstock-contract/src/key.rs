@@ -19,7 +19,7 @@ pub type Chunk = [u8; CHUNK_BYTES];
 pub struct HashTooLong(pub usize);
 
 /// Pads a block hash with zeros.
-pub fn padded(hash: &[u8]) -> Result<Chunk, HashTooLong> {
+pub fn pad_hash(hash: &[u8]) -> Result<Chunk, HashTooLong> {
     let mut chunk = [0; CHUNK_BYTES];
     let start = chunk.get_mut(..hash.len());
     start.ok_or(HashTooLong(hash.len()))?.copy_from_slice(hash);
@@ -119,11 +119,11 @@ impl Namespace {
 }
 
 impl Key {
-    /// A key for the block of this hash, which is [padded](padded).
+    /// A key for the block of this hash, which is [padded](pad_hash).
     pub fn new(namespace: Namespace, hash: &[u8], span: Span) -> Result<Self, HashTooLong> {
         Ok(Self {
             namespace,
-            chunk: padded(hash)?,
+            chunk: pad_hash(hash)?,
             span,
         })
     }

@@ -25,7 +25,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use host_change::{HostChange, NotHostChanges};
 pub use key::{
     CHUNK_BYTES, Chunk, HashTooLong, KEY_BYTES, KEY_PREFIX, Key, NAMESPACE_BYTES, Namespace,
-    NotAKey, padded,
+    NotAKey, pad_hash,
 };
 pub use penstock_layout::Span;
 pub use requests::{GetOutcome, GetRequest, PutOutcome, PutRequest};

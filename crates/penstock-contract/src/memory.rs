@@ -51,7 +51,11 @@ impl Run {
 
 /// A store whose values lie in memory of this machine, which other processes may share. A get is a
 /// copy within that memory, done when the call returns.
-pub trait SharedMemory {
+///
+/// # Safety
+/// The [region](Self::region) is mapped, readable and writable, as long as the store lives.
+#[allow(unsafe_code, reason = "others copy from and to what it names")]
+pub unsafe trait SharedMemory {
     /// The memory that values lie in, for whoever can make it reachable for a device.
     fn region(&self) -> Run;
 
@@ -81,7 +85,11 @@ pub trait SharedMemory {
 }
 
 /// A value in this machine's memory, which others may give up at any time.
-pub trait Lent {
+///
+/// # Safety
+/// The [runs](Self::runs) are mapped and readable as long as this lives. Others may write there.
+#[allow(unsafe_code, reason = "others copy from what it names")]
+pub unsafe trait Lent {
     /// The value's header, as it was found.
     fn header(&self) -> &[u8; HEADER_BYTES];
     /// Bytes of the value, header included.
@@ -96,7 +104,12 @@ pub trait Lent {
 
 /// Room in this machine's memory for a value that nobody sees yet. If it is dropped, it is free
 /// again.
-pub trait Reserved {
+///
+/// # Safety
+/// The [runs](Self::runs) are mapped and writable as long as this lives, do not overlap, and nobody
+/// else writes there.
+#[allow(unsafe_code, reason = "others copy to what it names")]
+pub unsafe trait Reserved {
     /// Where the payload goes, in order.
     fn runs(&self) -> Vec<Run>;
     /// Copies the payload there, and returns its checksum. There must be room for it.

@@ -208,9 +208,9 @@ impl Registration {
             })
             .collect();
         let executor = self.held_open()?;
-        // SAFETY: as in `gather` and `scatter`. The runs are mapped as long as whoever lent them
-        // lives, which is longer than this call. For a gather they are reserved, so nobody else
-        // writes there.
+        // SAFETY: as in `gather` and `scatter`. The runs are mapped as long as the `Lent` or the
+        // `Reserved` lives that they are of, as both promise: longer than this call. For a gather
+        // they are reserved, so nobody else writes there.
         unsafe { executor.copy_shared(way, &self.regions, &pieces) }?;
         Ok(())
     }

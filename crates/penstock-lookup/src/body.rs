@@ -3,9 +3,11 @@
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, SeqAccess, Visitor};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 
-/// The most characters that an error has of a body: what is wrong with it may be all of it.
+/// The most characters that an error repeats of a field's path, and of what is wrong with the field:
+/// each may be as long as the body.
 const MOST_SAID: usize = 200;
 
 /// The prompt of a question.
@@ -18,11 +20,7 @@ pub enum Prompt {
 }
 
 /// The adapter of a question.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(
-    untagged,
-    expecting = "an adapter's name, or an object of name, path, digest"
-)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Adapter {
     /// An adapter that the service knows by this name.
     Named(String),
@@ -67,14 +65,9 @@ pub enum BodyError {
     /// The body is something else than an object.
     #[error("the body is no JSON object")]
     Kind,
-    /// A field of the object is wrong, missing or not known.
-    #[error("{field}: {problem}")]
-    Field {
-        /// The field's path; `.` if it is missing or not known.
-        field: String,
-        /// The problem with the field.
-        problem: String,
-    },
+    /// A field of the object is wrong, missing or not known: its path, if it has one, and why.
+    #[error("{0}")]
+    Field(String),
     /// The prompt is too long.
     #[error("a prompt may have {0} tokens here")]
     Length(usize),
@@ -84,7 +77,8 @@ pub enum BodyError {
 }
 
 impl Body {
-    /// Reads a question whose prompt has at most so many tokens.
+    /// Reads a question whose prompt has at most so many tokens. A longer prompt is read whole, and
+    /// then refused.
     ///
     /// # Errors
     /// The body is no question, and why.
@@ -120,15 +114,44 @@ impl BodyError {
         }
         let mut reader = serde_json::Deserializer::from_slice(bytes);
         let read: Result<Body, _> = serde_path_to_error::deserialize(&mut reader);
-        let field = read
-            .err()
-            .map_or_else(String::new, |error| error.path().to_string());
-        let mut problem = error.to_string();
-        if let Some((end, _)) = problem.char_indices().nth(MOST_SAID) {
-            problem.truncate(end);
-            problem.push('…');
+        let path = read.err().map(|error| error.path().to_string());
+        let problem = cut(error.to_string());
+        Self::Field(match path {
+            Some(path) if path != "." => format!("{}: {problem}", cut(path)),
+            _ => problem,
+        })
+    }
+}
+
+fn cut(mut text: String) -> String {
+    if let Some((end, _)) = text.char_indices().nth(MOST_SAID) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+impl<'de> Deserialize<'de> for Adapter {
+    fn deserialize<D: Deserializer<'de>>(reader: D) -> Result<Self, D::Error> {
+        struct AsAdapter;
+
+        impl<'de> Visitor<'de> for AsAdapter {
+            type Value = Adapter;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an adapter's name, or an object of name, path, digest")
+            }
+
+            fn visit_str<E>(self, name: &str) -> Result<Adapter, E> {
+                Ok(Adapter::Named(name.to_owned()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, object: A) -> Result<Adapter, A::Error> {
+                AdapterContent::deserialize(MapAccessDeserializer::new(object)).map(Adapter::Given)
+            }
         }
-        Self::Field { field, problem }
+
+        reader.deserialize_any(AsAdapter)
     }
 }
 
@@ -211,8 +234,16 @@ mod tests {
             let error = Body::read(body.as_bytes(), 8).unwrap_err().to_string();
             assert!(error.starts_with("prompt[1]: "), "{wrong}: {error}");
         }
-        let long = read(&json!({"model": "m", "prompt": [1, 2, 3, 4, 5, 6, 7, 8, 9]}));
-        assert_eq!(long.unwrap_err(), "a prompt may have 8 tokens here");
+        let twice = Body::read(br#"{"model": "m", "model": "n", "prompt": []}"#, 8);
+        assert!(twice.unwrap_err().to_string().contains("duplicate field"));
+        let long = "x".repeat(1 << 20);
+        for body in [
+            json!({"model": "m", "prompt": [1, long]}),
+            json!({"model": "m", "prompt": [], long: 1}),
+        ] {
+            let error = read(&body).unwrap_err();
+            assert!(error.len() < 1000, "{} bytes", error.len());
+        }
     }
 
     #[test]
@@ -220,8 +251,8 @@ mod tests {
         for (wrong, said) in [
             (json!([["m", [1]]]), "no JSON object"),
             (json!(["m", [1]]), "no JSON object"),
-            (json!({}), ".: missing field `model`"),
-            (json!({"model": "m"}), ".: missing field `prompt`"),
+            (json!({}), "missing field `model`"),
+            (json!({"model": "m"}), "missing field `prompt`"),
             (json!({"model": 7, "prompt": []}), "model: invalid type"),
             (
                 json!({"model": "m", "prompt": {}}),
@@ -233,7 +264,11 @@ mod tests {
             ),
             (
                 json!({"model": "m", "prompt": [], "lora": {"name": "a"}}),
-                "lora: an adapter's name",
+                "missing field `path`",
+            ),
+            (
+                json!({"model": "m", "prompt": [], "lora": ["a", "b", "c"]}),
+                "an object of name",
             ),
             (
                 json!({"model": "m", "prompt": [], "lora": {"name": "a", "path": "", "digest": "d"}}),

@@ -109,5 +109,5 @@ pub(crate) fn host_changes(
 
 /// A block's hash, zero-padded.
 pub(crate) fn padded(py: Python<'_>, hash: &[u8]) -> PyResult<Chunk> {
-    penstock_contract::padded(hash).map_err(|error| config_error(py, error.to_string()))
+    penstock_contract::pad_hash(hash).map_err(|error| config_error(py, error.to_string()))
 }

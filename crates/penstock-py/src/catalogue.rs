@@ -1,8 +1,8 @@
 //! The catalogue for Python: hashes, block tables and steps in, numbers and blocks out.
 
 use penstock_catalogue::{
-    Catalogue as Native, CatalogueError, Group, Groups, Holding, LookupState, Moved, Reads,
-    Scheduled,
+    Catalogue as Native, CatalogueError, Group, Groups, Holding, LookupState, Moved as NativeMoved,
+    Reads, Scheduled,
 };
 use penstock_contract::{Chunk, HostChange, Tenancy};
 use penstock_engine::{EngineError, look_up_now};
@@ -29,8 +29,8 @@ fn raising<T>(result: Result<T, CatalogueError>) -> PyResult<T> {
 }
 
 /// What a load or a prefetch moves, over all ranks.
-#[pyclass(frozen, get_all, name = "Moved", module = "penstock._native")]
-pub(crate) struct MovedByJob {
+#[pyclass(frozen, get_all, module = "penstock._native")]
+pub(crate) struct Moved {
     /// Bytes that host memory has.
     host_bytes: u64,
     /// Bytes that come from the pool.
@@ -39,8 +39,8 @@ pub(crate) struct MovedByJob {
     objects: u64,
 }
 
-impl From<Moved> for MovedByJob {
-    fn from(moved: Moved) -> Self {
+impl From<NativeMoved> for Moved {
+    fn from(moved: NativeMoved) -> Self {
         Self {
             host_bytes: moved.host_bytes,
             pool_bytes: moved.pool_bytes,
@@ -343,7 +343,7 @@ impl Catalogue {
         first: u64,
         end: u64,
         tables: Vec<Bound<'_, PySequence>>,
-    ) -> PyResult<(Blocks, MovedByJob)> {
+    ) -> PyResult<(Blocks, Moved)> {
         raising(
             self.native
                 .begin_load(request, job, first, end, reader(&tables)),
@@ -363,7 +363,7 @@ impl Catalogue {
         end: u64,
         most: usize,
         lacking: bool,
-    ) -> PyResult<Option<(Blocks, MovedByJob)>> {
+    ) -> PyResult<Option<(Blocks, Moved)>> {
         let begun = raising(
             self.native
                 .begin_prefetch(request, job, first, end, most, lacking),

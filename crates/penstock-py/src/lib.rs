@@ -35,7 +35,7 @@ mod _native {
     #[pymodule_export]
     use crate::buffer::Buffer;
     #[pymodule_export]
-    use crate::catalogue::{Answers, Catalogue, MovedByJob, Step};
+    use crate::catalogue::{Answers, Catalogue, Moved, Step};
     #[pymodule_export]
     use crate::completion::{Completion, Event, Outcome};
     #[pymodule_export]

@@ -271,12 +271,15 @@ fn what_is_overwritten_meanwhile_does_not_verify() {
     });
 }
 
+/// Puts a layer over a store.
+type Layer = fn(Arc<dyn Store>, Quotas) -> Arc<dyn Store>;
+
 #[test]
 fn layers_pass_on_what_their_store_can() {
     let pool = Pool::new();
     let mut quotas = Quotas::default();
     quotas.add("tenant/red:1MiB").unwrap();
-    let layers: [fn(Arc<dyn Store>, Quotas) -> Arc<dyn Store>; 2] = [
+    let layers: [Layer; 2] = [
         |inner, _| Arc::new(Breaker::new(inner, BreakerSettings::default())),
         |inner, quotas| Arc::new(Quota::new(inner, quotas).unwrap()),
     ];

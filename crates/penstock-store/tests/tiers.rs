@@ -197,6 +197,7 @@ fn a_tier_that_breaks_the_contract_is_passed_over() {
 
         let tiers = Tiered::new(vec![faulty, memory()]);
         assert_eq!(put(&tiers, &key, b"value").unwrap(), PutOutcome::Stored);
+        assert!(has(&tiers, &key));
         assert_eq!(get(&tiers, &key), Some(b"value".to_vec()), "{kind:?}");
     }
 }

@@ -23,7 +23,8 @@ pub struct Faults {
     pub delay: Duration,
     /// Calls that are held up.
     pub delays: f64,
-    /// Puts and gets that are left without an outcome, against the contract.
+    /// Puts and gets that are left without an outcome, and look-ups that lack their last answer,
+    /// against the contract.
     pub silences: f64,
     /// Gets and look-ups that find nothing.
     pub misses: f64,
@@ -186,6 +187,9 @@ impl Store for Faulty {
         let mut found = self.call(deadline, || self.inner.contains(keys, deadline))?;
         for hit in found.iter_mut().filter(|hit| **hit) {
             *hit = !self.strikes(self.faults.misses, &self.misses);
+        }
+        if self.strikes(self.faults.silences, &self.silences) {
+            found.pop();
         }
         Ok(found)
     }

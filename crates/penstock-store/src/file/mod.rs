@@ -269,7 +269,7 @@ impl FileStore {
         }
     }
 
-    /// A new temporary file, with room taken for a value of `bytes` bytes.
+    /// A new temporary file, for a value of `bytes` bytes.
     fn begin(&self, place: &Arc<Place>, bytes: u64, deadline: Instant) -> Result<Making> {
         let bytes = charge(bytes);
         let give_up = deadline.min(Instant::now() + self.room_wait);
@@ -287,8 +287,7 @@ impl FileStore {
         }
     }
 
-    /// A new temporary file, with room taken for a value of `bytes` bytes. `None` if there is no
-    /// room now.
+    /// A new temporary file, with `bytes` of room taken. `None` if there is no room now.
     fn try_begin(
         &self,
         place: &Arc<Place>,

@@ -127,7 +127,10 @@ impl ShmStore {
     }
 }
 
-impl Reserved for ReservedValue<'_> {
+// SAFETY: the store, which is borrowed, keeps the segment mapped. The claim makes the pages this one's
+// alone until it is published or dropped, and no page is in two runs.
+#[allow(unsafe_code)]
+unsafe impl Reserved for ReservedValue<'_> {
     fn runs(&self) -> Vec<Run> {
         self.store.runs(&self.payload)
     }
@@ -173,7 +176,9 @@ impl Reserved for ReservedValue<'_> {
     }
 }
 
-impl Lent for LentValue<'_> {
+// SAFETY: the store, which is borrowed, keeps the segment mapped.
+#[allow(unsafe_code)]
+unsafe impl Lent for LentValue<'_> {
     fn header(&self) -> &[u8; HEADER_BYTES] {
         &self.header
     }

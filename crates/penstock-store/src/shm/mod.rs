@@ -326,7 +326,9 @@ impl Store for ShmStore {
     }
 }
 
-impl SharedMemory for ShmStore {
+// SAFETY: the store owns the mapping of its segment, and unmaps it when it is dropped.
+#[allow(unsafe_code)]
+unsafe impl SharedMemory for ShmStore {
     fn warm_up(&self, stop: &dyn Fn() -> bool) {
         self.segment.mapping().warm_up(stop);
     }

@@ -101,10 +101,7 @@ impl SealedStore {
     /// Maps memory that the stores share with other processes, until `stop` says so. The first
     /// loads and stores then need not do it. To be called from a thread that nobody waits for.
     pub fn warm_up(&self, stop: &dyn Fn() -> bool) {
-        match self.store.tiers() {
-            [] => warm_up(&*self.store, stop),
-            tiers => tiers.iter().for_each(|tier| warm_up(&**tier, stop)),
-        }
+        warm_up(&*self.store, stop);
     }
 
     /// Asks to be the one process that brings a value into this store from elsewhere. None while
@@ -125,6 +122,9 @@ impl SealedStore {
 fn warm_up(store: &dyn Store, stop: &dyn Fn() -> bool) {
     if let Some(memory) = store.memory() {
         memory.warm_up(stop);
+    }
+    for tier in store.tiers() {
+        warm_up(&**tier, stop);
     }
 }
 

@@ -90,8 +90,9 @@ impl SealedStore {
     /// Room for a value. None if the value is there already. `position` is as
     /// [`PutRequest::position`](penstock_contract::PutRequest::position).
     ///
-    /// Fails as a put does, and with [`ErrorKind::Unsupported`](penstock_contract::ErrorKind::Unsupported) if
-    /// this value must be put the usual way.
+    /// Fails as a put does, and with
+    /// [`ErrorKind::Unsupported`](penstock_contract::ErrorKind::Unsupported) if this value must be
+    /// put the usual way.
     ///
     /// # Panics
     ///

@@ -274,7 +274,9 @@ impl Store for Quota {
 }
 
 /// The memory of the store beneath. Values of accounts with a quota are put the usual way.
-impl SharedMemory for Quota {
+// SAFETY: it is the region of the store beneath, which this one owns.
+#[allow(unsafe_code)]
+unsafe impl SharedMemory for Quota {
     fn region(&self) -> Run {
         self.beneath().region()
     }

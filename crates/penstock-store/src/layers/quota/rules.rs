@@ -79,11 +79,6 @@ impl Quotas {
         Ok(())
     }
 
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.namespaces.is_empty() && self.has_none_of_tenants()
-    }
-
     /// The accounts that objects of a namespace count for, each with its quota: none, one, or two
     /// if both the namespace and its tenant have a quota.
     pub(super) fn accounts_of(

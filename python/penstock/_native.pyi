@@ -429,6 +429,8 @@ class Engine:
         put_lanes: int = 1,
         step_objects: int = 0,
         compress: bool = False,
+        store_wait: float = 0.1,
+        store_timeout: float = 5.0,
     ) -> Engine: ...
     def register(
         self,

@@ -80,8 +80,15 @@ def new_process(
         )
 
 
-SHORT_LIMITS: dict[str, Any] = {"penstock.lookup_timeout": 1.0, "penstock.load_timeout": 4.0}
-"""Settings of an engine whose pool fails: how long each failure is waited for."""
+STORE_LIMITS = ("penstock.store_timeout", "penstock.store_wait")
+
+SHORT_LIMITS: dict[str, Any] = {
+    "penstock.lookup_timeout": 1.0,
+    "penstock.load_timeout": 4.0,
+    **dict.fromkeys(STORE_LIMITS),
+}
+"""Settings of an engine whose pool fails: how long each failure is waited for. Stores have
+Penstock's own limits."""
 
 
 class Node:
@@ -417,6 +424,8 @@ def connector_settings(pool: str, settings: dict[str, Any] | None) -> dict[str, 
         # Generous, so that a busy machine does not turn hits into misses.
         "penstock.lookup_timeout": 10.0,
         "penstock.load_timeout": 20.0,
+        # Nor loses blocks on their way there.
+        **dict.fromkeys(STORE_LIMITS, 60.0),
     }
     extra |= settings or {}
     # None stands for Penstock's own default.

@@ -139,7 +139,7 @@ def attacked(
     folder = tmp_path_factory.mktemp("attacked") / "pool"
     with start(llama, pool=f"file://{folder}?size=8GiB") as node:
         node.ask(PROMPT)
-        all_stored(node, [PROMPT], 4)
+        all_stored(node, 4)
     return folder
 
 

@@ -271,7 +271,7 @@ def test_the_prefill_engine_dies(
             # these blocks are those of an earlier prompt.
             beginning = prompt[: stored * BLOCK]
             prefill.ask(beginning, max_tokens=1)
-            all_stored(prefill, [beginning], stored)
+            all_stored(prefill, stored)
         answer = start_first(decode, prompt)
         prefill.start(prompt, max_tokens=1, params={"do_remote_decode": True})
         eventually(lambda: STANDS_STILL in prefill.log.read_text())

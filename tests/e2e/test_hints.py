@@ -44,15 +44,14 @@ def flood(node: Node, seed: int, prompts: int = 26, *, kept: int = 0, **options:
     """Asks so many other prompts that the pool gives its room away twice, and waits until they are
     stored. A pool of this size gives its room away between two touches. So with `kept` blocks, this
     asks for a part of its room at a time, and waits until all of them were touched."""
-    since, asked = node.counters(), []
+    since = node.counters()
     for number in range(prompts):
-        asked.append(tokens(LENGTH, seed=seed + number))
-        node.ask(asked[-1], **options)
+        node.ask(tokens(LENGTH, seed=seed + number), **options)
         if kept and number % AT_ONCE == 0:
             touched = node.counters().get("touched_blocks", 0)
             # One round may have begun before.
             node.wait_for("touched_blocks", touched + 2 * kept, timeout=LIMIT)
-    all_stored(node, asked, prompts * BLOCKS, since=since, **options)
+    all_stored(node, prompts * BLOCKS, since=since)
 
 
 def cached(node: Node, prompt: list[int], expected: tuple[int, ...], **options: Any) -> int:
@@ -79,7 +78,7 @@ def test_a_kept_conversation_outlives_a_flood_that_evicts_another(
     with start(llama, pool=small_pool, settings=shares) as node:
         assert node.ask(kept, params={KEEP: 600}).tokens == expected[0]
         assert node.ask(other).tokens == expected[1]
-        all_stored(node, [kept, other], 2 * BLOCKS)
+        all_stored(node, 2 * BLOCKS)
         # What does not come in time to the pool is kept no more. Here it is, from now on.
         node.ask(kept, params={KEEP: 600})
         flood(node, 17_10, kept=BLOCKS)
@@ -105,7 +104,7 @@ def test_a_tenant_that_keeps_everything_pushes_nobody_out(
         # Red has all that it may have. Blue's is kept all the same.
         since = node.counters()
         assert node.ask(kept, **of("blue", **{KEEP: 600})).tokens == expected[0]
-        all_stored(node, [kept], BLOCKS, since=since, **of("blue"))
+        all_stored(node, BLOCKS, since=since)
         node.ask(kept, **of("blue", **{KEEP: 600}))
         flood(node, 17_60, kept=ROOM // 4 + BLOCKS, **of("red", **{KEEP: 600}))
         node.wait_for("keep_refused_blocks", 26 * BLOCKS - ROOM // 4, timeout=LIMIT)
@@ -113,7 +112,7 @@ def test_a_tenant_that_keeps_everything_pushes_nobody_out(
         # And what blue does not keep has as much room as red leaves to everybody.
         since = node.counters()
         assert node.ask(fresh, **of("blue")).tokens == expected[1]
-        all_stored(node, [fresh], BLOCKS, since=since, **of("blue"))
+        all_stored(node, BLOCKS, since=since)
         flood(node, 17_90, prompts=3, **of("red", **{KEEP: 600}))
         assert cached(node, fresh, expected[1], **of("blue")) == BLOCKS * BLOCK
 
@@ -127,7 +126,7 @@ def test_what_is_let_go_leaves_the_pool(
     expected = [plain.ask(each).tokens for each in (prompt, other)]
     with start(llama, pool=pool) as node:
         assert node.ask(prompt).tokens == expected[0]
-        all_stored(node, [prompt], BLOCKS)
+        all_stored(node, BLOCKS)
         assert objects(pool) == BLOCKS
         # The last turn of this agent. Others go on with its first two blocks.
         last = [*prompt, *tokens(2 * BLOCK, seed=17_102)]
@@ -149,7 +148,7 @@ def test_a_prompt_that_comes_next_is_in_host_memory(
     with Server("valkey", tmp_path) as server:
         with start(llama, pool=server.unix_url) as first:
             assert first.ask(prompt, cache_salt=salt).tokens == expected
-            all_stored(first, [prompt], BLOCKS, cache_salt=salt)
+            all_stored(first, BLOCKS)
         settings = {"penstock.host_tier": True}
         with start(llama, pool=server.unix_url, settings=settings) as second:
             # An agent works, and knows what it will ask then.
@@ -179,7 +178,7 @@ def test_wrong_hints_change_nothing(
         wrong = {KEEP: "long", LET_GO: -3, PREFETCH: {"prompt": "next"}}
         assert node.ask(prompt, params=wrong).tokens == expected
         assert node.counters()["hints_refused"] == 3
-        all_stored(node, [prompt], BLOCKS)
+        all_stored(node, BLOCKS)
         assert cached(node, prompt, expected, params=wrong) == BLOCKS * BLOCK
         assert node.log.read_text().count("penstock.keep is not followed") == 1
 
@@ -195,7 +194,7 @@ def test_parameters_that_are_no_object_change_nothing(
             for _ in range(2):
                 wrong = {"kv_transfer_params": given}
                 assert node.ask(prompt, extra_args=wrong).tokens == expected
-        all_stored(node, [prompt], BLOCKS)
+        all_stored(node, BLOCKS)
         assert cached(node, prompt, expected, extra_args=wrong) == BLOCKS * BLOCK
         log = node.log.read_text()
         for kind in ("str", "int", "list", "bool"):

@@ -105,7 +105,7 @@ def test_in_a_directory_the_end_of_a_prompt_counts_as_used_before_its_beginning(
     with start(llama, pool=f"file://{tmp_path}/pool?size=1GiB") as node:
         prompt = tokens(blocks * BLOCK + 7, seed=790)
         node.ask(prompt, max_tokens=1)
-        all_stored(node, [prompt], blocks)
+        all_stored(node, blocks)
         stored = {path: path.stat() for path in (tmp_path / "pool").glob("*/*/*")}
         stored = {path: stat for path, stat in stored.items() if stat.st_size > 4096}
         assert len(stored) == blocks
@@ -129,7 +129,7 @@ def test_every_rank_holds_its_part(
         **engine_args,
     ) as node:
         expected = hits(node)
-        all_stored(node, PROMPTS, BLOCKS * len(PROMPTS))
+        all_stored(node, BLOCKS * len(PROMPTS))
         node.forget()
         answers = [node.ask(prompt) for prompt in PROMPTS]
         assert [answer.cached for answer in answers] == [BLOCKS * BLOCK] * len(PROMPTS)
@@ -145,7 +145,7 @@ def test_what_waits_is_prefetched(
     with start(llama, pool=pool) as first:
         for prompt in PROMPTS:
             first.ask(prompt)
-        all_stored(first, PROMPTS, BLOCKS * len(PROMPTS))
+        all_stored(first, BLOCKS * len(PROMPTS))
     with start(
         llama, pool=pool, settings=HOST_TIER, max_num_seqs=1, max_model_len=LONGEST
     ) as second:

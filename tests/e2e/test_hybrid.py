@@ -10,7 +10,7 @@ import pytest
 from tests.e2e import models
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Node
-from tests.e2e.stored import all_stored
+from tests.e2e.stored import all_stored, stored_in_the_end
 
 pytestmark = pytest.mark.e2e
 
@@ -51,7 +51,7 @@ def test_only_the_last_window_is_loaded(pooled: tuple[Node, Path]) -> None:
     prompt = tokens(9 * BLOCK + 5, seed=1)
     before = node.counters()
     cold, own_hit = node.ask(prompt), node.ask(prompt)
-    all_stored(node, [prompt], 2 * 9, since=before)
+    all_stored(node, 2 * 9, since=before)
     node.forget()
     before = node.counters()
     loaded = node.ask(prompt)
@@ -69,12 +69,12 @@ def test_a_missing_block_of_either_group_makes_the_hit_shorter(pooled: tuple[Nod
     for end in (6, 7):
         others, before = values(folder), node.counters()
         node.ask(prompt[: end * BLOCK + 1], max_tokens=1)
-        all_stored(node, [prompt[: end * BLOCK]], 2 * 6 if end == 6 else 2, since=before)
+        all_stored(node, 2 * 6 if end == 6 else 2, since=before)
     seventh = values(folder) - others
     assert len(seventh) == 2
     before = node.counters()
     cold = node.ask(prompt)
-    all_stored(node, [prompt], 2, since=before)
+    all_stored(node, 2, since=before)
     for path in sorted(seventh):
         path.unlink()
         node.forget()
@@ -84,7 +84,7 @@ def test_a_missing_block_of_either_group_makes_the_hit_shorter(pooled: tuple[Nod
         assert answer.cached == 6 * BLOCK
         assert answer.tokens == cold.tokens
         # It was computed, and so it is stored again.
-        all_stored(node, [prompt], 1, since=before)
+        all_stored(node, 1, since=before)
         assert path.exists()
 
 
@@ -93,7 +93,7 @@ def test_a_damaged_block_of_either_group_is_recomputed(pooled: tuple[Node, Path]
     prompt = tokens(6 * BLOCK + 5, seed=3)
     others, before = values(folder), node.counters()
     cold = node.ask(prompt)
-    all_stored(node, [prompt], 2 * 6, since=before)
+    all_stored(node, 2 * 6, since=before)
     damaged = values(folder) - others
     assert len(damaged) == 2 * 6
     for path in damaged:
@@ -120,7 +120,7 @@ def test_blocks_that_leave_the_window_are_read_before_they_are_given_away(
     }
     with start(gemma, **options) as first:
         alone = [first.ask(prompt, max_tokens=BLOCK + 10).tokens for prompt in prompts]
-        all_stored(first, prompts, 2 * 6 * len(prompts))
+        stored_in_the_end(first, prompts, 2 * 6 * len(prompts))
     with start(gemma, **options) as second:
         for _ in range(2):
             running = [second.start(prompt, max_tokens=BLOCK + 10) for prompt in prompts]

@@ -40,7 +40,7 @@ def test_a_loaded_prompt_is_vllms_own_hit(
         for prompt in prompts:
             first.ask(prompt)
         own = [first.ask(prompt) for prompt in prompts]
-        all_stored(first, prompts, 3 * len(prompts))
+        all_stored(first, 3 * len(prompts))
     with start(llama, pool=pool, **options) as second:
         loaded = [second.ask(prompt) for prompt in prompts]
         assert second.counters()["loaded_tokens"] == sum(answer.cached for answer in own)
@@ -66,7 +66,7 @@ def test_groups_may_differ_in_type(start: Callable[..., Node], tmp_path: Path) -
         own = [first.ask(prompt) for prompt in prompts]
         assert first.counters().get("loaded_tokens", 0) == 0
         # vLLM makes three groups of these layers.
-        all_stored(first, prompts, 3 * len(prompts) * 5)
+        all_stored(first, 3 * len(prompts) * 5)
     with start(gemma, **options) as second:
         loaded = [second.ask(prompt) for prompt in prompts]
         assert second.counters()["loaded_tokens"] == (4 + 5 + 5) * BLOCK

@@ -40,7 +40,7 @@ def test_layouts_share(
         own_hits = [first.ask(prompt) for prompt in PROMPTS]
         assert first.counters().get("loaded_tokens", 0) == 0
         groups = 2 if model == "hybrid" else 1
-        all_stored(first, PROMPTS, groups * (5 + 4 + 7))
+        all_stored(first, groups * (5 + 4 + 7))
         assert f"KV layout {writer}" in first.log.read_text()
     with start(folder, pool=any_pool, settings={"penstock.kv_layout": reader}) as second:
         answers = [second.ask(prompt) for prompt in PROMPTS]

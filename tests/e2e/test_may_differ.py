@@ -165,7 +165,7 @@ def stored(node: Node, folder: Path) -> dict[str, bytes]:
     before = node.counters()
     for prompt in PROMPTS:
         node.ask(prompt)
-    all_stored(node, PROMPTS, BLOCKS, since=before)
+    all_stored(node, BLOCKS, since=before)
     size = 1 << 16
     files = (path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > size)
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}

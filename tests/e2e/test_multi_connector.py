@@ -60,13 +60,13 @@ def test_blocks_are_shared_with_an_engine_that_has_penstock_alone(
     expected = [plain.ask(prompt).tokens for prompt in (ONE, OTHER)]
     with start(llama, pool=pool) as alone:
         assert alone.ask(ONE).tokens == expected[0]
-        all_stored(alone, [ONE], 5)
+        all_stored(alone, 5)
     with start(llama, **several(tmp_path / "example", pool, first=first)) as one_of_two:
         answer = one_of_two.ask(ONE)
         assert (answer.cached, answer.tokens) == (FOUND, expected[0])
         before = one_of_two.counters()
         assert one_of_two.ask(OTHER).tokens == expected[1]
-        all_stored(one_of_two, [OTHER], 5, since=before)
+        all_stored(one_of_two, 5, since=before)
     with start(llama, pool=pool) as alone:
         answer = alone.ask(OTHER)
         assert (answer.cached, answer.tokens) == (FOUND, expected[1])
@@ -84,7 +84,7 @@ def test_weights_that_change_are_seen(
         expected = node.ask(ONE).tokens
     with start(llama, **options) as node:
         node.ask(ONE)
-        all_stored(node, [ONE], 5)
+        all_stored(node, 5)
         node.call("reload_weights", weights_path=str(newer))
         assert node.reset(pool=True)
         answer = node.ask(ONE)

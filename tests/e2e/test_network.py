@@ -117,7 +117,7 @@ def test_a_pool_far_away_is_loaded_from(
         with start(llama, pool=pool) as node:
             for prompt in prompts:
                 node.ask(prompt)
-            all_stored(node, prompts, 2 * len(prompts))
+            all_stored(node, 2 * len(prompts))
         way.be(delay=0.12)
         with start(llama, pool=pool, settings=defaults) as node:
 

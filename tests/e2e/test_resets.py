@@ -54,7 +54,7 @@ def test_a_load_on_its_way_is_given_up(
     ):
         before = node.counters()
         node.ask(prompt)
-        all_stored(node, [prompt], 6, since=before)
+        all_stored(node, 6, since=before)
         node.forget()
         way.hold(after=KV_BYTES_PER_BLOCK // 2)
         running, loading = node.start(other, max_tokens=200), node.start(prompt)

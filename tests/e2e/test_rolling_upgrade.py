@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Node
-from tests.e2e.stored import all_stored
+from tests.e2e.node import STORE_LIMITS, Node
+from tests.e2e.stored import stored_in_the_end
 from tests.servers import Server
 
 BEFORE = os.environ.get("PENSTOCK_TEST_BEFORE")
@@ -62,16 +62,17 @@ def test_two_versions_with_other_namespaces_leave_each_other_alone(
     # Whole prompts with the second pool too: some CPUs round a prompt's end otherwise after a hit.
     plain.forget()
     expected = [plain.ask(prompt) for prompt in prompts]
-    old = Node(llama, tmp_path / "before.log", pool=pool, env={"PYTHONPATH": BEFORE})
+    before = {"pool": pool, "env": {"PYTHONPATH": BEFORE}, "settings": dict.fromkeys(STORE_LIMITS)}
+    old = Node(llama, tmp_path / "before.log", **before)
     with old, start(llama, pool=pool) as new:
         assert any(BEFORE in path for path in modules(old)), "this is not the version before"
         assert not any(BEFORE in path for path in modules(new))
         # Each computes what only the other has stored, and then finds its own.
         for node, prompt in ((old, 0), (new, 1), (new, 0), (old, 1)):
-            before = node.counters()
+            counted = node.counters()
             answer = node.ask(prompts[prompt])
             assert (answer.cached, answer.text) == (0, expected[prompt].text)
-            all_stored(node, [prompts[prompt]], REACHABLE // BLOCK, since=before)
+            stored_in_the_end(node, [prompts[prompt]], REACHABLE // BLOCK, counted)
         for node in (old, new):
             node.forget()
             for prompt, answer in zip(prompts, expected, strict=True):
@@ -84,6 +85,6 @@ def test_two_versions_with_other_namespaces_leave_each_other_alone(
         new.forget()
         assert [new.ask(prompt).cached for prompt in prompts] == [REACHABLE, REACHABLE]
         assert new.counters().get("load_failed_blocks", 0) == 0
-    again = Node(llama, tmp_path / "again.log", pool=pool, env={"PYTHONPATH": BEFORE})
+    again = Node(llama, tmp_path / "again.log", **before)
     with again:
         assert [again.ask(prompt).cached for prompt in prompts] == [REACHABLE, REACHABLE]

@@ -44,7 +44,7 @@ def test_what_is_loaded_gives_the_same_tokens(
     with start(model, pool=pool) as first:
         assert f"KV layout {layout}: " in first.log.read_text()
         assert first.ask(PROMPT).tokens == cold.tokens
-        all_stored(first, [PROMPT], blocks)
+        all_stored(first, blocks)
     with start(model, pool=pool) as second:
         loaded = second.ask(PROMPT)
         assert (loaded.cached, loaded.text) == (own_hit.cached, own_hit.text)

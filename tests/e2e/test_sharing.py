@@ -31,7 +31,7 @@ def test_second_process_loads(
         said = list(first.ask(turn, max_tokens=BLOCK + 60).tokens)
         answered = [*turn, *said][:-1]
         blocks = sum(n // BLOCK for n in LENGTHS) + len(answered) // BLOCK
-        all_stored(first, [*prompts, answered], blocks)
+        all_stored(first, blocks)
     next_turn = turn + said + tokens(40, seed=seed + 1)
 
     with start(llama, pool=any_pool, fresh=True) as second:
@@ -71,7 +71,7 @@ def test_what_loads_save_is_counted_with_loads_alone(
     with start(llama, pool=pool) as first:
         for prompt in prompts[:5]:
             first.ask(prompt, max_tokens=1)
-        all_stored(first, prompts[:5], 5 * blocks)
+        all_stored(first, 5 * blocks)
     with start(llama, pool=pool) as second:
         computed = [second.ask(prompt, max_tokens=1) for prompt in prompts[5:]]
         counters = second.counters()

@@ -32,7 +32,7 @@ def url(folder: Path) -> str:
 def stored(start: Start, model: Path, pool: str, **options: Any) -> None:
     with start(model, pool=pool, **options) as node:
         node.ask(PROMPT)
-        all_stored(node, [PROMPT], 4)
+        all_stored(node, 4)
 
 
 def found(start: Start, model: Path, pool: str, **options: Any) -> int:

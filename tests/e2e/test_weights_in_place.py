@@ -64,7 +64,7 @@ def stored(node: Node, prompt: list[int]) -> Answer:
     """Asks, and waits until the pool has the prompt."""
     before = node.counters()
     answer = node.ask(prompt)
-    all_stored(node, [prompt], 4, since=before)
+    all_stored(node, 4, since=before)
     return answer
 
 

@@ -48,7 +48,8 @@ impl Engine {
     /// encrypted if the store's are. With `keep`, values stay in host memory until the room is
     /// needed, and are loaded from there. `step_objects` is the most objects that one step stores:
     /// the queues hold several times as many. With `compress`, values of groups with an element type
-    /// are compressed without loss, and compressed values are loaded.
+    /// are compressed without loss, and compressed values are loaded. A value waits up to `store_wait`
+    /// seconds for host memory, then it is dropped; one put has `store_timeout` seconds.
     ///
     /// Loads from shared memory go straight into the blocks, or with `in_place` false through slots.
     ///
@@ -57,7 +58,8 @@ impl Engine {
     #[new]
     #[pyo3(signature = (
         store, *, slot_bytes, slots, node = None, keep = true, in_place = true, copy_lanes = 1,
-        get_lanes = 2, put_lanes = 1, step_objects = 0, compress = false
+        get_lanes = 2, put_lanes = 1, step_objects = 0, compress = false, store_wait = 0.1,
+        store_timeout = 5.0
     ))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
@@ -73,6 +75,8 @@ impl Engine {
         put_lanes: usize,
         step_objects: usize,
         compress: bool,
+        store_wait: f64,
+        store_timeout: f64,
     ) -> PyResult<Self> {
         let mut config = EngineConfig::new(slot_bytes, slots).with_steps_of(step_objects);
         config.keep = keep;
@@ -82,6 +86,8 @@ impl Engine {
         config.put_lanes = put_lanes;
         config.keys = store.keys();
         config.compress = compress;
+        config.store_wait = seconds(py, store_wait)?;
+        config.put_timeout = seconds(py, store_timeout)?;
         let (store, node) = (store.shared(), node.map(Store::shared));
         py.detach(|| match node {
             Some(node) => Native::with_node_memory(store, node, config),

@@ -122,6 +122,11 @@ class Settings:
     """Seconds that every load may take; `load_floor` adds to it by size."""
     load_floor: _Count = 64 << 20
     """Bytes per second below which a load is given up."""
+    store_timeout: _Seconds = 5.0
+    """Seconds that one put into the pool may take. No request waits for it."""
+    store_wait: _Seconds = 0.1
+    """Seconds that a block waits for room in host memory before it is dropped, which means that it
+    is not stored. vLLM cannot use its KV memory for another block meanwhile."""
     handover_timeout: _Seconds = 5.0
     """Seconds that a request waits at most for the next block of another engine that computes its
     prompt."""

@@ -196,6 +196,8 @@ def _start_engine(
         put_lanes=lanes.put,
         step_objects=_step_objects(facts, held),
         compress=settings.compression == LOSSLESS,
+        store_wait=settings.store_wait,
+        store_timeout=settings.store_timeout,
     )
 
 

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from benches import report
-from penstock._native import Descriptor, cuda_calibration
+from penstock._native import Descriptor, TensorView
+from penstock.cli import cuda_copies
 from penstock.layout.negotiate import LAYOUTS
 
 DEVICE = 0
@@ -78,14 +79,14 @@ class Cache:
         storage = self.memory.untyped_storage()
         self.descriptor = Descriptor.detect(
             [
-                (
+                TensorView(
                     layer,
-                    view.data_ptr(),
-                    tuple(view.shape),
-                    tuple(view.stride()),
-                    1,
-                    storage.data_ptr(),
-                    storage.nbytes(),
+                    address=view.data_ptr(),
+                    shape=tuple(view.shape),
+                    strides=tuple(view.stride()),
+                    itemsize=1,
+                    storage_address=storage.data_ptr(),
+                    storage_bytes=storage.nbytes(),
                 )
                 for layer, view in enumerate(self.logical)
             ]
@@ -132,21 +133,7 @@ def check(layout: str, shape: Shape) -> int:
 
 def sweep() -> dict[str, Any]:
     """Times of both ways to copy pieces, by size, as the executor measures them for itself."""
-    copied, *directions = cuda_calibration(DEVICE)
-    result: dict[str, Any] = {"copy_bytes": copied}
-    for name, (copy_engine_from, timings) in zip(("gather", "scatter"), directions, strict=True):
-        result[name] = {
-            "copy_engine_from": copy_engine_from,
-            "rows": [
-                {
-                    "piece_bytes": size,
-                    "copy_engine_gb_s": copied / engine / 1e9,
-                    "kernel_gb_s": copied / kernel / 1e9,
-                }
-                for size, engine, kernel in timings
-            ],
-        }
-    return result
+    return {name: asdict(found) for name, found in cuda_copies.measure(DEVICE).items()}
 
 
 def seconds(work: Callable[[], None]) -> float:

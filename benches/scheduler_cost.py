@@ -30,7 +30,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request
 
 from benches import report
-from penstock._native import Buffer, Descriptor, Engine, Event, Store
+from penstock._native import Buffer, Descriptor, Engine, Event, Store, TensorView
 from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.agreement import Agreement
 from penstock.vllm.groups import Group
@@ -122,7 +122,15 @@ class Half:
         self._memory = mmap.mmap(-1, blocks * BLOCK * CONTENT)
         address = Buffer(self._memory, writable=True).address
         shape, strides = (blocks, 1, BLOCK, CONTENT), (BLOCK * CONTENT, CONTENT, CONTENT, 1)
-        layer = (0, address, shape, strides, 1, address, len(self._memory))
+        layer = TensorView(
+            0,
+            address=address,
+            shape=shape,
+            strides=strides,
+            itemsize=1,
+            storage_address=address,
+            storage_bytes=len(self._memory),
+        )
         self._engine = Engine(
             Store.open("memory://?size=2GiB"), slot_bytes=BLOCK * CONTENT, slots=4 * blocks
         )

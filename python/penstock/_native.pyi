@@ -232,10 +232,62 @@ def store_checks() -> list[str]: ...
 def check_store(url: str, check: str) -> str | None: ...
 
 @final
+class TensorView:
+    def __new__(
+        cls,
+        layer: int,
+        *,
+        address: int,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        itemsize: int,
+        storage_address: int,
+        storage_bytes: int,
+    ) -> TensorView: ...
+    @property
+    def layer(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def shape(self) -> list[int]: ...
+    @property
+    def strides(self) -> list[int]: ...
+    @property
+    def itemsize(self) -> int: ...
+    @property
+    def storage_address(self) -> int: ...
+    @property
+    def storage_bytes(self) -> int: ...
+
+@final
+class GroupSpec:
+    def __new__(
+        cls, block_tokens: int, *, window: int | None = None, keeps_state: bool = False
+    ) -> GroupSpec: ...
+    @property
+    def block_tokens(self) -> int: ...
+    @property
+    def window(self) -> int | None: ...
+    @property
+    def keeps_state(self) -> bool: ...
+
+@final
+class PoolGroup:
+    def __new__(
+        cls, namespace: bytes, spans: Sequence[_Span], *, block_bytes: int = 0
+    ) -> PoolGroup: ...
+    @property
+    def namespace(self) -> bytes: ...
+    @property
+    def spans(self) -> list[_Span]: ...
+    @property
+    def block_bytes(self) -> int: ...
+
+@final
 class Descriptor:
     @staticmethod
     def detect(
-        views: Sequence[tuple[int, int, Sequence[int], Sequence[int], int, int, int]],
+        views: Sequence[TensorView],
         *,
         head_start: int = 0,
         stage: tuple[int, int] | None = None,
@@ -546,7 +598,7 @@ class Catalogue:
 
     def __new__(
         cls,
-        groups: Sequence[tuple[int, int | None, bool]],
+        groups: Sequence[GroupSpec],
         hash_tokens: int,
         *,
         drops_last: bool = False,
@@ -564,16 +616,14 @@ class Catalogue:
         self,
         request: str,
         lookup: Lookup,
-        namespaces: Sequence[bytes],
-        spans: Sequence[Sequence[tuple[int, int, int, int]]],
+        groups: Sequence[PoolGroup],
         timeout: float,
     ) -> int | None: ...
     def look_in_node(
         self,
         request: str,
         node: Store,
-        namespaces: Sequence[bytes],
-        spans: Sequence[Sequence[tuple[int, int, int, int]]],
+        groups: Sequence[PoolGroup],
     ) -> None: ...
     def take_answers(self, lookup: Lookup) -> Answers: ...
     def do_without(self, request: str) -> None: ...
@@ -644,7 +694,7 @@ class Keeper:
     def __new__(
         cls,
         store: Store,
-        groups: Sequence[tuple[bytes, Sequence[_Span], int]],
+        groups: Sequence[PoolGroup],
         *,
         share: float,
         account_share: float,
@@ -696,12 +746,14 @@ class PromptPrefix:
     @property
     def hashes(self) -> _list[bytes]: ...
 
-_VariantGroup: TypeAlias = tuple[bytes, int, int | None, bool, Sequence[_Span]]
-
 @final
 class ModelVariant:
     def __new__(
-        cls, groups: Sequence[_VariantGroup], hash_tokens: int, *, drops_last: bool = False
+        cls,
+        groups: Sequence[tuple[GroupSpec, PoolGroup]],
+        hash_tokens: int,
+        *,
+        drops_last: bool = False,
     ) -> ModelVariant: ...
     def of_tenant(self, name: str) -> ModelVariant: ...
 
@@ -732,9 +784,32 @@ def objects(
     share: _Span, *, layers_per_object: int | None = None, heads_per_object: int | None = None
 ) -> list[_Span]: ...
 
-_Direction: TypeAlias = tuple[int, _list[tuple[int, float, float]]]
+@final
+class PieceTimes:
+    @property
+    def piece_bytes(self) -> int: ...
+    @property
+    def copy_engine_seconds(self) -> float: ...
+    @property
+    def kernel_seconds(self) -> float: ...
 
-def cuda_calibration(cuda_device: int) -> tuple[int, _Direction, _Direction]: ...
+@final
+class DirectionTimes:
+    @property
+    def copy_engine_from(self) -> int: ...
+    @property
+    def pieces(self) -> list[PieceTimes]: ...
+
+@final
+class CopyTimes:
+    @property
+    def copy_bytes(self) -> int: ...
+    @property
+    def gather(self) -> DirectionTimes: ...
+    @property
+    def scatter(self) -> DirectionTimes: ...
+
+def cuda_calibration(cuda_device: int) -> CopyTimes: ...
 def check_ranks(
     shares: Sequence[_Span],
     layers: int,

@@ -10,7 +10,9 @@ import pty
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -120,8 +122,19 @@ class TestDoctor:
     def test_copies_of_a_device(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        found = [(20_000, [(4096, 4e-4, 1e-4)]), (30_000, [(4096, 2e-4, 5e-5)])]
-        monkeypatch.setattr(cuda_copies, "cuda_calibration", lambda device: (2 << 20, *found))
+        piece = partial(SimpleNamespace, piece_bytes=4096)
+        found = SimpleNamespace(
+            copy_bytes=2 << 20,
+            gather=SimpleNamespace(
+                copy_engine_from=20_000,
+                pieces=[piece(copy_engine_seconds=4e-4, kernel_seconds=1e-4)],
+            ),
+            scatter=SimpleNamespace(
+                copy_engine_from=30_000,
+                pieces=[piece(copy_engine_seconds=2e-4, kernel_seconds=5e-5)],
+            ),
+        )
+        monkeypatch.setattr(cuda_copies, "cuda_calibration", lambda device: found)
         assert main(["doctor", "--cuda-device", "1"]) == 0
         shown = capsys.readouterr().out
         assert "gather: copy engines from 19.53 KiB a piece" in shown

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock._native import Blocks, Descriptor, Engine, Event, Store
+from penstock._native import Blocks, Descriptor, Engine, Event, Store, TensorView
 from penstock.layout.geometry import Geometry
 from penstock.vllm.counters import Counters
 from penstock.vllm.groups import Group, Groups
@@ -185,8 +185,16 @@ def test_a_step_of_a_large_gpu_drops_no_store_by_default(tokens: int, tmp_path: 
     slots = host_blocks(room, [rank]) * rank.per_block
 
     layer = np.zeros((blocks, 1, 4, 16), dtype=np.uint8)
-    facts = (0, layer.ctypes.data, layer.shape, layer.strides, 1, layer.ctypes.data, layer.nbytes)
-    descriptor = Descriptor.detect([facts])
+    view = TensorView(
+        0,
+        address=layer.ctypes.data,
+        shape=layer.shape,
+        strides=layer.strides,
+        itemsize=1,
+        storage_address=layer.ctypes.data,
+        storage_bytes=layer.nbytes,
+    )
+    descriptor = Descriptor.detect([view])
     with socket.socket() as silent:
         # It takes connections and never answers.
         silent.bind(("127.0.0.1", 0))

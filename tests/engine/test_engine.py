@@ -24,6 +24,7 @@ from penstock._native import (
     Lookup,
     Outcome,
     Store,
+    TensorView,
     host_changes,
     slot_stride,
 )
@@ -45,7 +46,15 @@ class Kv:
         self.layers = [np.zeros(shape, dtype=np.uint8) for _ in range(LAYERS)]
         self.descriptor = Descriptor.detect(
             [
-                (i, a.ctypes.data, a.shape, a.strides, 1, a.ctypes.data, a.nbytes)
+                TensorView(
+                    i,
+                    address=a.ctypes.data,
+                    shape=a.shape,
+                    strides=a.strides,
+                    itemsize=1,
+                    storage_address=a.ctypes.data,
+                    storage_bytes=a.nbytes,
+                )
                 for i, a in enumerate(self.layers)
             ]
         )

@@ -23,6 +23,7 @@ from penstock._native import (
     Fence,
     Outcome,
     Store,
+    TensorView,
     slot_stride,
 )
 from tests.engine.jobs import blocks, finish
@@ -57,14 +58,14 @@ class Cache:
         storage = memory.untyped_storage()
         self.descriptor = Descriptor.detect(
             [
-                (
+                TensorView(
                     layer,
-                    view.data_ptr() + distance,
-                    tuple(view.shape),
-                    tuple(view.stride()),
-                    1,
-                    storage.data_ptr() + distance,
-                    storage.nbytes(),
+                    address=view.data_ptr() + distance,
+                    shape=tuple(view.shape),
+                    strides=tuple(view.stride()),
+                    itemsize=1,
+                    storage_address=storage.data_ptr() + distance,
+                    storage_bytes=storage.nbytes(),
                 )
                 for layer, view in enumerate(self.logical)
             ]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, LayoutError
-from penstock.layout import Descriptor
+from penstock.layout import Descriptor, TensorView
 from penstock.layout.negotiate import LAYOUTS
 
 
@@ -24,14 +24,14 @@ class Kv:
         self.logical = self.memory.transpose([layout.index(axis) for axis in "LBHNC"])
         self.present = present
         views = [
-            (
+            TensorView(
                 layer,
-                self.memory.ctypes.data + layer * self.logical.strides[0],
-                self.logical.shape[1:],
-                self.logical.strides[1:],
-                1,
-                self.memory.ctypes.data,
-                self.memory.nbytes,
+                address=self.memory.ctypes.data + layer * self.logical.strides[0],
+                shape=self.logical.shape[1:],
+                strides=self.logical.strides[1:],
+                itemsize=1,
+                storage_address=self.memory.ctypes.data,
+                storage_bytes=self.memory.nbytes,
             )
             for layer in present
         ]

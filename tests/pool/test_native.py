@@ -9,7 +9,7 @@ import pytest
 
 from penstock import errors
 from penstock._native import Store, parse_size
-from penstock.layout import Descriptor, check_ranks, objects
+from penstock.layout import Descriptor, TensorView, check_ranks, objects
 from penstock.pool.namespace import (
     DESCRIPTIONS,
     namespace_digest,
@@ -149,14 +149,14 @@ class TestLayout:
         layers = [torch.zeros(3, 2, 4, 10, dtype=torch.bfloat16) for _ in range(2)]
         descriptor = Descriptor.detect(
             [
-                (
+                TensorView(
                     index,
-                    layer.data_ptr(),
-                    tuple(layer.shape),
-                    tuple(layer.stride()),
-                    layer.element_size(),
-                    layer.untyped_storage().data_ptr(),
-                    layer.untyped_storage().nbytes(),
+                    address=layer.data_ptr(),
+                    shape=tuple(layer.shape),
+                    strides=tuple(layer.stride()),
+                    itemsize=layer.element_size(),
+                    storage_address=layer.untyped_storage().data_ptr(),
+                    storage_bytes=layer.untyped_storage().nbytes(),
                 )
                 for index, layer in enumerate(layers, start=2)
             ],

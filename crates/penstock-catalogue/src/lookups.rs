@@ -3,7 +3,7 @@
 use penstock_contract::Chunk;
 
 use crate::catalogue::{Asked, Catalogue, found_mut};
-use crate::error::Result;
+use crate::error::{CatalogueError, Result};
 use crate::request::Lookup;
 
 /// A question to the pool: which of these blocks it has.
@@ -15,6 +15,16 @@ pub struct Query {
     pub group: usize,
     /// The number of blocks.
     pub blocks: usize,
+}
+
+/// How the pool took a request's queries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// It took all of them, of so many blocks together.
+    All(usize),
+    /// It refused one, and the request does without. The caller cancels those before it, which have
+    /// these numbers.
+    Refused(Vec<u64>),
 }
 
 /// The state of a request's look-up.
@@ -63,6 +73,31 @@ impl Catalogue {
             has_failed: false,
         };
         Ok(queries)
+    }
+
+    /// Begins a look-up as [`ask`](Self::ask) does, and hands each query to `submit`, with its
+    /// chunks. `submit` says whether the pool takes the query. One answer would be worth nothing
+    /// without the others, so the first refusal ends the look-up.
+    ///
+    /// # Errors
+    /// The request is not known, or what `submit` fails with: then the look-up is under way still.
+    pub fn ask_through<E: From<CatalogueError>>(
+        &mut self,
+        id: &str,
+        mut submit: impl FnMut(
+            &Query,
+            &mut dyn ExactSizeIterator<Item = Chunk>,
+        ) -> std::result::Result<bool, E>,
+    ) -> std::result::Result<Taken, E> {
+        let queries = self.ask(id)?;
+        for (position, query) in queries.iter().enumerate() {
+            if !submit(query, &mut self.chunks(id, query)?)? {
+                self.do_without(id)?;
+                let before = queries[..position].iter();
+                return Ok(Taken::Refused(before.map(|query| query.number).collect()));
+            }
+        }
+        Ok(Taken::All(queries.iter().map(|query| query.blocks).sum()))
     }
 
     /// The chunks of the blocks that a query of the request asks for.

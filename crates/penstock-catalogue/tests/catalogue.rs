@@ -2,7 +2,7 @@
 
 use penstock_advisor::Reach;
 use penstock_catalogue::{
-    Catalogue, CatalogueError, Group, Groups, Holding, LookupState, Place, Reads, Scheduled,
+    Catalogue, CatalogueError, Group, Groups, Holding, LookupState, Place, Reads, Scheduled, Taken,
 };
 use penstock_contract::{Chunk, HostChange, Parent, Tenant};
 
@@ -124,6 +124,39 @@ fn a_look_up_is_over_once_all_its_groups_have_answered() {
     assert_eq!(ends(&catalogue, "a"), [(4, 0, 6 * BYTES)]);
     // Nobody waits for it twice.
     assert_eq!(catalogue.answer(queries[1].number, Some(&[true; 4])), 0);
+}
+
+#[test]
+fn a_refused_query_ends_the_look_up() {
+    let mut catalogue = catalogue(&[Reads::All, Reads::Window(2 * TOKENS)], 1);
+    catalogue.add("a", 65, None).unwrap();
+    catalogue.extend("a", &chunks(1..5)).unwrap();
+    let mut ask = |takes: usize| {
+        let mut seen = Vec::new();
+        let taken = catalogue.ask_through::<CatalogueError>("a", |query, asked| {
+            seen.push((query.number, query.group, asked.collect::<Vec<_>>()));
+            Ok(seen.len() <= takes)
+        });
+        (taken, seen, catalogue.lookup("a").unwrap())
+    };
+    let (taken, seen, state) = ask(1);
+    let [(first, 0, _), (refused, 1, _)] = seen[..] else {
+        panic!("{seen:?}");
+    };
+    assert_eq!(
+        (taken, state),
+        (Ok(Taken::Refused(vec![first])), LookupState::Over)
+    );
+    let (taken, seen, state) = ask(2);
+    assert_eq!((taken, state), (Ok(Taken::All(8)), LookupState::Asked));
+    assert_eq!((&seen[0].2, &seen[1].2), (&chunks(1..5), &chunks(1..5)));
+    // An answer to the first look-up says nothing of the second.
+    for old in [first, refused] {
+        assert_eq!(catalogue.answer(old, Some(&[true; 4])), 0);
+    }
+    assert_eq!(catalogue.lookup("a"), Ok(LookupState::Asked));
+    let unknown = catalogue.ask_through("b", |_, _| Ok(true));
+    assert_eq!(unknown, Err(CatalogueError::UnknownRequest("b".into())));
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! The catalogue for Python: hashes, block tables and steps in, numbers and blocks out.
 
 use penstock_catalogue::{
-    Catalogue as Native, CatalogueError, Group, Groups, Holding, LookupState, Moved as NativeMoved,
-    Reads, Scheduled,
+    Catalogue as Native, CatalogueError, Groups, Holding, LookupState, Moved as NativeMoved,
+    Scheduled, Taken,
 };
-use penstock_contract::{Chunk, HostChange, Tenancy};
+use penstock_contract::{Chunk, HostChange};
 use penstock_engine::{EngineError, look_up_now};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
@@ -15,17 +15,32 @@ use crate::advisor::Reach;
 use crate::blocks::{Blocks, padded};
 use crate::engine::Lookup;
 use crate::errors::{config_error, engine_error, raised};
+use crate::groups::{GroupSpec, PoolGroup};
 use crate::keeper::{Keeper, blocks};
-use crate::layout::{SpanTuple, span};
-use crate::store::{Store, namespace, seconds, tenant};
+use crate::store::{Store, seconds, tenant};
+
+/// The exception for an error of the catalogue.
+struct Raised(PyErr);
+
+impl From<CatalogueError> for Raised {
+    fn from(error: CatalogueError) -> Self {
+        Self(match error {
+            CatalogueError::Config(what) => raised::ConfigError::new_err((what,)),
+            // The scheduler half's own mistake, not a user's.
+            _ => PyRuntimeError::new_err(error.to_string()),
+        })
+    }
+}
+
+impl From<Raised> for PyErr {
+    fn from(raised: Raised) -> Self {
+        raised.0
+    }
+}
 
 /// The result, or the exception for its error.
 fn raising<T>(result: Result<T, CatalogueError>) -> PyResult<T> {
-    result.map_err(|error| match error {
-        CatalogueError::Config(what) => raised::ConfigError::new_err((what,)),
-        // The scheduler half's own mistake, not a user's.
-        _ => PyRuntimeError::new_err(error.to_string()),
-    })
+    result.map_err(|error| Raised::from(error).into())
 }
 
 /// What a load or a prefetch moves, over all ranks.
@@ -104,18 +119,6 @@ pub(crate) struct Step {
     prompts: Vec<(u64, u64)>,
 }
 
-/// A group as (tokens of a block, tokens of the window, whether layers keep a state).
-type GroupTuple = (u64, Option<u64>, bool);
-
-/// What a group's layers need of the tokens before.
-pub(crate) fn reads(window: Option<u64>, keeps_state: bool) -> Reads {
-    match window {
-        _ if keeps_state => Reads::State,
-        Some(window) => Reads::Window(window),
-        None => Reads::All,
-    }
-}
-
 /// What a scheduler half knows about blocks: which are in the pool, which are in host memory, and
 /// which are on their way.
 #[pyclass(module = "penstock._native")]
@@ -127,23 +130,17 @@ pub(crate) struct Catalogue {
 
 #[pymethods]
 impl Catalogue {
-    /// A group is given by the tokens of a block, those of the window (None for all tokens), and
-    /// whether its layers keep a state instead of tokens' KV. `hash_tokens` is the number of tokens
-    /// that a block hash adds to its chain. With `drops_last`, loads end one unit before what is
+    /// `hash_tokens` is the number of tokens that a block hash adds to its chain. With `drops_last`, loads end one unit before what is
     /// found. Up to `remembered` blocks that the pool has and no request names are remembered.
     #[new]
     #[pyo3(signature = (groups, hash_tokens, *, drops_last = false, remembered = 262_144))]
     fn new(
-        groups: Vec<GroupTuple>,
+        groups: Vec<Py<GroupSpec>>,
         hash_tokens: u64,
         drops_last: bool,
         remembered: usize,
     ) -> PyResult<Self> {
-        let group = |(block_tokens, window, keeps_state)| Group {
-            block_tokens,
-            reads: reads(window, keeps_state),
-        };
-        let groups = groups.into_iter().map(group).collect();
+        let groups = groups.iter().map(|spec| spec.get().native()).collect();
         let groups = raising(Groups::new(groups, hash_tokens))?.dropping_last(drops_last);
         Ok(Self {
             native: Native::new(groups, remembered),
@@ -211,63 +208,50 @@ impl Catalogue {
 
     // --- look-ups -------------------------------------------------------------------------
 
-    /// Starts the request's look-up. For each group, give its namespace, and the spans of the
-    /// objects that make up a block. Returns the number of blocks that are asked for. Returns None
-    /// if too many look-ups wait: then the request does without.
+    /// Starts the request's look-up, in the pool's groups. Returns the number of blocks that are
+    /// asked for. Returns None if too many look-ups wait: then the request does without.
     fn ask(
         &mut self,
         py: Python<'_>,
         request: &str,
         lookup: &Lookup,
-        namespaces: Vec<Vec<u8>>,
-        spans: Vec<Vec<SpanTuple>>,
+        groups: Vec<Py<PoolGroup>>,
         timeout: f64,
     ) -> PyResult<Option<usize>> {
-        let timeout = seconds(py, timeout)?;
+        let (native, timeout) = (lookup.native(), seconds(py, timeout)?);
         let tenant = raising(self.native.tenant(request))?;
-        let queries = raising(self.native.ask(request))?;
-        let numbers: Vec<u64> = queries.iter().map(|query| query.number).collect();
-        let mut asked = 0;
-        for query in queries {
-            let shared = namespace(py, &namespaces[query.group])?;
-            let namespace = tenant.map_or(shared, |tenant| shared.of_tenant(tenant));
-            let spans = spans[query.group].iter().map(|&tuple| span(py, tuple));
-            let spans = spans.collect::<PyResult<Vec<_>>>()?;
-            asked += query.blocks;
-            let native = lookup.native();
-            let chunks = raising(self.native.chunks(request, &query))?;
-            match native.submit(query.number, namespace, chunks, &spans, timeout) {
-                Ok(()) => {}
-                Err(EngineError::Busy { .. }) => {
-                    numbers.iter().for_each(|&number| native.cancel(number));
-                    self.do_without(request)?;
-                    return Ok(None);
-                }
-                Err(error) => return Err(engine_error(py, &error)),
+        let taken = self.native.ask_through(request, |query, chunks| {
+            let group = groups[query.group].get();
+            let (namespace, spans) = (group.namespace_of(tenant), group.block_spans());
+            match native.submit(query.number, namespace, chunks, spans, timeout) {
+                Ok(()) => Ok(true),
+                Err(EngineError::Busy { .. }) => Ok(false),
+                Err(error) => Err(Raised(engine_error(py, &error))),
             }
-        }
-        Ok(Some(asked))
+        });
+        Ok(match taken? {
+            Taken::All(blocks) => Some(blocks),
+            Taken::Refused(before) => {
+                before.iter().for_each(|&number| native.cancel(number));
+                None
+            }
+        })
     }
 
     /// Looks which of the request's blocks node memory has: host memory has these. That memory is
     /// this machine's, so the answer is there at once.
     fn look_in_node(
         &mut self,
-        py: Python<'_>,
         request: &str,
         node: &Store,
-        namespaces: Vec<Vec<u8>>,
-        spans: Vec<Vec<SpanTuple>>,
+        groups: Vec<Py<PoolGroup>>,
     ) -> PyResult<()> {
         let tenant = raising(self.native.tenant(request))?;
-        for (group, (digest, spans)) in namespaces.iter().zip(&spans).enumerate() {
-            let shared = namespace(py, digest)?;
-            let namespace = tenant.map_or(shared, |tenant| shared.of_tenant(tenant));
-            let spans = spans.iter().map(|&tuple| span(py, tuple));
-            let spans = spans.collect::<PyResult<Vec<_>>>()?;
-            let chunks = raising(self.native.chunks_of_group(request, group))?;
-            let present = look_up_now(&*node.shared(), namespace, chunks, &spans);
-            raising(self.native.note_node(request, group, &present))?;
+        for (position, group) in groups.iter().enumerate() {
+            let (namespace, spans) = (group.get().namespace_of(tenant), group.get().block_spans());
+            let chunks = raising(self.native.chunks_of_group(request, position))?;
+            let present = look_up_now(&*node.shared(), namespace, chunks, spans);
+            raising(self.native.note_node(request, position, &present))?;
         }
         Ok(())
     }

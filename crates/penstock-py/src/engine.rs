@@ -18,8 +18,8 @@ use crate::completion::Completion;
 use crate::compress::element_named;
 use crate::cuda::device;
 use crate::errors::{engine_error, interruptibly};
-use crate::layout::{Descriptor, SpanTuple, span};
-use crate::store::{Store, namespace, seconds, tenant};
+use crate::layout::{Descriptor, PySpan};
+use crate::store::{PyNamespace, Store, seconds, tenant};
 
 /// A point in a CUDA device's work that jobs wait for. It is passed once the device has computed
 /// everything that a stream had been given when the fence was raised.
@@ -117,7 +117,7 @@ impl Engine {
         py: Python<'_>,
         descriptor: &Descriptor,
         group: u16,
-        spans: Option<Vec<SpanTuple>>,
+        spans: Option<Vec<PySpan>>,
         pages_per_block: u64,
         replica: (u8, u8),
         cuda_device: Option<i32>,
@@ -126,8 +126,7 @@ impl Engine {
         let regions = descriptor.engine_regions(py)?;
         let mut held = KvGroup::new(device(cuda_device), descriptor.inner().clone(), regions);
         if let Some(spans) = spans {
-            let spans = spans.into_iter().map(|tuple| span(py, tuple));
-            held.spans = spans.collect::<PyResult<_>>()?;
+            held.spans = PySpan::all(spans);
         }
         held.pages_per_block = pages_per_block;
         let (index, count) = replica;
@@ -147,9 +146,9 @@ impl Engine {
 
     /// Sets the namespace, 16 bytes, under which a group's objects are stored: before its first job,
     /// and again once other weights compute. Host memory gives up what it has of the one before.
-    fn name_group(&self, py: Python<'_>, group: u16, namespace: &[u8]) -> PyResult<()> {
+    fn name_group(&self, py: Python<'_>, group: u16, namespace: PyNamespace) -> PyResult<()> {
         self.native
-            .name(group, self::namespace(py, namespace)?)
+            .name(group, namespace.0)
             .map_err(|error| engine_error(py, &error))
     }
 
@@ -434,23 +433,18 @@ impl Lookup {
         &self,
         py: Python<'_>,
         id: u64,
-        namespace: &[u8],
+        namespace: PyNamespace,
         chunks: Vec<Bound<'_, PyBytes>>,
-        spans: Vec<SpanTuple>,
+        spans: Vec<PySpan>,
         timeout: f64,
     ) -> PyResult<()> {
-        let namespace = self::namespace(py, namespace)?;
-        let spans = spans
-            .into_iter()
-            .map(|tuple| span(py, tuple))
-            .collect::<PyResult<Vec<_>>>()?;
         let timeout = seconds(py, timeout)?;
         let chunks = chunks
             .iter()
             .map(|chunk| padded(py, chunk.as_bytes()))
             .collect::<PyResult<Vec<_>>>()?;
         self.native
-            .submit(id, namespace, chunks, &spans, timeout)
+            .submit(id, namespace.0, chunks, &PySpan::all(spans), timeout)
             .map_err(|error| engine_error(py, &error))
     }
 

@@ -4,19 +4,16 @@ use std::time::Duration;
 
 use penstock_catalogue::Place;
 use penstock_contract::Chunk;
-use penstock_engine::{Keeper as Native, KeeperConfig, KeptGroup};
+use penstock_engine::{Keeper as Native, KeeperConfig};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::engine_error;
-use crate::layout::{SpanTuple, span};
-use crate::store::{Store, namespace, seconds};
+use crate::groups::PoolGroup;
+use crate::store::{Store, seconds};
 
 /// Longer than any call to a store.
 const LAST_WAIT: Duration = Duration::from_secs(60);
-
-/// A group as (namespace, spans, bytes of a block on all ranks).
-type GroupTuple = (Vec<u8>, Vec<SpanTuple>, u64);
 
 /// Touches kept blocks of a store, and removes others, on a native thread. Kept blocks take at most
 /// `share` of the store, and those of one account `account_share`. A store that does not tell its
@@ -40,14 +37,13 @@ pub(crate) fn blocks(places: Vec<Place>) -> Vec<(usize, Chunk, u64)> {
 
 #[pymethods]
 impl Keeper {
-    /// Starts the thread. For each group, give its namespace, the spans of the objects that make up
-    /// a block, and the block's bytes on all ranks.
+    /// Starts the thread. Each group's `block_bytes` count towards the shares.
     #[new]
     #[pyo3(signature = (store, groups, *, share, account_share, assumed_bytes, every))]
     fn new(
         py: Python<'_>,
         store: &Store,
-        groups: Vec<GroupTuple>,
+        groups: Vec<Py<PoolGroup>>,
         share: f64,
         account_share: f64,
         assumed_bytes: u64,
@@ -59,15 +55,7 @@ impl Keeper {
             assumed_bytes,
             every: seconds(py, every)?,
         };
-        let group = |(digest, spans, block_bytes): GroupTuple| {
-            let spans = spans.into_iter().map(|tuple| span(py, tuple));
-            Ok(KeptGroup {
-                namespace: namespace(py, &digest)?,
-                spans: spans.collect::<PyResult<_>>()?,
-                block_bytes,
-            })
-        };
-        let groups = groups.into_iter().map(group).collect::<PyResult<_>>()?;
+        let groups = groups.iter().map(|group| group.get().kept()).collect();
         let store = store.shared();
         py.detach(|| Native::new(store, groups, config))
             .map(|native| Self { native })

@@ -1,31 +1,113 @@
-//! Layout descriptors and geometry for Python. Spans are tuples `(first layer, past the last
-//! layer, first head, past the last head)`.
+//! Layout descriptors and geometry for Python.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_engine::{DirectCopy, Region};
 use penstock_layout::{
     Coverage, Descriptor as Layout, Geometry, Interior, KvLayout, RegionAddr, Segment, Span,
-    TensorView, detect,
+    TensorView as NativeView, detect,
 };
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 use crate::buffer::Pinned;
 use crate::cuda::device;
 use crate::errors::{config_error, engine_error, layout_error};
 
-pub(crate) type SpanTuple = (u16, u16, u16, u16);
+type SpanTuple = (u16, u16, u16, u16);
 type TurnTuple = (u32, u32);
-type View = (u16, u64, [u64; 4], [i64; 4], u64, u64, u64);
 
-pub(crate) fn span(py: Python<'_>, tuple: SpanTuple) -> PyResult<Span> {
-    let (layer_start, layer_end, head_start, head_end) = tuple;
-    Span::new(layer_start..layer_end, head_start..head_end).map_err(|e| layout_error(py, e))
+/// A span. In Python it is a tuple: first layer, end of the layers, first head, end of the heads.
+pub(crate) struct PySpan(pub(crate) Span);
+
+impl PySpan {
+    pub(crate) fn all(spans: Vec<Self>) -> Vec<Span> {
+        spans.into_iter().map(|span| span.0).collect()
+    }
 }
 
-fn tuple(span: &Span) -> SpanTuple {
-    let (layers, heads) = (span.layers(), span.heads());
-    (layers.start, layers.end, heads.start, heads.end)
+impl<'py> FromPyObject<'_, 'py> for PySpan {
+    type Error = PyErr;
+
+    fn extract(tuple: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let (layer_start, layer_end, head_start, head_end): SpanTuple = tuple.extract()?;
+        Span::new(layer_start..layer_end, head_start..head_end)
+            .map(Self)
+            .map_err(|e| layout_error(tuple.py(), e))
+    }
+}
+
+impl<'py> IntoPyObject<'py> for PySpan {
+    type Target = PyTuple;
+    type Output = Bound<'py, PyTuple>;
+    type Error = PyErr;
+
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let (layers, heads) = (self.0.layers(), self.0.heads());
+        (layers.start, layers.end, heads.start, heads.end).into_pyobject(py)
+    }
+}
+
+/// The KV of one layer, as a tensor: a view of memory that others may share. Shape and strides run
+/// along blocks, heads, tokens and content.
+#[pyclass(frozen, get_all, from_py_object, module = "penstock._native")]
+#[derive(Clone)]
+pub(crate) struct TensorView {
+    /// The layer's index in the whole model.
+    layer: u16,
+    /// The address of the first element.
+    address: u64,
+    /// Elements along each axis.
+    shape: [u64; 4],
+    /// Elements from one place to the next along each axis.
+    strides: [i64; 4],
+    /// Bytes of an element.
+    itemsize: u64,
+    /// The address of the memory that it is a view of.
+    storage_address: u64,
+    /// Bytes of that memory.
+    storage_bytes: u64,
+}
+
+#[pymethods]
+impl TensorView {
+    #[new]
+    #[pyo3(signature = (
+        layer, *, address, shape, strides, itemsize, storage_address, storage_bytes
+    ))]
+    fn new(
+        layer: u16,
+        address: u64,
+        shape: [u64; 4],
+        strides: [i64; 4],
+        itemsize: u64,
+        storage_address: u64,
+        storage_bytes: u64,
+    ) -> Self {
+        Self {
+            layer,
+            address,
+            shape,
+            strides,
+            itemsize,
+            storage_address,
+            storage_bytes,
+        }
+    }
+}
+
+impl TensorView {
+    fn native(self) -> NativeView {
+        NativeView {
+            layer: self.layer,
+            address: self.address,
+            shape: self.shape,
+            strides: self.strides,
+            itemsize: self.itemsize,
+            storage_address: self.storage_address,
+            storage_bytes: self.storage_bytes,
+        }
+    }
 }
 
 fn geometry(
@@ -93,35 +175,18 @@ impl Descriptor {
 impl Descriptor {
     /// Reproduces the layout of one tensor per layer, or refuses with the reason.
     ///
-    /// A view is `(layer, address, shape, strides in elements, bytes of an element, address of the
-    /// storage, bytes of the storage)`. Shape and strides run along blocks, heads, tokens and
-    /// content. `head_start` is the index in the model of the tensors' first head. `stage` has the
-    /// layers of the pipeline stage, as `(first layer, past the last layer)`. A group of a hybrid
-    /// model has only some of them. Without `stage`, the views' layers are consecutive.
+    /// `head_start` is the index in the model of the tensors' first head. `stage` has the layers of
+    /// the pipeline stage, as `(first layer, past the last layer)`. A group of a hybrid model has
+    /// only some of them. Without `stage`, the views' layers are consecutive.
     #[staticmethod]
     #[pyo3(signature = (views, *, head_start = 0, stage = None))]
     fn detect(
         py: Python<'_>,
-        views: Vec<View>,
+        views: Vec<TensorView>,
         head_start: u16,
         stage: Option<(u16, u16)>,
     ) -> PyResult<Self> {
-        let views: Vec<TensorView> = views
-            .into_iter()
-            .map(
-                |(layer, address, shape, strides, itemsize, storage_address, storage_bytes)| {
-                    TensorView {
-                        layer,
-                        address,
-                        shape,
-                        strides,
-                        itemsize,
-                        storage_address,
-                        storage_bytes,
-                    }
-                },
-            )
-            .collect();
+        let views: Vec<NativeView> = views.into_iter().map(TensorView::native).collect();
         let stage = stage.map(|(first, end)| first..end);
         let detected = detect(&views, head_start, stage).map_err(|e| layout_error(py, e))?;
         Ok(Self {
@@ -138,13 +203,13 @@ impl Descriptor {
     fn packed(
         py: Python<'_>,
         layout: &str,
-        share: SpanTuple,
+        share: PySpan,
         blocks: u64,
         tokens: u64,
         content_bytes: u64,
     ) -> PyResult<Self> {
         let name: KvLayout = layout.parse().map_err(|e| layout_error(py, e))?;
-        let layout = Layout::packed(name, span(py, share)?, blocks, tokens, content_bytes)
+        let layout = Layout::packed(name, share.0, blocks, tokens, content_bytes)
             .map_err(|e| layout_error(py, e))?;
         Ok(Self {
             layout,
@@ -182,8 +247,8 @@ impl Descriptor {
 
     /// Layers and heads that lie here.
     #[getter]
-    fn share(&self) -> SpanTuple {
-        tuple(&self.layout.share())
+    fn share(&self) -> PySpan {
+        PySpan(self.layout.share())
     }
 
     /// Layers that lie here: those of the share, without the layers of other groups.
@@ -250,19 +315,14 @@ impl Descriptor {
     }
 
     /// Bytes of KV that one block holds for a span.
-    fn block_bytes(&self, py: Python<'_>, span: SpanTuple) -> PyResult<u64> {
-        Ok(self.layout.block_bytes(&self::span(py, span)?))
+    fn block_bytes(&self, span: PySpan) -> u64 {
+        self.layout.block_bytes(&span.0)
     }
 
     /// The fewest runs `(region, offset, bytes)` that hold a block's bytes of a span, in
     /// canonical order.
-    fn segments(
-        &self,
-        py: Python<'_>,
-        block: u64,
-        span: SpanTuple,
-    ) -> PyResult<Vec<(u32, u64, u64)>> {
-        let span = self::span(py, span)?;
+    fn segments(&self, py: Python<'_>, block: u64, span: PySpan) -> PyResult<Vec<(u32, u64, u64)>> {
+        let span = span.0;
         let mut runs = Vec::new();
         self.layout
             .segments([block], &span, &mut runs)
@@ -288,12 +348,12 @@ impl Descriptor {
         &self,
         py: Python<'_>,
         blocks: Vec<u64>,
-        span: SpanTuple,
+        span: PySpan,
         into: &Bound<'_, PyAny>,
         checksum: bool,
         cuda_device: Option<i32>,
     ) -> PyResult<usize> {
-        let span = self::span(py, span)?;
+        let span = span.0;
         let copy = self.direct(py, cuda_device)?;
         let target = Pinned::of(into, true)?;
         py.detach(|| {
@@ -313,11 +373,11 @@ impl Descriptor {
         &self,
         py: Python<'_>,
         blocks: Vec<u64>,
-        span: SpanTuple,
+        span: PySpan,
         source: &Bound<'_, PyAny>,
         cuda_device: Option<i32>,
     ) -> PyResult<usize> {
-        let span = self::span(py, span)?;
+        let span = span.0;
         let copy = self.direct(py, cuda_device)?;
         let source = Pinned::of(source, false)?;
         py.detach(|| copy.scatter(&blocks, span, source.bytes()))
@@ -346,15 +406,14 @@ impl Descriptor {
 #[pyo3(signature = (share, *, layers_per_object = None, heads_per_object = None))]
 pub(crate) fn objects(
     py: Python<'_>,
-    share: SpanTuple,
+    share: PySpan,
     layers_per_object: Option<u16>,
     heads_per_object: Option<u16>,
-) -> PyResult<Vec<SpanTuple>> {
-    let share = span(py, share)?;
+) -> PyResult<Vec<PySpan>> {
     let spans = geometry(py, layers_per_object, heads_per_object)?
-        .objects(&share)
+        .objects(&share.0)
         .map_err(|e| layout_error(py, e))?;
-    Ok(spans.iter().map(tuple).collect())
+    Ok(spans.into_iter().map(PySpan).collect())
 }
 
 /// Checks that all ranks' shares together make up the model, and that their objects meet.
@@ -367,21 +426,18 @@ pub(crate) fn objects(
 ))]
 pub(crate) fn check_ranks(
     py: Python<'_>,
-    shares: Vec<SpanTuple>,
+    shares: Vec<PySpan>,
     layers: u16,
     heads: u16,
     layers_per_object: Option<u16>,
     heads_per_object: Option<u16>,
-) -> PyResult<(Vec<SpanTuple>, Vec<TurnTuple>)> {
-    let shares: Vec<Span> = shares
-        .into_iter()
-        .map(|share| span(py, share))
-        .collect::<PyResult<_>>()?;
+) -> PyResult<(Vec<PySpan>, Vec<TurnTuple>)> {
+    let shares = PySpan::all(shares);
     let geometry = geometry(py, layers_per_object, heads_per_object)?;
     let coverage =
         Coverage::new(&geometry, layers, heads, &shares).map_err(|e| layout_error(py, e))?;
     Ok((
-        coverage.objects().iter().map(tuple).collect(),
+        coverage.objects().iter().copied().map(PySpan).collect(),
         coverage
             .turns()
             .iter()

@@ -12,6 +12,7 @@ mod digest;
 mod dlpack;
 mod engine;
 mod errors;
+mod groups;
 mod keeper;
 mod keys;
 mod layout;
@@ -41,17 +42,19 @@ mod _native {
     #[pymodule_export]
     use crate::compress::Coder;
     #[pymodule_export]
-    use crate::cuda::cuda_calibration;
+    use crate::cuda::{CopyTimes, DirectionTimes, PieceTimes, cuda_calibration};
     #[pymodule_export]
     use crate::digest::{FileDigests, digest};
     #[pymodule_export]
     use crate::engine::{Engine, Fence, Lookup, slot_stride};
     #[pymodule_export]
+    use crate::groups::{GroupSpec, PoolGroup};
+    #[pymodule_export]
     use crate::keeper::Keeper;
     #[pymodule_export]
     use crate::keys::EncryptionKeys;
     #[pymodule_export]
-    use crate::layout::{Descriptor, check_ranks, objects};
+    use crate::layout::{Descriptor, TensorView, check_ranks, objects};
     #[pymodule_export]
     use crate::lookup::{
         EngineCache, ModelVariant, PoolFinder, PrefixHasher, PromptPrefix, TokenIds, read_question,

@@ -3,19 +3,18 @@
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use penstock_catalogue::{Group, Groups};
+use penstock_catalogue::Groups;
 use penstock_contract::Tenant;
 use penstock_lookup::{
-    Adapter, Algorithm, Belief, Body, Extra, Finder, HashError, Hasher, OwnCache, Part, Prefix,
-    Prompt, Variant, told,
+    Adapter, Algorithm, Belief, Body, Extra, Finder, HashError, Hasher, OwnCache, Prefix, Prompt,
+    Variant, told,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList, PyTuple};
 
-use crate::catalogue::reads;
 use crate::errors::{config_error, raised, store_error, without_gil};
-use crate::layout::{SpanTuple, span};
-use crate::store::{Store, namespace, seconds};
+use crate::groups::{GroupSpec, PoolGroup};
+use crate::store::{Store, seconds};
 
 fn raising<T>(result: Result<T, HashError>) -> PyResult<T> {
     result.map_err(|error| raised::ConfigError::new_err((error.to_string(),)))
@@ -153,9 +152,6 @@ impl PromptPrefix {
     }
 }
 
-/// A group as (namespace, tokens of a block, window, whether layers keep a state, spans).
-type GroupTuple = (Vec<u8>, u64, Option<u64>, bool, Vec<SpanTuple>);
-
 /// One way to serve a model: its groups, and the tokens that each hash adds.
 #[pyclass(frozen, module = "penstock._native")]
 pub(crate) struct ModelVariant {
@@ -164,34 +160,21 @@ pub(crate) struct ModelVariant {
 
 #[pymethods]
 impl ModelVariant {
-    /// With `drops_last`, engines load one unit less than they find.
+    /// A group is what its blocks are, and where the pool has them. With `drops_last`, engines load
+    /// one unit less than they find.
     #[new]
     #[pyo3(signature = (groups, hash_tokens, *, drops_last = false))]
     fn new(
         py: Python<'_>,
-        groups: Vec<GroupTuple>,
+        groups: Vec<(Py<GroupSpec>, Py<PoolGroup>)>,
         hash_tokens: u64,
         drops_last: bool,
     ) -> PyResult<Self> {
-        let sizes = groups
-            .iter()
-            .map(|&(_, block_tokens, window, keeps_state, _)| Group {
-                block_tokens,
-                reads: reads(window, keeps_state),
-            });
-        let sizes = Groups::new(sizes.collect(), hash_tokens)
-            .map_err(|error| config_error(py, error.to_string()))?;
-        let sizes = sizes.dropping_last(drops_last);
-        let parts = groups.iter().map(|(digest, _, _, _, spans)| {
-            Ok(Part {
-                namespace: namespace(py, digest)?,
-                spans: spans
-                    .iter()
-                    .map(|&tuple| span(py, tuple))
-                    .collect::<PyResult<_>>()?,
-            })
-        });
-        let inner = Variant::new(sizes, parts.collect::<PyResult<_>>()?)
+        let sizes = groups.iter().map(|(spec, _)| spec.get().native()).collect();
+        let sizes =
+            Groups::new(sizes, hash_tokens).map_err(|error| config_error(py, error.to_string()))?;
+        let parts = groups.iter().map(|(_, group)| group.get().part()).collect();
+        let inner = Variant::new(sizes.dropping_last(drops_last), parts)
             .map_err(|error| store_error(py, &error))?;
         Ok(Self { inner })
     }

@@ -133,13 +133,20 @@ fn deadline(py: Python<'_>, timeout: f64) -> PyResult<Instant> {
     Ok(Instant::now() + seconds(py, timeout)?)
 }
 
-pub(crate) fn namespace(py: Python<'_>, digest: &[u8]) -> PyResult<Namespace> {
-    digest.try_into().map(Namespace).map_err(|_| {
-        config_error(
-            py,
-            format!("a namespace digest has 16 bytes, not {}", digest.len()),
-        )
-    })
+/// A namespace. In Python it is 16 bytes.
+pub(crate) struct PyNamespace(pub(crate) Namespace);
+
+impl<'py> FromPyObject<'_, 'py> for PyNamespace {
+    type Error = PyErr;
+
+    fn extract(digest: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let bytes: &[u8] = digest.extract()?;
+        let digest = bytes.try_into().map_err(|_| {
+            let message = format!("a namespace digest has 16 bytes, not {}", bytes.len());
+            config_error(digest.py(), message)
+        })?;
+        Ok(Self(Namespace(digest)))
+    }
 }
 
 /// The tenant of this name; none for an empty one.
@@ -159,11 +166,11 @@ fn named(py: Python<'_>, tenant: &str) -> PyResult<Tenant> {
 #[pyfunction]
 pub(crate) fn tenant_namespace<'py>(
     py: Python<'py>,
-    namespace: &[u8],
+    namespace: PyNamespace,
     tenant: &str,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let (shared, tenant) = (self::namespace(py, namespace)?, named(py, tenant)?);
-    Ok(PyBytes::new(py, &shared.of_tenant(tenant).0))
+    let tenant = named(py, tenant)?;
+    Ok(PyBytes::new(py, &namespace.0.of_tenant(tenant).0))
 }
 
 #[pymethods]
@@ -393,10 +400,10 @@ impl Store {
     fn list<'py>(
         &self,
         py: Python<'py>,
-        namespace: &[u8],
+        namespace: PyNamespace,
         timeout: f64,
     ) -> PyResult<Vec<(Bound<'py, PyBytes>, u64)>> {
-        let (namespace, deadline) = (self::namespace(py, namespace)?, deadline(py, timeout)?);
+        let (namespace, deadline) = (namespace.0, deadline(py, timeout)?);
         let listed = without_gil(py, || {
             let mut listed = Vec::new();
             self.inner

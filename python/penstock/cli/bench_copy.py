@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 
 from rich.table import Table
 
-from penstock._native import Buffer, Descriptor
+from penstock._native import Buffer, Descriptor, TensorView
 from penstock.cli import words
 from penstock.errors import ConfigError, PenstockError
 from penstock.layout.negotiate import LAYOUTS
@@ -184,14 +184,14 @@ def describe(shape: Shape, layout: str, address: int) -> Descriptor:
         stride *= sizes[axis]
     return Descriptor.detect(
         [
-            (
+            TensorView(
                 layer,
-                address + layer * strides["L"],
-                [sizes[axis] for axis in "BHNC"],
-                [strides[axis] for axis in "BHNC"],
-                1,
-                address,
-                stride,
+                address=address + layer * strides["L"],
+                shape=[sizes[axis] for axis in "BHNC"],
+                strides=[strides[axis] for axis in "BHNC"],
+                itemsize=1,
+                storage_address=address,
+                storage_bytes=stride,
             )
             for layer in range(shape.layers)
         ]

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from rich.table import Table
 
-from penstock._native import cuda_calibration
+from penstock._native import DirectionTimes, cuda_calibration
 from penstock.cli import words
 
 
@@ -35,17 +35,20 @@ def measure(device: int) -> dict[str, Direction]:
     Raises:
         Unavailable: the driver or the device cannot be used.
     """
-    copied, *directions = cuda_calibration(device)
+    times = cuda_calibration(device)
 
-    def of(found: tuple[int, list[tuple[int, float, float]]]) -> Direction:
-        copy_engine_from, timings = found
+    def of(found: DirectionTimes) -> Direction:
         rows = [
-            PieceRow(size, copied / engine / 1e9, copied / kernel / 1e9)
-            for size, engine, kernel in timings
+            PieceRow(
+                piece.piece_bytes,
+                times.copy_bytes / piece.copy_engine_seconds / 1e9,
+                times.copy_bytes / piece.kernel_seconds / 1e9,
+            )
+            for piece in found.pieces
         ]
-        return Direction(copy_engine_from, rows)
+        return Direction(found.copy_engine_from, rows)
 
-    return dict(zip(("gather", "scatter"), map(of, directions), strict=True))
+    return {"gather": of(times.gather), "scatter": of(times.scatter)}
 
 
 def run(device: int, *, as_json: bool) -> int:

@@ -11,6 +11,6 @@
 8
 """
 
-from penstock._native import Descriptor, check_ranks, objects
+from penstock._native import Descriptor, TensorView, check_ranks, objects
 
-__all__ = ["Descriptor", "check_ranks", "objects"]
+__all__ = ["Descriptor", "TensorView", "check_ranks", "objects"]

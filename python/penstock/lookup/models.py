@@ -7,7 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from penstock._native import ModelVariant, PrefixHasher, PromptPrefix, Store, TokenIds
+from penstock._native import (
+    GroupSpec,
+    ModelVariant,
+    PoolGroup,
+    PrefixHasher,
+    PromptPrefix,
+    Store,
+    TokenIds,
+)
 from penstock.errors import ConfigError, LayoutError, PenstockError
 from penstock.lookup.fields import Fields, WrongField
 from penstock.pool.namespace import (
@@ -202,7 +210,7 @@ def _model(namespace: bytes, described: Mapping[bytes, Mapping[str, Any]]) -> Mo
         raise Refused("the pool lacks the description of one of its groups of layers")
     groups = [_group(digest, Fields(described[digest])) for digest in digests]
     hash_tokens = lookup.number("hash_tokens", 0, _MOST_TOKENS)
-    block_size = math.lcm(*(group.block_tokens for group in groups))
+    block_size = math.lcm(*(group.spec.block_tokens for group in groups))
     if block_size > _MOST_TOKENS:
         raise Refused(
             f"what an engine loads would be a multiple of {block_size} tokens; at most "
@@ -214,7 +222,7 @@ def _model(namespace: bytes, described: Mapping[bytes, Mapping[str, Any]]) -> Mo
         namespace=namespace,
         block_size=block_size,
         variant=ModelVariant(
-            [group.native for group in groups],
+            [(group.spec, group.pool) for group in groups],
             hash_tokens,
             # Descriptions of older versions do not tell. Their engines took all that they found.
             drops_last=lookup.flag("drops_last"),
@@ -240,8 +248,8 @@ class _Group:
 
     index: int
     """vLLM's number of it."""
-    block_tokens: int
-    native: tuple[bytes, int, int | None, bool, list[tuple[int, int, int, int]]]
+    spec: GroupSpec
+    pool: PoolGroup
 
 
 def _group(digest: bytes, described: Fields) -> _Group:
@@ -257,7 +265,8 @@ def _group(digest: bytes, described: Fields) -> _Group:
     rows = described.rows("spans", _MOST_SPANS, 4, _HIGHEST_EDGE)
     spans = [(a, b, c, d) for a, b, c, d in rows]
     index = group.number("index", 0, _MOST_GROUPS)
-    return _Group(index, block_tokens, (digest, block_tokens, window, kind == _STATE, spans))
+    spec = GroupSpec(block_tokens, window=window, keeps_state=kind == _STATE)
+    return _Group(index, spec, PoolGroup(digest, spans))
 
 
 def _hashing(own: Fields, lookup: Fields, tokens: int) -> Hashing:

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock._native import tenant_namespace
+from penstock._native import PoolGroup, tenant_namespace
 from penstock.errors import ConfigError
 from penstock.layout import check_ranks
 from penstock.layout.geometry import parse_geometry
@@ -54,7 +54,7 @@ class Agreement:
         """What the ranks told of the model, and of the drafter."""
         self._changed = ""
         """What stands for weights that changed since the start; empty if none did."""
-        self._namespaces: tuple[bytes, ...] = ()
+        self._pool_groups: tuple[PoolGroup, ...] = ()
         self.spans: list[list[Span]] = []
         """By group: the distinct spans that together hold a block. A hit needs all of them."""
         self.ranks_of_group: list[int] = []
@@ -164,23 +164,31 @@ class Agreement:
     @property
     def namespaces(self) -> tuple[bytes, ...]:
         """By group: the digest of everything that must agree before two engines share the group's
-        objects.
+        objects."""
+        return tuple(group.namespace for group in self.pool_groups)
+
+    @property
+    def pool_groups(self) -> tuple[PoolGroup, ...]:
+        """By group: where the pool has its blocks.
 
         Computed on first use, because the engine's block-hash seed is known by then.
         """
-        if not self._namespaces:
+        if not self._pool_groups:
+            found = []
             for position in range(len(self._groups)):
                 facts = self._facts(position)
                 digest = namespace_digest(facts)
-                self._namespaces += (digest,)
                 logger.info("Penstock: namespace %s: %s", digest.hex(), facts)
-        return self._namespaces
+                spans, block_bytes = self.spans[position], self.block_bytes[position]
+                found.append(PoolGroup(digest, spans, block_bytes=block_bytes))
+            self._pool_groups = tuple(found)
+        return self._pool_groups
 
     def renew(self) -> None:
         """The weights have changed: the namespaces from now on are of this engine alone, and of
         these weights."""
         self._changed = f"changed:{uuid.uuid4().hex}"
-        self._namespaces = ()
+        self._pool_groups = ()
 
     def describe(self, tenant: str = "") -> list[tuple[bytes, dict[str, Any]]]:
         """The groups' namespaces, each with its description for people; those of a tenant, if

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from penstock._native import TensorView
 from penstock.vllm import compat
 from penstock.vllm.adapters import LoadedAdapters
 from penstock.vllm.groups import Group, Groups
-from penstock.vllm.worker import KvMemory, Services, View, WorkerFacts
+from penstock.vllm.worker import KvMemory, Services, WorkerFacts
 
 
 def worker_facts(vllm_config: Any, kv_cache_config: Any) -> WorkerFacts:
@@ -82,14 +83,14 @@ def _layer_index(group: Group, name: str, layers: int) -> int:
     return compat.layer_index(name, layers=layers if group.state else None)
 
 
-def _view(layer: int, tensor: Any) -> View:
+def _view(layer: int, tensor: Any) -> TensorView:
     memory = tensor.untyped_storage()
-    return (
+    return TensorView(
         layer,
-        tensor.data_ptr(),
-        tuple(tensor.shape),
-        tuple(tensor.stride()),
-        tensor.element_size(),
-        memory.data_ptr(),
-        memory.nbytes(),
+        address=tensor.data_ptr(),
+        shape=tuple(tensor.shape),
+        strides=tuple(tensor.stride()),
+        itemsize=tensor.element_size(),
+        storage_address=memory.data_ptr(),
+        storage_bytes=memory.nbytes(),
     )

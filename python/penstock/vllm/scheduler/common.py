@@ -55,9 +55,7 @@ class Common:
         """Notes what node memory has of the blocks that the catalogue knows by the name of a
         request. Without node memory, does nothing."""
         if self.node is not None:
-            self.catalogue.look_in_node(
-                name, self.node, self.agreement.namespaces, self.agreement.spans
-            )
+            self.catalogue.look_in_node(name, self.node, self.agreement.pool_groups)
 
     def last(self, tracked: Tracked) -> int:
         """The last token position at which a load of the request may end. It is before the

@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import starmap
 from typing import Any
 
-from penstock._native import Catalogue, attended
+from penstock._native import Catalogue, GroupSpec, attended
 from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.advisor import Advisor
 from penstock.vllm.agreement import Agreement
@@ -75,7 +75,10 @@ class SchedulerHalf:
     ) -> None:
         """`limit` is that of look-ups; None for what the settings say, whatever the pool needs."""
         store = settings.open_pool("penstock-scheduler")
-        groups = [(g.block_size, g.window, g.state is not None) for g in facts.groups]
+        groups = [
+            GroupSpec(g.block_size, window=g.window, keeps_state=g.state is not None)
+            for g in facts.groups
+        ]
         self._common = Common(
             settings,
             facts,

@@ -222,12 +222,10 @@ class Hints:
     def keeper(self) -> Keeper:
         """The thread that touches and removes blocks. Starts it."""
         if self._keeper is None:
-            settings, agreement = self._common.settings, self._common.agreement
+            settings = self._common.settings
             self._keeper = Keeper(
                 self._common.store,
-                list(
-                    zip(agreement.namespaces, agreement.spans, agreement.block_bytes, strict=True)
-                ),
+                self._common.agreement.pool_groups,
                 share=settings.keep_share,
                 account_share=settings.keep_share_of_one,
                 assumed_bytes=_ASSUMED_BYTES,

@@ -55,12 +55,10 @@ class Lookups:
         """Asks for all blocks that the catalogue knows by the name of a request. Returns how many;
         none if too many look-ups are waiting. Counts failures only. The pool has `timeout` seconds
         to answer, else as long as requests wait."""
-        agreement = self._common.agreement
         asked = self._common.catalogue.ask(
             name,
             self._lookup,
-            agreement.namespaces,
-            agreement.spans,
+            self._common.agreement.pool_groups,
             self._common.limit.seconds if timeout is None else timeout,
         )
         self._common.counters.count("lookup_failures", asked is None)

@@ -4,7 +4,7 @@ It makes no policy decisions, and nothing in it imports vLLM. It gets its knowle
 (`facts.py`).
 """
 
-from penstock.vllm.worker.facts import KvMemory, Services, View, WorkerFacts
+from penstock.vllm.worker.facts import KvMemory, Services, WorkerFacts
 from penstock.vllm.worker.half import WorkerHalf
 
-__all__ = ["KvMemory", "Services", "View", "WorkerFacts", "WorkerHalf"]
+__all__ = ["KvMemory", "Services", "WorkerFacts", "WorkerHalf"]

@@ -6,12 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+from penstock._native import TensorView
 from penstock.vllm.adapters import Adapter
 from penstock.vllm.groups import Group, Groups, heads_of_rank
-
-View = tuple[int, int, Sequence[int], Sequence[int], int, int, int]
-"""A layer's KV: its index in the whole model, address, shape in elements, strides in elements,
-bytes of an element, and address and bytes of the memory that it is a view of."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class WorkerFacts:
 class KvMemory:
     """The registered KV cache."""
 
-    views: Sequence[Sequence[View]]
+    views: Sequence[Sequence[TensorView]]
     """By group: the views of this rank's layers."""
     cuda_device: int | None = None
     """The ordinal of the CUDA device that holds the memory; None for host memory."""

@@ -55,9 +55,9 @@ def register(
         ConfigError: the memory is not what vLLM configured.
     """
     layers = [
-        layer
+        view.layer
         for group, views in zip(facts.groups, memory.views, strict=True)
-        for layer, *_ in views
+        for view in views
         if group.draft is None
     ]
     if not layers:

@@ -1,6 +1,6 @@
 """How often a Python loop waits, alone and beside a thread that takes the interpreter's lock.
 
-``penstock bench gil`` tells by these waits whether an engine holds the lock. Its tests take a few
+``benches.gil`` tells by these waits whether an engine holds the lock. Its tests take a few
 of them for none. This shows how far that is from what a thread causes that takes the lock again
 and again. Passes of both kinds take turns. Run it as ``python -m benches.lock_waits``.
 """
@@ -11,9 +11,8 @@ import argparse
 import statistics
 import threading
 
-from benches import report
+from benches import gil, report
 from benches.report import progress
-from penstock.cli import bench_gil
 
 KINDS = ("alone", "beside a thread that takes the lock")
 
@@ -31,7 +30,7 @@ def waits(kind: str, seconds: float) -> float:
     if kind != "alone":
         thread.start()
     try:
-        return bench_gil._count(seconds, None).waits
+        return gil._count(seconds, None).waits
     finally:
         done.set()
         if kind != "alone":

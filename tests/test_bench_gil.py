@@ -22,7 +22,7 @@ Bench = Callable[[int, float], dict[str, Any]]
 
 WAITS_FOR_THE_LOCK = 10
 """A second. A page that has to be fetched is a wait as well; none is seen as a rule.
-`benches.lock_waits` shows how many there are if another thread takes the lock."""
+`docs/benchmarks/engine.md` says how many there are if another thread takes the lock."""
 
 
 class Clock:

@@ -28,8 +28,8 @@ from tests.e2e import models
 
 from benches import report
 from benches.load_policy import percentile
+from benches.mover import Mover, OtherProcess
 from benches.report import progress
-from penstock.cli.mover import Mover, OtherProcess
 
 ALONE, BESIDE, OTHER = "alone", "beside the engine", "beside another process"
 

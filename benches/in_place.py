@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benches import report
+from benches.host_copy import Shape, describe
 from benches.report import MIB, median_ratio, progress, size_name
 from penstock._native import Blocks, Buffer, Completion, Engine, Event, Outcome, Store
-from penstock.cli.bench_copy import Shape, describe
 from penstock.pool.namespace import namespace_digest
 
 TIMEOUT = 30.0

@@ -1,7 +1,7 @@
 """Writes the KV that a trained model computes on text that it has not learnt.
 
 `python -m benches.trained_kv FOLDER` writes a file for each element type, `FOLDER/kv.bf16` and so
-on, for `penstock bench compress --kv`. Elements lie as in values: block, layer, K and V, head,
+on, for `benches.compress --kv`. Elements lie as in values: block, layer, K and V, head,
 token. The model computes in bf16, for fp16 in that. The fp8 types are cast from bf16, with scale 1.
 """
 

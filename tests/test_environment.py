@@ -86,15 +86,15 @@ def test_a_command_is_as_it_is_to_be_typed(tmp_path: Path, monkeypatch: pytest.M
     program = tmp_path / ".venv/bin/penstock"
     typed = environment.command([str(python), "-m", "benches.policies", "a folder"])
     assert typed == ".venv/bin/python -m benches.policies 'a folder'"
-    typed = environment.command([str(python), str(program), "bench", "copy", "--json"])
-    assert typed == ".venv/bin/penstock bench copy --json"
+    typed = environment.command([str(python), str(program), "bench", "pool", "--json"])
+    assert typed == ".venv/bin/penstock bench pool --json"
     program.parent.mkdir(parents=True)
     program.touch(mode=0o755)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.setenv("PATH", str(program.parent))
     monkeypatch.chdir(elsewhere)
-    assert environment.command(["/python", str(program), "bench", "copy"]) == "penstock bench copy"
+    assert environment.command(["/python", str(program), "bench", "pool"]) == "penstock bench pool"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ class HeadTaken(Exception):
     """Instead of a head."""
 
 
-@pytest.mark.parametrize("target", ["pool", "lookup", "gil", "copy"])
+@pytest.mark.parametrize("target", ["pool", "lookup"])
 def test_the_head_is_taken_before_anything_else(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,9 +126,8 @@ def test_the_head_is_taken_before_anything_else(
 
     monkeypatch.setattr(environment, "describe", take)
     # A pool that cannot be had: whoever asks for it first fails otherwise.
-    url = [] if target == "copy" else [f"unix://{tmp_path}/absent.sock"]
     with pytest.raises(HeadTaken):
-        main(["bench", target, *url, "--json"])
+        main(["bench", target, f"unix://{tmp_path}/absent.sock", "--json"])
 
 
 def test_a_target_of_penstock_bench_has_a_head(

@@ -85,8 +85,8 @@ def command(argv: list[str]) -> str:
 
     >>> command(["python", "-m", "benches.clients", "--sizes", "64KiB"])
     'python -m benches.clients --sizes 64KiB'
-    >>> command(["/usr/bin/python3", "/elsewhere/penstock", "bench", "copy", "--json"])
-    '/elsewhere/penstock bench copy --json'
+    >>> command(["/usr/bin/python3", "/elsewhere/penstock", "bench", "pool", "--json"])
+    '/elsewhere/penstock bench pool --json'
     >>> command(["/usr/bin/python3", "penstock", "bench", "pool", "redis://me:secret@host:6379"])
     "penstock bench pool 'redis://me:***@host:6379'"
     """

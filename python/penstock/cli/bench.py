@@ -1,4 +1,4 @@
-"""`penstock bench`: how fast a pool is from here. Other targets have their own files."""
+"""`penstock bench`: how fast a pool is from here. `bench_lookup.py` has the other target."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rich.table import Table
 
 from penstock import Pool, environment
 from penstock._native import Store
-from penstock.cli import bench_compress, bench_copy, bench_gil, bench_lookup, words
+from penstock.cli import bench_lookup, words
 from penstock.errors import PenstockError
 from penstock.pool.namespace import namespace_digest
 
@@ -37,12 +37,6 @@ _GIB = 1 << 30
 _STAMP = struct.Struct("<QQ")
 _SMALLEST = _STAMP.size
 _NAMESPACE = namespace_digest({"kind": "penstock bench"})
-_OTHERS: dict[str, Any] = {
-    "lookup": bench_lookup,
-    "copy": bench_copy,
-    "compress": bench_compress,
-    "gil": bench_gil,
-}
 
 
 @dataclass
@@ -87,9 +81,7 @@ class WrongContent(PenstockError):
 
 def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to `penstock`'s parser."""
-    parser = subparsers.add_parser(
-        "bench", help="measure a pool, copies of KV blocks, or what Python keeps"
-    )
+    parser = subparsers.add_parser("bench", help="measure a pool, or look-ups in it")
     targets = parser.add_subparsers(dest="target", metavar="TARGET", required=True)
     pool = targets.add_parser(
         "pool",
@@ -128,8 +120,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="values in a batch (default: 16, less for values over 1 MiB)",
     )
     words.add_measurement(pool, passes=3, timed="one batch")
-    for target in _OTHERS.values():
-        target.add_target(targets)
+    bench_lookup.add_target(targets)
 
 
 def _sizes(text: str) -> list[int]:
@@ -150,8 +141,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the measurement of the chosen target."""
     # Taken first, because it holds the machine's load before the measurement.
     args.environment = environment.describe() if args.json else None
-    other = _OTHERS.get(args.target)
-    return _run_pool(args) if other is None else int(other.run(args))
+    return bench_lookup.run(args) if args.target == "lookup" else _run_pool(args)
 
 
 def _run_pool(args: argparse.Namespace) -> int:

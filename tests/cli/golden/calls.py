@@ -95,8 +95,6 @@ BASE: Mapping[str, Sequence[str]] = {
     "simulate": ("trace.jsonl", "--bytes-per-token", "16KiB"),
     "top": ("127.0.0.1:1", "--count", "1"),
     "demo": (),
-    "bench compress": (),
-    "bench copy": (),
     "pool export": (POOL, "new.pool"),
     "pool import": ("archive.pool", POOL),
     "pool diff": ("ab", "cd", POOL),

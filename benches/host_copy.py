@@ -1,4 +1,9 @@
-"""`penstock bench copy`: how fast blocks of each layout are copied on this machine's CPU."""
+"""Copies of KV blocks in host memory, layout by layout, against memcpy.
+
+Blocks of a KV cache are copied out of and into every layout, in random order, on one thread, and by
+memcpy, pass by pass in turn. Every byte is checked to come back. ``benches.gpu_copy`` does this on
+a CUDA device. Run it as ``python -m benches.host_copy``.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +17,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
-from rich.table import Table
-
-from penstock._native import Buffer, Descriptor, TensorView
-from penstock.cli import words
-from penstock.errors import ConfigError, PenstockError
+from benches import report
+from benches.report import median_ratio, size_name
+from penstock._native import Buffer, Descriptor, TensorView, parse_size
 from penstock.layout.negotiate import LAYOUTS
 
 PER_CALL = 4
@@ -60,59 +63,8 @@ class Row:
     """CPU time of the gather without checksum, in microseconds per block."""
 
 
-class WrongBytes(PenstockError):
+class WrongBytes(Exception):
     """A block changed when it was copied out and back."""
-
-    kind = "wrong_bytes"
-
-
-def add_target(targets: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the target to `penstock bench`."""
-    copy = targets.add_parser(
-        "copy",
-        help="copies of KV blocks, layout by layout, against memcpy",
-        description="Copies blocks of a KV cache in host memory out of and into every layout, in "
-        "random order, on one thread, against memcpy of the same bytes, pass by pass in turn. "
-        "Checks that every byte comes back.",
-    )
-    words.add_counts(
-        copy,
-        ("layers", 32, "attention layers"),
-        ("heads", 8, "KV heads of the rank"),
-        ("head-dim", 128, "elements of a key"),
-        ("block-size", 16, "tokens in a block"),
-        ("element-bytes", 2, "bytes of an element"),
-    )
-    copy.add_argument(
-        "--total",
-        metavar="SIZE",
-        type=words.size_argument,
-        default="256MiB",
-        help="size of the KV cache, all of it copied in a pass (default: %(default)s)",
-    )
-    words.add_measurement(copy, passes=11)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Measures every layout and shows the figures."""
-    content = 2 * args.head_dim * args.element_bytes
-    block = args.layers * args.heads * args.block_size * content
-    blocks = max(PER_CALL, args.total // block // PER_CALL * PER_CALL)
-    shape = Shape(args.layers, args.heads, args.block_size, content, blocks)
-    memcpy, rows = measure(shape, args.passes)
-    if args.json:
-        words.print_measurement(
-            args,
-            {
-                "shape": asdict(shape) | {"block_bytes": shape.block_bytes},
-                "passes": args.passes,
-                "memcpy_gb_s": memcpy,
-                "rows": [asdict(row) for row in rows],
-            },
-        )
-    else:
-        _show(shape, memcpy, rows)
-    return 0
 
 
 @dataclass
@@ -131,17 +83,10 @@ def measure(shape: Shape, passes: int) -> tuple[float, list[Row]]:
     """Memcpy's GB/s, and a row for each layout and for each conversion of the interior.
 
     Raises:
-        ConfigError: there is no memory for so many bytes.
         WrongBytes: a block changed on its way out and back.
     """
-    try:
-        memory = mmap.mmap(-1, shape.blocks * shape.block_bytes)
-        payload = mmap.mmap(-1, PER_CALL * shape.block_bytes)
-    except (OSError, OverflowError):
-        raise ConfigError(
-            f"no memory for {shape.blocks:,} blocks of {words.size(shape.block_bytes)}: give fewer "
-            "layers, heads or tokens, or a smaller --total"
-        ) from None
+    memory = mmap.mmap(-1, shape.blocks * shape.block_bytes)
+    payload = mmap.mmap(-1, PER_CALL * shape.block_bytes)
     whole = (0, shape.layers, 0, shape.heads)
     base = Buffer(memory, writable=True).address
     cases = []
@@ -260,39 +205,21 @@ def _seconds(work: Callable[[], None]) -> float:
 
 
 def _summarize(case: _Case, nbytes: int, blocks: int) -> None:
-    def ratio(ours: list[float], memcpy: list[float]) -> float:
-        return statistics.median(m / o for m, o in zip(memcpy, ours, strict=True))
-
     row = case.row
     row.gather_gb_s = nbytes / statistics.median(case.gather) / 1e9
-    row.gather_to_memcpy = ratio(case.gather, case.memcpy_out)
-    row.summed_to_memcpy = ratio(case.summed, case.memcpy_out)
+    row.gather_to_memcpy = median_ratio(case.memcpy_out, case.gather)
+    row.summed_to_memcpy = median_ratio(case.memcpy_out, case.summed)
     row.scatter_gb_s = nbytes / statistics.median(case.scatter) / 1e9
-    row.scatter_to_memcpy = ratio(case.scatter, case.memcpy_in)
+    row.scatter_to_memcpy = median_ratio(case.memcpy_in, case.scatter)
     row.cpu_us_per_block = statistics.median(case.cpu) / blocks * 1e6
 
 
-def _show(shape: Shape, memcpy: float, rows: Sequence[Row]) -> None:
-    console = words.console()
-    console.print(
-        f"blocks of {words.size(shape.block_bytes)}: {shape.layers} layers, {shape.heads} KV "
-        f"heads, {shape.tokens} tokens; memcpy of a whole block {memcpy:.1f} GB/s"
-    )
-    table = Table()
-    for name in (
-        "layout",
-        "copied as",
-        "pieces",
-        "gather GB/s",
-        "to memcpy",
-        "with checksum",
-        "scatter GB/s",
-        "to memcpy",
-        "CPU µs a block",
-    ):
-        table.add_column(name, justify="left" if name in ("layout", "copied as") else "right")
-    for row in rows:
-        table.add_row(
+def table(shape: Shape, memcpy: float, rows: Sequence[Row]) -> str:
+    """A line for the blocks, and a row for each layout."""
+    head = ["layout", "copied as", "pieces", "gather GB/s", "to memcpy", "with checksum"]
+    head += ["scatter GB/s", "to memcpy", "CPU µs a block"]
+    lines = [
+        [
             row.layout,
             row.interior,
             str(row.pieces),
@@ -302,5 +229,45 @@ def _show(shape: Shape, memcpy: float, rows: Sequence[Row]) -> None:
             f"{row.scatter_gb_s:.1f}",
             f"{row.scatter_to_memcpy:.2f}",
             f"{row.cpu_us_per_block:.0f}",
-        )
-    console.print(table)
+        ]
+        for row in rows
+    ]
+    return (
+        f"blocks of {size_name(shape.block_bytes)}: {shape.layers} layers, {shape.heads} KV heads, "
+        f"{shape.tokens} tokens; memcpy of a whole block {memcpy:.1f} GB/s\n\n"
+        + report.table(head, lines)
+    )
+
+
+def main() -> None:
+    """Measures every layout, and prints a table."""
+    parser = argparse.ArgumentParser(prog="benches.host_copy", description=__doc__)
+    parser.add_argument("--layers", type=int, default=32, help="attention layers")
+    parser.add_argument("--heads", type=int, default=8, help="KV heads of the rank")
+    parser.add_argument("--head-dim", type=int, default=128, help="elements of a key")
+    parser.add_argument("--block-size", type=int, default=16, help="tokens in a block")
+    parser.add_argument("--element-bytes", type=int, default=2, help="bytes of an element")
+    parser.add_argument(
+        "--total",
+        type=parse_size,
+        default="256MiB",
+        help="of KV, all copied in a pass",
+    )
+    parser.add_argument("--passes", type=int, default=11)
+    args = report.begin(parser)
+    content = 2 * args.head_dim * args.element_bytes
+    block = args.layers * args.heads * args.block_size * content
+    blocks = max(PER_CALL, args.total // block // PER_CALL * PER_CALL)
+    shape = Shape(args.layers, args.heads, args.block_size, content, blocks)
+    memcpy, rows = measure(shape, args.passes)
+    found = {
+        "shape": asdict(shape) | {"block_bytes": shape.block_bytes},
+        "passes": args.passes,
+        "memcpy_gb_s": memcpy,
+        "rows": [asdict(row) for row in rows],
+    }
+    report.finish(args, table(shape, memcpy, rows), found)
+
+
+if __name__ == "__main__":
+    main()

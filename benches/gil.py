@@ -1,4 +1,11 @@
-"""`penstock bench gil`: whether Python keeps its speed while the engine moves data."""
+"""Whether Python keeps its speed while the engine moves data.
+
+A loop counts in Python on one core. Three kinds of passes take turns: alone, while the engine
+stores and loads blocks of 1 MiB at full rate on the other cores, and while another process does
+that. As in vLLM, the loop's own thread submits and polls. What cores and a memory bus in common
+cost shows in both. What the loop loses to its own engine beyond that are those calls, and whatever
+the engine does with the interpreter's lock held. Run it as ``python -m benches.gil URL``.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +18,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from rich.table import Table
-
-from penstock.cli import words
-from penstock.cli.mover import Mover, OtherProcess, seconds_queued
-from penstock.errors import ConfigError
+from benches import report
+from benches.mover import Mover, OtherProcess, seconds_queued
+from benches.report import GIB, median_ratio
 
 _STEPS = range(250)
 """Steps of the loop between two looks at the clock. All integers in it are small ones that CPython
@@ -26,7 +31,7 @@ _BETWEEN_STEPS = 1e-3
 
 
 @dataclass
-class Report:
+class Found:
     """Medians over passes. Each ratio is computed within one pass."""
 
     steps_per_second_alone: float
@@ -51,55 +56,22 @@ class Report:
     moved_other_process_gib_per_second: float
 
 
-def add_target(targets: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the target to `penstock bench`."""
-    gil = targets.add_parser(
-        "gil",
-        help="a Python loop's speed while the engine moves data",
-        description="Counts in Python on one core, alone and, pass by pass in turn, while the "
-        "engine stores and loads blocks of 1 MiB at full rate on the others, and while another "
-        "process does that. As in vLLM, the loop's own thread submits and polls. What cores and a "
-        "memory bus in common cost shows in both; what the loop loses to its own engine beyond "
-        "that are those calls, and whatever the engine does with the interpreter's lock held.",
-    )
-    words.add_pool_url(gil)
-    gil.add_argument(
-        "--seconds",
-        metavar="SECONDS",
-        type=words.seconds_argument,
-        default=0.5,
-        help="length of a pass, each way (default: %(default)s)",
-    )
-    words.add_measurement(gil, passes=21, timed="a round of blocks")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Measures and shows the figures.
-
-    Raises:
-        ConfigError: there is only one core. There the loop and the engine take turns in any case.
-    """
+def run(args: argparse.Namespace) -> tuple[str, Found]:
+    """The pool's URL as it may be shown, and the figures."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
-        raise ConfigError("one core is not enough: the loop and the engine need one each")
-    url, timeout = words.pool_url(args), args.timeout
+        raise SystemExit("one core is not enough: the loop and the engine need one each")
     # The engine's threads and the other process inherit the cores that this thread has now.
     os.sched_setaffinity(0, cores[1:])
     try:
-        with Mover(url, timeout) as mover, OtherProcess(url, timeout) as other:
+        with Mover(args.url, args.timeout) as mover, OtherProcess(args.url, args.timeout) as other:
             os.sched_setaffinity(0, cores[:1])
-            report = _measure(mover, other, args)
+            return mover.url, _measure(mover, other, args)
     finally:
         os.sched_setaffinity(0, cores)
-    if args.json:
-        found = {"url": mover.url, "passes": args.passes, **asdict(report)}
-        words.print_measurement(args, found)
-    else:
-        _show(mover.url, report, args.passes)
-    return 0
 
 
-def _measure(mover: Mover, other: OtherProcess, args: argparse.Namespace) -> Report:
+def _measure(mover: Mover, other: OtherProcess, args: argparse.Namespace) -> Found:
     alone: list[_Pass] = []
     beside: dict[Mover | OtherProcess, list[_Pass]] = {mover: [], other: []}
     rates: dict[Mover | OtherProcess, list[float]] = {mover: [], other: []}
@@ -114,8 +86,8 @@ def _measure(mover: Mover, other: OtherProcess, args: argparse.Namespace) -> Rep
             rate = one.rest()
             if number:
                 beside[one].append(counted)
-                rates[one].append(rate / (1 << 30))
-    return Report(
+                rates[one].append(rate / GIB)
+    return Found(
         steps_per_second_alone=_steps(alone),
         steps_per_second_beside=_steps(beside[mover]),
         steps_per_second_other_process=_steps(beside[other]),
@@ -146,7 +118,7 @@ def _waits(passes: list[_Pass]) -> float:
 
 def _kept(these: list[_Pass], those: list[_Pass]) -> float:
     """Median of the passes' ratios."""
-    return statistics.median(one.steps / two.steps for one, two in zip(these, those, strict=True))
+    return median_ratio([one.steps for one in these], [one.steps for one in those])
 
 
 def _count(seconds: float, step: Callable[[], float] | None) -> _Pass:
@@ -177,30 +149,42 @@ def _switches() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
-def _show(url: str, report: Report, passes: int) -> None:
-    table = Table(title=f"{url}, passes: {passes}", box=None)
-    for heading in ("loop", "steps/s", "kept", "waits/s", "moved meanwhile"):
-        table.add_column(heading, justify="right")
-    waits = f"{report.waits_per_second_alone:.1f}"
-    table.add_row("alone", f"{report.steps_per_second_alone / 1e6:.1f} M", "", waits, "")
-    for name, steps, kept, waits, moved in (
-        (
-            "beside the engine",
-            report.steps_per_second_beside,
-            report.kept,
-            f"{report.waits_per_second_beside:.1f}",
-            report.moved_gib_per_second,
-        ),
-        (
+def table(url: str, found: Found, passes: int) -> str:
+    """A row for each kind of pass."""
+    head = ["loop", "steps/s", "kept", "waits/s", "moved meanwhile"]
+    steps = found.steps_per_second_alone, found.steps_per_second_beside
+    millions = [f"{each / 1e6:.1f} M" for each in (*steps, found.steps_per_second_other_process)]
+    alone = f"{found.waits_per_second_alone:.1f}"
+    beside = f"{found.waits_per_second_beside:.1f}"
+    moved = f"{found.moved_gib_per_second:.2f} GiB/s"
+    moved_by_other = f"{found.moved_other_process_gib_per_second:.2f} GiB/s"
+    lines = [
+        ["alone", millions[0], "", alone, ""],
+        ["beside the engine", millions[1], f"{found.kept:.3f}", beside, moved],
+        [
             "beside another process",
-            report.steps_per_second_other_process,
-            report.kept_other_process,
+            millions[2],
+            f"{found.kept_other_process:.3f}",
             "",
-            report.moved_other_process_gib_per_second,
-        ),
-    ):
-        table.add_row(name, f"{steps / 1e6:.1f} M", f"{kept:.3f}", waits, f"{moved:.2f} GiB/s")
-    words.console().print(table)
-    words.console().print(
-        f"beside the engine, to beside another process: {report.kept_to_other_process:.3f}"
-    )
+            moved_by_other,
+        ],
+    ]
+    ratio = f"beside the engine, to beside another process: {found.kept_to_other_process:.3f}"
+    return f"{url}, passes: {passes}\n\n{report.table(head, lines)}\n\n{ratio}"
+
+
+def main() -> None:
+    """Measures, and prints a table."""
+    parser = argparse.ArgumentParser(prog="benches.gil", description=__doc__)
+    parser.add_argument("url", help="the pool to move blocks to and from")
+    parser.add_argument("--seconds", type=float, default=0.5, help="length of a pass, each way")
+    parser.add_argument("--passes", type=int, default=21)
+    parser.add_argument("--timeout", type=float, default=30.0, help="seconds for a round of blocks")
+    args = report.begin(parser)
+    url, found = run(args)
+    result = {"url": url, "passes": args.passes} | asdict(found)
+    report.finish(args, table(url, found, args.passes), result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,10 +1,11 @@
-"""`penstock bench lookup` and `penstock bench gil` measure what they say, and leave nothing."""
+"""`benches.gil` measures what it says, notices a lock that is held, and leaves nothing."""
 
 from __future__ import annotations
 
 import json
 import os
 import resource
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benches import gil
 
 from penstock._native import Store
-from penstock.cli import bench_gil
-from penstock.cli.main import main
 from tests.waiting import LIMIT
+
+Bench = Callable[[int, float], dict[str, Any]]
 
 WAITS_FOR_THE_LOCK = 10
 """A second. A page that has to be fetched is a wait as well; none is seen as a rule.
-`benches.lock_waits` shows how many there are if another thread takes the lock."""
+`docs/benchmarks/engine.md` says how many there are if another thread takes the lock."""
 
 
 class Clock:
@@ -55,35 +57,28 @@ def voluntary_switches() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
-def document(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
-    assert main(["bench", *words, "--json"]) == 0
-    found: dict[str, object] = json.loads(capsys.readouterr().out)
-    return found
-
-
-def test_look_ups_of_many_chunks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Runs the bench over a directory of its own, and reads its result."""
+    file = tmp_path / "found.json"
     url = f"file://{tmp_path}/pool?size=1GiB"
-    found = document(capsys, "lookup", url, "--chunks", "10,200", "--passes", "3")
-    rows = found["rows"]
-    assert isinstance(rows, list)
-    assert [row["chunks"] for row in rows] == [10, 200]
-    for row in rows:
-        assert 0 < row["p50_ms"] <= row["p99_ms"]
-        assert row["us_per_chunk"] == pytest.approx(row["p50_ms"] * 1e3 / row["chunks"])
-    assert Store.open(url).usage(timeout=LIMIT) == []
 
+    def run(passes: int, seconds: float) -> dict[str, Any]:
+        words = ["--passes", str(passes), "--seconds", str(seconds), "--uncommitted"]
+        monkeypatch.setattr(sys, "argv", ["benches.gil", url, *words, "--json", str(file)])
+        gil.main()
+        assert Store.open(url).usage(timeout=LIMIT) == []
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
 
-def test_a_pool_too_small_for_the_look_up_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "lookup", "memory://?size=16KiB", "--chunks", "500"]) == 1
-    assert "the pool is too small" in capsys.readouterr().err
+    return run
 
 
 @pytest.mark.long
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_a_loop_beside_the_engine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_loop_beside_the_engine(bench: Bench) -> None:
     cores = os.sched_getaffinity(0)
-    url = f"file://{tmp_path}/pool?size=1GiB"
-    found = document(capsys, "gil", url, "--passes", "5", "--seconds", "0.5")
+    found = bench(5, 0.5)
     figures = {name: value for name, value in found.items() if isinstance(value, float)}
     waits = figures.pop("waits_per_second_beside")
     assert min(rate for name, rate in figures.items() if "waits" not in name) > 0
@@ -91,18 +86,16 @@ def test_a_loop_beside_the_engine(capsys: pytest.CaptureFixture[str], tmp_path: 
     # memory, and on whether the cores are two. The next test shows what waiting looks like.
     assert waits < WAITS_FOR_THE_LOCK
     assert os.sched_getaffinity(0) == cores
-    assert Store.open(url).usage(timeout=LIMIT) == []
 
 
 @pytest.mark.long
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_loop_that_waits_for_the_lock_is_noticed(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = f"file://{tmp_path}/pool?size=1GiB"
     seconds, waits = 0.3, 20
     clock = Clock(seconds, waits)
-    count = bench_gil._count
+    count = gil._count
 
     def count_by_the_clock(seconds: float, step: Callable[[], float] | None) -> Any:
         def timeless() -> float:
@@ -113,9 +106,9 @@ def test_a_loop_that_waits_for_the_lock_is_noticed(
         clock.begin()
         return count(seconds, None if step is None else timeless)
 
-    monkeypatch.setattr(bench_gil, "_count", count_by_the_clock)
-    monkeypatch.setattr(bench_gil, "time", clock)
-    monkeypatch.setattr(bench_gil, "seconds_queued", lambda: 0.0)
+    monkeypatch.setattr(gil, "_count", count_by_the_clock)
+    monkeypatch.setattr(gil, "time", clock)
+    monkeypatch.setattr(gil, "seconds_queued", lambda: 0.0)
     done = threading.Event()
 
     def take_the_lock() -> None:
@@ -125,7 +118,7 @@ def test_a_loop_that_waits_for_the_lock_is_noticed(
     thread = threading.Thread(target=take_the_lock)
     thread.start()
     try:
-        found = document(capsys, "gil", url, "--passes", "2", "--seconds", str(seconds))
+        found = bench(2, seconds)
     finally:
         done.set()
         thread.join()

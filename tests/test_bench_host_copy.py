@@ -1,31 +1,30 @@
-"""`penstock bench copy` copies what it says, and says it in JSON."""
+"""`benches.host_copy` copies what it says, and says it in JSON."""
 
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
+from benches import host_copy
 
-from penstock.cli import bench_copy, main
 from penstock.layout.negotiate import LAYOUTS
 
-SMALL = [
-    "--layers",
-    "3",
-    "--heads",
-    "2",
-    "--head-dim",
-    "4",
-    "--block-size",
-    "2",
-    "--total",
-    "64KiB",
-]
+SMALL = "--layers 3 --heads 2 --head-dim 4 --block-size 2 --total 64KiB --passes 2"
 
 
-def test_every_layout_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "copy", *SMALL, "--passes", "2", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+def test_every_layout_is_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "found.json"
+    words = [*SMALL.split(), "--uncommitted", "--json", str(file)]
+    monkeypatch.setattr(sys, "argv", ["benches.host_copy", *words])
+    host_copy.main()
+    shown = capsys.readouterr().out
+    assert all(layout in shown for layout in LAYOUTS)
+    result: dict[str, Any] = json.loads(file.read_text())
     assert result["shape"]["block_bytes"] == 3 * 2 * 2 * (2 * 4 * 2)
     assert result["memcpy_gb_s"] > 0
     rows = {(row["layout"], row["interior"]): row for row in result["rows"]}
@@ -43,15 +42,9 @@ def test_every_layout_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
         assert row["cpu_us_per_block"] > 0
 
 
-def test_the_table_names_every_layout(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "copy", *SMALL, "--passes", "1"]) == 0
-    shown = capsys.readouterr().out
-    assert all(layout in shown for layout in LAYOUTS)
-
-
 def test_blocks_that_do_not_come_back_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = bench_copy.Shape(layers=2, heads=1, tokens=2, content_bytes=4, blocks=4)
-    real = bench_copy.describe
+    shape = host_copy.Shape(layers=2, heads=1, tokens=2, content_bytes=4, blocks=4)
+    real = host_copy.describe
 
     class Forgetful:
         """Scatters nothing."""
@@ -70,7 +63,7 @@ def test_blocks_that_do_not_come_back_are_told(monkeypatch: pytest.MonkeyPatch) 
             return 0
 
     monkeypatch.setattr(
-        bench_copy, "describe", lambda s, layout, address: Forgetful(layout, address)
+        host_copy, "describe", lambda s, layout, address: Forgetful(layout, address)
     )
-    with pytest.raises(bench_copy.WrongBytes, match="did not come back"):
-        bench_copy.measure(shape, 1)
+    with pytest.raises(host_copy.WrongBytes, match="did not come back"):
+        host_copy.measure(shape, 1)

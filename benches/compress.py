@@ -1,4 +1,10 @@
-"""`penstock bench compress`: how much KV shrinks, and how fast one core encodes and decodes it."""
+"""Lossless compression of KV: how much it shrinks, and how fast one core encodes and decodes it.
+
+KV is encoded and decoded on one thread, against memcpy of the same bytes, pass by pass in turn.
+Every bit is checked to come back. Without ``--kv`` the KV is synthetic: normal numbers, with a
+scale for each of 128 channels. That shows speed, but not how much the KV of a model shrinks. For
+that, ``benches.trained_kv`` writes files. Run it as ``python -m benches.compress``.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +19,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.table import Table
-
-from penstock._native import Buffer, Coder
-from penstock.cli import words
-from penstock.errors import ConfigError, PenstockError
+from benches import report
+from benches.report import size_name
+from penstock._native import Buffer, Coder, parse_size
 
 _PASS_BYTES = 32 << 20
 """Bytes that each pass works through, at least: a pass takes some milliseconds."""
@@ -45,82 +49,8 @@ class Row:
     memcpy_gb_s: float
 
 
-class WrongBytes(PenstockError):
+class WrongBytes(Exception):
     """What was decoded is not what was encoded."""
-
-    kind = "wrong_bytes"
-
-
-def add_target(targets: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the target to `penstock bench`."""
-    compress = targets.add_parser(
-        "compress",
-        help="lossless compression of KV, by element type, against memcpy",
-        description="Encodes and decodes KV on one thread, against memcpy of the same bytes, pass "
-        "by pass in turn, and checks that every bit comes back. Without --kv the KV is synthetic: "
-        "normal numbers, with a scale for each of 128 channels. That shows speed, but not how "
-        "much the KV of a model shrinks.",
-    )
-    compress.add_argument(
-        "--kv",
-        metavar="FILE",
-        help="KV to code: elements of one type behind each other, as values hold them",
-    )
-    compress.add_argument(
-        "--element",
-        choices=Coder.elements,
-        help="type of the elements (default: bf16 with --kv, else all)",
-    )
-    compress.add_argument(
-        "--size",
-        metavar="SIZE",
-        type=words.size_argument,
-        default="2MiB",
-        help="bytes of a value (default: %(default)s)",
-    )
-    compress.add_argument(
-        "--baseline",
-        action="store_true",
-        help="use only instructions that every CPU of the architecture has",
-    )
-    words.add_measurement(compress, passes=21)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Measures every element type and shows the figures.
-
-    Raises:
-        ConfigError: the file cannot be read, or is empty.
-        WrongBytes: a value did not come back as it was.
-    """
-    if args.kv:
-        elements = [args.element or "bf16"]
-        payloads = {elements[0]: _read(Path(args.kv))}
-    else:
-        elements = [args.element] if args.element else Coder.elements
-        payloads = {element: synthetic(element, args.size) for element in elements}
-    rows = [
-        measure(element, payloads[element], args.size, args.passes, baseline=args.baseline)
-        for element in elements
-    ]
-    # The name alone: a path says where somebody keeps what, and no more.
-    source = Path(args.kv).name if args.kv else "synthetic"
-    if args.json:
-        found = {"kv": source, "value_bytes": args.size, "passes": args.passes}
-        words.print_measurement(args, found | {"rows": [asdict(row) for row in rows]})
-    else:
-        _show(source, args.size, rows)
-    return 0
-
-
-def _read(path: Path) -> bytes:
-    try:
-        payload = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    if not payload:
-        raise ConfigError(f"{path} is empty: it needs the bytes of KV")
-    return payload
 
 
 def synthetic(element: str, size: int) -> bytes:
@@ -225,21 +155,53 @@ def measure(element: str, payload: bytes, size: int, passes: int, *, baseline: b
     )
 
 
-def _show(source: str, size: int, rows: list[Row]) -> None:
-    console = words.console()
-    table = Table(title=f"KV: {source}; values of {words.size(size)}; one thread", box=None)
-    headings = ("element", "instructions", "ratio", "encode GB/s", "decode GB/s", "memcpy GB/s")
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(
+def table(source: str, size: int, rows: list[Row]) -> str:
+    """A row for each element type."""
+    head = ["element", "instructions", "ratio", "encode GB/s", "decode GB/s", "memcpy GB/s"]
+    lines = [
+        [
             row.element,
             row.instructions,
             f"{row.ratio:.3f}",
             f"{row.encode_gb_s:.1f}",
             f"{row.decode_gb_s:.1f}",
             f"{row.memcpy_gb_s:.1f}",
-        )
-    console.print(table)
+        ]
+        for row in rows
+    ]
+    shown = f"KV: {source}; values of {size_name(size)}; one thread\n\n{report.table(head, lines)}"
     if any(row.coded_values < row.values for row in rows):
-        console.print("Values that did not shrink count as they are. They are not timed.")
+        shown += "\n\nValues that did not shrink count as they are. They are not timed."
+    return shown
+
+
+def main() -> None:
+    """Measures every element type, and prints a table."""
+    parser = argparse.ArgumentParser(prog="benches.compress", description=__doc__)
+    parser.add_argument("--kv", type=Path, help="file of elements, as values hold them")
+    parser.add_argument(
+        "--element", choices=Coder.elements, help="their type (default: bf16 with --kv, else all)"
+    )
+    parser.add_argument("--size", type=parse_size, default="2MiB", help="bytes of a value")
+    parser.add_argument(
+        "--baseline", action="store_true", help="only instructions that every such CPU has"
+    )
+    parser.add_argument("--passes", type=int, default=21)
+    args = report.begin(parser)
+    if args.kv:
+        payloads = {args.element or "bf16": args.kv.read_bytes()}
+    else:
+        elements = [args.element] if args.element else Coder.elements
+        payloads = {element: synthetic(element, args.size) for element in elements}
+    rows = [
+        measure(element, payload, args.size, args.passes, baseline=args.baseline)
+        for element, payload in payloads.items()
+    ]
+    source = args.kv.name if args.kv else "synthetic"
+    found = {"kv": source, "value_bytes": args.size, "passes": args.passes}
+    found["rows"] = [asdict(row) for row in rows]
+    report.finish(args, table(source, args.size, rows), found)
+
+
+if __name__ == "__main__":
+    main()

@@ -36,12 +36,11 @@ class Common:
     adapters: NamedAdapters
     adapter_of: AdapterOf
     limit: LookupLimit
-    node: Store | None = None
+    node: Store | None
     """Node memory; None if the engine has a host tier of its own."""
-    spans: Spans | None = None
-    """Spans of requests; None if spans are off."""
+    spans: Spans
+    orders: Orders
     role: Role = ROLES["kv_both"]
-    orders: Orders = field(default_factory=Orders)
     weights: Weights = field(default_factory=Weights)
     counters: Counters = field(default_factory=Counters)
 

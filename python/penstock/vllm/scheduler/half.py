@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from itertools import starmap
 from typing import Any
 
@@ -47,11 +46,12 @@ from penstock.vllm.scheduler.handover import Handover
 from penstock.vllm.scheduler.hints import Hints
 from penstock.vllm.scheduler.loading import Loading
 from penstock.vllm.scheduler.lookups import Lookups
+from penstock.vllm.scheduler.orders import Orders
 from penstock.vllm.scheduler.prefetching import Prefetching
 from penstock.vllm.scheduler.probing import Probing
 from penstock.vllm.scheduler.requests import Phase, Tracked
 from penstock.vllm.scheduler.savings import Savings
-from penstock.vllm.scheduler.spans import Spans
+from penstock.vllm.scheduler.spans import NoSpans, Spans
 from penstock.vllm.scheduler.storing import Storing
 from penstock.vllm.scheduler.transfers import Transfers
 from penstock.vllm.settings import Settings, tenant_name
@@ -88,7 +88,8 @@ class SchedulerHalf:
             adapter_of,
             limit or LookupLimit(settings.lookup_timeout),
             open_node_memory(settings.host_memory, "penstock-scheduler"),
-            Spans(Exporter(settings.otlp_endpoint)) if settings.otlp_endpoint else None,
+            Spans(Exporter(settings.otlp_endpoint)) if settings.otlp_endpoint else NoSpans(),
+            Orders(adapter_of),
             role,
         )
         self._catalogue, self._orders = self._common.catalogue, self._common.orders
@@ -116,7 +117,7 @@ class SchedulerHalf:
         )
         self._hints = Hints(self._common, self._lookups, self._prefetching)
         self._events = Events(self._common) if facts.publishes_events else None
-        self._storing = Storing(self._common, self._transfers, self._events)
+        self._storing = Storing(self._common, self._events)
 
     def accept_shares(self, shares: Mapping[tuple[int, int], RankShare]) -> None:
         """Takes in what every rank holds, keyed by (pipeline rank, tensor-parallel rank).
@@ -194,8 +195,7 @@ class SchedulerHalf:
         if tracked is None:
             return False
         tracked.phase = Phase.ENDED
-        if self._common.spans is not None:
-            self._common.spans.abort(tracked)
+        self._common.spans.abort(tracked)
         self._lookups.take_answers()
         self._probing.decline_unawaited()
         if tracked.load is None:
@@ -212,7 +212,7 @@ class SchedulerHalf:
         if not tracked.stores:
             del self._requests[request_id]
             return False
-        self._orders.next.finished.append(request_id)
+        self._orders.finish(request_id)
         return True
 
     # --- steps ----------------------------------------------------------------------------
@@ -245,8 +245,7 @@ class SchedulerHalf:
         for place in done.started:
             tracked = self._requests[step.requests[place]]
             tracked.phase = Phase.RUNNING
-            if self._common.spans is not None:
-                self._common.spans.end_without_load(tracked)
+            self._common.spans.end_without_load(tracked)
             self._prefetching.forget(tracked)
         self._probing.decline_unawaited()
         # An engine that does not store need not look up tables of blocks in each step.
@@ -278,7 +277,7 @@ class SchedulerHalf:
         tracked = self._requests.get(request_id)
         if tracked is None or tracked.phase is Phase.ENDED:
             return
-        self._orders.next.flush.extend(tracked.stores)
+        self._orders.flush(tracked.stores)
         self._lookups.begin_anew(tracked)
         self._probing.forget(tracked)
         tracked.begin_anew()
@@ -339,8 +338,7 @@ class SchedulerHalf:
             if number <= weights.last_old_job:
                 continue
             self._catalogue.set_foreign(number, list(positions))
-        if self._common.spans is not None:
-            self._common.spans.note_lost((*report.lost, *report.foreign))
+        self._common.spans.note_lost((*report.lost, *report.foreign))
         if report.weights == weights.count:
             self._catalogue.change_host(report.held)
         self._transfers.note(report)
@@ -391,16 +389,12 @@ class SchedulerHalf:
         for tracked in self._requests.values():
             if tracked.phase is not Phase.ENDED:
                 self._forget_old(tracked)
-        orders = self._orders.next
-        orders.loads = [replace(job, is_stale=True) for job in orders.loads]
-        orders.stores = [replace(job, is_stale=True) for job in orders.stores]
+        self._orders.void()
         logger.info("Penstock: the weights have changed: nothing stored before is loaded any more")
 
     def on_transfers_ended(self) -> None:
         """No worker reads or writes the engine's blocks, and the engine takes all of them away."""
-        orders = self._orders.next
-        orders.loads = [replace(job, is_stale=True) for job in orders.loads]
-        orders.stores = [replace(job, is_stale=True) for job in orders.stores]
+        self._orders.void()
         self._loading.give_up(
             tracked.load.job for tracked in self._requests.values() if tracked.load is not None
         )
@@ -440,5 +434,4 @@ class SchedulerHalf:
         self._lookups.shutdown()
         if self._events is not None:
             self._events.shutdown()
-        if self._common.spans is not None:
-            self._common.spans.shutdown()
+        self._common.spans.shutdown()

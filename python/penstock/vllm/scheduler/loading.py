@@ -73,9 +73,8 @@ class Loading:
         last = self._common.last(tracked)
         held = catalogue.reaches(tracked.id, 0, last)
         is_shared = self._common.is_shared(request)
-        if self._common.spans is not None:
-            may_load = is_shared and last > 0 and not request.skip_reading_prefix_cache
-            self._common.spans.begin(tracked, may_load=may_load)
+        may_load = is_shared and last > 0 and not request.skip_reading_prefix_cache
+        self._common.spans.begin(tracked, may_load=may_load)
         if (held and held[-1].end == last) or not is_shared:
             catalogue.do_without(tracked.id)
         else:
@@ -207,20 +206,19 @@ class Loading:
         own = [tables[group.index] for group in self._common.facts.groups]
         end = offer.first + tokens
         blocks, moved = self._catalogue.begin_load(tracked.id, number, offer.first, end, own)
-        job = self._transfers.begin(number, tracked, blocks, moved, offer.choice)
+        limits = self._transfers.begin(number, moved, offer.choice)
         self._prefetching.release(tracked)
-        tracked.load, tracked.phase = job, Phase.LOADING
+        tracked.load = self._common.orders.load(number, tracked, blocks, *limits)
+        tracked.phase = Phase.LOADING
         tracked.load_bytes = (moved.host_bytes, moved.pool_bytes)
         self._savings.begin_wait(tracked)
-        if self._common.spans is not None:
-            self._common.spans.begin_load(tracked, number, tokens, blocks, *tracked.load_bytes)
+        self._common.spans.begin_load(tracked, number, tokens, blocks, *tracked.load_bytes)
         if self._catalogue.is_reading:
-            self._common.orders.next.flush.extend(self._catalogue.readers(blocks.block_ids))
-        self._common.orders.next.loads.append(job)
+            self._common.orders.flush(self._catalogue.readers(blocks.block_ids))
 
     def cancel(self, job: int) -> None:
         """The load's request is gone. The engine keeps the blocks until the load has ended."""
-        self._common.orders.next.cancel_loads.append(job)
+        self._common.orders.cancel_load(job)
 
     def give_up(self, jobs: Iterable[int]) -> None:
         """The engine took the blocks of these loads away. Their requests begin anew once every
@@ -241,8 +239,7 @@ class Loading:
         seconds = self._transfers.end(job.job)
         self._catalogue.end(job.job)
         unloaded = self._unloaded.pop(job.job, set())
-        if self._common.spans is not None:
-            self._common.spans.end_load(tracked, job.job, seconds, len(unloaded))
+        self._common.spans.end_load(tracked, job.job, seconds, len(unloaded))
         is_given_up = job.job in self._given_up
         self._given_up.discard(job.job)
         if tracked.phase is Phase.ENDED:

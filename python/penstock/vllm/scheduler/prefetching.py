@@ -151,9 +151,10 @@ class Prefetching:
         )
         if begun is None:
             return None
-        job = self._transfers.begin(number, tracked, *begun, is_probe=is_probe)
+        blocks, moved = begun
+        limits = self._transfers.begin(number, moved, is_probe=is_probe)
         self._open[number] = _Prefetch(self._common.agreement.ranks, is_awaited, name)
-        self._common.orders.next.prefetches.append(job)
+        self._common.orders.prefetch(number, tracked, blocks, *limits)
         return number
 
     def release(self, tracked: Tracked) -> None:
@@ -166,7 +167,7 @@ class Prefetching:
         prefetch = self._open[number]
         prefetch.is_released = True
         self._catalogue.release(number)
-        self._common.orders.next.release.append(number)
+        self._common.orders.release(number)
         self._end_if_over(number)
 
     def on_done(self, number: int, ranks: int) -> None:

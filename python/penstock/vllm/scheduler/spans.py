@@ -152,3 +152,16 @@ class Spans:
     def shutdown(self) -> None:
         """Sends what is queued, within a bounded time."""
         self._exporter.shutdown()
+
+
+class NoSpans(Spans):
+    """The spans of an engine that has spans off: no request gets one, and nothing is sent."""
+
+    def __init__(self) -> None:
+        self._loads = {}
+
+    def begin(self, tracked: Tracked, *, may_load: bool) -> None:
+        """The request gets no span. Without one, the other calls do nothing."""
+
+    def shutdown(self) -> None:
+        """Does nothing: nothing is queued."""

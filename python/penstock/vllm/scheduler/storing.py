@@ -17,7 +17,6 @@ from penstock.vllm.scheduler.common import Common
 from penstock.vllm.scheduler.events import Events
 from penstock.vllm.scheduler.facts import BlockTables, EngineBlocks
 from penstock.vllm.scheduler.requests import Tracked
-from penstock.vllm.scheduler.transfers import Transfers
 
 
 @dataclass
@@ -43,11 +42,10 @@ class _Store:
 class Storing:
     """Stores of one engine."""
 
-    def __init__(self, common: Common, transfers: Transfers, events: Events | None) -> None:
+    def __init__(self, common: Common, events: Events | None) -> None:
         self._common = common
         self._events = events
         self._catalogue = common.catalogue
-        self._transfers = transfers
         self._under_way: dict[int, _Store] = {}
         self.engine_blocks: EngineBlocks | None = None
         """The engine's blocks. None until the engine has any, and so before its first step."""
@@ -72,7 +70,7 @@ class Storing:
             tracked, ranks, ranks, len(blocks), announced, self._hold(blocks)
         )
         tracked.stores.add(number)
-        self._common.orders.next.stores.append(self._transfers.job(number, tracked, blocks))
+        self._common.orders.store(number, tracked, blocks)
 
     def _hold(self, blocks: Blocks) -> list[int]:
         """Holds the engine's blocks if need be. Returns those that are held."""
@@ -88,7 +86,7 @@ class Storing:
         """Orders workers to read blocks before the step, if the engine has given them to other
         requests. This happens to blocks that left a window."""
         if self._catalogue.is_reading:
-            self._common.orders.next.flush.extend(self._catalogue.readers(list(new_blocks())))
+            self._common.orders.flush(self._catalogue.readers(list(new_blocks())))
 
     def on_released(self, number: int, ranks: int) -> None:
         """`ranks` more ranks have read a store's blocks."""

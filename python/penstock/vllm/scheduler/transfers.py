@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 
-from penstock._native import Blocks, Choice, Moved, Reach
-from penstock.vllm.messages import BlockJob, WorkerReport
+from penstock._native import Choice, Moved, Reach
+from penstock.vllm.messages import WorkerReport
 from penstock.vllm.scheduler.common import Common
-from penstock.vllm.scheduler.requests import Tracked
 
 
 class Transfers:
@@ -26,14 +25,13 @@ class Transfers:
     def begin(
         self,
         number: int,
-        tracked: Tracked,
-        blocks: Blocks,
         moved: Moved,
         choice: Choice | None = None,
         *,
         is_probe: bool = False,
-    ) -> BlockJob:
-        """The job of a load or prefetch that begins now. `choice` is the advice for a load."""
+    ) -> tuple[float, float]:
+        """The timeout and the pace of a load or prefetch that begins now, see
+        :class:`~penstock.vllm.messages.BlockJob`. `choice` is the advice for a load."""
         host_bytes, pool_bytes = moved.host_bytes, moved.pool_bytes
         timeout, pace, patience = (
             self._common.settings.load_deadline(host_bytes + pool_bytes) + self._common.limit.extra,
@@ -51,28 +49,7 @@ class Transfers:
         self._common.advisor.on_begin(
             time.monotonic(), number, host_bytes, pool_bytes, patience=patience, is_probe=is_probe
         )
-        return self.job(number, tracked, blocks, timeout, pace)
-
-    def job(
-        self,
-        number: int,
-        tracked: Tracked,
-        blocks: Blocks,
-        timeout: float = 0.0,
-        pace: float = 0.0,
-    ) -> BlockJob:
-        """The workers' description of a job on a request's blocks."""
-        return BlockJob(
-            job=number,
-            request_id=tracked.id,
-            blocks=blocks,
-            timeout=timeout,
-            pace=pace,
-            salt=tracked.salt,
-            tenant=tracked.tenant,
-            is_awaited=tracked.is_handed_over,
-            adapter=self._common.adapter_of(tracked.request),
-        )
+        return timeout, pace
 
     def is_one_to_end(self, now: float, until: float) -> bool:
         """Whether a load is expected to end in this time. One that should have ended is not."""

@@ -104,7 +104,7 @@ def test_what_a_pool_evicts_is_told_after_a_while(monkeypatch: pytest.MonkeyPatc
     request = compute(engine)
     engine.settle()
     engine.half.take_events()
-    store = engine.half._common.store
+    store = engine.half._store
     gone = request.block_hashes[3:]
     for block_hash in gone:
         assert store.remove(list(engine.keys((0, block_hash))), timeout=LIMIT)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -171,8 +170,10 @@ class Questions:
 
 def test_one_look_up_at_a_time_measures(clock: Clock) -> None:
     engine, asked = PlainEngine([FULL], limit=LookupLimit()), Questions()
-    common: Any = SimpleNamespace(**vars(engine.half._common) | {"catalogue": asked})
-    measured = lookups.Lookups(common)
+    half, catalogue = engine.half, cast("Any", asked)
+    measured = lookups.Lookups(
+        half._store, catalogue, engine.agreement, LookupLimit(), half._counters
+    )
     assert asked.begin(measured, "a") == LONGEST
     assert asked.begin(measured, "b") == FIRST
     # The first was answered, by a refusal: the next one measures.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.vllm.groups import Group
 from penstock.vllm.messages import IDLE_SECONDS, IDLE_TO_END_SECONDS, BlockJob
-from penstock.vllm.scheduler import loading
+from penstock.vllm.scheduler import lookup_waits
 from penstock.vllm.scheduler.lookups import Lookups
 from penstock.vllm.scheduler.requests import Phase, Tracked
 from tests.clock import Clock
@@ -202,7 +202,7 @@ def test_what_was_not_waited_for_is_declined_only_if_it_is_computed() -> None:
 
 def test_what_loads_save_and_what_requests_wait_is_counted_for_their_tenant(clock: Clock) -> None:
     engine = PlainEngine([FULL])
-    advisor = engine.half._common.advisor
+    advisor = engine.half._advisor
     engine.put_prompt(PROMPT)
     request = engine.ask("r", PROMPT, {"penstock.tenant": "red"})
     assert engine.match(request) == 20
@@ -293,12 +293,12 @@ def test_workers_are_left_alone_until_a_load_ends_that_is_expected_to_end_soon(
 def test_an_engine_without_work_waits_a_moment_for_a_lookup(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = Clock(monkeypatch, loading.__name__, Lookups.__module__)
+    clock = Clock(monkeypatch, lookup_waits.__name__, Lookups.__module__)
 
     def after(name: str) -> None:
         """A wait that nobody ends lasts until the moment is over."""
         if name == "wait":
-            clock.now += loading._MOMENT
+            clock.now += lookup_waits._MOMENT
 
     with silent_pool() as url:
         engine = PlainEngine([FULL], pool=url)

@@ -15,12 +15,14 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock._native import Blocks, Lookup, tenant_namespace
+from penstock._native import Blocks, Lookup, Store, tenant_namespace
+from penstock.vllm.agreement import Agreement
 from penstock.vllm.groups import Group
+from penstock.vllm.lookup_limit import LookupLimit
 from penstock.vllm.names import EVENT_KEY_VARIABLE
-from penstock.vllm.scheduler.common import Common
-from penstock.vllm.scheduler.facts import EngineRequest
+from penstock.vllm.scheduler.facts import EngineFacts, EngineRequest
 from penstock.vllm.scheduler.requests import Tracked
+from penstock.vllm.settings import Settings
 
 _MOST_WATCHED = 262_144
 _ASKED_AT_ONCE = 512
@@ -69,9 +71,19 @@ _Name = tuple[int, str, bytes]
 class Events:
     """The events of one engine that were not taken yet, and the blocks that it has announced."""
 
-    def __init__(self, common: Common) -> None:
-        self._common = common
-        self._lookup = Lookup(common.store, threads=1)
+    def __init__(
+        self,
+        settings: Settings,
+        facts: EngineFacts,
+        agreement: Agreement,
+        store: Store,
+        limit: LookupLimit,
+    ) -> None:
+        self._settings = settings
+        self._facts = facts
+        self._agreement = agreement
+        self._lookup = Lookup(store, threads=1)
+        self._limit = limit
         self._announced: OrderedDict[_Name, float] = OrderedDict()
         """Block → when the pool was last known to have it, the earliest first."""
         self._asked: dict[int, list[_Name]] = {}
@@ -99,14 +111,14 @@ class Events:
         begun = (0, 0)
         for position, place in enumerate(blocks.places):
             # A drafter's blocks have the names of the model's.
-            if position in missing or self._common.facts.groups[place[0]].draft is not None:
+            if position in missing or self._facts.groups[place[0]].draft is not None:
                 continue
             name = self._name(tracked, place)
             if place != at:
                 self._tell_stored(tracked, begun, run)
                 begun, run = place, []
             run.append(name[2])
-            at = place[0], place[1] + self._common.facts.groups[place[0]].block_size
+            at = place[0], place[1] + self._facts.groups[place[0]].block_size
             self._announced[name] = now
             self._announced.move_to_end(name)
         self._tell_stored(tracked, begun, run)
@@ -125,14 +137,14 @@ class Events:
 
     def _hash(self, tracked: Tracked, group: int, first: int) -> bytes:
         """The hash of the block of a group that begins at a token."""
-        end = first + self._common.facts.groups[group].block_size
-        return tracked.request.block_hashes[end // self._common.facts.hash_tokens - 1]
+        end = first + self._facts.groups[group].block_size
+        return tracked.request.block_hashes[end // self._facts.hash_tokens - 1]
 
     def _tell_stored(self, tracked: Tracked, place: tuple[int, int], run: Sequence[bytes]) -> None:
         if not run:
             return
         position, first = place
-        group = self._common.facts.groups[position]
+        group = self._facts.groups[position]
         parent = self._hash(tracked, position, first - group.block_size) if first else None
         salt = shown_salt(tracked.salt, self._key) if tracked.salt else None
         self._pending.append(Stored(tracked.request, group, tuple(run), parent, first, salt))
@@ -142,7 +154,7 @@ class Events:
         for group, _, block_hash in names:
             by_group.setdefault(group, []).append(block_hash)
         for position, hashes in by_group.items():
-            self._pending.append(Removed(self._common.facts.groups[position], tuple(hashes)))
+            self._pending.append(Removed(self._facts.groups[position], tuple(hashes)))
 
     # --- what the pool does ---------------------------------------------------------------
 
@@ -166,7 +178,7 @@ class Events:
 
     def _ask(self) -> None:
         now = time.monotonic()
-        due = now - self._common.settings.event_check
+        due = now - self._settings.event_check
         oldest: list[_Name] = []
         for name, seen in self._announced.items():
             if seen > due or len(oldest) == _ASKED_AT_ONCE:
@@ -178,9 +190,8 @@ class Events:
             # What the pool does not answer is asked for again after the same time.
             self._announced[name] = now
             self._announced.move_to_end(name)
-        agreement = self._common.agreement
         for (group, tenant), names in batches.items():
-            namespace = agreement.namespaces[group]
+            namespace = self._agreement.namespaces[group]
             if tenant:
                 namespace = tenant_namespace(namespace, tenant)
             self._numbers += 1
@@ -188,8 +199,8 @@ class Events:
                 self._numbers,
                 namespace,
                 [block_hash for _, _, block_hash in names],
-                agreement.spans[group],
-                self._common.limit.seconds,
+                self._agreement.spans[group],
+                self._limit.seconds,
             )
             self._asked[self._numbers] = names
 

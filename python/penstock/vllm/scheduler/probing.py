@@ -7,21 +7,33 @@ from __future__ import annotations
 
 import time
 
-from penstock.vllm.advisor import AUTO
-from penstock.vllm.scheduler.common import Common
+from penstock._native import Catalogue
+from penstock.vllm.advisor import AUTO, Advisor
+from penstock.vllm.agreement import Agreement
+from penstock.vllm.counters import Counters
 from penstock.vllm.scheduler.lookups import Lookups
-from penstock.vllm.scheduler.prefetching import Prefetching
+from penstock.vllm.scheduler.prefetches import Prefetches
 from penstock.vllm.scheduler.requests import Phase, Tracked
 
 
 class Probing:
     """Counts declined loads, and orders probes in their place."""
 
-    def __init__(self, common: Common, lookups: Lookups, prefetching: Prefetching) -> None:
-        self._common = common
-        self._catalogue = common.catalogue
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        agreement: Agreement,
+        advisor: Advisor,
+        lookups: Lookups,
+        prefetches: Prefetches,
+        counters: Counters,
+    ) -> None:
+        self._catalogue = catalogue
+        self._agreement = agreement
+        self._advisor = advisor
         self._lookups = lookups
-        self._prefetching = prefetching
+        self._prefetches = prefetches
+        self._counters = counters
         self._unawaited: dict[str, tuple[Tracked, int]] = {}
         """Requests that are computed without their look-up's answer, each with the last token at
         which its load could end."""
@@ -29,9 +41,10 @@ class Probing:
     def note_unawaited(self, tracked: Tracked, first: int) -> None:
         """The request is computed from the token `first`, though its look-up is under way."""
         if tracked.unawaited_from is None:
-            self._common.counters.count("lookups_not_awaited")
+            self._counters.count("lookups_not_awaited")
         tracked.unawaited_from = first
-        self._unawaited[tracked.id] = tracked, self._common.last(tracked)
+        last = self._catalogue.last_end(tracked.request.num_tokens)
+        self._unawaited[tracked.id] = tracked, last
 
     def decline_unawaited(self) -> None:
         """Counts declined loads of requests that did not wait for their look-up.
@@ -62,17 +75,16 @@ class Probing:
         if tracked.is_declined or end <= first:
             return
         tracked.is_declined = True
-        self._common.counters.count("declined_tokens", end - first)
+        self._counters.count("declined_tokens", end - first)
         group = self._catalogue.lacking(tracked.id, first, end)
         if group is None or tracked.policy != AUTO:
             return
-        agreement = self._common.agreement
-        wanted = self._common.advisor.wants_probe(
+        wanted = self._advisor.wants_probe(
             time.monotonic(),
             first,
             self._catalogue.whole(tracked.id, first, end),
             tracked.request.num_tokens,
-            (agreement.block_bytes[group], agreement.block_objects[group]),
+            (self._agreement.block_bytes[group], self._agreement.block_objects[group]),
         )
-        if wanted and self._prefetching.probe(tracked, first, end, wanted):
-            self._common.counters.count("probes")
+        if wanted and self._prefetches.probe(tracked, first, end, wanted):
+            self._counters.count("probes")

@@ -168,6 +168,11 @@ class Tracked:
         Without a salt of its own, a request shares blocks with requests of others."""
         return self.label if self.salt else ""
 
+    @property
+    def account(self) -> bytes:
+        """Whose room its hints take: its tenant's, or that of all who give its salt."""
+        return self.tenant.encode() or (b"\0" + self.salt if self.salt else b"")
+
     def begin_anew(self) -> None:
         """The request waits for its turn again, with a fresh state."""
         self.phase = Phase.WAITING

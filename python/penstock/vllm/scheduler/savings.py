@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from penstock.vllm.scheduler.common import Common
+from penstock.vllm.advisor import Advisor
+from penstock.vllm.counters import Counters
 from penstock.vllm.scheduler.requests import Tracked
 
 _MOST_PENDING = 1_000
@@ -19,8 +20,9 @@ class Savings:
     that step is known.
     """
 
-    def __init__(self, common: Common) -> None:
-        self._common = common
+    def __init__(self, advisor: Advisor, counters: Counters) -> None:
+        self._advisor = advisor
+        self._counters = counters
         self._pending: deque[tuple[str, int, int, int]] = deque(maxlen=_MOST_PENDING)
 
     def begin_wait(self, tracked: Tracked) -> None:
@@ -35,15 +37,15 @@ class Savings:
             tracked.waits_since = None
             if tracked.span is not None:
                 tracked.span.waited += waited
-            self._common.counters.count_for(tracked.label, "load_wait_seconds", waited)
+            self._counters.count_for(tracked.label, "load_wait_seconds", waited)
 
     def on_loaded(self, tracked: Tracked, first: int, end: int) -> None:
         """The request's tokens from `first` to `end` were loaded."""
         self._pending.append((tracked.label, first, end, tracked.request.num_tokens))
         while self._pending:
             tenant, first, end, prompt = self._pending[0]
-            saved = self._common.advisor.saved_seconds(first, end, prompt)
+            saved = self._advisor.saved_seconds(first, end, prompt)
             if saved is None:
                 return
             self._pending.popleft()
-            self._common.counters.count_for(tenant, "prefill_saved_seconds", saved)
+            self._counters.count_for(tenant, "prefill_saved_seconds", saved)

@@ -12,11 +12,15 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from penstock._native import Blocks
-from penstock.vllm.scheduler.common import Common
-from penstock.vllm.scheduler.events import Events
-from penstock.vllm.scheduler.facts import BlockTables, EngineBlocks
+from penstock._native import Blocks, Catalogue
+from penstock.vllm.agreement import Agreement
+from penstock.vllm.counters import Counters
+from penstock.vllm.scheduler.announcing import Announcing
+from penstock.vllm.scheduler.block_holds import BlockHolds
+from penstock.vllm.scheduler.facts import BlockTables, EngineFacts
+from penstock.vllm.scheduler.orders import Orders
 from penstock.vllm.scheduler.requests import Tracked
+from penstock.vllm.scheduler.sharing import Sharing
 
 
 @dataclass
@@ -42,51 +46,52 @@ class _Store:
 class Storing:
     """Stores of one engine."""
 
-    def __init__(self, common: Common, events: Events | None) -> None:
-        self._common = common
-        self._events = events
-        self._catalogue = common.catalogue
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        facts: EngineFacts,
+        agreement: Agreement,
+        sharing: Sharing,
+        orders: Orders,
+        holds: BlockHolds,
+        announcing: Announcing,
+        counters: Counters,
+    ) -> None:
+        self._catalogue = catalogue
+        self._facts = facts
+        self._agreement = agreement
+        self._sharing = sharing
+        self._orders = orders
+        self._holds = holds
+        self._announcing = announcing
+        self._counters = counters
         self._under_way: dict[int, _Store] = {}
-        self.engine_blocks: EngineBlocks | None = None
-        """The engine's blocks. None until the engine has any, and so before its first step."""
 
     def store_filled(self, tracked: Tracked, tables: BlockTables, computed: int) -> None:
         """Orders the store of every new block that is full after `computed` tokens."""
-        if not self._common.role.stores or not self._common.is_shared(tracked.request):
+        if not self._sharing.may_store(tracked):
             return
-        if tracked.is_stale:
-            return
-        number = self._common.orders.number()
-        own = [tables[group.index] for group in self._common.facts.groups]
+        number = self._orders.number()
+        own = [tables[group.index] for group in self._facts.groups]
         self._catalogue.extend(tracked.id, tracked.request.block_hashes)
         blocks = self._catalogue.begin_store(
-            tracked.id, number, computed, own, self._common.facts.null_block
+            tracked.id, number, computed, own, self._facts.null_block
         )
         if blocks is None:
             return
-        ranks = self._common.agreement.ranks
-        announced = blocks if self._events is not None else None
+        ranks = self._agreement.ranks
+        announced = blocks if self._announcing.needs_blocks else None
         self._under_way[number] = _Store(
-            tracked, ranks, ranks, len(blocks), announced, self._hold(blocks)
+            tracked, ranks, ranks, len(blocks), announced, self._holds.hold(blocks)
         )
         tracked.stores.add(number)
-        self._common.orders.store(number, tracked, blocks)
-
-    def _hold(self, blocks: Blocks) -> list[int]:
-        """Holds the engine's blocks if need be. Returns those that are held."""
-        if not self._common.facts.holds_blocks:
-            return []
-        assert self.engine_blocks is not None, "the engine has not shown its block pool"
-        # Each once: layers of a drafter share the blocks of the model's.
-        held = list(dict.fromkeys(blocks.block_ids))
-        self.engine_blocks.hold(held)
-        return held
+        self._orders.store(number, tracked, blocks)
 
     def flush_given_away(self, new_blocks: Callable[[], Iterable[int]]) -> None:
         """Orders workers to read blocks before the step, if the engine has given them to other
         requests. This happens to blocks that left a window."""
         if self._catalogue.is_reading:
-            self._common.orders.flush(self._catalogue.readers(list(new_blocks())))
+            self._orders.flush(self._catalogue.readers(list(new_blocks())))
 
     def on_released(self, number: int, ranks: int) -> None:
         """`ranks` more ranks have read a store's blocks."""
@@ -95,20 +100,16 @@ class Storing:
         if not store.unread:
             self._catalogue.on_read(number)
             store.tracked.stores.discard(number)
-            self._let_go(store)
+            self._free(store)
 
-    def let_go(self) -> None:
+    def free(self) -> None:
         """No store reads the engine's blocks any more."""
         for store in self._under_way.values():
-            self._let_go(store)
+            self._free(store)
 
-    def _let_go(self, store: _Store) -> None:
-        if store.held:
-            assert self.engine_blocks is not None
-            # The first block of a prompt is worth most: it goes last into the engine's queue of
-            # free blocks, as when a request ends.
-            self.engine_blocks.let_go(reversed(store.held))
-            store.held = []
+    def _free(self, store: _Store) -> None:
+        self._holds.free(store.held)
+        store.held = []
 
     def on_stored(self, number: int, ranks: int, unstored: set[int]) -> None:
         """`ranks` more ranks are done with a store. They did not bring the blocks at the positions
@@ -119,13 +120,10 @@ class Storing:
         if store.undone:
             return
         del self._under_way[number]
-        if number <= self._common.weights.last_old_job:
+        if number <= self._sharing.weights.last_old_job:
             # The pool has them, but not as blocks of the weights of now.
             store.unstored = set(range(store.size))
-        self._common.counters.observe("store_delay_seconds", time.monotonic() - store.began)
+        self._counters.observe("store_delay_seconds", time.monotonic() - store.began)
         stored = self._catalogue.end_store(number, sorted(store.unstored))
-        self._common.counters.count("stored_blocks", stored)
-        if self._events is not None and store.blocks is not None:
-            self._events.on_stored(store.tracked, store.blocks, store.unstored)
-        if stored:
-            self._common.descriptions.publish(store.tracked.tenant)
+        self._counters.count("stored_blocks", stored)
+        self._announcing.on_stored(store.tracked, store.blocks, store.unstored, stored)

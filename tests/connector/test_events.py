@@ -159,4 +159,4 @@ def test_without_events_nothing_is_kept() -> None:
     compute(engine)
     engine.settle()
     assert engine.half.take_events() == []
-    assert all(store.blocks is None for store in engine.half._storing._under_way.values())
+    assert all(store.blocks is None for store in engine.half._stores._under_way.values())

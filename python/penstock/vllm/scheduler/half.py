@@ -63,6 +63,7 @@ from penstock.vllm.scheduler.requests import Phase, Tracked
 from penstock.vllm.scheduler.savings import Savings
 from penstock.vllm.scheduler.sharing import Sharing
 from penstock.vllm.scheduler.spans import NoSpans, Spans
+from penstock.vllm.scheduler.stores import Stores
 from penstock.vllm.scheduler.storing import Storing
 from penstock.vllm.scheduler.tiered_lookups import TieredLookups
 from penstock.vllm.scheduler.transfers import Transfers
@@ -151,16 +152,9 @@ class SchedulerHalf:
             Events(settings, facts, agreement, store, limit) if facts.publishes_events else None
         )
         self._holds = BlockHolds(are_needed=facts.holds_blocks)
-        self._storing = Storing(
-            catalogue,
-            facts,
-            agreement,
-            sharing,
-            orders,
-            self._holds,
-            Announcing(self._events, self._descriptions),
-            counters,
-        )
+        announcing = Announcing(self._events, self._descriptions)
+        self._stores = Stores(catalogue, agreement, weights, self._holds, announcing, counters)
+        self._storing = Storing(catalogue, facts, sharing, orders, self._stores)
 
     def accept_shares(self, shares: Mapping[tuple[int, int], RankShare]) -> None:
         """Takes in what every rank holds, keyed by (pipeline rank, tensor-parallel rank).
@@ -380,13 +374,13 @@ class SchedulerHalf:
         # The findings of jobs come before the ends of jobs, because a job is forgotten at its end.
         # What they find of weights that are gone says nothing about those of now.
         for number, positions in report.lost.items():
-            if number <= weights.last_old_job:
+            if weights.is_old_job(number):
                 continue
             self._catalogue.lose(number, list(positions))
             if self._events is not None:
                 self._tell_lost(number, positions)
         for number, positions in report.foreign.items():
-            if number <= weights.last_old_job:
+            if weights.is_old_job(number):
                 continue
             self._catalogue.set_foreign(number, list(positions))
         self._spans.note_lost((*report.lost, *report.foreign))
@@ -397,9 +391,9 @@ class SchedulerHalf:
         for number, ranks in report.prefetched.items():
             self._prefetches.on_done(number, ranks)
         for number, ranks in report.released.items():
-            self._storing.on_released(number, ranks)
+            self._stores.on_released(number, ranks)
         for number, ranks in report.stored.items():
-            self._storing.on_stored(number, ranks, report.unstored.get(number, set()))
+            self._stores.on_stored(number, ranks, report.unstored.get(number, set()))
 
     def _tell_lost(self, number: int, positions: Iterable[int]) -> None:
         assert self._events is not None
@@ -449,7 +443,7 @@ class SchedulerHalf:
         self._loading.give_up(
             tracked.load.job for tracked in self._requests.values() if tracked.load is not None
         )
-        self._storing.free()
+        self._stores.free()
 
     def _forget_old(self, tracked: Tracked) -> None:
         """The request has blocks of weights that are gone, or waits for some."""

@@ -37,8 +37,8 @@ class Stored:
 
     request: EngineRequest
     group: Group
-    hashes: tuple[bytes, ...]
-    parent: bytes | None
+    block_hashes: tuple[bytes, ...]
+    parent_block_hash: bytes | None
     """The hash of the block before them; None if they begin the prompt."""
     first: int
     """Number of the blocks' first token in the prompt."""
@@ -61,7 +61,7 @@ class Removed:
     """Blocks of one group that this engine does not vouch for any more."""
 
     group: Group
-    hashes: tuple[bytes, ...]
+    block_hashes: tuple[bytes, ...]
 
 
 _Name = tuple[int, str, bytes]
@@ -133,9 +133,9 @@ class Events:
 
     def _name(self, tracked: Tracked, place: tuple[int, int]) -> _Name:
         group, first = place
-        return group, tracked.tenant, self._hash(tracked, group, first)
+        return group, tracked.tenant, self._block_hash(tracked, group, first)
 
-    def _hash(self, tracked: Tracked, group: int, first: int) -> bytes:
+    def _block_hash(self, tracked: Tracked, group: int, first: int) -> bytes:
         """The hash of the block of a group that begins at a token."""
         end = first + self._facts.groups[group].block_size
         return tracked.request.block_hashes[end // self._facts.hash_tokens - 1]
@@ -145,7 +145,8 @@ class Events:
             return
         position, first = place
         group = self._facts.groups[position]
-        parent = self._hash(tracked, position, first - group.block_size) if first else None
+        before = first - group.block_size
+        parent = self._block_hash(tracked, position, before) if first else None
         salt = shown_salt(tracked.salt, self._key) if tracked.salt else None
         self._pending.append(Stored(tracked.request, group, tuple(run), parent, first, salt))
 
@@ -153,8 +154,8 @@ class Events:
         by_group: dict[int, list[bytes]] = {}
         for group, _, block_hash in names:
             by_group.setdefault(group, []).append(block_hash)
-        for position, hashes in by_group.items():
-            self._pending.append(Removed(self._facts.groups[position], tuple(hashes)))
+        for position, block_hashes in by_group.items():
+            self._pending.append(Removed(self._facts.groups[position], tuple(block_hashes)))
 
     # --- what the pool does ---------------------------------------------------------------
 
@@ -171,8 +172,8 @@ class Events:
             # calling all of them gone: they are asked for again.
             return
         gone = []
-        for name, is_there in zip(names, answer, strict=True):
-            if not is_there and self._announced.pop(name, None) is not None:
+        for name, is_hit in zip(names, answer, strict=True):
+            if not is_hit and self._announced.pop(name, None) is not None:
                 gone.append(name)
         self._tell_removed(gone)
 

@@ -27,7 +27,7 @@ from penstock.vllm.scheduler.lookups import Lookups
 from penstock.vllm.scheduler.patience import Patience
 from penstock.vllm.scheduler.prefetching import Prefetching
 from penstock.vllm.scheduler.promises import Promises, is_announced
-from penstock.vllm.scheduler.requests import Expected, Phase, Source, Tracked
+from penstock.vllm.scheduler.requests import Client, Expected, Phase, Tracked
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
 """Seconds between a look-up's answer and the next look-up of the same request. The pause grows
@@ -80,8 +80,8 @@ class Handover:
         if is_told and (promised := self._promises.end(tracked, params)) is not None:
             end = min(end, promised)
         if end > 0:
-            source = _source(tracked, is_told)
-            tracked.expected, tracked.is_taken_over = Expected(end, source), True
+            client = _client(tracked, is_told)
+            tracked.expected, tracked.is_taken_over = Expected(end, client), True
             self._waiting[tracked.id] = tracked
             self._counters.count("handovers")
 
@@ -139,7 +139,7 @@ class Handover:
         self._waiting.pop(tracked.id, None)
 
 
-def _source(tracked: Tracked, is_told: bool) -> Source | None:
+def _client(tracked: Tracked, is_told: bool) -> Client | None:
     """With whose waits in vain a request's wait is counted.
 
     Anybody can announce blocks that never come. So an announcement counts for its own client alone,

@@ -33,7 +33,7 @@ class _Prompt:
     """The request that told."""
     name: str
     """The catalogue's name for it."""
-    hashes: Future[list[bytes]]
+    block_hashes: Future[list[bytes]]
     is_asked: bool = False
     """Whether the catalogue knows it, and the pool was asked for it."""
 
@@ -91,8 +91,8 @@ class NextPrompts:
         self._numbers += 1
         # Not a name that the engine gives to a request.
         name = f"\0next {self._numbers}"
-        hashes = self._hashing.submit(hash_prompt, tracked.request, tokens)
-        self._prompts.append(_Prompt(tracked, name, hashes))
+        block_hashes = self._hashing.submit(hash_prompt, tracked.request, tokens)
+        self._prompts.append(_Prompt(tracked, name, block_hashes))
 
     @property
     def _room(self) -> int:
@@ -102,7 +102,7 @@ class NextPrompts:
     def order(self) -> None:
         """Goes on with the prompt that came first. Only one is brought at a time."""
         prompt = self._prompts[0]
-        if not prompt.is_asked and prompt.hashes.done():
+        if not prompt.is_asked and prompt.block_hashes.done():
             self._ask(prompt)
         if prompt.is_asked and not self._lookups.is_asked(prompt.name):
             if self._prefetches.is_ahead:
@@ -112,7 +112,7 @@ class NextPrompts:
 
     def _ask(self, prompt: _Prompt) -> None:
         try:
-            hashes = prompt.hashes.result()
+            block_hashes = prompt.block_hashes.result()
         except Exception as error:
             # Whatever is wrong with a client's tokens, its salt or its adapter's name: a hint must
             # not stop the engine. Not the error's text: that is the client's, and another one each
@@ -121,14 +121,14 @@ class NextPrompts:
             refuse(self._counters, PREFETCH, reason)
             self._prompts.popleft()
             return
-        end = len(hashes) * self._facts.hash_tokens
+        end = len(block_hashes) * self._facts.hash_tokens
         self._catalogue.add(prompt.name, end, tenant=prompt.tracked.tenant)
-        self._catalogue.extend(prompt.name, hashes)
+        self._catalogue.extend(prompt.name, block_hashes)
         self._lookups.ask(prompt.name)
         prompt.is_asked = True
 
     def _fetch(self, prompt: _Prompt) -> None:
-        tokens = len(prompt.hashes.result()) * self._facts.hash_tokens
+        tokens = len(prompt.block_hashes.result()) * self._facts.hash_tokens
         last = self._catalogue.last_end(tokens + 1)
         if last and (reaches := self._catalogue.reaches(prompt.name, 0, last)):
             self._prefetches.fetch_ahead(prompt.tracked, prompt.name, reaches[-1].end, self._room)

@@ -88,12 +88,12 @@ class Prefetching:
         return end // self._catalogue.alignment * self._catalogue.alignment
 
     def _cached_blocks(self, tracked: Tracked, group: Group) -> int:
-        hashes = tracked.request.block_hashes
+        block_hashes = tracked.request.block_hashes
         each = group.block_size // self._facts.hash_tokens
-        low, high = 0, len(hashes) // each
+        low, high = 0, len(block_hashes) // each
         while low < high:
             middle = (low + high) // 2
-            if self.is_cached(hashes[(middle + 1) * each - 1], group.index):
+            if self.is_cached(block_hashes[(middle + 1) * each - 1], group.index):
                 low = middle + 1
             else:
                 high = middle

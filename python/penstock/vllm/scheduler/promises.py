@@ -39,7 +39,7 @@ class Promise:
     """The namespace of each group."""
     tokens: int
     """The tokens of the prompt's beginning that these blocks hold."""
-    last: bytes
+    last_block_hash: bytes
     """The hash of the last of these tokens' blocks; empty if there are no tokens."""
 
     def as_params(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class Promise:
             _PROMISE: {
                 "namespaces": [namespace.hex() for namespace in self.namespaces],
                 "tokens": self.tokens,
-                "last": self.last.hex(),
+                "last": self.last_block_hash.hex(),
             }
         }
 
@@ -139,9 +139,9 @@ class Promises:
                 "penstock.pool_geometry (portable, if their parallelism differs)"
             )
             return 0
-        each = self._facts.hash_tokens
-        hashes = tracked.request.block_hashes
-        if tokens and hashes[tokens // each - 1 : tokens // each] != [promise.last]:
+        blocks = tokens // self._facts.hash_tokens
+        block_hashes = tracked.request.block_hashes
+        if blocks and block_hashes[blocks - 1 : blocks] != [promise.last_block_hash]:
             self._refuse("its hash is not that of this request's tokens")
             return 0
         return self._catalogue.last_end(tokens + 1)

@@ -46,7 +46,7 @@ class Advice:
     choice: Choice | None
 
 
-Source = tuple[str, bytes]
+Client = tuple[str, bytes]
 """Whose requests these are, as far as an engine can tell: a tenant's name, and the digest of a
 cache salt. Both are empty for all requests of nobody in particular."""
 
@@ -57,7 +57,7 @@ class Expected:
 
     end: int
     """The token up to which they are expected."""
-    source: Source | None = None
+    client: Client | None = None
     """With whose waits this one is counted; None if with nobody's."""
     found: int = 0
     """The token up to which they have come."""

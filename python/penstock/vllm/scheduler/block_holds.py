@@ -34,4 +34,4 @@ class BlockHolds:
             assert self.engine_blocks is not None
             # The first block of a prompt is worth most: it goes last into the engine's queue of
             # free blocks, as when a request ends.
-            self.engine_blocks.let_go(reversed(held))
+            self.engine_blocks.free(reversed(held))

@@ -15,7 +15,7 @@ from penstock.vllm.agreement import Agreement
 from penstock.vllm.counters import Counters
 from penstock.vllm.names import PREFIX
 from penstock.vllm.scheduler.refusals import UnusableHintError
-from penstock.vllm.scheduler.requests import NO_WISHES, Tracked
+from penstock.vllm.scheduler.requests import NO_HINTS, Tracked
 from penstock.vllm.settings import Settings
 
 _TOUCHES_EVERY = 1.0
@@ -69,7 +69,7 @@ class Keeping:
             raise UnusableHintError(f"{PREFIX}keep_share is 0: this engine keeps nothing")
         self._counters.count("keep_hints")
         limit = self._settings.keep_limit
-        tracked.wishes = replace(tracked.wishes, keep=float(min(seconds, limit)))
+        tracked.hints = replace(tracked.hints, keep=float(min(seconds, limit)))
 
     def let_go(self, tracked: Tracked, tokens: Any) -> None:
         """What follows so many tokens of the request will not be asked for again.
@@ -83,28 +83,28 @@ class Keeping:
             raise UnusableHintError("another engine goes on with the request")
         self._counters.count("let_go_hints")
         first = 0 if tokens is True else min(tokens, _MORE_THAN_ANY)
-        tracked.wishes = replace(tracked.wishes, let_go=first)
+        tracked.hints = replace(tracked.hints, let_go=first)
         self._catalogue.limit_stores(tracked.id, first)
 
     def on_finished(self, tracked: Tracked) -> None:
         """The request is over. Its blocks are let go, or kept from now on."""
-        wishes = tracked.wishes
-        if wishes is NO_WISHES:
+        hints = tracked.hints
+        if hints is NO_HINTS:
             return
         request, catalogue = tracked.request, self._catalogue
         catalogue.extend(tracked.id, request.block_hashes)
         end = request.num_computed_tokens
-        if wishes.let_go is not None:
-            end = min(end, wishes.let_go)
-            catalogue.let_go(tracked.id, self.keeper, wishes.let_go)
-        if wishes.keep is not None:
+        if hints.let_go is not None:
+            end = min(end, hints.let_go)
+            catalogue.let_go(tracked.id, self.keeper, hints.let_go)
+        if hints.keep is not None:
             end = end // catalogue.alignment * catalogue.alignment
             catalogue.keep(
                 tracked.id,
                 self.keeper,
                 end=end,
                 account=tracked.account,
-                seconds=wishes.keep,
+                seconds=hints.keep,
             )
 
     @property

@@ -72,7 +72,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class KvHints:
     """What becomes of a request's blocks when it is over, as its hints say."""
 
     keep: float | None = None
@@ -81,7 +81,7 @@ class Wishes:
     """What follows so many tokens will not be asked for again."""
 
 
-NO_WISHES = Wishes()
+NO_HINTS = KvHints()
 
 
 @dataclass
@@ -136,7 +136,7 @@ class Tracked:
     """Whether another engine goes on with it."""
     is_taken_over: bool = False
     """Whether another engine computes its prompt."""
-    wishes: Wishes = NO_WISHES
+    hints: KvHints = NO_HINTS
     load: BlockJob | None = None
     load_bytes: tuple[int, int] = (0, 0)
     """Bytes of its load, or last load, from host memory and from the pool."""

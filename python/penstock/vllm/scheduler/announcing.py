@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from penstock._native import Blocks
 from penstock.vllm.descriptions import Descriptions
 from penstock.vllm.scheduler.events import Events
-from penstock.vllm.scheduler.requests import Tracked
+from penstock.vllm.scheduler.requests import RequestState
 
 
 class Announcing:
@@ -24,11 +24,11 @@ class Announcing:
         return self._events is not None
 
     def on_stored(
-        self, tracked: Tracked, blocks: Blocks | None, unstored: Iterable[int], stored: int
+        self, state: RequestState, blocks: Blocks | None, unstored: Iterable[int], stored: int
     ) -> None:
         """A store has ended on all ranks. It brought `stored` blocks into the pool, all but those
         at the positions `unstored`."""
         if self._events is not None and blocks is not None:
-            self._events.on_stored(tracked, blocks, unstored)
+            self._events.on_stored(state, blocks, unstored)
         if stored:
-            self._descriptions.publish(tracked.tenant)
+            self._descriptions.publish(state.tenant)

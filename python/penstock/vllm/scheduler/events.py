@@ -21,7 +21,7 @@ from penstock.vllm.groups import Group
 from penstock.vllm.lookup_limit import LookupLimit
 from penstock.vllm.names import EVENT_KEY_VARIABLE
 from penstock.vllm.scheduler.facts import EngineFacts, EngineRequest
-from penstock.vllm.scheduler.requests import Tracked
+from penstock.vllm.scheduler.requests import RequestState
 from penstock.vllm.settings import Settings
 
 _MOST_WATCHED = 262_144
@@ -102,7 +102,7 @@ class Events:
 
     # --- what this engine does ------------------------------------------------------------
 
-    def on_stored(self, tracked: Tracked, blocks: Blocks, unstored: Iterable[int]) -> None:
+    def on_stored(self, state: RequestState, blocks: Blocks, unstored: Iterable[int]) -> None:
         """A store has ended on all ranks. The blocks at the positions `unstored` are not in the
         pool."""
         now, missing = time.monotonic(), set(unstored)
@@ -113,42 +113,44 @@ class Events:
             # A drafter's blocks have the names of the model's.
             if position in missing or self._facts.groups[place[0]].draft is not None:
                 continue
-            name = self._name(tracked, place)
+            name = self._name(state, place)
             if place != at:
-                self._tell_stored(tracked, begun, run)
+                self._tell_stored(state, begun, run)
                 begun, run = place, []
             run.append(name[2])
             at = place[0], place[1] + self._facts.groups[place[0]].block_size
             self._announced[name] = now
             self._announced.move_to_end(name)
-        self._tell_stored(tracked, begun, run)
+        self._tell_stored(state, begun, run)
         beyond = len(self._announced) - _MOST_WATCHED
         self._tell_removed([self._announced.popitem(last=False)[0] for _ in range(beyond)])
 
-    def on_lost(self, tracked: Tracked, blocks: Blocks, positions: Iterable[int]) -> None:
+    def on_lost(self, state: RequestState, blocks: Blocks, positions: Iterable[int]) -> None:
         """A load did not find some of its blocks in the pool."""
         places = blocks.places
-        names = [self._name(tracked, places[position]) for position in positions]
+        names = [self._name(state, places[position]) for position in positions]
         self._tell_removed([name for name in names if self._announced.pop(name, None) is not None])
 
-    def _name(self, tracked: Tracked, place: tuple[int, int]) -> _Name:
+    def _name(self, state: RequestState, place: tuple[int, int]) -> _Name:
         group, first = place
-        return group, tracked.tenant, self._block_hash(tracked, group, first)
+        return group, state.tenant, self._block_hash(state, group, first)
 
-    def _block_hash(self, tracked: Tracked, group: int, first: int) -> bytes:
+    def _block_hash(self, state: RequestState, group: int, first: int) -> bytes:
         """The hash of the block of a group that begins at a token."""
         end = first + self._facts.groups[group].block_size
-        return tracked.request.block_hashes[end // self._facts.hash_tokens - 1]
+        return state.request.block_hashes[end // self._facts.hash_tokens - 1]
 
-    def _tell_stored(self, tracked: Tracked, place: tuple[int, int], run: Sequence[bytes]) -> None:
+    def _tell_stored(
+        self, state: RequestState, place: tuple[int, int], run: Sequence[bytes]
+    ) -> None:
         if not run:
             return
         position, first = place
         group = self._facts.groups[position]
         before = first - group.block_size
-        parent = self._block_hash(tracked, position, before) if first else None
-        salt = shown_salt(tracked.salt, self._key) if tracked.salt else None
-        self._pending.append(Stored(tracked.request, group, tuple(run), parent, first, salt))
+        parent = self._block_hash(state, position, before) if first else None
+        salt = shown_salt(state.salt, self._key) if state.salt else None
+        self._pending.append(Stored(state.request, group, tuple(run), parent, first, salt))
 
     def _tell_removed(self, names: Sequence[_Name]) -> None:
         by_group: dict[int, list[bytes]] = {}

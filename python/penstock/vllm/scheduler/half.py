@@ -59,7 +59,7 @@ from penstock.vllm.scheduler.prefetches import Prefetches
 from penstock.vllm.scheduler.prefetching import Prefetching
 from penstock.vllm.scheduler.probing import Probing
 from penstock.vllm.scheduler.promises import Promises, is_handed_over
-from penstock.vllm.scheduler.requests import Phase, Tracked
+from penstock.vllm.scheduler.requests import Phase, RequestState
 from penstock.vllm.scheduler.savings import Savings
 from penstock.vllm.scheduler.sharing import Sharing
 from penstock.vllm.scheduler.spans import NoSpans, Spans
@@ -99,7 +99,7 @@ class SchedulerHalf:
         self._settings, self._facts, self._agreement, self._role = settings, facts, agreement, role
         self._store, self._node, self._catalogue, self._advisor = store, node, catalogue, advisor
         self._spans, self._orders, self._weights, self._counters = spans, orders, weights, counters
-        self._requests: dict[str, Tracked] = {}
+        self._requests: dict[str, RequestState] = {}
         self._positions = {
             group.index: place
             for place, group in enumerate(facts.groups)
@@ -188,7 +188,7 @@ class SchedulerHalf:
         request = arrival.request
         policy = self._settings.policy_for(arrival.params)
         label = tenant_name(arrival.params)
-        tracked = Tracked(
+        state = RequestState(
             request,
             policy,
             arrival.salt,
@@ -197,26 +197,26 @@ class SchedulerHalf:
             arrival.has_images,
             is_handed_over=is_handed_over(arrival.params),
         )
-        self._requests[tracked.id] = tracked
-        self._catalogue.add(tracked.id, request.num_prompt_tokens, tenant=tracked.tenant)
-        self._prefetching.note_arrival(tracked)
-        self._handover.note_arrival(tracked, arrival.params)
+        self._requests[state.id] = state
+        self._catalogue.add(state.id, request.num_prompt_tokens, tenant=state.tenant)
+        self._prefetching.note_arrival(state)
+        self._handover.note_arrival(state, arrival.params)
         if arrival.params or arrival.hints:
-            self._hints.note_arrival(tracked, arrival)
-        self._tiered_lookups.start(tracked)
+            self._hints.note_arrival(state, arrival)
+        self._tiered_lookups.start(state)
 
     def match(self, request_id: str, computed: int) -> int | None:
         """How many tokens to load after the first `computed` tokens; None while this is not known.
         The tokens are whole blocks in every group."""
-        tracked = self._requests.get(request_id)
-        return 0 if tracked is None else self._offering.match(tracked, computed)
+        state = self._requests.get(request_id)
+        return 0 if state is None else self._offering.match(state, computed)
 
     def on_allocated(self, request_id: str, tables: BlockTables, tokens: int) -> None:
         """The engine allocated the blocks in `tables`. The last of them are for the `tokens` tokens
         to load, from the last offer."""
-        tracked = self._requests[request_id]
-        self._loading.begin(tracked, tables, tokens)
-        self._prefetches.release(tracked)
+        state = self._requests[request_id]
+        self._loading.begin(state, tables, tokens)
+        self._prefetches.release(state)
 
     def on_scheduled(self) -> None:
         """The engine computes a request in this step, and has no time to wait for others."""
@@ -224,37 +224,37 @@ class SchedulerHalf:
 
     def promise(self, request_id: str) -> dict[str, Any] | None:
         """What the request's answer tells the engine that goes on with it, if one does."""
-        tracked = self._requests.get(request_id)
-        return None if tracked is None else self._promises.make(tracked)
+        state = self._requests.get(request_id)
+        return None if state is None else self._promises.make(state)
 
     def hit_sources(self, request_id: str, tokens: int) -> dict[str, int]:
-        """Where `tokens` tokens of the request's load come from, by vLLM's names of tiers."""
-        tracked = self._requests.get(request_id)
-        host_bytes, pool_bytes = (0, 0) if tracked is None else tracked.load_bytes
+        """Where `tokens` tokens of the request's load come from, by vLLM's cache hit sources."""
+        state = self._requests.get(request_id)
+        host_bytes, pool_bytes = (0, 0) if state is None else state.load_bytes
         return sources.split(tokens, host_bytes, pool_bytes, self._pool_source)
 
     def on_finished(self, request_id: str, tables: BlockTables) -> bool:
         """Orders the request's last stores. Returns whether the engine must keep the request's
         blocks until the stores have read them."""
-        tracked = self._requests.get(request_id)
-        if tracked is None:
+        state = self._requests.get(request_id)
+        if state is None:
             return False
-        tracked.phase = Phase.ENDED
-        self._spans.abort(tracked)
+        state.phase = Phase.ENDED
+        self._spans.abort(state)
         self._lookups.take_answers()
         self._probing.decline_unawaited()
-        if tracked.load is None:
-            self._storing.store_filled(tracked, tables, tracked.request.num_computed_tokens)
-        self._keeping.on_finished(tracked)
-        self._probing.forget(tracked)
-        self._prefetching.forget(tracked)
-        self._handover.forget(tracked)
-        self._lookups.drop(tracked)
+        if state.load is None:
+            self._storing.store_filled(state, tables, state.request.num_computed_tokens)
+        self._keeping.on_finished(state)
+        self._probing.forget(state)
+        self._prefetching.forget(state)
+        self._handover.forget(state)
+        self._lookups.drop(state)
         self._catalogue.remove(request_id)
-        if tracked.load is not None:
-            self._loading.cancel(tracked.load.job)
+        if state.load is not None:
+            self._loading.cancel(state.load.job)
             return False
-        if not tracked.stores:
+        if not state.stores:
             del self._requests[request_id]
             return False
         self._orders.finish(request_id)
@@ -276,7 +276,7 @@ class SchedulerHalf:
         if self._events is not None:
             self._events.watch()
         self._prefetching.order_for_waiting(
-            lambda tracked: not self._lookups.is_under_way(tracked), self._advising.advise
+            lambda state: not self._lookups.is_under_way(state), self._advising.advise
         )
         for request_id, index, tokens in step.states():
             if (position := self._positions.get(index)) is not None:
@@ -288,10 +288,10 @@ class SchedulerHalf:
             are_final=not self._facts.speculates,
         )
         for place in done.started:
-            tracked = self._requests[step.requests[place]]
-            tracked.phase = Phase.RUNNING
-            self._spans.end_without_load(tracked)
-            self._prefetching.forget(tracked)
+            state = self._requests[step.requests[place]]
+            state.phase = Phase.RUNNING
+            self._spans.end_without_load(state)
+            self._prefetching.forget(state)
         self._probing.decline_unawaited()
         # An engine that does not store need not look up tables of blocks in each step.
         for place, computed in done.filled if self._role.stores else ():
@@ -319,21 +319,21 @@ class SchedulerHalf:
         return orders
 
     def _on_preempted(self, request_id: str) -> None:
-        tracked = self._requests.get(request_id)
-        if tracked is None or tracked.phase is Phase.ENDED:
+        state = self._requests.get(request_id)
+        if state is None or state.phase is Phase.ENDED:
             return
-        self._orders.flush(tracked.stores)
-        self._lookups.begin_anew(tracked)
-        self._probing.forget(tracked)
-        tracked.begin_anew()
-        tracked.is_stale &= self._weights.has_old_blocks
+        self._orders.flush(state.stores)
+        self._lookups.begin_anew(state)
+        self._probing.forget(state)
+        state.begin_anew()
+        state.is_stale &= self._weights.has_old_blocks
 
     def _has_time(self) -> bool:
         """Whether no request is being computed, here or further down the pipeline, and no other
         engine computes in step with this one."""
         if self._facts.has_peers:
             return False
-        return not any(tracked.phase is Phase.RUNNING for tracked in self._requests.values())
+        return not any(state.phase is Phase.RUNNING for state in self._requests.values())
 
     def _only_loads_run(self) -> bool:
         """Whether the engine has nothing to do before a load ends, or before another engine's
@@ -345,10 +345,10 @@ class SchedulerHalf:
         if not is_waiting or not self._has_time():
             return False
         return not any(
-            tracked.phase is Phase.WAITING
-            and not self._handover.is_waiting(tracked)
-            and self._lookups.is_under_way(tracked)
-            for tracked in self._requests.values()
+            state.phase is Phase.WAITING
+            and not self._handover.is_waiting(state)
+            and self._lookups.is_under_way(state)
+            for state in self._requests.values()
         )
 
     # --- results --------------------------------------------------------------------------
@@ -361,9 +361,9 @@ class SchedulerHalf:
         if report is not None:
             self._take_in(report)
         for request_id in loaded:
-            tracked = self._requests[request_id]
-            self._loading.end(tracked)
-            if tracked.phase is Phase.ENDED:
+            state = self._requests[request_id]
+            self._loading.end(state)
+            if state.phase is Phase.ENDED:
                 del self._requests[request_id]
         for request_id in freed:
             self._requests.pop(request_id, None)
@@ -397,9 +397,9 @@ class SchedulerHalf:
 
     def _tell_lost(self, number: int, positions: Iterable[int]) -> None:
         assert self._events is not None
-        for tracked in self._requests.values():
-            if tracked.load is not None and tracked.load.job == number:
-                self._events.on_lost(tracked, tracked.load.blocks, positions)
+        for state in self._requests.values():
+            if state.load is not None and state.load.job == number:
+                self._events.on_lost(state, state.load.blocks, positions)
 
     def take_events(self) -> list[Stored | Removed]:
         """What routers should know since the last call."""
@@ -431,9 +431,9 @@ class SchedulerHalf:
         self._descriptions.forget()
         self._catalogue.forget_pool()
         self._catalogue.forget_host()
-        for tracked in self._requests.values():
-            if tracked.phase is not Phase.ENDED:
-                self._forget_old(tracked)
+        for state in self._requests.values():
+            if state.phase is not Phase.ENDED:
+                self._forget_old(state)
         self._orders.void()
         logger.info("Penstock: the weights have changed: nothing stored before is loaded any more")
 
@@ -441,18 +441,18 @@ class SchedulerHalf:
         """No worker reads or writes the engine's blocks, and the engine takes all of them away."""
         self._orders.void()
         self._loading.give_up(
-            tracked.load.job for tracked in self._requests.values() if tracked.load is not None
+            state.load.job for state in self._requests.values() if state.load is not None
         )
         self._stores.free()
 
-    def _forget_old(self, tracked: Tracked) -> None:
+    def _forget_old(self, state: RequestState) -> None:
         """The request has blocks of weights that are gone, or waits for some."""
-        tracked.is_stale = True
-        self._lookups.drop(tracked)
-        self._catalogue.do_without(tracked.id)
-        self._probing.forget(tracked)
-        self._prefetching.forget(tracked)
-        self._handover.forget(tracked)
+        state.is_stale = True
+        self._lookups.drop(state)
+        self._catalogue.do_without(state.id)
+        self._probing.forget(state)
+        self._prefetching.forget(state)
+        self._handover.forget(state)
 
     def _on_reset(self) -> None:
         """The engine's own prefix cache was emptied, and no request has blocks."""

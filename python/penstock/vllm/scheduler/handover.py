@@ -27,7 +27,7 @@ from penstock.vllm.scheduler.lookups import Lookups
 from penstock.vllm.scheduler.patience import Patience
 from penstock.vllm.scheduler.prefetching import Prefetching
 from penstock.vllm.scheduler.promises import Promises, is_announced
-from penstock.vllm.scheduler.requests import Client, Expected, Phase, Tracked
+from penstock.vllm.scheduler.requests import Client, Expected, Phase, RequestState
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
 """Seconds between a look-up's answer and the next look-up of the same request. The pause grows
@@ -57,95 +57,95 @@ class Handover:
         self._promises = promises
         self._patience = patience
         self._counters = counters
-        self._waiting: dict[str, Tracked] = {}
+        self._waiting: dict[str, RequestState] = {}
 
     @property
     def waits(self) -> bool:
         """Whether some request waits for another engine's blocks."""
         return bool(self._waiting)
 
-    def is_waiting(self, tracked: Tracked) -> bool:
+    def is_waiting(self, state: RequestState) -> bool:
         """Whether the request waits for another engine's blocks."""
-        return tracked.expected is not None
+        return state.expected is not None
 
-    def note_arrival(self, tracked: Tracked, params: Mapping[str, Any] | None) -> None:
+    def note_arrival(self, state: RequestState, params: Mapping[str, Any] | None) -> None:
         """A request has come. Finds out which of its blocks are on their way to the pool."""
-        role, request = self._role, tracked.request
-        if not role.loads or tracked.policy == NEVER or request.skip_reading_prefix_cache:
+        role, request = self._role, state.request
+        if not role.loads or state.policy == NEVER or request.skip_reading_prefix_cache:
             return
         is_told = is_announced(params)
         if not is_told and not role.expects:
             return
         end = self._catalogue.last_end(request.num_tokens)
-        if is_told and (promised := self._promises.end(tracked, params)) is not None:
+        if is_told and (promised := self._promises.end(state, params)) is not None:
             end = min(end, promised)
         if end > 0:
-            client = _client(tracked, is_told)
-            tracked.expected, tracked.is_taken_over = Expected(end, client), True
-            self._waiting[tracked.id] = tracked
+            client = _client(state, is_told)
+            state.expected, state.is_taken_over = Expected(end, client), True
+            self._waiting[state.id] = state
             self._counters.count("handovers")
 
-    def awaits(self, tracked: Tracked, first: int) -> bool:
+    def awaits(self, state: RequestState, first: int) -> bool:
         """Whether a request that could be computed from the token `first` waits for blocks of
         another engine."""
-        expected = tracked.expected
+        expected = state.expected
         if expected is None:
             return False
         now = time.monotonic()
         # The engine asks in each step, so what an answer tells is looked at once.
-        if expected.seen_from != first and not self._lookups.is_under_way(tracked):
+        if expected.seen_from != first and not self._lookups.is_under_way(state):
             expected.seen_from = first
-            last = self._catalogue.last_end(tracked.request.num_tokens)
-            reaches = self._catalogue.reaches(tracked.id, first, last)
+            last = self._catalogue.last_end(state.request.num_tokens)
+            reaches = self._catalogue.reaches(state.id, first, last)
             found = max(first, reaches[-1].end if reaches else 0)
             if found >= expected.end:
                 self._patience.note_waited(expected, in_vain=False)
-                self.forget(tracked)
+                self.forget(state)
                 return False
             if found > expected.found:
                 self._patience.note_waited(expected, in_vain=False)
                 expected.found, expected.until, expected.pause = found, None, _FIRST_PAUSE
         if expected.until is None:
-            expected.until = now + self._patience.seconds(tracked, expected)
+            expected.until = now + self._patience.seconds(state, expected)
         if now < expected.until:
             return True
         self._counters.count("handovers_given_up")
         if not expected.found:
             self._patience.note_waited(expected, in_vain=True)
-        self.forget(tracked)
+        self.forget(state)
         return False
 
     def look_again(self) -> None:
         """Asks the pool again for requests that wait. Prefetches what has come for them."""
         now = time.monotonic()
-        for tracked in list(self._waiting.values()):
-            expected = tracked.expected
-            if expected is None or tracked.phase is not Phase.WAITING:
-                self.forget(tracked)
-            elif self._lookups.is_under_way(tracked):
+        for state in list(self._waiting.values()):
+            expected = state.expected
+            if expected is None or state.phase is not Phase.WAITING:
+                self.forget(state)
+            elif self._lookups.is_under_way(state):
                 continue
             elif expected.ask_at is None:
                 latency = self._lookups.latency or 0.0
                 expected.ask_at = now + max(expected.pause, min(_LATENCIES * latency, 1.0))
                 expected.pause = min(_GROWTH * expected.pause, _LONGEST_PAUSE)
-                self._prefetching.note_arrival(tracked)
+                self._prefetching.note_arrival(state)
             elif now >= expected.ask_at:
                 expected.ask_at = expected.seen_from = None
-                self._lookups.start(tracked, again=True)
+                self._lookups.start(state, again=True)
 
-    def forget(self, tracked: Tracked) -> None:
+    def forget(self, state: RequestState) -> None:
         """The request waits no more."""
-        tracked.expected = None
-        self._waiting.pop(tracked.id, None)
+        state.expected = None
+        self._waiting.pop(state.id, None)
 
 
-def _client(tracked: Tracked, is_told: bool) -> Client | None:
+def _client(state: RequestState, is_told: bool) -> Client | None:
     """With whose waits in vain a request's wait is counted.
 
     Anybody can announce blocks that never come. So an announcement counts for its own client alone,
     and for nobody if the client cannot be told from others: then each wait lasts as long as it may.
     """
-    if is_told and not tracked.salt:
+    if is_told and not state.salt:
         return None
     # A salt may be long, and is a secret.
-    return tracked.tenant, hashlib.sha256(tracked.salt).digest() if tracked.salt else b""
+    return state.tenant, hashlib.sha256(state.salt).digest() if state.salt else b""

@@ -18,7 +18,7 @@ from penstock.vllm.scheduler.facts import Arrival
 from penstock.vllm.scheduler.keeping import Keeping
 from penstock.vllm.scheduler.next_prompts import NextPrompts
 from penstock.vllm.scheduler.refusals import UnusableHintError, refuse
-from penstock.vllm.scheduler.requests import Tracked
+from penstock.vllm.scheduler.requests import RequestState
 from penstock.vllm.scheduler.sharing import Sharing
 
 
@@ -36,7 +36,7 @@ class Hints:
             (PREFETCH, next_prompts.expect),
         )
 
-    def note_arrival(self, tracked: Tracked, arrival: Arrival) -> None:
+    def note_arrival(self, state: RequestState, arrival: Arrival) -> None:
         """A request has come. Reads its hints."""
         told = {**(arrival.hints or {}), **(arrival.params or {})}
         for name, follow in self._followers:
@@ -44,8 +44,8 @@ class Hints:
             if (value := told.get(name)) is None or value is False:
                 continue
             try:
-                if not self._sharing.is_shared(tracked.request):
+                if not self._sharing.is_shared(state.request):
                     raise UnusableHintError("the blocks of its LoRA adapter are not shared")
-                follow(tracked, value)
+                follow(state, value)
             except UnusableHintError as error:
                 refuse(self._counters, name, str(error))

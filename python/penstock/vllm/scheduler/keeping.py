@@ -15,7 +15,7 @@ from penstock.vllm.agreement import Agreement
 from penstock.vllm.counters import Counters
 from penstock.vllm.names import PREFIX
 from penstock.vllm.scheduler.refusals import UnusableHintError
-from penstock.vllm.scheduler.requests import NO_HINTS, Tracked
+from penstock.vllm.scheduler.requests import NO_HINTS, RequestState
 from penstock.vllm.settings import Settings
 
 _TOUCHES_EVERY = 1.0
@@ -56,7 +56,7 @@ class Keeping:
         self._counted: Counter[str] = Counter()
         """What the keeper had counted at the last look."""
 
-    def keep(self, tracked: Tracked, seconds: Any) -> None:
+    def keep(self, state: RequestState, seconds: Any) -> None:
         """The request's blocks will be asked for again, for so many seconds.
 
         Raises:
@@ -69,9 +69,9 @@ class Keeping:
             raise UnusableHintError(f"{PREFIX}keep_share is 0: this engine keeps nothing")
         self._counters.count("keep_hints")
         limit = self._settings.keep_limit
-        tracked.hints = replace(tracked.hints, keep=float(min(seconds, limit)))
+        state.hints = replace(state.hints, keep=float(min(seconds, limit)))
 
-    def let_go(self, tracked: Tracked, tokens: Any) -> None:
+    def let_go(self, state: RequestState, tokens: Any) -> None:
         """What follows so many tokens of the request will not be asked for again.
 
         Raises:
@@ -79,31 +79,31 @@ class Keeping:
         """
         if not isinstance(tokens, int) or tokens < 0:
             raise UnusableHintError("not a number of tokens, nor true")
-        if tracked.is_handed_over:
+        if state.is_handed_over:
             raise UnusableHintError("another engine goes on with the request")
         self._counters.count("let_go_hints")
         first = 0 if tokens is True else min(tokens, _MORE_THAN_ANY)
-        tracked.hints = replace(tracked.hints, let_go=first)
-        self._catalogue.limit_stores(tracked.id, first)
+        state.hints = replace(state.hints, let_go=first)
+        self._catalogue.limit_stores(state.id, first)
 
-    def on_finished(self, tracked: Tracked) -> None:
+    def on_finished(self, state: RequestState) -> None:
         """The request is over. Its blocks are let go, or kept from now on."""
-        hints = tracked.hints
+        hints = state.hints
         if hints is NO_HINTS:
             return
-        request, catalogue = tracked.request, self._catalogue
-        catalogue.extend(tracked.id, request.block_hashes)
+        request, catalogue = state.request, self._catalogue
+        catalogue.extend(state.id, request.block_hashes)
         end = request.num_computed_tokens
         if hints.let_go is not None:
             end = min(end, hints.let_go)
-            catalogue.let_go(tracked.id, self.keeper, hints.let_go)
+            catalogue.let_go(state.id, self.keeper, hints.let_go)
         if hints.keep is not None:
             end = end // catalogue.alignment * catalogue.alignment
             catalogue.keep(
-                tracked.id,
+                state.id,
                 self.keeper,
                 end=end,
-                account=tracked.account,
+                account=state.account,
                 seconds=hints.keep,
             )
 

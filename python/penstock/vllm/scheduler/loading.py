@@ -9,7 +9,7 @@ from penstock.vllm.counters import Counters
 from penstock.vllm.groups import Groups
 from penstock.vllm.scheduler.facts import BlockTables
 from penstock.vllm.scheduler.orders import Orders
-from penstock.vllm.scheduler.requests import Phase, Tracked
+from penstock.vllm.scheduler.requests import Phase, RequestState
 from penstock.vllm.scheduler.savings import Savings
 from penstock.vllm.scheduler.spans import Spans
 from penstock.vllm.scheduler.transfers import Transfers
@@ -40,21 +40,21 @@ class Loading:
         self._given_up: set[int] = set()
         """Loads whose blocks the engine took away."""
 
-    def begin(self, tracked: Tracked, tables: BlockTables, tokens: int) -> None:
+    def begin(self, state: RequestState, tables: BlockTables, tokens: int) -> None:
         """The engine has allocated blocks for the first `tokens` tokens of the last offer."""
-        offer = tracked.offer
+        offer = state.offer
         if offer is None or tokens > offer.end - offer.first:
             raise RuntimeError(f"{tokens} tokens are to be loaded, more than were offered: {offer}")
         number = self._orders.number()
         own = [tables[group.index] for group in self._groups]
         end = offer.first + tokens
-        blocks, moved = self._catalogue.begin_load(tracked.id, number, offer.first, end, own)
+        blocks, moved = self._catalogue.begin_load(state.id, number, offer.first, end, own)
         limits = self._transfers.begin(number, moved, offer.choice)
-        tracked.load = self._orders.load(number, tracked, blocks, *limits)
-        tracked.phase = Phase.LOADING
-        tracked.load_bytes = (moved.host_bytes, moved.pool_bytes)
-        self._savings.begin_wait(tracked)
-        self._spans.begin_load(tracked, number, tokens, blocks, *tracked.load_bytes)
+        state.load = self._orders.load(number, state, blocks, *limits)
+        state.phase = Phase.LOADING
+        state.load_bytes = (moved.host_bytes, moved.pool_bytes)
+        self._savings.begin_wait(state)
+        self._spans.begin_load(state, number, tokens, blocks, *state.load_bytes)
         if self._catalogue.is_reading:
             self._orders.flush(self._catalogue.readers(blocks.block_ids))
 
@@ -72,27 +72,27 @@ class Loading:
         for number, positions in unloaded.items():
             self._unloaded.setdefault(number, set()).update(positions)
 
-    def end(self, tracked: Tracked) -> None:
+    def end(self, state: RequestState) -> None:
         """The request's load is over on all ranks."""
-        job, tracked.load = tracked.load, None
+        job, state.load = state.load, None
         assert job is not None
-        assert tracked.offer is not None
-        self._savings.end_wait(tracked)
+        assert state.offer is not None
+        self._savings.end_wait(state)
         seconds = self._transfers.end(job.job)
         self._catalogue.end(job.job)
         unloaded = self._unloaded.pop(job.job, set())
-        self._spans.end_load(tracked, job.job, seconds, len(unloaded))
+        self._spans.end_load(state, job.job, seconds, len(unloaded))
         is_given_up = job.job in self._given_up
         self._given_up.discard(job.job)
-        if tracked.phase is Phase.ENDED:
+        if state.phase is Phase.ENDED:
             return
-        tracked.phase = Phase.WAITING
+        state.phase = Phase.WAITING
         if is_given_up:
             return
-        tracked.is_failed = bool(unloaded)
+        state.is_failed = bool(unloaded)
         if not unloaded:
-            self._savings.on_loaded(tracked, tracked.offer.first, tracked.offer.end)
-            self._counters.count("loaded_tokens", tracked.offer.end - tracked.offer.first)
+            self._savings.on_loaded(state, state.offer.first, state.offer.end)
+            self._counters.count("loaded_tokens", state.offer.end - state.offer.first)
         elif len(self._groups) == 1:
             loaded = len(job.blocks) - len(unloaded)
             self._counters.count("loaded_tokens", loaded * self._groups[0].block_size)

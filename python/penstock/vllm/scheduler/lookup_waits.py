@@ -10,7 +10,7 @@ from penstock._native import Catalogue
 from penstock.vllm.advisor import ALWAYS, Advisor
 from penstock.vllm.scheduler.lookups import Lookups
 from penstock.vllm.scheduler.probing import Probing
-from penstock.vllm.scheduler.requests import Tracked
+from penstock.vllm.scheduler.requests import RequestState
 from penstock.vllm.scheduler.savings import Savings
 
 _MOMENT = 0.002
@@ -41,16 +41,16 @@ class LookupWaits:
         """When this step waits for look-ups no more, by the monotonic clock; None if it has not
         waited yet."""
 
-    def awaits(self, tracked: Tracked, first: int, last: int) -> bool:
+    def awaits(self, state: RequestState, first: int, last: int) -> bool:
         """Whether a request that could be computed from the token `first` waits for its look-up.
         `last` is the last token at which its load may end."""
-        if not self._lookups.is_under_way(tracked):
-            self._probing.forget(tracked)
+        if not self._lookups.is_under_way(state):
+            self._probing.forget(state)
             return False
-        if not self._pays(tracked, first, last):
-            self._probing.note_unawaited(tracked, first)
+        if not self._pays(state, first, last):
+            self._probing.note_unawaited(state, first)
             return False
-        return not self._comes_at_once(tracked)
+        return not self._comes_at_once(state)
 
     def end_moment(self) -> None:
         """No look-up is waited for any more in this step."""
@@ -60,38 +60,36 @@ class LookupWaits:
         """The engine asks no more in this step."""
         self._moment_ends = None
 
-    def _comes_at_once(self, tracked: Tracked) -> bool:
+    def _comes_at_once(self, state: RequestState) -> bool:
         """Whether the request's look-up is answered now, or in a moment in which the engine has
         nothing to compute."""
-        self._savings.begin_wait(tracked)
+        self._savings.begin_wait(state)
         if self._moment_ends is None:
             latency = self._lookups.latency
             pays = (latency is None or latency <= _MOMENT) and self._has_time()
             self._moment_ends = time.monotonic() + (_MOMENT if pays else 0.0)
-        self._lookups.wait_for(tracked, self._moment_ends)
-        return not self._lookups.is_under_way(tracked)
+        self._lookups.wait_for(state, self._moment_ends)
+        return not self._lookups.is_under_way(state)
 
-    def _pays(self, tracked: Tracked, first: int, last: int) -> bool:
+    def _pays(self, state: RequestState, first: int, last: int) -> bool:
         """Whether waiting for the request's look-up pays."""
-        if tracked.awaits is None:
-            tracked.awaits = self._advisor.awaits_lookup(
+        if state.awaits is None:
+            state.awaits = self._advisor.awaits_lookup(
                 first,
-                self._catalogue.whole(tracked.id, first, last),
-                tracked.request.num_tokens,
+                self._catalogue.whole(state.id, first, last),
+                state.request.num_tokens,
                 self._lookups.latency,
-                tracked.policy,
+                state.policy,
             )
-        if tracked.awaits and self._lookups.is_late(
-            tracked, lambda: self._saves(tracked, first, last)
-        ):
-            tracked.awaits = False
-        return tracked.awaits
+        if state.awaits and self._lookups.is_late(state, lambda: self._saves(state, first, last)):
+            state.awaits = False
+        return state.awaits
 
-    def _saves(self, tracked: Tracked, first: int, last: int) -> float | None:
+    def _saves(self, state: RequestState, first: int, last: int) -> float | None:
         """Seconds that a load of all that is asked for would save, and the look-up may take; None
         if nobody knows. Whoever always loads saves any time."""
-        if tracked.policy == ALWAYS:
+        if state.policy == ALWAYS:
             return math.inf
-        reach = self._catalogue.whole(tracked.id, first, last)
-        saved = self._advisor.saved_seconds(first, reach.end, tracked.request.num_tokens)
+        reach = self._catalogue.whole(state.id, first, last)
+        saved = self._advisor.saved_seconds(first, reach.end, state.request.num_tokens)
         return None if saved is None else saved - (self._advisor.load_seconds(reach) or 0.0)

@@ -15,7 +15,7 @@ from penstock._native import Catalogue, Lookup, Store
 from penstock.vllm.agreement import Agreement
 from penstock.vllm.counters import Counters
 from penstock.vllm.lookup_limit import FIRST, LONGEST, LookupLimit
-from penstock.vllm.scheduler.requests import Tracked
+from penstock.vllm.scheduler.requests import RequestState
 
 
 class Lookups:
@@ -41,15 +41,15 @@ class Lookups:
         self._measured_by = -math.inf
         """When such a look-up has been answered for certain, by the monotonic clock."""
 
-    def start(self, tracked: Tracked, *, again: bool = False) -> None:
+    def start(self, state: RequestState, *, again: bool = False) -> None:
         """Asks for all blocks of the request. Starts no look-up if too many are waiting. With
         `again`, counts nothing but failures: more blocks may be there than at the last look-up."""
         now = time.monotonic()
-        tracked.asked_at, timeout = now, None
+        state.asked_at, timeout = now, None
         if self._measures(now):
-            self._measuring, self._measured_by = tracked.id, now + LONGEST
+            self._measuring, self._measured_by = state.id, now + LONGEST
             timeout = LONGEST
-        asked = self.ask(tracked.id, timeout)
+        asked = self.ask(state.id, timeout)
         if asked and not again:
             self._counters.count("lookups")
             self._counters.count("lookup_blocks", asked)
@@ -89,11 +89,11 @@ class Lookups:
         if seconds:
             self.latency = seconds[-1]
 
-    def is_late(self, tracked: Tracked, saves: Callable[[], float | None]) -> bool:
+    def is_late(self, state: RequestState, saves: Callable[[], float | None]) -> bool:
         """Whether the request has waited long enough for its look-up. Beyond the first limit it
         waits only as long as its load would save: `saves` tells how many seconds that is, None if
         nobody knows."""
-        waited, limit = time.monotonic() - tracked.asked_at, self._limit
+        waited, limit = time.monotonic() - state.asked_at, self._limit
         if limit.is_fixed or waited <= FIRST:
             return False
         if waited > limit.seconds:
@@ -102,34 +102,34 @@ class Lookups:
         seconds = saves()
         return seconds is None or waited > seconds
 
-    def wait_for(self, tracked: Tracked, until: float) -> None:
+    def wait_for(self, state: RequestState, until: float) -> None:
         """Waits for the answer to the request's look-up, until this time by the monotonic clock.
         Takes in all answers that come."""
-        while self.is_under_way(tracked) and (left := until - time.monotonic()) > 0:
+        while self.is_under_way(state) and (left := until - time.monotonic()) > 0:
             if self._lookup.wait(left):
                 self.take_answers()
 
-    def is_under_way(self, tracked: Tracked) -> bool:
+    def is_under_way(self, state: RequestState) -> bool:
         """Whether the request's look-up is not answered yet."""
-        return self.is_asked(tracked.id)
+        return self.is_asked(state.id)
 
     def is_asked(self, name: str) -> bool:
         """Whether a look-up under this request's name is not answered yet, as far as the catalogue
         knows."""
         return bool(self._catalogue.is_asked(name))
 
-    def drop(self, tracked: Tracked) -> None:
+    def drop(self, state: RequestState) -> None:
         """Nobody waits for the request's look-up any more, and the catalogue forgets it next."""
-        if tracked.id == self._measuring:
+        if state.id == self._measuring:
             # It goes on: what it takes is not known yet.
             self._measuring = None
         else:
-            self._catalogue.drop_lookup(tracked.id, self._lookup)
-        tracked.unawaited_from = None
+            self._catalogue.drop_lookup(state.id, self._lookup)
+        state.unawaited_from = None
 
-    def begin_anew(self, tracked: Tracked) -> None:
+    def begin_anew(self, state: RequestState) -> None:
         """The request was preempted: its blocks will be looked up again."""
-        self._catalogue.pause(tracked.id, self._lookup)
+        self._catalogue.pause(state.id, self._lookup)
 
     def shutdown(self) -> None:
         """Ends the threads, and drops unanswered look-ups."""

@@ -17,7 +17,7 @@ from penstock.vllm.scheduler.facts import EngineFacts
 from penstock.vllm.scheduler.lookups import Lookups
 from penstock.vllm.scheduler.prefetches import Prefetches
 from penstock.vllm.scheduler.refusals import UnusableHintError, refuse
-from penstock.vllm.scheduler.requests import Tracked
+from penstock.vllm.scheduler.requests import RequestState
 
 _MOST_PROMPTS, _MOST_PROMPTS_OF_ONE = 64, 8
 """Prompts that wait to be prefetched: of all, and of one tenant."""
@@ -29,7 +29,7 @@ _MOST_TOKENS = 1 << 18
 class _Prompt:
     """A prompt that will come."""
 
-    tracked: Tracked
+    state: RequestState
     """The request that told."""
     name: str
     """The catalogue's name for it."""
@@ -67,7 +67,7 @@ class NextPrompts:
         """Whether some prompt waits to be prefetched."""
         return bool(self._prompts)
 
-    def expect(self, tracked: Tracked, tokens: Any) -> None:
+    def expect(self, state: RequestState, tokens: Any) -> None:
         """A prompt of these tokens will come, as the request tells.
 
         Raises:
@@ -80,9 +80,9 @@ class NextPrompts:
         hash_prompt = self._facts.hash_prompt
         if hash_prompt is None:
             raise UnusableHintError("the hashes of this engine's blocks are not known")
-        if not self._role.loads or tracked.policy == NEVER or not self._room:
+        if not self._role.loads or state.policy == NEVER or not self._room:
             raise UnusableHintError("this engine, or this request, loads nothing")
-        own = sum(prompt.tracked.account == tracked.account for prompt in self._prompts)
+        own = sum(prompt.state.account == state.account for prompt in self._prompts)
         if len(self._prompts) >= _MOST_PROMPTS or own >= _MOST_PROMPTS_OF_ONE:
             raise UnusableHintError("too many prompts wait")
         self._counters.count("prefetch_hints")
@@ -91,8 +91,8 @@ class NextPrompts:
         self._numbers += 1
         # Not a name that the engine gives to a request.
         name = f"\0next {self._numbers}"
-        block_hashes = self._hashing.submit(hash_prompt, tracked.request, tokens)
-        self._prompts.append(_Prompt(tracked, name, block_hashes))
+        block_hashes = self._hashing.submit(hash_prompt, state.request, tokens)
+        self._prompts.append(_Prompt(state, name, block_hashes))
 
     @property
     def _room(self) -> int:
@@ -122,7 +122,7 @@ class NextPrompts:
             self._prompts.popleft()
             return
         end = len(block_hashes) * self._facts.hash_tokens
-        self._catalogue.add(prompt.name, end, tenant=prompt.tracked.tenant)
+        self._catalogue.add(prompt.name, end, tenant=prompt.state.tenant)
         self._catalogue.extend(prompt.name, block_hashes)
         self._lookups.ask(prompt.name)
         prompt.is_asked = True
@@ -131,7 +131,7 @@ class NextPrompts:
         tokens = len(prompt.block_hashes.result()) * self._facts.hash_tokens
         last = self._catalogue.last_end(tokens + 1)
         if last and (reaches := self._catalogue.reaches(prompt.name, 0, last)):
-            self._prefetches.fetch_ahead(prompt.tracked, prompt.name, reaches[-1].end, self._room)
+            self._prefetches.fetch_ahead(prompt.state, prompt.name, reaches[-1].end, self._room)
 
     def _drop(self, prompt: _Prompt) -> None:
         self._catalogue.remove(prompt.name)

@@ -16,7 +16,7 @@ from penstock._native import Catalogue
 from penstock.vllm.scheduler.advising import Advising
 from penstock.vllm.scheduler.handover import Handover
 from penstock.vllm.scheduler.lookup_waits import LookupWaits
-from penstock.vllm.scheduler.requests import Offer, Tracked
+from penstock.vllm.scheduler.requests import Offer, RequestState
 from penstock.vllm.scheduler.savings import Savings
 from penstock.vllm.scheduler.sharing import Sharing
 from penstock.vllm.scheduler.tiered_lookups import TieredLookups
@@ -43,29 +43,29 @@ class Offering:
         self._advising = advising
         self._savings = savings
 
-    def match(self, tracked: Tracked, first: int) -> int | None:
+    def match(self, state: RequestState, first: int) -> int | None:
         """How many tokens to load from `first` on. None while this is not known, or if the tokens
         will soon be a local hit."""
-        self._sharing.note_local_hit(tracked, first)
-        tokens = self._match(tracked, first)
+        self._sharing.note_local_hit(state, first)
+        tokens = self._match(state, first)
         if tokens is None:
-            self._savings.begin_wait(tracked)
+            self._savings.begin_wait(state)
         else:
-            self._savings.end_wait(tracked)
+            self._savings.end_wait(state)
         return tokens
 
-    def _match(self, tracked: Tracked, first: int) -> int | None:
-        last = self._catalogue.last_end(tracked.request.num_tokens)
-        if last <= first or not self._sharing.may_load(tracked):
+    def _match(self, state: RequestState, first: int) -> int | None:
+        last = self._catalogue.last_end(state.request.num_tokens)
+        if last <= first or not self._sharing.may_load(state):
             return 0
-        self._lookups.refresh(tracked)
-        if self._handover.awaits(tracked, first) or self._waits.awaits(tracked, first, last):
+        self._lookups.refresh(state)
+        if self._handover.awaits(state, first) or self._waits.awaits(state, first, last):
             return None
-        choice = self._advising.advise(tracked, first, last)
+        choice = self._advising.advise(state, first, last)
         if choice is None:
             return 0
-        if self._catalogue.is_loading(tracked.id, first, choice.end):
+        if self._catalogue.is_loading(state.id, first, choice.end):
             # Another request is loading the block. After that, this request has a local hit.
             return None
-        tracked.offer = Offer(first, choice)
+        state.offer = Offer(first, choice)
         return choice.end - first

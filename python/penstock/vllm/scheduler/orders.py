@@ -8,7 +8,7 @@ from dataclasses import replace
 from penstock._native import Blocks
 from penstock.vllm.messages import BlockJob, StepOrders
 from penstock.vllm.scheduler.facts import AdapterOf
-from penstock.vllm.scheduler.requests import Tracked
+from penstock.vllm.scheduler.requests import RequestState
 
 
 class Orders:
@@ -26,10 +26,10 @@ class Orders:
         return self._numbers
 
     def load(
-        self, number: int, tracked: Tracked, blocks: Blocks, timeout: float, pace: float
+        self, number: int, state: RequestState, blocks: Blocks, timeout: float, pace: float
     ) -> BlockJob:
         """Orders a load into a request's blocks. Returns its job."""
-        job = self._job(number, tracked, blocks, timeout, pace)
+        job = self._job(number, state, blocks, timeout, pace)
         self._next.loads.append(job)
         return job
 
@@ -37,19 +37,19 @@ class Orders:
         """Orders the end of a load whose request is gone."""
         self._next.cancel_loads.append(number)
 
-    def store(self, number: int, tracked: Tracked, blocks: Blocks) -> None:
+    def store(self, number: int, state: RequestState, blocks: Blocks) -> None:
         """Orders a store of a request's blocks."""
-        self._next.stores.append(self._job(number, tracked, blocks))
+        self._next.stores.append(self._job(number, state, blocks))
 
     def flush(self, stores: Iterable[int]) -> None:
         """Orders workers to read the blocks of these stores before the step."""
         self._next.flush.extend(stores)
 
     def prefetch(
-        self, number: int, tracked: Tracked, blocks: Blocks, timeout: float, pace: float
+        self, number: int, state: RequestState, blocks: Blocks, timeout: float, pace: float
     ) -> None:
         """Orders a prefetch of a request's blocks."""
-        self._next.prefetches.append(self._job(number, tracked, blocks, timeout, pace))
+        self._next.prefetches.append(self._job(number, state, blocks, timeout, pace))
 
     def release(self, number: int) -> None:
         """Orders the release of a prefetch: nobody waits for it any more."""
@@ -72,7 +72,7 @@ class Orders:
     def _job(
         self,
         number: int,
-        tracked: Tracked,
+        state: RequestState,
         blocks: Blocks,
         timeout: float = 0.0,
         pace: float = 0.0,
@@ -80,12 +80,12 @@ class Orders:
         """The workers' description of a job on a request's blocks."""
         return BlockJob(
             job=number,
-            request_id=tracked.id,
+            request_id=state.id,
             blocks=blocks,
             timeout=timeout,
             pace=pace,
-            salt=tracked.salt,
-            tenant=tracked.tenant,
-            is_awaited=tracked.is_handed_over,
-            adapter=self._adapter_of(tracked.request),
+            salt=state.salt,
+            tenant=state.tenant,
+            is_awaited=state.is_handed_over,
+            adapter=self._adapter_of(state.request),
         )

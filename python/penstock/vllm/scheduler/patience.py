@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from penstock.vllm.advisor import ALWAYS, Advisor
 from penstock.vllm.lookup_limit import LookupLimit
-from penstock.vllm.scheduler.requests import Client, Expected, Tracked
+from penstock.vllm.scheduler.requests import Client, Expected, RequestState
 from penstock.vllm.settings import Settings
 
 _TIMES = 2.0
@@ -38,7 +38,7 @@ class Patience:
             if len(self._in_vain) > _MOST_CLIENTS:
                 self._in_vain.popitem(last=False)
 
-    def seconds(self, tracked: Tracked, expected: Expected) -> float:
+    def seconds(self, state: RequestState, expected: Expected) -> float:
         """Seconds for which nothing new may come."""
         longest, limit = self._settings.handover_timeout, self._limit.seconds
         if not expected.found:
@@ -47,8 +47,8 @@ class Patience:
             in_vain = 0 if expected.client is None else self._in_vain.get(expected.client, 0)
             return max(longest * 0.5 ** min(in_vain, 16), min(limit, longest))
         missing = self._advisor.saved_seconds(
-            expected.found, expected.end, tracked.request.num_tokens
+            expected.found, expected.end, state.request.num_tokens
         )
-        if tracked.policy == ALWAYS or missing is None:
+        if state.policy == ALWAYS or missing is None:
             return longest
         return min(longest, max(_TIMES * missing, limit))

@@ -12,7 +12,7 @@ from penstock._native import Catalogue
 from penstock.vllm.agreement import Agreement
 from penstock.vllm.scheduler.node_memory import NodeMemory
 from penstock.vllm.scheduler.orders import Orders
-from penstock.vllm.scheduler.requests import Tracked
+from penstock.vllm.scheduler.requests import RequestState
 from penstock.vllm.scheduler.transfers import Transfers
 
 
@@ -59,32 +59,32 @@ class Prefetches:
         """Whether the blocks of a prompt that comes next are on their way."""
         return self._ahead in self._open
 
-    def fetch(self, tracked: Tracked, first: int, end: int) -> bool:
+    def fetch(self, state: RequestState, first: int, end: int) -> bool:
         """Fetches blocks for a request that waits, and keeps them until it is released. Returns
         whether there are any."""
-        number = self._begin(tracked, first, end, self.room, name=tracked.id)
+        number = self._begin(state, first, end, self.room, name=state.id)
         if number is None:
             return False
-        tracked.prefetches.append(number)
+        state.prefetches.append(number)
         return True
 
-    def probe(self, tracked: Tracked, first: int, end: int, blocks: int) -> bool:
+    def probe(self, state: RequestState, first: int, end: int, blocks: int) -> bool:
         """Fetches some blocks that host memory lacks. Returns whether there are any."""
         number = self._begin(
-            tracked, first, end, blocks, name=tracked.id, is_awaited=False, is_probe=True
+            state, first, end, blocks, name=state.id, is_awaited=False, is_probe=True
         )
         return number is not None
 
-    def fetch_ahead(self, tracked: Tracked, name: str, end: int, most: int) -> None:
+    def fetch_ahead(self, state: RequestState, name: str, end: int, most: int) -> None:
         """Fetches what host memory lacks of a prompt that comes next, up to the token `end`, but no
-        more than `most` blocks. The catalogue knows the prompt as `name`; `tracked` told of it."""
+        more than `most` blocks. The catalogue knows the prompt as `name`; `state` told of it."""
         most = min(most, self.room)
         if most > 0:
-            self._ahead = self._begin(tracked, 0, end, most, name=name, is_awaited=False)
+            self._ahead = self._begin(state, 0, end, most, name=name, is_awaited=False)
 
     def _begin(
         self,
-        tracked: Tracked,
+        state: RequestState,
         first: int,
         end: int,
         most: int,
@@ -102,14 +102,14 @@ class Prefetches:
         blocks, moved = begun
         limits = self._transfers.begin(number, moved, is_probe=is_probe)
         self._open[number] = _Prefetch(self._agreement.ranks, is_awaited, name)
-        self._orders.prefetch(number, tracked, blocks, *limits)
+        self._orders.prefetch(number, state, blocks, *limits)
         return number
 
-    def release(self, tracked: Tracked) -> None:
+    def release(self, state: RequestState) -> None:
         """The request no longer needs the blocks that were prefetched for it."""
-        for number in tracked.prefetches:
+        for number in state.prefetches:
             self._release(number)
-        tracked.prefetches.clear()
+        state.prefetches.clear()
 
     def _release(self, number: int) -> None:
         prefetch = self._open[number]

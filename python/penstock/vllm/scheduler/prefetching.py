@@ -10,12 +10,12 @@ from penstock.vllm.groups import Group
 from penstock.vllm.roles import Role
 from penstock.vllm.scheduler.facts import EngineFacts
 from penstock.vllm.scheduler.prefetches import Prefetches
-from penstock.vllm.scheduler.requests import Phase, Tracked
+from penstock.vllm.scheduler.requests import Phase, RequestState
 
 IsCached = Callable[[bytes, int], bool]
 """Block hash and group of the engine → whether the engine's own prefix cache has the block."""
 
-Advise = Callable[[Tracked, int, int], Choice | None]
+Advise = Callable[[RequestState, int, int], Choice | None]
 """A request, a token and the last token at which its load may end → how far to load from the first
 token; None for not at all."""
 
@@ -36,46 +36,48 @@ class Prefetching:
         self._role = role
         self._prefetches = prefetches
         self._counters = counters
-        self._undecided: dict[str, Tracked] = {}
+        self._undecided: dict[str, RequestState] = {}
         """Requests whose prefetch is not decided yet. It is decided once, however long the request
         waits, unless another engine is storing blocks for it."""
         self.is_cached: IsCached = lambda block_hash, group: False
         """Tells which blocks need no prefetch, because the engine's own prefix cache has them."""
 
-    def note_arrival(self, tracked: Tracked) -> None:
+    def note_arrival(self, state: RequestState) -> None:
         """A request has come: it may have to wait. Or it waits, and more of it may be there."""
         if self._role.loads:
-            self._undecided[tracked.id] = tracked
+            self._undecided[state.id] = state
 
-    def forget(self, tracked: Tracked) -> None:
+    def forget(self, state: RequestState) -> None:
         """The request waits no more."""
-        self._undecided.pop(tracked.id, None)
-        self._prefetches.release(tracked)
+        self._undecided.pop(state.id, None)
+        self._prefetches.release(state)
 
-    def order_for_waiting(self, is_answered: Callable[[Tracked], bool], advise: Advise) -> None:
+    def order_for_waiting(
+        self, is_answered: Callable[[RequestState], bool], advise: Advise
+    ) -> None:
         """Orders prefetches for requests that wait for their turn, as far as `advise` says."""
-        for tracked in list(self._undecided.values()):
+        for state in list(self._undecided.values()):
             if self._prefetches.room <= 0:
                 return
-            if tracked.phase is not Phase.WAITING:
-                del self._undecided[tracked.id]
-            elif is_answered(tracked):
-                del self._undecided[tracked.id]
-                self._order(tracked, advise)
+            if state.phase is not Phase.WAITING:
+                del self._undecided[state.id]
+            elif is_answered(state):
+                del self._undecided[state.id]
+                self._order(state, advise)
 
-    def _order(self, tracked: Tracked, advise: Advise) -> None:
-        if tracked.request.skip_reading_prefix_cache:
+    def _order(self, state: RequestState, advise: Advise) -> None:
+        if state.request.skip_reading_prefix_cache:
             return
-        last = self._catalogue.last_end(tracked.request.num_tokens)
-        first = self._cached_tokens(tracked, last)
-        choice = advise(tracked, first, last)
-        if choice is None or self._catalogue.lacking(tracked.id, first, choice.end) is None:
+        last = self._catalogue.last_end(state.request.num_tokens)
+        first = self._cached_tokens(state, last)
+        choice = advise(state, first, last)
+        if choice is None or self._catalogue.lacking(state.id, first, choice.end) is None:
             return
-        is_first = not tracked.prefetches
-        if self._prefetches.fetch(tracked, first, choice.end):
+        is_first = not state.prefetches
+        if self._prefetches.fetch(state, first, choice.end):
             self._counters.count("prefetches", is_first)
 
-    def _cached_tokens(self, tracked: Tracked, last: int) -> int:
+    def _cached_tokens(self, state: RequestState, last: int) -> int:
         """About how many tokens of the prompt's beginning, up to the token `last`, the engine has
         in its own cache.
 
@@ -84,11 +86,11 @@ class Prefetching:
         end = last
         for group in self._facts.groups:
             if group.window is None and group.state is None:
-                end = min(end, self._cached_blocks(tracked, group) * group.block_size)
+                end = min(end, self._cached_blocks(state, group) * group.block_size)
         return end // self._catalogue.alignment * self._catalogue.alignment
 
-    def _cached_blocks(self, tracked: Tracked, group: Group) -> int:
-        block_hashes = tracked.request.block_hashes
+    def _cached_blocks(self, state: RequestState, group: Group) -> int:
+        block_hashes = state.request.block_hashes
         each = group.block_size // self._facts.hash_tokens
         low, high = 0, len(block_hashes) // each
         while low < high:

@@ -18,7 +18,7 @@ from penstock.vllm.agreement import Agreement
 from penstock.vllm.counters import Counters
 from penstock.vllm.names import PREFIX, TENANT
 from penstock.vllm.scheduler.facts import EngineFacts
-from penstock.vllm.scheduler.requests import Tracked
+from penstock.vllm.scheduler.requests import RequestState
 from penstock.vllm.scheduler.sharing import Sharing
 
 logger = logging.getLogger("vllm.penstock")
@@ -94,12 +94,12 @@ class Promises:
         self._sharing = sharing
         self._counters = counters
 
-    def make(self, tracked: Tracked) -> dict[str, Any] | None:
+    def make(self, state: RequestState) -> dict[str, Any] | None:
         """The promise in the request's answer to the engine that goes on with it; None if none
         does. It has the fields that proxies and routers expect besides."""
-        if not tracked.is_handed_over:
+        if not state.is_handed_over:
             return None
-        request, unit = tracked.request, self._catalogue.alignment
+        request, unit = state.request, self._catalogue.alignment
         tokens = min(request.num_computed_tokens, request.num_prompt_tokens) // unit * unit
         each = self._facts.hash_tokens
         if not self._sharing.role.stores or not self._sharing.is_shared(request):
@@ -114,18 +114,18 @@ class Promises:
             REMOTE_PREFILL: True,
             REMOTE_DECODE: False,
             "remote_engine_id": self._facts.engine_id,
-            "remote_request_id": tracked.id,
+            "remote_request_id": state.id,
             # No engine is asked for the blocks: they are in the pool.
             "remote_block_ids": [],
             "remote_host": "",
             "remote_port": 0,
             "tp_size": self._facts.tensor_parallel,
             # A proxy may send nothing else of what the client sent to this engine.
-            **({TENANT: tracked.label} if tracked.label else {}),
+            **({TENANT: state.label} if state.label else {}),
             **promise.as_params(),
         }
 
-    def end(self, tracked: Tracked, params: Mapping[str, Any] | None) -> int | None:
+    def end(self, state: RequestState, params: Mapping[str, Any] | None) -> int | None:
         """The token up to which a request may be loaded, by the promise among its parameters; 0 if
         the promise is not for this engine, None if there is none."""
         promise = read_promise(params)
@@ -140,7 +140,7 @@ class Promises:
             )
             return 0
         blocks = tokens // self._facts.hash_tokens
-        block_hashes = tracked.request.block_hashes
+        block_hashes = state.request.block_hashes
         if blocks and block_hashes[blocks - 1 : blocks] != [promise.last_block_hash]:
             self._refuse("its hash is not that of this request's tokens")
             return 0

@@ -12,7 +12,7 @@ from penstock.vllm.scheduler.facts import EngineRequest
 
 
 class Phase(Enum):
-    """The state of a request."""
+    """The phase that a request is in."""
 
     WAITING = auto()
     """The request waits for its turn: it has just come, was preempted, or its load is over."""
@@ -47,8 +47,8 @@ class Advice:
 
 
 Client = tuple[str, bytes]
-"""Whose requests these are, as far as an engine can tell: a tenant's name, and the digest of a
-cache salt. Both are empty for all requests of nobody in particular."""
+"""A client, as far as an engine can tell: a tenant's name, and the digest of a cache salt. Both are
+empty for all requests of nobody in particular."""
 
 
 @dataclass
@@ -105,8 +105,8 @@ class LoadSpan:
 
 
 @dataclass
-class Tracked:
-    """One request of the engine."""
+class RequestState:
+    """The scheduler half's state of one request."""
 
     request: EngineRequest
     policy: str
@@ -170,11 +170,11 @@ class Tracked:
 
     @property
     def account(self) -> bytes:
-        """Whose room its hints take: its tenant's, or that of all who give its salt."""
+        """The account whose room its hints take: its tenant's, or that of all who give its salt."""
         return self.tenant.encode() or (b"\0" + self.salt if self.salt else b"")
 
     def begin_anew(self) -> None:
-        """The request waits for its turn again, with a fresh state."""
+        """The request waits for its turn again."""
         self.phase = Phase.WAITING
         self.is_failed = False
         self.expected = None

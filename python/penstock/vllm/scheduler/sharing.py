@@ -8,7 +8,7 @@ from typing import Any
 from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.roles import Role
 from penstock.vllm.scheduler.facts import AdapterOf
-from penstock.vllm.scheduler.requests import Tracked
+from penstock.vllm.scheduler.requests import RequestState
 from penstock.vllm.scheduler.weights import Weights
 
 
@@ -27,17 +27,17 @@ class Sharing:
         adapter = self.adapter_of(request)
         return adapter is None or self.adapters.shares(adapter)
 
-    def may_load(self, tracked: Tracked) -> bool:
+    def may_load(self, state: RequestState) -> bool:
         """Whether the request may load blocks."""
-        if tracked.request.skip_reading_prefix_cache or tracked.is_failed or not self.role.loads:
+        if state.request.skip_reading_prefix_cache or state.is_failed or not self.role.loads:
             return False
-        return not tracked.is_stale and self.is_shared(tracked.request)
+        return not state.is_stale and self.is_shared(state.request)
 
-    def may_store(self, tracked: Tracked) -> bool:
+    def may_store(self, state: RequestState) -> bool:
         """Whether the request's blocks may be stored."""
-        return self.role.stores and self.is_shared(tracked.request) and not tracked.is_stale
+        return self.role.stores and self.is_shared(state.request) and not state.is_stale
 
-    def note_local_hit(self, tracked: Tracked, tokens: int) -> None:
+    def note_local_hit(self, state: RequestState, tokens: int) -> None:
         """The request has so many tokens of the engine's own prefix cache. They may be of weights
         that are gone."""
-        tracked.is_stale |= self.weights.is_stale(hits=tokens > 0, has_images=tracked.has_images)
+        state.is_stale |= self.weights.is_stale(hits=tokens > 0, has_images=state.has_images)

@@ -10,7 +10,7 @@ from penstock.vllm.agreement import Agreement
 from penstock.vllm.counters import Counters
 from penstock.vllm.scheduler.announcing import Announcing
 from penstock.vllm.scheduler.block_holds import BlockHolds
-from penstock.vllm.scheduler.requests import Tracked
+from penstock.vllm.scheduler.requests import RequestState
 from penstock.vllm.scheduler.weights import Weights
 
 
@@ -18,7 +18,7 @@ from penstock.vllm.scheduler.weights import Weights
 class _Store:
     """A store that some rank is not done with."""
 
-    tracked: Tracked
+    state: RequestState
     unread: int
     """Ranks that may still read its blocks."""
     undone: int
@@ -54,14 +54,14 @@ class Stores:
         self._counters = counters
         self._under_way: dict[int, _Store] = {}
 
-    def begin(self, number: int, tracked: Tracked, blocks: Blocks) -> None:
+    def begin(self, number: int, state: RequestState, blocks: Blocks) -> None:
         """A store of a request's blocks begins. Holds the engine's blocks if need be."""
         ranks = self._agreement.ranks
         announced = blocks if self._announcing.needs_blocks else None
         self._under_way[number] = _Store(
-            tracked, ranks, ranks, len(blocks), announced, self._holds.hold(blocks)
+            state, ranks, ranks, len(blocks), announced, self._holds.hold(blocks)
         )
-        tracked.stores.add(number)
+        state.stores.add(number)
 
     def on_released(self, number: int, ranks: int) -> None:
         """`ranks` more ranks have read a store's blocks."""
@@ -69,7 +69,7 @@ class Stores:
         store.unread -= ranks
         if not store.unread:
             self._catalogue.on_read(number)
-            store.tracked.stores.discard(number)
+            store.state.stores.discard(number)
             self._free(store)
 
     def free(self) -> None:
@@ -96,4 +96,4 @@ class Stores:
         self._counters.observe("store_delay_seconds", time.monotonic() - store.began)
         stored = self._catalogue.end_store(number, sorted(store.unstored))
         self._counters.count("stored_blocks", stored)
-        self._announcing.on_stored(store.tracked, store.blocks, store.unstored, stored)
+        self._announcing.on_stored(store.state, store.blocks, store.unstored, stored)

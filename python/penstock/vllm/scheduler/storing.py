@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from penstock._native import Catalogue
 from penstock.vllm.scheduler.facts import BlockTables, EngineFacts
 from penstock.vllm.scheduler.orders import Orders
-from penstock.vllm.scheduler.requests import Tracked
+from penstock.vllm.scheduler.requests import RequestState
 from penstock.vllm.scheduler.sharing import Sharing
 from penstock.vllm.scheduler.stores import Stores
 
@@ -35,20 +35,20 @@ class Storing:
         self._orders = orders
         self._stores = stores
 
-    def store_filled(self, tracked: Tracked, tables: BlockTables, computed: int) -> None:
+    def store_filled(self, state: RequestState, tables: BlockTables, computed: int) -> None:
         """Orders the store of every new block that is full after `computed` tokens."""
-        if not self._sharing.may_store(tracked):
+        if not self._sharing.may_store(state):
             return
         number = self._orders.number()
         own = [tables[group.index] for group in self._facts.groups]
-        self._catalogue.extend(tracked.id, tracked.request.block_hashes)
+        self._catalogue.extend(state.id, state.request.block_hashes)
         blocks = self._catalogue.begin_store(
-            tracked.id, number, computed, own, self._facts.null_block
+            state.id, number, computed, own, self._facts.null_block
         )
         if blocks is None:
             return
-        self._stores.begin(number, tracked, blocks)
-        self._orders.store(number, tracked, blocks)
+        self._stores.begin(number, state, blocks)
+        self._orders.store(number, state, blocks)
 
     def flush_given_away(self, new_blocks: Callable[[], Iterable[int]]) -> None:
         """Orders workers to read blocks before the step, if the engine has given them to other

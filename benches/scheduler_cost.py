@@ -141,10 +141,10 @@ class Half:
 
     def put_in_pool(self, request: Request) -> None:
         """Puts the blocks of a request into the pool of the scheduler half."""
-        common = self.half._common
-        [namespace], [[span]] = common.agreement.namespaces, common.agreement.spans
+        agreement = self.half._agreement
+        [namespace], [[span]] = agreement.namespaces, agreement.spans
         for block_hash in request.block_hashes:
-            common.store.put(pool_key(namespace, block_hash, span), b"", timeout=10.0)
+            self.half._store.put(pool_key(namespace, block_hash, span), b"", timeout=10.0)
 
     def hold(self, request: Request, blocks: int) -> None:
         """Stores the first blocks of a request, and tells the half that host memory has them."""

@@ -177,7 +177,7 @@ class PlainEngine:
     def put(self, name: Name, tenant: str = "") -> None:
         """Puts a block into the pool, as another engine would."""
         for key in self.keys(name, tenant):
-            self.half._common.store.put(key, b"value", timeout=LIMIT)
+            self.half._store.put(key, b"value", timeout=LIMIT)
         self.pool.add(name)
 
     def put_prompt(

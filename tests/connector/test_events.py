@@ -104,7 +104,7 @@ def test_what_a_pool_evicts_is_told_after_a_while(monkeypatch: pytest.MonkeyPatc
     request = compute(engine)
     engine.settle()
     engine.half.take_events()
-    store = engine.half._common.store
+    store = engine.half._store
     gone = request.block_hashes[3:]
     for block_hash in gone:
         assert store.remove(list(engine.keys((0, block_hash))), timeout=LIMIT)
@@ -159,4 +159,4 @@ def test_without_events_nothing_is_kept() -> None:
     compute(engine)
     engine.settle()
     assert engine.half.take_events() == []
-    assert all(store.blocks is None for store in engine.half._storing._under_way.values())
+    assert all(store.blocks is None for store in engine.half._stores._under_way.values())

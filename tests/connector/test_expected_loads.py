@@ -13,9 +13,9 @@ def loads(policy: str, clock: Clock) -> dict[str, object]:
     """What an engine counts that loads two prompts, one after the other. Computing takes a second
     for each token, so that no load seems too slow."""
     engine = PlainEngine([FULL], policy=policy)
-    engine.half._common.advisor.on_step(clock.now, 1_000, 1_000, 500_500)
+    engine.half._advisor.on_step(clock.now, 1_000, 1_000, 500_500)
     clock.now += 1_000.0
-    engine.half._common.advisor.on_output(clock.now, [1_000])
+    engine.half._advisor.on_output(clock.now, [1_000])
     for name, first in (("one", 0), ("two", 1_000)):
         prompt = [first + token for token in PROMPT]
         engine.put_prompt(prompt)

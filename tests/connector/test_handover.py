@@ -171,13 +171,13 @@ def test_waits_are_counted_of_a_bounded_number_of_clients(clock: Clock) -> None:
     engine = decoder(handover_timeout=0.5, lookup_timeout=0.5)
     for number in range(1100):
         waited(engine, clock, number, told=True, salt=b"%d" % number)
-    assert len(engine.half._handover._in_vain) == 1024
+    assert len(engine.half._patience._in_vain) == 1024
 
 
 def test_where_computing_is_fast_waits_are_short(clock: Clock) -> None:
     engine = decoder("auto", handover_timeout=60.0, lookup_timeout=0.5)
-    engine.half._common.advisor.on_step(0.0, 1, 2000, 2_000_000)
-    engine.half._common.advisor.on_output(4.0, [1])
+    engine.half._advisor.on_step(0.0, 1, 2000, 2_000_000)
+    engine.half._advisor.on_output(4.0, [1])
     prompt = list(range(1001))
     request = engine.ask("r", prompt)
     engine.put_prompt(prompt[:500])

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError
 from penstock.vllm import compat
 from penstock.vllm.groups import Group
-from penstock.vllm.scheduler import hints
+from penstock.vllm.scheduler import keeping, next_prompts, refusals
 from tests.connector.engine import Asked, PlainEngine
 from tests.connector.test_scheduler import (
     COARSE,
@@ -56,11 +56,11 @@ class Hinted(PlainEngine):
 
     @property
     def kept(self) -> int:
-        return self.half._hints.keeper.stats()["kept"]
+        return self.half._keeping.keeper.stats()["kept"]
 
     def there(self, request: Asked, tenant: str = "", group: int = 0) -> list[bool]:
         """Which of the request's blocks the pool has."""
-        store = self.half._common.store
+        store = self.half._store
         return [
             all(store.contains(list(self.keys((group, name), tenant)), timeout=LIMIT))
             for name in self.names(request, group)
@@ -81,7 +81,7 @@ class Hinted(PlainEngine):
 def test_kept_blocks_are_touched_until_their_time_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hints, "_TOUCHES_EVERY", 0.01)
+    monkeypatch.setattr(keeping, "_TOUCHES_EVERY", 0.01)
     engine = Hinted([FULL, COARSE])
     engine.serve("r", PROMPT, {KEEP: 5.0})
     # What can be loaded is a whole number of blocks in both groups: four of one, two of the other.
@@ -181,7 +181,7 @@ def prefetched(engine: Hinted) -> list[Any]:
 
     def ordered() -> bool:
         jobs.extend(engine.step({}).prefetches)
-        return not engine.half._hints.waits
+        return not engine.half._next_prompts.waits
 
     engine.until(ordered)
     return jobs
@@ -218,7 +218,7 @@ def test_prompts_that_come_next_take_half_the_room_one_at_a_time() -> None:
     jobs: list[Any] = []
     engine.until(lambda: bool(jobs) or bool(jobs.extend(engine.step({}).prefetches)))
     assert [len(job.blocks) for job in jobs] == [16]
-    [other] = engine.half._hints._prompts
+    [other] = engine.half._next_prompts._prompts
 
     def is_answered() -> bool:
         assert not engine.step({}).prefetches
@@ -270,7 +270,7 @@ def test_what_host_memory_has_is_not_fetched() -> None:
 def test_a_wrong_hint_is_told_once_and_the_request_is_served(
     params: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    hints._warn.cache_clear()
+    refusals.warn.cache_clear()
     engine = Hinted(has_hashes=True)
     with caplog.at_level(logging.WARNING):
         for name in ("one", "two"):
@@ -281,7 +281,7 @@ def test_a_wrong_hint_is_told_once_and_the_request_is_served(
     assert engine.count("hints_refused") == 2
     told = [record for record in caplog.records if "hint" in record.message]
     assert len(told) == 1
-    assert engine.half._hints._keeper is None
+    assert engine.half._keeping._keeper is None
 
 
 def test_numbers_of_any_size_are_numbers() -> None:
@@ -307,7 +307,7 @@ def test_a_prompt_that_cannot_be_hashed_stops_nobody(monkeypatch: pytest.MonkeyP
 
 def test_too_many_prompts_of_one_tenant_are_refused() -> None:
     engine = Hinted(has_hashes=True)
-    for n in range(hints._MOST_PROMPTS_OF_ONE + 3):
+    for n in range(next_prompts._MOST_PROMPTS_OF_ONE + 3):
         engine.ask(f"red {n}", PROMPT, {**RED, PREFETCH: OTHER}, salt=b"salt")
     assert engine.count("hints_refused") == 3
     engine.ask("blue", PROMPT, {**BLUE, PREFETCH: OTHER}, salt=b"salt")
@@ -327,8 +327,8 @@ def test_what_an_engine_does_not_do_is_refused() -> None:
 def test_without_hints_there_is_no_thread() -> None:
     engine = Hinted()
     engine.serve("r", PROMPT, {**RED, "penstock.load_policy": "always", LET_GO: False})
-    assert engine.half._hints._keeper is None
-    assert engine.half._hints._hashing is None
+    assert engine.half._keeping._keeper is None
+    assert engine.half._next_prompts._hashing is None
 
 
 def test_hints_that_an_orchestrator_attaches_count_and_the_clients_count_more() -> None:
@@ -406,14 +406,14 @@ def test_random_schedules_with_hints_leave_nothing_behind(
     def none_waits() -> bool:
         engine.step({})
         engine.settle()
-        return not engine.half._hints.waits
+        return not engine.half._next_prompts.waits
 
     eventually(none_waits, pause=0.0)
     engine.step({})
     engine.settle()
     assert engine.half._requests == {}
     assert engine.half._catalogue.prefetched == 0
-    assert engine.half._prefetching._open == {}
+    assert engine.half._prefetches._open == {}
     engine.half.forget_presence()
     assert len(engine.half._catalogue) == 0
     engine.half.shutdown()

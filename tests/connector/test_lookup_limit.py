@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import math
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from penstock.vllm.lookup_limit import FIRST, LONGEST, TIMES, LookupLimit
 from penstock.vllm.scheduler import lookups
-from penstock.vllm.scheduler.requests import Tracked
+from penstock.vllm.scheduler.requests import RequestState
 from penstock.vllm.settings import Settings
 from tests.clock import Clock
 from tests.connector.engine import Asked, PlainEngine
@@ -85,11 +84,11 @@ def test_how_long_a_request_waits(
     limit.note(grown)
     engine = PlainEngine([FULL], limit=limit)
     request = engine.ask("r", PROMPT)
-    tracked = engine.half._requests[request.request_id]
+    state = engine.half._requests[request.request_id]
     began = clock.now
     for waited, is_late in ((0.0, False), (waits - 0.001, False), (waits + 0.001, True)):
         clock.now = began + waited
-        assert engine.half._lookups.is_late(tracked, lambda: saves) == is_late
+        assert engine.half._lookups.is_late(state, lambda: saves) == is_late
     engine.half.shutdown()
 
 
@@ -97,8 +96,8 @@ def test_a_fixed_limit_is_the_pools_to_keep(clock: Clock) -> None:
     engine = PlainEngine([FULL], lookup_timeout=30.0)
     request = engine.ask("r", PROMPT)
     clock.now += 29.0
-    tracked = engine.half._requests[request.request_id]
-    assert not engine.half._lookups.is_late(tracked, lambda: None)
+    state = engine.half._requests[request.request_id]
+    assert not engine.half._lookups.is_late(state, lambda: None)
     engine.half.shutdown()
 
 
@@ -165,14 +164,16 @@ class Questions:
 
     def begin(self, on: lookups.Lookups, name: str) -> float:
         """Begins the look-up of a request; the seconds that the pool has."""
-        on.start(Tracked(Asked(name, [1], 1), "always"))
+        on.start(RequestState(Asked(name, [1], 1), "always"))
         return self.timeouts[-1]
 
 
 def test_one_look_up_at_a_time_measures(clock: Clock) -> None:
     engine, asked = PlainEngine([FULL], limit=LookupLimit()), Questions()
-    common: Any = SimpleNamespace(**vars(engine.half._common) | {"catalogue": asked})
-    measured = lookups.Lookups(common)
+    half, catalogue = engine.half, cast("Any", asked)
+    measured = lookups.Lookups(
+        half._store, catalogue, engine.agreement, LookupLimit(), half._counters
+    )
     assert asked.begin(measured, "a") == LONGEST
     assert asked.begin(measured, "b") == FIRST
     # The first was answered, by a refusal: the next one measures.

@@ -64,7 +64,7 @@ def test_blocks_that_stores_hold_are_let_go_once() -> None:
         def hold(self, blocks: list[int]) -> None:
             held.extend(blocks)
 
-        def let_go(self, blocks: list[int]) -> None:
+        def free(self, blocks: list[int]) -> None:
             for block in blocks:
                 held.remove(block)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -21,8 +21,7 @@ class Engine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         self.advisor, self.counters = Advisor(2048), Counters()
-        common = SimpleNamespace(advisor=self.advisor, counters=self.counters)
-        self.savings = Savings(cast("Any", common))
+        self.savings = Savings(self.advisor, self.counters)
         self._steps = 0
         monkeypatch.setattr(savings, "time", SimpleNamespace(monotonic=lambda: self.now))
 

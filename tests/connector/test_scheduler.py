@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from penstock.vllm.groups import Group
 from penstock.vllm.messages import IDLE_SECONDS, IDLE_TO_END_SECONDS, BlockJob
-from penstock.vllm.scheduler import loading
+from penstock.vllm.scheduler import lookup_waits
 from penstock.vllm.scheduler.lookups import Lookups
-from penstock.vllm.scheduler.requests import Phase, Tracked
+from penstock.vllm.scheduler.requests import Phase, RequestState
 from tests.clock import Clock
 from tests.connector.engine import Asked, Name, PlainEngine
 from tests.connector.silent import silent_pool
@@ -182,18 +182,18 @@ def test_what_was_not_waited_for_is_declined_only_if_it_is_computed() -> None:
     computed(engine, first)
     engine.put_prompt(PROMPT)
     late = engine.ask("late", PROMPT)
-    probing, tracked = engine.half._probing, engine.half._requests["late"]
-    probing.note_unawaited(tracked, 0)
+    probing, state = engine.half._probing, engine.half._requests["late"]
+    probing.note_unawaited(state, 0)
     # It waits for its turn meanwhile: nothing is declined, and the answer counts.
     engine.step({})
-    assert tracked.unawaited_from == 0
+    assert state.unawaited_from == 0
     assert engine.match(late) == 20
-    assert tracked.unawaited_from is None
+    assert state.unawaited_from is None
     engine.ask("other", PROMPT)
-    tracked = engine.half._requests["other"]
-    probing.note_unawaited(tracked, 0)
+    state = engine.half._requests["other"]
+    probing.note_unawaited(state, 0)
     engine.step({"other": 21})
-    while not tracked.is_declined:
+    while not state.is_declined:
         engine.step({})
     counts = engine.half.take_counts()
     assert counts is not None
@@ -202,7 +202,7 @@ def test_what_was_not_waited_for_is_declined_only_if_it_is_computed() -> None:
 
 def test_what_loads_save_and_what_requests_wait_is_counted_for_their_tenant(clock: Clock) -> None:
     engine = PlainEngine([FULL])
-    advisor = engine.half._common.advisor
+    advisor = engine.half._advisor
     engine.put_prompt(PROMPT)
     request = engine.ask("r", PROMPT, {"penstock.tenant": "red"})
     assert engine.match(request) == 20
@@ -293,12 +293,12 @@ def test_workers_are_left_alone_until_a_load_ends_that_is_expected_to_end_soon(
 def test_an_engine_without_work_waits_a_moment_for_a_lookup(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = Clock(monkeypatch, loading.__name__, Lookups.__module__)
+    clock = Clock(monkeypatch, lookup_waits.__name__, Lookups.__module__)
 
     def after(name: str) -> None:
         """A wait that nobody ends lasts until the moment is over."""
         if name == "wait":
-            clock.now += loading._MOMENT
+            clock.now += lookup_waits._MOMENT
 
     with silent_pool() as url:
         engine = PlainEngine([FULL], pool=url)
@@ -344,10 +344,10 @@ def test_a_lookup_answered_in_a_moment_needs_no_other_step_and_counts_as_a_wait(
     lookups = engine.half._lookups
     take_answers = lookups.take_answers
 
-    def wait_for(tracked: Tracked, until: float) -> None:
+    def wait_for(state: RequestState, until: float) -> None:
         """The answer comes now, neither before nor later."""
         monkeypatch.setattr(lookups, "take_answers", take_answers)
-        Lookups.wait_for(lookups, tracked, until + LIMIT)
+        Lookups.wait_for(lookups, state, until + LIMIT)
 
     monkeypatch.setattr(lookups, "take_answers", lambda: None)
     monkeypatch.setattr(lookups, "wait_for", wait_for)
@@ -539,8 +539,8 @@ class Schedule:
 
     def is_ordered(self, request_id: str) -> bool:
         """Whether a load still waits for the next step."""
-        tracked = self.engine.half._requests.get(request_id)
-        return tracked is not None and tracked.phase is Phase.LOADING
+        state = self.engine.half._requests.get(request_id)
+        return state is not None and state.phase is Phase.LOADING
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])

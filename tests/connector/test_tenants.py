@@ -118,7 +118,7 @@ def described(store: Store, namespace: bytes) -> dict[str, Any]:
 
 def test_a_tenants_namespaces_are_described_with_its_name() -> None:
     engine = PlainEngine([FULL])
-    store, [shared] = engine.half._common.store, engine.agreement.namespaces
+    store, [shared] = engine.half._store, engine.agreement.namespaces
     for name, params, salt in (("everybody", RED, b""), ("red", RED, b"salt")):
         request = engine.ask(name, PROMPT, params, salt=salt)
         assert engine.match(request) == 0

@@ -32,7 +32,7 @@ class Blocks:
     def hold(self, blocks: Iterable[int]) -> None:
         raise NotImplementedError
 
-    def let_go(self, blocks: Iterable[int]) -> None:
+    def free(self, blocks: Iterable[int]) -> None:
         raise NotImplementedError
 
 

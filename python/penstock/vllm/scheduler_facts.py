@@ -99,20 +99,20 @@ def arrival(request: Any) -> Arrival:
 
 def kv_events(half: SchedulerHalf) -> list[Any]:
     """The pool's events since the last call, as vLLM publishes them."""
-    place = compat.LOCAL if half.is_pool_local else compat.REMOTE
+    locality = compat.LOCAL if half.is_pool_local else compat.REMOTE
     return [
         compat.stored_event(
             event.request,
             event.group,
-            event.hashes,
-            event.parent,
+            event.block_hashes,
+            event.parent_block_hash,
             event.first,
-            place,
+            locality,
             salt=event.salt,
             has_content=half.events_have_content,
         )
         if isinstance(event, Stored)
-        else compat.removed_event(event.group, event.hashes, place)
+        else compat.removed_event(event.group, event.block_hashes, locality)
         for event in half.take_events()
     ]
 

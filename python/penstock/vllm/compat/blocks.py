@@ -34,7 +34,7 @@ class BlockPool:
         """Keeps vLLM from giving these blocks to another request, whatever becomes of theirs."""
         self._pool.touch([self._pool.blocks[block] for block in blocks])
 
-    def let_go(self, blocks: Iterable[int]) -> None:
+    def free(self, blocks: Iterable[int]) -> None:
         """Ends a :meth:`hold` of these blocks. The last of them stays longest in the engine's
         prefix cache, if they belong to no request any more."""
         self._pool.free_blocks([self._pool.blocks[block] for block in blocks])

@@ -34,10 +34,10 @@ class _Shown:
 def stored_event(
     request: Any,
     group: Any,
-    hashes: Sequence[bytes],
-    parent: bytes | None,
+    block_hashes: Sequence[bytes],
+    parent_block_hash: bytes | None,
     first: int,
-    place: str,
+    locality: str,
     *,
     salt: str | None = None,
     has_content: bool = False,
@@ -52,7 +52,7 @@ def stored_event(
     from vllm.distributed.kv_events import BlockStored
     from vllm.v1.core import kv_cache_utils
 
-    end = first + len(hashes) * group.block_size
+    end = first + len(block_hashes) * group.block_size
     shown_request = _Shown(request, salt, has_content=has_content)
     extra = [
         kv_cache_utils.generate_block_hash_extra_keys(shown_request, at, at + group.block_size, 0)[
@@ -65,8 +65,8 @@ def stored_event(
     lora = request.lora_request
     convert = kv_cache_utils.maybe_convert_block_hash
     values = {
-        "block_hashes": [convert(block_hash) for block_hash in hashes],
-        "parent_block_hash": None if parent is None else convert(parent),
+        "block_hashes": [convert(block_hash) for block_hash in block_hashes],
+        "parent_block_hash": None if parent_block_hash is None else convert(parent_block_hash),
         "token_ids": list(request.all_token_ids[first:end]) if has_content else [],
         "block_size": group.block_size,
         "lora_id": None if lora is None else lora.adapter_id,
@@ -76,7 +76,7 @@ def stored_event(
         "group_idx": group.index,
         "kv_cache_spec_kind": group.kind,
         "kv_cache_spec_sliding_window": group.window,
-        "locality": place,
+        "locality": locality,
         "ownership": _OWNER,
         "session_id": getattr(request, "session_id", None) if has_content else None,
     }
@@ -84,15 +84,16 @@ def stored_event(
     return BlockStored(**{name: value for name, value in values.items() if name in known})
 
 
-def removed_event(group: Any, hashes: Sequence[bytes], place: str) -> Any:
+def removed_event(group: Any, block_hashes: Sequence[bytes], locality: str) -> Any:
     """Blocks that are not in the pool any more, or of which nobody here knows."""
     from vllm.distributed.kv_events import BlockRemoved
     from vllm.v1.core import kv_cache_utils
 
+    convert = kv_cache_utils.maybe_convert_block_hash
     return BlockRemoved(
-        block_hashes=[kv_cache_utils.maybe_convert_block_hash(each) for each in hashes],
+        block_hashes=[convert(block_hash) for block_hash in block_hashes],
         medium=STORAGE,
         group_idx=group.index,
-        locality=place,
+        locality=locality,
         ownership=_OWNER,
     )

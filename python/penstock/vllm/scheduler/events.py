@@ -15,12 +15,14 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock._native import Blocks, Lookup, tenant_namespace
+from penstock._native import Blocks, Lookup, Store, tenant_namespace
+from penstock.vllm.agreement import Agreement
 from penstock.vllm.groups import Group
+from penstock.vllm.lookup_limit import LookupLimit
 from penstock.vllm.names import EVENT_KEY_VARIABLE
-from penstock.vllm.scheduler.common import Common
-from penstock.vllm.scheduler.facts import EngineRequest
-from penstock.vllm.scheduler.requests import Tracked
+from penstock.vllm.scheduler.facts import EngineFacts, EngineRequest
+from penstock.vllm.scheduler.requests import RequestState
+from penstock.vllm.settings import Settings
 
 _MOST_WATCHED = 262_144
 _ASKED_AT_ONCE = 512
@@ -35,8 +37,8 @@ class Stored:
 
     request: EngineRequest
     group: Group
-    hashes: tuple[bytes, ...]
-    parent: bytes | None
+    block_hashes: tuple[bytes, ...]
+    parent_block_hash: bytes | None
     """The hash of the block before them; None if they begin the prompt."""
     first: int
     """Number of the blocks' first token in the prompt."""
@@ -59,7 +61,7 @@ class Removed:
     """Blocks of one group that this engine does not vouch for any more."""
 
     group: Group
-    hashes: tuple[bytes, ...]
+    block_hashes: tuple[bytes, ...]
 
 
 _Name = tuple[int, str, bytes]
@@ -69,9 +71,19 @@ _Name = tuple[int, str, bytes]
 class Events:
     """The events of one engine that were not taken yet, and the blocks that it has announced."""
 
-    def __init__(self, common: Common) -> None:
-        self._common = common
-        self._lookup = Lookup(common.store, threads=1)
+    def __init__(
+        self,
+        settings: Settings,
+        facts: EngineFacts,
+        agreement: Agreement,
+        store: Store,
+        limit: LookupLimit,
+    ) -> None:
+        self._settings = settings
+        self._facts = facts
+        self._agreement = agreement
+        self._lookup = Lookup(store, threads=1)
+        self._limit = limit
         self._announced: OrderedDict[_Name, float] = OrderedDict()
         """Block → when the pool was last known to have it, the earliest first."""
         self._asked: dict[int, list[_Name]] = {}
@@ -90,7 +102,7 @@ class Events:
 
     # --- what this engine does ------------------------------------------------------------
 
-    def on_stored(self, tracked: Tracked, blocks: Blocks, unstored: Iterable[int]) -> None:
+    def on_stored(self, state: RequestState, blocks: Blocks, unstored: Iterable[int]) -> None:
         """A store has ended on all ranks. The blocks at the positions `unstored` are not in the
         pool."""
         now, missing = time.monotonic(), set(unstored)
@@ -99,50 +111,53 @@ class Events:
         begun = (0, 0)
         for position, place in enumerate(blocks.places):
             # A drafter's blocks have the names of the model's.
-            if position in missing or self._common.facts.groups[place[0]].draft is not None:
+            if position in missing or self._facts.groups[place[0]].draft is not None:
                 continue
-            name = self._name(tracked, place)
+            name = self._name(state, place)
             if place != at:
-                self._tell_stored(tracked, begun, run)
+                self._tell_stored(state, begun, run)
                 begun, run = place, []
             run.append(name[2])
-            at = place[0], place[1] + self._common.facts.groups[place[0]].block_size
+            at = place[0], place[1] + self._facts.groups[place[0]].block_size
             self._announced[name] = now
             self._announced.move_to_end(name)
-        self._tell_stored(tracked, begun, run)
+        self._tell_stored(state, begun, run)
         beyond = len(self._announced) - _MOST_WATCHED
         self._tell_removed([self._announced.popitem(last=False)[0] for _ in range(beyond)])
 
-    def on_lost(self, tracked: Tracked, blocks: Blocks, positions: Iterable[int]) -> None:
+    def on_lost(self, state: RequestState, blocks: Blocks, positions: Iterable[int]) -> None:
         """A load did not find some of its blocks in the pool."""
         places = blocks.places
-        names = [self._name(tracked, places[position]) for position in positions]
+        names = [self._name(state, places[position]) for position in positions]
         self._tell_removed([name for name in names if self._announced.pop(name, None) is not None])
 
-    def _name(self, tracked: Tracked, place: tuple[int, int]) -> _Name:
+    def _name(self, state: RequestState, place: tuple[int, int]) -> _Name:
         group, first = place
-        return group, tracked.tenant, self._hash(tracked, group, first)
+        return group, state.tenant, self._block_hash(state, group, first)
 
-    def _hash(self, tracked: Tracked, group: int, first: int) -> bytes:
+    def _block_hash(self, state: RequestState, group: int, first: int) -> bytes:
         """The hash of the block of a group that begins at a token."""
-        end = first + self._common.facts.groups[group].block_size
-        return tracked.request.block_hashes[end // self._common.facts.hash_tokens - 1]
+        end = first + self._facts.groups[group].block_size
+        return state.request.block_hashes[end // self._facts.hash_tokens - 1]
 
-    def _tell_stored(self, tracked: Tracked, place: tuple[int, int], run: Sequence[bytes]) -> None:
+    def _tell_stored(
+        self, state: RequestState, place: tuple[int, int], run: Sequence[bytes]
+    ) -> None:
         if not run:
             return
         position, first = place
-        group = self._common.facts.groups[position]
-        parent = self._hash(tracked, position, first - group.block_size) if first else None
-        salt = shown_salt(tracked.salt, self._key) if tracked.salt else None
-        self._pending.append(Stored(tracked.request, group, tuple(run), parent, first, salt))
+        group = self._facts.groups[position]
+        before = first - group.block_size
+        parent = self._block_hash(state, position, before) if first else None
+        salt = shown_salt(state.salt, self._key) if state.salt else None
+        self._pending.append(Stored(state.request, group, tuple(run), parent, first, salt))
 
     def _tell_removed(self, names: Sequence[_Name]) -> None:
         by_group: dict[int, list[bytes]] = {}
         for group, _, block_hash in names:
             by_group.setdefault(group, []).append(block_hash)
-        for position, hashes in by_group.items():
-            self._pending.append(Removed(self._common.facts.groups[position], tuple(hashes)))
+        for position, block_hashes in by_group.items():
+            self._pending.append(Removed(self._facts.groups[position], tuple(block_hashes)))
 
     # --- what the pool does ---------------------------------------------------------------
 
@@ -159,14 +174,14 @@ class Events:
             # calling all of them gone: they are asked for again.
             return
         gone = []
-        for name, is_there in zip(names, answer, strict=True):
-            if not is_there and self._announced.pop(name, None) is not None:
+        for name, is_hit in zip(names, answer, strict=True):
+            if not is_hit and self._announced.pop(name, None) is not None:
                 gone.append(name)
         self._tell_removed(gone)
 
     def _ask(self) -> None:
         now = time.monotonic()
-        due = now - self._common.settings.event_check
+        due = now - self._settings.event_check
         oldest: list[_Name] = []
         for name, seen in self._announced.items():
             if seen > due or len(oldest) == _ASKED_AT_ONCE:
@@ -178,9 +193,8 @@ class Events:
             # What the pool does not answer is asked for again after the same time.
             self._announced[name] = now
             self._announced.move_to_end(name)
-        agreement = self._common.agreement
         for (group, tenant), names in batches.items():
-            namespace = agreement.namespaces[group]
+            namespace = self._agreement.namespaces[group]
             if tenant:
                 namespace = tenant_namespace(namespace, tenant)
             self._numbers += 1
@@ -188,8 +202,8 @@ class Events:
                 self._numbers,
                 namespace,
                 [block_hash for _, _, block_hash in names],
-                agreement.spans[group],
-                self._common.limit.seconds,
+                self._agreement.spans[group],
+                self._limit.seconds,
             )
             self._asked[self._numbers] = names
 

@@ -56,7 +56,7 @@ class EngineBlocks(Protocol):
     def hold(self, blocks: Iterable[int]) -> None:
         """Keeps the engine from giving these blocks to another request."""
 
-    def let_go(self, blocks: Iterable[int]) -> None:
+    def free(self, blocks: Iterable[int]) -> None:
         """Ends a :meth:`hold` of these blocks."""
 
     def watch_resets(self, is_reset: Callable[[], None]) -> None:

@@ -1,9 +1,9 @@
 """The scheduler half: hands the engine's calls and the workers' reports to its parts.
 
-`loading` decides what a request loads. `storing` decides what is stored. `prefetching` fetches
-blocks ahead of a load, and `probing` fetches blocks only to measure the pool. `handover` waits for
-blocks that another engine stores. `hints` follows what clients tell of their next requests. The
-native catalogue knows which block is where.
+`offering` decides what a request loads, and `loading` follows the loads. `storing` decides what is
+stored. `prefetching` fetches blocks ahead of a load, and `probing` fetches blocks only to measure
+the pool. `handover` waits for blocks that another engine stores. `hints` reads what clients tell of
+their next requests. The native catalogue knows which block is where.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from itertools import starmap
 from typing import Any
 
@@ -19,7 +18,7 @@ from penstock._native import Catalogue, GroupSpec, attended
 from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.advisor import Advisor
 from penstock.vllm.agreement import Agreement
-from penstock.vllm.counters import Counts
+from penstock.vllm.counters import Counters, Counts
 from penstock.vllm.descriptions import Descriptions
 from penstock.vllm.host import node_bytes, open_node_memory
 from penstock.vllm.lookup_limit import LookupLimit
@@ -33,7 +32,9 @@ from penstock.vllm.messages import (
 from penstock.vllm.panics import take_panics
 from penstock.vllm.roles import ROLES, Role
 from penstock.vllm.scheduler import sources
-from penstock.vllm.scheduler.common import Common
+from penstock.vllm.scheduler.advising import Advising
+from penstock.vllm.scheduler.announcing import Announcing
+from penstock.vllm.scheduler.block_holds import BlockHolds
 from penstock.vllm.scheduler.events import Events, Removed, Stored
 from penstock.vllm.scheduler.facts import (
     AdapterOf,
@@ -45,15 +46,28 @@ from penstock.vllm.scheduler.facts import (
 )
 from penstock.vllm.scheduler.handover import Handover
 from penstock.vllm.scheduler.hints import Hints
+from penstock.vllm.scheduler.keeping import Keeping
 from penstock.vllm.scheduler.loading import Loading
+from penstock.vllm.scheduler.lookup_waits import LookupWaits
 from penstock.vllm.scheduler.lookups import Lookups
+from penstock.vllm.scheduler.next_prompts import NextPrompts
+from penstock.vllm.scheduler.node_memory import NodeMemory
+from penstock.vllm.scheduler.offering import Offering
+from penstock.vllm.scheduler.orders import Orders
+from penstock.vllm.scheduler.patience import Patience
+from penstock.vllm.scheduler.prefetches import Prefetches
 from penstock.vllm.scheduler.prefetching import Prefetching
 from penstock.vllm.scheduler.probing import Probing
-from penstock.vllm.scheduler.requests import Phase, Tracked
+from penstock.vllm.scheduler.promises import Promises, is_handed_over
+from penstock.vllm.scheduler.requests import Phase, RequestState
 from penstock.vllm.scheduler.savings import Savings
-from penstock.vllm.scheduler.spans import Spans
+from penstock.vllm.scheduler.sharing import Sharing
+from penstock.vllm.scheduler.spans import NoSpans, Spans
+from penstock.vllm.scheduler.stores import Stores
 from penstock.vllm.scheduler.storing import Storing
+from penstock.vllm.scheduler.tiered_lookups import TieredLookups
 from penstock.vllm.scheduler.transfers import Transfers
+from penstock.vllm.scheduler.weights import Weights
 from penstock.vllm.settings import Settings, tenant_name
 from penstock.vllm.tracing import Exporter
 
@@ -79,47 +93,71 @@ class SchedulerHalf:
             GroupSpec(g.block_size, window=g.window, keeps_state=g.state is not None)
             for g in facts.groups
         ]
-        self._common = Common(
-            settings,
-            facts,
-            agreement,
-            Catalogue(groups, facts.hash_tokens, drops_last=facts.drops_last_block),
-            Advisor(facts.tokens_per_step, settings.lanes(facts.ranks).get),
-            store,
-            Descriptions(store, agreement.describe),
-            adapters,
-            adapter_of,
-            limit or LookupLimit(settings.lookup_timeout),
-            open_node_memory(settings.host_memory, "penstock-scheduler"),
-            Spans(Exporter(settings.otlp_endpoint)) if settings.otlp_endpoint else None,
-            role,
-        )
-        self._catalogue, self._orders = self._common.catalogue, self._common.orders
-        self._requests: dict[str, Tracked] = {}
+        catalogue = Catalogue(groups, facts.hash_tokens, drops_last=facts.drops_last_block)
+        advisor = Advisor(facts.tokens_per_step, settings.lanes(facts.ranks).get)
+        limit = limit or LookupLimit(settings.lookup_timeout)
+        node = open_node_memory(settings.host_memory, "penstock-scheduler")
+        spans = Spans(Exporter(settings.otlp_endpoint)) if settings.otlp_endpoint else NoSpans()
+        orders, weights, counters = Orders(adapter_of), Weights(), Counters()
+        self._settings, self._facts, self._agreement, self._role = settings, facts, agreement, role
+        self._store, self._node, self._catalogue, self._advisor = store, node, catalogue, advisor
+        self._spans, self._orders, self._weights, self._counters = spans, orders, weights, counters
+        self._requests: dict[str, RequestState] = {}
         self._positions = {
             group.index: place
             for place, group in enumerate(facts.groups)
             if group.state is not None
         }
         self._pool_source = sources.source_of(settings.pool)
-        self._lookups = Lookups(self._common)
-        self._transfers = Transfers(self._common)
-        self._prefetching = Prefetching(self._common, self._transfers)
-        self._probing = Probing(self._common, self._lookups, self._prefetching)
-        self._handover = Handover(self._common, self._lookups, self._prefetching)
-        self._loading = Loading(
-            self._common,
-            self._lookups,
-            self._transfers,
+        self._descriptions = Descriptions(store, agreement.describe)
+        sharing = Sharing(role, weights, adapters, adapter_of)
+        node_memory = NodeMemory(node, catalogue, agreement)
+        self._lookups = lookups = Lookups(store, catalogue, agreement, limit, counters)
+        self._transfers = transfers = Transfers(settings, limit, advisor, counters)
+        self._prefetches = Prefetches(catalogue, agreement, orders, transfers, node_memory)
+        self._prefetching = Prefetching(catalogue, facts, role, self._prefetches, counters)
+        self._probing = Probing(catalogue, agreement, advisor, lookups, self._prefetches, counters)
+        self._patience = Patience(settings, limit, advisor)
+        self._promises = Promises(catalogue, facts, agreement, sharing, counters)
+        self._handover = Handover(
+            catalogue,
+            role,
+            lookups,
             self._prefetching,
-            self._probing,
-            Savings(self._common),
-            self._handover,
-            self._has_time,
+            self._promises,
+            self._patience,
+            counters,
         )
-        self._hints = Hints(self._common, self._lookups, self._prefetching)
-        self._events = Events(self._common) if facts.publishes_events else None
-        self._storing = Storing(self._common, self._transfers, self._events)
+        savings = Savings(advisor, counters)
+        self._tiered_lookups = TieredLookups(catalogue, node_memory, lookups, sharing, spans)
+        self._lookup_waits = LookupWaits(
+            catalogue, advisor, lookups, self._probing, savings, self._has_time
+        )
+        self._advising = Advising(catalogue, advisor, self._probing)
+        self._offering = Offering(
+            catalogue,
+            sharing,
+            self._tiered_lookups,
+            self._handover,
+            self._lookup_waits,
+            self._advising,
+            savings,
+        )
+        self._loading = Loading(
+            catalogue, facts.groups, orders, transfers, savings, spans, counters
+        )
+        self._keeping = Keeping(settings, catalogue, agreement, store, counters)
+        self._next_prompts = NextPrompts(
+            catalogue, facts, role, agreement, lookups, self._prefetches, counters
+        )
+        self._hints = Hints(sharing, self._keeping, self._next_prompts, counters)
+        self._events = (
+            Events(settings, facts, agreement, store, limit) if facts.publishes_events else None
+        )
+        self._holds = BlockHolds(are_needed=facts.holds_blocks)
+        announcing = Announcing(self._events, self._descriptions)
+        self._stores = Stores(catalogue, agreement, weights, self._holds, announcing, counters)
+        self._storing = Storing(catalogue, facts, sharing, orders, self._stores)
 
     def accept_shares(self, shares: Mapping[tuple[int, int], RankShare]) -> None:
         """Takes in what every rank holds, keyed by (pipeline rank, tensor-parallel rank).
@@ -127,8 +165,8 @@ class SchedulerHalf:
         Raises:
             ConfigError: the shares do not make up the model's KV cache.
         """
-        agreement = self._common.agreement
-        agreement.accept(shares, node_bytes(self._common.node))
+        agreement = self._agreement
+        agreement.accept(shares, node_bytes(self._node))
         self._catalogue.set_holdings(
             list(
                 zip(
@@ -144,78 +182,85 @@ class SchedulerHalf:
         """Takes the engine's blocks."""
         blocks.watch_resets(self._on_reset)
         self._prefetching.is_cached = blocks.is_cached
-        self._storing.engine_blocks = blocks
+        self._holds.engine_blocks = blocks
 
     # --- requests -------------------------------------------------------------------------
 
     def on_new_request(self, arrival: Arrival) -> None:
         """Starts the request's look-up."""
         request = arrival.request
-        policy = self._common.settings.policy_for(arrival.params)
+        policy = self._settings.policy_for(arrival.params)
         label = tenant_name(arrival.params)
-        tracked = Tracked(
-            request, policy, arrival.salt, label, arrival.trace_headers, arrival.has_images
+        state = RequestState(
+            request,
+            policy,
+            arrival.salt,
+            label,
+            arrival.trace_headers,
+            arrival.has_images,
+            is_handed_over=is_handed_over(arrival.params),
         )
-        self._requests[tracked.id] = tracked
-        self._catalogue.add(tracked.id, request.num_prompt_tokens, tenant=tracked.tenant)
-        self._prefetching.note_arrival(tracked)
-        self._handover.note_arrival(tracked, arrival.params)
+        self._requests[state.id] = state
+        self._catalogue.add(state.id, request.num_prompt_tokens, tenant=state.tenant)
+        self._prefetching.note_arrival(state)
+        self._handover.note_arrival(state, arrival.params)
         if arrival.params or arrival.hints:
-            self._hints.note_arrival(tracked, arrival)
-        self._loading.look_up(tracked)
+            self._hints.note_arrival(state, arrival)
+        self._tiered_lookups.start(state)
 
     def match(self, request_id: str, computed: int) -> int | None:
         """How many tokens to load after the first `computed` tokens; None while this is not known.
         The tokens are whole blocks in every group."""
-        tracked = self._requests.get(request_id)
-        return 0 if tracked is None else self._loading.match(tracked, computed)
+        state = self._requests.get(request_id)
+        return 0 if state is None else self._offering.match(state, computed)
 
     def on_allocated(self, request_id: str, tables: BlockTables, tokens: int) -> None:
         """The engine allocated the blocks in `tables`. The last of them are for the `tokens` tokens
         to load, from the last offer."""
-        self._loading.begin(self._requests[request_id], tables, tokens)
+        state = self._requests[request_id]
+        self._loading.begin(state, tables, tokens)
+        self._prefetches.release(state)
 
     def on_scheduled(self) -> None:
         """The engine computes a request in this step, and has no time to wait for others."""
-        self._loading.end_moment()
+        self._lookup_waits.end_moment()
 
     def promise(self, request_id: str) -> dict[str, Any] | None:
         """What the request's answer tells the engine that goes on with it, if one does."""
-        tracked = self._requests.get(request_id)
-        return None if tracked is None else self._handover.promise(tracked)
+        state = self._requests.get(request_id)
+        return None if state is None else self._promises.make(state)
 
     def hit_sources(self, request_id: str, tokens: int) -> dict[str, int]:
-        """Where `tokens` tokens of the request's load come from, by vLLM's names of tiers."""
-        tracked = self._requests.get(request_id)
-        host_bytes, pool_bytes = (0, 0) if tracked is None else tracked.load_bytes
+        """Where `tokens` tokens of the request's load come from, by vLLM's cache hit sources."""
+        state = self._requests.get(request_id)
+        host_bytes, pool_bytes = (0, 0) if state is None else state.load_bytes
         return sources.split(tokens, host_bytes, pool_bytes, self._pool_source)
 
     def on_finished(self, request_id: str, tables: BlockTables) -> bool:
         """Orders the request's last stores. Returns whether the engine must keep the request's
         blocks until the stores have read them."""
-        tracked = self._requests.get(request_id)
-        if tracked is None:
+        state = self._requests.get(request_id)
+        if state is None:
             return False
-        tracked.phase = Phase.ENDED
-        if self._common.spans is not None:
-            self._common.spans.abort(tracked)
+        state.phase = Phase.ENDED
+        self._spans.abort(state)
         self._lookups.take_answers()
         self._probing.decline_unawaited()
-        if tracked.load is None:
-            self._storing.store_filled(tracked, tables, tracked.request.num_computed_tokens)
-        self._hints.on_finished(tracked)
-        self._probing.forget(tracked)
-        self._prefetching.forget(tracked)
-        self._handover.forget(tracked)
-        self._lookups.drop(tracked)
+        if state.load is None:
+            self._storing.store_filled(state, tables, state.request.num_computed_tokens)
+        self._keeping.on_finished(state)
+        self._probing.forget(state)
+        self._prefetching.forget(state)
+        self._handover.forget(state)
+        self._lookups.drop(state)
         self._catalogue.remove(request_id)
-        if tracked.load is not None:
-            self._loading.cancel(tracked.load.job)
+        if state.load is not None:
+            self._loading.cancel(state.load.job)
             return False
-        if not tracked.stores:
+        if not state.stores:
             del self._requests[request_id]
             return False
-        self._orders.next.finished.append(request_id)
+        self._orders.finish(request_id)
         return True
 
     # --- steps ----------------------------------------------------------------------------
@@ -224,17 +269,17 @@ class SchedulerHalf:
         """The orders of this step. They include stores of the blocks that the step fills."""
         for request_id in step.preempted:
             self._on_preempted(request_id)
-        self._loading.end_step()
+        self._lookup_waits.end_step()
         self._storing.flush_given_away(step.new_blocks)
         self._lookups.take_answers()
         if self._handover.waits:
             self._handover.look_again()
-        if self._hints.waits:
-            self._hints.order()
+        if self._next_prompts.waits:
+            self._next_prompts.order()
         if self._events is not None:
             self._events.watch()
         self._prefetching.order_for_waiting(
-            lambda tracked: not self._lookups.is_under_way(tracked), self._loading.advise
+            lambda state: not self._lookups.is_under_way(state), self._advising.advise
         )
         for request_id, index, tokens in step.states():
             if (position := self._positions.get(index)) is not None:
@@ -243,17 +288,16 @@ class SchedulerHalf:
             step.requests,
             step.computed,
             step.tokens,
-            are_final=not self._common.facts.speculates,
+            are_final=not self._facts.speculates,
         )
         for place in done.started:
-            tracked = self._requests[step.requests[place]]
-            tracked.phase = Phase.RUNNING
-            if self._common.spans is not None:
-                self._common.spans.end_without_load(tracked)
-            self._prefetching.forget(tracked)
+            state = self._requests[step.requests[place]]
+            state.phase = Phase.RUNNING
+            self._spans.end_without_load(state)
+            self._prefetching.forget(state)
         self._probing.decline_unawaited()
         # An engine that does not store need not look up tables of blocks in each step.
-        for place, computed in done.filled if self._common.role.stores else ():
+        for place, computed in done.filled if self._role.stores else ():
             request_id = step.requests[place]
             self._storing.store_filled(
                 self._requests[request_id], step.tables(request_id), computed
@@ -264,11 +308,11 @@ class SchedulerHalf:
             orders.step = self._orders.number()
             tokens = sum(end - first for first, end in prompts)
             pairs = sum(starmap(attended, prompts))
-            self._common.advisor.on_step(time.monotonic(), orders.step, tokens, pairs)
+            self._advisor.on_step(time.monotonic(), orders.step, tokens, pairs)
         if orders.loads or orders.stores or orders.prefetches:
-            orders.namespaces = self._common.agreement.namespaces
-            orders.weights = self._common.weights.count
-            orders.changes = dict(self._common.weights.changes)
+            orders.namespaces = self._agreement.namespaces
+            orders.weights = self._weights.count
+            orders.changes = dict(self._weights.changes)
         if step.is_empty and self._only_loads_run():
             # Counted from now, because the engine may hand out several steps before the first is
             # done.
@@ -278,21 +322,21 @@ class SchedulerHalf:
         return orders
 
     def _on_preempted(self, request_id: str) -> None:
-        tracked = self._requests.get(request_id)
-        if tracked is None or tracked.phase is Phase.ENDED:
+        state = self._requests.get(request_id)
+        if state is None or state.phase is Phase.ENDED:
             return
-        self._orders.next.flush.extend(tracked.stores)
-        self._lookups.begin_anew(tracked)
-        self._probing.forget(tracked)
-        tracked.begin_anew()
-        tracked.is_stale &= self._common.weights.has_old_blocks
+        self._orders.flush(state.stores)
+        self._lookups.begin_anew(state)
+        self._probing.forget(state)
+        state.begin_anew()
+        state.is_stale &= self._weights.has_old_blocks
 
     def _has_time(self) -> bool:
         """Whether no request is being computed, here or further down the pipeline, and no other
         engine computes in step with this one."""
-        if self._common.facts.has_peers:
+        if self._facts.has_peers:
             return False
-        return not any(tracked.phase is Phase.RUNNING for tracked in self._requests.values())
+        return not any(state.phase is Phase.RUNNING for state in self._requests.values())
 
     def _only_loads_run(self) -> bool:
         """Whether the engine has nothing to do before a load ends, or before another engine's
@@ -304,10 +348,10 @@ class SchedulerHalf:
         if not is_waiting or not self._has_time():
             return False
         return not any(
-            tracked.phase is Phase.WAITING
-            and not self._handover.is_waiting(tracked)
-            and self._lookups.is_under_way(tracked)
-            for tracked in self._requests.values()
+            state.phase is Phase.WAITING
+            and not self._handover.is_waiting(state)
+            and self._lookups.is_under_way(state)
+            for state in self._requests.values()
         )
 
     # --- results --------------------------------------------------------------------------
@@ -316,50 +360,49 @@ class SchedulerHalf:
         self, report: WorkerReport | None, loaded: Iterable[str], freed: Iterable[str]
     ) -> None:
         """Takes in the workers' reports of a step."""
-        self._common.advisor.on_output(time.monotonic(), report.steps if report else ())
+        self._advisor.on_output(time.monotonic(), report.steps if report else ())
         if report is not None:
             self._take_in(report)
         for request_id in loaded:
-            tracked = self._requests[request_id]
-            self._loading.end(tracked)
-            if tracked.phase is Phase.ENDED:
+            state = self._requests[request_id]
+            self._loading.end(state)
+            if state.phase is Phase.ENDED:
                 del self._requests[request_id]
         for request_id in freed:
             self._requests.pop(request_id, None)
 
     def _take_in(self, report: WorkerReport) -> None:
         self.on_weights_changed(report.changes)
-        weights = self._common.weights
+        weights = self._weights
         # The findings of jobs come before the ends of jobs, because a job is forgotten at its end.
         # What they find of weights that are gone says nothing about those of now.
         for number, positions in report.lost.items():
-            if number <= weights.last_old_job:
+            if weights.is_old_job(number):
                 continue
             self._catalogue.lose(number, list(positions))
             if self._events is not None:
                 self._tell_lost(number, positions)
         for number, positions in report.foreign.items():
-            if number <= weights.last_old_job:
+            if weights.is_old_job(number):
                 continue
             self._catalogue.set_foreign(number, list(positions))
-        if self._common.spans is not None:
-            self._common.spans.note_lost((*report.lost, *report.foreign))
+        self._spans.note_lost((*report.lost, *report.foreign))
         if report.weights == weights.count:
             self._catalogue.change_host(report.held)
         self._transfers.note(report)
         self._loading.note_unloaded(report.unloaded)
         for number, ranks in report.prefetched.items():
-            self._prefetching.on_done(number, ranks)
+            self._prefetches.on_done(number, ranks)
         for number, ranks in report.released.items():
-            self._storing.on_released(number, ranks)
+            self._stores.on_released(number, ranks)
         for number, ranks in report.stored.items():
-            self._storing.on_stored(number, ranks, report.unstored.get(number, set()))
+            self._stores.on_stored(number, ranks, report.unstored.get(number, set()))
 
     def _tell_lost(self, number: int, positions: Iterable[int]) -> None:
         assert self._events is not None
-        for tracked in self._requests.values():
-            if tracked.load is not None and tracked.load.job == number:
-                self._events.on_lost(tracked, tracked.load.blocks, positions)
+        for state in self._requests.values():
+            if state.load is not None and state.load.job == number:
+                self._events.on_lost(state, state.load.blocks, positions)
 
     def take_events(self) -> list[Stored | Removed]:
         """What routers should know since the last call."""
@@ -368,63 +411,59 @@ class SchedulerHalf:
     @property
     def events_have_content(self) -> bool:
         """Whether events hold what requests hold: token ids, names of images, sessions."""
-        return self._common.settings.event_content
+        return self._settings.event_content
 
     @property
     def is_pool_local(self) -> bool:
         """Whether all of the pool is in this machine. A directory counts as such."""
-        return sources.is_local(self._common.settings.pool)
+        return sources.is_local(self._settings.pool)
 
     def on_weights_changed(self, changes: dict[str, int]) -> None:
         """Takes in how often each worker has seen its weights change.
 
         After a change, no block is loaded that was stored before, and what is stored from now on is
         found by this engine alone, until the next change."""
-        weights = self._common.weights
+        weights = self._weights
         if not weights.is_news(changes):
             return
         weights.changes |= changes
         weights.count += 1
         weights.has_old_blocks = weights.has_old_encodings = True
-        weights.last_old_job = self._common.orders.number()
-        self._common.agreement.renew()
-        self._common.descriptions.forget()
+        weights.last_old_job = self._orders.number()
+        self._agreement.renew()
+        self._descriptions.forget()
         self._catalogue.forget_pool()
         self._catalogue.forget_host()
-        for tracked in self._requests.values():
-            if tracked.phase is not Phase.ENDED:
-                self._forget_old(tracked)
-        orders = self._orders.next
-        orders.loads = [replace(job, is_stale=True) for job in orders.loads]
-        orders.stores = [replace(job, is_stale=True) for job in orders.stores]
+        for state in self._requests.values():
+            if state.phase is not Phase.ENDED:
+                self._forget_old(state)
+        self._orders.void()
         logger.info("Penstock: the weights have changed: nothing stored before is loaded any more")
 
     def on_transfers_ended(self) -> None:
         """No worker reads or writes the engine's blocks, and the engine takes all of them away."""
-        orders = self._orders.next
-        orders.loads = [replace(job, is_stale=True) for job in orders.loads]
-        orders.stores = [replace(job, is_stale=True) for job in orders.stores]
+        self._orders.void()
         self._loading.give_up(
-            tracked.load.job for tracked in self._requests.values() if tracked.load is not None
+            state.load.job for state in self._requests.values() if state.load is not None
         )
-        self._storing.let_go()
+        self._stores.free()
 
-    def _forget_old(self, tracked: Tracked) -> None:
+    def _forget_old(self, state: RequestState) -> None:
         """The request has blocks of weights that are gone, or waits for some."""
-        tracked.is_stale = True
-        self._lookups.drop(tracked)
-        self._catalogue.do_without(tracked.id)
-        self._probing.forget(tracked)
-        self._prefetching.forget(tracked)
-        self._handover.forget(tracked)
+        state.is_stale = True
+        self._lookups.drop(state)
+        self._catalogue.do_without(state.id)
+        self._probing.forget(state)
+        self._prefetching.forget(state)
+        self._handover.forget(state)
 
     def _on_reset(self) -> None:
         """The engine's own prefix cache was emptied, and no request has blocks."""
-        self._common.weights.has_old_blocks = False
+        self._weights.has_old_blocks = False
 
     def on_encoder_reset(self) -> None:
         """The engine has forgotten what it made of images."""
-        self._common.weights.has_old_encodings = False
+        self._weights.has_old_encodings = False
 
     def forget_presence(self) -> None:
         """Forgets which blocks are in the pool. Later look-ups find out again."""
@@ -432,16 +471,16 @@ class SchedulerHalf:
 
     def take_counts(self) -> Counts | None:
         """The counts and measurements since the last call; None if there are none."""
-        self._hints.count()
+        self._keeping.count()
         for place, count in take_panics().items():
-            self._common.counters.count_at(place, "panics", count)
-        return self._common.counters.take()
+            self._counters.count_at(place, "panics", count)
+        return self._counters.take()
 
     def shutdown(self) -> None:
         """Ends the look-up threads, drops unanswered look-ups, and sends the last spans."""
-        self._hints.shutdown()
+        self._keeping.shutdown()
+        self._next_prompts.shutdown()
         self._lookups.shutdown()
         if self._events is not None:
             self._events.shutdown()
-        if self._common.spans is not None:
-            self._common.spans.shutdown()
+        self._spans.shutdown()

@@ -7,31 +7,44 @@ from __future__ import annotations
 
 import time
 
-from penstock.vllm.advisor import AUTO
-from penstock.vllm.scheduler.common import Common
+from penstock._native import Catalogue
+from penstock.vllm.advisor import AUTO, Advisor
+from penstock.vllm.agreement import Agreement
+from penstock.vllm.counters import Counters
 from penstock.vllm.scheduler.lookups import Lookups
-from penstock.vllm.scheduler.prefetching import Prefetching
-from penstock.vllm.scheduler.requests import Phase, Tracked
+from penstock.vllm.scheduler.prefetches import Prefetches
+from penstock.vllm.scheduler.requests import Phase, RequestState
 
 
 class Probing:
     """Counts declined loads, and orders probes in their place."""
 
-    def __init__(self, common: Common, lookups: Lookups, prefetching: Prefetching) -> None:
-        self._common = common
-        self._catalogue = common.catalogue
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        agreement: Agreement,
+        advisor: Advisor,
+        lookups: Lookups,
+        prefetches: Prefetches,
+        counters: Counters,
+    ) -> None:
+        self._catalogue = catalogue
+        self._agreement = agreement
+        self._advisor = advisor
         self._lookups = lookups
-        self._prefetching = prefetching
-        self._unawaited: dict[str, tuple[Tracked, int]] = {}
+        self._prefetches = prefetches
+        self._counters = counters
+        self._unawaited: dict[str, tuple[RequestState, int]] = {}
         """Requests that are computed without their look-up's answer, each with the last token at
         which its load could end."""
 
-    def note_unawaited(self, tracked: Tracked, first: int) -> None:
+    def note_unawaited(self, state: RequestState, first: int) -> None:
         """The request is computed from the token `first`, though its look-up is under way."""
-        if tracked.unawaited_from is None:
-            self._common.counters.count("lookups_not_awaited")
-        tracked.unawaited_from = first
-        self._unawaited[tracked.id] = tracked, self._common.last(tracked)
+        if state.unawaited_from is None:
+            self._counters.count("lookups_not_awaited")
+        state.unawaited_from = first
+        last = self._catalogue.last_end(state.request.num_tokens)
+        self._unawaited[state.id] = state, last
 
     def decline_unawaited(self) -> None:
         """Counts declined loads of requests that did not wait for their look-up.
@@ -39,40 +52,38 @@ class Probing:
         Once the answer has come, it is known what such a request could have loaded."""
         over = [
             request_id
-            for request_id, (tracked, _) in self._unawaited.items()
-            if tracked.phase in (Phase.RUNNING, Phase.ENDED)
-            and not self._lookups.is_under_way(tracked)
+            for request_id, (state, _) in self._unawaited.items()
+            if state.phase in (Phase.RUNNING, Phase.ENDED) and not self._lookups.is_under_way(state)
         ]
         for request_id in over:
-            tracked, last = self._unawaited.pop(request_id)
-            first, tracked.unawaited_from = tracked.unawaited_from, None
+            state, last = self._unawaited.pop(request_id)
+            first, state.unawaited_from = state.unawaited_from, None
             if first is not None and (reaches := self._catalogue.reaches(request_id, first, last)):
-                self.decline(tracked, first, reaches[-1].end)
+                self.decline(state, first, reaches[-1].end)
 
-    def forget(self, tracked: Tracked) -> None:
+    def forget(self, state: RequestState) -> None:
         """The request is gone, begins anew, or got its answer in time after all."""
-        if self._unawaited.pop(tracked.id, None) is not None:
-            tracked.unawaited_from = None
+        if self._unawaited.pop(state.id, None) is not None:
+            state.unawaited_from = None
 
-    def decline(self, tracked: Tracked, first: int, end: int) -> None:
+    def decline(self, state: RequestState, first: int, end: int) -> None:
         """The tokens from `first` to `end` are computed, though they could be loaded.
 
         They are counted once for each request. If the pool was not measured for long, a probe
         fetches some of their blocks."""
-        if tracked.is_declined or end <= first:
+        if state.is_declined or end <= first:
             return
-        tracked.is_declined = True
-        self._common.counters.count("declined_tokens", end - first)
-        group = self._catalogue.lacking(tracked.id, first, end)
-        if group is None or tracked.policy != AUTO:
+        state.is_declined = True
+        self._counters.count("declined_tokens", end - first)
+        group = self._catalogue.lacking(state.id, first, end)
+        if group is None or state.policy != AUTO:
             return
-        agreement = self._common.agreement
-        wanted = self._common.advisor.wants_probe(
+        wanted = self._advisor.wants_probe(
             time.monotonic(),
             first,
-            self._catalogue.whole(tracked.id, first, end),
-            tracked.request.num_tokens,
-            (agreement.block_bytes[group], agreement.block_objects[group]),
+            self._catalogue.whole(state.id, first, end),
+            state.request.num_tokens,
+            (self._agreement.block_bytes[group], self._agreement.block_objects[group]),
         )
-        if wanted and self._prefetching.probe(tracked, first, end, wanted):
-            self._common.counters.count("probes")
+        if wanted and self._prefetches.probe(state, first, end, wanted):
+            self._counters.count("probes")

@@ -12,7 +12,7 @@ from penstock.vllm.scheduler.facts import EngineRequest
 
 
 class Phase(Enum):
-    """The state of a request."""
+    """The phase that a request is in."""
 
     WAITING = auto()
     """The request waits for its turn: it has just come, was preempted, or its load is over."""
@@ -46,9 +46,9 @@ class Advice:
     choice: Choice | None
 
 
-Source = tuple[str, bytes]
-"""Whose requests these are, as far as an engine can tell: a tenant's name, and the digest of a
-cache salt. Both are empty for all requests of nobody in particular."""
+Client = tuple[str, bytes]
+"""A client, as far as an engine can tell: a tenant's name, and the digest of a cache salt. Both are
+empty for all requests of nobody in particular."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Expected:
 
     end: int
     """The token up to which they are expected."""
-    source: Source | None = None
+    client: Client | None = None
     """With whose waits this one is counted; None if with nobody's."""
     found: int = 0
     """The token up to which they have come."""
@@ -72,7 +72,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class KvHints:
     """What becomes of a request's blocks when it is over, as its hints say."""
 
     keep: float | None = None
@@ -81,7 +81,7 @@ class Wishes:
     """What follows so many tokens will not be asked for again."""
 
 
-NO_WISHES = Wishes()
+NO_HINTS = KvHints()
 
 
 @dataclass
@@ -105,8 +105,8 @@ class LoadSpan:
 
 
 @dataclass
-class Tracked:
-    """One request of the engine."""
+class RequestState:
+    """The scheduler half's state of one request."""
 
     request: EngineRequest
     policy: str
@@ -136,7 +136,7 @@ class Tracked:
     """Whether another engine goes on with it."""
     is_taken_over: bool = False
     """Whether another engine computes its prompt."""
-    wishes: Wishes = NO_WISHES
+    hints: KvHints = NO_HINTS
     load: BlockJob | None = None
     load_bytes: tuple[int, int] = (0, 0)
     """Bytes of its load, or last load, from host memory and from the pool."""
@@ -168,8 +168,13 @@ class Tracked:
         Without a salt of its own, a request shares blocks with requests of others."""
         return self.label if self.salt else ""
 
+    @property
+    def account(self) -> bytes:
+        """The account whose room its hints take: its tenant's, or that of all who give its salt."""
+        return self.tenant.encode() or (b"\0" + self.salt if self.salt else b"")
+
     def begin_anew(self) -> None:
-        """The request waits for its turn again, with a fresh state."""
+        """The request waits for its turn again."""
         self.phase = Phase.WAITING
         self.is_failed = False
         self.expected = None

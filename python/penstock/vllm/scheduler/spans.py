@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 
 from penstock._native import Blocks
-from penstock.vllm.scheduler.requests import LoadSpan, Tracked
+from penstock.vllm.scheduler.requests import LoadSpan, RequestState
 from penstock.vllm.tracing import Exporter, Span
 
 SPAN = "penstock.load"
@@ -57,13 +57,13 @@ class Spans:
         self._loads: dict[int, LoadSpan] = {}
         """Load under way → its request's span."""
 
-    def begin(self, tracked: Tracked, *, may_load: bool) -> None:
+    def begin(self, state: RequestState, *, may_load: bool) -> None:
         """The request looks for its blocks. If it may load none, it gets no span."""
-        tracked.span = LoadSpan(time.time_ns()) if may_load else None
+        state.span = LoadSpan(time.time_ns()) if may_load else None
 
     def begin_load(
         self,
-        tracked: Tracked,
+        state: RequestState,
         number: int,
         tokens: int,
         blocks: Blocks,
@@ -71,7 +71,7 @@ class Spans:
         pool_bytes: int,
     ) -> None:
         """The load `number` of so many tokens of the request begins."""
-        span = tracked.span
+        span = state.span
         if span is None:
             return
         span.load_began = time.time_ns()
@@ -85,47 +85,47 @@ class Spans:
             if (span := self._loads.get(number)) is not None:
                 span.is_lost = True
 
-    def end_load(self, tracked: Tracked, number: int, seconds: float, unloaded: int) -> None:
+    def end_load(self, state: RequestState, number: int, seconds: float, unloaded: int) -> None:
         """The load `number` of the request is over. `unloaded` of its blocks did not come."""
         self._loads.pop(number, None)
-        span = tracked.span
+        span = state.span
         if span is None:
             return
         values: _Values = {"load_seconds": seconds, "loaded_blocks": span.blocks - unloaded}
         if not unloaded:
             values["loaded_tokens"] = span.tokens
-            self._end(tracked, LOADED, values)
+            self._end(state, LOADED, values)
         else:
-            self._end(tracked, FAILED if span.is_lost else GIVEN_UP, values)
+            self._end(state, FAILED if span.is_lost else GIVEN_UP, values)
 
-    def end_without_load(self, tracked: Tracked) -> None:
+    def end_without_load(self, state: RequestState) -> None:
         """The request is computed, and nothing was loaded."""
-        advice = tracked.advice
-        could_load = tracked.unawaited_from is not None or (advice is not None and advice.reaches)
-        self._end(tracked, RECOMPUTED if could_load else MISSED, {})
+        advice = state.advice
+        could_load = state.unawaited_from is not None or (advice is not None and advice.reaches)
+        self._end(state, RECOMPUTED if could_load else MISSED, {})
 
-    def abort(self, tracked: Tracked) -> None:
+    def abort(self, state: RequestState) -> None:
         """The request is gone before it was computed."""
-        self._end(tracked, ABORTED, {})
+        self._end(state, ABORTED, {})
 
-    def _end(self, tracked: Tracked, outcome: str, values: _Values) -> None:
-        span, tracked.span = tracked.span, None
+    def _end(self, state: RequestState, outcome: str, values: _Values) -> None:
+        span, state.span = state.span, None
         if span is None:
             return
         # Still open if the request is gone while it waits.
-        waits = tracked.waits_since
+        waits = state.waits_since
         values |= {
-            "request_id": tracked.id,
+            "request_id": state.id,
             "outcome": outcome,
-            "prompt_tokens": tracked.request.num_prompt_tokens,
+            "prompt_tokens": state.request.num_prompt_tokens,
             "waited_seconds": span.waited + (time.monotonic() - waits if waits else 0.0),
         }
-        if tracked.label:
-            values["tenant"] = tracked.label
-        if (advice := tracked.advice) is not None:
+        if state.label:
+            values["tenant"] = state.label
+        if (advice := state.advice) is not None:
             values["cached_tokens"] = advice.first
             # What is not known yet is not nothing.
-            if tracked.unawaited_from is None:
+            if state.unawaited_from is None:
                 found = advice.reaches[-1].end - advice.first if advice.reaches else 0
                 values["found_tokens"] = found
             if (choice := advice.choice) is not None:
@@ -145,10 +145,23 @@ class Spans:
                 time.time_ns(),
                 {f"penstock.{name}": value for name, value in values.items()},
                 {} if span.load_began is None else {LOAD_BEGINS: span.load_began},
-                tracked.trace_headers,
+                state.trace_headers,
             )
         )
 
     def shutdown(self) -> None:
         """Sends what is queued, within a bounded time."""
         self._exporter.shutdown()
+
+
+class NoSpans(Spans):
+    """The spans of an engine that has spans off: no request gets one, and nothing is sent."""
+
+    def __init__(self) -> None:
+        self._loads = {}
+
+    def begin(self, state: RequestState, *, may_load: bool) -> None:
+        """The request gets no span. Without one, the other calls do nothing."""
+
+    def shutdown(self) -> None:
+        """Does nothing: nothing is queued."""

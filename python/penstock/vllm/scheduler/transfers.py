@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import time
 
-from penstock._native import Blocks, Choice, Moved, Reach
-from penstock.vllm.messages import BlockJob, WorkerReport
-from penstock.vllm.scheduler.common import Common
-from penstock.vllm.scheduler.requests import Tracked
+from penstock._native import Choice, Moved, Reach
+from penstock.vllm.advisor import Advisor
+from penstock.vllm.counters import Counters
+from penstock.vllm.lookup_limit import LookupLimit
+from penstock.vllm.messages import WorkerReport
+from penstock.vllm.settings import Settings
 
 
 class Transfers:
     """The loads and prefetches of one engine. The engine's advisor learns from them."""
 
-    def __init__(self, common: Common) -> None:
-        self._common = common
+    def __init__(
+        self, settings: Settings, limit: LookupLimit, advisor: Advisor, counters: Counters
+    ) -> None:
+        self._settings = settings
+        self._limit = limit
+        self._advisor = advisor
+        self._counters = counters
         self._loads: dict[int, tuple[str, float | None]] = {}
         """Load → the tier that it comes from, and the seconds that it was expected to take."""
         self._ends: dict[int, float] = {}
@@ -26,53 +33,31 @@ class Transfers:
     def begin(
         self,
         number: int,
-        tracked: Tracked,
-        blocks: Blocks,
         moved: Moved,
         choice: Choice | None = None,
         *,
         is_probe: bool = False,
-    ) -> BlockJob:
-        """The job of a load or prefetch that begins now. `choice` is the advice for a load."""
+    ) -> tuple[float, float]:
+        """The timeout and the pace of a load or prefetch that begins now, see
+        :class:`~penstock.vllm.messages.BlockJob`. `choice` is the advice for a load."""
         host_bytes, pool_bytes = moved.host_bytes, moved.pool_bytes
         timeout, pace, patience = (
-            self._common.settings.load_deadline(host_bytes + pool_bytes) + self._common.limit.extra,
+            self._settings.load_deadline(host_bytes + pool_bytes) + self._limit.extra,
             0.0,
             None,
         )
         if choice is not None:
             self._loads[number] = ("pool" if pool_bytes else "host", choice.load)
-            expected = self._common.advisor.load_seconds(Reach(0, host_bytes, pool_bytes))
+            expected = self._advisor.load_seconds(Reach(0, host_bytes, pool_bytes))
             if expected is not None:
                 self._ends[number] = time.monotonic() + expected
-            patience = self._common.advisor.patience(choice, host_bytes, pool_bytes, moved.objects)
+            patience = self._advisor.patience(choice, host_bytes, pool_bytes, moved.objects)
         if choice is not None and patience is not None:
             timeout, pace = min(timeout, patience), choice.recompute or 0.0
-        self._common.advisor.on_begin(
+        self._advisor.on_begin(
             time.monotonic(), number, host_bytes, pool_bytes, patience=patience, is_probe=is_probe
         )
-        return self.job(number, tracked, blocks, timeout, pace)
-
-    def job(
-        self,
-        number: int,
-        tracked: Tracked,
-        blocks: Blocks,
-        timeout: float = 0.0,
-        pace: float = 0.0,
-    ) -> BlockJob:
-        """The workers' description of a job on a request's blocks."""
-        return BlockJob(
-            job=number,
-            request_id=tracked.id,
-            blocks=blocks,
-            timeout=timeout,
-            pace=pace,
-            salt=tracked.salt,
-            tenant=tracked.tenant,
-            is_awaited=tracked.is_handed_over,
-            adapter=self._common.adapter_of(tracked.request),
-        )
+        return timeout, pace
 
     def is_one_to_end(self, now: float, until: float) -> bool:
         """Whether a load is expected to end in this time. One that should have ended is not."""
@@ -89,11 +74,11 @@ class Transfers:
         """A load or prefetch has ended on all ranks. Returns the seconds that it took on the
         slowest rank."""
         seconds, missing = self._took.pop(number, (0.0, 0))
-        self._common.advisor.on_end(number, seconds, missing)
+        self._advisor.on_end(number, seconds, missing)
         tier, expected = self._loads.pop(number, (None, None))
         self._ends.pop(number, None)
         if tier is not None and not missing:
-            self._common.counters.observe("load_seconds", seconds, tier)
+            self._counters.observe("load_seconds", seconds, tier)
             if expected:
-                self._common.counters.observe("load_to_expected_ratio", seconds / expected)
+                self._counters.observe("load_to_expected_ratio", seconds / expected)
         return seconds

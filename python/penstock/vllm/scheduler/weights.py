@@ -34,6 +34,10 @@ class Weights:
             return True
         return hits and self.has_old_blocks
 
+    def is_old_job(self, number: int) -> bool:
+        """Whether the job is of weights that are gone."""
+        return number <= self.last_old_job
+
     def is_news(self, changes: dict[str, int]) -> bool:
         """Whether some worker has seen more changes than it had told of."""
         return any(count > self.changes.get(worker, 0) for worker, count in changes.items())

@@ -1,0 +1,71 @@
+"""Offering: how much of a request comes from the pool or from host memory.
+
+A load begins at the first token that the engine does not have. It takes the longest run of tokens
+that meets three conditions:
+
+- A look-up found the run's blocks present on all ranks. In a group with a window, only the blocks
+  of the last window count.
+- The run ends before the prompt's last token. So the engine is in the same state as after a hit in
+  its own prefix cache.
+- The run is expected to be loaded sooner than it could be computed.
+"""
+
+from __future__ import annotations
+
+from penstock._native import Catalogue
+from penstock.vllm.scheduler.advising import Advising
+from penstock.vllm.scheduler.handover import Handover
+from penstock.vllm.scheduler.lookup_waits import LookupWaits
+from penstock.vllm.scheduler.requests import Offer, RequestState
+from penstock.vllm.scheduler.savings import Savings
+from penstock.vllm.scheduler.sharing import Sharing
+from penstock.vllm.scheduler.tiered_lookups import TieredLookups
+
+
+class Offering:
+    """The offers of loads to the engine."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        sharing: Sharing,
+        lookups: TieredLookups,
+        handover: Handover,
+        waits: LookupWaits,
+        advising: Advising,
+        savings: Savings,
+    ) -> None:
+        self._catalogue = catalogue
+        self._sharing = sharing
+        self._lookups = lookups
+        self._handover = handover
+        self._waits = waits
+        self._advising = advising
+        self._savings = savings
+
+    def match(self, state: RequestState, first: int) -> int | None:
+        """How many tokens to load from `first` on. None while this is not known, or if the tokens
+        will soon be a local hit."""
+        self._sharing.note_local_hit(state, first)
+        tokens = self._match(state, first)
+        if tokens is None:
+            self._savings.begin_wait(state)
+        else:
+            self._savings.end_wait(state)
+        return tokens
+
+    def _match(self, state: RequestState, first: int) -> int | None:
+        last = self._catalogue.last_end(state.request.num_tokens)
+        if last <= first or not self._sharing.may_load(state):
+            return 0
+        self._lookups.refresh(state)
+        if self._handover.awaits(state, first) or self._waits.awaits(state, first, last):
+            return None
+        choice = self._advising.advise(state, first, last)
+        if choice is None:
+            return 0
+        if self._catalogue.is_loading(state.id, first, choice.end):
+            # Another request is loading the block. After that, this request has a local hit.
+            return None
+        state.offer = Offer(first, choice)
+        return choice.end - first

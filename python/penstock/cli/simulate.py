@@ -43,8 +43,6 @@ from penstock.vllm.advisor import POLICIES as LOAD_POLICIES
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-_HIGHEST_PRICE = 1e12
-
 
 def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to `penstock`'s parser."""
@@ -237,7 +235,7 @@ def _add_prices(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--price-{name}",
             metavar="PRICE",
-            type=_price_argument,
+            type=words.price_argument,
             default=default,
             help=f"price of {meaning}{shown}",
         )
@@ -248,16 +246,6 @@ def _add_prices(parser: argparse.ArgumentParser) -> None:
         default=1,
         help="GPUs of a node, which together have its prefill speed (default: %(default)s)",
     )
-
-
-def _price_argument(text: str) -> float:
-    try:
-        price = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"not a price: {text!r}") from None
-    if not 0 <= price <= _HIGHEST_PRICE:
-        raise argparse.ArgumentTypeError(f"must be from 0 to {_HIGHEST_PRICE:g}, not {text}")
-    return price
 
 
 def run(args: argparse.Namespace) -> int:

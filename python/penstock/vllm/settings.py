@@ -71,6 +71,15 @@ def _read_size(value: Any) -> Any:
     return parse_size(value) if isinstance(value, str) else value
 
 
+def _check_positive(value: int) -> int:
+    from pydantic_core import PydanticKnownError
+
+    # Not a bound of the number: the error is to show what was given, which may be text.
+    if value <= 0:
+        raise PydanticKnownError("greater_than", {"gt": 0})
+    return value
+
+
 def _check_geometry(value: str) -> str:
     # Zero is a multiple of everything, so this checks only the text. No model is known here.
     parse_geometry(value, layers=0, heads=0)
@@ -104,7 +113,7 @@ def _check_address(value: str) -> str:
     return value
 
 
-_Count = Annotated[int, _Within({"gt": 0}), _Read(_read_size, is_first=True)]
+_Count = Annotated[int, _Read(_read_size, is_first=True), _Read(_check_positive)]
 _Share = Annotated[float, _Within({"ge": 0, "le": 1})]
 _Seconds = Annotated[float, _Within({"gt": 0, "allow_inf_nan": False})]
 

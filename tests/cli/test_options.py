@@ -12,6 +12,7 @@ from penstock.cli.main import make_parser
 from penstock.lookup.service import Limits
 from penstock.lookup.service import Settings as LookupSettings
 from penstock.option import option, shown
+from penstock.sim import Prices
 from penstock.vllm.settings import Settings
 
 
@@ -70,6 +71,7 @@ def test_only_the_named_ones_are_added() -> None:
     ("command", "settings"),
     [
         ("serve", Settings),
+        ("simulate", Prices),
         ("lookup-server", LookupSettings),
         ("lookup-server", Limits),
     ],

@@ -133,8 +133,8 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings, with their defaults. A field says whether `penstock serve` has an option for
-    it."""
+    """All settings, with their defaults. `parse` reads and checks them. A field says whether
+    `penstock serve` has an option for it."""
 
     __pydantic_config__: ClassVar = {"extra": "forbid", "coerce_numbers_to_str": True}
 

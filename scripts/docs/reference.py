@@ -19,6 +19,7 @@ from unittest import mock
 
 from penstock.cli import words
 from penstock.cli.main import STATUSES, make_parser
+from penstock.option import Option
 from penstock.plan import wish
 from penstock.pool import POOL_VARIABLE
 from penstock.vllm import compat
@@ -53,7 +54,7 @@ _OPTIONS_OF_KV_MEMORY = {
 
 def settings() -> str:
     """The page of the connector's settings."""
-    meanings = documented(Settings)
+    meanings = meanings_of(Settings)
     kinds = get_type_hints(Settings)
     parser = _command("serve")
     rows = []
@@ -216,6 +217,19 @@ def documented(of: type) -> dict[str, str]:
         if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr):
             found[ast.unparse(node.target)] = inspect.cleandoc(ast.literal_eval(after.value))
     return {name: " ".join(text.split()) for name, text in found.items()}
+
+
+def meanings_of(settings: type) -> dict[str, str]:
+    """The meaning of each field: the text of its option, or else the text beneath it.
+
+    >>> meanings_of(Settings)["host_memory"].partition(",")[0]
+    'Node memory'
+    """
+    found = documented(settings)
+    for field in fields(settings):
+        if option := Option.of(field.metadata):
+            found[field.name] = f"{option.help[0].upper()}{option.help[1:]}."
+    return found
 
 
 def parsers() -> Iterator[argparse.ArgumentParser]:

@@ -59,7 +59,8 @@ class TestMain:
             )
 
         assert run("doctor", f"file://{tmp_path}/pool?size=64MiB").returncode == 0
-        assert run("plan", "--help").returncode == 0
+        for command in ("plan", "serve"):
+            assert run(command, "--help").returncode == 0
         serve = run("serve", "model", "--pool", "file:///tmp/pool", "--dry-run")
         assert serve.returncode == 1
         assert serve.stderr.startswith("penstock: `penstock serve` needs pydantic, which vLLM")

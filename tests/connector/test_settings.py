@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.pool.namespace import object_key
-from penstock.vllm.settings import Lanes, Settings
+from penstock.vllm.settings import Lanes, Settings, _warn_of_policy
 from tests.network import LIMIT, Way
 from tests.servers import Server
 
@@ -124,6 +124,8 @@ def test_a_policy_that_there_is_not_is_said_and_counts_as_none(
     wanted: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = Settings.parse(POOL)
+    # Another test of this process may have named the same policy.
+    _warn_of_policy.cache_clear()
     with caplog.at_level("WARNING", "vllm.penstock"):
         for _ in range(2):
             assert settings.policy_for({"penstock.load_policy": wanted}) == "auto"

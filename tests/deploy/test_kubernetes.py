@@ -163,15 +163,14 @@ def test_the_servers_command_is_one_that_penstock_and_vllm_take() -> None:
     assert {option.partition("=")[0] for option in rest} - {"--host", "--port"} <= vllm_options()
     assert "--port=8000" in rest
     assert container("vllm")["ports"][0]["containerPort"] == 8000
-    launch = compose(
-        parsed.model, environment("vllm")["PENSTOCK_POOL"], parsed.host_bytes, rest, environ={}
-    )
+    settings = {"pool": environment("vllm")["PENSTOCK_POOL"], "host_bytes": parsed.host_bytes}
+    launch = compose(parsed.model, settings, rest, environ={})
     given = json.loads(launch.arguments[launch.arguments.index("--kv-transfer-config") + 1])
-    settings = Settings.parse(given["kv_connector_extra_config"], environment("vllm"))
-    assert settings.pool == "valkey://engine@valkey:6379"
+    read = Settings.parse(given["kv_connector_extra_config"], environment("vllm"))
+    assert read.pool == "valkey://engine@valkey:6379"
     memory = container("vllm")["resources"]["limits"]["memory"]
-    assert settings.host_bytes < parse_size(memory + "B") / 2
-    assert pod("vllm")["terminationGracePeriodSeconds"] > 4 * settings.drain_timeout
+    assert read.host_bytes < parse_size(memory + "B") / 2
+    assert pod("vllm")["terminationGracePeriodSeconds"] > 4 * read.drain_timeout
 
 
 def test_servers_share_a_pool_that_is_there() -> None:

@@ -43,7 +43,7 @@ def test_every_setting_is_there_with_its_meaning() -> None:
         assert default
         assert kind
         assert field.name in given.replace("-", "_")
-        assert meaning == reference.documented(Settings)[field.name].replace("|", r"\|")
+        assert meaning == reference.meanings_of(Settings)[field.name].replace("|", r"\|")
     for key in (wish.PROPORTIONAL, wish.TOKENS):
         assert all(cells(page, f"`{key}`"))
 

@@ -17,7 +17,8 @@ from uvicorn.server import ServerState
 from penstock._native import Store
 from penstock.lookup import Service
 from penstock.lookup.connections import Connections, Patience
-from penstock.lookup.http import Application, Limits
+from penstock.lookup.http import Application
+from penstock.lookup.service import Limits
 from penstock.lookup.short import ShortProtocol
 from penstock.lookup.tokenizing import Tokenizers
 from tests.lookup.pretended import Engine

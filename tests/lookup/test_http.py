@@ -27,8 +27,8 @@ import pytest
 from penstock._native import Store
 from penstock.demo.processes import free_port
 from penstock.lookup import Service
-from penstock.lookup.http import Application, Limits
-from penstock.lookup.service import Settings
+from penstock.lookup.http import Application
+from penstock.lookup.service import Limits, Settings
 from penstock.lookup.short import _read
 from penstock.lookup.tokenizing import Tokenizers
 from tests.lookup.pretended import BLOCK, Engine, hashes

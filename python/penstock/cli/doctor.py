@@ -23,6 +23,7 @@ from penstock.cli import (
     doctor_model,
     doctor_sglang,
     findings,
+    options,
     pool_schemes,
     sharing,
     words,
@@ -40,6 +41,7 @@ from penstock.errors import (
 from penstock.layout.negotiate import AUTO, LAYOUTS
 from penstock.pool import POOL_VARIABLE, is_registered
 from penstock.pool.namespace import namespace_digest
+from penstock.vllm.settings import Settings
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -137,7 +139,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="try the installed SGLang: import it, have its storage factory make the backend, move "
         "a page in each layout of host memory; the pool is looked at too if there is one",
     )
-    words.add_key_file(parser)
+    options.add(parser, Settings, "encryption_key_file")
     parser.add_argument("--json", action="store_true", help="write one JSON document instead")
     parser.add_argument(
         "--timeout",

@@ -8,10 +8,10 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli import words
+from penstock.cli import options, words
 from penstock.errors import ConfigError
 from penstock.lookup.engines import EngineAddress
-from penstock.lookup.service import Service, Settings, open
+from penstock.lookup.service import Limits, Service, Settings, open
 from penstock.pool import POOL_VARIABLE
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ _HIGHEST_PORT = 65_535
 
 def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to `penstock`'s parser."""
-    defaults = Settings()
     parser = subparsers.add_parser(
         "lookup-server",
         help="tell routers, over HTTP, how many tokens of a prompt each pool has",
@@ -65,27 +64,8 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--tls-certificate", metavar="FILE", help="speak TLS with this chain of certificates, PEM"
     )
     parser.add_argument("--tls-key", metavar="FILE", help="the certificate's key, PEM")
-    words.add_counts(
-        parser,
-        ("blocks", defaults.blocks, "blocks that each pool's index remembers, 36 bytes each"),
-        ("concurrency", 256, "look-ups at the same time; further ones are answered 503"),
-        ("threads", defaults.threads, "threads that ask pools"),
-        ("prompt-tokens", 1 << 18, "the longest prompt"),
-        ("engine-blocks", defaults.engine_blocks, "blocks remembered of each engine's own cache"),
-    )
-    for name, default, text in (
-        ("believe-found", defaults.believe_found, "how long a block counts as there"),
-        ("believe-missing", defaults.believe_missing, "how long a block counts as missing"),
-        ("timeout", defaults.timeout, "longest that a pool may take to answer"),
-        ("refresh", defaults.refresh, "time between two readings of the pools' models"),
-    ):
-        parser.add_argument(
-            f"--{name}",
-            metavar="SECONDS",
-            type=words.seconds_argument,
-            default=default,
-            help=f"{text} (default: %(default)s)",
-        )
+    options.add(parser, Settings)
+    options.add(parser, Limits)
     for name, text in (
         ("alias", "another name of a model: NAME is asked for, VALUE is the engines' name"),
         ("adapter", "a LoRA adapter by name, and the path that engines load it from"),
@@ -111,7 +91,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal comes."""
     # What the HTTP server needs is not there everywhere.
-    from penstock.lookup.http import Application, Limits
+    from penstock.lookup.http import Application
     from penstock.lookup.server import Address, serve
     from penstock.lookup.tokenizing import Tokenizers
 
@@ -127,17 +107,9 @@ def run(args: argparse.Namespace) -> int:
     if token is not None and args.no_token:
         raise ConfigError("a token is given, and so is --no-token: leave one out")
     urls = [words.named_pool(url) for url in args.urls] or [_default_pool()]
-    settings = Settings(
-        blocks=args.blocks,
-        believe_found=args.believe_found,
-        believe_missing=args.believe_missing,
-        timeout=args.timeout,
-        refresh=args.refresh,
-        threads=args.threads,
-        engine_blocks=args.engine_blocks,
-    )
+    settings = options.read(Settings, args)
     engines = [EngineAddress.parse(text) for text in args.engine]
-    limits = Limits(prompt_tokens=args.prompt_tokens, concurrency=args.concurrency)
+    limits = options.read(Limits, args)
     tokenizers = Tokenizers(_pairs("--tokenizer", args.tokenizer))
     adapters, aliases = _pairs("--adapter", args.adapter), _pairs("--alias", args.alias)
     with open(urls, settings, adapters=adapters, aliases=aliases, engines=engines) as service:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from penstock import Pool
 from penstock._native import Store
-from penstock.cli import words
+from penstock.cli import options, words
 from penstock.cli.namespaces import add_rate, add_timeout, chosen, namespace_as_json
 from penstock.errors import ConfigError, IoError, PenstockError
 from penstock.pool.archive import Archive, export_namespaces, import_archive
 from penstock.pool.namespace import DESCRIPTIONS
 from penstock.pool.pace import Pace
+from penstock.vllm.settings import Settings
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -62,7 +63,7 @@ def add_parsers(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
     ):
         action.add_argument("--dry-run", action="store_true", help=dry)
         action.add_argument("--json", action="store_true", help="write one JSON document instead")
-        words.add_key_file(action)
+        options.add(action, Settings, "encryption_key_file")
         add_rate(action)
         add_timeout(action, "listing, or a batch,")
     exports.set_defaults(run_action=run_export)

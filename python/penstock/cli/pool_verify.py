@@ -10,12 +10,13 @@ from rich.table import Table
 
 from penstock import Pool
 from penstock._native import Store
-from penstock.cli import words
+from penstock.cli import options, words
 from penstock.cli.namespaces import add_namespace, add_rate, add_timeout, chosen
 from penstock.pool import NamespaceUsage
 from penstock.pool.namespace import DESCRIPTIONS, DIGEST_BYTES
 from penstock.pool.pace import Pace
 from penstock.pool.sweep import Finding, Scrubbed, scrub
+from penstock.vllm.settings import Settings
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -46,7 +47,7 @@ def add_parsers(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="no request to this pool has a cache salt: an encrypted value that does not "
         "authenticate is damaged, not unreadable",
     )
-    words.add_key_file(parser)
+    options.add(parser, Settings, "encryption_key_file")
     add_rate(parser)
     add_timeout(parser, "listing, or a batch,")
     parser.set_defaults(run_action=run)

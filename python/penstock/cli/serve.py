@@ -18,31 +18,17 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from penstock._native import Store
-from penstock.cli import words
+from penstock.cli import options, words
 from penstock.errors import ConfigError
-from penstock.layout.geometry import RANK
-from penstock.layout.negotiate import AUTO, LAYOUTS
 from penstock.plan.wish import PROPORTIONAL, TOKENS
 from penstock.pool import POOL_VARIABLE, is_registered
 from penstock.programs import cache_folder, vllm_program
-from penstock.vllm.advisor import AUTO as AUTO_LOADS
-from penstock.vllm.advisor import POLICIES
 from penstock.vllm.names import PREFIX
 from penstock.vllm.roles import BOTH, ROLES
+from penstock.vllm.settings import Settings
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
-
-_OPTIONS = (
-    "pool",
-    "host_bytes",
-    "host_memory",
-    "kv_layout",
-    "pool_geometry",
-    "load_policy",
-    "encryption_key_file",
-)
-"""Settings of the connector that have their own options."""
 
 
 @dataclass(frozen=True)
@@ -57,44 +43,31 @@ class Launch:
 
 def compose(
     model: str,
-    pool: str,
-    host_bytes: int | None = None,
+    settings: Mapping[str, Any],
     options: Sequence[str] = (),
     *,
-    host_memory: str | None = None,
-    kv_layout: str = AUTO,
-    pool_geometry: str = RANK,
-    load_policy: str = AUTO_LOADS,
     role: str = BOTH,
     proportional: bool = False,
     kv_tokens: int | None = None,
-    encryption_key_file: str | None = None,
-    settings: Mapping[str, str] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Launch:
-    """The `vllm serve` command for `model` over the pool at the URL `pool`.
+    """The `vllm serve` command for `model` over a pool.
 
     Args:
-        host_bytes: the engine's host memory; by default the connector decides.
+        settings: the connector's, by their names in `Settings`. The pool's URL is among them.
         options: vLLM's options. They go to vLLM as they are.
-        host_memory: URL of shared memory that is the host tier of all engines of the machine.
-        kv_layout: the layout to ask for.
-        pool_geometry: the part of a block that one object of the pool holds.
-        load_policy: when to load blocks that can be loaded.
         role: whether this server stores, loads, or does both (`kv_role`, without the `kv_`).
         proportional: whether to split KV memory over pipeline ranks by their needs.
         kv_tokens: sets KV memory to the bytes that this number of tokens takes.
-        encryption_key_file: file of the keys that values are encrypted with.
-        settings: other settings of the connector, without the `penstock.` before their names.
 
     Raises:
-        ConfigError: the pool's URL or a key is wrong, or an option is at odds with Penstock.
+        ConfigError: a setting is wrong, or an option is at odds with Penstock.
         StoreError: the pool's directory cannot be used, or the keys cannot be read.
     """
     # Imported here, because it needs packages that vLLM installs, and other commands do not.
     from penstock.vllm.host import open_node_memory
-    from penstock.vllm.settings import Settings
 
+    pool = settings["pool"]
     # Opening does not connect yet. A server that is down must not keep vLLM from starting.
     store = Store.open(pool)
     if not store.capabilities()["shared"]:
@@ -104,21 +77,14 @@ def compose(
         )
     _check_options(options, environ)
     # Every worker reads the keys, but minutes later. Report errors in them now.
-    words.encryption_keys(encryption_key_file)
+    key_file = settings.get("encryption_key_file")
+    words.encryption_keys(key_file)
 
+    extra = {PREFIX + name: value for name, value in settings.items()}
+    if key_file is not None:
+        extra[PREFIX + "encryption_key_file"] = str(Path(key_file).absolute())
     # Every user of the machine can read a command line (ps), but not an environment.
-    environment = {POOL_VARIABLE: pool} if _has_secret(pool) else {}
-    key_file = encryption_key_file and str(Path(encryption_key_file).absolute())
-    chosen = {
-        "pool": (None if environment else pool, None),
-        "host_bytes": (host_bytes, None),
-        "host_memory": (host_memory, None),
-        "kv_layout": (kv_layout, AUTO),
-        "pool_geometry": (pool_geometry, RANK),
-        "load_policy": (load_policy, AUTO_LOADS),
-        "encryption_key_file": (key_file, None),
-    }
-    extra = _extra_config(chosen, settings or {})
+    environment = {POOL_VARIABLE: extra.pop(PREFIX + "pool")} if _has_secret(pool) else {}
     open_node_memory(Settings.parse(extra, environment).host_memory, "penstock-serve")
     transfer = {
         "kv_connector": "PenstockConnector",
@@ -134,19 +100,6 @@ def compose(
     arguments += ["--kv-transfer-config", json.dumps(transfer, separators=(",", ":"))]
     masked = "".join(f"{name}={shlex.quote(store.url)} " for name in environment)
     return Launch(tuple(arguments), environment, masked + shlex.join(arguments))
-
-
-def _extra_config(
-    chosen: Mapping[str, tuple[Any, Any]], settings: Mapping[str, str]
-) -> dict[str, Any]:
-    """The connector's settings: the values in `chosen` that differ from their default, and
-    `settings`."""
-    extra = {PREFIX + name: value for name, (value, default) in chosen.items() if value != default}
-    for name, value in settings.items():
-        if name in _OPTIONS:
-            raise ConfigError(f"{name} has an option of its own: --{name.replace('_', '-')}")
-        extra[PREFIX + name] = value
-    return extra
 
 
 def _additional_config(
@@ -243,34 +196,9 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="run vLLM's server over a pool",
         description="Runs `vllm serve` with Penstock as its KV connector, and prints the command. "
         "Every option that is not named here goes to vLLM.",
-        usage="penstock serve MODEL [--pool URL] [--host-bytes SIZE] [--host-memory URL] "
-        "[--kv-layout LAYOUT] [--pool-geometry GEOMETRY] [--load-policy POLICY] [--role ROLE] "
-        "[--enable-pp-prop-kv-cache] [--kv-cache-tokens N] [--encryption-key-file FILE] "
-        "[--set NAME=VALUE] [--dry-run] [VLLM OPTION ...]",
     )
     parser.add_argument("model", metavar="MODEL", help="model, as for `vllm serve`")
-    parser.add_argument(
-        "--pool",
-        metavar="URL",
-        default=os.environ.get(POOL_VARIABLE) or None,
-        help="pool to share, or several as tiers, the nearest first, with spaces between "
-        "(default: $PENSTOCK_POOL, else a directory in the user's cache)",
-    )
-    parser.add_argument(
-        "--host-bytes",
-        metavar="SIZE",
-        type=words.size_argument,
-        help="host memory, all ranks together, for blocks on their way and for those that stay in "
-        "it until the room is needed (default: as much as two steps may store, 1 GiB at least)",
-    )
-    parser.add_argument(
-        "--host-memory",
-        metavar="URL",
-        help="node memory, as shm://NAME?size=64GiB: one host tier for all servers of this machine "
-        "that name it. --host-bytes is then for blocks on their way only (default: each server has "
-        "a host tier of its own)",
-    )
-    words.add_key_file(parser)
+    options.add(parser, Settings)
     parser.add_argument(
         "--role",
         metavar="ROLE",
@@ -279,47 +207,6 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="both; or, where one server computes prompts and another goes on with them: producer "
         "for the former, which stores and never loads, consumer for the latter, which loads and "
         "does not store (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--set",
-        metavar="NAME=VALUE",
-        action="append",
-        default=[],
-        dest="settings",
-        help="another setting of the connector, as --set load_timeout=0.2; may be repeated",
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="only print the command, do not run it"
-    )
-    _add_kv_cache(parser)
-    parser.set_defaults(passes_options=True)
-
-
-def _add_kv_cache(parser: argparse.ArgumentParser) -> None:
-    """Adds options for KV: its layout in memory and in the pool, its size, and when to load it."""
-    parser.add_argument(
-        "--kv-layout",
-        metavar="LAYOUT",
-        default=AUTO,
-        choices=(AUTO, *LAYOUTS),
-        help="layout of the KV cache: auto for all layers of a block side by side where it can be "
-        f"had, or {', '.join(LAYOUTS)} (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--pool-geometry",
-        metavar="GEOMETRY",
-        default=RANK,
-        help="what one object of the pool holds: rank, all that a rank has of a block; portable, "
-        "pieces that engines of other pipeline and tensor-parallel degrees find too; or "
-        "LAYERSxHEADS (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--load-policy",
-        metavar="POLICY",
-        default=AUTO_LOADS,
-        choices=POLICIES,
-        help="whether to load what the pool has: auto, where this engine's own measurements say "
-        "that it is faster than recomputing; always; or never (default: %(default)s)",
     )
     parser.add_argument(
         "--enable-pp-prop-kv-cache",
@@ -333,24 +220,36 @@ def _add_kv_cache(parser: argparse.ArgumentParser) -> None:
         type=words.count_argument,
         help="keep KV for N tokens: exactly the memory that they need on every rank",
     )
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        dest="settings",
+        help="another setting of the connector, as --set load_timeout=0.2; may be repeated",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="only print the command, do not run it"
+    )
+    parser.usage = _usage(parser)
+    parser.set_defaults(passes_options=True)
+
+
+def _usage(parser: argparse.ArgumentParser) -> str:
+    named = [action for action in parser._actions[1:] if action.option_strings]
+    shown = (f"{each.option_strings[0]} {each.metavar or ''}".rstrip() for each in named)
+    return f"{parser.prog} MODEL {' '.join(f'[{each}]' for each in shown)} [VLLM OPTION ...]"
 
 
 def run(args: argparse.Namespace) -> int:
     """Replaces this process by vLLM's server. Returns only with --dry-run."""
     launch = compose(
         args.model,
-        default_pool() if args.pool is None else words.named_pool(args.pool),
-        args.host_bytes,
+        _settings(args),
         args.vllm_options,
-        host_memory=args.host_memory,
-        kv_layout=args.kv_layout,
-        pool_geometry=args.pool_geometry,
-        load_policy=args.load_policy,
         role=args.role,
         proportional=args.enable_pp_prop_kv_cache,
         kv_tokens=args.kv_cache_tokens,
-        encryption_key_file=args.encryption_key_file,
-        settings=dict(_setting(text) for text in args.settings),
     )
     print(launch.shown, flush=True)
     if not args.dry_run:
@@ -358,8 +257,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--set takes NAME=VALUE, not {text!r}")
-    return name.removeprefix("penstock."), value
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says of the connector's settings, by their names."""
+    given = options.given(Settings, args)
+    pool = given.get("pool", os.environ.get(POOL_VARIABLE) or default_pool())
+    found = {"pool": words.named_pool(pool)} | given
+    own = options.names(Settings)
+    for text in args.settings:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--set takes NAME=VALUE, not {text!r}")
+        name = name.removeprefix(PREFIX)
+        if name in own:
+            raise ConfigError(f"{name} has an option of its own: {own[name]}")
+        found[name] = value
+    return found

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from penstock._native import Trace
-from penstock.cli import words
+from penstock.cli import options, words
 from penstock.cli.simulate_panels import panels
 from penstock.cli.simulate_words import (
     Results,
@@ -23,6 +24,7 @@ from penstock.cli.simulate_words import (
     weigh,
 )
 from penstock.errors import ConfigError
+from penstock.option import option
 from penstock.plan import config
 from penstock.plan.kv import KvSizes, Serving
 from penstock.sim import (
@@ -38,12 +40,97 @@ from penstock.sim import (
 )
 from penstock.sim.plot import draw
 from penstock.sim.sizes import tried_sizes, weigh_sizes
-from penstock.vllm.advisor import POLICIES as LOAD_POLICIES
+from penstock.vllm.settings import Settings
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-_HIGHEST_PRICE = 1e12
+
+@dataclass(frozen=True)
+class _Fleet:
+    """The nodes, their caches and the pool: sizes, speeds, policies."""
+
+    nodes: int = option(4, "N", "nodes of the fleet")
+    host_bytes: int = option(0, "SIZE", "what each node's own cache holds (default: none)")
+    pool_bytes: int = option(0, "SIZE", "what the shared pool holds (default: none)")
+    policy: str = option("chooser", "", "of the nodes' own", choices=POLICIES)
+    pool_policy: str = option(
+        "lru",
+        "",
+        "of the pool (default: lru, as in a directory; shared memory does as clock, Valkey with "
+        "allkeys-lru between lru and lru-by-block)",
+        choices=POLICIES,
+    )
+    routing: str = option("random", "", "how requests come to nodes", choices=ROUTINGS)
+    pack_bytes: int | None = option(
+        None,
+        "SIZE",
+        "the pool is an object store with packs of this size, as 16MiB: say how many requests it "
+        "gets",
+    )
+    server_bytes: int = option(64 << 30, "SIZE", "what one server of the pool holds")
+    prefill_speed: int = option(10_000, "N", "tokens that a node computes a second")
+    host_bandwidth: int = option(
+        20 << 30, "SIZE", "bytes a second that a node reads from the host tier"
+    )
+    host_latency: float = option(0.0001, "SECONDS", "before the first of them")
+    pool_bandwidth: int = option(
+        2 << 30, "SIZE", "bytes a second that a node reads from the pool tier"
+    )
+    pool_latency: float = option(0.001, "SECONDS", "before the first of them")
+    windows: int = option(60, "N", "parts of the trace's time that are counted one by one")
+
+    def with_tokens_of(self, bytes_per_token: int, load_policy: str | None) -> Fleet:
+        """The fleet, for KV of this size. Without a load policy the engine's default holds."""
+        return Fleet(
+            nodes=self.nodes,
+            host=Tier(self.host_bytes, self.policy, self.host_bandwidth, self.host_latency),
+            pool=Tier(self.pool_bytes, self.pool_policy, self.pool_bandwidth, self.pool_latency),
+            bytes_per_token=bytes_per_token,
+            prefill_speed=self.prefill_speed,
+            routing=self.routing,
+            windows=self.windows,
+            engine=Engine() if load_policy is None else Engine(load_policy=load_policy),
+        )
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """How the trace is read, in the words of `Trace.read`."""
+
+    block_tokens: int | None = option(
+        None,
+        "N",
+        "tokens of a block where the trace does not say (default: 512 for Mooncake's, 16 for text)",
+    )
+    text_bytes_per_token: float = option(
+        4.0, "X", "bytes of text that make a token, in traces of text"
+    )
+    session_interval: float = option(
+        60.0, "SECONDS", "between the starts of sessions in traces whose sessions all start at 0"
+    )
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """How a trace of few users becomes one of many, in the words of `Trace.scaled`."""
+
+    populations: int = option(
+        1,
+        "K",
+        "replay the trace for K populations of users, each with texts of its own (default: 1, the "
+        "trace as it is). Give as many nodes as take that load",
+        name="scale",
+    )
+    common_share: float = option(
+        0.05,
+        "SHARE",
+        "a block is common to all populations if this share of the trace's sessions uses it",
+    )
+    stagger: float = option(
+        60.0, "SECONDS", "time over which the beginnings of the populations are spread"
+    )
+    seed: int = option(1, "N", "gives other beginnings if it is another")
 
 
 def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -70,11 +157,9 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     kv.add_argument(
         "--model", metavar="CONFIG", type=Path, help="or the model: its folder, or a config.json"
     )
-    _add_fleet(parser)
-    _add_speeds(parser)
-    _add_reading(parser)
-    _add_scale(parser)
-    _add_prices(parser)
+    for settings in (_Fleet, _Reading, _Scale, Prices):
+        options.add(parser, settings)
+    options.add(parser, Settings, "load_policy")
     parser.add_argument(
         "--no-sizes", action="store_true", help="do not try pools of other sizes: faster"
     )
@@ -82,206 +167,15 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--json", action="store_true", help="write JSON")
 
 
-def _add_fleet(parser: argparse.ArgumentParser) -> None:
-    """Adds options for nodes, for the sizes of their caches and the pool, and for policies."""
-    parser.add_argument("--nodes", metavar="N", type=words.count_argument, default=4)
-    parser.add_argument(
-        "--host-bytes",
-        metavar="SIZE",
-        type=words.size_argument,
-        default=0,
-        help="what each node's own cache holds (default: none)",
-    )
-    parser.add_argument(
-        "--pool-bytes",
-        metavar="SIZE",
-        type=words.size_argument,
-        default=0,
-        help="what the shared pool holds (default: none)",
-    )
-    parser.add_argument(
-        "--policy", choices=POLICIES, default="chooser", help="of the nodes' own (default: chooser)"
-    )
-    parser.add_argument(
-        "--pool-policy",
-        choices=POLICIES,
-        default="lru",
-        help="of the pool (default: lru, as in a directory; shared memory does as clock, Valkey "
-        "with allkeys-lru between lru and lru-by-block)",
-    )
-    parser.add_argument("--routing", choices=ROUTINGS, default="random")
-    parser.add_argument(
-        "--pack-bytes",
-        metavar="SIZE",
-        type=words.size_argument,
-        help="the pool is an object store with packs of this size, as 16MiB: say how many requests "
-        "it gets",
-    )
-    parser.add_argument(
-        "--server-bytes",
-        metavar="SIZE",
-        type=words.size_argument,
-        default="64GiB",
-        help="what one server of the pool holds (default: %(default)s)",
-    )
-
-
-def _add_speeds(parser: argparse.ArgumentParser) -> None:
-    """Adds options for how fast nodes compute and read, and for when they load."""
-    parser.add_argument(
-        "--prefill-speed",
-        metavar="N",
-        type=words.count_argument,
-        default=10_000,
-        help="tokens that a node computes a second (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--load-policy",
-        choices=LOAD_POLICIES,
-        default=Engine.load_policy,
-        help="whether engines load what can be loaded (default: %(default)s, where that is "
-        "expected to be faster than recomputing)",
-    )
-    for tier, bandwidth, latency in (("host", "20GiB", 0.0001), ("pool", "2GiB", 0.001)):
-        parser.add_argument(
-            f"--{tier}-bandwidth",
-            metavar="SIZE",
-            type=words.size_argument,
-            default=bandwidth,
-            help=f"bytes a second that a node reads from the {tier} tier (default: %(default)s)",
-        )
-        parser.add_argument(
-            f"--{tier}-latency",
-            metavar="SECONDS",
-            type=words.seconds_argument,
-            default=latency,
-            help="before the first of them (default: %(default)s)",
-        )
-
-
-def _add_reading(parser: argparse.ArgumentParser) -> None:
-    """Adds options for how the trace is read and counted."""
-    parser.add_argument(
-        "--windows",
-        metavar="N",
-        type=words.count_argument,
-        default=60,
-        help="parts of the trace's time that are counted one by one (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--block-tokens",
-        metavar="N",
-        type=words.count_argument,
-        help="tokens of a block where the trace does not say (default: 512 for Mooncake's, 16 for "
-        "text)",
-    )
-    parser.add_argument(
-        "--text-bytes-per-token",
-        metavar="X",
-        type=float,
-        default=4.0,
-        help="bytes of text that make a token, in traces of text (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--session-interval",
-        metavar="SECONDS",
-        type=words.seconds_argument,
-        default=60.0,
-        help="between the starts of sessions in traces whose sessions all start at 0 "
-        "(default: %(default)s)",
-    )
-
-
-def _add_scale(parser: argparse.ArgumentParser) -> None:
-    """Adds options for how a trace of few users becomes one of many."""
-    parser.add_argument(
-        "--scale",
-        metavar="K",
-        type=words.count_argument,
-        default=1,
-        help="replay the trace for K populations of users, each with texts of its own (default: "
-        "%(default)s, the trace as it is). Give as many nodes as take that load",
-    )
-    parser.add_argument(
-        "--common-share",
-        metavar="SHARE",
-        type=words.share_argument,
-        default=0.05,
-        help="a block is common to all populations if this share of the trace's sessions uses it "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--stagger",
-        metavar="SECONDS",
-        type=words.seconds_argument,
-        default=60.0,
-        help="time over which the beginnings of the populations are spread (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed",
-        metavar="N",
-        type=words.count_argument,
-        default=1,
-        help="gives other beginnings if it is another (default: %(default)s)",
-    )
-
-
-def _add_prices(parser: argparse.ArgumentParser) -> None:
-    """Adds options for what things cost. All prices are in one currency."""
-    for name, meaning, default in (
-        ("gpu-hour", "a GPU for an hour; with it, the output says what pools save in money", None),
-        ("pool-gib-month", "a GiB of the pool's memory for a month, servers included", None),
-        ("network-gib", "a GiB moved between a node and the pool", 0.0),
-    ):
-        shown = "" if default is None else " (default: 0)"
-        parser.add_argument(
-            f"--price-{name}",
-            metavar="PRICE",
-            type=_price_argument,
-            default=default,
-            help=f"price of {meaning}{shown}",
-        )
-    parser.add_argument(
-        "--gpus-per-node",
-        metavar="N",
-        type=words.count_argument,
-        default=1,
-        help="GPUs of a node, which together have its prefill speed (default: %(default)s)",
-    )
-
-
-def _price_argument(text: str) -> float:
-    try:
-        price = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"not a price: {text!r}") from None
-    if not 0 <= price <= _HIGHEST_PRICE:
-        raise argparse.ArgumentTypeError(f"must be from 0 to {_HIGHEST_PRICE:g}, not {text}")
-    return price
-
-
 def run(args: argparse.Namespace) -> int:
     """Simulates, and prints the results."""
     prices = _prices(args)
-    bytes_per_token = _bytes_per_token(args)
+    given = options.read(_Fleet, args)
+    fleet = given.with_tokens_of(_bytes_per_token(args), args.load_policy)
     with _progress(args.json) as bar:
         bar.begin("reading", None)
-        trace = Trace.read(
-            args.trace,
-            block_tokens=args.block_tokens,
-            text_bytes_per_token=args.text_bytes_per_token,
-            session_interval=args.session_interval,
-        ).scaled(args.scale, common_share=args.common_share, stagger=args.stagger, seed=args.seed)
-        fleet = Fleet(
-            nodes=args.nodes,
-            host=Tier(args.host_bytes, args.policy, args.host_bandwidth, args.host_latency),
-            pool=Tier(args.pool_bytes, args.pool_policy, args.pool_bandwidth, args.pool_latency),
-            bytes_per_token=bytes_per_token,
-            prefill_speed=args.prefill_speed,
-            routing=args.routing,
-            windows=args.windows,
-            engine=Engine(load_policy=args.load_policy),
-        )
+        trace = Trace.read(args.trace, **asdict(options.read(_Reading, args)))
+        trace = trace.scaled(**asdict(options.read(_Scale, args)))
         named = arrangements(fleet)
         tried = [] if args.no_sizes else tried_sizes(trace, fleet)
         tiers = [*named.values(), *(Tiers(fleet.host.nbytes > 0, nbytes) for nbytes in tried)]
@@ -291,10 +185,10 @@ def run(args: argparse.Namespace) -> int:
         sizes = None
         if tried:
             by_size = dict(zip(tried, found[len(named) :], strict=True))
-            sizes = weigh_sizes(trace, fleet, by_size, args.server_bytes)
+            sizes = weigh_sizes(trace, fleet, by_size, given.server_bytes)
         money = None if prices is None else weigh(trace, fleet, outcomes, sizes, prices)
         bar.begin("bounds", None)
-        packs = None if args.pack_bytes is None else ObjectStore(pack_bytes=args.pack_bytes)
+        packs = None if given.pack_bytes is None else ObjectStore(pack_bytes=given.pack_bytes)
         results = Results(trace, fleet, outcomes, _bounds(trace, fleet), sizes, money, packs)
         if args.plot is not None:
             words.write_file(args.plot, draw(panels(results, bar)))
@@ -302,7 +196,7 @@ def run(args: argparse.Namespace) -> int:
         words.print_json(document(results))
         return 0
     console = words.console()
-    print_results(console, results, args.server_bytes)
+    print_results(console, results, given.server_bytes)
     if args.plot is not None:
         console.print(f"\npicture: {args.plot}")
     return 0
@@ -317,12 +211,7 @@ def _prices(args: argparse.Namespace) -> Prices | None:
         raise ConfigError("money needs both --price-gpu-hour and --price-pool-gib-month")
     if args.no_sizes and not args.pool_bytes:
         raise ConfigError("no pool to weigh: give --pool-bytes, or leave out --no-sizes")
-    return Prices(
-        gpu_hour=args.price_gpu_hour,
-        pool_gib_month=args.price_pool_gib_month,
-        network_gib=args.price_network_gib,
-        gpus_per_node=args.gpus_per_node,
-    )
+    return options.read(Prices, args)
 
 
 def _bytes_per_token(args: argparse.Namespace) -> int:

@@ -34,6 +34,8 @@ MOST_COUNTED = (1 << 31) - 1
 MOST_SECONDS = 365 * 24 * 3600
 """The longest time on the command line: a year."""
 
+_HIGHEST_PRICE = 1e12
+
 
 class _PrintableConsole(Console):
     """Writes no control characters but its own, whatever it is given. Square brackets are no
@@ -244,16 +246,6 @@ def add_measurement(
     parser.add_argument("--json", action="store_true", help="write one JSON document instead")
 
 
-def add_key_file(parser: argparse.ArgumentParser) -> None:
-    """Adds the option that names the file of encryption keys."""
-    parser.add_argument(
-        "--encryption-key-file",
-        metavar="FILE",
-        help="encrypt values with the keys of this file, lines ID:KEY (KEY: base64 of 32 bytes); "
-        "the first encrypts, all decrypt (default: $PENSTOCK_ENCRYPTION_KEYS has them, else none)",
-    )
-
-
 def pool_url(args: argparse.Namespace) -> str:
     """The pool that the command line or the environment names.
 
@@ -365,3 +357,14 @@ def seconds_argument(text: str) -> float:
     if seconds > MOST_SECONDS:
         raise argparse.ArgumentTypeError(f"must be at most a year ({MOST_SECONDS} s), not {text}")
     return seconds
+
+
+def price_argument(text: str) -> float:
+    """A price on the command line, in whatever currency."""
+    try:
+        price = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not a price: {text!r}") from None
+    if not 0 <= price <= _HIGHEST_PRICE:
+        raise argparse.ArgumentTypeError(f"must be from 0 to {_HIGHEST_PRICE:g}, not {text}")
+    return price

@@ -8,7 +8,6 @@ import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
 from typing import Any
 
 from msgspec.json import encode
@@ -18,7 +17,7 @@ from penstock.errors import Closed, ConfigError
 from penstock.lookup.connections import Connections, Patience
 from penstock.lookup.measured import Measured
 from penstock.lookup.models import Lora, Refused
-from penstock.lookup.service import REFRESHER, Found, Question, Service
+from penstock.lookup.service import REFRESHER, Found, Limits, Question, Service
 from penstock.lookup.tokenizing import Tokenizers
 
 logger = logging.getLogger("penstock.lookup")
@@ -29,18 +28,6 @@ Send = Callable[[Message], Awaitable[None]]
 
 _INLINE_BYTES = 64 << 10
 """Bodies up to here are read and hashed at once; longer ones would delay other requests."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bounds of one server."""
-
-    body_bytes: int = 8 << 20
-    prompt_tokens: int = 1 << 18
-    concurrency: int = 256
-    """Look-ups at the same time. Further ones are answered 503."""
-    body_seconds: float = 10.0
-    """The longest that a request's body may take to come."""
 
 
 class _Failure(Exception):

@@ -16,9 +16,10 @@ from penstock.errors import Closed, ConfigError, StoreError
 from penstock.lookup.adapters import Adapters
 from penstock.lookup.engines import EngineAddress, EngineView, Followers
 from penstock.lookup.models import Lora, Model, Models, Refused, read_models
+from penstock.option import option
 from penstock.supervised import Running, Threads, ThreadState
 
-__all__ = ["Found", "InPool", "OnEngine", "Question", "Service", "Settings", "open"]
+__all__ = ["Found", "InPool", "Limits", "OnEngine", "Question", "Service", "Settings", "open"]
 
 logger = logging.getLogger("penstock.lookup")
 
@@ -44,20 +45,24 @@ _UNKNOWN_SECONDS = 2.0
 class Settings:
     """Bounds of the service."""
 
-    blocks: int = 1_000_000
-    """Blocks that the index of each pool remembers. A block takes 36 bytes."""
-    believe_found: float = 10.0
-    """Seconds for which a block is believed to be in a pool that has said so."""
-    believe_missing: float = 0.25
-    """Seconds for which a block is believed not to be in a pool that has said so."""
-    timeout: float = 2.0
-    """The longest that a pool may take to answer, in seconds."""
-    refresh: float = 60.0
-    """Seconds between two readings of the models that the pools describe."""
-    threads: int = 8
-    """Threads that ask pools."""
-    engine_blocks: int = 1_000_000
-    """Blocks that are remembered of each engine's own cache."""
+    blocks: int = option(1_000_000, "N", "blocks that each pool's index remembers, 36 bytes each")
+    threads: int = option(8, "N", "threads that ask pools")
+    engine_blocks: int = option(1_000_000, "N", "blocks remembered of each engine's own cache")
+    believe_found: float = option(10.0, "SECONDS", "how long a block counts as there")
+    believe_missing: float = option(0.25, "SECONDS", "how long a block counts as missing")
+    timeout: float = option(2.0, "SECONDS", "longest that a pool may take to answer")
+    refresh: float = option(60.0, "SECONDS", "time between two readings of the pools' models")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a server that answers over HTTP."""
+
+    concurrency: int = option(256, "N", "look-ups at the same time; further ones are answered 503")
+    prompt_tokens: int = option(1 << 18, "N", "the longest prompt")
+    body_bytes: int = 8 << 20
+    body_seconds: float = 10.0
+    """The longest that a request's body may take to come."""
 
 
 @dataclass(frozen=True)

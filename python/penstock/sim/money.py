@@ -8,8 +8,10 @@ this is what the same time costs elsewhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
+
+from penstock.option import option, shown
 
 HOURS_PER_MONTH = 730
 _GIB = 1 << 30
@@ -19,13 +21,27 @@ _GIB = 1 << 30
 class Prices:
     """What things cost, all in one currency."""
 
-    gpu_hour: float
-    """One GPU for an hour."""
-    pool_gib_month: float
-    """One GiB of the pool's memory for a month, its servers included."""
-    network_gib: float = 0.0
-    """One GiB moved between a node and the pool."""
-    gpus_per_node: int = 1
+    gpu_hour: float = field(
+        metadata=shown(
+            "PRICE",
+            "price of a GPU for an hour; with it, the output says what pools save in money",
+            name="price-gpu-hour",
+        )
+    )
+    pool_gib_month: float = field(
+        metadata=shown(
+            "PRICE",
+            "price of a GiB of the pool's memory for a month, servers included",
+            name="price-pool-gib-month",
+        )
+    )
+    network_gib: float = option(
+        0.0,
+        "PRICE",
+        "price of a GiB moved between a node and the pool (default: 0)",
+        name="price-network-gib",
+    )
+    gpus_per_node: int = option(1, "N", "GPUs of a node, which together have its prefill speed")
 
 
 @dataclass(frozen=True)

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
-from functools import lru_cache
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from urllib.parse import urlsplit
-
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    ValidationError,
-)
-from pydantic.dataclasses import dataclass
 
 from penstock._native import Store, parse_size
 from penstock.errors import ConfigError
 from penstock.layout.geometry import RANK, parse_geometry
 from penstock.layout.negotiate import AUTO, LAYOUTS
+from penstock.option import option, shown
 from penstock.pool import CONNECT_TIMEOUT, POOL_VARIABLE
 from penstock.vllm import advisor
-from penstock.vllm.bootstrap import read_address
 from penstock.vllm.lookup_limit import FIRST, LookupLimit
 from penstock.vllm.names import PREFIX, TENANT, TENANT_NAME
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 logger = logging.getLogger("vllm.penstock")
 
@@ -35,17 +29,55 @@ OFF, LOSSLESS = "off", "lossless"
 """Values of the setting ``compression``."""
 
 
-def _one_of(*names: str) -> AfterValidator:
+# Commands show options where there is no pydantic. So it is imported only when settings are read.
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Reads or refuses a value: what is given, or what pydantic has made of it."""
+
+    read: Callable[[Any], Any]
+    is_first: bool = False
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        from pydantic_core import core_schema
+
+        schema = handler(source)
+        if self.is_first:
+            return core_schema.no_info_before_validator_function(self.read, schema)
+        return core_schema.no_info_after_validator_function(self.read, schema)
+
+
+@dataclass(frozen=True)
+class _Within:
+    """Bounds of a number or a text, by pydantic's names."""
+
+    bounds: Mapping[str, Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        return handler(source) | self.bounds
+
+
+def _one_of(*names: str) -> _Read:
     def check(value: str) -> str:
         if value not in names:
             raise ValueError(f"one of {', '.join(names)}; not {value!r}")
         return value
 
-    return AfterValidator(check)
+    return _Read(check)
 
 
 def _read_size(value: Any) -> Any:
     return parse_size(value) if isinstance(value, str) else value
+
+
+def _check_positive(value: int) -> int:
+    from pydantic_core import PydanticKnownError
+
+    # Not a bound of the number: the error is to show what was given, which may be text.
+    if value <= 0:
+        raise PydanticKnownError("greater_than", {"gt": 0})
+    return value
 
 
 def _check_geometry(value: str) -> str:
@@ -74,13 +106,16 @@ def _check_host_memory(value: str) -> str:
 
 def _check_address(value: str) -> str:
     if value:
+        # Imported here, because it brings a server.
+        from penstock.vllm.bootstrap import read_address
+
         read_address(value)
     return value
 
 
-_Count = Annotated[int, BeforeValidator(_read_size), Field(gt=0)]
-_Share = Annotated[float, Field(ge=0, le=1)]
-_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Count = Annotated[int, _Read(_read_size, is_first=True), _Read(_check_positive)]
+_Share = Annotated[float, _Within({"ge": 0, "le": 1})]
+_Seconds = Annotated[float, _Within({"gt": 0, "allow_inf_nan": False})]
 
 
 _CORES_FOR_MORE_LANES = 8
@@ -96,25 +131,43 @@ class Lanes:
     copy: int
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", coerce_numbers_to_str=True))
+@dataclass(frozen=True)
 class Settings:
-    """All settings, with their defaults."""
+    """All settings, with their defaults. `parse` reads and checks them. A field says whether
+    `penstock serve` has an option for it."""
 
-    pool: str
-    """URL of the pool; or several as tiers, the nearest first, with spaces between."""
-    host_bytes: _Count = 0
-    """Bytes of host memory, for all ranks of the engine together. It holds blocks on their way, and
-    blocks that stay (the host tier). The default 0, which users cannot set, stands for the bytes
-    that two of the engine's steps may store, and at least 1 GiB."""
+    __pydantic_config__: ClassVar = {"extra": "forbid", "coerce_numbers_to_str": True}
+
+    pool: str = field(
+        metadata=shown(
+            "URL",
+            "pool to share, or several as tiers, the nearest first, with spaces between "
+            "(default: $PENSTOCK_POOL, else a directory in the user's cache)",
+        )
+    )
+    # Users cannot set 0.
+    host_bytes: _Count = option(
+        0,
+        "SIZE",
+        "host memory, all ranks together, for blocks on their way and for those that stay in "
+        "it until the room is needed (default: as much as two steps may store, 1 GiB at least)",
+    )
     host_tier: bool = True
     """Whether blocks stay in host memory until their room is needed."""
-    host_memory: Annotated[str, AfterValidator(_check_host_memory)] = ""
-    """Node memory, as `shm://NAME?size=64GiB`. All engines of the machine that name it share one
-    host tier, in shared memory. `host_bytes` is then for blocks on their way only: what two steps
-    may store, and at least 128 MiB. Empty: each engine has a host tier of its own."""
-    load_policy: Annotated[str, _one_of(*advisor.POLICIES)] = advisor.AUTO
-    """When to load blocks that can be loaded: `auto` (where it is expected to be faster than
-    recomputing), `always`, or `never`."""
+    host_memory: Annotated[str, _Read(_check_host_memory)] = option(
+        "",
+        "URL",
+        "node memory, as shm://NAME?size=64GiB: one host tier for all servers of this machine "
+        "that name it. --host-bytes is then for blocks on their way only (default: each server "
+        "has a host tier of its own)",
+    )
+    load_policy: Annotated[str, _one_of(*advisor.POLICIES)] = option(
+        advisor.AUTO,
+        "POLICY",
+        "whether to load what the pool has: auto, where this engine's own measurements say "
+        "that it is faster than recomputing; always; or never",
+        choices=advisor.POLICIES,
+    )
     lookup_timeout: _Seconds = FIRST
     """Seconds after which a look-up counts as a miss. Unless it is set, the limit follows the pool,
     up to two seconds. Making a connection may take as long, but at least a second."""
@@ -130,7 +183,7 @@ class Settings:
     handover_timeout: _Seconds = 5.0
     """Seconds that a request waits at most for the next block of another engine that computes its
     prompt."""
-    bootstrap: Annotated[str, AfterValidator(_check_address)] = ""
+    bootstrap: Annotated[str, _Read(_check_address)] = ""
     """HOST:PORT at which an engine that stores answers proxies which ask prefill engines for their
     names, as vLLM's proxy for Mooncake does. Empty: nowhere."""
     consumer_stores: bool = False
@@ -159,14 +212,20 @@ class Settings:
     """Native threads that put values into the pool, per rank, at low priority."""
     copy_lanes: _Count = 0
     """Native threads that copy between KV memory and host memory, per rank."""
-    pool_geometry: Annotated[str, AfterValidator(_check_geometry)] = RANK
-    """The part of a block in one object: `rank` (all that a rank has of a block), `portable`
-    (pieces that engines of other pipeline and tensor-parallel degrees find too), or layers x heads,
-    like 4x2."""
-    kv_layout: Annotated[str, _one_of(AUTO, *LAYOUTS)] = AUTO
-    """Layout of the engine's KV cache: `auto`, or a layout's name. With `auto`, all layers of a
-    block lie side by side where spec and attention backend allow it. A named layout is refused if
-    it is not possible."""
+    pool_geometry: Annotated[str, _Read(_check_geometry)] = option(
+        RANK,
+        "GEOMETRY",
+        "what one object of the pool holds: rank, all that a rank has of a block; portable, "
+        "pieces that engines of other pipeline and tensor-parallel degrees find too; or "
+        "LAYERSxHEADS",
+    )
+    kv_layout: Annotated[str, _one_of(AUTO, *LAYOUTS)] = option(
+        AUTO,
+        "LAYOUT",
+        "layout of the KV cache: auto for all layers of a block side by side where it can be "
+        f"had, or {', '.join(LAYOUTS)}",
+        choices=(AUTO, *LAYOUTS),
+    )
     compression: Annotated[str, _one_of(OFF, LOSSLESS)] = OFF
     """Whether values in the pool are compressed: `off`, or `lossless`, which keeps every bit.
     Engines share objects only with engines of the same setting."""
@@ -174,12 +233,15 @@ class Settings:
     """Text that goes into the namespace. Engines with different salts share nothing."""
     model_id: str = ""
     """Text that stands for the weights in the namespace, if they cannot be read from files."""
-    encryption_key_file: Annotated[str, StringConstraints(min_length=1)] = ""
-    """File of the keys that values are encrypted with. Without it, the environment variable
-    PENSTOCK_ENCRYPTION_KEYS may hold the keys. Without either, values are not encrypted. A setting
-    that is present but empty is refused, because a variable that nobody filled in must not turn
-    encryption off."""
-    otlp_endpoint: Annotated[str, AfterValidator(_check_endpoint)] = ""
+    # A setting that is present but empty is refused, because a variable that nobody filled in must
+    # not turn encryption off.
+    encryption_key_file: Annotated[str, _Within({"min_length": 1})] = option(
+        "",
+        "FILE",
+        "encrypt values with the keys of this file, lines ID:KEY (KEY: base64 of 32 bytes); "
+        "the first encrypts, all decrypt (default: $PENSTOCK_ENCRYPTION_KEYS has them, else none)",
+    )
+    otlp_endpoint: Annotated[str, _Read(_check_endpoint)] = ""
     """URL of an OpenTelemetry collector that takes OTLP over HTTP, such as http://127.0.0.1:4318.
     It gets a span of each request that looks for blocks. `/v1/traces` is added to a URL without a
     path. By default there are no spans."""
@@ -220,8 +282,10 @@ class Settings:
                 f"no pool: set {PREFIX}pool in kv_connector_extra_config, or {POOL_VARIABLE}, "
                 "to a URL such as file:///var/cache/penstock or valkey://host:6379"
             )
+        from pydantic import ValidationError
+
         try:
-            return cls(**values)
+            return _reader().validate_python(values)
         except ValidationError as error:
             raise ConfigError("; ".join(map(_sentence, error.errors()))) from None
 
@@ -252,6 +316,13 @@ class Settings:
         return store.guarded()
 
 
+@cache
+def _reader() -> TypeAdapter[Settings]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Settings)
+
+
 def tenant_name(params: Mapping[str, Any] | None) -> str:
     """The name of the tenant, for a request with these ``kv_transfer_params``.
 
@@ -278,7 +349,7 @@ def _sentence(problem: Any) -> str:
     key, value = PREFIX + name, problem["input"]
     match problem["type"]:
         case "unexpected_keyword_argument":
-            known = ", ".join(PREFIX + each for each in Settings.__dataclass_fields__)
+            known = ", ".join(PREFIX + each.name for each in fields(Settings))
             return f"unknown setting {key!r} of the connector; known: {known}"
         case "value_error":
             return f"{key}: {problem['ctx']['error']}"

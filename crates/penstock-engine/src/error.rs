@@ -1,6 +1,6 @@
 //! The errors and faults of an engine.
 
-use penstock_layout::{SegmentError, Span};
+use penstock_layout::{LayoutError, Span};
 
 use crate::CudaError;
 
@@ -77,7 +77,7 @@ pub enum EngineError {
     },
     /// An object names layers, heads or a block that the registered memory does not have.
     #[error("not in the registered memory: {0}")]
-    NotInLayout(#[from] SegmentError),
+    NotInLayout(#[from] LayoutError),
     /// An object's span has no layer of its group.
     #[error("no layer of the object's group lies in span {span}")]
     NoLayers {

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 use penstock_contract::memory::Run;
-use penstock_layout::{Descriptor, Segment, SegmentError, Span};
+use penstock_layout::{Descriptor, LayoutError, Segment, Span};
 use penstock_value::header::Checksum;
 
 use crate::EngineError;
@@ -109,10 +109,7 @@ impl Registration {
         pages: u64,
         room: usize,
     ) -> Result<usize, EngineError> {
-        let share = self.descriptor.share();
-        if !share.contains(span) {
-            return Err(SegmentError::SpanOutsideShare { span: *span, share }.into());
-        }
+        self.descriptor.check_span(span)?;
         let bytes = self.descriptor.block_bytes(span).saturating_mul(pages);
         if bytes == 0 {
             return Err(EngineError::NoLayers { span: *span });
@@ -126,17 +123,9 @@ impl Registration {
         Ok(bytes as usize)
     }
 
-    /// Whether the memory has this page.
-    pub(crate) fn check_page(&self, page: u64) -> Result<(), SegmentError> {
-        let blocks = self.descriptor.blocks();
-        if page < blocks {
-            Ok(())
-        } else {
-            Err(SegmentError::BlockOutOfRange {
-                block: page,
-                blocks,
-            })
-        }
+    /// Checks that the memory has this page.
+    pub(crate) fn check_page(&self, page: u64) -> Result<(), LayoutError> {
+        self.descriptor.check_block(page)
     }
 
     /// Copies the pages of objects into their payloads, in one copy. Returns each payload's checksum,

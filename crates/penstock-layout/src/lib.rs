@@ -7,14 +7,14 @@ mod axes;
 mod coverage;
 mod descriptor;
 mod detect;
+mod error;
 mod geometry;
 mod span;
 
 pub use axes::{Axis, Interior, KvLayout, UnknownLayout};
-pub use coverage::{Coverage, CoverageError, Turn};
-pub use descriptor::{
-    Contiguity, Descriptor, DescriptorError, LayerBase, Placement, Segment, SegmentError,
-};
-pub use detect::{Detected, DetectionError, RegionAddr, TensorView, detect};
-pub use geometry::{Geometry, GeometryError, object_bytes};
-pub use span::{EmptySpan, Span};
+pub use coverage::{Coverage, Turn};
+pub use descriptor::{Contiguity, Descriptor, LayerBase, Placement, Segment};
+pub use detect::{Detected, RegionAddr, TensorView, detect};
+pub use error::{LayoutError, LayoutErrorKind};
+pub use geometry::{Geometry, object_bytes};
+pub use span::Span;

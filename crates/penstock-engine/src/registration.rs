@@ -54,18 +54,17 @@ impl Registration {
     ) -> Result<Self, EngineError> {
         let expected = descriptor.region_lens();
         if expected.len() != regions.len() {
-            return Err(EngineError::RegionCount {
-                expected: expected.len(),
-                given: regions.len(),
-            });
+            let (expected, given) = (expected.len(), regions.len());
+            return Err(EngineError::Regions(format!(
+                "the layout has {expected} regions, but {given} were given"
+            )));
         }
         for (region, (&expected, given)) in expected.iter().zip(&regions).enumerate() {
             if given.len() < expected {
-                return Err(EngineError::RegionTooSmall {
-                    region,
-                    expected,
-                    given: given.len(),
-                });
+                return Err(EngineError::Regions(format!(
+                    "region {region} has {} bytes, but the layout takes it to have {expected}",
+                    given.len()
+                )));
             }
         }
         Ok(Self {
@@ -112,13 +111,14 @@ impl Registration {
         self.descriptor.check_span(span)?;
         let bytes = self.descriptor.block_bytes(span).saturating_mul(pages);
         if bytes == 0 {
-            return Err(EngineError::NoLayers { span: *span });
+            return Err(EngineError::Refused(format!(
+                "no layer of the object's group lies in span {span}"
+            )));
         }
         if bytes > room as u64 {
-            return Err(EngineError::ObjectTooLarge {
-                bytes,
-                slot_bytes: room,
-            });
+            return Err(EngineError::Refused(format!(
+                "an object of {bytes} bytes does not fit a slot of {room}"
+            )));
         }
         Ok(bytes as usize)
     }

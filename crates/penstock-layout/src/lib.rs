@@ -2,6 +2,8 @@
 //!
 //! This is pure address arithmetic: no I/O and no `unsafe`. Everything is checked when it is built.
 //! After that, every address that it gives is valid.
+//!
+//! [`named!`] makes enums whose entries have names, here and in the crates above.
 
 mod axes;
 mod coverage;
@@ -9,6 +11,7 @@ mod descriptor;
 mod detect;
 mod error;
 mod geometry;
+mod named;
 mod span;
 
 pub use axes::{Axis, Interior, KvLayout, UnknownLayout};

@@ -74,7 +74,7 @@ impl DirectCopy {
 
     fn bytes(&self, blocks: &[u64], span: &Span, room: usize) -> Result<usize, EngineError> {
         if blocks.is_empty() {
-            return Err(EngineError::NoBlocks);
+            return Err(EngineError::Config("a copy needs at least one block"));
         }
         for &block in blocks {
             self.registration.check_page(block)?;

@@ -235,7 +235,9 @@ impl Engine {
             return Err(EngineError::Closed);
         }
         if groups.contains_key(&group) {
-            return Err(EngineError::AlreadyRegistered { group });
+            return Err(EngineError::Refused(format!(
+                "KV memory of group {group} is registered with this engine already"
+            )));
         }
         Ok(())
     }
@@ -249,14 +251,16 @@ impl Engine {
     pub fn name(&self, group: u16, namespace: Namespace) -> Result<(), EngineError> {
         let mut groups = self.groups.write();
         if !groups.contains_key(&group) {
-            return Err(EngineError::NotRegistered { group });
+            return Err(EngineError::not_registered(group));
         }
         let others = groups.values().filter(|other| other.number() != group);
         for other in others {
             // Tenants' namespaces keep only the family.
             if other.namespace().map(Namespace::family) == Some(namespace.family()) {
                 let other = other.number();
-                return Err(EngineError::NamespaceTaken { group, other });
+                return Err(EngineError::Refused(format!(
+                    "the namespace of group {group} is that of group {other} already"
+                )));
             }
         }
         let before = groups

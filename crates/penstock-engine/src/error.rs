@@ -1,6 +1,6 @@
 //! The errors and faults of an engine.
 
-use penstock_layout::{SegmentError, Span};
+use penstock_layout::LayoutError;
 
 use crate::CudaError;
 
@@ -23,76 +23,19 @@ pub enum EngineError {
     /// A lane's thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
-    /// A group has no memory registered.
-    #[error("no KV memory is registered with this engine for group {group}")]
-    NotRegistered {
-        /// The group.
-        group: u16,
-    },
-    /// A group's memory is registered already.
-    #[error("KV memory of group {group} is registered with this engine already")]
-    AlreadyRegistered {
-        /// The group.
-        group: u16,
-    },
-    /// A group has no namespace, so its objects have no keys.
-    #[error("group {group} has no namespace: name it before its first job")]
-    Unnamed {
-        /// The group.
-        group: u16,
-    },
-    /// Another group has the namespace, so their objects could not be told apart.
-    #[error("the namespace of group {group} is that of group {other} already")]
-    NamespaceTaken {
-        /// The group.
-        group: u16,
-        /// The group that has it.
-        other: u16,
-    },
-    /// A region is smaller than the layout says.
-    #[error("region {region} has {given} bytes, but the layout takes it to have {expected}")]
-    RegionTooSmall {
-        /// The region's index.
-        region: usize,
-        /// The bytes that the layout expects.
-        expected: u64,
-        /// Bytes given.
-        given: u64,
-    },
-    /// The number of regions is not the descriptor's.
-    #[error("the layout has {expected} regions, but {given} were given")]
-    RegionCount {
-        /// Regions of the descriptor.
-        expected: usize,
-        /// Regions given.
-        given: usize,
-    },
-    /// An object holds more than a slot can.
-    #[error("an object of {bytes} bytes does not fit a slot of {slot_bytes}")]
-    ObjectTooLarge {
-        /// Payload bytes of the object.
-        bytes: u64,
-        /// Payload bytes of a slot.
-        slot_bytes: usize,
-    },
+    /// The call contradicts what the engine was told before, or a slot has no room for its objects.
+    /// The text names the group, the job or the size.
+    #[error("{0}")]
+    Refused(String),
+    /// The regions are not those of the layout. The text has both numbers.
+    #[error("{0}")]
+    Regions(String),
     /// An object names layers, heads or a block that the registered memory does not have.
     #[error("not in the registered memory: {0}")]
-    NotInLayout(#[from] SegmentError),
-    /// An object's span has no layer of its group.
-    #[error("no layer of the object's group lies in span {span}")]
-    NoLayers {
-        /// The span.
-        span: Span,
-    },
+    NotInLayout(#[from] LayoutError),
     /// The device cannot be used.
     #[error(transparent)]
     Device(#[from] CudaError),
-    /// A copy of no blocks.
-    #[error("a copy needs at least one block")]
-    NoBlocks,
-    /// The job id is in use until the job's last completion has been polled.
-    #[error("job {0} is still outstanding")]
-    DuplicateJob(u64),
     /// There are too many look-ups whose answers nobody has polled.
     #[error("{outstanding} look-ups are outstanding, {bound} are allowed: poll answers first")]
     Busy {
@@ -104,6 +47,19 @@ pub enum EngineError {
     /// The engine was shut down.
     #[error("the engine was shut down")]
     Closed,
+}
+
+impl EngineError {
+    /// A group has no memory registered.
+    pub(crate) fn not_registered(group: u16) -> Self {
+        let message = format!("no KV memory is registered with this engine for group {group}");
+        Self::Refused(message)
+    }
+
+    /// A job's id is in use until the job's last completion has been polled.
+    pub(crate) fn outstanding(job: u64) -> Self {
+        Self::Refused(format!("job {job} is still outstanding"))
+    }
 }
 
 /// What failed in the background of an engine. Its jobs go on, but slower.

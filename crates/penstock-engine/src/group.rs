@@ -188,7 +188,10 @@ impl Group {
         plan: &mut Plan,
     ) -> Result<(), EngineError> {
         let Some(shared) = self.namespace else {
-            return Err(EngineError::Unnamed { group: self.number });
+            return Err(EngineError::Refused(format!(
+                "group {} has no namespace: name it before its first job",
+                self.number
+            )));
         };
         let namespace = owner.namespace(shared);
         let mut bytes = 0;

@@ -259,7 +259,7 @@ impl Lookup {
             return Err(EngineError::Closed);
         }
         if state.open.contains_key(&id) || state.answers.contains_key(&id) {
-            return Err(EngineError::DuplicateJob(id));
+            return Err(EngineError::outstanding(id));
         }
         let (outstanding, bound) = (
             state.open.len() + state.answers.len() + 1,

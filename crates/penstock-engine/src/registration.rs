@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 use penstock_contract::memory::Run;
-use penstock_layout::{Descriptor, Segment, SegmentError, Span};
+use penstock_layout::{Descriptor, LayoutError, Segment, Span};
 use penstock_value::header::Checksum;
 
 use crate::EngineError;
@@ -54,18 +54,17 @@ impl Registration {
     ) -> Result<Self, EngineError> {
         let expected = descriptor.region_lens();
         if expected.len() != regions.len() {
-            return Err(EngineError::RegionCount {
-                expected: expected.len(),
-                given: regions.len(),
-            });
+            let (expected, given) = (expected.len(), regions.len());
+            return Err(EngineError::Regions(format!(
+                "the layout has {expected} regions, but {given} were given"
+            )));
         }
         for (region, (&expected, given)) in expected.iter().zip(&regions).enumerate() {
             if given.len() < expected {
-                return Err(EngineError::RegionTooSmall {
-                    region,
-                    expected,
-                    given: given.len(),
-                });
+                return Err(EngineError::Regions(format!(
+                    "region {region} has {} bytes, but the layout takes it to have {expected}",
+                    given.len()
+                )));
             }
         }
         Ok(Self {
@@ -109,34 +108,24 @@ impl Registration {
         pages: u64,
         room: usize,
     ) -> Result<usize, EngineError> {
-        let share = self.descriptor.share();
-        if !share.contains(span) {
-            return Err(SegmentError::SpanOutsideShare { span: *span, share }.into());
-        }
+        self.descriptor.check_span(span)?;
         let bytes = self.descriptor.block_bytes(span).saturating_mul(pages);
         if bytes == 0 {
-            return Err(EngineError::NoLayers { span: *span });
+            return Err(EngineError::Refused(format!(
+                "no layer of the object's group lies in span {span}"
+            )));
         }
         if bytes > room as u64 {
-            return Err(EngineError::ObjectTooLarge {
-                bytes,
-                slot_bytes: room,
-            });
+            return Err(EngineError::Refused(format!(
+                "an object of {bytes} bytes does not fit a slot of {room}"
+            )));
         }
         Ok(bytes as usize)
     }
 
-    /// Whether the memory has this page.
-    pub(crate) fn check_page(&self, page: u64) -> Result<(), SegmentError> {
-        let blocks = self.descriptor.blocks();
-        if page < blocks {
-            Ok(())
-        } else {
-            Err(SegmentError::BlockOutOfRange {
-                block: page,
-                blocks,
-            })
-        }
+    /// Checks that the memory has this page.
+    pub(crate) fn check_page(&self, page: u64) -> Result<(), LayoutError> {
+        self.descriptor.check_block(page)
     }
 
     /// Copies the pages of objects into their payloads, in one copy. Returns each payload's checksum,

@@ -61,7 +61,7 @@ impl Table {
     pub(crate) fn insert(&self, id: u64, job: Job) -> Result<bool, EngineError> {
         let mut jobs = self.jobs.lock();
         if jobs.by_id.contains_key(&id) {
-            return Err(EngineError::DuplicateJob(id));
+            return Err(EngineError::outstanding(id));
         }
         let outstanding = jobs.objects + job.objects();
         let has_room = outstanding <= self.max_objects;

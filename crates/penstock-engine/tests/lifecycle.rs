@@ -178,10 +178,10 @@ fn unregistered_memory_is_left_alone() {
     assert!(engine.unregister(LONG));
     assert!(engine.unregister(LONG));
     assert_eq!(outcomes(&engine, 2), [Outcome::Cancelled]);
-    assert!(matches!(
+    assert_refused(
         engine.submit_load(9, vec![block_of(1, 2)], soon(), true, Fence::NONE),
-        Err(EngineError::NotRegistered { group: 0 })
-    ));
+        "no KV memory is registered with this engine for group 0",
+    );
     // What was gathered before is put; nothing else of the old memory is.
     let other = Kv::new(KvLayout::BLHNC);
     engine.register_kv(&other);

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use crate::{Geometry, GeometryError, Span};
+use crate::LayoutErrorKind::{Missing, Outside, Overlap};
+use crate::error::Result;
+use crate::{Geometry, LayoutError, Span};
 
 /// Whose turn it is to write, among the ranks that hold the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,70 +30,11 @@ pub struct Coverage {
     turns: Vec<Turn>,
 }
 
-/// Why the ranks' shares do not make up the model.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CoverageError {
-    /// A rank reported layers or heads that the model does not have.
-    #[error("rank {rank} holds {share}, but the model has {layers} layers and {heads} KV heads")]
-    OutsideModel {
-        /// Index of the rank among those given.
-        rank: usize,
-        /// The rank's share.
-        share: Span,
-        /// Layers in the model.
-        layers: u16,
-        /// KV heads in the model.
-        heads: u16,
-    },
-    /// Two shares overlap without being equal.
-    #[error(
-        "rank {first} holds {first_share} and rank {second} {second_share}: only in part the same"
-    )]
-    PartialOverlap {
-        /// Index of a rank among those given.
-        first: usize,
-        /// The first rank's share.
-        first_share: Span,
-        /// Index of the other rank.
-        second: usize,
-        /// The other rank's share.
-        second_share: Span,
-    },
-    /// No rank holds these.
-    #[error(
-        "no rank holds heads {heads:?} of layers {layers:?}; the model has {model_layers} layers \
-         and {model_heads} KV heads"
-    )]
-    Gap {
-        /// The first layers that lack some heads.
-        layers: Range<u16>,
-        /// The first heads that these layers lack.
-        heads: Range<u16>,
-        /// Layers in the model.
-        model_layers: u16,
-        /// KV heads in the model.
-        model_heads: u16,
-    },
-    /// A share cannot be cut into objects.
-    #[error("rank {rank}: {source}")]
-    Geometry {
-        /// Index of the rank among those given.
-        rank: usize,
-        /// Why the share cannot be cut.
-        source: GeometryError,
-    },
-}
-
 impl Coverage {
     /// Checks that the shares cover a model of `layers` layers and `heads` KV heads. Ranks may hold
     /// equal shares; unequal shares must be disjoint. A rank without layers is left out of
     /// `shares`.
-    pub fn new(
-        geometry: &Geometry,
-        layers: u16,
-        heads: u16,
-        shares: &[Span],
-    ) -> Result<Self, CoverageError> {
+    pub fn new(geometry: &Geometry, layers: u16, heads: u16, shares: &[Span]) -> Result<Self> {
         let mut by_share: Vec<(Span, usize)> = shares
             .iter()
             .copied()
@@ -111,29 +54,25 @@ impl Coverage {
         for replicas in by_share.chunk_by(|a, b| a.0 == b.0) {
             let (share, rank) = replicas[0];
             if share.layers().end > layers || share.heads().end > heads {
-                return Err(CoverageError::OutsideModel {
-                    rank,
-                    share,
-                    layers,
-                    heads,
-                });
+                let message = format!(
+                    "rank {rank} holds {share}, but the model has {layers} layers and {heads} KV \
+                     heads"
+                );
+                return Err(LayoutError::new(Outside, message));
             }
             for &(other, other_rank) in &distinct {
                 if meet(&share.layers(), &other.layers()) && meet(&share.heads(), &other.heads()) {
-                    return Err(CoverageError::PartialOverlap {
-                        first: other_rank,
-                        first_share: other,
-                        second: rank,
-                        second_share: share,
-                    });
+                    let message = format!(
+                        "rank {other_rank} holds {other} and rank {rank} {share}: only in part \
+                         the same"
+                    );
+                    return Err(LayoutError::new(Overlap, message));
                 }
             }
             distinct.push((share, rank));
-            objects.extend(
-                geometry
-                    .objects(&share)
-                    .map_err(|source| CoverageError::Geometry { rank, source })?,
-            );
+            objects.extend(geometry.objects(&share).map_err(|error| {
+                LayoutError::new(error.kind(), format!("rank {rank}: {error}"))
+            })?);
             for (replica, &(_, rank)) in (0..).zip(replicas) {
                 turns[rank] = Turn {
                     replica,
@@ -164,7 +103,7 @@ fn meet(a: &Range<u16>, b: &Range<u16>) -> bool {
 
 /// Checks that no layer lacks heads. Between two neighbouring layer borders of any share, every
 /// layer is held alike. So one pass over the heads tells whether some are missing.
-fn check_no_gap(layers: u16, heads: u16, shares: &[(Span, usize)]) -> Result<(), CoverageError> {
+fn check_no_gap(layers: u16, heads: u16, shares: &[(Span, usize)]) -> Result<()> {
     let mut borders: Vec<u16> = [0, layers]
         .into_iter()
         .chain(
@@ -186,12 +125,12 @@ fn check_no_gap(layers: u16, heads: u16, shares: &[(Span, usize)]) -> Result<(),
         let mut next = 0;
         for range in held {
             if range.start > next {
-                return Err(CoverageError::Gap {
-                    layers: strip,
-                    heads: next..range.start,
-                    model_layers: layers,
-                    model_heads: heads,
-                });
+                let message = format!(
+                    "no rank holds heads {:?} of layers {strip:?}; the model has {layers} layers \
+                     and {heads} KV heads",
+                    next..range.start
+                );
+                return Err(LayoutError::new(Missing, message));
             }
             next = range.end;
         }

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use crate::{Axis, Interior, KvLayout, Span};
+use crate::LayoutErrorKind::{Empty, Missing, Outside, Overlap, Strides, TooLarge};
+use crate::error::Result;
+use crate::{Axis, Interior, KvLayout, LayoutError, Span};
 
 /// A run of contiguous bytes in registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,135 +65,6 @@ pub struct Placement {
     pub token_stride: u64,
 }
 
-/// Why a placement is not a descriptor.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DescriptorError {
-    /// A size is zero.
-    #[error("the number of {what} must not be zero")]
-    Zero {
-        /// Which size.
-        what: &'static str,
-    },
-    /// A layer that is said to lie elsewhere is not part of the share, or it is named twice.
-    #[error("layer {layer} is said to be absent from {share}, which does not hold it that often")]
-    NotAbsent {
-        /// Index of the layer in the model.
-        layer: u16,
-        /// The share.
-        share: Span,
-    },
-    /// The share has a different number of layers than there are bases.
-    #[error("the share has {share} layers here, but {bases} have a place")]
-    LayerCount {
-        /// Layers in the share that are not absent.
-        share: usize,
-        /// Layers with a base.
-        bases: usize,
-    },
-    /// A layer lies in a region that does not exist.
-    #[error("layer {layer} lies in region {region}, but there are {regions} regions")]
-    UnknownRegion {
-        /// Index of the layer in the model.
-        layer: u16,
-        /// Region it names.
-        region: u32,
-        /// Number of regions.
-        regions: usize,
-    },
-    /// One head's part of a page is larger than 4 GiB.
-    #[error("{tokens} tokens of {content_bytes} bytes make over 4 GiB for one head of a block")]
-    PageTooLarge {
-        /// Tokens in a block.
-        tokens: u64,
-        /// Bytes of one token and head.
-        content_bytes: u64,
-    },
-    /// The sizes do not fit 64-bit arithmetic.
-    #[error(
-        "{blocks} blocks {block_stride} bytes apart, {heads} heads {head_stride} apart and \
-         {tokens} tokens {token_stride} apart do not fit 64-bit addresses"
-    )]
-    Overflow {
-        /// Number of blocks.
-        blocks: u64,
-        /// Bytes from a block to the next.
-        block_stride: u64,
-        /// Number of heads.
-        heads: u64,
-        /// Bytes from a head to the next.
-        head_stride: u64,
-        /// Tokens in a block.
-        tokens: u64,
-        /// Bytes from a token to the next.
-        token_stride: u64,
-    },
-    /// A layer reaches past the end of its region.
-    #[error(
-        "layer {layer} begins at byte {offset} of region {region} and takes {extent} bytes, \
-         but the region has {region_len}"
-    )]
-    OutOfRegion {
-        /// Index of the layer in the model.
-        layer: u16,
-        /// The layer's region.
-        region: u32,
-        /// The layer's base.
-        offset: u64,
-        /// Bytes from the base to the end of its last element.
-        extent: u64,
-        /// Bytes in the region.
-        region_len: u64,
-    },
-    /// Neighbours on an axis are nearer than the bytes that lie inside one.
-    #[error("neighbours on axis {axis} are {stride} bytes apart, but each spans {inner} bytes")]
-    AxisOverlap {
-        /// The axis.
-        axis: Axis,
-        /// Stride of the axis, in bytes.
-        stride: u64,
-        /// Bytes that one element spans, gaps included.
-        inner: u64,
-    },
-    /// Two layers share bytes.
-    #[error(
-        "layers {first} and {second} share bytes of region {region}: one begins at byte \
-         {first_offset}, the other at {second_offset}"
-    )]
-    LayersOverlap {
-        /// Index of the layer with the lower base.
-        first: u16,
-        /// Index of the other.
-        second: u16,
-        /// The region of both layers.
-        region: u32,
-        /// Base of the first.
-        first_offset: u64,
-        /// Base of the second.
-        second_offset: u64,
-    },
-}
-
-/// Why there are no segments.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SegmentError {
-    /// There is no such block.
-    #[error("block {block} of {blocks}")]
-    BlockOutOfRange {
-        /// The block asked for.
-        block: u64,
-        /// Number of blocks.
-        blocks: u64,
-    },
-    /// The span is not part of the share.
-    #[error("span {span} lies outside the share {share}")]
-    SpanOutsideShare {
-        /// The span asked for.
-        span: Span,
-        /// What lies here.
-        share: Span,
-    },
-}
-
 /// How the bytes of a block lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Contiguity {
@@ -239,7 +112,7 @@ impl Contiguity {
 ///     [run(3 * 4096, 4096), run((100 + 3) * 4096, 4096)]
 /// );
 /// assert_eq!(runs(KvLayout::BLHNC), [run(3 * 8192, 8192)]);
-/// # Ok::<(), penstock_layout::EmptySpan>(())
+/// # Ok::<(), penstock_layout::LayoutError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Descriptor {
@@ -263,7 +136,7 @@ impl Descriptor {
     /// that one of them spans. Placements that do not nest are refused even if they happen not to
     /// overlap. Layers may interleave in any way that shares no byte. That check is exact. Its time
     /// grows with the square of the number of layers in a region.
-    pub fn new(placement: Placement) -> Result<Self, DescriptorError> {
+    pub fn new(placement: Placement) -> Result<Self> {
         check_sizes(&placement)?;
         check_count(&placement)?;
         let (axes, extent) = nested_axes(&placement)?;
@@ -280,7 +153,7 @@ impl Descriptor {
         blocks: u64,
         tokens: u64,
         content_bytes: u64,
-    ) -> Result<Self, DescriptorError> {
+    ) -> Result<Self> {
         let (layers, heads) = (share.layer_count() as u64, share.head_count() as u64);
         let (mut layer_stride, mut block_stride, mut head_stride, mut token_stride) = (0, 0, 0, 0);
         let mut stride: Option<u64> = Some(1);
@@ -295,13 +168,9 @@ impl Descriptor {
             *slot = stride.unwrap_or(u64::MAX);
             stride = stride.and_then(|stride| stride.checked_mul(count));
         }
-        let total = stride.ok_or(DescriptorError::Overflow {
-            blocks,
-            block_stride,
-            heads,
-            head_stride,
-            tokens,
-            token_stride,
+        let total = stride.ok_or_else(|| {
+            let strides = [block_stride, head_stride, token_stride];
+            overflow([blocks, heads, tokens], strides)
         })?;
         Self::new(Placement {
             share,
@@ -403,6 +272,28 @@ impl Descriptor {
         p.present(span).len() as u64 * span.head_count() as u64 * (p.tokens * p.content_bytes)
     }
 
+    /// Checks that all of a span is in the share.
+    pub fn check_span(&self, span: &Span) -> Result<()> {
+        let share = self.share();
+        if share.contains(span) {
+            return Ok(());
+        }
+        let message = format!("span {span} lies outside the share {share}");
+        Err(LayoutError::new(Outside, message))
+    }
+
+    /// Checks that there is such a block.
+    pub fn check_block(&self, block: u64) -> Result<()> {
+        let blocks = self.blocks();
+        if block < blocks {
+            return Ok(());
+        }
+        Err(LayoutError::new(
+            Outside,
+            format!("block {block} of {blocks}"),
+        ))
+    }
+
     /// Appends the fewest runs that hold a span's bytes of blocks: block by block, and inside each
     /// in canonical order: layer by layer, and inside a layer in [`interior`](Self::interior)
     /// order. Returns which of `out` they are.
@@ -414,22 +305,13 @@ impl Descriptor {
         blocks: impl IntoIterator<Item = u64>,
         span: &Span,
         out: &mut Vec<Segment>,
-    ) -> Result<Range<usize>, SegmentError> {
-        let p = &self.placement;
-        if !p.share.contains(span) {
-            return Err(SegmentError::SpanOutsideShare {
-                span: *span,
-                share: p.share,
-            });
-        }
+    ) -> Result<Range<usize>> {
+        self.check_span(span)?;
         let first = out.len();
         for block in blocks {
-            if block >= p.blocks {
+            if let Err(error) = self.check_block(block) {
                 out.truncate(first);
-                return Err(SegmentError::BlockOutOfRange {
-                    block,
-                    blocks: p.blocks,
-                });
+                return Err(error);
             }
             self.append(block, span, first, out);
         }
@@ -494,15 +376,30 @@ impl Placement {
     }
 }
 
+fn zero(what: &str) -> LayoutError {
+    LayoutError::new(Empty, format!("the number of {what} must not be zero"))
+}
+
+/// The error for sizes that do not fit 64-bit arithmetic: so many blocks, heads and tokens, so many
+/// bytes apart.
+fn overflow([blocks, heads, tokens]: [u64; 3], strides: [u64; 3]) -> LayoutError {
+    let [block_stride, head_stride, token_stride] = strides;
+    let message = format!(
+        "{blocks} blocks {block_stride} bytes apart, {heads} heads {head_stride} apart and \
+         {tokens} tokens {token_stride} apart do not fit 64-bit addresses"
+    );
+    LayoutError::new(TooLarge, message)
+}
+
 /// Checks that no size is zero, and that none is too large to count.
-fn check_sizes(p: &Placement) -> Result<(), DescriptorError> {
+fn check_sizes(p: &Placement) -> Result<()> {
     for (what, size) in [
         ("blocks", p.blocks),
         ("tokens", p.tokens),
         ("content bytes", p.content_bytes),
     ] {
         if size == 0 {
-            return Err(DescriptorError::Zero { what });
+            return Err(zero(what));
         }
     }
     // Keeps `block_bytes` within 64 bits for any span: there are under 2^16 layers and
@@ -511,58 +408,58 @@ fn check_sizes(p: &Placement) -> Result<(), DescriptorError> {
         .checked_mul(p.content_bytes)
         .is_none_or(|bytes| bytes > 1 << 32)
     {
-        return Err(DescriptorError::PageTooLarge {
-            tokens: p.tokens,
-            content_bytes: p.content_bytes,
-        });
+        let message = format!(
+            "{} tokens of {} bytes make over 4 GiB for one head of a block",
+            p.tokens, p.content_bytes
+        );
+        return Err(LayoutError::new(TooLarge, message));
     }
     Ok(())
 }
 
 /// Checks that there are as many layers with a base as the share has here.
-fn check_count(p: &Placement) -> Result<(), DescriptorError> {
+fn check_count(p: &Placement) -> Result<()> {
     let mut unseen = p.share.layers();
     if let Some(&layer) = p.absent.iter().find(|layer| !unseen.any(|l| l == **layer)) {
-        return Err(DescriptorError::NotAbsent {
-            layer,
-            share: p.share,
-        });
+        let message = format!(
+            "layer {layer} is said to be absent from {}, which does not hold it that often",
+            p.share
+        );
+        return Err(LayoutError::new(Outside, message));
     }
     let present = p.present(&p.share).len();
     if present == 0 {
-        return Err(DescriptorError::Zero { what: "layers" });
+        return Err(zero("layers"));
     }
     if p.layers.len() != present {
-        return Err(DescriptorError::LayerCount {
-            share: present,
-            bases: p.layers.len(),
-        });
+        let message = format!(
+            "the share has {present} layers here, but {} have a place",
+            p.layers.len()
+        );
+        return Err(LayoutError::new(Missing, message));
     }
     Ok(())
 }
 
 /// Checks that each layer lies inside its region. A layer spans `extent` bytes.
-fn check_inside(p: &Placement, extent: u64) -> Result<(), DescriptorError> {
-    for (layer, base) in p.present_layers().zip(&p.layers) {
-        let Some(&region_len) = p.region_lens.get(base.region as usize) else {
-            return Err(DescriptorError::UnknownRegion {
-                layer,
-                region: base.region,
-                regions: p.region_lens.len(),
-            });
+fn check_inside(p: &Placement, extent: u64) -> Result<()> {
+    for (layer, &LayerBase { region, offset }) in p.present_layers().zip(&p.layers) {
+        let Some(&region_len) = p.region_lens.get(region as usize) else {
+            let message = format!(
+                "layer {layer} lies in region {region}, but there are {} regions",
+                p.region_lens.len()
+            );
+            return Err(LayoutError::new(Outside, message));
         };
-        if base
-            .offset
+        if offset
             .checked_add(extent)
             .is_none_or(|end| end > region_len)
         {
-            return Err(DescriptorError::OutOfRegion {
-                layer,
-                region: base.region,
-                offset: base.offset,
-                extent,
-                region_len,
-            });
+            let message = format!(
+                "layer {layer} begins at byte {offset} of region {region} and takes {extent} \
+                 bytes, but the region has {region_len}"
+            );
+            return Err(LayoutError::new(Outside, message));
         }
     }
     Ok(())
@@ -570,7 +467,7 @@ fn check_inside(p: &Placement, extent: u64) -> Result<(), DescriptorError> {
 
 /// A layer's axes with more than one element, outermost first, checked to nest. Also returns the
 /// bytes that a layer spans.
-fn nested_axes(p: &Placement) -> Result<(Vec<Strided>, u64), DescriptorError> {
+fn nested_axes(p: &Placement) -> Result<(Vec<Strided>, u64)> {
     let heads = p.share.head_count() as u64;
     let mut axes: Vec<Strided> = [
         (Axis::Block, p.blocks, p.block_stride),
@@ -590,30 +487,26 @@ fn nested_axes(p: &Placement) -> Result<(Vec<Strided>, u64), DescriptorError> {
     let mut extent = p.content_bytes;
     for axis in &mut axes {
         if axis.stride < extent {
-            return Err(DescriptorError::AxisOverlap {
-                axis: axis.axis,
-                stride: axis.stride,
-                inner: extent,
-            });
+            let message = format!(
+                "neighbours on axis {} are {} bytes apart, but each spans {extent} bytes",
+                axis.axis, axis.stride
+            );
+            return Err(LayoutError::new(Strides, message));
         }
         axis.inner = extent;
         extent = (axis.count - 1)
             .checked_mul(axis.stride)
             .and_then(|bytes| bytes.checked_add(extent))
-            .ok_or(DescriptorError::Overflow {
-                blocks: p.blocks,
-                block_stride: p.block_stride,
-                heads,
-                head_stride: p.head_stride,
-                tokens: p.tokens,
-                token_stride: p.token_stride,
+            .ok_or_else(|| {
+                let strides = [p.block_stride, p.head_stride, p.token_stride];
+                overflow([p.blocks, heads, p.tokens], strides)
             })?;
     }
     axes.reverse();
     Ok((axes, extent))
 }
 
-fn check_layers_apart(p: &Placement, axes: &[Strided], extent: u64) -> Result<(), DescriptorError> {
+fn check_layers_apart(p: &Placement, axes: &[Strided], extent: u64) -> Result<()> {
     let mut placed: Vec<(LayerBase, u16)> =
         p.layers.iter().copied().zip(p.present_layers()).collect();
     placed.sort_by_key(|(base, layer)| (base.region, base.offset, *layer));
@@ -624,13 +517,12 @@ fn check_layers_apart(p: &Placement, axes: &[Strided], extent: u64) -> Result<()
             }
             let apart = i128::from(second.offset - first.offset);
             if copies_meet(apart, axes, p.content_bytes) {
-                return Err(DescriptorError::LayersOverlap {
-                    first: first_layer,
-                    second: second_layer,
-                    region: first.region,
-                    first_offset: first.offset,
-                    second_offset: second.offset,
-                });
+                let message = format!(
+                    "layers {first_layer} and {second_layer} share bytes of region {}: one begins \
+                     at byte {}, the other at {}",
+                    first.region, first.offset, second.offset
+                );
+                return Err(LayoutError::new(Overlap, message));
             }
         }
     }

@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 
-use crate::{
-    Axis, Descriptor, DescriptorError, EmptySpan, Interior, KvLayout, LayerBase, Placement, Span,
+use crate::LayoutErrorKind::{
+    Differ, Empty, Misaligned, Missing, Outside, Overlap, Strides, TooLarge,
 };
+use crate::error::Result;
+use crate::{Axis, Descriptor, Interior, KvLayout, LayerBase, LayoutError, Placement, Span};
 
 /// One layer's KV cache as the engine's tensor library describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,175 +49,6 @@ pub struct Detected {
     pub layout: Option<KvLayout>,
 }
 
-/// Why the tensors' layout cannot be reproduced.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DetectionError {
-    /// There are no tensors.
-    #[error("no layer has a KV cache tensor")]
-    NoLayers,
-    /// A layer is given twice.
-    #[error("layer {layer} has two tensors")]
-    DuplicateLayer {
-        /// Index of the layer in the model.
-        layer: u16,
-    },
-    /// A layer between others is missing.
-    #[error("layers must be consecutive: layer {after} follows layer {before}")]
-    MissingLayer {
-        /// Index of a layer in the model.
-        before: u16,
-        /// Index of the next one given.
-        after: u16,
-    },
-    /// A layer is not one of the stage's.
-    #[error("layer {layer} is not one of the stage's layers {stage:?}")]
-    OutsideStage {
-        /// Index of the layer in the model.
-        layer: u16,
-        /// The stage.
-        stage: Range<u16>,
-    },
-    /// Layers or heads do not fit a span.
-    #[error(
-        "layers {first_layer} to {last_layer} and {heads} heads from head {first_head} exceed \
-         the 65,535 that a span can count"
-    )]
-    TooMany {
-        /// Lowest layer.
-        first_layer: u16,
-        /// Highest layer.
-        last_layer: u16,
-        /// Index of the share's first head in the model.
-        first_head: u16,
-        /// Heads in the tensors.
-        heads: u64,
-    },
-    /// A layer's tensor has another shape than the first one's.
-    #[error(
-        "layer {layer} has shape {shape:?} of {itemsize}-byte elements, but layer {first} has \
-         {first_shape:?} of {first_itemsize}"
-    )]
-    ShapesDiffer {
-        /// Index of the layer in the model.
-        layer: u16,
-        /// The layer's shape.
-        shape: [u64; 4],
-        /// The layer's element size in bytes.
-        itemsize: u64,
-        /// Index of the lowest layer.
-        first: u16,
-        /// The lowest layer's shape.
-        first_shape: [u64; 4],
-        /// The lowest layer's element size in bytes.
-        first_itemsize: u64,
-    },
-    /// A layer's tensor has other strides than the first one's.
-    #[error(
-        "layer {layer} has strides {strides:?}, but layer {first} has {first_strides:?} (elements)"
-    )]
-    StridesDiffer {
-        /// Index of the layer in the model.
-        layer: u16,
-        /// The layer's strides.
-        strides: [i64; 4],
-        /// Index of the lowest layer.
-        first: u16,
-        /// The lowest layer's strides.
-        first_strides: [i64; 4],
-    },
-    /// A tensor has no elements.
-    #[error("the tensors are empty: shape {shape:?} of {itemsize}-byte elements")]
-    Empty {
-        /// The tensors' shape.
-        shape: [u64; 4],
-        /// The tensors' element size in bytes.
-        itemsize: u64,
-    },
-    /// An axis runs backwards or stands still.
-    #[error("axis {axis} has {count} elements and stride {stride}; strides must be positive")]
-    BadStride {
-        /// The axis.
-        axis: Axis,
-        /// Elements along the axis.
-        count: u64,
-        /// Stride of the axis, in elements.
-        stride: i64,
-    },
-    /// Key and value of a token and head do not lie side by side.
-    #[error("the content axis has {count} elements and stride {stride}; it must be contiguous")]
-    ContentNotContiguous {
-        /// Elements along it.
-        count: u64,
-        /// Stride of the content axis, in elements.
-        stride: i64,
-    },
-    /// Sizes in bytes do not fit 64 bits.
-    #[error(
-        "shape {shape:?}, strides {strides:?}, {itemsize}-byte elements: over 64 bits of bytes"
-    )]
-    Overflow {
-        /// The tensors' shape.
-        shape: [u64; 4],
-        /// The tensors' strides.
-        strides: [i64; 4],
-        /// The tensors' element size in bytes.
-        itemsize: u64,
-    },
-    /// An element's address is no multiple of its size.
-    #[error(
-        "layer {layer} begins at address {address:#x}, not aligned to its {itemsize}-byte elements"
-    )]
-    Misaligned {
-        /// Index of the layer in the model.
-        layer: u16,
-        /// Address of its first element.
-        address: u64,
-        /// Bytes of an element.
-        itemsize: u64,
-    },
-    /// A view begins before its storage.
-    #[error("layer {layer} begins at address {address:#x}, before its storage at {storage:#x}")]
-    BeforeStorage {
-        /// Index of the layer in the model.
-        layer: u16,
-        /// Address of its first element.
-        address: u64,
-        /// Address of the storage.
-        storage: u64,
-    },
-    /// A storage wraps around the end of the address space.
-    #[error("layer {layer}: storage of {len} bytes at {address:#x} exceeds the address space")]
-    StorageTooLarge {
-        /// Index of the layer in the model.
-        layer: u16,
-        /// Address of the storage.
-        address: u64,
-        /// Bytes of the storage.
-        len: u64,
-    },
-    /// Two storages have bytes in common.
-    #[error(
-        "storage of {first_len} bytes at {first:#x} overlaps storage of {second_len} bytes at \
-         {second:#x}"
-    )]
-    StoragesOverlap {
-        /// Address of one storage.
-        first: u64,
-        /// Bytes of the first storage.
-        first_len: u64,
-        /// Address of the other storage.
-        second: u64,
-        /// Bytes of the other storage.
-        second_len: u64,
-    },
-    /// The views leave their storage or share bytes.
-    #[error(transparent)]
-    Placement(#[from] DescriptorError),
-    /// No layers or no heads.
-    #[error(transparent)]
-    EmptySpan(#[from] EmptySpan),
-}
-
 /// Reproduces a layout from one tensor per layer, in any order. `first_head` is the index in the
 /// model of the tensors' head 0.
 ///
@@ -231,11 +64,11 @@ pub fn detect(
     views: &[TensorView],
     first_head: u16,
     stage: Option<Range<u16>>,
-) -> Result<Detected, DetectionError> {
+) -> Result<Detected> {
     let mut views = views.to_vec();
     views.sort_by_key(|view| view.layer);
     let Some(first) = views.first() else {
-        return Err(DetectionError::NoLayers);
+        return Err(no_layers());
     };
     check_layers(&views, stage.as_ref())?;
     check_alike(&views)?;
@@ -247,7 +80,7 @@ pub fn detect(
     let bases = views
         .iter()
         .map(|view| base(view, &regions))
-        .collect::<Result<Vec<_>, _>>()?;
+        .collect::<Result<Vec<_>>>()?;
     let interior = if heads > 1 && tokens > 1 && token_stride > head_stride {
         Interior::Nhc
     } else {
@@ -276,22 +109,28 @@ pub fn detect(
     })
 }
 
+fn no_layers() -> LayoutError {
+    LayoutError::new(Empty, "no layer has a KV cache tensor")
+}
+
 /// The part of the model that the tensors belong to, and its layers without a tensor. The tensors
 /// are in order.
 fn share(
     views: &[TensorView],
     first_head: u16,
     stage: Option<Range<u16>>,
-) -> Result<(Span, Vec<u16>), DetectionError> {
+) -> Result<(Span, Vec<u16>)> {
     let (Some(first), Some(last)) = (views.first(), views.last()) else {
-        return Err(DetectionError::NoLayers);
+        return Err(no_layers());
     };
     let heads = first.shape[1];
-    let too_many = || DetectionError::TooMany {
-        first_layer: first.layer,
-        last_layer: last.layer,
-        first_head,
-        heads,
+    let too_many = || {
+        let message = format!(
+            "layers {} to {} and {heads} heads from head {first_head} exceed the 65,535 that a \
+             span can count",
+            first.layer, last.layer
+        );
+        LayoutError::new(TooLarge, message)
     };
     let layers = match stage {
         Some(stage) => stage,
@@ -306,22 +145,28 @@ fn share(
     Ok((Span::new(layers, first_head..head_end)?, absent))
 }
 
-fn check_layers(views: &[TensorView], stage: Option<&Range<u16>>) -> Result<(), DetectionError> {
+fn check_layers(views: &[TensorView], stage: Option<&Range<u16>>) -> Result<()> {
     if let Some(stage) = stage
         && let Some(view) = views.iter().find(|view| !stage.contains(&view.layer))
     {
-        return Err(DetectionError::OutsideStage {
-            layer: view.layer,
-            stage: stage.clone(),
-        });
+        let layer = view.layer;
+        let message = format!("layer {layer} is not one of the stage's layers {stage:?}");
+        return Err(LayoutError::new(Outside, message));
     }
     for pair in views.windows(2) {
         let (before, after) = (pair[0].layer, pair[1].layer);
         match after - before {
-            0 => return Err(DetectionError::DuplicateLayer { layer: after }),
+            0 => {
+                let message = format!("layer {after} has two tensors");
+                return Err(LayoutError::new(Overlap, message));
+            }
             1 => {}
             _ if stage.is_some() => {}
-            _ => return Err(DetectionError::MissingLayer { before, after }),
+            _ => {
+                let message =
+                    format!("layers must be consecutive: layer {after} follows layer {before}");
+                return Err(LayoutError::new(Missing, message));
+            }
         }
     }
     Ok(())
@@ -329,53 +174,51 @@ fn check_layers(views: &[TensorView], stage: Option<&Range<u16>>) -> Result<(), 
 
 /// Checks that every layer has the first layer's shape, and its strides on the axes where strides
 /// matter.
-fn check_alike(views: &[TensorView]) -> Result<(), DetectionError> {
+fn check_alike(views: &[TensorView]) -> Result<()> {
     let first = &views[0];
     for view in views {
         if view.shape != first.shape || view.itemsize != first.itemsize {
-            return Err(DetectionError::ShapesDiffer {
-                layer: view.layer,
-                shape: view.shape,
-                itemsize: view.itemsize,
-                first: first.layer,
-                first_shape: first.shape,
-                first_itemsize: first.itemsize,
-            });
+            let message = format!(
+                "layer {} has shape {:?} of {}-byte elements, but layer {} has {:?} of {}",
+                view.layer, view.shape, view.itemsize, first.layer, first.shape, first.itemsize
+            );
+            return Err(LayoutError::new(Differ, message));
         }
         if (0..4).any(|axis| view.shape[axis] > 1 && view.strides[axis] != first.strides[axis]) {
-            return Err(DetectionError::StridesDiffer {
-                layer: view.layer,
-                strides: view.strides,
-                first: first.layer,
-                first_strides: first.strides,
-            });
+            let message = format!(
+                "layer {} has strides {:?}, but layer {} has {:?} (elements)",
+                view.layer, view.strides, first.layer, first.strides
+            );
+            return Err(LayoutError::new(Differ, message));
         }
     }
     Ok(())
 }
 
-fn overflow(view: &TensorView) -> DetectionError {
-    DetectionError::Overflow {
-        shape: view.shape,
-        strides: view.strides,
-        itemsize: view.itemsize,
-    }
+fn overflow(view: &TensorView) -> LayoutError {
+    let message = format!(
+        "shape {:?}, strides {:?}, {}-byte elements: over 64 bits of bytes",
+        view.shape, view.strides, view.itemsize
+    );
+    LayoutError::new(TooLarge, message)
 }
 
 /// Byte strides of blocks, heads and tokens. An axis with one element has stride zero, whatever the
 /// tensor says about it.
-fn byte_strides(view: &TensorView) -> Result<[u64; 3], DetectionError> {
+fn byte_strides(view: &TensorView) -> Result<[u64; 3]> {
     if view.itemsize == 0 || view.shape.contains(&0) {
-        return Err(DetectionError::Empty {
-            shape: view.shape,
-            itemsize: view.itemsize,
-        });
+        let message = format!(
+            "the tensors are empty: shape {:?} of {}-byte elements",
+            view.shape, view.itemsize
+        );
+        return Err(LayoutError::new(Empty, message));
     }
     if view.shape[3] > 1 && view.strides[3] != 1 {
-        return Err(DetectionError::ContentNotContiguous {
-            count: view.shape[3],
-            stride: view.strides[3],
-        });
+        let message = format!(
+            "the content axis has {} elements and stride {}; it must be contiguous",
+            view.shape[3], view.strides[3]
+        );
+        return Err(LayoutError::new(Strides, message));
     }
     let mut strides = [0; 3];
     for (i, axis) in [Axis::Block, Axis::Head, Axis::Token]
@@ -387,11 +230,10 @@ fn byte_strides(view: &TensorView) -> Result<[u64; 3], DetectionError> {
             continue;
         }
         if stride <= 0 {
-            return Err(DetectionError::BadStride {
-                axis,
-                count,
-                stride,
-            });
+            let message = format!(
+                "axis {axis} has {count} elements and stride {stride}; strides must be positive"
+            );
+            return Err(LayoutError::new(Strides, message));
         }
         strides[i] = stride
             .unsigned_abs()
@@ -402,52 +244,57 @@ fn byte_strides(view: &TensorView) -> Result<[u64; 3], DetectionError> {
 }
 
 /// The distinct storages, by address, checked to be disjoint.
-fn storages(views: &[TensorView]) -> Result<Vec<RegionAddr>, DetectionError> {
+fn storages(views: &[TensorView]) -> Result<Vec<RegionAddr>> {
     let mut regions = Vec::with_capacity(views.len());
     for view in views {
         let (address, len) = (view.storage_address, view.storage_bytes);
         if address.checked_add(len).is_none() {
-            return Err(DetectionError::StorageTooLarge {
-                layer: view.layer,
-                address,
-                len,
-            });
+            let message = format!(
+                "layer {}: storage of {len} bytes at {address:#x} exceeds the address space",
+                view.layer
+            );
+            return Err(LayoutError::new(TooLarge, message));
         }
         regions.push(RegionAddr { address, len });
     }
     regions.sort_by_key(|region| (region.address, region.len));
     regions.dedup();
     for pair in regions.windows(2) {
-        if pair[0].address + pair[0].len > pair[1].address {
-            return Err(DetectionError::StoragesOverlap {
-                first: pair[0].address,
-                first_len: pair[0].len,
-                second: pair[1].address,
-                second_len: pair[1].len,
-            });
+        let (first, second) = (pair[0], pair[1]);
+        if first.address + first.len > second.address {
+            let message = format!(
+                "storage of {} bytes at {:#x} overlaps storage of {} bytes at {:#x}",
+                first.len, first.address, second.len, second.address
+            );
+            return Err(LayoutError::new(Overlap, message));
         }
     }
     Ok(regions)
 }
 
-fn base(view: &TensorView, regions: &[RegionAddr]) -> Result<LayerBase, DetectionError> {
-    if !view.address.is_multiple_of(view.itemsize) {
-        return Err(DetectionError::Misaligned {
-            layer: view.layer,
-            address: view.address,
-            itemsize: view.itemsize,
-        });
+fn base(view: &TensorView, regions: &[RegionAddr]) -> Result<LayerBase> {
+    let TensorView {
+        layer,
+        address,
+        itemsize,
+        storage_address: storage,
+        ..
+    } = *view;
+    if !address.is_multiple_of(itemsize) {
+        let message = format!(
+            "layer {layer} begins at address {address:#x}, not aligned to its {itemsize}-byte \
+             elements"
+        );
+        return Err(LayoutError::new(Misaligned, message));
     }
-    let offset =
-        view.address
-            .checked_sub(view.storage_address)
-            .ok_or(DetectionError::BeforeStorage {
-                layer: view.layer,
-                address: view.address,
-                storage: view.storage_address,
-            })?;
+    let Some(offset) = address.checked_sub(storage) else {
+        let message = format!(
+            "layer {layer} begins at address {address:#x}, before its storage at {storage:#x}"
+        );
+        return Err(LayoutError::new(Outside, message));
+    };
     // There are at most as many regions as layers, and they are sorted by addresses that differ.
-    let region = regions.partition_point(|region| region.address < view.storage_address) as u32;
+    let region = regions.partition_point(|region| region.address < storage) as u32;
     Ok(LayerBase { region, offset })
 }
 

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use crate::{Axis, EmptySpan, Span};
+use crate::LayoutErrorKind::{Empty, Misaligned, TooLarge};
+use crate::error::Result;
+use crate::{Axis, LayoutError, Span};
 
 /// How chunks are cut into objects.
 ///
@@ -16,64 +18,20 @@ pub struct Geometry {
     blocks_per_chunk: u32,
 }
 
-/// Why KV cannot be cut into objects as asked.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum GeometryError {
-    /// A size is zero.
-    #[error("{what} must not be zero")]
-    Zero {
-        /// Which size.
-        what: &'static str,
-    },
-    /// A share does not begin and end on an object's border.
-    #[error(
-        "objects of {per_object} on axis {axis} do not fit a share of {range:?}: both ends must be \
-         multiples; {works} or a divisor of it would work"
-    )]
-    Misaligned {
-        /// Layers or heads.
-        axis: Axis,
-        /// Layers or heads in an object.
-        per_object: u16,
-        /// The share, on this axis.
-        range: Range<u16>,
-        /// The largest size that fits this share.
-        works: u16,
-    },
-    /// An object would be too large to address.
-    #[error(
-        "{blocks} blocks of {tokens} tokens of {content_bytes} bytes for span {span} do not fit \
-         64 bits"
-    )]
-    ObjectTooLarge {
-        /// Blocks in a chunk.
-        blocks: u32,
-        /// Tokens in a block.
-        tokens: u64,
-        /// Bytes of one token and head.
-        content_bytes: u64,
-        /// The object's span.
-        span: Span,
-    },
-    /// A cut would make an empty span.
-    #[error(transparent)]
-    EmptySpan(#[from] EmptySpan),
-}
-
 impl Geometry {
     /// Makes a geometry. `None` stands for a rank's whole share.
     pub fn new(
         layers_per_object: Option<u16>,
         heads_per_object: Option<u16>,
         blocks_per_chunk: u32,
-    ) -> Result<Self, GeometryError> {
+    ) -> Result<Self> {
         for (what, zero) in [
             ("layers per object", layers_per_object == Some(0)),
             ("heads per object", heads_per_object == Some(0)),
             ("blocks per chunk", blocks_per_chunk == 0),
         ] {
             if zero {
-                return Err(GeometryError::Zero { what });
+                return Err(LayoutError::new(Empty, format!("{what} must not be zero")));
             }
         }
         Ok(Self {
@@ -99,7 +57,7 @@ impl Geometry {
     }
 
     /// The spans of the objects that hold one chunk of a share, by layer, then head.
-    pub fn objects(&self, share: &Span) -> Result<Vec<Span>, GeometryError> {
+    pub fn objects(&self, share: &Span) -> Result<Vec<Span>> {
         let layers = cut(Axis::Layer, share.layers(), self.layers_per_object)?;
         let heads = cut(Axis::Head, share.heads(), self.heads_per_object)?;
         let mut objects = Vec::with_capacity(layers.len() * heads.len());
@@ -114,12 +72,7 @@ impl Geometry {
 
 /// Bytes of KV in an object. The object is a span of a chunk of `blocks` blocks. Each block has
 /// `tokens` tokens, with `content_bytes` of key and value per token and head.
-pub fn object_bytes(
-    tokens: u64,
-    content_bytes: u64,
-    span: &Span,
-    blocks: u32,
-) -> Result<u64, GeometryError> {
+pub fn object_bytes(tokens: u64, content_bytes: u64, span: &Span, blocks: u32) -> Result<u64> {
     [
         span.layer_count() as u64,
         span.head_count() as u64,
@@ -128,30 +81,26 @@ pub fn object_bytes(
     ]
     .into_iter()
     .try_fold(content_bytes, u64::checked_mul)
-    .ok_or(GeometryError::ObjectTooLarge {
-        blocks,
-        tokens,
-        content_bytes,
-        span: *span,
+    .ok_or_else(|| {
+        let message = format!(
+            "{blocks} blocks of {tokens} tokens of {content_bytes} bytes for span {span} do not \
+             fit 64 bits"
+        );
+        LayoutError::new(TooLarge, message)
     })
 }
 
-fn cut(
-    axis: Axis,
-    range: Range<u16>,
-    per_object: Option<u16>,
-) -> Result<Vec<Range<u16>>, GeometryError> {
+fn cut(axis: Axis, range: Range<u16>, per_object: Option<u16>) -> Result<Vec<Range<u16>>> {
     let Some(per_object) = per_object else {
         return Ok(vec![range]);
     };
     if !range.start.is_multiple_of(per_object) || !range.end.is_multiple_of(per_object) {
         let works = gcd(range.start, range.end);
-        return Err(GeometryError::Misaligned {
-            axis,
-            per_object,
-            range,
-            works,
-        });
+        let message = format!(
+            "objects of {per_object} on axis {axis} do not fit a share of {range:?}: both ends \
+             must be multiples; {works} or a divisor of it would work"
+        );
+        return Err(LayoutError::new(Misaligned, message));
     }
     Ok(range
         .step_by(usize::from(per_object))

@@ -2,19 +2,22 @@
 //!
 //! This is pure address arithmetic: no I/O and no `unsafe`. Everything is checked when it is built.
 //! After that, every address that it gives is valid.
+//!
+//! [`named!`] makes enums whose entries have names, here and in the crates above.
 
 mod axes;
 mod coverage;
 mod descriptor;
 mod detect;
+mod error;
 mod geometry;
+mod named;
 mod span;
 
 pub use axes::{Axis, Interior, KvLayout, UnknownLayout};
-pub use coverage::{Coverage, CoverageError, Turn};
-pub use descriptor::{
-    Contiguity, Descriptor, DescriptorError, LayerBase, Placement, Segment, SegmentError,
-};
-pub use detect::{Detected, DetectionError, RegionAddr, TensorView, detect};
-pub use geometry::{Geometry, GeometryError, object_bytes};
-pub use span::{EmptySpan, Span};
+pub use coverage::{Coverage, Turn};
+pub use descriptor::{Contiguity, Descriptor, LayerBase, Placement, Segment};
+pub use detect::{Detected, RegionAddr, TensorView, detect};
+pub use error::{LayoutError, LayoutErrorKind};
+pub use geometry::{Geometry, object_bytes};
+pub use span::Span;

@@ -3,6 +3,9 @@
 use std::fmt;
 use std::ops::Range;
 
+use crate::error::Result;
+use crate::{LayoutError, LayoutErrorKind};
+
 /// A range of layers and a range of KV heads, by their index in the whole model.
 ///
 /// Ranges are half open and never empty. A rank's share of the KV cache is a span. The part of a
@@ -15,19 +18,15 @@ pub struct Span {
     head_end: u16,
 }
 
-/// Why a pair of ranges is not a span.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a span needs at least one layer and one head, got layers {layers:?} and heads {heads:?}")]
-pub struct EmptySpan {
-    layers: Range<u16>,
-    heads: Range<u16>,
-}
-
 impl Span {
     /// Builds a span; refuses empty or reversed ranges.
-    pub fn new(layers: Range<u16>, heads: Range<u16>) -> Result<Self, EmptySpan> {
+    pub fn new(layers: Range<u16>, heads: Range<u16>) -> Result<Self> {
         if layers.is_empty() || heads.is_empty() {
-            return Err(EmptySpan { layers, heads });
+            let message = format!(
+                "a span needs at least one layer and one head, got layers {layers:?} and heads \
+                 {heads:?}"
+            );
+            return Err(LayoutError::new(LayoutErrorKind::Empty, message));
         }
         Ok(Self {
             layer_start: layers.start,

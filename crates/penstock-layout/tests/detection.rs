@@ -1,12 +1,20 @@
 //! Detection of layouts from tensors, as vLLM makes them.
 
+use penstock_layout::LayoutErrorKind::{
+    self, Differ, Empty, Misaligned, Missing, Outside, Overlap, Strides, TooLarge,
+};
 use penstock_layout::{
-    Axis, Descriptor, DescriptorError, DetectionError, Interior, KvLayout, LayerBase, Placement,
-    RegionAddr, Segment, Span, TensorView, detect,
+    Axis, Descriptor, Interior, KvLayout, LayerBase, LayoutError, Placement, RegionAddr, Segment,
+    Span, TensorView, detect,
 };
 use proptest::prelude::*;
 
 const STORAGE: u64 = 0x7000_0000;
+
+#[track_caller]
+fn assert_says(error: LayoutError, kind: LayoutErrorKind, text: &str) {
+    assert_eq!((error.kind(), error.to_string().as_str()), (kind, text));
+}
 
 /// vLLM's `compute_layout_strides`: strides of L, B, H and N in elements, the page optionally
 /// padded.
@@ -196,17 +204,16 @@ fn a_group_has_some_of_its_stages_layers() {
         whole.segments([2], &span, &mut expected).unwrap();
         assert_eq!(own, if layer % 2 == 1 { expected } else { vec![] });
     }
-    assert_eq!(
+    assert_says(
         detect(&group, 0, Some(1..5)).unwrap_err(),
-        DetectionError::OutsideStage {
-            layer: 5,
-            stage: 1..5
-        }
+        Outside,
+        "layer 5 is not one of the stage's layers 1..5",
     );
-    assert!(matches!(
-        detect(&group, 0, None),
-        Err(DetectionError::MissingLayer { .. })
-    ));
+    assert_says(
+        detect(&group, 0, None).unwrap_err(),
+        Missing,
+        "layers must be consecutive: layer 3 follows layer 1",
+    );
 }
 
 #[test]
@@ -240,147 +247,118 @@ fn tensors_it_cannot_reproduce_are_refused() {
         change(&mut views);
         detect(&views, 0, None).unwrap_err()
     };
-    assert_eq!(refused(&|v| v.clear()), DetectionError::NoLayers);
-    assert_eq!(
-        refused(&|v| v[2].layer = 1),
-        DetectionError::DuplicateLayer { layer: 1 }
-    );
-    assert_eq!(
-        refused(&|v| v[2].layer = 3),
-        DetectionError::MissingLayer {
-            before: 1,
-            after: 3
-        }
-    );
-    assert!(matches!(
-        refused(&|v| v[1].shape[2] = 4),
-        DetectionError::ShapesDiffer {
-            layer: 1,
-            shape: [4, 2, 4, 16],
-            first: 0,
-            ..
-        }
-    ));
-    assert!(matches!(
-        refused(&|v| v[1].itemsize = 1),
-        DetectionError::ShapesDiffer {
-            layer: 1,
-            itemsize: 1,
-            first_itemsize: 2,
-            ..
-        }
-    ));
-    assert!(matches!(
-        refused(&|v| v[2].strides[0] = 512),
-        DetectionError::StridesDiffer {
-            layer: 2,
-            strides: [512, 128, 16, 1],
-            first: 0,
-            ..
-        }
-    ));
     let all = |change: &dyn Fn(&mut TensorView)| refused(&|v| v.iter_mut().for_each(change));
-    assert!(matches!(
-        all(&|v| v.shape[0] = 0),
-        DetectionError::Empty { .. }
-    ));
-    assert!(matches!(
-        all(&|v| v.itemsize = 0),
-        DetectionError::Empty { .. }
-    ));
-    assert_eq!(
-        all(&|v| v.strides[1] = 0),
-        DetectionError::BadStride {
-            axis: Axis::Head,
-            count: 2,
-            stride: 0
-        }
-    );
-    assert_eq!(
-        all(&|v| v.strides[0] = -256),
-        DetectionError::BadStride {
-            axis: Axis::Block,
-            count: 4,
-            stride: -256
-        }
-    );
-    // Key and value apart: [2, B, …] seen as [B, H, N, 2, C].
-    assert_eq!(
-        all(&|v| v.strides[3] = 2),
-        DetectionError::ContentNotContiguous {
-            count: 16,
-            stride: 2
-        }
-    );
-    assert!(matches!(
-        all(&|v| (v.strides[0], v.itemsize) = (i64::MAX, 4)),
-        DetectionError::Overflow { itemsize: 4, .. }
-    ));
-    assert_eq!(
-        refused(&|v| v[1].address += 1),
-        DetectionError::Misaligned {
-            layer: 1,
-            address: STORAGE + 2049,
-            itemsize: 2
-        }
-    );
-    assert_eq!(
-        refused(&|v| v[0].address -= 2),
-        DetectionError::BeforeStorage {
-            layer: 0,
-            address: STORAGE - 2,
-            storage: STORAGE
-        }
-    );
-    assert_eq!(
-        refused(&|v| v[2].address += 2),
-        DetectionError::Placement(DescriptorError::OutOfRegion {
-            layer: 2,
-            region: 0,
-            offset: 4098,
-            extent: 2048,
-            region_len: 6144
-        })
-    );
-    assert!(matches!(
-        refused(&|v| v[2].address = v[1].address + 512),
-        DetectionError::Placement(DescriptorError::LayersOverlap {
-            first: 1,
-            second: 2,
-            ..
-        })
-    ));
-    assert!(matches!(
-        all(&|v| v.strides[0] = 255),
-        DetectionError::Placement(DescriptorError::AxisOverlap {
-            axis: Axis::Block,
-            ..
-        })
-    ));
-    assert!(matches!(
-        refused(&|v| v[0].storage_bytes -= 2),
-        DetectionError::StoragesOverlap {
-            first_len: 6142,
-            second_len: 6144,
-            ..
-        }
-    ));
-    assert!(matches!(
-        refused(&|v| v[0].storage_address -= 2),
-        DetectionError::StoragesOverlap { .. }
-    ));
-    assert!(matches!(
-        refused(&|v| v[0].storage_bytes = u64::MAX),
-        DetectionError::StorageTooLarge { layer: 0, .. }
-    ));
-    assert!(matches!(
-        detect(&simple(), u16::MAX - 1, None),
-        Err(DetectionError::TooMany {
-            first_head: 65534,
-            heads: 2,
-            ..
-        })
-    ));
+    for (error, kind, text) in [
+        (
+            refused(&|v| v.clear()),
+            Empty,
+            "no layer has a KV cache tensor",
+        ),
+        (
+            refused(&|v| v[2].layer = 1),
+            Overlap,
+            "layer 1 has two tensors",
+        ),
+        (
+            refused(&|v| v[2].layer = 3),
+            Missing,
+            "layers must be consecutive: layer 3 follows layer 1",
+        ),
+        (
+            refused(&|v| v[1].shape[2] = 4),
+            Differ,
+            "layer 1 has shape [4, 2, 4, 16] of 2-byte elements, but layer 0 has [4, 2, 8, 16] of 2",
+        ),
+        (
+            refused(&|v| v[1].itemsize = 1),
+            Differ,
+            "layer 1 has shape [4, 2, 8, 16] of 1-byte elements, but layer 0 has [4, 2, 8, 16] of 2",
+        ),
+        (
+            refused(&|v| v[2].strides[0] = 512),
+            Differ,
+            "layer 2 has strides [512, 128, 16, 1], but layer 0 has [256, 128, 16, 1] (elements)",
+        ),
+        (
+            all(&|v| v.shape[0] = 0),
+            Empty,
+            "the tensors are empty: shape [0, 2, 8, 16] of 2-byte elements",
+        ),
+        (
+            all(&|v| v.itemsize = 0),
+            Empty,
+            "the tensors are empty: shape [4, 2, 8, 16] of 0-byte elements",
+        ),
+        (
+            all(&|v| v.strides[1] = 0),
+            Strides,
+            "axis H has 2 elements and stride 0; strides must be positive",
+        ),
+        (
+            all(&|v| v.strides[0] = -256),
+            Strides,
+            "axis B has 4 elements and stride -256; strides must be positive",
+        ),
+        // Key and value apart: [2, B, …] seen as [B, H, N, 2, C].
+        (
+            all(&|v| v.strides[3] = 2),
+            Strides,
+            "the content axis has 16 elements and stride 2; it must be contiguous",
+        ),
+        (
+            all(&|v| (v.strides[0], v.itemsize) = (i64::MAX, 4)),
+            TooLarge,
+            "shape [4, 2, 8, 16], strides [9223372036854775807, 128, 16, 1], 4-byte elements: over \
+             64 bits of bytes",
+        ),
+        (
+            refused(&|v| v[1].address += 1),
+            Misaligned,
+            "layer 1 begins at address 0x70000801, not aligned to its 2-byte elements",
+        ),
+        (
+            refused(&|v| v[0].address -= 2),
+            Outside,
+            "layer 0 begins at address 0x6ffffffe, before its storage at 0x70000000",
+        ),
+        (
+            refused(&|v| v[2].address += 2),
+            Outside,
+            "layer 2 begins at byte 4098 of region 0 and takes 2048 bytes, but the region has 6144",
+        ),
+        (
+            refused(&|v| v[2].address = v[1].address + 512),
+            Overlap,
+            "layers 1 and 2 share bytes of region 0: one begins at byte 2048, the other at 2560",
+        ),
+        (
+            all(&|v| v.strides[0] = 255),
+            Strides,
+            "neighbours on axis B are 510 bytes apart, but each spans 512 bytes",
+        ),
+        (
+            refused(&|v| v[0].storage_bytes -= 2),
+            Overlap,
+            "storage of 6142 bytes at 0x70000000 overlaps storage of 6144 bytes at 0x70000000",
+        ),
+        (
+            refused(&|v| v[0].storage_address -= 2),
+            Overlap,
+            "storage of 6144 bytes at 0x6ffffffe overlaps storage of 6144 bytes at 0x70000000",
+        ),
+        (
+            refused(&|v| v[0].storage_bytes = u64::MAX),
+            TooLarge,
+            "layer 0: storage of 18446744073709551615 bytes at 0x70000000 exceeds the address space",
+        ),
+        (
+            detect(&simple(), u16::MAX - 1, None).unwrap_err(),
+            TooLarge,
+            "layers 0 to 2 and 2 heads from head 65534 exceed the 65,535 that a span can count",
+        ),
+    ] {
+        assert_says(error, kind, text);
+    }
 }
 
 fn every_run(descriptor: &Descriptor) -> Vec<Segment> {

@@ -1,11 +1,19 @@
 //! Cutting shares into objects, and covering a model with the shares of all ranks.
 
+use std::fmt::Debug;
 use std::ops::Range;
 
-use penstock_layout::{
-    Axis, Coverage, CoverageError, Geometry, GeometryError, Span, Turn, object_bytes,
+use penstock_layout::LayoutErrorKind::{
+    self, Empty, Misaligned, Missing, Outside, Overlap, TooLarge,
 };
+use penstock_layout::{Coverage, Geometry, LayoutError, Span, Turn, object_bytes};
 use proptest::prelude::*;
+
+#[track_caller]
+fn assert_says<T: Debug>(result: Result<T, LayoutError>, kind: LayoutErrorKind, text: &str) {
+    let error = result.unwrap_err();
+    assert_eq!((error.kind(), error.to_string().as_str()), (kind, text));
+}
 
 fn span(layers: Range<u16>, heads: Range<u16>) -> Span {
     Span::new(layers, heads).unwrap()
@@ -46,41 +54,40 @@ fn objects_begin_at_multiples_counted_in_the_model() {
 
 #[test]
 fn a_share_off_the_borders_is_refused_with_what_would_work() {
-    assert_eq!(
+    assert_says(
         geometry(4, None).objects(&span(6..8, 0..4)),
-        Err(GeometryError::Misaligned {
-            axis: Axis::Layer,
-            per_object: 4,
-            range: 6..8,
-            works: 2
-        })
+        Misaligned,
+        "objects of 4 on axis L do not fit a share of 6..8: both ends must be multiples; 2 or a \
+         divisor of it would work",
     );
-    assert_eq!(
-        geometry(None, 8)
-            .objects(&span(0..8, 0..12))
-            .unwrap_err()
-            .to_string(),
+    assert_says(
+        geometry(None, 8).objects(&span(0..8, 0..12)),
+        Misaligned,
         "objects of 8 on axis H do not fit a share of 0..12: both ends must be multiples; 12 or a \
-         divisor of it would work"
+         divisor of it would work",
     );
 }
 
 #[test]
 fn zero_sizes_are_refused() {
-    let what = |what| Err(GeometryError::Zero { what });
-    assert_eq!(Geometry::new(Some(0), None, 1), what("layers per object"));
-    assert_eq!(Geometry::new(None, Some(0), 1), what("heads per object"));
-    assert_eq!(Geometry::new(None, None, 0), what("blocks per chunk"));
+    for (geometry, what) in [
+        (Geometry::new(Some(0), None, 1), "layers per object"),
+        (Geometry::new(None, Some(0), 1), "heads per object"),
+        (Geometry::new(None, None, 0), "blocks per chunk"),
+    ] {
+        assert_says(geometry, Empty, &format!("{what} must not be zero"));
+    }
 }
 
 #[test]
 fn bytes_of_an_object() {
     // 2 layers, 4 heads, 16 tokens, key and value of 64 two-byte numbers, 3 blocks.
     assert_eq!(object_bytes(16, 256, &span(6..8, 0..4), 3), Ok(98_304));
-    assert!(matches!(
+    assert_says(
         object_bytes(1 << 32, 1 << 30, &span(6..8, 0..4), 1),
-        Err(GeometryError::ObjectTooLarge { blocks: 1, .. })
-    ));
+        TooLarge,
+        "1 blocks of 4294967296 tokens of 1073741824 bytes for span l6-8.h0-4 do not fit 64 bits",
+    );
 }
 
 #[test]
@@ -157,62 +164,55 @@ fn ranks_with_replicated_heads_take_turns() {
 
 #[test]
 fn gaps_and_partial_overlaps_are_refused() {
-    let refused = |shares: &[Span]| Coverage::new(&geometry(None, None), 8, 4, shares).unwrap_err();
-    let gap = |layers, heads| CoverageError::Gap {
-        layers,
-        heads,
-        model_layers: 8,
-        model_heads: 4,
+    let refused = |shares: &[Span], kind, text: &str| {
+        assert_says(
+            Coverage::new(&geometry(None, None), 8, 4, shares),
+            kind,
+            text,
+        );
     };
-    assert_eq!(refused(&[]), gap(0..8, 0..4));
-    assert_eq!(refused(&[span(0..6, 0..4)]), gap(6..8, 0..4));
-    assert_eq!(refused(&[span(2..8, 0..4)]), gap(0..2, 0..4));
-    assert_eq!(
-        refused(&[span(0..6, 0..2), span(0..6, 3..4), span(6..8, 0..4)]),
-        gap(0..6, 2..3)
+    let gap = |shares: &[Span], heads: Range<u16>, layers: Range<u16>| {
+        let text = format!(
+            "no rank holds heads {heads:?} of layers {layers:?}; the model has 8 layers and 4 KV \
+             heads"
+        );
+        refused(shares, Missing, &text);
+    };
+    gap(&[], 0..4, 0..8);
+    gap(&[span(0..6, 0..4)], 0..4, 6..8);
+    gap(&[span(2..8, 0..4)], 0..4, 0..2);
+    gap(
+        &[span(0..6, 0..2), span(0..6, 3..4), span(6..8, 0..4)],
+        2..3,
+        0..6,
     );
-    assert_eq!(
-        refused(&[span(0..6, 0..4), span(6..8, 0..3)]),
-        gap(6..8, 3..4)
+    gap(&[span(0..6, 0..4), span(6..8, 0..3)], 3..4, 6..8);
+    refused(
+        &[span(4..8, 0..4), span(0..5, 0..4)],
+        Overlap,
+        "rank 1 holds l0-5.h0-4 and rank 0 l4-8.h0-4: only in part the same",
     );
-    assert_eq!(
-        refused(&[span(4..8, 0..4), span(0..5, 0..4)]),
-        CoverageError::PartialOverlap {
-            first: 1,
-            first_share: span(0..5, 0..4),
-            second: 0,
-            second_share: span(4..8, 0..4)
-        }
+    refused(
+        &[span(0..8, 0..4), span(2..4, 1..2)],
+        Overlap,
+        "rank 0 holds l0-8.h0-4 and rank 1 l2-4.h1-2: only in part the same",
     );
-    assert!(matches!(
-        refused(&[span(0..8, 0..4), span(2..4, 1..2)]),
-        CoverageError::PartialOverlap {
-            first: 0,
-            second: 1,
-            ..
-        }
-    ));
-    assert_eq!(
-        refused(&[span(0..8, 0..4), span(8..9, 0..4)]),
-        CoverageError::OutsideModel {
-            rank: 1,
-            share: span(8..9, 0..4),
-            layers: 8,
-            heads: 4
-        }
+    refused(
+        &[span(0..8, 0..4), span(8..9, 0..4)],
+        Outside,
+        "rank 1 holds l8-9.h0-4, but the model has 8 layers and 4 KV heads",
     );
-    assert!(matches!(
+    assert_says(
         Coverage::new(
             &geometry(4, None),
             8,
             4,
-            &[span(0..6, 0..4), span(6..8, 0..4)]
+            &[span(0..6, 0..4), span(6..8, 0..4)],
         ),
-        Err(CoverageError::Geometry {
-            rank: 0,
-            source: GeometryError::Misaligned { works: 6, .. }
-        })
-    ));
+        Misaligned,
+        "rank 0: objects of 4 on axis L do not fit a share of 0..6: both ends must be multiples; 6 \
+         or a divisor of it would work",
+    );
 }
 
 proptest! {

@@ -95,9 +95,9 @@ pub(crate) fn store_error(_: Python<'_>, error: &penstock_contract::Error) -> Py
 pub(crate) fn engine_error(_: Python<'_>, error: &EngineError) -> PyErr {
     let message = (error.to_string(),);
     match error {
-        EngineError::NotInLayout(_)
-        | EngineError::RegionCount { .. }
-        | EngineError::RegionTooSmall { .. } => raised::LayoutError::new_err(message),
+        EngineError::NotInLayout(_) | EngineError::Regions(_) => {
+            raised::LayoutError::new_err(message)
+        }
         EngineError::Busy { .. } => raised::Full::new_err(message),
         EngineError::Closed => raised::Closed::new_err(message),
         EngineError::Device(_) => raised::Unavailable::new_err(message),

@@ -127,7 +127,7 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let plan = self.plan(blocks, Work::Prefetch, owner)?;
         if self.table.get(job).is_some() {
-            return Err(EngineError::DuplicateJob(job));
+            return Err(EngineError::outstanding(job));
         }
         let host_tier = self.inner.queues.host_tier();
         let held = host_tier.open(job, &plan.objects);
@@ -204,7 +204,7 @@ impl Engine {
         for block in blocks {
             let group = block.group;
             let known = groups.get(&group);
-            let known = known.ok_or(EngineError::NotRegistered { group })?;
+            let known = known.ok_or_else(|| EngineError::not_registered(group))?;
             known.plan(block, work, owner, &mut plan)?;
         }
         Ok(plan)

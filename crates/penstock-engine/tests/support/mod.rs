@@ -30,6 +30,15 @@ pub const BLOCKS: u64 = 24;
 /// Bytes of one block of all layers and heads.
 pub const BLOCK_BYTES: usize = (LAYERS as u64 * HEADS as u64 * TOKENS * CONTENT) as usize;
 
+/// Asserts that a call contradicts what the engine knows, and what is said about it.
+#[track_caller]
+pub fn assert_refused(result: std::result::Result<(), EngineError>, text: &str) {
+    match result {
+        Err(EngineError::Refused(told)) => assert_eq!(told, text),
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
 pub fn share() -> Span {
     Span::new(0..LAYERS, 0..HEADS).unwrap()
 }

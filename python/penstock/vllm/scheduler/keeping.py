@@ -111,10 +111,10 @@ class Keeping:
     def keeper(self) -> Keeper:
         """The thread that touches and removes blocks. Starts it."""
         if self._keeper is None:
-            settings, agreement = self._settings, self._agreement
+            settings = self._settings
             self._keeper = Keeper(
                 self._store,
-                agreement.pool_groups,
+                self._agreement.pool_groups,
                 share=settings.keep_share,
                 account_share=settings.keep_share_of_one,
                 assumed_bytes=_ASSUMED_BYTES,

@@ -86,6 +86,11 @@ class Group:
         return self.state is not None or self._slots is not None
 
     @property
+    def gives_blocks_back(self) -> bool:
+        """Whether vLLM takes blocks of the group back while their request still computes."""
+        return self.window is not None or self.state is not None
+
+    @property
     def _slots(self) -> int | None:
         return None if self.packing is None else self.packing.slots
 

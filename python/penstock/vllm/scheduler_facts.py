@@ -50,7 +50,8 @@ def scheduler_half(
         ranks=vllm_config.parallel_config.world_size,
         speculates=vllm_config.speculative_config is not None,
         drops_last_block=compat.drops_last_block(vllm_config),
-        holds_blocks=compat.zeroes_early(vllm_config, kv_cache_config),
+        holds_blocks=any(group.gives_blocks_back for group in groups)
+        or compat.zeroes_early(vllm_config, kv_cache_config),
         publishes_events=compat.publishes_events(vllm_config),
         hash_prompt=compat.prompt_hasher(vllm_config, hash_tokens),
     )

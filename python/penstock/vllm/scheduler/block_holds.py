@@ -12,8 +12,8 @@ class BlockHolds:
     """The holds of one engine's blocks."""
 
     def __init__(self, *, are_needed: bool) -> None:
-        """`are_needed` says whether the engine may write to blocks before workers have read
-        them."""
+        """`are_needed` says whether the engine may take blocks back, or write to them, before
+        workers have read them."""
         self._are_needed = are_needed
         self.engine_blocks: EngineBlocks | None = None
         """The engine's blocks. None until the engine has any, and so before its first step."""

@@ -37,8 +37,9 @@ class EngineFacts:
     drops_last_block: bool = False
     """Whether the engine computes the last block of what it finds in its own cache again."""
     holds_blocks: bool = False
-    """Whether a block must be held while a store reads it. This is so if the engine may write to a
-    block that it has taken back before workers learn of it."""
+    """Whether a block must be held while a store reads it. This is so if the engine takes blocks
+    back while their request still computes, or writes to a block that it has taken back before
+    workers learn of it."""
     publishes_events: bool = False
     """Whether vLLM publishes KV events."""
     hash_prompt: Callable[[Any, list[int]], list[bytes]] | None = None

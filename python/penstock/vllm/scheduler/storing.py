@@ -1,9 +1,13 @@
 """Storing: a block is stored in the step that fills it, unless it is known to be in the pool or on
 its way there.
 
-A store reads its blocks some time after its step. Workers wait for that before a step that writes
-to blocks which have changed hands (`flush`). An engine that writes earlier is kept from giving the
-blocks away: they are held until they have been read.
+A store reads its blocks some time after its step. An engine must not give them away before:
+
+- With windows or states, vLLM takes back what a request needs no more, and gives it to the very
+  next step. With zeroes, it writes before workers learn of it. There blocks are held until they
+  have been read.
+- Else blocks change hands by preemption only. Workers then give up what they have not begun to read
+  (`flush`), and wait for the rest before the step.
 """
 
 from __future__ import annotations
@@ -51,7 +55,7 @@ class Storing:
         self._orders.store(number, state, blocks)
 
     def flush_given_away(self, new_blocks: Callable[[], Iterable[int]]) -> None:
-        """Orders workers to read blocks before the step, if the engine has given them to other
-        requests. This happens to blocks that left a window."""
+        """Orders workers to end their reading of blocks before the step, if the engine has given
+        them to others."""
         if self._catalogue.is_reading:
             self._orders.flush(self._catalogue.readers(list(new_blocks())))

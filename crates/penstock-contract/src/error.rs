@@ -2,37 +2,34 @@
 
 use std::fmt;
 
-penstock_layout::named! {
-    /// Kinds of failure; each asks for a different reaction. Counters and Python exceptions use
-    /// their names.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-    #[non_exhaustive]
-    pub enum ErrorKind {
-        /// The URL or an option is wrong: nothing will work until it is changed.
-        Config = "config",
-        /// The store cannot be reached, or went away in the middle of an operation.
-        Unreachable = "unreachable",
-        /// The deadline passed. The work under way was given up and its connection closed.
-        TimedOut = "timed_out",
-        /// Credentials are missing, wrong, or do not permit the operation.
-        Denied = "denied",
-        /// The store has no room and its policy does not make any.
-        Full = "full",
-        /// The account that the object counts for has no room in its quota now. Other accounts are
-        /// not concerned.
-        OverQuota = "over_quota",
-        /// The store answers, but cannot serve now (loading, read-only replica, cluster down).
-        Unavailable = "unavailable",
-        /// The peer said something the protocol does not allow here.
-        Protocol = "protocol",
-        /// The operating system refused (files, directories).
-        Io = "io",
-        /// The store has no way to do this, now or later.
-        Unsupported = "unsupported",
-        /// This program panicked, or a store broke its contract in it: no pool and no operator is
-        /// to blame. It is to be reported.
-        Internal = "internal",
-    }
+/// Kinds of failure; each asks for a different reaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The URL or an option is wrong: nothing will work until it is changed.
+    Config,
+    /// The store cannot be reached, or went away in the middle of an operation.
+    Unreachable,
+    /// The deadline passed. The work under way was given up and its connection closed.
+    TimedOut,
+    /// Credentials are missing, wrong, or do not permit the operation.
+    Denied,
+    /// The store has no room and its policy does not make any.
+    Full,
+    /// The account that the object counts for has no room in its quota now. Other accounts are not
+    /// concerned.
+    OverQuota,
+    /// The store answers, but cannot serve now (loading, read-only replica, cluster down).
+    Unavailable,
+    /// The peer said something the protocol does not allow here.
+    Protocol,
+    /// The operating system refused (files, directories).
+    Io,
+    /// The store has no way to do this, now or later.
+    Unsupported,
+    /// This program panicked, or a store broke its contract in it: no pool and no operator is to
+    /// blame. It is to be reported.
+    Internal,
 }
 
 impl ErrorKind {
@@ -47,6 +44,41 @@ impl ErrorKind {
                 | Self::Unavailable
                 | Self::Io
         )
+    }
+
+    /// Stable lower-case name, used in counters and in the Python exceptions.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Config => "config",
+            Self::Unreachable => "unreachable",
+            Self::TimedOut => "timed_out",
+            Self::Denied => "denied",
+            Self::Full => "full",
+            Self::OverQuota => "over_quota",
+            Self::Unavailable => "unavailable",
+            Self::Protocol => "protocol",
+            Self::Io => "io",
+            Self::Unsupported => "unsupported",
+            Self::Internal => "internal",
+        }
+    }
+
+    /// The kind of this [name](Self::name), if there is one.
+    pub fn named(name: &str) -> Option<Self> {
+        let all = [
+            Self::Config,
+            Self::Unreachable,
+            Self::TimedOut,
+            Self::Denied,
+            Self::Full,
+            Self::OverQuota,
+            Self::Unavailable,
+            Self::Protocol,
+            Self::Io,
+            Self::Unsupported,
+            Self::Internal,
+        ];
+        all.into_iter().find(|kind| kind.name() == name)
     }
 }
 

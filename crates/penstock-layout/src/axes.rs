@@ -55,19 +55,16 @@ impl fmt::Display for Interior {
     }
 }
 
-crate::named! {
-    /// A memory order of the five axes, outermost first, by the name that vLLM gives it, as
-    /// in `VLLM_KV_CACHE_LAYOUT`.
-    #[allow(missing_docs)] // The name is the definition.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-    pub enum KvLayout {
-        LBHNC = "LBHNC",
-        LBNHC = "LBNHC",
-        LHBNC = "LHBNC",
-        BLHNC = "BLHNC",
-        BLNHC = "BLNHC",
-        BHLNC = "BHLNC",
-    }
+/// A memory order of the five axes, outermost first, by the name that vLLM gives it.
+#[allow(missing_docs)] // The name is the definition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvLayout {
+    LBHNC,
+    LBNHC,
+    LHBNC,
+    BLHNC,
+    BLNHC,
+    BHLNC,
 }
 
 /// Why a text does not name a layout.
@@ -76,6 +73,16 @@ crate::named! {
 pub struct UnknownLayout(pub String);
 
 impl KvLayout {
+    /// Every layout.
+    pub const ALL: [KvLayout; 6] = [
+        KvLayout::LBHNC,
+        KvLayout::LBNHC,
+        KvLayout::LHBNC,
+        KvLayout::BLHNC,
+        KvLayout::BLNHC,
+        KvLayout::BHLNC,
+    ];
+
     /// The axes, outermost first.
     pub fn order(self) -> [Axis; 5] {
         use Axis::{Block as B, Content as C, Head as H, Layer as L, Token as N};
@@ -86,6 +93,18 @@ impl KvLayout {
             KvLayout::BLHNC => [B, L, H, N, C],
             KvLayout::BLNHC => [B, L, N, H, C],
             KvLayout::BHLNC => [B, H, L, N, C],
+        }
+    }
+
+    /// The name, as in `VLLM_KV_CACHE_LAYOUT`.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvLayout::LBHNC => "LBHNC",
+            KvLayout::LBNHC => "LBNHC",
+            KvLayout::LHBNC => "LHBNC",
+            KvLayout::BLHNC => "BLHNC",
+            KvLayout::BLNHC => "BLNHC",
+            KvLayout::BHLNC => "BHLNC",
         }
     }
 
@@ -108,7 +127,10 @@ impl FromStr for KvLayout {
     type Err = UnknownLayout;
 
     fn from_str(text: &str) -> Result<Self, UnknownLayout> {
-        KvLayout::named(text).ok_or_else(|| UnknownLayout(text.to_owned()))
+        KvLayout::ALL
+            .into_iter()
+            .find(|layout| layout.name() == text)
+            .ok_or_else(|| UnknownLayout(text.to_owned()))
     }
 }
 

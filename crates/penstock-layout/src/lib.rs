@@ -2,8 +2,6 @@
 //!
 //! This is pure address arithmetic: no I/O and no `unsafe`. Everything is checked when it is built.
 //! After that, every address that it gives is valid.
-//!
-//! [`named!`] makes enums whose entries have names, here and in the crates above.
 
 mod axes;
 mod coverage;
@@ -11,7 +9,6 @@ mod descriptor;
 mod detect;
 mod error;
 mod geometry;
-mod named;
 mod span;
 
 pub use axes::{Axis, Interior, KvLayout, UnknownLayout};

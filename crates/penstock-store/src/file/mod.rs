@@ -85,7 +85,7 @@ pub(crate) fn open(text: &str, _options: &OpenOptions) -> Result<Arc<dyn Store>>
     let (mut hosts, mut trust) = (None, None);
     let size = parameters::size_beside(&url, USAGE, &mut |name, value| match name {
         "hosts" if hosts.is_none() => {
-            hosts = Hosts::named(value);
+            hosts = Hosts::parse(value);
             hosts.is_some()
         }
         "trust" if trust.is_none() => {

@@ -33,14 +33,30 @@ const NETWORK: [u32; 13] = [
     0x0102_1997,
 ];
 
-penstock_layout::named! {
-    /// Who has mounted a pool's directory, as a URL's parameter says it.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum Hosts {
-        /// This machine alone.
-        One = "one",
-        /// This machine and others.
-        Several = "several",
+/// Who has mounted a pool's directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hosts {
+    /// This machine alone.
+    One,
+    /// This machine and others.
+    Several,
+}
+
+impl Hosts {
+    /// Reads the value of a URL's parameter.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        match text {
+            "one" => Some(Self::One),
+            "several" => Some(Self::Several),
+            _ => None,
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::One => "one",
+            Self::Several => "several",
+        }
     }
 }
 

@@ -44,19 +44,37 @@ pub const CHUNK_ELEMENTS: usize = 1 << 14;
 /// No payload has more bytes than so many times those of its code.
 pub const MOST_SHRINKING: usize = 2;
 
-penstock_layout::named! {
-    /// The type of a payload's elements. There is a coder for each.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-    #[non_exhaustive]
-    pub enum Element {
-        /// bfloat16: 8 bits of exponent, 7 of mantissa.
-        Bf16 = "bf16",
-        /// IEEE 754 half precision: 5 bits of exponent, 10 of mantissa.
-        Fp16 = "fp16",
-        /// 8 bits, 4 of exponent and 3 of mantissa, whatever the bits of infinities and NaN are.
-        Fp8E4M3 = "fp8_e4m3",
-        /// 8 bits, 5 of exponent and 2 of mantissa.
-        Fp8E5M2 = "fp8_e5m2",
+/// The type of a payload's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Element {
+    /// bfloat16: 8 bits of exponent, 7 of mantissa.
+    Bf16,
+    /// IEEE 754 half precision: 5 bits of exponent, 10 of mantissa.
+    Fp16,
+    /// 8 bits, 4 of exponent and 3 of mantissa, whatever the bits of infinities and NaN are.
+    Fp8E4M3,
+    /// 8 bits, 5 of exponent and 2 of mantissa.
+    Fp8E5M2,
+}
+
+impl Element {
+    /// All types that have a coder.
+    pub const ALL: [Self; 4] = [Self::Bf16, Self::Fp16, Self::Fp8E4M3, Self::Fp8E5M2];
+
+    /// The type of this name, if it has a coder.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|element| element.name() == name)
+    }
+
+    /// Stable lower-case name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::Fp16 => "fp16",
+            Self::Fp8E4M3 => "fp8_e4m3",
+            Self::Fp8E5M2 => "fp8_e5m2",
+        }
     }
 }
 

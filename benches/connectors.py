@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lab.processes import free_port
 from tests.servers import Server
 
 from benches.processes import Process
-from penstock.demo.processes import free_port
 
 _COMPUTING = max(1, (os.cpu_count() or 2) - 1)
 ENGINE_ENVIRONMENT = {

@@ -28,6 +28,7 @@ from typing import Any
 
 import psutil
 import uvloop
+from lab.processes import free_port
 from msgspec import json
 from tests.e2e import models
 from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
@@ -38,7 +39,6 @@ from tests.servers import Server
 from benches import report
 from benches.lookup_server import CALL, ask, running
 from benches.report import progress
-from penstock.demo.processes import free_port
 
 ROOTS = 12
 ROOT_BLOCKS = 6

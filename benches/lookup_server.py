@@ -25,6 +25,7 @@ from typing import Any
 
 import psutil
 import uvloop
+from lab.processes import free_port
 from msgspec import json
 from tests.lookup.pretended import NONE_HASH, Engine
 from tests.servers import Server
@@ -33,7 +34,6 @@ from benches import report
 from benches.processes import Process
 from benches.report import progress
 from penstock._native import PrefixHasher, Store
-from penstock.demo.processes import free_port
 
 BLOCK = 16
 SPAN = (0, 2, 0, 1)

@@ -19,12 +19,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from lab.demo.model import model_folder
+from lab.processes import free_port
+
 from benches import connectors, quiet, report
 from benches.connectors import ENGINE_ENVIRONMENT, Connector
 from benches.processes import Process
 from benches.report import progress
-from penstock.demo.model import model_folder
-from penstock.demo.processes import free_port
 
 BASELINE = "none"
 START_TIMEOUT = 400.0

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from lab.processes import free_port
 
-from penstock.demo.processes import free_port
 from tests.waiting import LIMIT, eventually
 
 START_ATTEMPTS = 3

@@ -266,11 +266,8 @@ STAGES = (
                 "tests/prometheus.py",
                 "requirements",
             ),
-            *("python/penstock/demo", "python/penstock/sim", "python/penstock/vllm"),
-            *(
-                f"python/penstock/cli/{name}.py"
-                for name in ("demo", "pool_warm", "serve", "simulate")
-            ),
+            *("lab", "python/penstock/sim", "python/penstock/vllm"),
+            *(f"python/penstock/cli/{name}.py" for name in ("pool_warm", "serve", "simulate")),
             *(f"python/penstock/{name}.py" for name in ("completions", "exposition", "programs")),
             "crates/penstock-sim/src",
         ),

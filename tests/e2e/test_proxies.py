@@ -18,9 +18,9 @@ from typing import Any
 
 import httpx
 import pytest
+from lab.demo.engine import Engine
+from lab.processes import Interruption, Processes, Server, ServerFailed, free_port
 
-from penstock.demo.engine import Engine
-from penstock.demo.processes import Interruption, Processes, Server, ServerFailed, free_port
 from tests.e2e import models
 from tests.e2e.conftest import BLOCK
 from tests.waiting import LIMIT, eventually

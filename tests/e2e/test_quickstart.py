@@ -34,9 +34,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from lab.processes import free_port
 
 import penstock
-from penstock.demo.processes import free_port
 from tests.e2e import models
 from tests.waiting import eventually
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from lab.demo.engine import Engine
+from lab.processes import Interruption, Processes, Server, free_port
 
-from penstock.demo.engine import Engine
-from penstock.demo.processes import Interruption, Processes, Server, free_port
 from tests.e2e import models
 from tests.e2e.conftest import BLOCK
 from tests.waiting import LIMIT, eventually

@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 
 import pytest
+from lab.demo import workload
+from lab.demo.model import BEGIN
 
-from penstock.demo import workload
-from penstock.demo.model import BEGIN
 from penstock.errors import ConfigError
 
 

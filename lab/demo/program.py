@@ -1,36 +1,43 @@
-"""`penstock demo`: vLLM servers over one pool, measured against servers without it."""
+"""The demo's command line: its options, and its figures for people."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lab.demo import report, workload
+from lab.demo.figures import Figures, Latency
+from lab.demo.forecast import requests_text
+from lab.demo.measure import measure
+from lab.demo.pd import figures as pd
+from lab.demo.pd import measure as pd_measure
+from lab.demo.pd import report as pd_report
+from lab.processes import Interrupted
 from penstock.cli import words
+from penstock.cli.main import Parser, status_of
 from penstock.cli.words import print_json, size
 from penstock.errors import ConfigError
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-    from collections.abc import Sequence
-
-    from penstock.demo.figures import Figures, Latency
-    from penstock.demo.pd import figures as pd
 
 _CONVERSATIONS = 8
 _PROMPTS = 30
 _LOAD = 0.6
 
 
-def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command to `penstock`'s parser."""
-    parser = subparsers.add_parser(
-        "demo",
-        help="show two vLLM servers share a pool, on this machine",
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the demo; returns its exit status, one of `penstock.cli.main.STATUSES`."""
+    args = make_parser().parse_args(arguments)
+    return status_of(lambda: run(args))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the demo's options."""
+    parser = Parser(
+        prog="python -m lab.demo",
         description="Starts two vLLM servers on this machine's CPU over one pool, replays "
         "conversations that change servers with every turn, sends each prompt in turn to a "
         "vLLM server without Penstock too, and shows times and whether every output is the same. "
@@ -88,13 +95,11 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print the figures as JSON in place of the table"
     )
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the demo. Returns 0 if all outputs are equal and blocks were loaded, else 1."""
-    # Imported here, because the demo needs packages that vLLM installs, and other commands do not.
-    from penstock.demo.processes import Interrupted
-
     console = Console(stderr=args.json, highlight=False)
     pool = None if args.pool is None else words.named_pool(args.pool)
     try:
@@ -107,10 +112,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_shared(args: argparse.Namespace, pool: str | None, console: Console) -> int:
-    from penstock.demo import report, workload
-    from penstock.demo.forecast import requests_text
-    from penstock.demo.measure import measure
-
     for name in ("prompts", "load"):
         if getattr(args, name) is not None:
             raise ConfigError(f"--{name} is for --pd")
@@ -131,18 +132,15 @@ def _run_shared(args: argparse.Namespace, pool: str | None, console: Console) ->
 
 
 def _run_apart(args: argparse.Namespace, pool: str | None, console: Console) -> int:
-    from penstock.demo.pd import report
-    from penstock.demo.pd.measure import measure
-
     if args.requests:
         raise ConfigError("--requests is not for --pd: no prompt is like another")
     prompts, load = args.prompts or _PROMPTS, args.load or _LOAD
-    figures = measure(prompts, load, pool, args.pool_server, console)
+    figures = pd_measure.measure(prompts, load, pool, args.pool_server, console)
     if args.json:
         print_json(figures.as_json())
     else:
         show_apart(figures, console)
-    page = report.render(figures) if args.report else ""
+    page = pd_report.render(figures) if args.report else ""
     return _conclude(figures.failures, page, args, console)
 
 

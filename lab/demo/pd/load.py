@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from lab.demo.model import ASSISTANT, BEGIN, USER, encode
 from penstock.completions import Answer
-from penstock.demo.model import ASSISTANT, BEGIN, USER, encode
 
 Ask = Callable[["Prompt"], Answer]
 """Sends a prompt to a system, and waits for the answer. Its times count from the call."""

@@ -1,15 +1,15 @@
-"""The report of `penstock demo --pd`."""
+"""The report of the demo with `--pd`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
 
+from lab.demo.figures import Latency
+from lab.demo.page import facts, failures, keys, ms, page, tile
+from lab.demo.pd.figures import Figures, Row
+from lab.demo.pd.load import Timed
 from penstock.chart import Bar, grouped_bars, scatter
-from penstock.demo.figures import Latency
-from penstock.demo.page import facts, failures, keys, ms, page, tile
-from penstock.demo.pd.figures import Figures, Row
-from penstock.demo.pd.load import Timed
 
 _PAUSE = 0.25
 """Seconds without a token that a reader notices."""

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from penstock.demo.processes import (
+from lab.processes import (
     Interrupted,
     Interruption,
     Processes,
@@ -19,6 +18,7 @@ from penstock.demo.processes import (
     free_port,
     start_pool_server,
 )
+
 from tests.waiting import LIMIT, eventually
 
 # A parent that starts a child, which starts another; none of them listens to polite requests.
@@ -57,7 +57,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_nothing_is_left_of_servers_that_do_not_want_to_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.demo.processes._GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("lab.processes._GRACE_SECONDS", 0.5)
     with Interruption() as interruption, Processes(interruption) as processes:
         command = [sys.executable, "-c", STUBBORN, "2", STUBBORN]
         processes.start("stubborn", command, folder / "log")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from lab.demo.figures import Figures, Latency, Row
+from lab.demo.page import facts, failures, keys, ms, page, tile
+from lab.demo.replay import Comparison, Situation
 from penstock.chart import Bar, Column, Dot, dots, grouped_bars, stacked_columns
-from penstock.demo.figures import Figures, Latency, Row
-from penstock.demo.page import facts, failures, keys, ms, page, tile
-from penstock.demo.replay import Comparison, Situation
 
 _WITHOUT = "without Penstock"
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from lab.demo.engine import Counters, Engine
+from lab.demo.model import BEGIN, VOCABULARY
+from lab.demo.workload import NODES, Workload
 from penstock.completions import Answer
-from penstock.demo.engine import Counters, Engine
-from penstock.demo.model import BEGIN, VOCABULARY
-from penstock.demo.workload import NODES, Workload
 
 BLOCK_TOKENS = 128
 """Tokens of a block of KV cache. A block is stored, found and loaded as a whole."""

@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.demo.figures import Hits
-from penstock.demo.replay import BLOCK_TOKENS, Exchange, chain
-from penstock.demo.workload import NODES
+from lab.demo.figures import Hits
+from lab.demo.replay import BLOCK_TOKENS, Exchange, chain
+from lab.demo.workload import NODES
 from penstock.sim import Fleet, Tier, Trace, replay
 
 _SPACING = 1_000.0

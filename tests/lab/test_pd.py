@@ -11,19 +11,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from lab.demo.engine import Counters
+from lab.demo.model import CONTEXT_TOKENS
+from lab.demo.pd import load
+from lab.demo.pd.figures import Figures, row
+from lab.demo.pd.load import LONGEST, SHORTEST, Prompt, Timed, prompts
+from lab.demo.pd.report import render
+from lab.demo.pd.systems import Apart, RoundRobin
+from lab.demo.program import show_apart
+from lab.demo.replay import BLOCK_TOKENS
+from lab.processes import ServerFailed
 from rich.console import Console
 
-from penstock.cli.demo import show_apart
 from penstock.completions import Answer
-from penstock.demo.engine import Counters
-from penstock.demo.model import CONTEXT_TOKENS
-from penstock.demo.pd import load
-from penstock.demo.pd.figures import Figures, row
-from penstock.demo.pd.load import LONGEST, SHORTEST, Prompt, Timed, prompts
-from penstock.demo.pd.report import render
-from penstock.demo.pd.systems import Apart, RoundRobin
-from penstock.demo.processes import ServerFailed
-from penstock.demo.replay import BLOCK_TOKENS
 from tests.clock import Clock
 from tests.pictures import faults
 
@@ -114,7 +114,7 @@ class Recorder:
 def test_apart_hands_the_promise_on_and_counts_the_whole_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = Clock(monkeypatch, "penstock.demo.pd.systems")
+    clock = Clock(monkeypatch, "lab.demo.pd.systems")
     engines: list[Any] = [Recorder(clock) for _ in range(4)]
     apart = Apart(engines[:2], engines[2:])
     for number in range(3):

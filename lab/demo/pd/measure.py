@@ -1,4 +1,4 @@
-"""One run of `penstock demo --pd`: starts servers, loads both systems in turn, ends the servers."""
+"""One run of the demo with `--pd`: starts servers, loads both systems in turn, ends the servers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from lab.demo.engine import Engine
+from lab.demo.model import BEGIN, VOCABULARY, model_folder
+from lab.demo.pd import load
+from lab.demo.pd.figures import Figures, row
+from lab.demo.pd.load import Prompt, Timed
+from lab.demo.pd.systems import Apart, RoundRobin, System
+from lab.demo.replay import REST_SECONDS
+from lab.demo.servers import Servers, environment, shares_of_cores, wait_until_ready
+from lab.processes import Interruption, Processes, start_pool_server
 from penstock._native import Store
-from penstock.demo.engine import Engine
-from penstock.demo.model import BEGIN, VOCABULARY, model_folder
-from penstock.demo.pd import load
-from penstock.demo.pd.figures import Figures, row
-from penstock.demo.pd.load import Prompt, Timed
-from penstock.demo.pd.systems import Apart, RoundRobin, System
-from penstock.demo.processes import Interruption, Processes, start_pool_server
-from penstock.demo.replay import REST_SECONDS
-from penstock.demo.servers import Servers, environment, shares_of_cores, wait_until_ready
 from penstock.pool import POOL_VARIABLE
 from penstock.programs import cache_folder
 

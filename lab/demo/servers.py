@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import penstock
-from penstock.demo.engine import Engine
-from penstock.demo.model import CONTEXT_TOKENS
-from penstock.demo.processes import Processes, free_port
-from penstock.demo.replay import BLOCK_TOKENS
+from lab.demo.engine import Engine
+from lab.demo.model import CONTEXT_TOKENS
+from lab.demo.replay import BLOCK_TOKENS
+from lab.processes import Processes, free_port
 from penstock.programs import installed_program, vllm_program
 
 

@@ -9,10 +9,8 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from penstock.completions import Answer
-from penstock.demo.engine import Counters, Engine
-from penstock.demo.replay import (
+from lab.demo.engine import Counters, Engine
+from lab.demo.replay import (
     BLOCK_TOKENS,
     REST_SECONDS,
     Sightings,
@@ -20,7 +18,9 @@ from penstock.demo.replay import (
     replay,
     warm_up,
 )
-from penstock.demo.workload import documents
+from lab.demo.workload import documents
+
+from penstock.completions import Answer
 from tests.clock import Clock
 
 DOCUMENT = tuple(n % 251 for n in range(20 * BLOCK_TOKENS + 5))
@@ -83,7 +83,7 @@ class Recorder(Engine):
 def test_each_prompt_goes_to_both_servers_in_turn_with_a_rest_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = Clock(monkeypatch, "penstock.demo.replay")
+    clock = Clock(monkeypatch, "lab.demo.replay")
     log: list[tuple[str, float, tuple[int, ...]]] = []
     began = clock.now
     nodes = [Recorder(name, clock, log) for name in ("A", "B")]

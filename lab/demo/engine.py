@@ -8,8 +8,8 @@ from dataclasses import astuple, dataclass
 from operator import add, sub
 from typing import Any, TypeVar
 
+from lab.processes import Server, ServerFailed
 from penstock.completions import Answer, BrokenOff, Completions, Refused
-from penstock.demo.processes import Server, ServerFailed
 from penstock.exposition import totals
 
 _START_SECONDS = 420.0

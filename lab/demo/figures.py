@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.demo.engine import Counters
-from penstock.demo.replay import Comparison, Situation
+from lab.demo.engine import Counters
+from lab.demo.replay import Comparison, Situation
 
 
 @dataclass(frozen=True)

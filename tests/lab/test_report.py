@@ -10,15 +10,15 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lab.demo.engine import Counters
+from lab.demo.figures import Figures, percentile, summarise
+from lab.demo.program import show
+from lab.demo.replay import Comparison, Exchange, Situation
+from lab.demo.report import render
 from rich.console import Console
 
 from penstock import chart
-from penstock.cli.demo import show
 from penstock.completions import Answer
-from penstock.demo.engine import Counters
-from penstock.demo.figures import Figures, percentile, summarise
-from penstock.demo.replay import Comparison, Exchange, Situation
-from penstock.demo.report import render
 from tests.pictures import faults
 
 FIRST_TOKEN = {

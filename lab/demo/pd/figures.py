@@ -1,4 +1,4 @@
-"""The figures of `penstock demo --pd`."""
+"""The figures of the demo with `--pd`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.demo.engine import Counters
-from penstock.demo.figures import Latency, percentile
-from penstock.demo.pd.load import Timed
-from penstock.demo.replay import BLOCK_TOKENS
+from lab.demo.engine import Counters
+from lab.demo.figures import Latency, percentile
+from lab.demo.pd.load import Timed
+from lab.demo.replay import BLOCK_TOKENS
 
 
 @dataclass(frozen=True)

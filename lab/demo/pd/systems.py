@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from lab.demo.engine import Engine
+from lab.demo.pd.load import Prompt
 from penstock.completions import Answer
-from penstock.demo.engine import Engine
-from penstock.demo.pd.load import Prompt
 
 _TO_PREFILL = {
     "do_remote_decode": True,

@@ -10,19 +10,19 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from penstock._native import Store
-from penstock.demo.engine import Counters, Engine
-from penstock.demo.figures import Figures, summarise
-from penstock.demo.forecast import hits_of
-from penstock.demo.model import model_folder
-from penstock.demo.processes import (
+from lab.demo.engine import Counters, Engine
+from lab.demo.figures import Figures, summarise
+from lab.demo.forecast import hits_of
+from lab.demo.model import model_folder
+from lab.demo.replay import replay, warm_up
+from lab.demo.servers import Servers, environment, shares_of_cores, wait_until_ready
+from lab.demo.workload import Workload
+from lab.processes import (
     Interruption,
     Processes,
     start_pool_server,
 )
-from penstock.demo.replay import replay, warm_up
-from penstock.demo.servers import Servers, environment, shares_of_cores, wait_until_ready
-from penstock.demo.workload import Workload
+from penstock._native import Store
 from penstock.pool import POOL_VARIABLE
 from penstock.programs import cache_folder
 

@@ -27,10 +27,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lab.servers import PoolServer
 from tests.e2e import models
 from tests.e2e.node import Node
 from tests.network import Way
-from tests.servers import Server
 
 from benches import load_policy_plot, quiet, report
 from benches.connectors import ENGINE_ENVIRONMENT
@@ -102,7 +102,7 @@ def sweep(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]
     stored = prompts(min(args.hits, PROMPTS), args.blocks, seed=1)
     fresh = iter(prompts(10_000, args.blocks, seed=2))
     with contextlib.ExitStack() as ending:
-        server = ending.enter_context(Server("valkey", folder))
+        server = ending.enter_context(PoolServer("valkey", folder))
         way = ending.enter_context(Way(server.port))
         with start(model, folder, "first", server.tcp_url, settings={}) as first:
             for prompt in stored:
@@ -224,7 +224,7 @@ def sweep_table(result: dict[str, Any]) -> str:
 def queue(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]:
     """Times of requests that arrive together while the engine computes another one."""
     with contextlib.ExitStack() as ending:
-        server = ending.enter_context(Server("valkey", folder))
+        server = ending.enter_context(PoolServer("valkey", folder))
         way = ending.enter_context(Way(server.port))
         stored = prompts(args.passes * args.queue, args.blocks, seed=3)
         with start(model, folder, "first", server.tcp_url, settings={}) as first:

@@ -29,12 +29,12 @@ from typing import Any
 import psutil
 import uvloop
 from lab.processes import free_port
+from lab.servers import PoolServer
 from msgspec import json
 from tests.e2e import models
 from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
 from tests.e2e.forks import Fork
 from tests.e2e.node import Node
-from tests.servers import Server
 
 from benches import report
 from benches.lookup_server import CALL, ask, running
@@ -184,7 +184,7 @@ def main() -> None:
     ports = {name: (free_port(), free_port()) for name in NAMES}
     port = free_port()
     passes: dict[str, list[dict[str, Any]]] = {"queries": [], "none": []}
-    with tempfile.TemporaryDirectory() as folder, Server("valkey", Path(folder)) as valkey:
+    with tempfile.TemporaryDirectory() as folder, PoolServer("valkey", Path(folder)) as valkey:
         room = Path(folder)
         llama = models.llama(room / "llama")
         nodes = {

@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lab.servers import PoolServer
 from tests.e2e import models
 from tests.e2e.forks import Fork
 from tests.e2e.node import Node
-from tests.servers import Server
 
 from benches import report
 from benches.report import MIB, median_ratio, progress
@@ -72,7 +72,7 @@ def start(
     """A row's engines, and their pool."""
     own = folder / name.replace(" ", "-")
     own.mkdir()
-    server = stack.enter_context(Server("valkey", own))
+    server = stack.enter_context(PoolServer("valkey", own))
     nodes = [
         Node(
             model,

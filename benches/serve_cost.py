@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from lab.demo.model import model_folder
-from lab.processes import free_port
+from lab.processes import Server, free_port
 
 from benches import connectors, quiet, report
 from benches.connectors import ENGINE_ENVIRONMENT, Connector
-from benches.processes import Process
 from benches.report import progress
 
 BASELINE = "none"
@@ -55,7 +54,8 @@ class Served:
         connector.start(folder)
         if (transfer := connector.transfer()) is not None:
             options += ["--kv-transfer-config", json.dumps(transfer)]
-        self._process = Process(
+        self._process = Server(
+            name,
             [*VLLM, "serve", str(model), *options],
             folder / f"{name}.log",
             OFFLINE | ENGINE_ENVIRONMENT | connector.environment(),

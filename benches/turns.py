@@ -26,7 +26,7 @@ from lab.demo.model import BEGIN, VOCABULARY, model_folder
 from lab.demo.replay import REST_SECONDS
 from lab.demo.servers import Servers, wait_until_ready
 from lab.processes import Interruption, Processes
-from tests.servers import Server
+from lab.servers import PoolServer
 
 from benches import report
 from benches.report import MIB, median_ratio, progress
@@ -120,7 +120,7 @@ def main() -> None:
     segment = f"bench-turns-{os.getpid()}"
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as name,
-        Server("valkey", Path(name)) as valkey,
+        PoolServer("valkey", Path(name)) as valkey,
         Interruption() as interruption,
         Processes(interruption) as processes,
     ):

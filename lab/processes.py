@@ -1,11 +1,10 @@
-"""Server processes that never outlive the demo."""
+"""Server processes that never outlive the program that started them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -30,7 +29,7 @@ class ServerFailed(PenstockError):
 
 
 class Interrupted(BaseException):
-    """A signal asked the demo to end."""
+    """A signal asked the program to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -85,7 +84,7 @@ class Interruption:
 
 
 class Processes:
-    """All servers of a demo. After the `with` block, none of their processes is left."""
+    """All servers of a program. After the `with` block, none of their processes is left."""
 
     def __init__(self, interruption: Interruption) -> None:
         self._interruption = interruption
@@ -101,7 +100,7 @@ class Processes:
     def start(
         self, name: str, command: Sequence[str], log: Path, environ: Mapping[str, str] | None = None
     ) -> Server:
-        """Starts a program. Its output goes to the file `log`."""
+        """Starts a program. Its output is added to the file `log`."""
         # Otherwise a signal could come after the program's start, but before it is in the list.
         with self._interruption.held():
             server = Server(name, command, log, environ)
@@ -110,23 +109,31 @@ class Processes:
 
 
 class Server:
-    """A program in its own session, so that a Ctrl-C at the terminal reaches only the demo."""
+    """A program in its own session, so that a Ctrl-C at the terminal reaches only who started it.
+
+    However that one ends, the program ends too: it is killed with the thread that started it."""
 
     def __init__(
         self, name: str, command: Sequence[str], log: Path, environ: Mapping[str, str] | None = None
     ) -> None:
+        """Starts the program. Its output is added to the file `log`."""
         self.name = name
         self._log = log
         self._started = time.monotonic()
-        with log.open("wb") as output:
+        with log.open("ab") as output:
             self._process = subprocess.Popen(
-                command,
+                ["setpriv", "--pdeathsig", "KILL", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 env={**os.environ, **(environ or {})},
             )
+
+    @property
+    def pid(self) -> int:
+        """The program's process."""
+        return self._process.pid
 
     def check(self, deadline: float) -> None:
         """Raises ServerFailed if the program ended, or has been running for `deadline` seconds."""
@@ -135,6 +142,18 @@ class Server:
             raise ServerFailed(f"{self.name} ended with status {status}{self.log_tail()}")
         if time.monotonic() - self._started > deadline:
             raise ServerFailed(f"{self.name} was not ready after {deadline:.0f} s{self.log_tail()}")
+
+    def wait_for_port(self, port: int, deadline: float = 120.0) -> None:
+        """Waits until the program answers at a port of the loopback interface.
+
+        Raises:
+            ServerFailed: the program ended, or has been running for `deadline` seconds.
+        """
+        while True:
+            self.check(deadline)
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                return
+            time.sleep(0.1)
 
     def log_tail(self) -> str:
         """The last lines of the program's log, as the end of a message."""
@@ -161,6 +180,19 @@ class Server:
         if self._process.poll() is None:
             self._process.terminate()
 
+    def send(self, number: signal.Signals) -> None:
+        """Sends the program a signal."""
+        self._process.send_signal(number)
+
+    def stop(self) -> None:
+        """Asks the program to end; kills what is left of its family after ten seconds."""
+        _stop_all([self])
+
+    def kill(self) -> None:
+        """Ends the program at once, and nothing that it has started."""
+        self._process.kill()
+        self._process.wait()
+
 
 def _stop_all(servers: Sequence[Server]) -> None:
     families = {process for server in servers for process in server.family()}
@@ -185,43 +217,3 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-
-
-def start_pool_server(processes: Processes, kind: str, folder: Path) -> str:
-    """Starts Valkey or Redis on a unix socket in `folder`. Returns its URL as a pool.
-
-    Raises:
-        ServerFailed: the server is not installed, or does not start.
-    """
-    program = shutil.which(f"{kind}-server")
-    if program is None:
-        raise ServerFailed(
-            f"{kind}-server is not installed (Debian's package {kind}-server has it); "
-            "the default pool needs no server"
-        )
-    path = folder / f"{kind}.sock"
-    options = {
-        "port": "0",
-        "unixsocket": str(path),
-        "unixsocketperm": "700",
-        "dir": str(folder),
-        "save": "",
-        "appendonly": "no",
-        "maxmemory": "2gb",
-        "maxmemory-policy": "allkeys-lru",
-    }
-    words = [word for name, value in options.items() for word in (f"--{name}", value)]
-    server = processes.start(kind, [program, *words], folder / f"{kind}.log")
-    while not _accepts(path):
-        server.check(deadline=20.0)
-        time.sleep(0.05)
-    return f"{kind}+unix://{path}"
-
-
-def _accepts(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as client:
-        try:
-            client.connect(str(path))
-        except OSError:
-            return False
-        return True

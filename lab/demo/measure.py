@@ -20,8 +20,8 @@ from lab.demo.workload import Workload
 from lab.processes import (
     Interruption,
     Processes,
-    start_pool_server,
 )
+from lab.servers import start_pool_server
 from penstock._native import Store
 from penstock.pool import POOL_VARIABLE
 from penstock.programs import cache_folder

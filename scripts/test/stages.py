@@ -119,12 +119,16 @@ _ON_A_DEVICE = (
     "tests/gpu",
 )
 
+# The laboratory's processes and servers.
+_SERVERS = ("lab/processes.py", "lab/servers.py")
+
 # What end-to-end tests are made of.
 _ENGINES = (
     *("tests/e2e/conftest.py", "tests/e2e/engines.py", "tests/e2e/forks.py"),
     *("tests/e2e/hybrids.py", "tests/e2e/models.py", "tests/e2e/node.py"),
     *("tests/e2e/preloaded.py", "tests/e2e/stored.py"),
     *("tests/network.py", "tests/servers.py", "tests/waiting.py", "requirements"),
+    *_SERVERS,
 )
 
 # What stands between an engine and a pool.
@@ -247,7 +251,7 @@ STAGES = (
         ),
         inputs=(
             *_ENGINES,
-            *("tests/e2e", "tests/prometheus.py", "tests/terminal.py", "tests/watched.py"),
+            *("lab", "tests/e2e", "tests/prometheus.py", "tests/terminal.py", "tests/watched.py"),
             *("python/penstock", "crates/*/src/*", "Cargo.lock", "deploy"),
         ),
     ),
@@ -327,7 +331,7 @@ STAGES = (
         inputs=(
             *_ENGINES,
             *("tests/e2e/test_proxies.py", "tests/e2e/test_router.py"),
-            *("scripts/vllm-examples.sh", "scripts/vllm-router.sh"),
+            *("scripts/vllm-examples.sh", "scripts/vllm-router.sh", "lab/demo/engine.py"),
             *("python/penstock/vllm", "python/penstock/lookup", "crates/penstock-lookup/src"),
         ),
     ),
@@ -336,6 +340,7 @@ STAGES = (
         ("scripts/mooncake.sh", VENV, "0.3.13.post1", *_pytest("tests/pool/test_mooncake.py")),
         inputs=(
             *("tests/pool/test_mooncake.py", "tests/mooncake.py", "scripts/mooncake.sh"),
+            *("tests/waiting.py", "lab/processes.py"),
             *("python/penstock/pool", "crates/penstock-store/src/registered"),
             "crates/penstock-contract/src",
         ),
@@ -344,7 +349,7 @@ STAGES = (
         "SGLang's HiCache: its factory, host pools and threads",
         ("scripts/sglang.sh", VENV, "0.5.23", *_pytest("tests/sglang")),
         inputs=(
-            *("tests/sglang", "scripts/sglang.sh", "requirements"),
+            *("tests/sglang", "scripts/sglang.sh", "requirements", "tests/servers.py", *_SERVERS),
             *("python/penstock/sglang", "python/penstock/pool", "crates/penstock-py/src"),
             "crates/penstock-value/src/sealed",
         ),

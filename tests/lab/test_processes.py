@@ -1,9 +1,10 @@
-"""Server processes end with the demo, whatever they do about it."""
+"""Server processes end with the program that started them, whatever they do about it."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from lab.processes import (
     Server,
     ServerFailed,
     free_port,
-    start_pool_server,
 )
+from lab.servers import start_pool_server
 
 from tests.waiting import LIMIT, eventually
 
@@ -134,6 +135,59 @@ def test_a_pool_server_that_is_not_installed_is_named(
         pytest.raises(ServerFailed, match="valkey-server is not installed"),
     ):
         start_pool_server(processes, "valkey", folder)
+
+
+# A program that starts a server and never ends it.
+CARELESS = """
+import sys, time
+from pathlib import Path
+from lab.processes import Server
+print(Server("the server", ["sleep", "600"], Path("log")).pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_server_ends_with_a_program_that_is_killed(folder: Path) -> None:
+    starter = subprocess.Popen(
+        [sys.executable, "-c", CARELESS],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with starter:
+        assert starter.stdout is not None
+        server = psutil.Process(int(starter.stdout.readline()))
+        eventually(lambda: server.name() == "sleep")
+        starter.kill()
+    eventually(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_server_is_stopped_with_all_that_it_started(folder: Path) -> None:
+    command = ["sh", "-c", "sleep 600 & touch up; wait"]
+    server = Server("a server and its child", command, folder / "log")
+    eventually((folder / "up").exists)
+    server.stop()
+    assert left_in(folder) == []
+
+
+LISTENING = """
+import socket, sys, time
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+time.sleep(600)
+"""
+
+
+def test_a_server_answers_at_its_port_or_says_why_not(folder: Path) -> None:
+    port = free_port()
+    with Interruption() as interruption, Processes(interruption) as processes:
+        command = [sys.executable, "-c", LISTENING, str(port)]
+        processes.start("one", command, folder / "one").wait_for_port(port)
+        command = ["sh", "-c", "echo no port >&2; exit 3"]
+        other = processes.start("another", command, folder / "another")
+        with pytest.raises(ServerFailed) as caught:
+            other.wait_for_port(free_port())
+    assert "another ended with status 3" in str(caught.value)
+    assert "no port" in str(caught.value)
 
 
 def test_free_ports_are_free() -> None:

@@ -18,7 +18,8 @@ from lab.demo.pd.load import Prompt, Timed
 from lab.demo.pd.systems import Apart, RoundRobin, System
 from lab.demo.replay import REST_SECONDS
 from lab.demo.servers import Servers, environment, shares_of_cores, wait_until_ready
-from lab.processes import Interruption, Processes, start_pool_server
+from lab.processes import Interruption, Processes
+from lab.servers import start_pool_server
 from penstock._native import Store
 from penstock.pool import POOL_VARIABLE
 from penstock.programs import cache_folder

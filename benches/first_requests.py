@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from lab.demo.engine import Engine
-from lab.demo.model import BEGIN, CONTEXT_TOKENS, VOCABULARY, model_folder
 from lab.demo.replay import BLOCK_TOKENS, REST_SECONDS
+from lab.models.chat import BEGIN, CONTEXT_TOKENS, VOCABULARY, model_folder
 from lab.processes import Interruption, Processes, free_port
 
 from benches import report

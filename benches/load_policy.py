@@ -27,8 +27,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lab.models import attention
+from lab.models.saved import VOCABULARY
 from lab.servers import PoolServer
-from tests.e2e import models
 from tests.e2e.node import Node
 from tests.network import Way
 
@@ -73,8 +74,7 @@ def prompts(count: int, blocks: int, seed: int) -> list[list[int]]:
     """Prompts of `blocks` whole blocks and some tokens more."""
     rng = random.Random(seed)
     return [
-        [rng.randrange(3, models.VOCABULARY) for _ in range(blocks * BLOCK + 30)]
-        for _ in range(count)
+        [rng.randrange(3, VOCABULARY) for _ in range(blocks * BLOCK + 30)] for _ in range(count)
     ]
 
 
@@ -317,7 +317,7 @@ def main() -> None:
     args = report.begin(parser, engines=ENGINE_ENVIRONMENT)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = models.llama(folder / "model", hidden=512, layers=8, heads=8, kv_heads=4)
+        model = attention.llama(folder / "model", hidden=512, layers=8, heads=8, kv_heads=4)
         if args.queue:
             found = queue(args, model, folder)
             shown = queue_table(found)

@@ -28,10 +28,10 @@ from typing import Any
 
 import psutil
 import uvloop
+from lab.models import attention
 from lab.processes import free_port
 from lab.servers import PoolServer
 from msgspec import json
-from tests.e2e import models
 from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
 from tests.e2e.forks import Fork
 from tests.e2e.node import Node
@@ -186,7 +186,7 @@ def main() -> None:
     passes: dict[str, list[dict[str, Any]]] = {"queries": [], "none": []}
     with tempfile.TemporaryDirectory() as folder, PoolServer("valkey", Path(folder)) as valkey:
         room = Path(folder)
-        llama = models.llama(room / "llama")
+        llama = attention.llama(room / "llama")
         nodes = {
             name: Node(
                 llama,

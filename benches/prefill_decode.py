@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from lab.demo.engine import Engine
-from lab.demo.model import BEGIN, VOCABULARY, model_folder
 from lab.demo.page import picture
 from lab.demo.pd import load
 from lab.demo.pd.figures import Row, row
@@ -28,6 +27,7 @@ from lab.demo.pd.load import Prompt, Timed
 from lab.demo.pd.systems import Apart, RoundRobin, System
 from lab.demo.replay import BLOCK_TOKENS, REST_SECONDS
 from lab.demo.servers import Servers, shares_of_cores, wait_until_ready
+from lab.models.chat import BEGIN, VOCABULARY, model_folder
 from lab.processes import Interruption, Processes, ServerFailed
 
 from benches import connectors, report

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from lab.demo.model import model_folder
+from lab.models.chat import model_folder
 from lab.processes import Server, free_port
 
 from benches import connectors, quiet, report

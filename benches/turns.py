@@ -22,9 +22,9 @@ from typing import Any
 
 from lab.demo.engine import Engine
 from lab.demo.figures import percentile
-from lab.demo.model import BEGIN, VOCABULARY, model_folder
 from lab.demo.replay import REST_SECONDS
 from lab.demo.servers import Servers, wait_until_ready
+from lab.models.chat import BEGIN, VOCABULARY, model_folder
 from lab.processes import Interruption, Processes
 from lab.servers import PoolServer
 

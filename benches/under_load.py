@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.demo.engine import Engine
-from lab.demo.model import BEGIN, VOCABULARY, model_folder
 from lab.demo.page import picture
 from lab.demo.servers import Servers, shares_of_cores, wait_until_ready
+from lab.models.chat import BEGIN, VOCABULARY, model_folder
 from lab.processes import Interruption, Processes, ServerFailed, free_port
 
 from benches import connectors, quiet, report

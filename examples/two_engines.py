@@ -39,7 +39,7 @@ def answer(model: str, pool: str) -> RequestOutput:
 def small_model(folder: Path) -> Path:
     """A small Llama with random weights, which this repository's `lab` makes."""
     sys.path.append(str(Path(__file__).parents[1]))
-    from lab.demo.model import model_folder
+    from lab.models.chat import model_folder
 
     return model_folder(folder)
 

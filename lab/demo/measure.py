@@ -13,10 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from lab.demo.engine import Counters, Engine
 from lab.demo.figures import Figures, summarise
 from lab.demo.forecast import hits_of
-from lab.demo.model import model_folder
 from lab.demo.replay import replay, warm_up
 from lab.demo.servers import Servers, environment, shares_of_cores, wait_until_ready
 from lab.demo.workload import Workload
+from lab.models.chat import model_folder
 from lab.processes import (
     Interruption,
     Processes,

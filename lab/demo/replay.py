@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from lab.demo.engine import Counters, Engine
-from lab.demo.model import BEGIN, VOCABULARY
 from lab.demo.workload import NODES, Workload
+from lab.models.chat import BEGIN, VOCABULARY
 from penstock.completions import Answer
 
 BLOCK_TOKENS = 128

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import penstock
 from lab.demo.engine import Engine
-from lab.demo.model import CONTEXT_TOKENS
 from lab.demo.replay import BLOCK_TOKENS
+from lab.models.chat import CONTEXT_TOKENS
 from lab.processes import Processes, free_port
 from penstock.programs import installed_program, vllm_program
 

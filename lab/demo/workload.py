@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lab.demo.model import ASSISTANT, BEGIN, USER, encode
+from lab.models.chat import ASSISTANT, BEGIN, USER, encode
 from penstock.errors import ConfigError
 
 NODES = 2

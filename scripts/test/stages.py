@@ -125,10 +125,9 @@ _SERVERS = ("lab/processes.py", "lab/servers.py")
 # What end-to-end tests are made of.
 _ENGINES = (
     *("tests/e2e/conftest.py", "tests/e2e/engines.py", "tests/e2e/forks.py"),
-    *("tests/e2e/hybrids.py", "tests/e2e/models.py", "tests/e2e/node.py"),
-    *("tests/e2e/preloaded.py", "tests/e2e/stored.py"),
+    *("tests/e2e/node.py", "tests/e2e/preloaded.py", "tests/e2e/stored.py"),
     *("tests/network.py", "tests/servers.py", "tests/waiting.py", "requirements"),
-    *_SERVERS,
+    *(*_SERVERS, *(f"lab/models/{kind}.py" for kind in ("attention", "hybrids", "saved"))),
 )
 
 # What stands between an engine and a pool.
@@ -372,7 +371,7 @@ STAGES = (
         _end_to_end(_OF_EACH_KIND, "not soak and not alone and not full"),
         inputs=(
             *(*_ENGINES, *_OF_EACH_KIND, *_CONNECTOR),
-            *("tests/e2e/drafts.py", "tests/e2e/images.py", "tests/e2e/test_parallel.py"),
+            *("lab/models/drafts.py", "lab/models/images.py", "tests/e2e/test_parallel.py"),
         ),
         both_lanes=True,
     ),

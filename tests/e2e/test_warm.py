@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from lab.demo.engine import Engine
-from lab.demo.model import BEGIN, VOCABULARY, model_folder
+from lab.models.chat import BEGIN, VOCABULARY, model_folder
 from lab.processes import Interruption, Processes, free_port
 
 from penstock.cli import main

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from lab.demo.engine import Counters
-from lab.demo.model import CONTEXT_TOKENS
 from lab.demo.pd import load
 from lab.demo.pd.figures import Figures, row
 from lab.demo.pd.load import LONGEST, SHORTEST, Prompt, Timed, prompts
@@ -20,6 +19,7 @@ from lab.demo.pd.report import render
 from lab.demo.pd.systems import Apart, RoundRobin
 from lab.demo.program import show_apart
 from lab.demo.replay import BLOCK_TOKENS
+from lab.models.chat import CONTEXT_TOKENS
 from lab.processes import ServerFailed
 from rich.console import Console
 

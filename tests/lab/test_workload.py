@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from lab.demo import workload
-from lab.demo.model import BEGIN
+from lab.models.chat import BEGIN
 
 from penstock.errors import ConfigError
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from lab.demo.model import ASSISTANT, BEGIN, USER, encode
+from lab.models.chat import ASSISTANT, BEGIN, USER, encode
 from penstock.completions import Answer
 
 Ask = Callable[["Prompt"], Answer]

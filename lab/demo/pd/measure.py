@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lab.demo.engine import Engine
-from lab.demo.model import BEGIN, VOCABULARY, model_folder
 from lab.demo.pd import load
 from lab.demo.pd.figures import Figures, row
 from lab.demo.pd.load import Prompt, Timed
 from lab.demo.pd.systems import Apart, RoundRobin, System
 from lab.demo.replay import REST_SECONDS
 from lab.demo.servers import Servers, environment, shares_of_cores, wait_until_ready
+from lab.models.chat import BEGIN, VOCABULARY, model_folder
 from lab.processes import Interruption, Processes
 from lab.servers import start_pool_server
 from penstock._native import Store

@@ -1,11 +1,11 @@
-"""Small models with random weights whose greedy output varies from token to token."""
+"""Models whose layers all attend, and LoRA adapters for them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-VOCABULARY = 512
+from lab.models.saved import COMMON, VOCABULARY, save
 
 
 def llama(
@@ -153,8 +153,8 @@ def gemma4(folder: Path, *, seed: int = 0) -> Path:
 
 
 LATENT_ENGINE = {"attention_backend": "CPU_MLA"}
-"""Of an engine with multi-head latent attention. Left alone, vLLM takes AMX_MLA where the CPU has
-AMX, and that one refuses float32."""
+"""Options of an engine with multi-head latent attention. Left alone, vLLM takes AMX_MLA where the
+CPU has AMX, and that one refuses float32."""
 
 
 def longrope(folder: Path, *, seed: int = 0, original: int = 1024) -> Path:
@@ -233,25 +233,3 @@ def qwen3(folder: Path, *, text: str, seed: int = 0) -> Path:
         **COMMON | {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 40_960},
     )
     return save(folder, Qwen3ForCausalLM, config, seed, "bfloat16")
-
-
-COMMON: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 8192,
-    # With the usual 0.02 greedy output is one token repeated, which proves nothing.
-    "initializer_range": 0.12,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 2,
-    "tie_word_embeddings": False,
-}
-
-
-def save(folder: Path, kind: Any, config: Any, seed: int, dtype: str) -> Path:
-    """A model of this kind with random weights, in a folder."""
-    import torch
-
-    torch.manual_seed(seed)
-    model = kind(config).to(getattr(torch, dtype))
-    model.save_pretrained(folder)
-    return folder

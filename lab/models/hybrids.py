@@ -1,4 +1,4 @@
-"""Small hybrid models: some layers attend, others keep a state. Random weights, as in `models`."""
+"""Hybrid models: some layers attend, others keep a state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.models import COMMON, save
+from lab.models.saved import COMMON, save
 
 _ATTENTION: dict[str, Any] = {
     "hidden_size": 256,

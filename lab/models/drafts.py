@@ -1,4 +1,4 @@
-"""Small models with drafters of every kind that has layers. Random weights, as in `models`.
+"""Models with drafters of every kind that has layers.
 
 Only a few tokens ever come out of them. So even a drafter with random weights is right now and
 then, and how often tells whether its KV is what it should be.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.models import COMMON, VOCABULARY
+from lab.models.saved import COMMON, VOCABULARY
 
 _LAYERS, _HIDDEN, _HEADS, _KV_HEADS = 4, 256, 4, 2
 _SPREAD = COMMON["initializer_range"]

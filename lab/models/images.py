@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.models import COMMON, save
+from lab.models.saved import COMMON, save
 
 SIDE = 128
 _PATCH, _SCALE = 8, 2

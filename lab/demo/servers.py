@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import penstock
 from lab.demo.engine import Engine
 from lab.demo.replay import BLOCK_TOKENS
 from lab.models.chat import CONTEXT_TOKENS
 from lab.processes import Processes, free_port
+from penstock.environment import describe
 from penstock.programs import installed_program, vllm_program
 
 
@@ -96,18 +94,12 @@ def shares_of_cores() -> tuple[str, str]:
 
 def environment(model: Path, cores: str) -> dict[str, str]:
     """What a demo ran on. `cores` says which server had which cores."""
-    processor = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
+    described = describe()
+    versions = described["versions"]
     return {
         "model": f"{model.name}: Llama, 8 layers, hidden size 512, random weights, float32",
-        "vLLM": importlib.metadata.version("vllm"),
-        "Penstock": penstock.__version__,
-        "Python": platform.python_version(),
-        "processor": f"{processor}; {cores}",
+        "vLLM": versions["vllm"],
+        "Penstock": versions["penstock"],
+        "Python": versions["python"],
+        "processor": f"{described['machine']['cpu']}; {cores}",
     }
